@@ -1,0 +1,50 @@
+# Everything runs in a virtual environment of its own, made on first use. Needs python3 (3.11 or
+# newer) and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: demo test test-all lint types contract wheel lowest clean
+
+demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a large batch
+	$(BIN)/python examples/train_digits.py
+
+test: $(READY)  ## the tests, without those marked slow
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -q
+
+test-all: $(READY)  ## all tests
+	$(BIN)/python -m pytest -n $(WORKERS) -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+contract: $(READY)  ## imports go down the list of rooms
+	$(BIN)/lint-imports
+
+wheel: $(READY)  ## builds the wheel, installs it where nothing else is, and imports it
+	rm -rf dist $(VENV)-wheel
+	$(BIN)/python -m build --wheel --outdir dist .
+	$(PYTHON) -m venv $(VENV)-wheel
+	$(VENV)-wheel/bin/pip install --quiet dist/*.whl
+	cd dist && ../$(VENV)-wheel/bin/python -W error -c \
+	  "import optax_largebatch as lb; print(lb.__version__, len(lb.__all__), 'public names')"
+
+lowest:  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/pip install --quiet --editable '.[examples,test]' -c tests/lowest.txt
+	$(VENV)-lowest/bin/python -m pytest -n $(WORKERS) -m "not slow" -q
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest dist build runs

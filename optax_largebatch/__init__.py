@@ -1,0 +1,77 @@
+"""Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
+
+from optax_largebatch.optimizers.lamb import lamb
+from optax_largebatch.optimizers.lans import lans
+from optax_largebatch.optimizers.lars import larc, lars
+from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
+from optax_largebatch.params.groups import ParamGroups, param_groups
+from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
+from optax_largebatch.schedules.values import values_schedule
+from optax_largebatch.schedules.warmup import (
+    large_batch_warmup,
+    warmup_hold_decay,
+    warmup_polynomial,
+)
+from optax_largebatch.transforms.accumulation import (
+    AccumulateGradientsState,
+    accumulate_gradients,
+)
+from optax_largebatch.transforms.adam import ScaleByAdamState, scale_by_adam
+from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clipping import clip_by_global_norm, clip_by_value
+from optax_largebatch.transforms.decay import AddDecayedWeightsState, add_decayed_weights
+from optax_largebatch.transforms.lars import ScaleByLarsState, scale_by_lars
+from optax_largebatch.transforms.learning_rate import (
+    ScaleByLearningRateState,
+    scale_by_learning_rate,
+)
+from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
+from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
+from optax_largebatch.transforms.trust_ratio import (
+    ScaleByTrustRatioState,
+    scale_by_trust_ratio,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccumulateGradientsState",
+    "AccumulateMomentumState",
+    "AddDecayedWeightsState",
+    "NesterovSplitState",
+    "ParamGroups",
+    "Rule",
+    "ScaleByAdamState",
+    "ScaleByLarsState",
+    "ScaleByLearningRateState",
+    "ScaleByTrustRatioState",
+    "accumulate_gradients",
+    "accumulate_momentum",
+    "add_decayed_weights",
+    "at_least_ndim",
+    "batch_scale",
+    "centralize_gradients",
+    "chain",
+    "clip_by_global_norm",
+    "clip_by_value",
+    "excluding",
+    "lamb",
+    "lans",
+    "larc",
+    "large_batch_warmup",
+    "lars",
+    "lbsgd",
+    "matching",
+    "nesterov_split",
+    "normalize_by_block_norm",
+    "param_groups",
+    "scale_by_adam",
+    "scale_by_lars",
+    "scale_by_learning_rate",
+    "scale_by_trust_ratio",
+    "values_schedule",
+    "warmup_hold_decay",
+    "warmup_polynomial",
+]

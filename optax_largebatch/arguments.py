@@ -1,0 +1,111 @@
+"""Checks of arguments: every message names the argument, its value and what is allowed.
+
+A value that is already a JAX array (a traced one above all, as `optax.inject_hyperparams` passes
+them) cannot be compared with a range at trace time; its shape is checked and its value is not.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Scalar = float | jax.Array
+"""A number, or a scalar array such as `optax.inject_hyperparams` passes."""
+
+
+def check_number(name: str, value: Any, allowed: str) -> None:
+    """Checks that `value` is a real number in the interval `allowed`, such as `"[0, 1)"`."""
+    if isinstance(value, jax.Array):
+        _check_scalar_array(name, value)
+        return
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number in {allowed}, got {_show(value)}.")
+    low, high = (float(end) for end in allowed[1:-1].split(","))
+    number = float(value)
+    above = number >= low if allowed[0] == "[" else number > low
+    below = number <= high if allowed[-1] == "]" else number < high
+    if not (above and below):
+        raise ValueError(f"{name} must be in {allowed}, got {value!r}.")
+
+
+def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:
+    """Checks that `value` is a number in `allowed` or a schedule (a function of the step)."""
+    if callable(value):
+        return
+    try:
+        check_number(name, value, allowed)
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a number in {allowed} or a schedule (a function of the step), "
+            f"got {_show(value)}."
+        ) from None
+
+
+def check_integer(name: str, value: Any, at_least: int) -> None:
+    """Checks that `value` is a Python integer of `at_least` or more."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, jax.Array):
+        raise TypeError(
+            f"{name} must be a Python integer >= {at_least}, got {_show(value)}. (It shapes the "
+            f"computation; under optax.inject_hyperparams pass static_args=({name!r},).)"
+        )
+    if value < at_least:
+        raise ValueError(f"{name} must be >= {at_least}, got {value!r}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Checks that `value` is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {_show(value)}.")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Checks that `value` is one of the strings `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
+
+
+def check_bounds(name: str, value: Any) -> None:
+    """Checks that `value` is None or a pair `(low, high)`, either end None, `0 <= low <= high`."""
+    if value is None:
+        return
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(
+            f"{name} must be None or a pair (low, high), either end None for no bound, "
+            f"got {_show(value)}."
+        )
+    low, high = value
+    if low is not None:
+        check_number(f"{name}[0]", low, "[0, inf)")
+    if high is not None:
+        check_number(f"{name}[1]", high, "(0, inf]")
+    known = [float(end) for end in value if end is not None and not isinstance(end, jax.Array)]
+    if known != sorted(known):
+        raise ValueError(f"{name} must have low <= high, got {value!r}.")
+
+
+def check_dtype(name: str, value: Any) -> None:
+    """Checks that `value` is None or a floating point dtype."""
+    if value is None:
+        return
+    try:
+        dtype = jnp.dtype(value)
+    except TypeError:
+        raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.") from None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
+
+
+def is_zero(value: Any) -> bool:
+    """Whether `value` is known, without tracing, to be zero."""
+    return isinstance(value, int | float) and math.isclose(value, 0.0, abs_tol=0.0)
+
+
+def _check_scalar_array(name: str, value: jax.Array) -> None:
+    if value.ndim != 0:
+        raise ValueError(f"{name} must be a scalar, got an array of shape {value.shape}.")
+
+
+def _show(value: Any) -> str:
+    return f"{value!r} of type {type(value).__name__}"

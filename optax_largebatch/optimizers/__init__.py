@@ -1,0 +1,1 @@
+"""Finished optimizers, one family in each file; each body is the chain itself."""

@@ -1,0 +1,131 @@
+"""LAMB: layer-wise adaptive moments for batch training."""
+
+from typing import Any
+
+import optax
+
+from optax_largebatch.arguments import Scalar, check_choice
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask
+from optax_largebatch.transforms.adam import (
+    BiasCorrection,
+    bias_corrected_step_size,
+    scale_by_adam,
+)
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clipping import clip_by_global_norm
+from optax_largebatch.transforms.decay import add_decayed_weights
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.trust_ratio import Bounds, scale_by_trust_ratio
+
+
+def lamb(
+    learning_rate: Scalar | optax.Schedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-6,
+    eps_root: Scalar = 0.0,
+    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay_mask: Mask = None,
+    *,
+    trust_ratio_mask: Mask = None,
+    param_norm_bounds: Bounds = None,
+    trust_ratio_bounds: Bounds = None,
+    bias_correction: BiasCorrection = "full",
+    grad_averaging: bool = True,
+    max_grad_norm: Scalar | None = None,
+    groups: ParamGroups | None = None,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""LAMB: Adam whose step for each layer has a length proportional to the layer's weights.
+
+    .. math::
+
+        m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad v_t = b_2 v_{t-1} + (1 - b_2) g_t^2 \\
+        u_t &= \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t) + \bar\epsilon} + \epsilon}
+            + \lambda w_t \\
+        w_{t+1} &= w_t - \eta \, \frac{\phi(\lVert w_t \rVert)}{\lVert u_t \rVert} \, u_t
+
+    The norms are those of one block, and the ratio is 1 where one of them is 0. A bias or scale
+    that starts at 0 grows slowly under adaptation: leave such leaves out with
+    `trust_ratio_mask=excluding("bias", "scale")`, and usually out of the decay likewise.
+
+    Called as `optax.lamb` is called it gives the numbers of `optax.lamb`.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: :math:`\epsilon`, 0 or more.
+        eps_root: :math:`\bar\epsilon`, 0 or more; one of the two is positive.
+        weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the parameters that are decayed; None for all. (The argument `mask` of
+            `optax.lamb`.)
+        trust_ratio_mask: the parameters that are adapted; None for all.
+        param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, either None
+            for no bound.
+        trust_ratio_bounds: bounds on the whole ratio, likewise; `(None, 1.0)` is LAMBC.
+        bias_correction: `"full"` as above, `"none"` without the divisions by :math:`1 - b^t`,
+            `"step_size"` with :math:`\eta \sqrt{1 - b_2^t} / (1 - b_1^t)` in place of them.
+        grad_averaging: False gives :math:`g_t` the weight 1 in :math:`m_t`.
+        max_grad_norm: bound on the norm of the whole gradient, applied first; None for no bound.
+        groups: parameters with another learning rate, decay or gradient centralisation, from
+            `param_groups`.
+        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype of the second moment, likewise.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import excluding, lamb
+        >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.zeros(2)}
+        >>> optimizer = lamb(
+        ...     1e-2, weight_decay=0.01, weight_decay_mask=excluding("bias"),
+        ...     trust_ratio_mask=excluding("bias"))
+        >>> state = optimizer.init(params)
+        >>> grads = jax.grad(lambda p: jnp.sum((p["kernel"] - 1) ** 2 + p["bias"]))(params)
+        >>> updates, state = optimizer.update(grads, state, params)
+        >>> params = optax.apply_updates(params, updates)
+        >>> print(updates["kernel"].round(4))
+        [-0.0352  0.0355]
+
+    References:
+        You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*,
+        arXiv 1904.00962 (v5), Algorithm 2.
+    """
+    groups = check_groups(groups)
+    check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
+    rate = groups.vary("learning_rate", learning_rate)
+    if bias_correction == "step_size":
+        rate, bias_correction = bias_corrected_step_size(rate, b1, b2), "none"
+    return chain(
+        clip_by_global_norm(max_grad_norm),
+        centralize_gradients(groups.vary("grad_centralization", False)),
+        scale_by_adam(
+            b1,
+            b2,
+            eps,
+            eps_root,
+            bias_correction=bias_correction,
+            grad_averaging=grad_averaging,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+        ),
+        add_decayed_weights(groups.vary("weight_decay", weight_decay), weight_decay_mask),
+        scale_by_trust_ratio(
+            param_norm_bounds=param_norm_bounds,
+            trust_ratio_bounds=trust_ratio_bounds,
+            trust_ratio_mask=trust_ratio_mask,
+        ),
+        scale_by_learning_rate(rate),
+    )

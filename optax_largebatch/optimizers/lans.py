@@ -1,0 +1,129 @@
+"""LANS: LAMB with normalised gradients and Nesterov's momentum."""
+
+from typing import Any, Literal
+
+import optax
+
+from optax_largebatch.arguments import Scalar
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask
+from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clipping import clip_by_value
+from optax_largebatch.transforms.decay import add_decayed_weights
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.nesterov import nesterov_split
+from optax_largebatch.transforms.trust_ratio import Bounds, scale_by_trust_ratio
+
+
+def lans(
+    learning_rate: Scalar | optax.Schedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-6,
+    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay_mask: Mask = None,
+    *,
+    trust_ratio_mask: Mask = None,
+    param_norm_bounds: Bounds = None,
+    clip_gradient: Scalar | None = None,
+    normalization_eps: Scalar = 0.0,
+    order: Literal["simultaneous", "sequential"] = "simultaneous",
+    bias_correction: Literal["full", "none"] = "full",
+    grad_averaging: bool = True,
+    groups: ParamGroups | None = None,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""LANS: LAMB on normalised gradients, with the two parts of Nesterov's momentum adapted apart.
+
+    .. math::
+
+        \tilde g_t &= g_t / \lVert g_t \rVert \\
+        m_t &= b_1 m_{t-1} + (1 - b_1) \tilde g_t, \qquad
+        v_t = b_2 v_{t-1} + (1 - b_2) \tilde g_t^2, \qquad
+        d_t = \sqrt{v_t / (1 - b_2^t)} + \epsilon \\
+        u_t &= \frac{m_t / (1 - b_1^t)}{d_t} + \lambda w_t, \qquad
+        c_t = \frac{\tilde g_t}{d_t} + \lambda w_t \\
+        w_{t+1} &= w_t - \eta\, \phi(\lVert w_t \rVert) \left(
+            b_1 \frac{u_t}{\lVert u_t \rVert} + (1 - b_1) \frac{c_t}{\lVert c_t \rVert} \right)
+
+    The norms are those of one block; a block whose gradient is 0 keeps it, and a ratio is 1 where
+    one of its norms is 0. The size of the gradient does not matter, so it needs no clipping by
+    norm and no loss scale. As with LAMB, leave biases and scales that start at 0 out of the
+    adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (the paper's is
+            `warmup_hold_decay`).
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: :math:`\epsilon`, positive.
+        weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the parameters that are decayed; None for all.
+        trust_ratio_mask: the parameters that are adapted; None for all.
+        param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, either None
+            for no bound.
+        clip_gradient: clips the elements of :math:`\tilde g_t` to this magnitude; None for no
+            clipping.
+        normalization_eps: added to :math:`\lVert g_t \rVert`, 0 or more.
+        order: `"sequential"` computes :math:`c_t` from the weights after the first half of the
+            step.
+        bias_correction: `"none"` leaves out both divisions by :math:`1 - b^t`.
+        grad_averaging: False gives the gradient the weight 1 in :math:`m_t` and in the step, in
+            place of :math:`1 - b_1`.
+        groups: parameters with another learning rate, decay or gradient centralisation, from
+            `param_groups`.
+        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype of the second moment, likewise.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import lans
+        >>> params = jnp.array([3.0, -4.0])
+        >>> optimizer = lans(1e-2, weight_decay=0.01)
+        >>> state = optimizer.init(params)
+        >>> grads = jax.grad(lambda p: jnp.sum((p - 1) ** 2))(params)
+        >>> updates, state = optimizer.update(grads, state, params)
+        >>> print(updates.round(4))
+        [-0.0352  0.0355]
+
+    References:
+        Zheng et al., *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,
+        arXiv 2006.13484, Algorithm 2.
+    """
+    groups = check_groups(groups)
+    rate = groups.vary("learning_rate", learning_rate)
+    return chain(
+        centralize_gradients(groups.vary("grad_centralization", False)),
+        normalize_by_block_norm(normalization_eps),
+        clip_by_value(clip_gradient),
+        nesterov_split(
+            chain(
+                add_decayed_weights(groups.vary("weight_decay", weight_decay), weight_decay_mask),
+                scale_by_trust_ratio(
+                    param_norm_bounds=param_norm_bounds, trust_ratio_mask=trust_ratio_mask
+                ),
+            ),
+            b1,
+            b2,
+            eps,
+            bias_correction=bias_correction,
+            grad_averaging=grad_averaging,
+            mu_dtype=mu_dtype,
+            nu_dtype=nu_dtype,
+            order=order,
+            learning_rate=rate,
+        ),
+        scale_by_learning_rate(rate),
+    )

@@ -1,0 +1,193 @@
+"""LARS and LARC: layer-wise adaptive rate scaling, and its clipped form."""
+
+from typing import Any, Literal
+
+import optax
+
+from optax_largebatch.arguments import Scalar, check_choice, check_flag
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.lars import Denominator, scale_by_lars
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.momentum import accumulate_momentum
+
+
+def lars(
+    learning_rate: Scalar | optax.Schedule,
+    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay_mask: Mask = None,
+    trust_coefficient: Scalar = 0.001,
+    eps: Scalar = 0.0,
+    trust_ratio_mask: Mask = None,
+    momentum: Scalar = 0.9,
+    nesterov: bool = False,
+    *,
+    denominator: Denominator = "paper",
+    zero_ratio: Literal["one", "coefficient"] = "one",
+    clip_gradient: Scalar | None = None,
+    momentum_of: Literal["steps", "directions"] = "steps",
+    groups: ParamGroups | None = None,
+    accumulator_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""LARS: SGD with momentum and a rate for each layer, set by the norms of its tensors.
+
+    .. math::
+
+        r_t &= \eta_{trust} \frac{\lVert w_t \rVert}
+            {\lVert g_t \rVert + \lambda \lVert w_t \rVert + \epsilon} \\
+        b_t &= \mu b_{t-1} + \eta\, r_t (g_t + \lambda w_t) \\
+        w_{t+1} &= w_t - b_t
+
+    The norms are those of one block. Where one of them is 0 the ratio is 1, which at the usual
+    trust coefficient is a step 1000 times the usual one: leave biases and normalisation scales
+    out with `trust_ratio_mask=excluding("bias", "scale")`, or say `zero_ratio="coefficient"`.
+
+    With `denominator="update"` it gives the numbers of `optax.lars`.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
+        weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the parameters that are decayed; None for all.
+        trust_coefficient: :math:`\eta_{trust}`, positive.
+        eps: :math:`\epsilon`, 0 or more.
+        trust_ratio_mask: the parameters that are adapted; None for all. The others have ratio 1.
+        momentum: :math:`\mu`, in [0, 1).
+        nesterov: whether to look one step ahead.
+        denominator: `"update"` divides by :math:`\lVert g_t + \lambda w_t \rVert + \epsilon`;
+            for `"squares"` see `scale_by_lars`.
+        zero_ratio: the ratio where a norm is 0: `"one"`, or `"coefficient"` for
+            :math:`\eta_{trust}`.
+        clip_gradient: clips the elements of :math:`g_t` to this magnitude, after its norm is
+            taken; None for no clipping.
+        momentum_of: `"steps"` has the learning rate inside :math:`b_t` as above;
+            `"directions"` multiplies by it afterwards, :math:`w_{t+1} = w_t - \eta b_t`. They
+            differ when the learning rate changes.
+        groups: parameters with another learning rate, decay or gradient centralisation, from
+            `param_groups`.
+        accumulator_dtype: dtype of :math:`b_t`; None for float32 (float64 for float64 parameters).
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import lars
+        >>> params = jnp.array([3.0, -4.0])
+        >>> optimizer = lars(1.0, weight_decay=1e-4)
+        >>> state = optimizer.init(params)
+        >>> grads = jax.grad(lambda p: jnp.sum((p - 1) ** 2))(params)
+        >>> updates, state = optimizer.update(grads, state, params)
+        >>> print(updates.round(4))
+        [-0.0019  0.0046]
+
+    References:
+        You, Gitman and Ginsburg, *Large Batch Training of Convolutional Networks*,
+        arXiv 1708.03888, Algorithm 1.
+    """
+    groups = check_groups(groups)
+    check_choice("momentum_of", momentum_of, ("steps", "directions"))
+    rate = scale_by_learning_rate(groups.vary("learning_rate", learning_rate))
+    buffer = accumulate_momentum(momentum, nesterov, accumulator_dtype=accumulator_dtype)
+    return chain(
+        centralize_gradients(groups.vary("grad_centralization", False)),
+        scale_by_lars(
+            groups.vary("weight_decay", weight_decay),
+            weight_decay_mask,
+            trust_coefficient,
+            eps,
+            trust_ratio_mask,
+            denominator=denominator,
+            zero_ratio=zero_ratio,
+            clip_gradient=clip_gradient,
+        ),
+        *((rate, buffer) if momentum_of == "steps" else (buffer, rate)),
+    )
+
+
+def larc(
+    learning_rate: Scalar | optax.Schedule,
+    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay_mask: Mask = None,
+    trust_coefficient: Scalar = 0.02,
+    eps: Scalar = 1e-8,
+    trust_ratio_mask: Mask = None,
+    momentum: Scalar = 0.9,
+    nesterov: bool = False,
+    *,
+    clip: bool = True,
+    groups: ParamGroups | None = None,
+    accumulator_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""LARC: LARS that never steps further than plain SGD would.
+
+    .. math::
+
+        r_t &= \min\left(\frac{\eta_{trust}}{\eta} \frac{\lVert w_t \rVert}
+            {\lVert g_t \rVert + \lambda \lVert w_t \rVert + \epsilon},\ 1\right) \\
+        b_t &= \mu b_{t-1} + r_t (g_t + \lambda w_t) \\
+        w_{t+1} &= w_t - \eta b_t
+
+    Where a norm is 0 the gradient is taken as it is, without decay.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
+        weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the parameters that are decayed; None for all.
+        trust_coefficient: :math:`\eta_{trust}`, positive.
+        eps: :math:`\epsilon`, 0 or more.
+        trust_ratio_mask: the parameters that are adapted; None for all. The others have ratio 1.
+        momentum: :math:`\mu`, in [0, 1).
+        nesterov: whether to look one step ahead.
+        clip: False leaves out the minimum and the division by :math:`\eta`: LARS.
+        groups: parameters with another learning rate, decay or gradient centralisation, from
+            `param_groups`.
+        accumulator_dtype: dtype of :math:`b_t`; None for float32 (float64 for float64 parameters).
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import larc
+        >>> params = jnp.array([3.0, -4.0])
+        >>> optimizer = larc(0.1, weight_decay=1e-4)
+        >>> state = optimizer.init(params)
+        >>> grads = jax.grad(lambda p: jnp.sum((p - 1) ** 2))(params)
+        >>> updates, state = optimizer.update(grads, state, params)
+        >>> print(updates.round(3))
+        [-0.037  0.093]
+
+    References:
+        NVIDIA Apex, `apex.parallel.LARC`; You, Gitman and Ginsburg, arXiv 1708.03888.
+    """
+    groups = check_groups(groups)
+    check_flag("clip", clip)
+    rate = groups.vary("learning_rate", learning_rate)
+    return chain(
+        centralize_gradients(groups.vary("grad_centralization", False)),
+        scale_by_lars(
+            groups.vary("weight_decay", weight_decay),
+            weight_decay_mask,
+            trust_coefficient,
+            eps,
+            trust_ratio_mask,
+            zero_ratio="gradient",
+            larc_learning_rate=rate if clip else None,
+        ),
+        accumulate_momentum(momentum, nesterov, accumulator_dtype=accumulator_dtype),
+        scale_by_learning_rate(rate),
+    )

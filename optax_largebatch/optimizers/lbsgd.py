@@ -1,0 +1,180 @@
+"""LBSGD: large-batch SGD with warm-up strategies and macro-batches."""
+
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number
+from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
+from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.rules import NOTHING
+from optax_largebatch.schedules.warmup import large_batch_warmup
+from optax_largebatch.transforms.accumulation import accumulate_gradients
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.lars import scale_by_lars
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.momentum import accumulate_momentum
+
+
+def lbsgd(
+    learning_rate: Scalar | optax.Schedule,
+    momentum: Scalar = 0.0,
+    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay_mask: Mask = None,
+    *,
+    batch_scale: int = 1,
+    warmup_strategy: Literal["linear", "power2", "sqrt", "lars"] = "linear",
+    warmup_epochs: Scalar = 5,
+    updates_per_epoch: Scalar = 32,
+    begin_epoch: Scalar = 0,
+    trust_ratio_mask: Mask = None,
+    clip_gradient: Scalar | None = None,
+    groups: ParamGroups | None = None,
+    accumulator_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""LBSGD: SGD on macro-batches, its learning rate warmed up to their size.
+
+    Gradients are averaged over :math:`S` micro-batches; then, with :math:`c` the number of
+    micro-batches so far,
+
+    .. math::
+
+        b \leftarrow \mu b + \eta M (g + \lambda w), \qquad w \leftarrow w - b
+
+    For the strategies `linear`, `power2` and `sqrt` :math:`M` grows from 1 to :math:`S` during the
+    warm-up (see `large_batch_warmup`). For `lars` there is no warm-up, but for each block
+
+    .. math::
+
+        M = \operatorname{clip}\left(\sqrt{\frac{\lVert w \rVert^2}
+            {\lVert g \rVert^2 + \lambda \lVert w \rVert^2 + 10^{-18}}},\ 0.01,\ 100\right).
+
+    Between two macro-batches the updates are exact zeros and only the sum of the gradients moves.
+
+    Args:
+        learning_rate: :math:`\eta`, the rate that suits one micro-batch; 0 or more. A schedule
+            counts macro-batches.
+        momentum: :math:`\mu`, in [0, 1).
+        weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the parameters that are decayed; None for all.
+        batch_scale: :math:`S`, micro-batches in a macro-batch; see `batch_scale`.
+        warmup_strategy: how :math:`M` is set.
+        warmup_epochs: length of the warm-up in epochs, 0 or more.
+        updates_per_epoch: micro-batches in an epoch, positive.
+        begin_epoch: the epoch at which training begins, 0 or more: where in the warm-up.
+        trust_ratio_mask: the parameters that `lars` adapts; None for all.
+        clip_gradient: clips the elements of the averaged gradient to this magnitude, after its
+            norm is taken; None for no clipping.
+        groups: parameters with another learning rate, decay or gradient centralisation, from
+            `param_groups`.
+        accumulator_dtype: dtype of the sum of gradients and of :math:`b`; None for float32
+            (float64 for float64 parameters).
+
+    Returns:
+        The optimizer, to be called once for every micro-batch. Its `update` needs the parameters;
+        its state is an `AccumulateGradientsState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import batch_scale, lbsgd
+        >>> scale = batch_scale(macrobatch_size=256, batch_size=128)
+        >>> optimizer = lbsgd(0.1, batch_scale=scale, warmup_epochs=1, updates_per_epoch=4)
+        >>> params = jnp.array([1.0])
+        >>> state = optimizer.init(params)
+        >>> for _ in range(4):
+        ...     updates, state = optimizer.update(jnp.array([1.0]), state, params)
+        ...     print(updates)
+        [0.]
+        [-0.15]
+        [0.]
+        [-0.2]
+
+    References:
+        MXNet `LBSGD` (pull request 8918; in MXNet up to 1.9.1).
+    """
+    groups = check_groups(groups)
+    check_integer("batch_scale", batch_scale, at_least=1)
+    strategies = ("linear", "power2", "sqrt", "lars")
+    check_choice("warmup_strategy", warmup_strategy, strategies)
+    check_number("warmup_epochs", warmup_epochs, "[0, inf)")
+    check_number("updates_per_epoch", updates_per_epoch, "(0, inf)")
+    check_number("begin_epoch", begin_epoch, "[0, inf)")
+    adapts = warmup_strategy == "lars"
+    rate = as_grouped("learning_rate", groups.vary("learning_rate", learning_rate))
+    if not adapts:
+        multiplier = large_batch_warmup(
+            1.0, batch_scale, warmup_epochs * updates_per_epoch, warmup_strategy
+        )
+        first = begin_epoch * updates_per_epoch
+        rate = rate.map(lambda own: _multiplied(own, multiplier, first, batch_scale))
+    return accumulate_gradients(
+        chain(
+            centralize_gradients(groups.vary("grad_centralization", False)),
+            scale_by_lars(
+                groups.vary("weight_decay", weight_decay),
+                weight_decay_mask,
+                trust_coefficient=1.0,
+                eps=1e-18,
+                trust_ratio_mask=trust_ratio_mask if adapts else NOTHING,
+                denominator="squares",
+                trust_ratio_bounds=(0.01, 100.0),
+                zero_ratio="formula",
+                clip_gradient=clip_gradient,
+            ),
+            scale_by_learning_rate(rate),
+            accumulate_momentum(momentum, accumulator_dtype=accumulator_dtype),
+        ),
+        every=batch_scale,
+        accumulator_dtype=accumulator_dtype,
+    )
+
+
+def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> int:
+    r"""The number of micro-batches that make a macro-batch.
+
+    .. math:: S = \lceil \text{macrobatch} / (\text{batch} \cdot \text{workers}) \rceil
+
+    Args:
+        macrobatch_size: examples for one step, 1 or more.
+        batch_size: examples in the micro-batch of one worker, 1 or more.
+        num_workers: workers whose gradients are averaged, 1 or more.
+
+    Returns:
+        :math:`S`, 1 or more.
+
+    Raises:
+        TypeError: an argument is no integer.
+        ValueError: an argument is less than 1.
+
+    Examples:
+        >>> from optax_largebatch import batch_scale
+        >>> batch_scale(macrobatch_size=1000, batch_size=64, num_workers=4)
+        4
+    """
+    check_integer("macrobatch_size", macrobatch_size, at_least=1)
+    check_integer("batch_size", batch_size, at_least=1)
+    check_integer("num_workers", num_workers, at_least=1)
+    return math.ceil(macrobatch_size / (batch_size * num_workers))
+
+
+def _multiplied(
+    rate: Scalar | optax.Schedule,
+    multiplier: optax.Schedule,
+    first: Scalar,
+    scale: int,
+) -> optax.Schedule:
+    """`rate` at a macro-batch times the multiplier at the micro-batch that completes it."""
+
+    def schedule(macro_step: jax.typing.ArrayLike) -> jax.Array:
+        own: Any = rate(macro_step) if callable(rate) else rate
+        return own * multiplier(first + scale * (jnp.asarray(macro_step) + 1))
+
+    return schedule

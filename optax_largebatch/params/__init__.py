@@ -1,0 +1,1 @@
+"""Which parameters: rules by name and shape, masks, groups."""

@@ -1,0 +1,157 @@
+"""Parameter groups: hyperparameters that differ from one group of parameters to another."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+
+from optax_largebatch.arguments import check_flag, check_number_or_schedule
+from optax_largebatch.params.paths import named_leaves
+from optax_largebatch.params.rules import Rule
+
+_HYPERPARAMETERS = ("learning_rate", "weight_decay", "grad_centralization")
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamGroups:
+    """What `param_groups` returns: pass it as the argument `groups` of an optimizer."""
+
+    rules: tuple[Rule, ...]
+    settings: tuple[Mapping[str, Any], ...]
+
+    def indices(self, params: Any) -> list[int]:
+        """The group of each leaf: its number, or -1 for a parameter that is in none."""
+        members = [jax.tree.leaves(rule.mask(params)) for rule in self.rules]
+        indices = []
+        for leaf, flags in enumerate(zip(*members, strict=True)):
+            chosen = [index for index, member in enumerate(flags) if member]
+            if len(chosen) > 1:
+                first, second = (self.rules[index] for index in chosen[:2])
+                raise ValueError(
+                    f"groups: the parameter {named_leaves(params)[leaf][0]!r} is in two groups, "
+                    f"{first} and {second}. Each parameter may be in one: narrow one of the rules."
+                )
+            indices.append(chosen[0] if chosen else -1)
+        return indices or [-1] * len(jax.tree.leaves(params))
+
+    def vary(self, name: str, default: Any) -> "Grouped":
+        """The hyperparameter `name`, with `default` for the groups that do not set it."""
+        values = tuple(setting.get(name, default) for setting in self.settings)
+        return Grouped(self, (*values, default))
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped:
+    """One hyperparameter with a value for each group; the last is for parameters in none."""
+
+    groups: ParamGroups
+    values: tuple[Any, ...]
+
+    def indices(self, params: Any) -> list[int]:
+        """For each leaf the index into `values`."""
+        return self.groups.indices(params)
+
+    def map(self, function: Callable[[Any], Any]) -> "Grouped":
+        """The hyperparameter with `function` applied to the value of each group."""
+        return Grouped(self.groups, tuple(map(function, self.values)))
+
+    def at(self, count: jax.Array) -> tuple[Any, ...]:
+        """The values at the step `count`, schedules evaluated."""
+        return tuple(value(count) if callable(value) else value for value in self.values)
+
+
+def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
+    r"""Gives groups of parameters their own learning rate, weight decay or centralisation.
+
+    Each group is a dictionary with the key `params`, a rule that selects its members, and any of
+
+    - `learning_rate`: a float or a schedule, in place of the optimizer's;
+    - `weight_decay`: a float or a schedule, in place of the optimizer's;
+    - `grad_centralization`: True to subtract from the gradient of each member its mean over all
+      axes but the first (see `centralize_gradients`).
+
+    What a group does not set, and a parameter that is in no group, takes from the optimizer's own
+    arguments. Schedules are called with the number of steps taken before this one (0 at first).
+
+    Args:
+        *groups: the dictionaries.
+
+    Returns:
+        The argument `groups` of an optimizer.
+
+    Raises:
+        TypeError: a group is no dictionary, or a value has the wrong type.
+        ValueError: a key is unknown, `params` is missing, or a value is out of its range; and,
+            when the groups meet the parameters, a pattern matches none of them or a parameter is
+            in two groups.
+
+    Examples:
+        >>> import optax
+        >>> from optax_largebatch import lamb, matching, param_groups
+        >>> groups = param_groups(
+        ...     {"params": matching("bias", "scale"), "weight_decay": 0.0},
+        ...     {"params": matching("embed"), "learning_rate": optax.linear_schedule(0.0, 1e-3, 9)},
+        ... )
+        >>> optimizer = lamb(1e-2, weight_decay=0.01, groups=groups)
+
+    References:
+        MindSpore, `nn.Optimizer`: the argument `params` as a list of dictionaries.
+    """
+    rules, settings = [], []
+    for group in groups:
+        rule, setting = _check_group(group)
+        rules.append(rule)
+        settings.append(setting)
+    return ParamGroups(tuple(rules), tuple(settings))
+
+
+def check_groups(groups: Any) -> ParamGroups:
+    """The groups that the argument `groups` of an optimizer means: none for None."""
+    if groups is None:
+        return ParamGroups((), ())
+    if not isinstance(groups, ParamGroups):
+        raise TypeError(
+            "groups must be None or what param_groups(...) returns, "
+            f"got {groups!r} of type {type(groups).__name__}."
+        )
+    return groups
+
+
+def as_grouped(name: str, value: Any) -> Grouped:
+    """A hyperparameter as one that may differ by group, its values checked to be 0 or more."""
+    grouped = value if isinstance(value, Grouped) else Grouped(ParamGroups((), ()), (value,))
+    for one in grouped.values:
+        check_number_or_schedule(name, one, "[0, inf)")
+    return grouped
+
+
+def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
+    if not isinstance(group, Mapping):
+        raise TypeError(
+            "each group must be a dictionary such as {'params': matching('bias'), "
+            f"'weight_decay': 0.0}}, got {group!r} of type {type(group).__name__}."
+        )
+    allowed = ("params", *_HYPERPARAMETERS)
+    for key in group:
+        if key not in allowed:
+            raise ValueError(
+                f"a group has the unknown key {key!r}; the keys are {', '.join(allowed)}."
+            )
+    rule = group.get("params")
+    if not isinstance(rule, Rule):
+        raise TypeError(
+            "a group's 'params' must be a rule, such as matching('bias') or at_least_ndim(2); "
+            f"got {rule!r} of type {type(rule).__name__}."
+        )
+    setting = {key: value for key, value in group.items() if key != "params"}
+    for key in ("learning_rate", "weight_decay"):
+        as_grouped(f"a group's {key!r}", setting.get(key, 0.0))
+    if "grad_centralization" in setting:
+        check_flag("a group's 'grad_centralization'", setting["grad_centralization"])
+    return rule, setting
+
+
+Hyperparameter = float | jax.Array | optax.Schedule | Grouped
+"""A number, a schedule of the step, or (from `ParamGroups.vary`) one of these for each group."""

@@ -1,0 +1,70 @@
+"""The leaves of the trees that meet in one update, side by side and checked."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch.params.paths import is_masked, path_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaves:
+    """The parameters that an update is about; `tree` gives the structure and the order.
+
+    `tree` is the parameters, or the gradients where a transformation needs no parameters.
+    """
+
+    tree: Any
+    treedef: Any
+    arrays: list[Any]
+
+    def align(self, name: str, tree: Any) -> list[Any]:
+        """The parts of another tree that stand at these leaves (None may stand there)."""
+        try:
+            return self.treedef.flatten_up_to(tree)
+        except ValueError as error:
+            raise ValueError(
+                f"{name} must have the tree structure of the parameters given to `init`: {error}"
+            ) from None
+
+    def rebuild(self, leaves: list[Any]) -> Any:
+        """A tree of this structure."""
+        return self.treedef.unflatten(leaves)
+
+
+def leaves_of(name: str, tree: Any) -> Leaves:
+    """The leaves of `tree`, after checking that they can be optimized.
+
+    Args:
+        name: what the tree is, for messages.
+        tree: parameters or gradients.
+
+    Returns:
+        The leaves.
+
+    Raises:
+        TypeError: a leaf is no array of floating point numbers.
+        ValueError: there is no leaf at all (and none that `optax.masked` hid).
+    """
+    if tree is None:
+        raise ValueError(f"{name} must be a tree of arrays, got None.")
+    keyed, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    if not keyed and not any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked))):
+        raise ValueError(
+            f"{name} must hold at least one array, got the empty tree {tree!r}. Pass the "
+            "parameters themselves, for example variables['params'] or nnx.state(model, nnx.Param)."
+        )
+    for path, leaf in keyed:
+        dtype = getattr(leaf, "dtype", None)
+        if isinstance(leaf, float):
+            continue
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            what = f"a leaf of type {type(leaf).__name__}" if dtype is None else f"dtype {dtype}"
+            raise TypeError(
+                f"{name} must hold floating point arrays; {path_name(path)!r} has {what}. Leave it "
+                "out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide it with "
+                "optax.masked."
+            )
+    return Leaves(tree, treedef, [jnp.asarray(leaf) for _, leaf in keyed])

@@ -1,0 +1,70 @@
+"""Masks: which leaves a transformation touches, in any of the forms that users write them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from optax_largebatch.params.rules import Rule
+
+Mask = Rule | Callable[[Any], Any] | Any
+"""None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans."""
+
+
+def check_mask(name: str, mask: Mask) -> None:
+    """Checks, when an optimizer is built, that `mask` can be a mask.
+
+    A single boolean is refused: it chooses nothing leaf by leaf, and it is what
+    `optax.inject_hyperparams` makes of a mask function that it takes for a schedule.
+
+    Args:
+        name: the argument's name, for the message.
+        mask: the mask.
+
+    Raises:
+        TypeError: `mask` is a single boolean, number, string or array.
+    """
+    if isinstance(mask, bool | np.bool_ | int | float | str | np.ndarray | jax.Array):
+        raise TypeError(
+            f"{name} must be None (every parameter), a rule such as excluding('bias'), a function "
+            f"of the parameters, or a tree of booleans; got {mask!r}. To switch the option off "
+            "for all parameters, use its number (a weight decay of 0). If you passed a function "
+            "through optax.inject_hyperparams, it was called as a schedule: name it in "
+            f"static_args=({name!r},), or pass a rule."
+        )
+
+
+def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
+    """The mask's choice for each leaf of `params`, in the order of `jax.tree.leaves`.
+
+    Args:
+        name: the argument's name, for messages.
+        mask: see `Mask`.
+        params: the parameters, or a tree of the same structure.
+
+    Returns:
+        One Python boolean for each leaf.
+
+    Raises:
+        TypeError: a leaf of the mask is no boolean.
+        ValueError: the mask is no prefix of `params`.
+    """
+    if mask is None:
+        return [True] * len(jax.tree.leaves(params))
+    if isinstance(mask, Rule):
+        return jax.tree.leaves(mask.mask(params))
+    tree = mask(params) if callable(mask) else mask
+    for choice in jax.tree.leaves(tree):
+        if not isinstance(choice, bool | np.bool_):
+            raise TypeError(
+                f"{name} must hold Python booleans, which are known when the step is traced; "
+                f"it holds {choice!r} of type {type(choice).__name__}."
+            )
+    try:
+        full = jax.tree.map(lambda choice, part: jax.tree.map(lambda _: choice, part), tree, params)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must have the tree structure of the parameters or be a prefix of it: {error}"
+        ) from None
+    return [bool(choice) for choice in jax.tree.leaves(full)]

@@ -1,0 +1,1 @@
+"""Schedules: pure functions of the step."""

@@ -1,0 +1,216 @@
+"""The moments of Adam."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_largebatch.arguments import (
+    Scalar,
+    check_choice,
+    check_dtype,
+    check_flag,
+    check_number,
+    is_zero,
+)
+from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.params.groups import Grouped, as_grouped
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored, transformation
+
+BiasCorrection = Literal["full", "none", "step_size"]
+
+
+class ScaleByAdamState(NamedTuple):
+    """State of `scale_by_adam`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    mu: optax.Updates
+    """First moments, like the parameters."""
+    nu: optax.Updates
+    """Second moments, like the parameters."""
+
+
+class AdamMoments(NamedTuple):
+    """What Adam's moments are made of; shared by the links that keep such moments."""
+
+    b1: Any
+    b2: Any
+    eps: Any
+    eps_root: Any
+    bias_correction: BiasCorrection
+    grad_averaging: bool
+    mu_dtype: Any
+    nu_dtype: Any
+
+    def check(self) -> None:
+        """Raises on an argument out of its range."""
+        check_number("b1", self.b1, "[0, 1)")
+        check_number("b2", self.b2, "[0, 1)")
+        check_number("eps", self.eps, "[0, inf)")
+        check_number("eps_root", self.eps_root, "[0, inf)")
+        if is_zero(self.eps) and is_zero(self.eps_root):
+            raise ValueError(
+                "eps=0 and eps_root=0: a gradient that has been zero so far gives 0/0. Give one "
+                "of them a positive value, such as eps=1e-6."
+            )
+        check_choice("bias_correction", self.bias_correction, ("full", "none", "step_size"))
+        check_flag("grad_averaging", self.grad_averaging)
+        check_dtype("mu_dtype", self.mu_dtype)
+        check_dtype("nu_dtype", self.nu_dtype)
+
+    def zeros(self, params: optax.Params) -> tuple[optax.Updates, optax.Updates]:
+        """Initial first and second moments."""
+        return zeros_like(params, self.mu_dtype), zeros_like(params, self.nu_dtype)
+
+    def scalars(self, count: jax.Array) -> "AdamScalars":
+        """The numbers of the step that comes after `count` others."""
+        t = count + 1
+        bc1, bc2 = bias_correction(self.b1, t), bias_correction(self.b2, t)
+        one = 1.0
+        mu_scale, nu_scale, step_scale = {
+            "full": (1 / bc1, 1 / bc2, one),
+            "none": (one, one, one),
+            "step_size": (one, one, jnp.sqrt(bc2) / bc1),
+        }[self.bias_correction]
+        b3 = 1 - self.b1 if self.grad_averaging else one
+        return AdamScalars(
+            self.b1, self.b2, b3, self.eps, self.eps_root, mu_scale, nu_scale, step_scale
+        )
+
+
+class AdamScalars(NamedTuple):
+    """The numbers of one step of Adam's moments."""
+
+    b1: Any
+    b2: Any
+    b3: Any
+    """The weight of the gradient in the first moment."""
+    eps: Any
+    eps_root: Any
+    mu_scale: Any
+    nu_scale: Any
+    step_scale: Any
+
+    def denominator(self, nu: jax.Array) -> jax.Array:
+        """`sqrt(v_hat + eps_root) + eps`, over the factor of the step size."""
+        return (jnp.sqrt(nu * self.nu_scale + self.eps_root) + self.eps) / self.step_scale
+
+
+def scale_by_adam(
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    eps_root: Scalar = 0.0,
+    *,
+    bias_correction: BiasCorrection = "full",
+    grad_averaging: bool = True,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+    nu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Divides a running mean of the gradient by the root of that of its square.
+
+    .. math::
+
+        m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad v_t = b_2 v_{t-1} + (1 - b_2) g_t^2 \\
+        u_t &= \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t) + \bar\epsilon} + \epsilon}
+
+    Args:
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: :math:`\epsilon`, added outside the root; 0 or more.
+        eps_root: :math:`\bar\epsilon`, added inside the root; 0 or more, one of the two positive.
+        bias_correction: `"full"` as above; `"none"` leaves both divisions by :math:`1 - b^t` out;
+            `"step_size"` leaves them out and multiplies the result by
+            :math:`\sqrt{1 - b_2^t} / (1 - b_1^t)`, which differs from `"full"` in the weight of
+            :math:`\epsilon` only.
+        grad_averaging: False gives the gradient the weight 1 in :math:`m_t`, in place of
+            :math:`1 - b_1`.
+        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype of the second moment, likewise. In bfloat16 it stops growing early.
+
+    Returns:
+        A transformation; its state is a `ScaleByAdamState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_adam
+        >>> transform = scale_by_adam()
+        >>> gradients = jnp.array([0.5, -2.0])
+        >>> updates, state = transform.update(gradients, transform.init(jnp.zeros(2)))
+        >>> print(updates)
+        [ 1. -1.]
+
+    References:
+        Kingma and Ba, *Adam: A Method for Stochastic Optimization*, arXiv 1412.6980, Algorithm 1;
+        `"step_size"` is the remark at the end of its section 2.
+    """
+    moments = AdamMoments(
+        b1, b2, eps, eps_root, bias_correction, grad_averaging, mu_dtype, nu_dtype
+    )
+    moments.check()
+
+    def init(params: optax.Params) -> ScaleByAdamState:
+        return ScaleByAdamState(jnp.zeros([], jnp.int32), *moments.zeros(params))
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        adam: AdamScalars = at.scalars
+        mu, nu = yield from advance_moments(moments, update, at)
+        return mu * adam.mu_scale / adam.denominator(nu), at.state._replace(mu=mu, nu=nu)
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            trees=("mu", "nu"),
+            scalars=lambda state: moments.scalars(state.count),
+        )
+    )
+
+
+def advance_moments(moments: AdamMoments, update: jax.Array, at: Leaf) -> Any:
+    """The part of a leaf program that takes the moments one step further."""
+    adam: AdamScalars = at.scalars
+    mu = yield Stored(adam.b1 * at.state.mu + adam.b3 * update, moments.mu_dtype)
+    nu = yield Stored(adam.b2 * at.state.nu + (1 - adam.b2) * jnp.square(update), moments.nu_dtype)
+    return mu, nu
+
+
+def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:
+    """`1 - decay**t` to full relative precision, even for `decay` near 1 and small `t`."""
+    dtype = jnp.result_type(float)
+    if isinstance(decay, jax.Array):
+        log = jnp.log(decay.astype(dtype))
+    else:
+        with np.errstate(divide="ignore"):
+            log = jnp.asarray(np.log(decay), dtype)
+    return -jnp.expm1(log * t.astype(dtype))
+
+
+def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Grouped:
+    r"""The learning rate :math:`\eta_t \sqrt{1 - b_2^t} / (1 - b_1^t)`, `t` counted from 1."""
+
+    def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:
+        def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+            own: Any = rate(count) if callable(rate) else rate
+            t = jnp.asarray(count) + 1
+            return own * jnp.sqrt(bias_correction(b2, t)) / bias_correction(b1, t)
+
+        return schedule
+
+    return as_grouped("learning_rate", learning_rate).map(corrected)
+
+
+def zeros_like(params: optax.Params, dtype: jax.typing.DTypeLike | None) -> optax.Updates:
+    """Zeros in `dtype`, or where that is None in the accumulation dtype of each leaf."""
+
+    def zeros(param: jax.Array) -> jax.Array:
+        return jnp.zeros_like(param, dtype=dtype or accumulation_dtype(jnp.result_type(param)))
+
+    return jax.tree.map(zeros, params)

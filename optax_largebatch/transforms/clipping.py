@@ -1,0 +1,98 @@
+"""Clipping of the gradient, by value and by its norm over all parameters."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.transforms.link import (
+    GlobalNorm,
+    Leaf,
+    LeafProgram,
+    Link,
+    elementwise,
+    transformation,
+)
+
+
+def clip_by_value(
+    max_value: Scalar | None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Clips every element of the gradient to :math:`[-c, c]`.
+
+    As `optax.clip`, with None for no clipping, so that a chain keeps the layout of its state.
+
+    Args:
+        max_value: :math:`c`, positive, or None.
+
+    Returns:
+        A stateless transformation.
+
+    Raises:
+        TypeError: `max_value` is no number.
+        ValueError: `max_value` is not positive.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import clip_by_value
+        >>> transform = clip_by_value(1.0)
+        >>> updates, _ = transform.update(jnp.array([0.5, -3.0]), transform.init(jnp.zeros(2)))
+        >>> print(updates)
+        [ 0.5 -1. ]
+    """
+    if max_value is not None:
+        check_number("max_value", max_value, "(0, inf)")
+
+    @elementwise
+    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+        limit = at.scalars
+        return update if limit is None else jnp.clip(update, -limit, limit), at.state
+
+    return transformation(
+        Link(init=lambda params: optax.EmptyState(), leaf=leaf, scalars=lambda state: max_value)
+    )
+
+
+def clip_by_global_norm(
+    max_norm: Scalar | None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Shrinks the gradient where its norm over all parameters exceeds a bound.
+
+    .. math:: g \leftarrow \frac{g}{\max(1, \lVert g \rVert / c)}
+
+    As `optax.clip_by_global_norm`, with the norm accumulated as every norm of this library and
+    None for no clipping, so that a chain keeps the layout of its state.
+
+    Args:
+        max_norm: :math:`c`, positive, or None.
+
+    Returns:
+        A stateless transformation.
+
+    Raises:
+        TypeError: `max_norm` is no number.
+        ValueError: `max_norm` is not positive.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import clip_by_global_norm
+        >>> transform = clip_by_global_norm(1.0)
+        >>> gradients = {"kernel": jnp.array([3.0]), "bias": jnp.array([4.0])}
+        >>> updates, _ = transform.update(gradients, transform.init(gradients))
+        >>> print(updates["kernel"], updates["bias"])
+        [0.6] [0.8]
+    """
+    if max_norm is not None:
+        check_number("max_norm", max_norm, "(0, inf)")
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        if at.scalars is None:
+            return update, at.state
+        norm = yield GlobalNorm(update)
+        return update / jnp.maximum(norm / at.scalars, 1), at.state
+
+    return transformation(
+        Link(init=lambda params: optax.EmptyState(), leaf=leaf, scalars=lambda state: max_norm)
+    )

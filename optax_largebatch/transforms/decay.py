@@ -1,0 +1,98 @@
+"""Decoupled weight decay."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, is_zero
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.transforms.link import Leaf, Link, elementwise, transformation
+
+
+class AddDecayedWeightsState(NamedTuple):
+    """State of `add_decayed_weights`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+
+
+def add_decayed_weights(
+    weight_decay: Hyperparameter = 0.0, weight_decay_mask: Mask = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adds a multiple of the parameters to the update.
+
+    .. math:: u \leftarrow u + \lambda_t w
+
+    Args:
+        weight_decay: :math:`\lambda`, 0 or more; a float, a schedule, or what
+            `ParamGroups.vary` returns.
+        weight_decay_mask: the parameters that are decayed; None for all.
+
+    Returns:
+        A transformation that needs parameters; its state is an `AddDecayedWeightsState` whether
+        the decay is scheduled or not.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: the decay is negative.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import add_decayed_weights, excluding
+        >>> params = {"kernel": jnp.array([2.0]), "bias": jnp.array([2.0])}
+        >>> transform = add_decayed_weights(0.1, excluding("bias"))
+        >>> updates, _ = transform.update(
+        ...     {"kernel": jnp.zeros(1), "bias": jnp.zeros(1)}, transform.init(params), params)
+        >>> print(updates["kernel"], updates["bias"])
+        [0.2] [0.]
+
+    References:
+        Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, arXiv 1711.05101.
+    """
+    decay = WeightDecay(weight_decay, weight_decay_mask)
+
+    @elementwise
+    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+        return decay.add(update, at.param, at.scalars, at.choice), at.state
+
+    return transformation(
+        Link(
+            init=lambda params: AddDecayedWeightsState(jnp.zeros([], jnp.int32)),
+            leaf=leaf,
+            scalars=lambda state: decay.values.at(state.count),
+            choices=decay.choices,
+            needs_params=True,
+        )
+    )
+
+
+class WeightDecay:
+    """Decay by group and mask; a leaf's choice is the index of its value, None for no decay."""
+
+    def __init__(self, weight_decay: Hyperparameter, mask: Mask):
+        check_mask("weight_decay_mask", mask)
+        self.values = as_grouped("weight_decay", weight_decay)
+        self.mask = mask
+
+    def choices(self, leaves: Leaves) -> list[int | None]:
+        """For each leaf the index of its decay, or None where that is known to be zero."""
+        decayed = resolve_mask("weight_decay_mask", self.mask, leaves.tree)
+        indices = self.values.indices(leaves.tree)
+        return [
+            None if not flag or is_zero(self.values.values[index]) else index
+            for flag, index in zip(decayed, indices, strict=True)
+        ]
+
+    @staticmethod
+    def of(scalars: tuple, choice: int | None) -> Scalar:
+        """The decay of a leaf."""
+        return 0.0 if choice is None else scalars[choice]
+
+    @staticmethod
+    def add(update: jax.Array, param: jax.Array, scalars: tuple, choice: int | None) -> jax.Array:
+        """`update + decay * param`."""
+        return update if choice is None else update + scalars[choice] * param

@@ -1,0 +1,174 @@
+"""The trust ratio of LARS: layer-wise adaptation of the gradient."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_bounds, check_choice, check_number, is_zero
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.transforms.decay import WeightDecay
+from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link, transformation
+from optax_largebatch.transforms.trust_ratio import Bounds, clip
+
+Denominator = Literal["paper", "update", "squares"]
+ZeroRatio = Literal["one", "coefficient", "gradient", "formula"]
+
+
+class ScaleByLarsState(NamedTuple):
+    """State of `scale_by_lars`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    trust_ratios: jax.Array
+    """The ratios of the last step, one for each block in the order of `jax.tree.leaves`."""
+
+
+def scale_by_lars(
+    weight_decay: Hyperparameter = 0.0,
+    weight_decay_mask: Mask = None,
+    trust_coefficient: Scalar = 0.001,
+    eps: Scalar = 0.0,
+    trust_ratio_mask: Mask = None,
+    *,
+    denominator: Denominator = "paper",
+    trust_ratio_bounds: Bounds = None,
+    zero_ratio: ZeroRatio = "one",
+    clip_gradient: Scalar | None = None,
+    larc_learning_rate: Hyperparameter | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Decays the weights and scales the gradient of each block by its trust ratio.
+
+    .. math::
+
+        r = \eta \frac{\lVert w \rVert}{D + \epsilon}, \qquad
+        u = r \, (g + \lambda w), \qquad
+        D = \begin{cases}
+            \lVert g \rVert + \lambda \lVert w \rVert & \text{"paper"} \\
+            \lVert g + \lambda w \rVert & \text{"update"}
+        \end{cases}
+
+    and for `"squares"`
+    :math:`r = \eta \sqrt{\lVert w \rVert^2 / (\lVert g \rVert^2 + \lambda \lVert w \rVert^2 +
+    \epsilon)}`. Where :math:`\lVert w \rVert` or :math:`\lVert g \rVert` is 0, `zero_ratio`
+    decides.
+
+    Args:
+        weight_decay: :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
+            returns.
+        weight_decay_mask: the parameters that are decayed; None for all.
+        trust_coefficient: :math:`\eta`, positive.
+        eps: :math:`\epsilon`, 0 or more.
+        trust_ratio_mask: the parameters that are adapted; the others have ratio 1.
+        denominator: :math:`D`, see above.
+        trust_ratio_bounds: `(low, high)`, bounds on :math:`r`; either may be None.
+        zero_ratio: `"one"` is 1; `"coefficient"` is :math:`\eta`; `"gradient"` passes the gradient
+            on, neither scaled nor decayed; `"formula"` computes the ratio all the same and needs a
+            positive `eps`.
+        clip_gradient: clips the elements of :math:`g` to this magnitude in :math:`u`, after its
+            norm is taken; None for no clipping.
+        larc_learning_rate: the learning rate that a later link multiplies by. The ratio becomes
+            :math:`\min(r / \mathrm{lr}, 1)`, so that the step is never longer than without LARS;
+            None for no such limit.
+
+    Returns:
+        A transformation that needs parameters; its state is a `ScaleByLarsState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_lars
+        >>> params = jnp.array([3.0, 4.0])
+        >>> transform = scale_by_lars(trust_coefficient=0.1)
+        >>> updates, state = transform.update(
+        ...     jnp.array([0.0, 2.0]), transform.init(params), params)
+        >>> print(updates, state.trust_ratios)
+        [0.  0.5] [0.25]
+
+    References:
+        You, Gitman and Ginsburg, *Large Batch Training of Convolutional Networks*,
+        arXiv 1708.03888, equation 6 and Algorithm 1.
+    """
+    decay = WeightDecay(weight_decay, weight_decay_mask)
+    check_number("trust_coefficient", trust_coefficient, "(0, inf)")
+    check_number("eps", eps, "[0, inf)")
+    check_mask("trust_ratio_mask", trust_ratio_mask)
+    check_choice("denominator", denominator, ("paper", "update", "squares"))
+    check_bounds("trust_ratio_bounds", trust_ratio_bounds)
+    check_choice("zero_ratio", zero_ratio, ("one", "coefficient", "gradient", "formula"))
+    if zero_ratio == "formula" and is_zero(eps):
+        raise ValueError("zero_ratio='formula' divides by eps where all is zero: got eps=0.")
+    if clip_gradient is not None:
+        check_number("clip_gradient", clip_gradient, "(0, inf)")
+    limits = None
+    if larc_learning_rate is not None:
+        limits = as_grouped("larc_learning_rate", larc_learning_rate)
+
+    def init(params: optax.Params) -> ScaleByLarsState:
+        ratios = jnp.ones(len(jax.tree.leaves(params)), jnp.float32)
+        return ScaleByLarsState(jnp.zeros([], jnp.int32), ratios)
+
+    def scalars(state: ScaleByLarsState) -> Any:
+        return (
+            decay.values.at(state.count),
+            trust_coefficient,
+            eps,
+            trust_ratio_bounds,
+            clip_gradient,
+            None if limits is None else limits.at(state.count),
+        )
+
+    def choices(leaves: Leaves) -> list[Any]:
+        adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, leaves.tree)
+        indices = [0] * len(adapted) if limits is None else limits.indices(leaves.tree)
+        return list(zip(decay.choices(leaves), adapted, indices, strict=True))
+
+    def leaf(gradient: jax.Array, at: Leaf) -> LeafProgram:
+        decays, coefficient, eps, bounds, limit, rates = at.scalars
+        decay_index, adapted, rate_index = at.choice
+        clipped = gradient if limit is None else jnp.clip(gradient, -limit, limit)
+        update = decay.add(clipped, at.param, decays, decay_index)
+        if not adapted:
+            return update, at.state._replace(trust_ratios=1.0)
+
+        direction = update if denominator == "update" else gradient
+        param_norm, norm = yield BlockNorms(at.param, direction)
+        wd = decay.of(decays, decay_index)
+        if denominator == "squares":
+            squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
+            ratio = coefficient * jnp.sqrt(jnp.square(param_norm) / positive(squares))
+        else:
+            length = norm + eps if denominator == "update" else norm + wd * param_norm + eps
+            ratio = coefficient * param_norm / positive(length)
+        ratio = clip(ratio, bounds)
+        defined = (param_norm > 0) & (norm > 0)
+        if zero_ratio != "formula":
+            ratio = jnp.where(defined, ratio, coefficient if zero_ratio == "coefficient" else 1.0)
+        if rates is not None:
+            ratio = jnp.where(ratio < rates[rate_index], ratio / rates[rate_index], 1.0)
+        if zero_ratio == "gradient":
+            ratio = jnp.where(defined, ratio, 1.0)
+            update = jnp.where(defined, update, gradient)
+        return ratio * update, at.state._replace(trust_ratios=ratio)
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            vectors=("trust_ratios",),
+            scalars=scalars,
+            choices=choices,
+            needs_params=True,
+        )
+    )
+
+
+def positive(x: jax.Array) -> jax.Array:
+    """A denominator of 0 or more, with 1 in place of 0."""
+    return jnp.where(x > 0, x, 1)

@@ -1,0 +1,63 @@
+"""The learning rate, last link of most chains."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.transforms.link import Leaf, Link, elementwise, transformation
+
+
+class ScaleByLearningRateState(NamedTuple):
+    """State of `scale_by_learning_rate`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+
+
+def scale_by_learning_rate(
+    learning_rate: Hyperparameter,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turns a direction into a step downhill.
+
+    .. math:: u \leftarrow -\eta_t u
+
+    As `optax.scale_by_learning_rate`, but with a learning rate that may differ between groups of
+    parameters and a state that is the same for a float and a schedule, so that a checkpoint
+    outlives the change from one to the other.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
+            returns.
+
+    Returns:
+        A transformation; its state is a `ScaleByLearningRateState`.
+
+    Raises:
+        TypeError: the learning rate is no number and no schedule.
+        ValueError: it is negative.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_learning_rate
+        >>> transform = scale_by_learning_rate(0.5)
+        >>> updates, _ = transform.update(jnp.array([4.0]), transform.init(jnp.zeros(1)))
+        >>> print(updates)
+        [-2.]
+    """
+    values = as_grouped("learning_rate", learning_rate)
+
+    @elementwise
+    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+        return -at.scalars[at.choice] * update, at.state
+
+    return transformation(
+        Link(
+            init=lambda params: ScaleByLearningRateState(jnp.zeros([], jnp.int32)),
+            leaf=leaf,
+            scalars=lambda state: values.at(state.count),
+            choices=lambda leaves: values.indices(leaves.tree),
+        )
+    )

@@ -1,0 +1,310 @@
+"""What a link of a chain is: a gradient transformation told for one leaf.
+
+Layer-wise optimizers alternate between work on single elements and norms of whole blocks. A link
+says both in one generator, its *leaf program*: it works on the gradient of one leaf and, where it
+needs a norm, yields a request for it and gets the norm back::
+
+    def leaf(update, at):
+        param_norm, update_norm = yield BlockNorms(at.param, update)
+        return param_norm / update_norm * update, at.state
+
+The programs of all leaves run in step: each advances to its next request, all requests of that
+round are answered together, and so on. The norms of a whole network then take one reduction for
+each round, however many leaves it has, and the links of a chain share their rounds.
+
+Leaf programs never see dtypes: parameter, gradient and state reach them in the accumulation dtype
+of the leaf (float32, or float64), and what they return is cast to the parameter's dtype and, for
+the state, to the dtype that the state had.
+"""
+
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch import norms
+from optax_largebatch.params.leaves import Leaves, leaves_of
+from optax_largebatch.params.paths import named_leaves
+
+
+class BlockNorms:
+    """A request for the norms of arrays of one leaf; answered by a list of scalars."""
+
+    def __init__(self, *arrays: jax.Array):
+        self.arrays = arrays
+
+
+class GlobalNorm:
+    """A request for the norm of what all leaves hand in together; answered by one scalar."""
+
+    def __init__(self, array: jax.Array):
+        self.array = array
+
+
+class Stored:
+    """Says that an array goes into the state in a dtype; answered by the array as stored.
+
+    What follows then works with what the next step will read, not with a more precise copy.
+    """
+
+    def __init__(self, array: jax.Array, dtype: jax.typing.DTypeLike | None):
+        self.array = array
+        self.dtype = dtype
+
+    def answer(self) -> jax.Array:
+        """The array after the round trip through its storage dtype."""
+        return self.array.astype(self.dtype or self.array.dtype).astype(self.array.dtype)
+
+
+LeafProgram = Generator[BlockNorms | GlobalNorm | Stored, Any, tuple[jax.Array, Any]]
+
+
+class Leaf(NamedTuple):
+    """What a leaf program knows of its leaf besides the gradient."""
+
+    param: Any
+    """The parameter, or None when `update` was called without parameters."""
+    start: Any
+    """The parameter at the start of the step: `param`, unless a link has moved that already."""
+    state: Any
+    """The link's state, with this leaf's array in place of each tree."""
+    scalars: Any
+    """The link's scalars of this step."""
+    choice: Any
+    """What the link chose for this leaf when it was traced, such as a mask's boolean."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """A gradient transformation told leaf by leaf.
+
+    Attributes:
+        init: the initial state for a tree of parameters; a NamedTuple.
+        leaf: the leaf program: takes the gradient and a `Leaf`, returns the update and the leaf's
+            new state.
+        trees: the fields of the state that are trees like the parameters.
+        vectors: the fields of the state that are vectors with one entry for each block.
+        inner: the fields of the state that are the states of other links.
+        scalars: the scalars of a step, from the state. A field named `count` counts the steps.
+        choices: a hashable choice for each leaf, from the parameters.
+        needs_params: whether `update` must be given the parameters.
+    """
+
+    init: Callable[[Any], Any]
+    leaf: Callable[[jax.Array, Leaf], LeafProgram]
+    trees: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    inner: Mapping[str, "Link"] = dataclasses.field(default_factory=dict)
+    scalars: Callable[[Any], Any] = lambda state: ()
+    choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
+    needs_params: bool = False
+
+    def split(self, state: Any, leaves: Leaves) -> list[Any]:
+        """The state of each leaf; last step's entries of the vectors are no input of it."""
+        columns: dict[str, list[Any]] = {}
+        for name in self.trees:
+            columns[name] = leaves.align(f"the state's {name}", getattr(state, name))
+        for name, link in self.inner.items():
+            columns[name] = link.split(getattr(state, name), leaves)
+        for name in self.vectors:
+            columns[name] = [None] * len(leaves.arrays)
+        return [
+            state._replace(**{name: column[index] for name, column in columns.items()})
+            for index in range(len(leaves.arrays))
+        ]
+
+    def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
+        """The new state, from the old one and the new state of each leaf."""
+        new: dict[str, Any] = {}
+        for name in self.trees:
+            old = leaves.align(f"the state's {name}", getattr(state, name))
+            columns = zip((getattr(part, name) for part in parts), old, strict=True)
+            new[name] = leaves.rebuild([jnp.asarray(now, like.dtype) for now, like in columns])
+        for name, link in self.inner.items():
+            inner_parts = [getattr(part, name) for part in parts]
+            new[name] = link.join(getattr(state, name), inner_parts, leaves)
+        for name in self.vectors:
+            vector = getattr(state, name)
+            entries = [getattr(part, name) for part in parts]
+            kept = [vector[i] if entry is None else entry for i, entry in enumerate(entries)]
+            if kept:
+                new[name] = jnp.stack([jnp.asarray(entry, vector.dtype) for entry in kept])
+        if "count" in state._fields:
+            new["count"] = optax.safe_increment(state.count)
+        return state._replace(**new)
+
+
+def transformation(link: Link) -> optax.GradientTransformationExtraArgs:
+    """The link as an optax transformation of its own; `link_of` finds the link again."""
+    bound = _BoundLink(link)
+    return optax.GradientTransformationExtraArgs(bound.init, bound.update)
+
+
+def link_of(transform: optax.GradientTransformation) -> Link | None:
+    """The link that a transformation was made of, or None for a foreign transformation."""
+    owner = getattr(transform.update, "__self__", None)
+    return owner.link if isinstance(owner, _BoundLink) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _BoundLink:
+    """The `init` and `update` of a link."""
+
+    link: Link
+
+    def init(self, params: optax.Params) -> optax.OptState:
+        self.link.choices(leaves_of("params", params))
+        return self.link.init(params)
+
+    def update(
+        self,
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del extra_args
+        link = self.link
+        leaves, gradients = _gradients(updates, params, link.needs_params)
+        states = link.split(state, leaves)
+        scalars = link.scalars(state)
+        choices = link.choices(leaves)
+
+        programs: dict[int, LeafProgram] = {}
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                param = None if params is None else leaves.arrays[index]
+                dtype = norms.accumulation_dtype(gradient.dtype, leaves.arrays[index].dtype)
+                param, part, own = _cast((param, states[index], scalars), dtype)
+                at = Leaf(param, param, part, own, choices[index])
+                programs[index] = link.leaf(gradient.astype(dtype), at)
+        for index, (update, part) in _in_step(programs).items():
+            gradients[index] = update.astype(leaves.arrays[index].dtype)
+            states[index] = part
+        return leaves.rebuild(gradients), link.join(state, states, leaves)
+
+
+def elementwise(
+    function: Callable[[jax.Array, Leaf], tuple[jax.Array, Any]],
+) -> Callable[[jax.Array, Leaf], LeafProgram]:
+    """Makes a leaf program of a function that needs no norm."""
+
+    @functools.wraps(function)
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        yield from ()
+        return function(update, at)
+
+    return leaf
+
+
+def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
+    """Runs several programs for the same leaf side by side, as one program.
+
+    The block norms that they ask for in a round are asked for together.
+    """
+    results: list[Any] = [None] * len(programs)
+    answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
+    while answers:
+        waiting: dict[int, BlockNorms] = {}
+        for index, answer in answers.items():
+            request, results[index] = _advance(programs[index], answer)
+            while isinstance(request, GlobalNorm):
+                request, results[index] = _advance(programs[index], (yield request))
+            if request is not None:
+                waiting[index] = request
+        answers = {}
+        if waiting:
+            replies = yield BlockNorms(*(x for request in waiting.values() for x in request.arrays))
+            for index, request in waiting.items():
+                answers[index] = [replies.pop(0) for _ in request.arrays]
+    return results
+
+
+def _gradients(
+    updates: optax.Updates, params: optax.Params | None, needs_params: bool
+) -> tuple[Leaves, list[Any]]:
+    """The leaves of a step and the gradient of each (None where it has none), checked."""
+    if params is None and needs_params:
+        raise ValueError(
+            "params must be given to `update`, because this transformation depends on the "
+            "parameters; got None. Call optimizer.update(grads, state, params)."
+        )
+    checked = leaves_of("updates", updates)
+    if params is None:
+        return checked, list(checked.arrays)
+    leaves = leaves_of("params", params)
+    gradients = leaves.align("updates", updates)
+    for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
+        if gradient is None:
+            continue
+        gradients[index] = jnp.asarray(gradient)
+        if jnp.shape(gradient) != jnp.shape(param):
+            raise ValueError(
+                "updates must have the shapes of the parameters; "
+                f"{named_leaves(params)[index][0]!r} has a gradient of shape {jnp.shape(gradient)} "
+                f"and a parameter of shape {jnp.shape(param)}."
+            )
+    return leaves, gradients
+
+
+def _in_step(programs: Mapping[int, LeafProgram]) -> dict[int, tuple[jax.Array, Any]]:
+    """Runs the programs of all leaves to their ends, answering their requests round by round.
+
+    A global norm is answered when every program that still runs waits for it, so that leaves
+    which a mask sent a shorter way arrive with the others.
+    """
+    results: dict[int, tuple[jax.Array, Any]] = {}
+    waiting: dict[int, BlockNorms | GlobalNorm] = {}
+    answers: dict[int, Any] = dict.fromkeys(programs)
+    while answers:
+        for index, answer in answers.items():
+            request, result = _advance(programs[index], answer)
+            if request is None:
+                results[index] = result
+            else:
+                waiting[index] = request
+        answers = _answer(waiting)
+        for index in answers:
+            del waiting[index]
+    return dict(sorted(results.items()))
+
+
+def _advance(program: LeafProgram, answer: Any) -> tuple[Any, Any]:
+    """On to the next request that takes a norm, or to the result: `(request, result)`."""
+    try:
+        request = program.send(answer)
+        while isinstance(request, Stored):
+            request = program.send(request.answer())
+    except StopIteration as stop:
+        return None, stop.value
+    return request, None
+
+
+def _answer(waiting: Mapping[int, BlockNorms | GlobalNorm]) -> dict[int, Any]:
+    """The answers that can be given now: all block norms, or else the one global norm."""
+    blocks = {i: asked.arrays for i, asked in waiting.items() if isinstance(asked, BlockNorms)}
+    if blocks:
+        # The parameter's norm may be asked for twice in a round: take it once.
+        distinct = {id(array): array for arrays in blocks.values() for array in arrays}
+        taken = dict(zip(distinct, norms.block_norms(list(distinct.values())), strict=True))
+        return {i: [taken[id(array)] for array in arrays] for i, arrays in blocks.items()}
+    arrays = {i: asked.array for i, asked in waiting.items() if isinstance(asked, GlobalNorm)}
+    if not arrays:
+        return {}
+    norm = norms.global_norm(list(arrays.values()))
+    return {i: norm.astype(array.dtype) for i, array in arrays.items()}
+
+
+def _cast(tree: Any, dtype: jnp.dtype) -> Any:
+    """Floating point arrays in `dtype`; Python numbers, which adapt by themselves, as they are."""
+
+    def cast(x: Any) -> Any:
+        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return jnp.asarray(x, dtype)
+
+    return jax.tree.map(cast, tree)

@@ -1,0 +1,72 @@
+"""Heavy-ball momentum."""
+
+from typing import NamedTuple
+
+import jax
+import optax
+
+from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
+from optax_largebatch.transforms.adam import zeros_like
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored, transformation
+
+
+class AccumulateMomentumState(NamedTuple):
+    """State of `accumulate_momentum`."""
+
+    trace: optax.Updates
+    """The momentum buffer, like the parameters."""
+
+
+def accumulate_momentum(
+    momentum: Scalar = 0.9,
+    nesterov: bool = False,
+    *,
+    accumulator_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adds a decaying sum of the earlier updates.
+
+    .. math:: b_t = \mu b_{t-1} + u_t, \qquad u_t \leftarrow b_t
+        \quad\text{or, Nesterov's,}\quad u_t + \mu b_t
+
+    As `optax.trace`, with a float32 buffer for parameters of lower precision. After
+    `scale_by_learning_rate` in a chain the buffer holds steps, before it directions.
+
+    Args:
+        momentum: :math:`\mu`, in [0, 1).
+        nesterov: whether to look one step ahead.
+        accumulator_dtype: dtype of the buffer; None for float32 (float64 for float64 parameters).
+
+    Returns:
+        A transformation; its state is an `AccumulateMomentumState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import accumulate_momentum
+        >>> transform = accumulate_momentum(0.5)
+        >>> state = transform.init(jnp.zeros(1))
+        >>> for _ in range(2):
+        ...     updates, state = transform.update(jnp.ones(1), state)
+        >>> print(updates)
+        [1.5]
+    """
+    check_number("momentum", momentum, "[0, 1)")
+    check_flag("nesterov", nesterov)
+    check_dtype("accumulator_dtype", accumulator_dtype)
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        decay = at.scalars
+        trace = yield Stored(decay * at.state.trace + update, accumulator_dtype)
+        return update + decay * trace if nesterov else trace, at.state._replace(trace=trace)
+
+    return transformation(
+        Link(
+            init=lambda params: AccumulateMomentumState(zeros_like(params, accumulator_dtype)),
+            leaf=leaf,
+            trees=("trace",),
+            scalars=lambda state: momentum,
+        )
+    )

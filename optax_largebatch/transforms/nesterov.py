@@ -1,0 +1,163 @@
+"""The split of Nesterov's momentum into two directions, as LANS has it."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_choice
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.transforms.adam import AdamMoments, AdamScalars, advance_moments
+from optax_largebatch.transforms.link import (
+    Leaf,
+    LeafProgram,
+    Link,
+    in_parallel,
+    link_of,
+    transformation,
+)
+
+
+class NesterovSplitState(NamedTuple):
+    """State of `nesterov_split`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    mu: optax.Updates
+    """First moments, like the parameters."""
+    nu: optax.Updates
+    """Second moments, like the parameters."""
+    momentum_branch: Any
+    """State of `inner` for the direction of the momentum."""
+    gradient_branch: Any
+    """State of `inner` for the direction of the gradient."""
+
+
+def nesterov_split(
+    inner: optax.GradientTransformationExtraArgs,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-6,
+    *,
+    bias_correction: Literal["full", "none"] = "full",
+    grad_averaging: bool = True,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+    nu_dtype: jax.typing.DTypeLike | None = None,
+    order: Literal["simultaneous", "sequential"] = "simultaneous",
+    learning_rate: Hyperparameter = 1.0,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Adapts the momentum and the gradient apart and adds the results.
+
+    With the moments :math:`m_t, v_t` of `scale_by_adam` and
+    :math:`d = \sqrt{v_t / (1 - b_2^t)} + \epsilon`,
+
+    .. math::
+
+        u_t = b_1 \, f\!\left(\frac{m_t / (1 - b_1^t)}{d}\right)
+            + (1 - b_1) \, f\!\left(\frac{g_t}{d}\right),
+
+    where :math:`f` is the transformation `inner`: Nesterov's momentum, with each of its two parts
+    normalised by itself.
+
+    Args:
+        inner: the transformation of both directions, made of links of this library; for LANS
+            weight decay and trust ratio.
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: :math:`\epsilon`, positive.
+        bias_correction: `"none"` leaves out both divisions by :math:`1 - b^t`.
+        grad_averaging: False gives the gradient the weight 1 in :math:`m_t` and in :math:`u_t`,
+            in place of :math:`1 - b_1`.
+        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype of the second moment, likewise.
+        order: `"sequential"` shows the second direction the parameters after the first part of
+            the step, :math:`w - \eta b_1 f(\cdot)`, except where their norm is taken.
+        learning_rate: :math:`\eta`, which only that order needs.
+
+    Returns:
+        A transformation; its state is a `NesterovSplitState`.
+
+    Raises:
+        TypeError: an argument has the wrong type, or `inner` has foreign parts.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import nesterov_split, scale_by_trust_ratio
+        >>> transform = nesterov_split(scale_by_trust_ratio())
+        >>> params = jnp.array([3.0, 4.0])
+        >>> updates, state = transform.update(jnp.ones(2), transform.init(params), params)
+        >>> print(updates.round(2), state.mu)
+        [3.54 3.54] [0.1 0.1]
+
+    References:
+        Zheng et al., *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,
+        arXiv 2006.13484, Algorithm 2, lines 9 to 14.
+    """
+    moments = AdamMoments(b1, b2, eps, 0.0, bias_correction, grad_averaging, mu_dtype, nu_dtype)
+    moments.check()
+    check_choice("bias_correction", bias_correction, ("full", "none"))
+    check_choice("order", order, ("simultaneous", "sequential"))
+    rates = as_grouped("learning_rate", learning_rate)
+    branch = link_of(inner)
+    if branch is None:
+        raise TypeError(
+            "inner must be one link of this library or a chain of them, because its norms are "
+            f"taken together with those of the other direction; got {inner!r}."
+        )
+
+    def init(params: optax.Params) -> NesterovSplitState:
+        return NesterovSplitState(
+            jnp.zeros([], jnp.int32),
+            *moments.zeros(params),
+            branch.init(params),
+            branch.init(params),
+        )
+
+    def scalars(state: NesterovSplitState) -> Any:
+        return (
+            moments.scalars(state.count),
+            branch.scalars(state.momentum_branch),
+            branch.scalars(state.gradient_branch),
+            rates.at(state.count),
+        )
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        adam: AdamScalars = at.scalars[0]
+        _, momentum_scalars, gradient_scalars, rates = at.scalars
+        choice, rate_index = at.choice
+        mu, nu = yield from advance_moments(moments, update, at._replace(scalars=adam))
+        denominator = adam.denominator(nu)
+        along_momentum = at._replace(
+            state=at.state.momentum_branch, scalars=momentum_scalars, choice=choice
+        )
+        along_gradient = at._replace(
+            state=at.state.gradient_branch, scalars=gradient_scalars, choice=choice
+        )
+        first = branch.leaf(mu * adam.mu_scale / denominator, along_momentum)
+        if order == "sequential":
+            first, first_state = yield from first
+            moved = at.param - rates[rate_index] * adam.b1 * first
+            along_gradient = along_gradient._replace(param=moved)
+            second = branch.leaf(update / denominator, along_gradient)
+            second, second_state = yield from second
+        else:
+            second = branch.leaf(update / denominator, along_gradient)
+            (first, first_state), (second, second_state) = yield from in_parallel(first, second)
+        state = NesterovSplitState(at.state.count, mu, nu, first_state, second_state)
+        return adam.b1 * first + adam.b3 * second, state
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            trees=("mu", "nu"),
+            inner={"momentum_branch": branch, "gradient_branch": branch},
+            scalars=scalars,
+            choices=lambda leaves: list(
+                zip(branch.choices(leaves), rates.indices(leaves.tree), strict=True)
+            ),
+            needs_params=branch.needs_params or order == "sequential",
+        )
+    )

@@ -1,0 +1,113 @@
+"""The trust ratio of LAMB and LANS: layer-wise adaptation of the step."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_bounds, check_choice, check_number
+from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link, transformation
+
+Bounds = tuple[Any, Any] | None
+
+
+class ScaleByTrustRatioState(NamedTuple):
+    """State of `scale_by_trust_ratio`."""
+
+    trust_ratios: jax.Array
+    """The ratios of the last step, one for each block in the order of `jax.tree.leaves`."""
+
+
+def scale_by_trust_ratio(
+    trust_coefficient: Scalar = 1.0,
+    eps: Scalar = 0.0,
+    *,
+    param_norm_bounds: Bounds = None,
+    trust_ratio_bounds: Bounds = None,
+    zero_ratio: Literal["one", "coefficient"] = "one",
+    trust_ratio_mask: Mask = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Gives the update of each block the length of the block's parameters.
+
+    .. math::
+
+        r = \operatorname{clip}\left(c \, \frac{\phi(\lVert w \rVert)}{\lVert u \rVert + \epsilon}
+            \right), \qquad u \leftarrow r u,
+
+    with :math:`\phi(z) = \min(\max(z, \mathrm{lo}), \mathrm{hi})`. Where
+    :math:`\phi(\lVert w \rVert)` or :math:`\lVert u \rVert` is 0 there is no ratio, and
+    `zero_ratio` decides.
+
+    Args:
+        trust_coefficient: :math:`c`, positive.
+        eps: :math:`\epsilon`, 0 or more.
+        param_norm_bounds: `(lo, hi)` of :math:`\phi`; either may be None for no bound. With a
+            positive `lo` parameters that start at zero are adapted too.
+        trust_ratio_bounds: bounds on :math:`r`, likewise; they leave `zero_ratio` alone.
+        zero_ratio: `"one"` takes the update as it is, `"coefficient"` takes :math:`r = c`.
+        trust_ratio_mask: the parameters that are adapted; the others pass unchanged, with ratio 1.
+
+    Returns:
+        A transformation that needs parameters; its state is a `ScaleByTrustRatioState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_trust_ratio
+        >>> params = {"kernel": jnp.array([3.0, 4.0]), "bias": jnp.zeros(2)}
+        >>> updates = {"kernel": jnp.array([0.0, 2.0]), "bias": jnp.ones(2)}
+        >>> transform = scale_by_trust_ratio()
+        >>> updates, state = transform.update(updates, transform.init(params), params)
+        >>> print(updates["kernel"], updates["bias"], state.trust_ratios)
+        [0. 5.] [1. 1.] [1.  2.5]
+
+    References:
+        You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*,
+        arXiv 1904.00962, Algorithm 2 and, for :math:`\phi`, section 3.
+    """
+    check_number("trust_coefficient", trust_coefficient, "(0, inf)")
+    check_number("eps", eps, "[0, inf)")
+    check_bounds("param_norm_bounds", param_norm_bounds)
+    check_bounds("trust_ratio_bounds", trust_ratio_bounds)
+    check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
+    check_mask("trust_ratio_mask", trust_ratio_mask)
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        if not at.choice:
+            return update, at.state._replace(trust_ratios=1.0)
+        coefficient, eps, param_bounds, ratio_bounds = at.scalars
+        param_norm, update_norm = yield BlockNorms(at.start, update)
+        param_norm = clip(param_norm, param_bounds)
+        defined = (param_norm > 0) & (update_norm > 0)
+        ratio = coefficient * param_norm / (jnp.where(defined, update_norm, 1) + eps)
+        fallback = coefficient if zero_ratio == "coefficient" else 1.0
+        ratio = jnp.where(defined, clip(ratio, ratio_bounds), fallback)
+        return ratio * update, at.state._replace(trust_ratios=ratio)
+
+    return transformation(
+        Link(
+            init=init_trust_ratios,
+            leaf=leaf,
+            vectors=("trust_ratios",),
+            scalars=lambda state: (trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds),
+            choices=lambda leaves: resolve_mask("trust_ratio_mask", trust_ratio_mask, leaves.tree),
+            needs_params=True,
+        )
+    )
+
+
+def init_trust_ratios(params: optax.Params) -> ScaleByTrustRatioState:
+    """Ratios of 1 for every block."""
+    return ScaleByTrustRatioState(jnp.ones(len(jax.tree.leaves(params)), jnp.float32))
+
+
+def clip(x: jax.Array, bounds: Bounds) -> jax.Array:
+    """`min(max(x, low), high)`; an end that is None is no bound."""
+    low, high = bounds or (None, None)
+    x = x if low is None else jnp.maximum(x, low)
+    return x if high is None else jnp.minimum(x, high)

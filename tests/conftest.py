@@ -1,0 +1,27 @@
+"""Strict settings for every test, and eight CPU devices."""
+
+import os
+
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+).strip()
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def x64():
+    """Runs a test with 64-bit numbers."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+def both_precisions(request):
+    """Runs a test with 32-bit and again with 64-bit numbers; the value says which."""
+    with jax.enable_x64(request.param):
+        yield request.param

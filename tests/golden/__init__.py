@@ -1,0 +1,176 @@
+"""Trajectories of the real peers, and the settings of this library that mean the same.
+
+Each peer has a `.npz` with arrays and a `.json` that says what ran. Everything here was recorded
+by running the public release of the peer on fixed gradients; `about` in the `.json` names it.
+"""
+
+from collections.abc import Callable
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+
+import optax_largebatch as lb
+
+_HERE = pathlib.Path(__file__).parent
+
+
+class Case(NamedTuple):
+    """One recorded run."""
+
+    peer: str
+    name: str
+    dtype: str
+    params: dict[str, Any]
+    """A tree of start values."""
+    grads: dict[str, Any]
+    """The same tree with one gradient for each step on the first axis."""
+    trajectory: dict[str, Any]
+    """The same tree with the parameters after each step on the first axis."""
+    optimizer: optax.GradientTransformation
+
+    def __repr__(self) -> str:
+        return f"{self.peer}-{self.name}"
+
+
+def mxnet(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
+    """MXNet 2.0 LAMB, LANS and LARS, and MXNet 1.9 LBSGD."""
+    kwargs = dict(kwargs)
+    rate, decay = kwargs.pop("learning_rate"), kwargs.pop("wd", 0.0)
+    clip, rescale = kwargs.pop("clip_gradient", None), kwargs.pop("rescale_grad", 1.0)
+    fused = kwargs.pop("use_fused_step", True)
+    bounds = (kwargs.pop("lower_bound", None), kwargs.pop("upper_bound", None))
+    if optimizer == "LAMB":
+        correction = "full" if kwargs.pop("bias_correction", True) else "none"
+        own = lb.chain(
+            lb.clip_by_value(clip),
+            lb.lamb(rate, weight_decay=decay, param_norm_bounds=bounds, bias_correction=correction),
+        )
+    elif optimizer == "LANS":
+        order = "simultaneous" if fused else "sequential"
+        own = lb.lans(
+            rate, weight_decay=decay, param_norm_bounds=bounds, clip_gradient=clip, order=order
+        )
+    elif optimizer == "LARS":
+        own = lb.lars(
+            rate,
+            decay,
+            eps=1e-8,
+            trust_ratio_mask=lb.excluding("bias$", "scale$"),
+            momentum=kwargs.pop("momentum"),
+            clip_gradient=clip,
+        )
+    else:
+        assert optimizer == "LBSGD"
+        # MXNet sums micro-batches and rescales the mean; the mean of rescaled ones is the same.
+        own = lb.lbsgd(rate, kwargs.pop("momentum", 0.0), decay, clip_gradient=clip, **kwargs)
+        kwargs = {}
+    assert not kwargs, kwargs
+    return optax.chain(optax.scale(rescale), own)
+
+
+def timm(optimizer: str, kwargs: dict[str, Any], undecayed: list[str] | None) -> Any:
+    """timm's Lamb and Lars: layers are adapted where they are decayed, unless always_adapt."""
+    kwargs = dict(kwargs)
+    rate, decay = kwargs.pop("lr"), kwargs.pop("weight_decay")
+    decayed = lb.excluding(*undecayed) if undecayed else None
+    if optimizer.endswith("Lamb"):
+        own = lb.lamb(
+            rate,
+            weight_decay=decay,
+            weight_decay_mask=decayed,
+            trust_ratio_mask=None if kwargs.pop("always_adapt", False) else decayed,
+            trust_ratio_bounds=(None, 1.0) if kwargs.pop("trust_clip", False) else None,
+            bias_correction="full" if kwargs.pop("bias_correction", True) else "none",
+            grad_averaging=kwargs.pop("grad_averaging", True),
+            max_grad_norm=kwargs.pop("max_grad_norm", 1.0),
+        )
+    elif kwargs.pop("trust_clip", False):
+        own = lb.larc(rate, decay, trust_coefficient=0.001, momentum=kwargs.pop("momentum"))
+    else:
+        own = lb.lars(rate, decay, eps=1e-8, momentum_of="directions", **kwargs)
+        kwargs = {}
+    assert not kwargs, kwargs
+    return own
+
+
+def pytorch_optimizer(kwargs: dict[str, Any]) -> optax.GradientTransformation:
+    """pytorch_optimizer's LARS: parameters of one axis are neither adapted nor decayed."""
+    matrices = lb.at_least_ndim(2)
+    return lb.lars(
+        kwargs["lr"],
+        kwargs["weight_decay"],
+        weight_decay_mask=matrices,
+        trust_ratio_mask=matrices,
+        momentum=kwargs["momentum"],
+        momentum_of="directions",
+    )
+
+
+def tensorflow(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
+    """TensorFlow Addons LAMB, and the LAMB of the BERT-style TF1 scripts (arXiv v3)."""
+    kwargs = dict(kwargs)
+    addons = optimizer.startswith("tensorflow_addons")
+    rate = kwargs.pop("learning_rate")
+    decay = kwargs.pop("weight_decay" if addons else "weight_decay_rate", 0.0)
+    undecayed = kwargs.pop("exclude_from_weight_decay", None)
+    unadapted = kwargs.pop("exclude_from_layer_adaptation", None)
+    if addons and not unadapted:
+        unadapted = undecayed
+    assert not kwargs, kwargs
+    return lb.lamb(
+        rate,
+        weight_decay=decay,
+        weight_decay_mask=lb.excluding(*undecayed) if undecayed else None,
+        trust_ratio_mask=lb.excluding(*unadapted) if unadapted else None,
+        bias_correction="full" if addons else "none",
+    )
+
+
+def _translate(peer: str, case: dict[str, Any]) -> optax.GradientTransformation:
+    optimizer, kwargs = case["optimizer"], case["kwargs"]
+    if peer.startswith("mxnet"):
+        return mxnet(optimizer, kwargs)
+    if optimizer.startswith("timm"):
+        return timm(optimizer, kwargs, case["undecayed_group"])
+    if optimizer.startswith("pytorch_optimizer"):
+        return pytorch_optimizer(kwargs)
+    return tensorflow(optimizer, kwargs)
+
+
+def _tree(leaves: list[str], get: Callable[[str], np.ndarray]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for leaf in leaves:
+        *path, last = leaf.split("/")
+        node = tree
+        for key in path:
+            node = node.setdefault(key, {})
+        node[last] = get(leaf)
+    return tree
+
+
+def load(peer: str) -> list[Case]:
+    """All recorded runs of a peer."""
+    cases = json.loads((_HERE / f"{peer}.json").read_text())["cases"]
+    with np.load(_HERE / f"{peer}.npz") as arrays:
+        return [
+            Case(
+                peer,
+                name,
+                case["dtype"],
+                *(
+                    _tree(case["leaves"], lambda leaf, n=name, p=part: arrays[f"{n}:{p}:{leaf}"])
+                    for part in ("params", "grads", "trajectory")
+                ),
+                optimizer=_translate(peer, case),
+            )
+            for name, case in cases.items()
+            if name != "_schedules"
+        ]
+
+
+def schedules(peer: str) -> dict[str, Any]:
+    """The recorded value tables of a peer."""
+    return json.loads((_HERE / f"{peer}.json").read_text())["cases"]["_schedules"]

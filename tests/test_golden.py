@@ -1,0 +1,59 @@
+"""Every recorded run of a peer, reproduced over all its steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests import golden
+
+PEERS = ("mxnet_2_0_0b1", "mxnet_1_9_1", "torch_peers", "tensorflow_peers")
+CASES = [case for peer in PEERS for case in golden.load(peer)]
+
+
+def largest_difference(case: golden.Case, dtype: str) -> float:
+    """The largest error of a parameter at any step, over the largest value of its leaf."""
+    optimizer = case.optimizer
+
+    def step(carry, grads):
+        params, state = carry
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    params, grads = jax.tree.map(lambda x: jnp.asarray(x, dtype), (case.params, case.grads))
+    _, trajectory = jax.jit(lambda p, g: jax.lax.scan(step, (p, optimizer.init(p)), g))(
+        params, grads
+    )
+    errors = jax.tree.map(
+        lambda ours, theirs: float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max()),
+        trajectory,
+        case.trajectory,
+    )
+    return max(jax.tree.leaves(errors))
+
+
+def test_all_cases_are_here():
+    counts = {peer: sum(case.peer == peer for case in CASES) for peer in PEERS}
+    assert counts == {
+        "mxnet_2_0_0b1": 32,
+        "mxnet_1_9_1": 10,
+        "torch_peers": 12,
+        "tensorflow_peers": 8,
+    }
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.dtype == "float32"], ids=repr)
+def test_float32_peers_in_float32(case):
+    assert largest_difference(case, "float32") < 2e-5
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.dtype == "float32"], ids=repr)
+def test_float32_peers_in_float64(case, x64):
+    assert largest_difference(case, "float64") < 1e-5
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.dtype == "float64"], ids=repr)
+def test_float64_peers(case, x64):
+    assert largest_difference(case, "float64") < 1e-11
