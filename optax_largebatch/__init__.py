@@ -6,6 +6,7 @@ from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
+from optax_largebatch.schedules.eden import eden, eden2
 from optax_largebatch.schedules.values import values_schedule
 from optax_largebatch.schedules.warmup import (
     large_batch_warmup,
@@ -56,6 +57,8 @@ __all__ = [
     "chain",
     "clip_by_global_norm",
     "clip_by_value",
+    "eden",
+    "eden2",
     "excluding",
     "lamb",
     "lans",

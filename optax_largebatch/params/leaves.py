@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.params.paths import is_masked, path_name
+from optax_largebatch.params.paths import is_placeholder, path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +46,12 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 
     Raises:
         TypeError: a leaf is no array of floating point numbers.
-        ValueError: there is no leaf at all (and none that `optax.masked` hid).
+        ValueError: there is no leaf at all (and no placeholder of optax).
     """
     if tree is None:
         raise ValueError(f"{name} must be a tree of arrays, got None.")
     keyed, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    if not keyed and not any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked))):
+    if not keyed and not any(map(is_placeholder, jax.tree.leaves(tree, is_leaf=is_placeholder))):
         raise ValueError(
             f"{name} must hold at least one array, got the empty tree {tree!r}. Pass the "
             "parameters themselves, for example variables['params'] or nnx.state(model, nnx.Param)."

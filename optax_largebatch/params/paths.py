@@ -32,3 +32,11 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 def is_masked(node: Any) -> bool:
     """Whether `node` stands where `optax.masked` or `optax.partition` hid a leaf."""
     return isinstance(node, optax.MaskedNode)
+
+
+def is_placeholder(node: Any) -> bool:
+    """Whether `node` is an object of optax in the place of parameters.
+
+    That is a masked leaf, or what `optax.tree.map_params` initialises an optimizer with.
+    """
+    return type(node).__module__.split(".")[0] == "optax"

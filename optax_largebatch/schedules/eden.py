@@ -1,0 +1,151 @@
+"""Eden and Eden2: schedules that decay by batch and by epoch."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.schedules.warmup import as_float
+
+
+class EdenSchedule(Protocol):
+    """A schedule of the step, to which a loop may pass the epoch as well."""
+
+    def __call__(
+        self, step: jax.typing.ArrayLike, epoch: jax.typing.ArrayLike | None = None
+    ) -> jax.Array:
+        """The value at `step` (0 first), in `epoch` (0 first; None computes it from the step)."""
+        ...
+
+
+def eden(
+    learning_rate: Scalar,
+    lr_batches: Scalar = 5000,
+    lr_epochs: Scalar = 6,
+    *,
+    steps_per_epoch: Scalar | None = None,
+    warmup_batches: Scalar = 500,
+    warmup_start: Scalar = 0.5,
+) -> EdenSchedule:
+    r"""Eden: the learning rate falls with the batch and with the epoch, each to the power -1/2.
+
+    .. math::
+
+        \eta_t = \eta\, w_t \left(1 + (t / B)^2\right)^{-1/4} \left(1 + (e / E)^2\right)^{-1/4},
+        \qquad w_t = s + (1 - s) \min(t / W, 1)
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more.
+        lr_batches: :math:`B`, batches after which the rate begins to fall; positive.
+        lr_epochs: :math:`E`, epochs after which it begins to fall; positive.
+        steps_per_epoch: batches in an epoch, positive. The epoch of a step is then
+            :math:`\lfloor t / \text{steps\_per\_epoch} \rfloor`; None if the loop passes it.
+        warmup_batches: :math:`W`, length of the warm-up, 0 or more; 0 for none, as in the original
+            Eden.
+        warmup_start: :math:`s`, the factor at the first batch, in [0, 1].
+
+    Returns:
+        A schedule: `schedule(step)`, or `schedule(step, epoch)` with the epoch (0 first, possibly
+        a fraction) from the loop.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range; and, when the schedule is called, there is
+            neither an epoch nor `steps_per_epoch`.
+
+    Examples:
+        >>> from optax_largebatch import eden
+        >>> schedule = eden(0.1, lr_batches=100, lr_epochs=2, steps_per_epoch=50, warmup_batches=10)
+        >>> print([f"{float(schedule(step)):.4f}" for step in (0, 10, 100)])
+        ['0.0500', '0.0998', '0.0707']
+
+    References:
+        icefall, `optim.Eden`.
+    """
+    check_number("learning_rate", learning_rate, "[0, inf)")
+    check_number("lr_batches", lr_batches, "(0, inf)")
+    check_number("lr_epochs", lr_epochs, "(0, inf)")
+    if steps_per_epoch is not None:
+        check_number("steps_per_epoch", steps_per_epoch, "(0, inf)")
+    warmup = _warmup(warmup_batches, warmup_start)
+
+    def schedule(
+        step: jax.typing.ArrayLike, epoch: jax.typing.ArrayLike | None = None
+    ) -> jax.Array:
+        t = as_float(step)
+        if epoch is not None:
+            e = as_float(epoch)
+        elif steps_per_epoch is not None:
+            e = jnp.floor(t / steps_per_epoch)
+        else:
+            raise ValueError(
+                "eden needs the epoch: build it with steps_per_epoch=..., or call the schedule "
+                "with schedule(step, epoch)."
+            )
+        by_batch = (1 + jnp.square(t / lr_batches)) ** -0.25
+        by_epoch = (1 + jnp.square(e / lr_epochs)) ** -0.25
+        return learning_rate * warmup(t) * by_batch * by_epoch
+
+    return schedule
+
+
+def eden2(
+    learning_rate: Scalar,
+    lr_batches: Scalar = 5000,
+    *,
+    warmup_batches: Scalar = 500,
+    warmup_start: Scalar = 0.5,
+) -> optax.Schedule:
+    r"""Eden2: the learning rate falls with the batch alone.
+
+    .. math::
+
+        \eta_t = \eta\, w_t \left(1 + (t / B)^2\right)^{-1/2},
+        \qquad w_t = s + (1 - s) \min(t / W, 1)
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more.
+        lr_batches: :math:`B`, batches after which the rate begins to fall; positive.
+        warmup_batches: :math:`W`, length of the warm-up, 0 or more; 0 for none.
+        warmup_start: :math:`s`, the factor at the first batch, in [0, 1].
+
+    Returns:
+        A schedule: step (0 first) to learning rate.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> from optax_largebatch import eden2
+        >>> schedule = eden2(0.1, lr_batches=100, warmup_batches=10)
+        >>> print([f"{float(schedule(step)):.4f}" for step in (0, 10, 100)])
+        ['0.0500', '0.0995', '0.0707']
+
+    References:
+        icefall, `optim.Eden2`.
+    """
+    check_number("learning_rate", learning_rate, "[0, inf)")
+    check_number("lr_batches", lr_batches, "(0, inf)")
+    warmup = _warmup(warmup_batches, warmup_start)
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        t = as_float(step)
+        return learning_rate * warmup(t) * (1 + jnp.square(t / lr_batches)) ** -0.5
+
+    return schedule
+
+
+def _warmup(batches: Scalar, start: Scalar) -> Callable[[jax.Array], jax.Array]:
+    """The factor `start + (1 - start) * min(t / batches, 1)`; 1 without a warm-up."""
+    check_number("warmup_batches", batches, "[0, inf)")
+    check_number("warmup_start", start, "[0, 1]")
+
+    def factor(t: jax.Array) -> jax.Array:
+        done = jnp.where(t < batches, t / jnp.maximum(batches, 1), 1.0)
+        return start + (1 - start) * done
+
+    return factor

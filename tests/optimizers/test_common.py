@@ -1,0 +1,345 @@
+"""What every optimizer does, whichever it is."""
+
+import inspect
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch import optimizers
+from tests.optimizers.registry import OPTIMIZERS
+
+pytestmark = pytest.mark.parametrize("name", OPTIMIZERS)
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def mixed_tree(dtype="float32"):
+    """Leaves of every rank, one of them of size 0 and one without any gradient."""
+    leaves = {
+        "dense": {"kernel": (4, 3), "bias": (3,)},
+        "conv": {"kernel": (2, 2, 3, 2)},
+        "scale": (),
+        "empty": (0, 3),
+        "absent": None,
+    }
+    shapes, structure = jax.tree.flatten(leaves, is_leaf=lambda x: isinstance(x, tuple))
+    rng = np.random.default_rng(0)
+    return structure.unflatten([jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes])
+
+
+def gradients_at(step, params):
+    """Fixed, noisy gradients; `step` may be a slice."""
+    noise = np.random.default_rng(1).normal(size=(8, 64))
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(
+            noise[step, : leaf.size].reshape((*noise[step, 0].shape, *leaf.shape)), leaf.dtype
+        ),
+        params,
+    )
+
+
+def train(optimizer, params, steps=6):
+    """Parameters and state after some steps in one compiled scan."""
+
+    def step(carry, gradients):
+        params, state = carry
+        updates, state = optimizer.update(gradients, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    with jax.numpy_dtype_promotion("standard"):  # optax's wrappers are not strict
+        carry = params, optimizer.init(params)
+    run = jax.jit(lambda carry, gradients: jax.lax.scan(step, carry, gradients)[0])
+    return run(carry, gradients_at(slice(steps), params))
+
+
+def assert_same_training(optimizer, reference, params=None, **tolerances):
+    params = mixed_tree() if params is None else params
+    ours, _ = train(optimizer, params)
+    theirs, _ = train(reference, params)
+    tolerances = {"rtol": 1e-6, "atol": 1e-7} | tolerances
+    chex.assert_trees_all_close(ours, theirs, **tolerances)
+    moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)) or a.size == 0, ours, params)
+    assert all(jax.tree.leaves(moved))
+
+
+def test_every_public_optimizer_is_registered(name):
+    public = {
+        public
+        for public in lb.__all__
+        if inspect.isfunction(getattr(lb, public))
+        and getattr(lb, public).__module__.startswith(optimizers.__name__)
+        and inspect.signature(getattr(lb, public)).return_annotation
+        is optax.GradientTransformationExtraArgs
+    }
+    assert name in public
+    assert public == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_updates_keep_dtype_and_state_keeps_structure_under_scan(name, dtype):
+    params = mixed_tree(dtype)
+    optimizer = OPTIMIZERS[name].make()
+    new_params, state = train(optimizer, params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new_params, params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, optimizer.init(params))
+    chex.assert_tree_all_finite((new_params, state))
+    updates, _ = optimizer.update(gradients_at(0, params), state, params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
+
+
+def test_moments_are_float32_by_default(name):
+    state = OPTIMIZERS[name].make().init(mixed_tree("bfloat16"))
+    floats = [x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    assert set(floats) == {jnp.dtype("float32")}
+
+
+def test_float64_leaves_keep_their_precision(name, x64):
+    params = mixed_tree("float64")
+    new_params, state = train(OPTIMIZERS[name].make(), params)
+    chex.assert_trees_all_equal_dtypes(new_params, params)
+    single, _ = train(OPTIMIZERS[name].make(), mixed_tree("float32"))
+    chex.assert_trees_all_close(
+        jax.tree.map(lambda x: np.asarray(x, "float64"), single), new_params, rtol=0.5
+    )
+    doubles = [x for x in jax.tree.leaves(state) if x.dtype == jnp.float64]
+    assert len(doubles) >= len(jax.tree.leaves(params))
+
+
+def test_no_recompilation_on_the_second_call(name):
+    optimizer = OPTIMIZERS[name].make()
+    step = jax.jit(optimizer.update)
+    params = mixed_tree()
+    state = optimizer.init(params)
+    for index in range(3):
+        updates, state = step(gradients_at(index, params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert step._cache_size() == 1
+
+
+def test_accepts_unknown_extra_args(name):
+    optimizer = OPTIMIZERS[name].make()
+    params = mixed_tree()
+    plain = optimizer.update(gradients_at(0, params), optimizer.init(params), params)
+    extra = optimizer.update(
+        gradients_at(0, params), optimizer.init(params), params, value=1.0, key="anything"
+    )
+    chex.assert_trees_all_equal(plain, extra)
+
+
+def test_init_under_eval_shape(name):
+    optimizer = OPTIMIZERS[name].make()
+    params = mixed_tree()
+    abstract = jax.eval_shape(optimizer.init, params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(abstract, optimizer.init(params))
+
+
+def test_donated_buffers_are_reused(name):
+    optimizer = OPTIMIZERS[name].make()
+
+    def step(params, state):
+        updates, state = optimizer.update(gradients_at(0, params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = mixed_tree()
+    expected = jax.jit(step)(params, optimizer.init(params))
+    donated_params, donated_state = mixed_tree(), optimizer.init(params)
+    kernel = donated_params["dense"]["kernel"]
+    result = jax.jit(step, donate_argnums=(0, 1))(donated_params, donated_state)
+    assert kernel.is_deleted()
+    chex.assert_trees_all_close(result, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_vmap_over_models(name):
+    optimizer = OPTIMIZERS[name].make()
+    params = {"kernel": jnp.arange(1.0, 13.0).reshape(2, 3, 2)}
+
+    def final(params):
+        state = optimizer.init(params)
+        for _ in range(2):
+            updates, state = optimizer.update(jax.tree.map(jnp.sin, params), state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    together = jax.vmap(final)(params)
+    for index in range(2):
+        alone = final(jax.tree.map(lambda x, i=index: x[i], params))
+        chex.assert_trees_all_close(
+            jax.tree.map(lambda x, i=index: x[i], together), alone, rtol=1e-6
+        )
+
+
+def test_in_optax_chain_and_ours(name):
+    optimizer = OPTIMIZERS[name].make()
+
+    def halved_update(updates, state, params):
+        updates, state = optimizer.update(updates, state, params)
+        return jax.tree.map(lambda update: 0.5 * update, updates), state
+
+    halved = optax.GradientTransformation(optimizer.init, halved_update)
+    assert_same_training(optax.chain(optimizer, optax.scale(0.5)), halved)
+    assert_same_training(lb.chain(optimizer, optax.scale(0.5)), halved)
+    assert_same_training(lb.chain(lb.clip_by_value(None), optimizer, optax.scale(0.5)), halved)
+
+
+def test_in_optax_masked(name):
+    entry = OPTIMIZERS[name]
+    params = mixed_tree()
+    no_scale = lb.excluding("scale").mask
+    ours, _ = train(optax.masked(entry.make(weight_decay_mask=no_scale), no_scale), params)
+    rule, _ = train(
+        optax.masked(entry.make(weight_decay_mask=lb.excluding("scale")), no_scale), params
+    )
+    alone, _ = train(entry.make(), params)
+    chex.assert_trees_all_close(ours, rule)
+    chex.assert_trees_all_close(ours["dense"], alone["dense"], rtol=1e-6, atol=1e-7)
+    chex.assert_trees_all_close(
+        ours["scale"], train(optax.identity(), params)[0]["scale"], rtol=1e-6
+    )
+
+
+def test_in_optax_partition(name):
+    entry = OPTIMIZERS[name]
+    rate = entry.kwargs["learning_rate"]
+    labels = {"dense": "fast", "conv": "slow", "scale": "fast", "empty": "slow", "absent": "none"}
+    parts = optax.partition(
+        {
+            "fast": entry.make(learning_rate=2 * rate),
+            "slow": entry.make(learning_rate=rate),
+            "none": entry.make(),
+        },
+        labels,
+    )
+    params = mixed_tree()
+    ours, _ = train(parts, params)
+    fast, _ = train(entry.make(learning_rate=2 * rate), params)
+    slow, _ = train(entry.make(learning_rate=rate), params)
+    chex.assert_trees_all_close(ours["dense"], fast["dense"], rtol=1e-6, atol=1e-7)
+    chex.assert_trees_all_close(ours["conv"], slow["conv"], rtol=1e-6, atol=1e-7)
+
+
+def test_in_inject_hyperparams(name):
+    entry = OPTIMIZERS[name]
+    injected = optax.inject_hyperparams(entry.factory, static_args=entry.static_args)
+    rule = lb.excluding("bias", "scale")
+    settings = entry.kwargs | {"weight_decay": 0.5, "weight_decay_mask": rule}
+    assert_same_training(injected(**settings), entry.factory(**settings), rtol=2e-5, atol=1e-6)
+
+    ramp = optax.linear_schedule(0.0, entry.kwargs["learning_rate"], 4)
+    scheduled = injected(**(settings | {"learning_rate": ramp}))
+    state = scheduled.init(mixed_tree())
+    assert state.hyperparams["learning_rate"] == 0.0
+
+
+def test_mask_function_taken_for_a_schedule_is_an_error(name):
+    entry = OPTIMIZERS[name]
+
+    def mask(params):
+        return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+    settings = entry.kwargs | {"weight_decay": 0.5, "weight_decay_mask": mask}
+    trapped = optax.inject_hyperparams(entry.factory, static_args=entry.static_args)(**settings)
+    with pytest.raises(TypeError, match=r"weight_decay_mask .* static_args"):
+        trapped.init(mixed_tree())
+    static = (*entry.static_args, "weight_decay_mask")
+    kept = optax.inject_hyperparams(entry.factory, static_args=static)(**settings)
+    assert_same_training(kept, entry.factory(**settings), rtol=2e-5, atol=1e-6)
+
+
+def test_in_multi_steps(name):
+    entry = OPTIMIZERS[name]
+    params = mixed_tree()
+    optimizer = entry.make()
+    every = optax.MultiSteps(optimizer, every_k_schedule=2)
+    with jax.numpy_dtype_promotion("standard"):
+        state = every.init(params)
+        multi = params
+        for index in range(4):
+            updates, state = every.update(gradients_at(index, params), state, multi)
+            multi = optax.apply_updates(multi, updates)
+    own = params
+    state = optimizer.init(params)
+    for index in (0, 2):
+        pair = [gradients_at(index + i, params) for i in range(2)]
+        mean = jax.tree.map(lambda a, b: (a + b) / 2, *pair)
+        updates, state = optimizer.update(mean, state, own)
+        own = optax.apply_updates(own, updates)
+    chex.assert_trees_all_close(multi, own, rtol=1e-5, atol=1e-6)
+
+
+def test_in_apply_if_finite(name):
+    optimizer = optax.apply_if_finite(OPTIMIZERS[name].make(), max_consecutive_errors=5)
+    params = mixed_tree()
+    state = optimizer.init(params)
+    bad = gradients_at(0, params)
+    bad["dense"]["kernel"] = bad["dense"]["kernel"].at[0, 0].set(jnp.nan)
+    updates, skipped = optimizer.update(bad, state, params)
+    chex.assert_trees_all_equal(updates, jax.tree.map(jnp.zeros_like, params))
+    chex.assert_trees_all_equal(skipped.inner_state, state.inner_state)
+    good = gradients_at(0, params)
+    after_skip = optimizer.update(good, skipped, params)[0]
+    chex.assert_trees_all_equal(after_skip, optimizer.update(good, state, params)[0])
+
+
+def test_every_state_maps_and_reads_by_name(name):
+    optimizer = OPTIMIZERS[name].make()
+    params = mixed_tree()
+    state = optimizer.init(params)
+    doubled = optax.tree.map_params(optimizer, lambda x: x + 1, state)
+    changed = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), state, doubled)
+    assert sum(jax.tree.leaves(changed)) >= len(jax.tree.leaves(params)) - 1  # one is empty
+    assert optax.tree.get_all_with_path(state, "count")
+
+
+@pytest.mark.parametrize("zero", ["gradients", "parameters", "both"])
+def test_zeros_give_no_nan(name, zero):
+    params = mixed_tree()
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    start = params if zero == "gradients" else zeros
+    optimizer = OPTIMIZERS[name].make()
+    state = optimizer.init(start)
+    for index in range(3):
+        gradients = gradients_at(index, params) if zero == "parameters" else zeros
+        updates, state = optimizer.update(gradients, state, start)
+        chex.assert_tree_all_finite((updates, state))
+        start = optax.apply_updates(start, updates)
+    if zero == "both":
+        chex.assert_trees_all_equal(start, zeros)
+
+
+PROBLEMS = {
+    "parabola": ([-1.0, 10.0, 1.0], [1.0, -1.0, 1.0]),
+    "matrix": ([[1.0, 1.0], [1.0, -1.0]], [[3.0, -2.0], [1.0, 4.0]]),
+    "mixed": (
+        {"vector": [1.0, 1.0, -1.0], "matrix": [[1.0, 2.0], [2.0, 1.0]], "scalar": 1.0},
+        {"vector": [1.0, -1.0, 2.0], "matrix": [[1.0, 0.0], [-1.0, 1.0]], "scalar": -2.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_converges(name, problem):
+    start, target = (
+        jax.tree.map(jnp.asarray, tree, is_leaf=lambda x: isinstance(x, list))
+        for tree in PROBLEMS[problem]
+    )
+    entry = OPTIMIZERS[name]
+    steps = 3000
+    rate = optax.linear_schedule(entry.peak, 0.0, steps)
+    optimizer = entry.make(learning_rate=rate, weight_decay=0.0)
+
+    def distance(params):
+        squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), params, target)
+        return jax.tree.reduce(jnp.add, squares)
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(distance)(params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=steps)[0])
+    params, _ = run((start, optimizer.init(start)))
+    chex.assert_trees_all_close(params, target, rtol=1e-2, atol=1e-2)
