@@ -30,6 +30,12 @@ def check_number(name: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{name} must be in {allowed}, got {value!r}.")
 
 
+def check_optional_number(name: str, value: Any, allowed: str) -> None:
+    """Checks that `value` is None or a real number in the interval `allowed`."""
+    if value is not None:
+        check_number(name, value, allowed)
+
+
 def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:
     """Checks that `value` is a number in `allowed` or a schedule (a function of the step)."""
     if callable(value):

@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice
+from optax_largebatch.arguments import Scalar, check_choice, check_optional_number
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.transforms.adam import (
@@ -104,6 +104,7 @@ def lamb(
         arXiv 1904.00962 (v5), Algorithm 2.
     """
     groups = check_groups(groups)
+    check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
     check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.vary("learning_rate", learning_rate)
     if bias_correction == "step_size":

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.arguments import Scalar
+from optax_largebatch.arguments import Scalar, check_number, check_optional_number
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
@@ -103,6 +103,8 @@ def lans(
         arXiv 2006.13484, Algorithm 2.
     """
     groups = check_groups(groups)
+    check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
+    check_number("normalization_eps", normalization_eps, "[0, inf)")
     rate = groups.vary("learning_rate", learning_rate)
     return chain(
         centralize_gradients(groups.vary("grad_centralization", False)),

@@ -9,7 +9,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
-from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.rules import NOTHING
 from optax_largebatch.schedules.warmup import large_batch_warmup
 from optax_largebatch.transforms.accumulation import accumulate_gradients
@@ -107,6 +107,7 @@ def lbsgd(
     check_number("warmup_epochs", warmup_epochs, "[0, inf)")
     check_number("updates_per_epoch", updates_per_epoch, "(0, inf)")
     check_number("begin_epoch", begin_epoch, "[0, inf)")
+    check_mask("trust_ratio_mask", trust_ratio_mask)
     adapts = warmup_strategy == "lars"
     rate = as_grouped("learning_rate", groups.vary("learning_rate", learning_rate))
     if not adapts:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.params.paths import is_placeholder, path_name
+from optax_largebatch.params.paths import is_placeholder, named_leaves, path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,3 +68,36 @@ def leaves_of(name: str, tree: Any) -> Leaves:
                 "optax.masked."
             )
     return Leaves(tree, treedef, [jnp.asarray(leaf) for _, leaf in keyed])
+
+
+def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
+    """The leaves of an update and the gradient of each.
+
+    Args:
+        updates: the gradients; None may stand in the place of a leaf that has none.
+        params: the parameters, or None.
+
+    Returns:
+        The leaves of the parameters (of the gradients, if `params` is None), and for each its
+        gradient or None.
+
+    Raises:
+        TypeError: a parameter or gradient is no array of floating point numbers.
+        ValueError: the two trees differ in structure or shapes.
+    """
+    checked = leaves_of("updates", updates)
+    if params is None:
+        return checked, list(checked.arrays)
+    leaves = leaves_of("params", params)
+    gradients = leaves.align("updates", updates)
+    for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
+        if gradient is None:
+            continue
+        gradients[index] = jnp.asarray(gradient)
+        if gradients[index].shape != param.shape:
+            raise ValueError(
+                "updates must have the shapes of the parameters; "
+                f"{named_leaves(params)[index][0]!r} has a gradient of shape "
+                f"{gradients[index].shape} and a parameter of shape {param.shape}."
+            )
+    return leaves, gradients

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_dtype, check_integer
-from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.transforms.adam import zeros_like
 
 
@@ -81,31 +81,32 @@ def accumulate_gradients(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateGradientsState]:
-        leaves = leaves_of(*(("updates", updates) if params is None else ("params", params)))
-        total = jax.tree.map(
-            lambda sum_, gradient: sum_ if gradient is None else sum_ + gradient.astype(sum_.dtype),
-            state.accumulator,
-            leaves.rebuild(leaves.align("updates", updates)),
-        )
+        leaves, gradients = gradients_of(updates, params)
+        sums = leaves.align("the state's accumulator", state.accumulator)
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:
+                sums[index] = sums[index] + gradient.astype(sums[index].dtype)
 
         def step() -> tuple[optax.Updates, AccumulateGradientsState]:
-            mean = jax.tree.map(lambda sum_: sum_ / every, total)
-            new_updates, inner_state = inner.update(mean, state.inner_state, params, **extra_args)
-            cast = jax.tree.map(
-                lambda update, like: update.astype(like.dtype),
-                new_updates,
-                leaves.rebuild(leaves.arrays),
-            )
-            return cast, AccumulateGradientsState(
-                micro_step=jnp.zeros([], jnp.int32),
-                macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
-                accumulator=jax.tree.map(jnp.zeros_like, total),
-                inner_state=inner_state,
+            mean = leaves.rebuild([total / every for total in sums])
+            updates, inner_state = inner.update(mean, state.inner_state, params, **extra_args)
+            updates = leaves.align("the inner updates", updates)
+            columns = zip(updates, leaves.arrays, strict=True)
+            return (
+                leaves.rebuild([update.astype(like.dtype) for update, like in columns]),
+                AccumulateGradientsState(
+                    micro_step=jnp.zeros([], jnp.int32),
+                    macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
+                    accumulator=leaves.rebuild([jnp.zeros_like(total) for total in sums]),
+                    inner_state=inner_state,
+                ),
             )
 
         def wait() -> tuple[optax.Updates, AccumulateGradientsState]:
             zeros = leaves.rebuild([jnp.zeros_like(leaf) for leaf in leaves.arrays])
-            return zeros, state._replace(micro_step=state.micro_step + 1, accumulator=total)
+            return zeros, state._replace(
+                micro_step=state.micro_step + 1, accumulator=leaves.rebuild(sums)
+            )
 
         return jax.lax.cond(state.micro_step + 1 >= every, step, wait)
 

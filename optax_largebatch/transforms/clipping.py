@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.arguments import Scalar, check_optional_number
 from optax_largebatch.transforms.link import (
     GlobalNorm,
     Leaf,
@@ -42,8 +42,7 @@ def clip_by_value(
         >>> print(updates)
         [ 0.5 -1. ]
     """
-    if max_value is not None:
-        check_number("max_value", max_value, "(0, inf)")
+    check_optional_number("max_value", max_value, "(0, inf)")
 
     @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
@@ -84,8 +83,7 @@ def clip_by_global_norm(
         >>> print(updates["kernel"], updates["bias"])
         [0.6] [0.8]
     """
-    if max_norm is not None:
-        check_number("max_norm", max_norm, "(0, inf)")
+    check_optional_number("max_norm", max_norm, "(0, inf)")
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         if at.scalars is None:

@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_bounds, check_choice, check_number, is_zero
+from optax_largebatch.arguments import (
+    Scalar,
+    check_bounds,
+    check_choice,
+    check_number,
+    check_optional_number,
+    is_zero,
+)
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
@@ -104,8 +111,7 @@ def scale_by_lars(
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient", "gradient", "formula"))
     if zero_ratio == "formula" and is_zero(eps):
         raise ValueError("zero_ratio='formula' divides by eps where all is zero: got eps=0.")
-    if clip_gradient is not None:
-        check_number("clip_gradient", clip_gradient, "(0, inf)")
+    check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
     limits = None
     if larc_learning_rate is not None:
         limits = as_grouped("larc_learning_rate", larc_learning_rate)

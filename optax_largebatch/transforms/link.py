@@ -27,8 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import norms
-from optax_largebatch.params.leaves import Leaves, leaves_of
-from optax_largebatch.params.paths import named_leaves
+from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 
 
 class BlockNorms:
@@ -169,7 +168,12 @@ class _BoundLink:
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
         link = self.link
-        leaves, gradients = _gradients(updates, params, link.needs_params)
+        if params is None and link.needs_params:
+            raise ValueError(
+                "params must be given to `update`, because this transformation depends on the "
+                "parameters; got None. Call optimizer.update(grads, state, params)."
+            )
+        leaves, gradients = gradients_of(updates, params)
         states = link.split(state, leaves)
         scalars = link.scalars(state)
         choices = link.choices(leaves)
@@ -222,33 +226,6 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
             for index, request in waiting.items():
                 answers[index] = [replies.pop(0) for _ in request.arrays]
     return results
-
-
-def _gradients(
-    updates: optax.Updates, params: optax.Params | None, needs_params: bool
-) -> tuple[Leaves, list[Any]]:
-    """The leaves of a step and the gradient of each (None where it has none), checked."""
-    if params is None and needs_params:
-        raise ValueError(
-            "params must be given to `update`, because this transformation depends on the "
-            "parameters; got None. Call optimizer.update(grads, state, params)."
-        )
-    checked = leaves_of("updates", updates)
-    if params is None:
-        return checked, list(checked.arrays)
-    leaves = leaves_of("params", params)
-    gradients = leaves.align("updates", updates)
-    for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
-        if gradient is None:
-            continue
-        gradients[index] = jnp.asarray(gradient)
-        if jnp.shape(gradient) != jnp.shape(param):
-            raise ValueError(
-                "updates must have the shapes of the parameters; "
-                f"{named_leaves(params)[index][0]!r} has a gradient of shape {jnp.shape(gradient)} "
-                f"and a parameter of shape {jnp.shape(param)}."
-            )
-    return leaves, gradients
 
 
 def _in_step(programs: Mapping[int, LeafProgram]) -> dict[int, tuple[jax.Array, Any]]:

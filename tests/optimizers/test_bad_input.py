@@ -1,0 +1,224 @@
+"""Every wrong argument and every wrong tree: what was wrong, and what is allowed."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
+
+RULE = lb.matching("kernel")
+
+# For each argument: wrong values, the error, and what its message must say besides the name.
+WRONG = {
+    "learning_rate": [
+        (-0.1, ValueError, "[0, inf), got -0.1"),
+        ("0.1", TypeError, "schedule"),
+        (None, TypeError, "schedule"),
+        (True, TypeError, "schedule"),
+        (float("nan"), ValueError, "[0, inf), got nan"),
+        (jnp.ones(3), ValueError, "scalar"),
+    ],
+    "weight_decay": [
+        (-1e-4, ValueError, "[0, inf), got -0.0001"),
+        ("mild", TypeError, "'mild'"),
+        (float("inf"), ValueError, "[0, inf), got inf"),
+    ],
+    "b1": [
+        (1.0, ValueError, "[0, 1), got 1.0"),
+        (-0.1, ValueError, "[0, 1)"),
+        ("a", TypeError, ""),
+    ],
+    "b2": [(1.5, ValueError, "[0, 1), got 1.5"), (None, TypeError, "None")],
+    "eps": [(-1e-8, ValueError, "[0, inf)"), ([], TypeError, "[]")],
+    "eps_root": [(-1e-8, ValueError, "[0, inf)")],
+    "momentum": [(1.0, ValueError, "[0, 1), got 1.0"), ("x", TypeError, "'x'")],
+    "nesterov": [(1, TypeError, "True or False, got 1")],
+    "trust_coefficient": [(0.0, ValueError, "(0, inf), got 0.0")],
+    "weight_decay_mask": [
+        (False, TypeError, "excluding('bias')"),
+        (True, TypeError, "excluding('bias')"),
+        ("bias", TypeError, "'bias'"),
+    ],
+    "trust_ratio_mask": [(False, TypeError, "excluding('bias')")],
+    "param_norm_bounds": [
+        (10.0, TypeError, "(low, high)"),
+        ((1.0, 0.5), ValueError, "low <= high, got (1.0, 0.5)"),
+        ((-1.0, None), ValueError, "[0, inf), got -1.0"),
+    ],
+    "trust_ratio_bounds": [((0.0, 1.0, 2.0), TypeError, "(low, high)")],
+    "bias_correction": [("maybe", ValueError, "'full', 'none'"), (True, ValueError, "got True")],
+    "grad_averaging": [("yes", TypeError, "True or False, got 'yes'")],
+    "max_grad_norm": [(0.0, ValueError, "(0, inf), got 0.0")],
+    "clip_gradient": [(-1.0, ValueError, "(0, inf), got -1.0")],
+    "normalization_eps": [(-1.0, ValueError, "[0, inf), got -1.0")],
+    "order": [("both", ValueError, "'simultaneous', 'sequential', got 'both'")],
+    "denominator": [("sum", ValueError, "'paper', 'update', 'squares', got 'sum'")],
+    "zero_ratio": [(0, ValueError, "'one', 'coefficient'")],
+    "momentum_of": [("rates", ValueError, "'steps', 'directions', got 'rates'")],
+    "clip": [("no", TypeError, "True or False, got 'no'")],
+    "groups": [({"params": RULE}, TypeError, "param_groups(...)")],
+    "mu_dtype": [("int32", ValueError, "'int32'"), (3, TypeError, "3")],
+    "nu_dtype": [("int8", ValueError, "'int8'")],
+    "accumulator_dtype": [("int32", ValueError, "'int32'")],
+    "batch_scale": [
+        (0, ValueError, ">= 1, got 0"),
+        (2.0, TypeError, "2.0"),
+        (jnp.asarray(2), TypeError, "static_args"),
+    ],
+    "warmup_strategy": [("cubic", ValueError, "'lars', got 'cubic'")],
+    "warmup_epochs": [(-1, ValueError, "[0, inf), got -1")],
+    "updates_per_epoch": [(0, ValueError, "(0, inf), got 0")],
+    "begin_epoch": [(-1, ValueError, "[0, inf), got -1")],
+}
+
+
+def arguments_of(name):
+    return inspect.signature(OPTIMIZERS[name].factory).parameters
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_argument_is_tested(name):
+    assert set(arguments_of(name)) <= set(WRONG)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value", "error", "says"),
+    [
+        pytest.param(name, argument, *wrong, id=f"{name}-{argument}-{wrong[0]!r}")
+        for name in OPTIMIZERS
+        for argument in arguments_of(name)
+        for wrong in WRONG.get(argument, [])
+    ],
+)
+def test_wrong_argument(name, argument, value, error, says):
+    with pytest.raises(error) as raised:
+        OPTIMIZERS[name].make(**{argument: value})
+    assert argument in str(raised.value)
+    assert says in str(raised.value)
+
+
+def test_no_epsilon_at_all():
+    with pytest.raises(ValueError, match="eps=0 and eps_root=0"):
+        lb.lamb(1e-3, eps=0.0)
+
+
+PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+
+
+def start(name, **changes):
+    optimizer = OPTIMIZERS[name].make(**changes)
+    return optimizer, optimizer.init(PARAMS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+class TestWrongTrees:
+    def test_no_params_at_update(self, name):
+        optimizer, state = start(name, **({"batch_scale": 1} if name == "lbsgd" else {}))
+        with pytest.raises(ValueError, match=r"params must be given .* got None"):
+            optimizer.update(PARAMS, state)
+
+    def test_no_params_at_init(self, name):
+        with pytest.raises(ValueError, match=r"params must be a tree of arrays, got None"):
+            OPTIMIZERS[name].make().init(None)
+
+    @pytest.mark.parametrize("empty", [{}, [], {"dense": {}}])
+    def test_empty_tree(self, name, empty):
+        with pytest.raises(ValueError, match=r"params must hold at least one array"):
+            OPTIMIZERS[name].make().init(empty)
+
+    @pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+    def test_leaf_that_is_no_float(self, name, dtype):
+        params = {"dense": {"kernel": jnp.ones((2, 3)), "steps": jnp.ones(3, dtype)}}
+        with pytest.raises(TypeError, match=rf"'dense/steps' has dtype {dtype}"):
+            OPTIMIZERS[name].make().init(params)
+
+    def test_leaf_that_is_no_array(self, name):
+        with pytest.raises(TypeError, match=r"'activation' has a leaf of type"):
+            OPTIMIZERS[name].make().init({"kernel": jnp.ones(2), "activation": jax.nn.relu})
+
+    def test_integer_gradient(self, name):
+        optimizer, state = start(name)
+        gradients = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3, "int32")}}
+        with pytest.raises(TypeError, match=r"updates must hold .*'dense/bias' has dtype int32"):
+            optimizer.update(gradients, state, PARAMS)
+
+    def test_gradient_of_another_structure(self, name):
+        optimizer, state = start(name)
+        with pytest.raises(ValueError, match=r"updates must have the tree structure"):
+            optimizer.update({"dense": {"kernel": jnp.ones((2, 3))}}, state, PARAMS)
+
+    def test_gradient_of_another_shape(self, name):
+        optimizer, state = start(name)
+        gradients = {"dense": {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(3)}}
+        with pytest.raises(ValueError, match=r"'dense/kernel' .* \(3, 2\) .* \(2, 3\)"):
+            optimizer.update(gradients, state, PARAMS)
+
+    def test_state_of_other_parameters(self, name):
+        optimizer, state = start(name)
+        other = {"dense": {"kernel": jnp.ones((2, 3))}}
+        with pytest.raises(ValueError, match=r"must have the tree structure"):
+            optimizer.update(other, state, other)
+
+    @pytest.mark.parametrize("argument", ["weight_decay_mask", "trust_ratio_mask"])
+    def test_pattern_that_matches_nothing(self, name, argument):
+        settings = {argument: lb.excluding("bias", "gamma")}
+        if name == "lbsgd":
+            settings["warmup_strategy"] = "lars"
+        with pytest.raises(ValueError, match=r"'gamma' matches no parameter.*dense/kernel"):
+            start(name, **settings)
+
+    def test_mask_of_another_structure(self, name):
+        with pytest.raises(ValueError, match=r"weight_decay_mask must have the tree structure"):
+            start(name, weight_decay_mask={"conv": True})
+
+    def test_mask_that_holds_arrays(self, name):
+        mask = jax.tree.map(jnp.ones_like, PARAMS)
+        with pytest.raises(TypeError, match=r"weight_decay_mask must hold Python booleans"):
+            start(name, weight_decay_mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        (lambda: lb.chain(), ValueError, "at least one transformation"),
+        (lambda: lb.chain([lb.scale_by_adam()]), TypeError, "separate arguments"),
+        (lambda: lb.chain(lb.lamb), TypeError, "gradient transformations"),
+        (lambda: lb.nesterov_split(optax.scale(1.0)), TypeError, "inner must be one link"),
+        (lambda: lb.accumulate_gradients(optax.sgd, 2), TypeError, "inner must be a gradient"),
+        (lambda: lb.accumulate_gradients(optax.sgd(1.0), 0), ValueError, "every must be >= 1"),
+        (lambda: lb.accumulate_gradients(optax.sgd(1.0), True), TypeError, "every must be"),
+        (lambda: lb.scale_by_lars(zero_ratio="formula"), ValueError, "eps=0"),
+        (lambda: lb.centralize_gradients(output_axis=-2), ValueError, "output_axis must be >= -1"),
+        (lambda: lb.centralize_gradients(True), TypeError, "mask must be None"),
+        (lambda: lb.batch_scale(0, 32), ValueError, "macrobatch_size must be >= 1, got 0"),
+        (lambda: lb.batch_scale(64, 32.0), TypeError, "batch_size must be a Python integer"),
+        (lambda: lb.batch_scale(64, 32, 0), ValueError, "num_workers must be >= 1, got 0"),
+    ],
+)
+def test_wrong_composition(build, error, says):
+    with pytest.raises(error) as raised:
+        build()
+    assert says in str(raised.value)
+
+
+def test_numpy_numbers_and_integers_are_numbers():
+    expected = lb.lamb(0.5, weight_decay=0.25)
+    given = lb.lamb(np.float32(0.5), weight_decay=np.float64(0.25))
+    for optimizer in (given, lb.lamb(jnp.asarray(0.5), weight_decay=jnp.asarray(0.25))):
+        updates, _ = optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+        reference, _ = expected.update(PARAMS, expected.init(PARAMS), PARAMS)
+        jax.tree.map(np.testing.assert_array_equal, updates, reference)
+    optimizer = lb.lars(1, momentum=0)
+    optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+
+
+def test_python_floats_are_parameters():
+    optimizer = lb.lamb(0.5)
+    state = optimizer.init({"a": 2.0})
+    updates, state = optimizer.update({"a": 1.0}, state, {"a": 2.0})
+    np.testing.assert_allclose(updates["a"], -1.0, rtol=1e-5)

@@ -1,0 +1,188 @@
+"""Parameter groups: MindSpore's, for every optimizer, and the errors of their arguments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from tests import reference
+from tests.trajectories import STEPS, assert_same, network, run
+
+WEIGHTS, GRADIENTS = network()
+LR, WD = 0.05, 0.1
+RATES = np.linspace(0.1, 0.01, STEPS)
+DECAYS = np.linspace(0.3, 0.05, STEPS)
+
+CONV = {
+    "params": lb.matching("conv"),
+    "learning_rate": lb.values_schedule(RATES),
+    "grad_centralization": True,
+}
+DENSE = {
+    "params": lb.matching("dense"),
+    "weight_decay": lb.values_schedule(DECAYS),
+    "grad_centralization": True,
+}
+NORM = {"params": lb.matching("norm"), "learning_rate": 0.03, "weight_decay": 0.0}
+GROUPS = lb.param_groups(CONV, DENSE, NORM)
+
+IN_GROUPS = {
+    "lr": lambda name: {"conv": RATES, "norm": 0.03}.get(name.split("/")[0], LR),
+    "wd": lambda name: {"dense": DECAYS, "norm": 0.0}.get(name.split("/")[0], WD),
+    "centralized": lambda name: name.startswith(("conv", "dense")),
+}
+"""The same groups for the formulas; `gain` and `unused/kernel` are in none."""
+
+LBSGD = {"momentum": 0.9, "batch_scale": 4, "warmup_epochs": 2, "updates_per_epoch": 8}
+OPTIMIZERS = {
+    "lamb": (lb.lamb, {}, reference.lamb, {}),
+    "lamb, bias correction in the step size": (
+        lb.lamb,
+        {"bias_correction": "step_size"},
+        reference.lamb,
+        {"correction": "step size"},
+    ),
+    "lans": (lb.lans, {}, reference.lans, {}),
+    "lans, sequential": (lb.lans, {"order": "sequential"}, reference.lans, {"sequential": True}),
+    "lars": (lb.lars, {}, reference.lars, {}),
+    "lars, momentum of directions": (
+        lb.lars,
+        {"momentum_of": "directions"},
+        reference.lars,
+        {"scaled_momentum": False},
+    ),
+    "larc": (lb.larc, {}, reference.larc, {}),
+    "lbsgd, linear": (
+        lb.lbsgd,
+        LBSGD,
+        reference.lbsgd,
+        {"scale": 4, "strategy": "linear", "warmup": 16},
+    ),
+    "lbsgd, lars": (
+        lb.lbsgd,
+        LBSGD | {"warmup_strategy": "lars"},
+        reference.lbsgd,
+        {"scale": 4, "strategy": "lars", "warmup": 16},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_group_has_its_rate_decay_and_centralization(name, x64):
+    factory, arguments, formula, switches = OPTIMIZERS[name]
+    ours = run(factory(LR, weight_decay=WD, groups=GROUPS, **arguments), WEIGHTS, GRADIENTS)
+    assert_same(ours, reference.trajectory(formula, WEIGHTS, GRADIENTS, **IN_GROUPS, **switches))
+
+
+def test_what_a_group_does_not_set_follows_schedules_of_the_optimizer(x64):
+    rate, decay = lb.values_schedule(RATES), lb.values_schedule(DECAYS)
+    ours = run(lb.lamb(rate, weight_decay=decay, groups=lb.param_groups(NORM)), WEIGHTS, GRADIENTS)
+    theirs = reference.trajectory(
+        reference.lamb,
+        WEIGHTS,
+        GRADIENTS,
+        lr=lambda name: 0.03 if "norm" in name else RATES,
+        wd=lambda name: 0.0 if "norm" in name else DECAYS,
+    )
+    assert_same(ours, theirs)
+
+
+def test_the_masks_hold_inside_the_groups(x64):
+    groups = lb.param_groups({"params": lb.matching("dense"), "weight_decay": 0.5})
+    mask = lb.excluding("bias")
+    optimizer = lb.lamb(LR, weight_decay=WD, weight_decay_mask=mask, groups=groups)
+    theirs = reference.trajectory(
+        reference.lamb,
+        WEIGHTS,
+        GRADIENTS,
+        lr=LR,
+        wd=lambda name: 0.0 if "bias" in name else 0.5 if "dense" in name else WD,
+    )
+    assert_same(run(optimizer, WEIGHTS, GRADIENTS), theirs)
+
+
+@pytest.mark.parametrize("factory", [lb.lamb, lb.lans, lb.lars, lb.larc, lb.lbsgd])
+def test_groups_do_not_change_the_layout_of_the_state(factory):
+    with_groups, without = (factory(LR, groups=groups).init(WEIGHTS) for groups in (GROUPS, None))
+    assert jax.tree.structure(with_groups) == jax.tree.structure(without)
+
+
+BIAS = lb.matching("bias")
+KEYS = ("params", "learning_rate", "weight_decay", "grad_centralization")
+BAD_GROUPS = {
+    "unknown key": ({"params": BIAS, "lr": 0.1}, ValueError, ("'lr'", *KEYS)),
+    "no dictionary": ("bias", TypeError, ("each group", "'bias'", "str", "dictionary")),
+    "a list of them": ([CONV, NORM], TypeError, ("each group", "list", "dictionary")),
+    "no params": ({"weight_decay": 0.1}, TypeError, ("'params'", "None", "rule")),
+    "params a string": ({"params": "bias"}, TypeError, ("'params'", "'bias'", "str", "rule")),
+    "rate a string": (
+        {"params": BIAS, "learning_rate": "fast"},
+        TypeError,
+        ("'learning_rate'", "'fast'", "str", "[0, inf)", "schedule"),
+    ),
+    "rate a list": (
+        {"params": BIAS, "learning_rate": [0.1, 0.2]},
+        TypeError,
+        ("'learning_rate'", "[0.1, 0.2]", "list", "[0, inf)", "schedule"),
+    ),
+    "rate a vector": (
+        {"params": BIAS, "learning_rate": jnp.ones(3)},
+        ValueError,
+        ("'learning_rate'", "scalar", "(3,)"),
+    ),
+    "rate negative": (
+        {"params": BIAS, "learning_rate": -0.1},
+        ValueError,
+        ("'learning_rate'", "-0.1", "[0, inf)"),
+    ),
+    "decay None": (
+        {"params": BIAS, "weight_decay": None},
+        TypeError,
+        ("'weight_decay'", "None", "[0, inf)", "schedule"),
+    ),
+    "decay not a number": (
+        {"params": BIAS, "weight_decay": float("nan")},
+        ValueError,
+        ("'weight_decay'", "nan", "[0, inf)"),
+    ),
+    "centralization a number": (
+        {"params": BIAS, "grad_centralization": 1},
+        TypeError,
+        ("'grad_centralization'", "1 of type int", "True or False"),
+    ),
+}
+
+
+def assert_all_in(parts, error):
+    missing = [part for part in parts if part not in str(error.value)]
+    assert not missing, str(error.value)
+
+
+@pytest.mark.parametrize("case", BAD_GROUPS)
+def test_a_bad_group_is_refused(case):
+    group, error, parts = BAD_GROUPS[case]
+    with pytest.raises(error) as raised:
+        lb.param_groups(group)
+    assert_all_in(parts, raised)
+
+
+@pytest.mark.parametrize("factory", [lb.lamb, lb.lans, lb.lars, lb.larc, lb.lbsgd])
+class TestOptimizersRefuse:
+    def test_groups_that_are_no_param_groups(self, factory):
+        with pytest.raises(TypeError) as raised:
+            factory(LR, groups=[NORM])
+        assert_all_in(("groups", "list", "None", "param_groups(...)"), raised)
+
+    def test_a_pattern_that_matches_nothing(self, factory):
+        groups = lb.param_groups({"params": lb.matching("bias", "scale")})
+        with pytest.raises(ValueError, match="matches no parameter") as raised:
+            factory(LR, groups=groups).init(WEIGHTS)
+        assert_all_in(("'scale'", *WEIGHTS), raised)
+
+    def test_a_parameter_in_two_groups(self, factory):
+        groups = lb.param_groups(DENSE, {"params": BIAS, "weight_decay": 0.0})
+        with pytest.raises(ValueError, match="in two groups") as raised:
+            factory(LR, groups=groups).init(WEIGHTS)
+        parts = ("groups", "'dense/bias'", "matching('dense')", "matching('bias')", "may be in one")
+        assert_all_in(parts, raised)
