@@ -1,0 +1,94 @@
+"""Rules select parameters by name and shape, and say when they select nothing."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+PARAMS = {
+    "embed": jnp.ones((5, 2)),
+    "layers": [{"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}],
+    "norm": {"scale": jnp.ones(2), "bias": jnp.ones(2)},
+    "gain": jnp.ones(()),
+    "frozen": None,
+}
+
+
+def chosen(rule, params=PARAMS):
+    """The names that a rule selects."""
+    paths = jax.tree_util.tree_leaves_with_path(rule.mask(params))
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, flag in paths if flag}
+
+
+EVERYTHING = {
+    "embed",
+    "layers/0/dense/kernel",
+    "layers/0/dense/bias",
+    "norm/scale",
+    "norm/bias",
+    "gain",
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (lb.matching("bias"), {"layers/0/dense/bias", "norm/bias"}),
+        (lb.matching("norm/bias", "^gain$"), {"norm/bias", "gain"}),
+        (lb.matching(r"layers/\d+/.*kernel"), {"layers/0/dense/kernel"}),
+        (lb.excluding("bias", "scale"), {"embed", "layers/0/dense/kernel", "gain"}),
+        (lb.at_least_ndim(2), {"embed", "layers/0/dense/kernel"}),
+        (lb.at_least_ndim(0), EVERYTHING),
+        (lb.at_least_ndim(2) & lb.excluding("embed"), {"layers/0/dense/kernel"}),
+        (lb.matching("gain") | lb.matching("embed"), {"gain", "embed"}),
+        (~lb.matching("bias"), EVERYTHING - {"layers/0/dense/bias", "norm/bias"}),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, lb.Rule) else "",
+)
+def test_selects(rule, expected):
+    assert chosen(rule) == expected
+    assert jax.tree.structure(rule.mask(PARAMS)) == jax.tree.structure(PARAMS)
+
+
+def test_reads_as_it_is_written():
+    rule = lb.excluding("bias", "scale") & ~(lb.at_least_ndim(3) | lb.matching("embed"))
+    assert repr(rule) == "excluding('bias', 'scale') & ~(at_least_ndim(3) | matching('embed'))"
+
+
+def test_is_no_callable_and_so_no_schedule():
+    assert not callable(lb.matching("bias"))
+
+
+def test_pattern_without_a_match_lists_the_names():
+    with pytest.raises(ValueError, match=r"'beta' matches no parameter.*layers/0/dense/kernel"):
+        lb.excluding("bias", "beta").mask(PARAMS)
+
+
+def test_long_lists_of_names_are_cut():
+    params = {f"layer_{index}": jnp.ones(1) for index in range(40)}
+    with pytest.raises(ValueError, match=r"layer_1, .* and 28 more"):
+        lb.matching("bias").mask(params)
+
+
+def test_a_match_hidden_by_masked_counts():
+    params = {"kernel": jnp.ones(2), "bias": optax.MaskedNode()}
+    assert lb.excluding("bias").mask(params) == {"kernel": True, "bias": optax.MaskedNode()}
+
+
+@pytest.mark.parametrize("make", [lb.matching, lb.excluding])
+def test_wrong_patterns(make):
+    with pytest.raises(ValueError, match=f"{make.__name__}.* at least one pattern"):
+        make()
+    with pytest.raises(TypeError, match=r"separate strings.*got \['bias'\] of type list"):
+        make(["bias"])
+    with pytest.raises(ValueError, match=r"'\(' is not a regular expression"):
+        make("(")
+
+
+def test_wrong_ndim():
+    with pytest.raises(TypeError, match="ndim must be a Python integer"):
+        lb.at_least_ndim(1.5)
+    with pytest.raises(ValueError, match="ndim must be >= 0, got -1"):
+        lb.at_least_ndim(-1)

@@ -1,0 +1,181 @@
+"""Schedules against the tables recorded from their originals, and at their edges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests import golden
+
+MXNET = golden.schedules("mxnet_1_9_1")
+ICEFALL = golden.schedules("icefall_schedules")
+
+
+def over(schedule, steps):
+    return np.asarray(jax.vmap(schedule)(jnp.arange(steps)))
+
+
+@pytest.mark.parametrize("name", [name for name in MXNET if name.startswith("poly")])
+def test_mxnet_poly_scheduler(name, x64):
+    settings = dict(MXNET[name]["kwargs"])
+    schedule = lb.warmup_polynomial(
+        settings.pop("base_lr"),
+        settings.pop("max_update"),
+        power=settings.pop("pwr"),
+        end_value=settings.pop("final_lr", 0.0),
+        warmup_steps=settings.pop("warmup_steps", 0),
+        warmup_begin_value=settings.pop("warmup_begin_lr", 0.0),
+        warmup_mode=settings.pop("warmup_mode", "linear"),
+    )
+    assert not settings
+    expected = MXNET[name]["values"]
+    np.testing.assert_allclose(over(schedule, len(expected)), expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("strategy", ["linear", "power2", "sqrt"])
+def test_mxnet_warmup_multiplier(strategy, x64):
+    table = MXNET[f"warmup_multiplier_{strategy}"]
+    settings = table["kwargs"]
+    steps = settings["warmup_epochs"] * settings["updates_per_epoch"]
+    schedule = lb.large_batch_warmup(1.0, settings["batch_scale"], steps, strategy)
+    np.testing.assert_allclose(over(schedule, len(table["values"])), table["values"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ICEFALL)
+def test_icefall_eden(name, x64):
+    table = dict(ICEFALL[name])
+    warmup = {
+        "warmup_batches": table.pop("warmup_batches", 0),
+        "warmup_start": table.pop("warmup_start", 1.0),
+    }
+    if name.startswith("eden2"):
+        rows = table.pop("rows_batch_lr")
+        schedule = lb.eden2(table.pop("base"), table.pop("lr_batches"), **warmup)
+    else:
+        rows = table.pop("rows_batch_epoch_lr")
+        schedule = lb.eden(
+            table.pop("base"), table.pop("lr_batches"), table.pop("lr_epochs"), **warmup
+        )
+    assert not table
+    for *where, expected in rows:
+        np.testing.assert_allclose(schedule(*where), expected, rtol=1e-12)
+
+
+def test_eden_takes_the_epoch_from_the_step_or_the_loop():
+    schedule = lb.eden(0.1, 100, 2, steps_per_epoch=30)
+    for step in (0, 29, 30, 500):
+        np.testing.assert_allclose(schedule(step), schedule(step, step // 30), rtol=1e-6)
+    with pytest.raises(ValueError, match="steps_per_epoch"):
+        lb.eden(0.1)(3)
+
+
+def test_mlperf_warmup_that_begins_before_training():
+    """Rows of the MLPerf BERT reference: rate * (t - begin) / warmup, then 1 - t / total."""
+    peak, begin, warmup, total = 2.88293e-3, -76, 287, 600
+    schedule = lb.warmup_polynomial(
+        peak, total, power=1, warmup_steps=warmup, warmup_begin_step=begin, decay_begin_step=0
+    )
+    np.testing.assert_allclose(schedule(0), peak * 76 / 287, rtol=1e-6)
+    np.testing.assert_allclose(schedule(210), peak * 286 / 287, rtol=1e-6)
+    np.testing.assert_allclose(schedule(211), peak * (1 - 211 / 600), rtol=1e-6)
+    assert schedule(600) == schedule(10_000) == 0.0
+    beyond = lb.warmup_polynomial(peak, 700, power=1, warmup_begin_step=-700, decay_begin_step=0)
+    np.testing.assert_allclose(beyond(0), peak, rtol=1e-6)
+
+
+def test_warmup_as_long_as_training_does_not_divide_by_zero():
+    schedule = lb.warmup_polynomial(1.0, 10, end_value=0.25, warmup_steps=10)
+    values = over(schedule, 13)
+    np.testing.assert_allclose(values, [*np.arange(10) / 10, 0.25, 0.25, 0.25], rtol=1e-6)
+
+
+def test_hold_without_warmup_decays():
+    values = over(lb.warmup_hold_decay(1.0, 0, 2, 4, end_value=0.5), 6)
+    np.testing.assert_allclose(values, [1.0, 1.0, 1.0, 0.75, 0.5, 0.5], rtol=1e-6)
+
+
+def test_hold_to_the_end():
+    np.testing.assert_allclose(over(lb.warmup_hold_decay(1.0, 1, 2, 3), 5), [0, 1, 1, 0, 0])
+
+
+def test_short_warmup_does_not_grow():
+    np.testing.assert_allclose(over(lb.large_batch_warmup(0.5, 8, 1), 3), [0.5, 4.0, 4.0])
+    np.testing.assert_allclose(over(lb.large_batch_warmup(0.5, 8, 0), 2), [4.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    "values", [[3.0, 2.0, 1.0], (3, 2, 1), np.array([3, 2, 1]), jnp.array([3.0, 2.0, 1.0])]
+)
+def test_values_schedule(values):
+    np.testing.assert_array_equal(over(lb.values_schedule(values), 5), [3.0, 2.0, 1.0, 1.0, 1.0])
+
+
+def test_values_schedule_takes_a_generator():
+    schedule = lb.values_schedule(0.5**step for step in range(3))
+    np.testing.assert_array_equal(over(schedule, 4), [1.0, 0.5, 0.25, 0.25])
+
+
+SCHEDULES = {
+    "values": lb.values_schedule([0.3, 0.2, 0.1]),
+    "large_batch_warmup": lb.large_batch_warmup(0.1, 4, 3),
+    "polynomial": lb.warmup_polynomial(0.1, 5, warmup_steps=2),
+    "hold": lb.warmup_hold_decay(0.1, 1, 1, 5),
+    "eden": lb.eden(0.1, 3, 2, steps_per_epoch=2),
+    "eden2": lb.eden2(0.1, 3),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_is_an_optax_schedule(name):
+    """Scalars of one dtype from a traced, a concrete and a Python step, in any optimizer."""
+    schedule = SCHEDULES[name]
+    for step in (2, np.int32(2), jnp.asarray(2, "int32")):
+        value = schedule(step)
+        assert value.shape == ()
+        assert value.dtype == jnp.float32
+        np.testing.assert_allclose(value, jax.jit(schedule)(step), rtol=1e-6)
+    joined = optax.join_schedules([schedule, optax.constant_schedule(7.0)], [2])
+    np.testing.assert_allclose(joined(1), schedule(1), rtol=1e-6)
+    ours, theirs = lb.lamb(schedule), optax.chain(lb.lamb(1.0), optax.scale_by_schedule(schedule))
+    params = {"kernel": jnp.arange(1.0, 4.0)}
+    own, their = ours.init(params), theirs.init(params)
+    for _ in range(3):
+        update, own = ours.update(params, own, params)
+        expected, their = theirs.update(params, their, params)
+        np.testing.assert_allclose(update["kernel"], expected["kernel"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        (lambda: lb.values_schedule([]), ValueError, "(0,)"),
+        (lambda: lb.values_schedule([[1.0], [2.0]]), ValueError, "(2, 1)"),
+        (lambda: lb.values_schedule(["a"]), TypeError, "['a']"),
+        (lambda: lb.values_schedule(0.1), TypeError, "0.1"),
+        (lambda: lb.values_schedule([1.0, np.nan]), ValueError, "nan"),
+        (lambda: lb.large_batch_warmup(-0.1, 8, 10), ValueError, "learning_rate"),
+        (lambda: lb.large_batch_warmup(0.1, 0.5, 10), ValueError, "batch_scale"),
+        (lambda: lb.large_batch_warmup(0.1, 8, -1), ValueError, "warmup_steps"),
+        (lambda: lb.large_batch_warmup(0.1, 8, 10, "lars"), ValueError, "strategy"),
+        (lambda: lb.warmup_polynomial(0.1, 0), ValueError, "total_steps"),
+        (lambda: lb.warmup_polynomial(0.1, 10.0), TypeError, "total_steps"),
+        (lambda: lb.warmup_polynomial(0.1, 10, power=0), ValueError, "power"),
+        (lambda: lb.warmup_polynomial(0.1, 10, warmup_steps=11), ValueError, "total_steps"),
+        (lambda: lb.warmup_polynomial(0.1, 10, warmup_mode="x"), ValueError, "warmup_mode"),
+        (lambda: lb.warmup_polynomial(0.1, 9, warmup_begin_step=1), ValueError, "begin_step"),
+        (lambda: lb.warmup_polynomial(0.1, 9, decay_begin_step=1), ValueError, "decay_begin"),
+        (lambda: lb.warmup_hold_decay(0.1, 5, 6, 10), ValueError, "total_steps"),
+        (lambda: lb.warmup_hold_decay(0.1, -1, 6, 10), ValueError, "warmup_steps"),
+        (lambda: lb.eden(0.1, 0), ValueError, "lr_batches"),
+        (lambda: lb.eden(0.1, lr_epochs=0), ValueError, "lr_epochs"),
+        (lambda: lb.eden(0.1, steps_per_epoch=0), ValueError, "steps_per_epoch"),
+        (lambda: lb.eden2(0.1, warmup_start=2.0), ValueError, "warmup_start"),
+        (lambda: lb.eden2(0.1, warmup_batches=-1), ValueError, "warmup_batches"),
+    ],
+)
+def test_wrong_arguments(build, error, says):
+    with pytest.raises(error) as raised:
+        build()
+    assert says in str(raised.value)
