@@ -1,0 +1,301 @@
+"""Each link by itself, in `optax.chain`, and in ours."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+PARAMS = {
+    "dense": {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.zeros(3)},
+    "conv": jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 2, 2),
+    "gain": jnp.asarray(2.0),
+}
+GRADS = jax.tree.map(lambda x: jnp.cos(3 * x) + 0.5, PARAMS)
+
+
+def steps(transform, count=3, params=PARAMS):
+    """The last updates and state after some steps on changing gradients."""
+    state = transform.init(params)
+    updates = None
+    for index in range(count):
+        gradients = jax.tree.map(lambda x, i=index: x * (1 + i), GRADS)
+        updates, state = transform.update(gradients, state, params)
+    return updates, state
+
+
+FALLING = optax.linear_schedule(1.0, 0.0, 4)
+EQUAL_TO_OPTAX = {
+    "scale_by_adam": (
+        lb.scale_by_adam(0.8, 0.99, 1e-6, 1e-7),
+        optax.scale_by_adam(0.8, 0.99, 1e-6, 1e-7),
+    ),
+    "scale_by_trust_ratio": (
+        lb.scale_by_trust_ratio(0.5, 1e-3),
+        optax.scale_by_trust_ratio(0.0, 0.5, 1e-3),
+    ),
+    "add_decayed_weights": (lb.add_decayed_weights(0.1), optax.add_decayed_weights(0.1)),
+    "scheduled decay": (
+        lb.add_decayed_weights(FALLING),
+        optax.inject_hyperparams(optax.add_decayed_weights)(FALLING),
+    ),
+    "scale_by_learning_rate": (lb.scale_by_learning_rate(0.1), optax.scale_by_learning_rate(0.1)),
+    "scheduled rate": (
+        lb.scale_by_learning_rate(FALLING),
+        optax.scale_by_learning_rate(FALLING),
+    ),
+    "momentum": (lb.accumulate_momentum(0.7), optax.trace(0.7)),
+    "nesterov": (lb.accumulate_momentum(0.7, nesterov=True), optax.trace(0.7, nesterov=True)),
+    "clip_by_value": (lb.clip_by_value(0.3), optax.clip(0.3)),
+    "clip_by_global_norm": (lb.clip_by_global_norm(0.3), optax.clip_by_global_norm(0.3)),
+    "a bound out of reach": (lb.clip_by_global_norm(1e6), optax.identity()),
+    "no bound": (lb.clip_by_global_norm(None), optax.identity()),
+    "centralize_gradients": (lb.centralize_gradients(), optax.centralize()),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL_TO_OPTAX)
+def test_equals_optax(name):
+    ours, theirs = EQUAL_TO_OPTAX[name]
+    with jax.numpy_dtype_promotion("standard"):
+        expected, _ = steps(theirs)
+    chex.assert_trees_all_close(steps(ours)[0], expected, rtol=2e-5, atol=1e-6)
+
+
+def recursive_lamb():
+    """Links of every kind: elementwise, with block norms, with a global norm, and nested."""
+    return [
+        lb.clip_by_global_norm(0.5),
+        lb.centralize_gradients(lb.at_least_ndim(2)),
+        lb.normalize_by_block_norm(),
+        lb.nesterov_split(lb.chain(lb.add_decayed_weights(0.1), lb.scale_by_trust_ratio())),
+        lb.accumulate_momentum(0.5),
+        lb.scale_by_trust_ratio(trust_ratio_mask=lb.matching("kernel")),
+        lb.clip_by_global_norm(0.25),
+        lb.scale_by_learning_rate(0.1),
+    ]
+
+
+def test_chain_is_its_links_one_after_the_other():
+    ours, state = steps(lb.chain(*recursive_lamb()))
+    theirs, their_state = steps(optax.chain(*recursive_lamb()))
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-6)
+    chex.assert_trees_all_close(state, their_state, rtol=1e-5, atol=1e-7)
+    nested = lb.chain(lb.chain(*recursive_lamb()[:3]), lb.chain(*recursive_lamb()[3:]))
+    chex.assert_trees_all_close(steps(nested)[0], theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("position", range(9))
+def test_foreign_transformation_anywhere_in_a_chain(position):
+    links = recursive_lamb()
+    links.insert(position, optax.scale(0.5))
+    links.insert(position, optax.trace(0.25))
+    ours, state = steps(lb.chain(*links))
+    theirs, their_state = steps(optax.chain(*links))
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-6)
+    chex.assert_trees_all_equal_structs(state, their_state)
+
+
+def test_extra_args_reach_foreign_transformations():
+    def update(updates, state, params=None, *, factor, **extra):
+        return jax.tree.map(lambda update: update * factor, updates), state
+
+    foreign = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    transform = lb.chain(lb.clip_by_value(None), foreign)
+    updates, _ = transform.update(GRADS, transform.init(PARAMS), PARAMS, factor=2.0)
+    chex.assert_trees_all_close(updates, jax.tree.map(lambda g: 2 * g, GRADS))
+
+
+def test_a_mask_does_not_part_a_leaf_from_the_global_norm():
+    """Leaves without a trust ratio reach the global clip a round before the others."""
+    links = [
+        lb.scale_by_trust_ratio(trust_ratio_mask=lb.matching("conv")),
+        lb.clip_by_global_norm(0.5),
+    ]
+    updates, _ = steps(lb.chain(*links))
+    np.testing.assert_allclose(optax.tree.norm(updates), 0.5, rtol=1e-5)
+
+
+class TestAdam:
+    @pytest.mark.parametrize("mode", ["full", "none", "step_size"])
+    def test_bias_correction(self, mode):
+        b1, b2, eps = 0.9, 0.99, 0.1
+        updates, _ = steps(lb.scale_by_adam(b1, b2, eps, bias_correction=mode))
+        g = np.asarray(GRADS["conv"], "float64")
+        mu = nu = 0.0
+        for t in (1, 2, 3):
+            mu = b1 * mu + (1 - b1) * t * g
+            nu = b2 * nu + (1 - b2) * (t * g) ** 2
+        bc1, bc2 = 1 - b1**3, 1 - b2**3
+        expected = {
+            "full": mu / bc1 / (np.sqrt(nu / bc2) + eps),
+            "none": mu / (np.sqrt(nu) + eps),
+            "step_size": mu / (np.sqrt(nu) + eps) * np.sqrt(bc2) / bc1,
+        }[mode]
+        np.testing.assert_allclose(updates["conv"], expected, rtol=1e-5)
+
+    def test_without_gradient_averaging(self):
+        _, state = steps(lb.scale_by_adam(0.5, grad_averaging=False))
+        np.testing.assert_allclose(
+            state.mu["conv"], (3 + 0.5 * 2 + 0.25) * GRADS["conv"], rtol=1e-6
+        )
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_storage_dtypes(self, dtype):
+        transform = lb.scale_by_adam(mu_dtype=dtype, nu_dtype=dtype)
+        updates, state = steps(transform)
+        chex.assert_trees_all_equal_dtypes(
+            (state.mu, state.nu), jax.tree.map(lambda x: x.astype(dtype), (PARAMS, PARAMS))
+        )
+        expected, _ = steps(lb.scale_by_adam())
+        chex.assert_trees_all_close(updates, expected, rtol=2e-2)
+
+    def test_direction_is_that_of_the_stored_moments(self):
+        transform = lb.scale_by_adam(bias_correction="none", mu_dtype="bfloat16", eps=1e-3)
+        updates, state = steps(transform)
+        expected = jax.tree.map(
+            lambda mu, nu: mu.astype("float32") / (jnp.sqrt(nu) + 1e-3), state.mu, state.nu
+        )
+        chex.assert_trees_all_close(updates, expected, rtol=1e-6)
+
+    def test_second_moment_of_a_constant_gradient_in_bfloat16_training(self):
+        params = jnp.zeros(2, "bfloat16")
+        transform = lb.scale_by_adam()
+
+        def step(state, _):
+            return transform.update(jnp.ones_like(params), state)[1], None
+
+        run = jax.jit(lambda state: jax.lax.scan(step, state, length=3000)[0])
+        np.testing.assert_allclose(run(transform.init(params)).nu, 1 - 0.999**3000, rtol=0.01)
+
+
+class TestTrustRatio:
+    @staticmethod
+    def ratios(**settings):
+        params = {
+            "big": jnp.array([30.0, 40.0]),
+            "small": jnp.array([0.3, 0.4]),
+            "zero": jnp.zeros(2),
+        }
+        updates = jax.tree.map(lambda x: jnp.array([0.0, 2.0]), params)
+        transform = lb.scale_by_trust_ratio(**settings)
+        scaled, state = transform.update(updates, transform.init(params), params)
+        np.testing.assert_allclose(
+            state.trust_ratios, [scaled[name][1] / 2 for name in sorted(params)], rtol=1e-6
+        )
+        return {name: float(scaled[name][1]) / 2 for name in params}
+
+    @pytest.mark.parametrize(
+        ("settings", "big", "small", "zero"),
+        [
+            ({}, 25.0, 0.25, 1.0),
+            ({"trust_coefficient": 0.1}, 2.5, 0.025, 1.0),
+            ({"trust_coefficient": 0.1, "zero_ratio": "coefficient"}, 2.5, 0.025, 0.1),
+            ({"eps": 0.5}, 20.0, 0.2, 1.0),
+            ({"param_norm_bounds": (None, 10.0)}, 5.0, 0.25, 1.0),
+            ({"param_norm_bounds": (4.0, None)}, 25.0, 2.0, 2.0),
+            ({"param_norm_bounds": (4.0, 10.0)}, 5.0, 2.0, 2.0),
+            ({"trust_ratio_bounds": (None, 1.0)}, 1.0, 0.25, 1.0),
+            ({"trust_ratio_bounds": (2.0, 10.0)}, 10.0, 2.0, 1.0),
+            ({"trust_ratio_mask": lb.matching("small")}, 1.0, 0.25, 1.0),
+        ],
+    )
+    def test_settings(self, settings, big, small, zero):
+        expected = {"big": big, "small": small, "zero": zero}
+        chex.assert_trees_all_close(self.ratios(**settings), expected, rtol=1e-6)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_norms_beyond_the_dtype(self, dtype):
+        """The norm of these float16 ones squared is 2**20, sixteen times the largest float16."""
+        ones = jnp.ones((1024, 1024), dtype)
+        transform = lb.scale_by_trust_ratio()
+        updates, state = transform.update(1e-3 * ones, transform.init(ones), ones)
+        np.testing.assert_allclose(state.trust_ratios, 1000.0, rtol=1e-2)
+        np.testing.assert_allclose(np.asarray(updates, "float32"), 1.0, rtol=1e-2)
+
+
+class TestLars:
+    W, G = jnp.array([3.0, 4.0]), jnp.array([0.0, 2.0])  # norms 5 and 2
+
+    def ratio(self, w=None, g=None, **settings):
+        w, g = self.W if w is None else w, self.G if g is None else g
+        transform = lb.scale_by_lars(0.1, trust_coefficient=0.5, **settings)
+        updates, state = transform.update(g, transform.init(w), w)
+        return updates, float(state.trust_ratios[0])
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            ({}, 0.5 * 5 / (2 + 0.1 * 5)),
+            ({"eps": 0.5}, 0.5 * 5 / (2 + 0.1 * 5 + 0.5)),
+            ({"denominator": "update"}, 0.5 * 5 / np.hypot(0.3, 2.4)),
+            ({"denominator": "squares"}, 0.5 * np.sqrt(25 / (4 + 0.1 * 25))),
+            ({"trust_ratio_bounds": (None, 0.25)}, 0.25),
+            ({"larc_learning_rate": 4.0}, 0.25),
+            ({"larc_learning_rate": 0.5}, 1.0),
+            ({"larc_learning_rate": 0.0}, 1.0),
+            ({"clip_gradient": 1.0}, 1.0),
+        ],
+    )
+    def test_settings(self, settings, expected):
+        updates, ratio = self.ratio(**settings)
+        np.testing.assert_allclose(ratio, expected, rtol=1e-6)
+        gradient = np.minimum(self.G, settings.get("clip_gradient", np.inf))
+        np.testing.assert_allclose(updates, ratio * (gradient + 0.1 * self.W), rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("zero_ratio", "ratio", "update"),
+        [
+            ("one", 1.0, 0.1 * W),
+            ("coefficient", 0.5, 0.05 * W),
+            ("gradient", 1.0, 0.0 * W),
+            ("formula", 0.5 * 5 / (0.5 + 1e-3), 0.5 * 5 / (0.5 + 1e-3) * 0.1 * W),
+        ],
+    )
+    def test_zero_gradient(self, zero_ratio, ratio, update):
+        updates, own = self.ratio(g=jnp.zeros(2), zero_ratio=zero_ratio, eps=1e-3)
+        np.testing.assert_allclose(own, ratio, rtol=1e-6)
+        np.testing.assert_allclose(updates, update, rtol=1e-6)
+
+
+def test_lamb_learns_a_zero_bias_only_without_adaptation():
+    """The known trap: an adapted leaf that starts at zero grows by the factor 1 + lr a step."""
+
+    def learned(**settings):
+        optimizer = lb.lamb(1e-3, **settings)
+        params = {"bias": jnp.zeros(4)}
+
+        def step(carry, _):
+            params, state = carry
+            gradients = jax.tree.map(lambda x: x - 1.0, params)
+            updates, state = optimizer.update(gradients, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=2000)[0])
+        return float(run((params, optimizer.init(params)))[0]["bias"][0])
+
+    assert learned() < 0.01
+    assert learned(trust_ratio_mask=lb.excluding("bias")) > 0.97
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_centralization_along_an_axis(axis):
+    updates, _ = steps(lb.centralize_gradients(output_axis=axis), count=1)
+    others = tuple(a for a in range(4) if a != axis % 4)
+    np.testing.assert_allclose(np.mean(updates["conv"], axis=others), 0.0, atol=1e-6)
+    np.testing.assert_array_equal(updates["dense"]["bias"], GRADS["dense"]["bias"])
+
+
+def test_gradients_that_are_none_leave_their_leaf_alone():
+    transform = lb.chain(lb.scale_by_adam(), lb.scale_by_trust_ratio())
+    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    state = transform.init(params)
+    state = transform.update(jax.tree.map(jnp.cos, params), state, params)[1]
+    updates, after = transform.update({"a": jnp.ones(2), "b": None}, state, params)
+    assert updates["b"] is None
+    np.testing.assert_array_equal(after[0].mu["b"], state[0].mu["b"])
+    np.testing.assert_array_equal(after[1].trust_ratios[1], state[1].trust_ratios[1])
+    assert bool(jnp.any(after[0].mu["a"] != state[0].mu["a"]))
