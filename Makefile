@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-all lint types contract wheel lowest clean
+.PHONY: demo test test-slow test-all lint types contract wheel lowest clean
 
 demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a large batch
 	$(BIN)/python examples/train_digits.py
@@ -14,8 +14,10 @@ demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a lar
 test: $(READY)  ## the tests, without those marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -q
 
-test-all: $(READY)  ## all tests
-	$(BIN)/python -m pytest -n $(WORKERS) -q
+test-slow: $(READY)  ## the tests marked slow
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow -q
+
+test-all: test test-slow  ## all tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -9,6 +9,9 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import pytest
 
+# jax.enable_x64 is new in jax 0.8; its predecessor warns from then on.
+enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -16,12 +19,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture
 def x64():
     """Runs a test with 64-bit numbers."""
-    with jax.enable_x64(True):
+    with enable_x64(True):
         yield
 
 
 @pytest.fixture(params=[False, True], ids=["x32", "x64"])
 def both_precisions(request):
     """Runs a test with 32-bit and again with 64-bit numbers; the value says which."""
-    with jax.enable_x64(request.param):
+    with enable_x64(request.param):
         yield request.param
