@@ -20,7 +20,8 @@ def check_number(name: str, value: Any, allowed: str) -> None:
     if isinstance(value, jax.Array):
         _check_scalar_array(name, value)
         return
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    scalar = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
+    if isinstance(value, bool) or not scalar:
         raise TypeError(f"{name} must be a number in {allowed}, got {_show(value)}.")
     low, high = (float(end) for end in allowed[1:-1].split(","))
     number = float(value)

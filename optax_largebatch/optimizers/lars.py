@@ -5,7 +5,7 @@ from typing import Any, Literal
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_flag
-from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -176,7 +176,7 @@ def larc(
     """
     groups = check_groups(groups)
     check_flag("clip", clip)
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = as_grouped("learning_rate", groups.vary("learning_rate", learning_rate))
     return chain(
         centralize_gradients(groups.vary("grad_centralization", False)),
         scale_by_lars(

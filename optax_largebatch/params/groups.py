@@ -8,6 +8,7 @@ import jax
 import optax
 
 from optax_largebatch.arguments import check_flag, check_number_or_schedule
+from optax_largebatch.params.masks import resolve_mask
 from optax_largebatch.params.paths import named_leaves
 from optax_largebatch.params.rules import Rule
 
@@ -23,7 +24,10 @@ class ParamGroups:
 
     def indices(self, params: Any) -> list[int]:
         """The group of each leaf: its number, or -1 for a parameter that is in none."""
-        members = [jax.tree.leaves(rule.mask(params)) for rule in self.rules]
+        members = [resolve_mask("groups", rule, params) for rule in self.rules]
+        for rule in self.rules:
+            if not any(rule.select(named_leaves(params))):
+                raise ValueError(f"groups: {rule} selects no parameter. Leave the group out.")
         indices = []
         for leaf, flags in enumerate(zip(*members, strict=True)):
             chosen = [index for index, member in enumerate(flags) if member]

@@ -46,14 +46,15 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 
     Raises:
         TypeError: a leaf is no array of floating point numbers.
-        ValueError: there is no leaf at all (and no placeholder of optax).
+        ValueError: `params` has no leaf at all (and no placeholder of optax).
     """
     if tree is None:
         raise ValueError(f"{name} must be a tree of arrays, got None.")
     keyed, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    if not keyed and not any(map(is_placeholder, jax.tree.leaves(tree, is_leaf=is_placeholder))):
+    placeholders = jax.tree.leaves(tree, is_leaf=is_placeholder)
+    if name == "params" and not keyed and not any(map(is_placeholder, placeholders)):
         raise ValueError(
-            f"{name} must hold at least one array, got the empty tree {tree!r}. Pass the "
+            f"params must hold at least one array, got the empty tree {tree!r}. Pass the "
             "parameters themselves, for example variables['params'] or nnx.state(model, nnx.Param)."
         )
     for path, leaf in keyed:
@@ -63,8 +64,8 @@ def leaves_of(name: str, tree: Any) -> Leaves:
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             what = f"a leaf of type {type(leaf).__name__}" if dtype is None else f"dtype {dtype}"
             raise TypeError(
-                f"{name} must hold floating point arrays; {path_name(path)!r} has {what}. Leave it "
-                "out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide it with "
+                f"{name} must hold floating point arrays; {path_name(tree, path)!r} has {what}. "
+                "Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide it with "
                 "optax.masked."
             )
     return Leaves(tree, treedef, [jnp.asarray(leaf) for _, leaf in keyed])

@@ -48,12 +48,15 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
 
     Raises:
         TypeError: a leaf of the mask is no boolean.
-        ValueError: the mask is no prefix of `params`.
+        ValueError: the mask is no prefix of `params`, or a pattern of the rule matches nothing.
     """
     if mask is None:
         return [True] * len(jax.tree.leaves(params))
     if isinstance(mask, Rule):
-        return jax.tree.leaves(mask.mask(params))
+        try:
+            return jax.tree.leaves(mask.mask(params))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     tree = mask(params) if callable(mask) else mask
     for choice in jax.tree.leaves(tree):
         if not isinstance(choice, bool | np.bool_):

@@ -3,35 +3,40 @@
 from typing import Any
 
 import jax
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 import optax
 
 
-def path_name(path: tuple[Any, ...]) -> str:
+def path_name(tree: Any, path: tuple[Any, ...]) -> str:
     """The name of a leaf, as in `"encoder/dense/kernel"`.
 
     Flax wraps leaves in boxes (`nn.Partitioned`, `nnx.Param`) that add a last attribute `value`
     to the path at `init` and not at `update`; it is dropped, so that a rule sees one name.
 
     Args:
-        path: a key path, as `jax.tree_util.tree_flatten_with_path` gives it.
+        tree: the tree that holds the leaf.
+        path: its key path, as `jax.tree_util.tree_flatten_with_path` gives it.
 
     Returns:
         The keys joined by `/`.
     """
-    if path and path[-1] == jax.tree_util.GetAttrKey("value"):
+    if path and path[-1] == GetAttrKey("value") and _is_box(_node_at(tree, path[:-1])):
         path = path[:-1]
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """`(name, leaf)` for each leaf of a tree; leaves that `optax.masked` hid are included."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_masked)[0]
-    return [(path_name(path), leaf) for path, leaf in leaves]
+    """`(name, leaf)` for each leaf of a tree and for each place where one is hidden.
+
+    `optax.masked` and `optax.partition` hide leaves behind a placeholder, Equinox behind None.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hidden)[0]
+    return [(path_name(tree, path), leaf) for path, leaf in leaves]
 
 
-def is_masked(node: Any) -> bool:
-    """Whether `node` stands where `optax.masked` or `optax.partition` hid a leaf."""
-    return isinstance(node, optax.MaskedNode)
+def is_hidden(node: Any) -> bool:
+    """Whether `node` stands where a leaf is hidden from an optimizer."""
+    return node is None or isinstance(node, optax.MaskedNode)
 
 
 def is_placeholder(node: Any) -> bool:
@@ -40,3 +45,24 @@ def is_placeholder(node: Any) -> bool:
     That is a masked leaf, or what `optax.tree.map_params` initialises an optimizer with.
     """
     return type(node).__module__.split(".")[0] == "optax"
+
+
+def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """The node at a path, or None where a key does not say how to get there."""
+    for key in path:
+        match key:
+            case DictKey():
+                tree = tree[key.key]
+            case SequenceKey():
+                tree = tree[key.idx]
+            case GetAttrKey():
+                tree = getattr(tree, key.name)
+            case _:
+                return None
+    return tree
+
+
+def _is_box(node: Any) -> bool:
+    """Whether `node` is a box of Flax around one array."""
+    modules = [base.__module__ for base in type(node).__mro__]
+    return any(module.startswith(("flax.core.meta", "flax.nnx")) for module in modules)

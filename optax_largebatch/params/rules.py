@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.params.paths import is_masked, named_leaves
+from optax_largebatch.params.paths import is_hidden, named_leaves
 
 _Select = Callable[[list[tuple[str, Any]]], list[bool]]
 
@@ -27,11 +27,11 @@ class Rule:
         """The tree of booleans for `params`; hand `rule.mask` to `optax.masked` and the like."""
         named = named_leaves(params)
         chosen = zip(named, self.select(named), strict=True)
-        visible = [choice for (_, leaf), choice in chosen if not is_masked(leaf)]
+        visible = [choice for (_, leaf), choice in chosen if not is_hidden(leaf)]
         return jax.tree.structure(params).unflatten(visible)
 
     def __and__(self, other: "Rule") -> "Rule":
-        return _combine(f"{self} & {other}", lambda a, b: a and b, self, other)
+        return _combine(f"({self} & {other})", lambda a, b: a and b, self, other)
 
     def __or__(self, other: "Rule") -> "Rule":
         return _combine(f"({self} | {other})", lambda a, b: a or b, self, other)

@@ -87,13 +87,16 @@ def accumulate_gradients(
             if gradient is not None:
                 sums[index] = sums[index] + gradient.astype(sums[index].dtype)
 
+        def with_gradient(parts: list[Any]) -> optax.Updates:
+            given = zip(parts, gradients, strict=True)
+            return leaves.rebuild([None if g is None else part for part, g in given])
+
         def step() -> tuple[optax.Updates, AccumulateGradientsState]:
-            mean = leaves.rebuild([total / every for total in sums])
+            mean = with_gradient([total / every for total in sums])
             updates, inner_state = inner.update(mean, state.inner_state, params, **extra_args)
-            updates = leaves.align("the inner updates", updates)
-            columns = zip(updates, leaves.arrays, strict=True)
+            columns = zip(leaves.align("the updates", updates), leaves.arrays, strict=True)
             return (
-                leaves.rebuild([update.astype(like.dtype) for update, like in columns]),
+                leaves.rebuild([u if u is None else u.astype(p.dtype) for u, p in columns]),
                 AccumulateGradientsState(
                     micro_step=jnp.zeros([], jnp.int32),
                     macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
@@ -103,9 +106,9 @@ def accumulate_gradients(
             )
 
         def wait() -> tuple[optax.Updates, AccumulateGradientsState]:
-            zeros = leaves.rebuild([jnp.zeros_like(leaf) for leaf in leaves.arrays])
-            return zeros, state._replace(
-                micro_step=state.micro_step + 1, accumulator=leaves.rebuild(sums)
+            return (
+                with_gradient([jnp.zeros_like(leaf) for leaf in leaves.arrays]),
+                state._replace(micro_step=state.micro_step + 1, accumulator=leaves.rebuild(sums)),
             )
 
         return jax.lax.cond(state.micro_step + 1 >= every, step, wait)

@@ -88,7 +88,11 @@ def timm(optimizer: str, kwargs: dict[str, Any], undecayed: list[str] | None) ->
             max_grad_norm=kwargs.pop("max_grad_norm", 1.0),
         )
     elif kwargs.pop("trust_clip", False):
-        own = lb.larc(rate, decay, trust_coefficient=0.001, momentum=kwargs.pop("momentum"))
+        own = lb.chain(
+            lb.scale_by_lars(decay, eps=1e-8, larc_learning_rate=rate),
+            lb.accumulate_momentum(kwargs.pop("momentum")),
+            lb.scale_by_learning_rate(rate),
+        )
     else:
         own = lb.lars(rate, decay, eps=1e-8, momentum_of="directions", **kwargs)
         kwargs = {}

@@ -169,7 +169,9 @@ class TestWrongTrees:
         settings = {argument: lb.excluding("bias", "gamma")}
         if name == "lbsgd":
             settings["warmup_strategy"] = "lars"
-        with pytest.raises(ValueError, match=r"'gamma' matches no parameter.*dense/kernel"):
+        with pytest.raises(
+            ValueError, match=rf"{argument}: .*'gamma' matches no parameter.*dense/kernel"
+        ):
             start(name, **settings)
 
     def test_mask_of_another_structure(self, name):

@@ -178,7 +178,12 @@ class TestOptimizersRefuse:
         groups = lb.param_groups({"params": lb.matching("bias", "scale")})
         with pytest.raises(ValueError, match="matches no parameter") as raised:
             factory(LR, groups=groups).init(WEIGHTS)
-        assert_all_in(("'scale'", *WEIGHTS), raised)
+        assert_all_in(("groups: ", "'scale'", *WEIGHTS), raised)
+
+    def test_a_rule_that_selects_nothing(self, factory):
+        groups = lb.param_groups({"params": lb.at_least_ndim(9), "weight_decay": 0.0})
+        with pytest.raises(ValueError, match=r"groups: at_least_ndim\(9\) selects no parameter"):
+            factory(LR, groups=groups).init(WEIGHTS)
 
     def test_a_parameter_in_two_groups(self, factory):
         groups = lb.param_groups(DENSE, {"params": BIAS, "weight_decay": 0.0})

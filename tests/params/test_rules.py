@@ -1,5 +1,7 @@
 """Rules select parameters by name and shape, and say when they select nothing."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -54,7 +56,7 @@ def test_selects(rule, expected):
 
 def test_reads_as_it_is_written():
     rule = lb.excluding("bias", "scale") & ~(lb.at_least_ndim(3) | lb.matching("embed"))
-    assert repr(rule) == "excluding('bias', 'scale') & ~(at_least_ndim(3) | matching('embed'))"
+    assert repr(rule) == "(excluding('bias', 'scale') & ~(at_least_ndim(3) | matching('embed')))"
 
 
 def test_is_no_callable_and_so_no_schedule():
@@ -72,9 +74,19 @@ def test_long_lists_of_names_are_cut():
         lb.matching("bias").mask(params)
 
 
-def test_a_match_hidden_by_masked_counts():
-    params = {"kernel": jnp.ones(2), "bias": optax.MaskedNode()}
-    assert lb.excluding("bias").mask(params) == {"kernel": True, "bias": optax.MaskedNode()}
+@pytest.mark.parametrize("hidden", [optax.MaskedNode(), None], ids=["masked", "frozen"])
+def test_a_hidden_match_counts(hidden):
+    params = {"kernel": jnp.ones(2), "bias": hidden}
+    assert lb.excluding("bias").mask(params) == {"kernel": True, "bias": hidden}
+
+
+def test_a_field_called_value_keeps_its_name():
+    class Attention(NamedTuple):
+        query: jax.Array
+        value: jax.Array
+
+    params = {"attention": Attention(jnp.ones(2), jnp.ones(2))}
+    assert lb.matching("value").mask(params) == {"attention": Attention(False, True)}
 
 
 @pytest.mark.parametrize("make", [lb.matching, lb.excluding])

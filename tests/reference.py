@@ -1,0 +1,227 @@
+"""The optimizers of the peers as formulas: NumPy, float64, one function for each family.
+
+Each function follows one leaf and yields it after every step; `trajectory` runs all leaves of a
+network. `lr` and `wd` are numbers or tables with one value for each step, and a switch that is
+different from leaf to leaf is a function of the leaf's name. The numbering of steps is the
+peers': `t` counts from 1, the tables of values from 0.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+Tree = dict[str, np.ndarray]
+Bounds = tuple[float, float]
+ANY: Bounds = (0.0, np.inf)
+
+
+def trajectory(
+    family: Callable[..., Iterator[np.ndarray]],
+    weights: Tree,
+    gradients: Tree,
+    *,
+    centralized: Callable[[str], bool] = lambda name: False,
+    **switches: Any,
+) -> Tree:
+    """The weights after each step, from gradients with the steps on their first axis."""
+
+    def leaf(name: str) -> Iterator[np.ndarray]:
+        own = {key: value(name) if callable(value) else value for key, value in switches.items()}
+        own_gradients = centralize(gradients[name]) if centralized(name) else gradients[name]
+        return family(weights[name], own_gradients, **own)
+
+    return {name: np.stack(list(leaf(name))) for name in weights}
+
+
+def clip_by_global_norm(gradients: Tree, bound: float) -> Tree:
+    """The gradients of each step over `max(1, n / bound)`, `n` their norm over all leaves."""
+    squares = [(g.reshape(len(g), -1) ** 2).sum(axis=1) for g in gradients.values()]
+    divisor = np.maximum(1, np.sqrt(sum(squares)) / bound)
+    return {name: (g.T / divisor).T for name, g in gradients.items()}
+
+
+def centralize(gradients: np.ndarray) -> np.ndarray:
+    """The gradients of all steps without their mean over all axes of the leaf but the first."""
+    axes = tuple(range(2, gradients.ndim))
+    return gradients - gradients.mean(axis=axes, keepdims=True) if axes else gradients
+
+
+def lamb(
+    w: np.ndarray,
+    gradients: np.ndarray,
+    *,
+    lr: Any,
+    wd: Any = 0.0,
+    eps: float = 1e-6,
+    eps_in_root: float = 0.0,
+    correction: str = "moments",
+    b3: float = 0.1,
+    decay: str = "direction",
+    clip: float = np.inf,
+    adapted: bool = True,
+    bounds: Bounds = ANY,
+    ratio_bounds: Bounds = ANY,
+    ratio_eps: float = 0.0,
+) -> Iterator[np.ndarray]:
+    """LAMB; `decay` says what is decayed: the direction, the gradient, or first the weights."""
+    b1, b2 = 0.9, 0.999
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, g, eta, lam in _steps(gradients, lr, wd):
+        bc1, bc2 = (1 - b1**t, 1 - b2**t) if correction == "moments" else (1, 1)
+        if correction == "step size":
+            eta *= np.sqrt(1 - b2**t) / (1 - b1**t)
+        if decay == "weights":
+            w = (1 - eta * lam) * w
+        g = np.clip(g, -clip, clip) + (lam * w if decay == "gradient" else 0)
+        m = b1 * m + b3 * g
+        v = b2 * v + (1 - b2) * g**2
+        u = (m / bc1) / (np.sqrt(v / bc2 + eps_in_root) + eps)
+        u = u + (lam * w if decay == "direction" else 0)
+        r = _ratio(np.clip(_norm(w), *bounds), _norm(u), ratio_eps, ratio_bounds) if adapted else 1
+        w = w - eta * r * u
+        yield w
+
+
+def lans(
+    w: np.ndarray,
+    gradients: np.ndarray,
+    *,
+    lr: Any,
+    wd: Any = 0.0,
+    normalized: bool = True,
+    norm_eps: float = 0.0,
+    clip: float = np.inf,
+    corrected: bool = True,
+    b3: float = 0.1,
+    decay: str = "direction",
+    sequential: bool = False,
+    bounds: Bounds = ANY,
+) -> Iterator[np.ndarray]:
+    """LANS; `decay` as in `lamb`. A gradient that is zero stays zero."""
+    b1, b2, eps = 0.9, 0.999, 1e-6
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, g, eta, lam in _steps(gradients, lr, wd):
+        bc1, bc2 = (1 - b1**t, 1 - b2**t) if corrected else (1, 1)
+        x = g / (_norm(g) + norm_eps) if normalized and g.any() else g
+        x = np.clip(x, -clip, clip) + (lam * w if decay == "gradient" else 0)
+        m = b1 * m + b3 * x
+        v = b2 * v + (1 - b2) * x**2
+        d = np.sqrt(v / bc2) + eps
+        lam = lam if decay == "direction" else 0
+        r = np.clip(_norm(w), *bounds)
+        u = (m / bc1) / d + lam * w
+        half_way = w - eta * b1 * _ratio(r, _norm(u)) * u
+        c = x / d + lam * (half_way if sequential else w)
+        w = half_way - eta * b3 * _ratio(r, _norm(c)) * c
+        yield w
+
+
+def lars(
+    w: np.ndarray,
+    gradients: np.ndarray,
+    *,
+    lr: Any,
+    wd: Any = 0.0,
+    eta: float = 0.001,
+    eps: float = 0.0,
+    of_update: bool = False,
+    scaled_momentum: bool = True,
+    nesterov: bool = False,
+    clip: float = np.inf,
+    adapted: bool = True,
+    at_most_sgd: bool = False,
+) -> Iterator[np.ndarray]:
+    """LARS; `of_update` puts `||g + wd*w||` under the ratio, in place of `||g|| + wd*||w||`."""
+    mu = 0.9
+    buffer = np.zeros_like(w)
+    for _, g, rate, lam in _steps(gradients, lr, wd):
+        length = _norm(g + lam * w) if of_update else _norm(g)
+        extra = eps if of_update else lam * _norm(w) + eps
+        r = _ratio(eta * _norm(w), length, extra) if adapted else 1
+        r = min(r / rate, 1) if at_most_sgd else r
+        step = r * (np.clip(g, -clip, clip) + lam * w) * (rate if scaled_momentum else 1)
+        buffer = mu * buffer + step
+        step = step + mu * buffer if nesterov else buffer
+        w = w - step * (1 if scaled_momentum else rate)
+        yield w
+
+
+def larc(
+    w: np.ndarray,
+    gradients: np.ndarray,
+    *,
+    lr: Any,
+    wd: Any = 0.0,
+    clip: bool = True,
+) -> Iterator[np.ndarray]:
+    """Apex's LARC in front of SGD with momentum: no ratio and no decay where a norm is zero."""
+    mu, trust, eps = 0.9, 0.02, 1e-8
+    buffer = np.zeros_like(w)
+    for _, g, rate, lam in _steps(gradients, lr, wd):
+        if _norm(w) > 0 and _norm(g) > 0:
+            r = trust * _norm(w) / (_norm(g) + lam * _norm(w) + eps)
+            r = min(r / rate, 1) if clip else r
+            g = r * (g + lam * w)
+        buffer = mu * buffer + g
+        w = w - rate * buffer
+        yield w
+
+
+def lbsgd(
+    w: np.ndarray,
+    gradients: np.ndarray,
+    *,
+    lr: Any,
+    wd: Any = 0.0,
+    mu: float = 0.9,
+    scale: int,
+    strategy: str,
+    warmup: float,
+    begin: int = 0,
+    clip: float = np.inf,
+) -> Iterator[np.ndarray]:
+    """LBSGD; the steps are micro-batches, and the tables `lr` and `wd` count macro-batches."""
+    total, buffer = np.zeros_like(w), np.zeros_like(w)
+    rates, decays = np.broadcast_to(lr, len(gradients)), np.broadcast_to(wd, len(gradients))
+    macro = 0
+    for c, micro in enumerate(gradients, start=begin + 1):
+        total = total + micro
+        if c % scale == 0:
+            g, total = total / scale, np.zeros_like(w)
+            lam = decays[macro]
+            if strategy == "lars":
+                squares = _norm(g) ** 2 + lam * _norm(w) ** 2 + 1e-18
+                multiplier = np.clip(np.sqrt(_norm(w) ** 2 / squares), 0.01, 100)
+            else:
+                multiplier = _warmup(strategy, scale, c, warmup)
+            step = np.clip(g, -clip, clip) + lam * w
+            buffer = mu * buffer - rates[macro] * multiplier * step
+            w = w + buffer
+            macro += 1
+        yield w
+
+
+def _warmup(strategy: str, scale: int, c: int, warmup: float) -> float:
+    if c >= warmup:
+        return scale
+    if warmup <= 1:
+        return 1
+    grown = {"linear": c / warmup, "power2": (c / warmup) ** 2, "sqrt": np.sqrt(c / warmup)}
+    return 1 + (scale - 1) * grown[strategy]
+
+
+def _steps(gradients: np.ndarray, lr: Any, wd: Any) -> Iterator[tuple[int, np.ndarray, Any, Any]]:
+    """`(t, gradient, learning rate, weight decay)` of each step."""
+    rates, decays = np.broadcast_to(lr, len(gradients)), np.broadcast_to(wd, len(gradients))
+    ts = range(1, len(gradients) + 1)
+    return zip(ts, gradients, rates, decays, strict=True)
+
+
+def _norm(x: np.ndarray) -> float:
+    return np.sqrt((x**2).sum())
+
+
+def _ratio(above: float, below: float, extra: float = 0.0, bounds: Bounds = ANY) -> float:
+    """`above / (below + extra)` within bounds, and 1 where one of the two norms is zero."""
+    return np.clip(above / (below + extra), *bounds) if above > 0 and below > 0 else 1.0

@@ -1,0 +1,618 @@
+"""The same training in plain dictionaries, Flax linen, Flax nnx and Equinox."""
+
+from collections.abc import Callable
+import functools
+import itertools
+import operator
+from typing import Any
+
+import equinox as eqx
+from flax import linen, nnx
+from flax.core import FrozenDict
+from flax.training.train_state import TrainState
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+WIDTHS = (6, 5, 4)
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Without XLA's optimizations, which take longer than all steps here."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def random_array(*shape):
+    return jnp.asarray(RANDOM.normal(size=shape), jnp.float32)
+
+
+BATCHES = [(random_array(8, WIDTHS[0]), random_array(8, WIDTHS[-1])) for _ in range(20)]
+
+
+def squared_error(outputs, targets):
+    return jnp.mean(jnp.square(outputs - targets))
+
+
+# One network, four times: blocks of a dense layer, a layer norm and tanh.
+
+
+def plain_block_params(inputs, outputs):
+    return {
+        "dense": {"kernel": random_array(inputs, outputs)},
+        "norm": {"scale": random_array(outputs), "bias": random_array(outputs)},
+    }
+
+
+PLAIN_PARAMS = {"blocks": list(itertools.starmap(plain_block_params, itertools.pairwise(WIDTHS)))}
+
+
+def plain_net(params, x):
+    for block in params["blocks"]:
+        x = x @ block["dense"]["kernel"]
+        mean = jnp.mean(x)
+        inverse_deviation = jax.lax.rsqrt(jnp.mean(jnp.square(x - mean)) + 1e-6)
+        x = (x - mean) * (inverse_deviation * block["norm"]["scale"]) + block["norm"]["bias"]
+        x = jnp.tanh(x)
+    return x
+
+
+class LinenBlock(linen.Module):
+    outputs: int
+    kernel_init: Callable
+
+    def setup(self):
+        self.dense = linen.Dense(self.outputs, use_bias=False, kernel_init=self.kernel_init)
+        self.norm = linen.LayerNorm(
+            use_fast_variance=False, bias_init=linen.initializers.normal(1.0)
+        )
+
+    def __call__(self, x):
+        return jnp.tanh(self.norm(self.dense(x)))
+
+
+class LinenNet(linen.Module):
+    kernel_init: Callable = linen.initializers.lecun_normal()
+
+    def setup(self):
+        self.blocks = [LinenBlock(outputs, self.kernel_init) for outputs in WIDTHS[1:]]
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+LINEN_NET = LinenNet()
+BOXED_NET = LinenNet(linen.with_partitioning(linen.initializers.lecun_normal(), (None, "model")))
+
+
+# Flax before 0.12 has no list of its own and takes Python's.
+NnxList = getattr(nnx, "List", list)
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, inputs, outputs, rngs):
+        self.dense = nnx.Linear(inputs, outputs, use_bias=False, rngs=rngs)
+        self.norm = nnx.LayerNorm(outputs, use_fast_variance=False, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.tanh(self.norm(self.dense(x)))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = NnxList([NnxBlock(*widths, rngs) for widths in itertools.pairwise(WIDTHS)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class EquinoxBlock(eqx.Module):
+    dense: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+
+    def __init__(self, inputs, outputs, key):
+        self.dense = eqx.nn.Linear(inputs, outputs, use_bias=False, key=key)
+        self.norm = eqx.nn.LayerNorm(outputs, eps=1e-6)
+
+    def __call__(self, x):
+        return jnp.tanh(self.norm(self.dense(x)))
+
+
+class EquinoxNet(eqx.Module):
+    blocks: list[EquinoxBlock]
+
+    def __init__(self, key):
+        self.blocks = [EquinoxBlock(*widths, key) for widths in itertools.pairwise(WIDTHS)]
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+# The same weights in all of them.
+
+
+def common_name(name):
+    """What the plain dictionaries call a parameter that a framework calls `name`."""
+    name = name.replace("blocks_", "blocks/")
+    return name.replace("norm/weight", "norm/scale").replace("dense/weight", "dense/kernel")
+
+
+def name_of(path):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return common_name(name.removesuffix("/value"))
+
+
+def transposed_like(array, like):
+    """Equinox keeps a kernel as (outputs, inputs), the others as (inputs, outputs)."""
+    return array if array.shape == like.shape else array.T
+
+
+WEIGHTS = {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path(PLAIN_PARAMS)}
+
+
+def with_weights(params):
+    """The parameters of any framework with the values of `WEIGHTS`."""
+    return jax.tree.map_with_path(
+        lambda path, leaf: transposed_like(WEIGHTS[name_of(path)], leaf), params
+    )
+
+
+def weights_of(params):
+    """The values of the parameters of any framework, named and shaped as in `WEIGHTS`."""
+    named = {name_of(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+    return {name: transposed_like(leaf, WEIGHTS[name]) for name, leaf in named.items()}
+
+
+# The training loop of each framework, as its users write it.
+
+
+def train_plain(optimizer, batches=BATCHES):
+    @jax.jit
+    def step(params, state, x, y):
+        def loss(params):
+            return squared_error(jax.vmap(plain_net, (None, 0))(params, x), y)
+
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = PLAIN_PARAMS
+    state = optimizer.init(params)
+    for x, y in batches:
+        params, state = step(params, state, x, y)
+    return weights_of(params)
+
+
+@functools.cache
+def linen_params(net):
+    return with_weights(net.init(jax.random.key(0), BATCHES[0][0])["params"])
+
+
+def linen_step(state, batch):
+    def loss(params):
+        x, y = batch
+        return squared_error(state.apply_fn({"params": params}, x), y)
+
+    return state.apply_gradients(grads=jax.grad(loss)(state.params))
+
+
+def linen_state(optimizer, net=LINEN_NET, wrap=dict):
+    return TrainState.create(apply_fn=net.apply, params=wrap(linen_params(net)), tx=optimizer)
+
+
+def train_linen(optimizer, batches=BATCHES, net=LINEN_NET, wrap=dict):
+    state = linen_state(optimizer, net, wrap)
+    step = jax.jit(linen_step)
+    for batch in batches:
+        state = step(state, batch)
+    return weights_of(state.params)
+
+
+def train_boxed_linen(optimizer, batches=BATCHES):
+    return train_linen(optimizer, batches, BOXED_NET)
+
+
+def train_frozen_linen(optimizer, batches=BATCHES):
+    return train_linen(optimizer, batches, wrap=FrozenDict)
+
+
+def train_nnx(optimizer, batches=BATCHES):
+    @nnx.jit
+    def step(model, state, x, y):
+        grads = nnx.grad(lambda model: squared_error(model(x), y))(model)
+        state.update(model, grads)
+
+    model = NnxNet(nnx.Rngs(0))
+    nnx.update(model, with_weights(nnx.state(model, nnx.Param)))
+    state = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+    for x, y in batches:
+        step(model, state, x, y)
+    return weights_of(nnx.state(model, nnx.Param))
+
+
+@functools.cache
+def equinox_net():
+    return with_weights(EquinoxNet(jax.random.key(0)))
+
+
+def every_array(model):
+    return eqx.filter(model, eqx.is_inexact_array)
+
+
+def train_equinox(optimizer, batches=BATCHES):
+    @eqx.filter_jit
+    def step(model, state, x, y):
+        grads = eqx.filter_grad(lambda model: squared_error(jax.vmap(model)(x), y))(model)
+        updates, state = optimizer.update(grads, state, every_array(model))
+        return eqx.apply_updates(model, updates), state
+
+    model = equinox_net()
+    state = optimizer.init(every_array(model))
+    for x, y in batches:
+        model, state = step(model, state, x, y)
+    return weights_of(every_array(model))
+
+
+FRAMEWORKS = {
+    "plain": train_plain,
+    "linen": train_linen,
+    "boxed linen": train_boxed_linen,
+    "frozen linen": train_frozen_linen,
+    "nnx": train_nnx,
+    "equinox": train_equinox,
+}
+
+# The same numbers.
+
+MASKED_DECAY = {
+    "weight_decay": 0.01,
+    "weight_decay_mask": lb.excluding("norm"),
+    "trust_ratio_mask": lb.matching("kernel|weight") & lb.at_least_ndim(2),
+}
+OPTIMIZERS = {
+    "lamb": lb.lamb(0.003, **MASKED_DECAY),
+    "lans": lb.lans(0.003, **MASKED_DECAY),
+    "lars": lb.lars(0.03, **MASKED_DECAY),
+    "larc": lb.larc(0.03, **MASKED_DECAY),
+    "lbsgd": lb.lbsgd(0.01, 0.9, **MASKED_DECAY, batch_scale=2, warmup_strategy="lars"),
+}
+DISTINCT = [name for name in OPTIMIZERS if name != "larc"]
+"""Without LARC, whose links are those of LARS."""
+BUFFERS = {"lamb": 2, "lans": 2, "lars": 1, "larc": 1, "lbsgd": 2}
+"""How many trees like the parameters there are in a state."""
+
+
+@functools.cache
+def trained(framework, name):
+    return FRAMEWORKS[framework](OPTIMIZERS[name])
+
+
+def assert_same(actual, expected, tolerance=0.0):
+    """The error of a parameter is relative to its largest element."""
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        error = np.abs(actual[name] - value).max()
+        assert error <= tolerance * np.abs(value).max(), name
+
+
+@pytest.mark.parametrize("framework", ["linen", "nnx"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_flax_trains_exactly_as_plain_dictionaries(name, framework):
+    assert_same(trained(framework, name), trained("plain", name))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equinox_trains_as_plain_dictionaries(name):
+    """Up to the last bits, because its layers multiply in another order."""
+    assert_same(trained("equinox", name), trained("plain", name), 1e-6)
+
+
+# Rules.
+
+
+def names_ending(end):
+    return {name for name in WEIGHTS if name.endswith(end)}
+
+
+KERNELS = names_ending("kernel")
+SCALES = names_ending("scale")
+BIASES = names_ending("bias")
+RULES = {
+    lb.excluding("norm"): KERNELS,
+    lb.at_least_ndim(2): KERNELS,
+    ~lb.at_least_ndim(2): SCALES | BIASES,
+    lb.matching("(kernel|weight)$") & lb.at_least_ndim(2): KERNELS,
+    lb.matching("norm") & ~lb.matching("bias$"): SCALES,
+    lb.matching("bias$") | lb.at_least_ndim(2): BIASES | KERNELS,
+    lb.matching("^blocks[/_]0/") & lb.excluding("norm"): {"blocks/0/dense/kernel"},
+}
+RULES_WITH_NAMES_OF_FLAX = {
+    lb.excluding("bias", "scale"): KERNELS,
+    lb.matching("kernel$", "scale$"): KERNELS | SCALES,
+}
+
+
+def decayed_by(rule, framework):
+    """The parameters that one step of nothing but a decay masked by `rule` changes."""
+    decay = lb.add_decayed_weights(0.5, rule)
+    optimizer = optax.chain(optax.set_to_zero(), decay, optax.scale(-1.0))
+    return changed(FRAMEWORKS[framework](optimizer, BATCHES[:1]))
+
+
+def changed(weights):
+    return {name for name, value in weights.items() if np.any(value != WEIGHTS[name])}
+
+
+def recording(rule, selections):
+    """`rule`, with the names that it selects appended to `selections` each time."""
+
+    def select(named):
+        choices = rule.select(named)
+        chosen = zip(named, choices, strict=True)
+        present = [name for (name, leaf), choice in chosen if choice and leaf is not None]
+        selections.append({common_name(name) for name in present})
+        return choices
+
+    return lb.Rule(repr(rule), select)
+
+
+def assert_selects(rule, names, framework):
+    selections = []
+    assert decayed_by(recording(rule, selections), framework) == names
+    at_init, at_update = selections
+    assert at_init == at_update == names
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_a_rule_selects_the_same_parameters_everywhere(rule, framework):
+    assert_selects(rule, RULES[rule], framework)
+
+
+@pytest.mark.parametrize("framework", [name for name in FRAMEWORKS if name != "equinox"])
+@pytest.mark.parametrize("rule", RULES_WITH_NAMES_OF_FLAX, ids=repr)
+def test_a_rule_with_names_of_flax_selects_the_same_parameters(rule, framework):
+    assert_selects(rule, RULES_WITH_NAMES_OF_FLAX[rule], framework)
+
+
+def test_equinox_is_told_that_its_scales_are_called_weight():
+    with pytest.raises(ValueError, match=r"'scale' matches no parameter.*blocks/0/norm/weight"):
+        train_equinox(lb.lamb(0.1, trust_ratio_mask=lb.excluding("bias", "scale")), BATCHES[:1])
+
+
+# Boxes and frozen dictionaries of linen.
+
+
+def trees_like(params, state):
+    """The parts of a state that have the structure of `params`, boxes included."""
+    structure = jax.tree.structure(params)
+
+    def is_alike(part):
+        return jax.tree.structure(part) == structure
+
+    return [part for part in jax.tree.leaves(state, is_leaf=is_alike) if is_alike(part)]
+
+
+@pytest.mark.parametrize(
+    ("net", "wrap"), [(BOXED_NET, dict), (LINEN_NET, FrozenDict)], ids=["boxed", "frozen"]
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_keeps_boxes_and_frozen_dictionaries(name, net, wrap):
+    before = linen_state(OPTIMIZERS[name], net, wrap)
+    params, state = before.params, before.opt_state
+    updates, _ = jax.eval_shape(before.tx.update, params, state, params)
+    after = jax.eval_shape(linen_step, before, BATCHES[0])
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    assert jax.tree.structure(after) == jax.tree.structure(before)
+    assert len(trees_like(params, state)) == BUFFERS[name]
+
+
+def test_the_boxes_of_a_state_say_how_to_shard_it():
+    state = linen_state(OPTIMIZERS["lars"], BOXED_NET)
+    (momentum,) = trees_like(state.params, state.opt_state)
+    spec = linen.get_partition_spec(momentum)["blocks_0"]["dense"]["kernel"]
+    assert spec == jax.sharding.PartitionSpec(None, "model")
+
+
+@pytest.mark.parametrize("framework", ["boxed linen", "frozen linen"])
+def test_boxes_and_frozen_dictionaries_train_exactly_as_others(framework):
+    assert_same(trained(framework, "lamb"), trained("plain", "lamb"))
+
+
+# Frozen and foreign leaves of Equinox.
+
+
+def in_second_block(model):
+    return jax.tree.map_with_path(lambda path, _: "blocks/1" in name_of(path), model)
+
+
+def second_block(model):
+    return eqx.filter(model, in_second_block(model))
+
+
+@functools.cache
+def train_second_block(name, params_of):
+    """Two steps in which the gradients of the first block are None."""
+
+    @eqx.filter_grad
+    def gradient(trainable, frozen, x, y):
+        return squared_error(jax.vmap(eqx.combine(trainable, frozen))(x), y)
+
+    optimizer = OPTIMIZERS[name]
+    model = equinox_net()
+    state = optimizer.init(params_of(model))
+    for x, y in BATCHES[:2]:
+        grads = gradient(*eqx.partition(model, in_second_block(model)), x, y)
+        updates, state = optimizer.update(grads, state, params_of(model))
+        model = eqx.apply_updates(model, updates)
+    return model, state, updates
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_without_gradients_are_left_alone(name):
+    model, state, updates = train_second_block(name, every_array)
+    assert changed(weights_of(model)) == {weight for weight in WEIGHTS if "blocks/1" in weight}
+    assert jax.tree.structure(updates) == jax.tree.structure(second_block(model))
+    buffers = trees_like(every_array(model), state)
+    assert len(buffers) == BUFFERS[name]
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves([tree.blocks[0] for tree in buffers]))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trainable_parameters_alone_train_as_among_all(name):
+    alone, state, _ = train_second_block(name, second_block)
+    among_all, _, _ = train_second_block(name, every_array)
+    assert_same(weights_of(alone), weights_of(among_all))
+    assert len(trees_like(second_block(alone), state)) == BUFFERS[name]
+
+
+class Unfiltered(eqx.Module):
+    weight: jax.Array
+    other: Any
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [(jnp.tanh, "a leaf of type"), (np.arange(2), "dtype int64")],
+    ids=["function", "integers"],
+)
+@pytest.mark.parametrize("optimizer", [lb.lamb(0.1), lb.lbsgd(0.1)], ids=["lamb", "lbsgd"])
+def test_an_unfiltered_model_is_refused(optimizer, other, what):
+    model = Unfiltered(jnp.ones(2), other)
+    params = every_array(model)
+    message = rf"'other' has {what}.*eqx\.filter\(model, eqx\.is_inexact_array\)"
+    with pytest.raises(TypeError, match=message):
+        optimizer.init(model)
+    with pytest.raises(TypeError, match=message):
+        optimizer.update(params, optimizer.init(params), model)
+
+
+# Wrappers of optax that hide parameters.
+
+GRADIENTS = jax.tree.map(lambda leaf: random_array(4, *leaf.shape), PLAIN_PARAMS)
+MATRICES = lb.at_least_ndim(2)
+LAMB_OF_MATRICES = lb.lamb(
+    0.003,
+    weight_decay=0.01,
+    weight_decay_mask=lb.excluding("norm"),
+    groups=lb.param_groups({"params": lb.matching("bias"), "weight_decay": 0.0}),
+)
+LARS_OF_VECTORS = lb.lars(
+    0.03,
+    weight_decay=0.01,
+    weight_decay_mask=lb.excluding("kernel|dense/weight"),
+    trust_ratio_mask=lb.matching("norm"),
+)
+PARTITIONED = optax.partition({True: LAMB_OF_MATRICES, False: LARS_OF_VECTORS}, MATRICES.mask)
+
+
+def last_updates(optimizer):
+    def step(state, grads):
+        updates, state = optimizer.update(grads, state, PLAIN_PARAMS)
+        return state, updates
+
+    _, updates = jax.lax.scan(step, optimizer.init(PLAIN_PARAMS), GRADIENTS)
+    return weights_of(jax.tree.map(lambda steps: steps[-1], updates))
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_patterns_may_match_only_what_optax_masked_hides(name):
+    """The decay excludes `norm`, and no other parameter is hidden."""
+    masked = last_updates(optax.masked(OPTIMIZERS[name], MATRICES.mask))
+    unmasked = last_updates(OPTIMIZERS[name])
+    passed = weights_of(jax.tree.map(lambda steps: steps[-1], GRADIENTS))
+    expected = {weight: (unmasked if weight in KERNELS else passed)[weight] for weight in WEIGHTS}
+    assert_same(masked, expected, 1e-6)
+
+
+def test_a_partition_gives_each_part_what_its_optimizer_gives_alone():
+    matrices, vectors = last_updates(LAMB_OF_MATRICES), last_updates(LARS_OF_VECTORS)
+    expected = {name: (matrices if name in KERNELS else vectors)[name] for name in WEIGHTS}
+    assert_same(last_updates(PARTITIONED), expected, 1e-6)
+
+
+@functools.cache
+def trained_in_parts(framework):
+    return FRAMEWORKS[framework](PARTITIONED)
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "boxed linen",
+        "equinox",
+        pytest.param(
+            "nnx",
+            marks=pytest.mark.skipif(
+                NnxList is list, reason="nnx.Optimizer takes no masks of optax before Flax 0.12"
+            ),
+        ),
+    ],
+)
+def test_a_partition_trains_the_same_everywhere(framework):
+    assert_same(trained_in_parts(framework), trained_in_parts("plain"), 1e-6)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_under_a_mask_too():
+    optimizer = lb.lamb(0.1, weight_decay_mask=lb.excluding("nrom"))
+    with pytest.raises(ValueError, match="'nrom' matches no parameter"):
+        optax.masked(optimizer, MATRICES.mask).init(PLAIN_PARAMS)
+
+
+# Checkpoints, scans and ensembles.
+
+
+@functools.cache
+def scanned(name):
+    """All steps of linen's training as one function of the initial parameters."""
+
+    @jax.jit
+    def train(params):
+        state = TrainState.create(apply_fn=LINEN_NET.apply, params=params, tx=OPTIMIZERS[name])
+        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *BATCHES)
+        state, _ = jax.lax.scan(lambda *args: (linen_step(*args), None), state, stacked)
+        return state.params
+
+    return train
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_a_scan_over_steps_is_the_loop_over_them(name):
+    after = scanned(name)(linen_params(LINEN_NET))
+    assert_same(weights_of(after), trained("linen", name), 1e-6)
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_an_ensemble_under_vmap_is_the_loop_over_its_seeds(name):
+    seeds = jax.random.split(jax.random.key(1), 3)
+    members = jax.vmap(lambda seed: LINEN_NET.init(seed, BATCHES[0][0])["params"])(seeds)
+    ensemble = jax.vmap(scanned(name))(members)
+    for number in range(len(seeds)):
+        before, after = jax.tree.map(operator.itemgetter(number), (members, ensemble))
+        assert_same(weights_of(after), weights_of(scanned(name)(before)), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lbsgd"])
+def test_training_goes_on_from_the_leaves_of_a_state(name):
+    """As from a checkpoint that holds nothing but the arrays."""
+    halfway = linen_state(OPTIMIZERS[name])
+    step = jax.jit(linen_step)
+    for batch in BATCHES[:7]:
+        halfway = step(halfway, batch)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(halfway)]
+    state = jax.tree.structure(linen_state(OPTIMIZERS[name])).unflatten(leaves)
+    for batch in BATCHES[7:]:
+        state = step(state, batch)
+    assert_same(weights_of(state.params), trained("linen", name))
