@@ -24,30 +24,13 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(x.astype(accumulation_dtype(x.dtype))))
 
 
-def block_norms(blocks: Sequence[jax.Array]) -> list[jax.Array]:
-    """The L2 norm of each block, in the accumulation dtype of that block.
-
-    The sums of squares travel as one vector, so that whatever has to be done to all of them (a
-    square root here, a reduction over devices) is done once and not once for each leaf.
-    """
-    if not blocks:
-        return []
-    dtype = accumulation_dtype(*(block.dtype for block in blocks))
-    norms = _square_roots(jnp.stack([sum_of_squares(block).astype(dtype) for block in blocks]))
-    return [
-        norm.astype(accumulation_dtype(block.dtype))
-        for norm, block in zip(norms, blocks, strict=True)
-    ]
+def total(sums: Sequence[jax.Array]) -> jax.Array:
+    """The sum of the sums of squares of several blocks, in the widest of their dtypes."""
+    dtype = accumulation_dtype(*(part.dtype for part in sums))
+    return jnp.sum(jnp.stack([part.astype(dtype) for part in sums]))
 
 
-def global_norm(blocks: Sequence[jax.Array]) -> jax.Array:
-    """The L2 norm of all blocks taken together, in their widest accumulation dtype."""
-    dtype = accumulation_dtype(*(block.dtype for block in blocks))
-    sums = jnp.stack([sum_of_squares(block).astype(dtype) for block in blocks])
-    return _square_roots(jnp.sum(sums))
-
-
-def _square_roots(sums: jax.Array) -> jax.Array:
-    """Square roots whose derivative at 0 is 0, for those who differentiate through an update."""
-    positive = sums > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, sums, 1)), 0)
+def from_sum_of_squares(square: jax.Array) -> jax.Array:
+    """The L2 norm; its derivative at 0 is 0, for those who differentiate through an update."""
+    positive = square > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)

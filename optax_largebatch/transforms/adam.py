@@ -17,7 +17,8 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.groups import Grouped, as_grouped
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored, transformation
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.transforms.transformation import transformation
 
 BiasCorrection = Literal["full", "none", "step_size"]
 
@@ -75,9 +76,17 @@ class AdamMoments(NamedTuple):
             "none": (one, one, one),
             "step_size": (one, one, jnp.sqrt(bc2) / bc1),
         }[self.bias_correction]
-        b3 = 1 - self.b1 if self.grad_averaging else one
+        mu_weight = 1 - self.b1 if self.grad_averaging else one
         return AdamScalars(
-            self.b1, self.b2, b3, self.eps, self.eps_root, mu_scale, nu_scale, step_scale
+            self.b1,
+            self.b2,
+            mu_weight,
+            1 - self.b2,
+            self.eps,
+            self.eps_root,
+            mu_scale,
+            nu_scale,
+            step_scale,
         )
 
 
@@ -86,8 +95,10 @@ class AdamScalars(NamedTuple):
 
     b1: Any
     b2: Any
-    b3: Any
+    mu_weight: Any
     """The weight of the gradient in the first moment."""
+    nu_weight: Any
+    """The weight of its square in the second."""
     eps: Any
     eps_root: Any
     mu_scale: Any
@@ -177,8 +188,8 @@ def scale_by_adam(
 def advance_moments(moments: AdamMoments, update: jax.Array, at: Leaf) -> Any:
     """The part of a leaf program that takes the moments one step further."""
     adam: AdamScalars = at.scalars
-    mu = yield Stored(adam.b1 * at.state.mu + adam.b3 * update, moments.mu_dtype)
-    nu = yield Stored(adam.b2 * at.state.nu + (1 - adam.b2) * jnp.square(update), moments.nu_dtype)
+    mu = yield Stored(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
+    nu = yield Stored(adam.b2 * at.state.nu + adam.nu_weight * jnp.square(update), moments.nu_dtype)
     return mu, nu
 
 

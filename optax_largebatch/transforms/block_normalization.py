@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link, transformation
+from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link
+from optax_largebatch.transforms.transformation import transformation
 
 
 def normalize_by_block_norm(

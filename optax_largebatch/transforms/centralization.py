@@ -10,7 +10,8 @@ from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
-from optax_largebatch.transforms.link import Leaf, Link, elementwise, transformation
+from optax_largebatch.transforms.link import Leaf, Link, elementwise
+from optax_largebatch.transforms.transformation import transformation
 
 
 def centralize_gradients(

@@ -9,7 +9,8 @@ import jax
 import optax
 
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, link_of, transformation
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link
+from optax_largebatch.transforms.transformation import link_of, transformation
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -7,14 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_optional_number
-from optax_largebatch.transforms.link import (
-    GlobalNorm,
-    Leaf,
-    LeafProgram,
-    Link,
-    elementwise,
-    transformation,
-)
+from optax_largebatch.transforms.link import GlobalNorm, Leaf, LeafProgram, Link, elementwise
+from optax_largebatch.transforms.transformation import transformation
 
 
 def clip_by_value(
@@ -88,7 +82,7 @@ def clip_by_global_norm(
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         if at.scalars is None:
             return update, at.state
-        norm = yield GlobalNorm(update)
+        (norm,) = yield GlobalNorm(update)
         return update / jnp.maximum(norm / at.scalars, 1), at.state
 
     return transformation(

@@ -18,7 +18,8 @@ from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.transforms.decay import WeightDecay
-from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link, transformation
+from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link
+from optax_largebatch.transforms.transformation import transformation
 from optax_largebatch.transforms.trust_ratio import Bounds, clip
 
 Denominator = Literal["paper", "update", "squares"]

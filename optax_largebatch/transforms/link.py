@@ -26,8 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import norms
-from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
+from optax_largebatch.params.leaves import Leaves
 
 
 class BlockNorms:
@@ -38,10 +37,10 @@ class BlockNorms:
 
 
 class GlobalNorm:
-    """A request for the norm of what all leaves hand in together; answered by one scalar."""
+    """A request for the norm of what all leaves hand in together; answered by a list of one."""
 
     def __init__(self, array: jax.Array):
-        self.array = array
+        self.arrays = (array,)
 
 
 class Stored:
@@ -54,12 +53,9 @@ class Stored:
         self.array = array
         self.dtype = dtype
 
-    def answer(self) -> jax.Array:
-        """The array after the round trip through its storage dtype."""
-        return self.array.astype(self.dtype or self.array.dtype).astype(self.array.dtype)
 
-
-LeafProgram = Generator[BlockNorms | GlobalNorm | Stored, Any, tuple[jax.Array, Any]]
+Request = BlockNorms | GlobalNorm
+LeafProgram = Generator[Request | Stored, Any, tuple[jax.Array, Any]]
 
 
 class Leaf(NamedTuple):
@@ -137,61 +133,6 @@ class Link:
         return state._replace(**new)
 
 
-def transformation(link: Link) -> optax.GradientTransformationExtraArgs:
-    """The link as an optax transformation of its own; `link_of` finds the link again."""
-    bound = _BoundLink(link)
-    return optax.GradientTransformationExtraArgs(bound.init, bound.update)
-
-
-def link_of(transform: optax.GradientTransformation) -> Link | None:
-    """The link that a transformation was made of, or None for a foreign transformation."""
-    owner = getattr(transform.update, "__self__", None)
-    return owner.link if isinstance(owner, _BoundLink) else None
-
-
-@dataclasses.dataclass(frozen=True)
-class _BoundLink:
-    """The `init` and `update` of a link."""
-
-    link: Link
-
-    def init(self, params: optax.Params) -> optax.OptState:
-        self.link.choices(leaves_of("params", params))
-        return self.link.init(params)
-
-    def update(
-        self,
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        del extra_args
-        link = self.link
-        if params is None and link.needs_params:
-            raise ValueError(
-                "params must be given to `update`, because this transformation depends on the "
-                "parameters; got None. Call optimizer.update(grads, state, params)."
-            )
-        leaves, gradients = gradients_of(updates, params)
-        states = link.split(state, leaves)
-        scalars = link.scalars(state)
-        choices = link.choices(leaves)
-
-        programs: dict[int, LeafProgram] = {}
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                param = None if params is None else leaves.arrays[index]
-                dtype = norms.accumulation_dtype(gradient.dtype, leaves.arrays[index].dtype)
-                param, part, own = _cast((param, states[index], scalars), dtype)
-                at = Leaf(param, param, part, own, choices[index])
-                programs[index] = link.leaf(gradient.astype(dtype), at)
-        for index, (update, part) in _in_step(programs).items():
-            gradients[index] = update.astype(leaves.arrays[index].dtype)
-            states[index] = part
-        return leaves.rebuild(gradients), link.join(state, states, leaves)
-
-
 def elementwise(
     function: Callable[[jax.Array, Leaf], tuple[jax.Array, Any]],
 ) -> Callable[[jax.Array, Leaf], LeafProgram]:
@@ -210,78 +151,23 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
 
     The block norms that they ask for in a round are asked for together.
     """
-    results: list[Any] = [None] * len(programs)
+    results: dict[int, tuple[jax.Array, Any]] = {}
+    waiting: dict[int, BlockNorms] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
     while answers:
-        waiting: dict[int, BlockNorms] = {}
         for index, answer in answers.items():
-            request, results[index] = _advance(programs[index], answer)
-            while isinstance(request, GlobalNorm):
-                request, results[index] = _advance(programs[index], (yield request))
-            if request is not None:
+            try:
+                request = programs[index].send(answer)
+                while not isinstance(request, BlockNorms):
+                    request = programs[index].send((yield request))
                 waiting[index] = request
+            except StopIteration as end:
+                results[index] = end.value
         answers = {}
         if waiting:
-            replies = yield BlockNorms(*(x for request in waiting.values() for x in request.arrays))
-            for index, request in waiting.items():
-                answers[index] = [replies.pop(0) for _ in request.arrays]
-    return results
-
-
-def _in_step(programs: Mapping[int, LeafProgram]) -> dict[int, tuple[jax.Array, Any]]:
-    """Runs the programs of all leaves to their ends, answering their requests round by round.
-
-    A global norm is answered when every program that still runs waits for it, so that leaves
-    which a mask sent a shorter way arrive with the others.
-    """
-    results: dict[int, tuple[jax.Array, Any]] = {}
-    waiting: dict[int, BlockNorms | GlobalNorm] = {}
-    answers: dict[int, Any] = dict.fromkeys(programs)
-    while answers:
-        for index, answer in answers.items():
-            request, result = _advance(programs[index], answer)
-            if request is None:
-                results[index] = result
-            else:
-                waiting[index] = request
-        answers = _answer(waiting)
-        for index in answers:
-            del waiting[index]
-    return dict(sorted(results.items()))
-
-
-def _advance(program: LeafProgram, answer: Any) -> tuple[Any, Any]:
-    """On to the next request that takes a norm, or to the result: `(request, result)`."""
-    try:
-        request = program.send(answer)
-        while isinstance(request, Stored):
-            request = program.send(request.answer())
-    except StopIteration as stop:
-        return None, stop.value
-    return request, None
-
-
-def _answer(waiting: Mapping[int, BlockNorms | GlobalNorm]) -> dict[int, Any]:
-    """The answers that can be given now: all block norms, or else the one global norm."""
-    blocks = {i: asked.arrays for i, asked in waiting.items() if isinstance(asked, BlockNorms)}
-    if blocks:
-        # The parameter's norm may be asked for twice in a round: take it once.
-        distinct = {id(array): array for arrays in blocks.values() for array in arrays}
-        taken = dict(zip(distinct, norms.block_norms(list(distinct.values())), strict=True))
-        return {i: [taken[id(array)] for array in arrays] for i, arrays in blocks.items()}
-    arrays = {i: asked.array for i, asked in waiting.items() if isinstance(asked, GlobalNorm)}
-    if not arrays:
-        return {}
-    norm = norms.global_norm(list(arrays.values()))
-    return {i: norm.astype(array.dtype) for i, array in arrays.items()}
-
-
-def _cast(tree: Any, dtype: jnp.dtype) -> Any:
-    """Floating point arrays in `dtype`; Python numbers, which adapt by themselves, as they are."""
-
-    def cast(x: Any) -> Any:
-        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        return jnp.asarray(x, dtype)
-
-    return jax.tree.map(cast, tree)
+            norms = iter(
+                (yield BlockNorms(*(x for asked in waiting.values() for x in asked.arrays)))
+            )
+            answers = {i: [next(norms) for _ in asked.arrays] for i, asked in waiting.items()}
+            waiting = {}
+    return [results[index] for index in range(len(programs))]

@@ -7,7 +7,8 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
 from optax_largebatch.transforms.adam import zeros_like
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored, transformation
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.transforms.transformation import transformation
 
 
 class AccumulateMomentumState(NamedTuple):

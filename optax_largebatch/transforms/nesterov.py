@@ -9,14 +9,8 @@ import optax
 from optax_largebatch.arguments import Scalar, check_choice
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.transforms.adam import AdamMoments, AdamScalars, advance_moments
-from optax_largebatch.transforms.link import (
-    Leaf,
-    LeafProgram,
-    Link,
-    in_parallel,
-    link_of,
-    transformation,
-)
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, in_parallel
+from optax_largebatch.transforms.transformation import link_of, transformation
 
 
 class NesterovSplitState(NamedTuple):
@@ -146,7 +140,7 @@ def nesterov_split(
             second = branch.leaf(update / denominator, along_gradient)
             (first, first_state), (second, second_state) = yield from in_parallel(first, second)
         state = NesterovSplitState(at.state.count, mu, nu, first_state, second_state)
-        return adam.b1 * first + adam.b3 * second, state
+        return adam.b1 * first + adam.mu_weight * second, state
 
     return transformation(
         Link(

@@ -8,7 +8,8 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_bounds, check_choice, check_number
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
-from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link, transformation
+from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link
+from optax_largebatch.transforms.transformation import transformation
 
 Bounds = tuple[Any, Any] | None
 

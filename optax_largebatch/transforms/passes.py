@@ -1,0 +1,205 @@
+"""Runs the leaf programs of a link as passes over memory.
+
+Between two norms a leaf program is elementwise, so XLA can make one loop of it: one pass. What
+costs is what a pass leaves behind for the next, since it has to be written, read back and, on a
+CPU, allocated afresh. So passes leave nothing behind but the state and the norms. Each one replays
+the program from its start; where the replay comes to an array that an earlier pass `Stored`, or to
+a norm that one has taken, it is handed that, and what led there is dead code that XLA drops.
+
+A leaf takes one pass that stores (if it has anything to store) and one for each sum of squares
+before each of its rounds of norms, and one that finishes.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+import contextlib
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+import jax.numpy as jnp
+
+from optax_largebatch import norms
+from optax_largebatch.transforms.link import GlobalNorm, Leaf, Link, Request, Stored
+
+
+class LeafArrays(NamedTuple):
+    """The arrays that the program of one leaf starts from."""
+
+    gradient: jax.Array
+    param: jax.Array | None
+    state: Any
+
+
+class Round(NamedTuple):
+    """A request for norms, as it is known before any number is."""
+
+    of_all_leaves: bool
+    first_like: tuple[int, ...]
+    """For each array that is asked about, the position of the first that is the same."""
+
+
+class Passes:
+    """The passes of one link; each is traced once for leaves of the same signature."""
+
+    def __init__(self, link: Link):
+        self._link = link
+        self._rounds: dict[Any, tuple[Round, ...]] = {}
+        self._store = jax.jit(self._new_stored, static_argnums=0)
+        self._sum = jax.jit(self._sum_of_squares, static_argnums=(0, 1))
+        self._finish = jax.jit(self._result, static_argnums=0)
+
+    def run(
+        self, leaves: Mapping[int, LeafArrays], scalars: Any, choices: Sequence[Any]
+    ) -> dict[int, tuple[jax.Array, Any]]:
+        """Runs the programs of all leaves to their ends, in step with each other.
+
+        Args:
+            leaves: for each leaf that has a gradient its arrays, by number.
+            scalars: the link's scalars of this step.
+            choices: the link's choice for each leaf, by number.
+
+        Returns:
+            For each leaf the update, in the accumulation dtype, and the leaf's new state.
+        """
+        rounds = {i: self._rounds_of(choices[i], leaf, scalars) for i, leaf in leaves.items()}
+        stored: dict[int, list[jax.Array]] = {i: [] for i in leaves}
+        answers: dict[int, list[Any]] = {i: [] for i in leaves}
+
+        def replay(i: int) -> tuple[Any, ...]:
+            return choices[i], leaves[i], scalars, stored[i], answers[i]
+
+        waiting = [i for i in leaves if rounds[i]]
+        while waiting:
+            # A norm of all leaves has to wait for leaves that take block norms before it.
+            ahead = [i for i in waiting if not rounds[i][len(answers[i])].of_all_leaves]
+            sums: dict[int, list[jax.Array]] = {}
+            for i in ahead or waiting:
+                with _outlined():
+                    stored[i] += self._store(*replay(i))
+                    first_like = rounds[i][len(answers[i])].first_like
+                    taken = {k: self._sum(k, *replay(i)) for k in sorted(set(first_like))}
+                sums[i] = [taken[k] for k in first_like]
+            if not ahead:
+                total = norms.total([own[0] for own in sums.values()])
+                sums = {i: [total] for i in sums}
+            for i, own in sums.items():
+                answers[i].append([norms.from_sum_of_squares(square) for square in own])
+            waiting = [i for i in waiting if len(answers[i]) < len(rounds[i])]
+        return {i: self._finish(*replay(i)) for i in leaves}
+
+    def _rounds_of(self, choice: Any, leaf: LeafArrays, scalars: Any) -> tuple[Round, ...]:
+        """The requests of a leaf's program, from an abstract run."""
+        arrays, structure = jax.tree.flatten(leaf)
+        signature = (choice, structure, *((x.shape, x.dtype) for x in arrays))
+        if signature not in self._rounds:
+            rounds: list[Round] = []
+
+            def note_rounds(leaf: LeafArrays, scalars: Any) -> None:
+                program = self._replay(choice, leaf, scalars, [])
+                with contextlib.suppress(StopIteration):
+                    request = next(program)
+                    while True:
+                        same = [id(x) for x in request.arrays]
+                        first_like = tuple(same.index(x) for x in same)
+                        rounds.append(Round(isinstance(request, GlobalNorm), first_like))
+                        request = program.send([jnp.ones([], x.dtype) for x in request.arrays])
+
+            jax.eval_shape(note_rounds, leaf, scalars)
+            self._rounds[signature] = tuple(rounds)
+        return self._rounds[signature]
+
+    def _replay(
+        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[jax.Array]
+    ) -> Generator[Request, list[jax.Array], tuple[jax.Array, Any]]:
+        """The leaf's program from its start, asking for norms alone.
+
+        What it stores is taken from `stored` as far as that goes, and then appended to it.
+        """
+        dtype = norms.accumulation_dtype(
+            *(x.dtype for x in (leaf.gradient, leaf.param) if x is not None)
+        )
+        gradient, param, state = _cast(leaf, dtype)
+        at = Leaf(param, param, state, _cast(scalars, dtype), choice)
+        program = self._link.leaf(gradient, at)
+        answer: Any = None
+        position = 0
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as end:
+                return end.value
+            if isinstance(request, Stored):
+                if position == len(stored):
+                    stored.append(request.array.astype(request.dtype or dtype))
+                answer = stored[position].astype(dtype)
+                position += 1
+            else:
+                answer = [norm.astype(dtype) for norm in (yield request)]
+
+    def _asked(
+        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
+    ) -> Request:
+        """The request that follows the answers; `stored` grows to what is stored by then."""
+        program = self._replay(choice, leaf, scalars, stored)
+        request = next(program)
+        for answer in answers:
+            request = program.send(answer)
+        return request
+
+    def _new_stored(
+        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
+    ) -> list[jax.Array]:
+        """What is stored between the last round and the next."""
+        known = len(stored)
+        self._asked(choice, leaf, scalars, stored := [*stored], answers)
+        return stored[known:]
+
+    def _sum_of_squares(
+        self,
+        position: int,
+        choice: Any,
+        leaf: LeafArrays,
+        scalars: Any,
+        stored: list[Any],
+        answers: list[Any],
+    ) -> jax.Array:
+        """The sum of squares of one of the arrays that the next round asks about."""
+        request = self._asked(choice, leaf, scalars, [*stored], answers)
+        return norms.sum_of_squares(request.arrays[position])
+
+    def _result(
+        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
+    ) -> tuple[jax.Array, Any]:
+        """What the program returns."""
+        program = self._replay(choice, leaf, scalars, [*stored])
+        answer: Any = None
+        remaining = iter(answers)
+        while True:
+            try:
+                program.send(answer)
+            except StopIteration as end:
+                return end.value
+            answer = next(remaining)
+
+
+def _outlined() -> contextlib.AbstractContextManager[Any]:
+    """Keeps XLA on a CPU from merging the passes called here into one computation.
+
+    It would see that several of them need the same intermediate result, and keep that result, of
+    all leaves at once, in memory. With several devices the calls stay open to the compiler, which
+    can combine the reductions of sharded leaves only then; on an accelerator so do the fusions.
+    """
+    if jax.default_backend() == "cpu" and jax.device_count() == 1:
+        return set_xla_metadata(inlineable="false")
+    return contextlib.nullcontext()
+
+
+def _cast(tree: Any, dtype: jnp.dtype) -> Any:
+    """Floating point arrays in `dtype`; Python numbers, which adapt by themselves, as they are."""
+
+    def cast(x: Any) -> Any:
+        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return jnp.asarray(x, dtype)
+
+    return jax.tree.map(cast, tree)
