@@ -1,0 +1,163 @@
+"""Passes give the numbers of the plain reading of a link, and leave nothing behind."""
+
+import contextlib
+
+import chex
+import jax
+from jax.experimental.xla_metadata import set_xla_metadata
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.transforms import passes
+from optax_largebatch.transforms.link import GlobalNorm, Leaf, Link, Stored
+from optax_largebatch.transforms.transformation import link_of, transformation
+
+KERNELS = lb.matching("kernel")
+GROUPS = lb.param_groups(
+    {"params": lb.matching("conv"), "weight_decay": 0.5, "grad_centralization": True}
+)
+OPTIMIZERS = {
+    "lamb": lb.lamb(0.1, weight_decay=0.1, trust_ratio_mask=KERNELS),
+    "lamb, clipped": lb.lamb(0.1, weight_decay=0.1, max_grad_norm=0.5, groups=GROUPS),
+    "lamb, bfloat16 moments": lb.lamb(0.1, mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    "lans": lb.lans(0.1, weight_decay=0.1, clip_gradient=0.3, trust_ratio_mask=KERNELS),
+    "lans, sequential": lb.lans(0.1, weight_decay=0.1, order="sequential"),
+    "lars": lb.lars(0.1, 0.1, KERNELS, nesterov=True),
+    "lars, update": lb.lars(0.1, 0.1, denominator="update", momentum_of="directions"),
+    "larc": lb.larc(0.1, 0.1, groups=GROUPS),
+    "two rounds and two clips": lb.chain(
+        lb.scale_by_trust_ratio(trust_ratio_mask=KERNELS),
+        lb.clip_by_global_norm(0.5),
+        lb.nesterov_split(lb.chain(lb.accumulate_momentum(0.5), lb.scale_by_trust_ratio())),
+        lb.accumulate_momentum(0.9),
+        lb.clip_by_global_norm(0.25),
+    ),
+    "a global norm in a branch": lb.nesterov_split(
+        lb.chain(lb.clip_by_global_norm(0.1), lb.scale_by_trust_ratio())
+    ),
+}
+PARAMS = {
+    "dense": {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.zeros(3)},
+    "dense_too": {"kernel": jnp.arange(-3.0, 3.0).reshape(2, 3), "bias": jnp.ones(3)},
+    "conv": jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 2, 2),
+    "gain": jnp.asarray(2.0),
+}
+
+
+def next_request(program, answer):
+    """On to the next request for norms; what is stored is answered at once."""
+    request = program.send(answer)
+    while isinstance(request, Stored):
+        kept = request.array.astype(request.dtype or request.array.dtype)
+        request = program.send(kept.astype(request.array.dtype))
+    return request
+
+
+def plainly(link, updates, state, params):
+    """One step of a link as it reads: every program once, in step with the others."""
+    leaves = leaves_of("params", params)
+    parts = jax.tree.map(
+        lambda x: x.astype("float32") if jnp.issubdtype(x.dtype, jnp.floating) else x,
+        link.split(state, leaves),
+    )
+    scalars, choices = link.scalars(state), link.choices(leaves)
+    columns = zip(jax.tree.leaves(updates), leaves.arrays, parts, choices, strict=True)
+    programs = [
+        link.leaf(gradient, Leaf(param, param, part, scalars, choice))
+        for gradient, param, part, choice in columns
+    ]
+    results, requests = {}, {}
+    answers = dict.fromkeys(range(len(programs)))
+    while answers:
+        for index, answer in answers.items():
+            try:
+                requests[index] = next_request(programs[index], answer)
+            except StopIteration as end:
+                results[index] = end.value
+        of_all = all(isinstance(request, GlobalNorm) for request in requests.values())
+        answered = {
+            index: request
+            for index, request in requests.items()
+            if of_all or not isinstance(request, GlobalNorm)
+        }
+        norm = optax.tree.norm([request.arrays for request in requests.values()])
+        answers = {
+            index: [norm] if of_all else [jnp.linalg.norm(x.ravel()) for x in request.arrays]
+            for index, request in answered.items()
+        }
+        for index in answered:
+            del requests[index]
+    new_updates, new_parts = zip(*(results[index] for index in sorted(results)), strict=True)
+    return leaves.rebuild(list(new_updates)), link.join(state, list(new_parts), leaves)
+
+
+def outlined():
+    return set_xla_metadata(inlineable="false")
+
+
+@pytest.mark.parametrize("context", [contextlib.nullcontext, outlined], ids=["open", "outlined"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_the_plain_reading(name, context, monkeypatch):
+    monkeypatch.setattr(passes, "_outlined", context)
+    optimizer = OPTIMIZERS[name]
+    link = link_of(optimizer)
+    step = jax.jit(lambda *args: optimizer.update(*args))
+    plain_step = jax.jit(lambda *args: plainly(link, *args))
+    state = plain_state = optimizer.init(PARAMS)
+    for index in range(4):
+        gradients = jax.tree.map(lambda x, i=index: jnp.cos(3 * x + i), PARAMS)
+        updates, state = step(gradients, state, PARAMS)
+        expected, plain_state = plain_step(gradients, plain_state, PARAMS)
+        chex.assert_trees_all_close(updates, expected, rtol=3e-6, atol=1e-8)
+        chex.assert_trees_all_close(state, plain_state, rtol=3e-6, atol=1e-8)
+
+
+def compiled_step(optimizer, params):
+    def step(params, state, gradients):
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    arguments = (params, jax.eval_shape(optimizer.init, params), params)
+    return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars", "larc"])
+def test_temporaries_are_a_hundredth_of_the_parameters(name, monkeypatch):
+    """A direction that is kept for one of the leaves alone would be a third of the parameters."""
+    monkeypatch.setattr(passes, "_outlined", outlined)
+    leaf = jax.ShapeDtypeStruct((512, 512), "float32")
+    params = {f"kernel_{index}": leaf for index in range(3)}
+    optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)
+    memory = compiled_step(optimizer, params).memory_analysis()
+    assert memory.temp_size_in_bytes <= 0.01 * 3 * 4 * 512 * 512
+    buffers = {"lamb": 3, "lans": 3, "lars": 2, "larc": 2}[name]
+    assert memory.alias_size_in_bytes >= buffers * 3 * 4 * 512 * 512
+
+
+def test_leaves_of_one_signature_are_traced_once():
+    traced = []
+
+    def noting(update, at):
+        traced.append(update.shape)
+        return update, at.state
+        yield
+
+    link = Link(init=lambda params: optax.EmptyState(), leaf=noting)
+    optimizer = transformation(link)
+    params = {f"leaf_{index}": jnp.ones((2, 3)) for index in range(20)} | {"other": jnp.ones(3)}
+    jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert len(traced) <= 2 * 2  # once for the plan and once for the pass, for each of two shapes
+    assert set(traced) == {(2, 3), (3,)}
+
+
+def test_bfloat16_leaves_and_moments_in_one_network():
+    params = {"kernel": jnp.ones((4, 4), "bfloat16"), "scale": jnp.ones(4)}
+    optimizer = lb.lamb(0.1, mu_dtype="bfloat16")
+    updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert [x.dtype for x in jax.tree.leaves(updates)] == ["bfloat16", "float32"]
+    np.testing.assert_allclose(np.asarray(updates["kernel"], "float32"), -0.1, rtol=1e-2)
+    np.testing.assert_allclose(updates["scale"], -0.1, rtol=1e-5)
