@@ -19,11 +19,11 @@ GRADS = jax.tree.map(lambda x: jnp.cos(3 * x) + 0.5, PARAMS)
 
 def steps(transform, count=3, params=PARAMS):
     """The last updates and state after some steps on changing gradients."""
-    state = transform.init(params)
-    updates = None
+    state, updates = transform.init(params), None
+    update = jax.jit(transform.update)
     for index in range(count):
         gradients = jax.tree.map(lambda x, i=index: x * (1 + i), GRADS)
-        updates, state = transform.update(gradients, state, params)
+        updates, state = update(gradients, state, params)
     return updates, state
 
 
