@@ -1,0 +1,244 @@
+"""What a step costs: time and memory of each optimizer, beside `optax.adamw` in the same run.
+
+    python benchmarks/step_cost.py                       # BERT-base and many small leaves
+    python benchmarks/step_cost.py --tree bert-base --rounds 20 --output benchmarks/results
+
+Steps of the optimizers are interleaved and compared round by round, because a shared machine is
+slow at one time and fast at another: only the ratios mean something. Parameters and state are
+donated, as in training. Writes `step_cost.csv`, one line for each optimizer and tree, and
+`step_cost.png`.
+"""
+
+import argparse
+import csv
+import dataclasses
+from pathlib import Path
+import platform
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import optax_largebatch as lb
+
+OPTIMIZERS = {
+    "optax.adamw": lambda: optax.adamw(1e-3, weight_decay=0.01),
+    "optax.lamb": lambda: optax.lamb(1e-3, weight_decay=0.01),
+    "optax.lars": lambda: optax.lars(1e-3, weight_decay=0.01),
+    "lamb": lambda: lb.lamb(1e-3, weight_decay=0.01),
+    "lans": lambda: lb.lans(1e-3, weight_decay=0.01),
+    "lars": lambda: lb.lars(1e-3, weight_decay=0.01),
+    "larc": lambda: lb.larc(1e-3, weight_decay=0.01),
+    "lbsgd": lambda: lb.lbsgd(1e-3, 0.9, weight_decay=0.01, warmup_strategy="lars"),
+}
+BASELINE = "optax.adamw"
+
+
+def bert(layers: int, width: int, vocabulary: int = 30522) -> dict[str, Any]:
+    """The shapes of a BERT encoder; 12 layers of 768 make BERT-base, 24 of 1024 BERT-large."""
+
+    def dense(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
+        return {"kernel": (rows, columns), "bias": (columns,)}
+
+    norm = {"scale": (width,), "bias": (width,)}
+    layer = {
+        **{name: dense(width, width) for name in ("query", "key", "value", "output")},
+        "up": dense(width, 4 * width),
+        "down": dense(4 * width, width),
+        "attention_norm": norm,
+        "output_norm": norm,
+    }
+    return {
+        "embeddings": {"word": (vocabulary, width), "position": (512, width), "type": (2, width)},
+        "embeddings_norm": norm,
+        **{f"layer_{index}": layer for index in range(layers)},
+        "pooler": dense(width, width),
+        "head": {**dense(width, width), "norm": norm, "output_bias": (vocabulary,)},
+    }
+
+
+def small_leaves(count: int = 300, distinct: int = 20) -> dict[str, tuple[int, ...]]:
+    """Leaves of a thousand to a hundred thousand elements, of so many distinct shapes."""
+    sizes = np.geomspace(1e3, 1e5, distinct).astype(int)
+    return {f"leaf_{index}": (int(sizes[index % distinct]),) for index in range(count)}
+
+
+TREES = {
+    "bert-base": lambda: bert(12, 768),
+    "bert-large": lambda: bert(24, 1024),
+    "small": small_leaves,
+    "1000 leaves": lambda: small_leaves(1000),
+}
+
+
+@dataclasses.dataclass
+class Measurement:
+    """One optimizer on one tree; `bytes` are those that XLA counts in the compiled step."""
+
+    tree: str
+    optimizer: str
+    parameters: int
+    leaves: int
+    trace_s: float
+    compile_s: float
+    temporaries_bytes: int
+    bytes_per_parameter: float
+    ratio: float = 1.0
+    ratio_low: float = 1.0
+    ratio_high: float = 1.0
+
+
+@dataclasses.dataclass
+class Running:
+    """A compiled step and what it works on."""
+
+    step: Any
+    params: Any
+    state: Any
+    gradients: Any
+    seconds: list[float] = dataclasses.field(default_factory=list)
+
+    def run(self) -> None:
+        """Takes a step and notes how long it took."""
+        start = time.perf_counter()
+        self.params, self.state = self.step(self.params, self.state, self.gradients)
+        jax.block_until_ready((self.params, self.state))
+        self.seconds.append(time.perf_counter() - start)
+
+
+def arrays(shapes: Any) -> Any:
+    """Normal numbers of the size of weights, the same for the same shapes."""
+    rng = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda shape: jnp.asarray(0.02 * rng.standard_normal(shape, "float32")),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+def prepare(tree: str, name: str, gradients: Any) -> tuple[Measurement, Running]:
+    """Compiles a step and measures what can be measured without running it."""
+    optimizer = OPTIMIZERS[name]()
+
+    def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = arrays(TREES[tree]())
+    state = jax.jit(optimizer.init)(params)
+    start = time.perf_counter()
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, gradients)
+    traced = time.perf_counter()
+    compiled = lowered.compile()
+    done = time.perf_counter()
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    measurement = Measurement(
+        tree=tree,
+        optimizer=name,
+        parameters=count,
+        leaves=len(jax.tree.leaves(params)),
+        trace_s=round(traced - start, 2),
+        compile_s=round(done - traced, 2),
+        temporaries_bytes=compiled.memory_analysis().temp_size_in_bytes,
+        bytes_per_parameter=round(compiled.cost_analysis()["bytes accessed"] / count, 1),
+    )
+    return measurement, Running(compiled, params, state, gradients)
+
+
+def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
+    """All optimizers on one tree, a step of each in every round."""
+    gradients = arrays(TREES[tree]())
+    prepared = [prepare(tree, name, gradients) for name in tqdm(names, desc=f"{tree}: compiling")]
+    for _ in tqdm(range(rounds + 1), desc=f"{tree}: stepping"):
+        for _, running in prepared:
+            running.run()
+    baseline = prepared[names.index(BASELINE)][1]
+    for measurement, running in prepared:
+        # The first step is left out: it touches its memory for the first time.
+        ratios = np.divide(running.seconds[1:], baseline.seconds[1:])
+        low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9))
+        measurement.ratio, measurement.ratio_low = round(median, 2), round(low, 2)
+        measurement.ratio_high = round(high, 2)
+    return [measurement for measurement, _ in prepared]
+
+
+def machine() -> str:
+    """Where and with what this ran."""
+    return (
+        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {platform.machine()}, "
+        f"jax {jax.__version__}, optax {optax.__version__}, optax_largebatch {lb.__version__}"
+    )
+
+
+def write_csv(measurements: list[Measurement], path: Path) -> None:
+    """One line for each measurement, with the machine and the versions."""
+    rows = [
+        dataclasses.asdict(measurement) | {"machine": machine()} for measurement in measurements
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def table(measurements: list[Measurement]) -> str:
+    """The measurements as text."""
+    head = (
+        f"{'tree':<12} {'optimizer':<12} {'x adamw':>8} {'10%..90%':>13} {'temporaries':>12} "
+        f"{'bytes/param':>12} {'trace s':>8} {'compile s':>10}"
+    )
+    lines = [
+        f"{m.tree:<12} {m.optimizer:<12} {m.ratio:>8.2f} {m.ratio_low:>6.2f}..{m.ratio_high:<5.2f} "
+        f"{m.temporaries_bytes / 1e6:>9.1f} MB {m.bytes_per_parameter:>12.1f} "
+        f"{m.trace_s:>8.2f} {m.compile_s:>10.2f}"
+        for m in measurements
+    ]
+    return "\n".join([head, *lines])
+
+
+def plot(measurements: list[Measurement], path: Path) -> None:
+    """A bar for each optimizer, a panel for each tree."""
+    trees = list(dict.fromkeys(m.tree for m in measurements))
+    figure, axes = plt.subplots(
+        1, len(trees), figsize=(1.5 + 4 * len(trees), 3.6), sharey=True, layout="constrained"
+    )
+    for axis, tree in zip(np.atleast_1d(axes), trees, strict=True):
+        own = [m for m in measurements if m.tree == tree]
+        names = [m.optimizer for m in own]
+        ratios = np.array([m.ratio for m in own])
+        spread = [ratios - [m.ratio_low for m in own], [m.ratio_high for m in own] - ratios]
+        colours = ["#999999" if name.startswith("optax") else "#0072b2" for name in names]
+        axis.barh(names, ratios, xerr=np.abs(spread), color=colours, error_kw={"lw": 1})
+        axis.axvline(1, color="black", lw=0.8)
+        axis.set(title=tree, xlabel="time of a step, x optax.adamw")
+        axis.spines[["top", "right"]].set_visible(False)
+    np.atleast_1d(axes)[0].invert_yaxis()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tree", nargs="+", choices=TREES, default=["bert-base", "small"])
+    parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    parser.add_argument("--rounds", type=int, default=10, help="steps of each optimizer")
+    parser.add_argument("--output", type=Path, default=Path("runs/step_cost"))
+    args = parser.parse_args()
+    names = [BASELINE, *(name for name in args.optimizer if name != BASELINE)]
+    measurements = [m for tree in args.tree for m in measure(tree, names, args.rounds)]
+    args.output.mkdir(parents=True, exist_ok=True)
+    write_csv(measurements, args.output / "step_cost.csv")
+    plot(measurements, args.output / "step_cost.png")
+    print(f"{machine()}\n{table(measurements)}")
+
+
+if __name__ == "__main__":
+    main()
