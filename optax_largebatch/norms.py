@@ -1,9 +1,12 @@
 """Norms of blocks: the one place of this library that computes them.
 
-A *block* is what one norm is taken over; today, one leaf of the parameter tree.
+A *block* is what one norm is taken over; today, one leaf of the parameter tree. Under `jit` a
+sharded leaf is still one array, and the compiler adds up its shards. Inside `jax.shard_map` a leaf
+is a shard, and the sums of squares are added up here, over the axes that its type names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +25,35 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
     so the cast comes before the square; XLA fuses it into the reduction.
     """
     return jnp.sum(jnp.square(x.astype(accumulation_dtype(x.dtype))))
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+    """The mesh axes of a surrounding `jax.shard_map` along which `x` is split.
+
+    They stand in the array's type, unless `check_vma=False`; outside of `shard_map` there are none.
+    """
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)  # before jax 0.10 the axes stood in `vma`
+    return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+
+
+def over_shards(sums: Mapping[int, Any], axes: Mapping[int, frozenset[str]]) -> dict[int, Any]:
+    """Sums of squares of whole blocks from those of shards.
+
+    Those that are split along the same axes travel as one vector, so that however many leaves
+    there are, they take one reduction.
+    """
+    whole = dict(sums)
+    for some in set(axes.values()) - {frozenset()}:
+        parts, structure = jax.tree.flatten({i: own for i, own in sums.items() if axes[i] == some})
+        if parts:
+            dtype = accumulation_dtype(*(part.dtype for part in parts))
+            vector = jnp.stack([part.astype(dtype) for part in parts])
+            vector = jax.lax.psum(vector, tuple(sorted(some)))
+            whole |= structure.unflatten(
+                [vector[k].astype(part.dtype) for k, part in enumerate(parts)]
+            )
+    return whole
 
 
 def total(sums: Sequence[jax.Array]) -> jax.Array:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from optax_largebatch.norms import varying_axes
 from optax_largebatch.params.paths import is_placeholder, named_leaves, path_name
 
 
@@ -84,7 +85,8 @@ def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
 
     Raises:
         TypeError: a parameter or gradient is no array of floating point numbers.
-        ValueError: the two trees differ in structure or shapes.
+        ValueError: the two trees differ in structure or shapes; or, inside `jax.shard_map`, a
+            gradient differs between devices where its parameter does not.
     """
     checked = leaves_of("updates", updates)
     if params is None:
@@ -100,5 +102,13 @@ def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
                 "updates must have the shapes of the parameters; "
                 f"{named_leaves(params)[index][0]!r} has a gradient of shape "
                 f"{gradients[index].shape} and a parameter of shape {param.shape}."
+            )
+        unreduced = varying_axes(gradients[index]) - varying_axes(param)
+        if unreduced:
+            axes = ", ".join(map(repr, sorted(unreduced)))
+            raise ValueError(
+                f"updates must be reduced over the mesh axis {axes}: along it the gradient of "
+                f"{named_leaves(params)[index][0]!r} differs between devices and its parameter "
+                f"does not. Call jax.lax.pmean(grads, {axes}) first."
             )
     return leaves, gradients

@@ -22,7 +22,8 @@ def centralize_gradients(
     .. math:: g_k \leftarrow g_k - \operatorname{mean}(g_k)
 
     for each slice :math:`g_k` along the output axis. Gradients with fewer than two axes pass
-    unchanged.
+    unchanged. Inside `jax.shard_map` the mean is that of the shard: split parameters along the
+    output axis alone.
 
     Args:
         mask: the parameters whose gradients are centralised; None for all, or what

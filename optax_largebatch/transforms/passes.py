@@ -65,6 +65,12 @@ class Passes:
         stored: dict[int, list[jax.Array]] = {i: [] for i in leaves}
         answers: dict[int, list[Any]] = {i: [] for i in leaves}
 
+        # A gradient is split as its parameter is; an elementwise program may have no parameter.
+        axes = {
+            i: norms.varying_axes(leaf.gradient if leaf.param is None else leaf.param)
+            for i, leaf in leaves.items()
+        }
+
         def replay(i: int) -> tuple[Any, ...]:
             return choices[i], leaves[i], scalars, stored[i], answers[i]
 
@@ -72,18 +78,19 @@ class Passes:
         while waiting:
             # A norm of all leaves has to wait for leaves that take block norms before it.
             ahead = [i for i in waiting if not rounds[i][len(answers[i])].of_all_leaves]
-            sums: dict[int, list[jax.Array]] = {}
+            sums: dict[int, dict[int, jax.Array]] = {}
             for i in ahead or waiting:
                 with _outlined():
                     stored[i] += self._store(*replay(i))
-                    first_like = rounds[i][len(answers[i])].first_like
-                    taken = {k: self._sum(k, *replay(i)) for k in sorted(set(first_like))}
-                sums[i] = [taken[k] for k in first_like]
+                    distinct = sorted(set(rounds[i][len(answers[i])].first_like))
+                    sums[i] = {k: self._sum(k, *replay(i)) for k in distinct}
+            sums = norms.over_shards(sums, axes)
             if not ahead:
                 total = norms.total([own[0] for own in sums.values()])
-                sums = {i: [total] for i in sums}
+                sums = {i: {0: total} for i in sums}
             for i, own in sums.items():
-                answers[i].append([norms.from_sum_of_squares(square) for square in own])
+                taken = {k: norms.from_sum_of_squares(square) for k, square in own.items()}
+                answers[i].append([taken[k] for k in rounds[i][len(answers[i])].first_like])
             waiting = [i for i in waiting if len(answers[i]) < len(rounds[i])]
         return {i: self._finish(*replay(i)) for i in leaves}
 

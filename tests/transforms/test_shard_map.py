@@ -1,0 +1,96 @@
+"""Inside `jax.shard_map` a norm is that of the whole block, not of the shard."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
+
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+
+SPECS = {
+    "rows": PartitionSpec("fsdp"),
+    "both": PartitionSpec("fsdp", "tensor"),
+    "columns": PartitionSpec(None, "tensor"),
+    "replicated": PartitionSpec(),
+}
+
+
+def mesh():
+    return jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+
+def network():
+    rng = np.random.default_rng(0)
+    return {name: jnp.asarray(rng.normal(size=(8, 4)), "float32") for name in SPECS}
+
+
+def trained(optimizer, params):
+    def step(carry, index):
+        params, state = carry
+        gradients = jax.tree.map(lambda x: jnp.cos(x * (1 + index)), params)
+        updates, state = optimizer.update(gradients, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    indices = jnp.arange(6, dtype="float32")
+    return jax.lax.scan(step, (params, optimizer.init(params)), indices)[0][0]
+
+
+def everything(name):
+    """The optimizer, and around it links with a global norm and two directions."""
+    return lb.chain(
+        lb.clip_by_global_norm(2.0), lb.normalize_by_block_norm(), OPTIMIZERS[name].make()
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_a_single_device(name):
+    optimizer = everything(name)
+    sharded = jax.shard_map(
+        lambda params: trained(optimizer, params), mesh=mesh(), in_specs=(SPECS,), out_specs=SPECS
+    )
+    ours = jax.jit(sharded)(network())
+    expected = jax.jit(lambda params: trained(optimizer, params))(network())
+    for leaf in SPECS:
+        np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
+
+
+def test_one_reduction_for_each_round_of_norms():
+    """However many leaves there are: LAMB has one round, LANS two."""
+    shards = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    params = {f"kernel_{index}": jnp.ones((8, 2)) for index in range(20)}
+    for optimizer, rounds in [(lb.lamb(0.1), 1), (lb.lans(0.1), 2), (lb.lars(0.1), 1)]:
+        step = jax.shard_map(
+            lambda params, optimizer=optimizer: optimizer.update(
+                params, optimizer.init(params), params
+            )[0],
+            mesh=shards,
+            in_specs=PartitionSpec("fsdp"),
+            out_specs=PartitionSpec("fsdp"),
+        )
+        compiled = jax.jit(step).lower(params).compile().as_text()
+        assert len(re.findall(r" all-reduce(?:-start)?\(", compiled)) == rounds
+
+
+def test_gradient_that_was_not_reduced():
+    optimizer = lb.lamb(0.1)
+
+    def step(params, batch):
+        return optimizer.update({"w": batch.sum(0)}, optimizer.init(params), params)[0]
+
+    sharded = jax.shard_map(
+        step,
+        mesh=mesh(),
+        in_specs=(PartitionSpec(), PartitionSpec("fsdp")),
+        out_specs=PartitionSpec(),
+    )
+    with pytest.raises(
+        ValueError, match=r"mesh axis 'fsdp': .* 'w' .* jax.lax.pmean\(grads, 'fsdp'"
+    ):
+        sharded({"w": jnp.ones(3)}, jnp.ones((4, 3)))
