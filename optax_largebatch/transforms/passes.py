@@ -89,8 +89,7 @@ class Passes:
                 total = norms.total([own[0] for own in sums.values()])
                 sums = {i: {0: total} for i in sums}
             for i, own in sums.items():
-                taken = {k: norms.from_sum_of_squares(square) for k, square in own.items()}
-                answers[i].append([taken[k] for k in rounds[i][len(answers[i])].first_like])
+                answers[i].append([own[k] for k in rounds[i][len(answers[i])].first_like])
             waiting = [i for i in waiting if len(answers[i]) < len(rounds[i])]
         return {i: self._finish(*replay(i)) for i in leaves}
 
@@ -118,7 +117,7 @@ class Passes:
     def _replay(
         self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[jax.Array]
     ) -> Generator[Request, list[jax.Array], tuple[jax.Array, Any]]:
-        """The leaf's program from its start, asking for norms alone.
+        """The leaf's program from its start, asking for norms alone; answered by their squares.
 
         What it stores is taken from `stored` as far as that goes, and then appended to it.
         """
@@ -141,7 +140,8 @@ class Passes:
                 answer = stored[position].astype(dtype)
                 position += 1
             else:
-                answer = [norm.astype(dtype) for norm in (yield request)]
+                squares = yield request
+                answer = [norms.from_sum_of_squares(x).astype(dtype) for x in squares]
 
     def _asked(
         self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]

@@ -87,7 +87,8 @@ def test_mlperf_warmup_that_begins_before_training():
 
 def test_warmup_as_long_as_training_does_not_divide_by_zero():
     schedule = lb.warmup_polynomial(1.0, 10, end_value=0.25, warmup_steps=10)
-    values = over(schedule, 13)
+    with jax.debug_nans(True):
+        values = over(schedule, 13)
     np.testing.assert_allclose(values, [*np.arange(10) / 10, 0.25, 0.25, 0.25], rtol=1e-6)
 
 

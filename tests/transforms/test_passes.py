@@ -125,6 +125,7 @@ def compiled_step(optimizer, params):
     return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA keeps one leaf")
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars", "larc"])
 def test_temporaries_are_a_hundredth_of_the_parameters(name, monkeypatch):
     """A direction that is kept for one of the leaves alone would be a third of the parameters."""
