@@ -9,7 +9,7 @@ import optax
 
 from optax_largebatch.arguments import check_flag, check_number_or_schedule
 from optax_largebatch.params.masks import resolve_mask
-from optax_largebatch.params.paths import named_leaves
+from optax_largebatch.params.paths import leaf_names, named_leaves
 from optax_largebatch.params.rules import Rule
 
 _HYPERPARAMETERS = ("learning_rate", "weight_decay", "grad_centralization")
@@ -34,7 +34,7 @@ class ParamGroups:
             if len(chosen) > 1:
                 first, second = (self.rules[index] for index in chosen[:2])
                 raise ValueError(
-                    f"groups: the parameter {named_leaves(params)[leaf][0]!r} is in two groups, "
+                    f"groups: the parameter {leaf_names(params)[leaf]!r} is in two groups, "
                     f"{first} and {second}. Each parameter may be in one: narrow one of the rules."
                 )
             indices.append(chosen[0] if chosen else -1)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.norms import varying_axes
-from optax_largebatch.params.paths import is_placeholder, named_leaves, path_name
+from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
         if gradients[index].shape != param.shape:
             raise ValueError(
                 "updates must have the shapes of the parameters; "
-                f"{named_leaves(params)[index][0]!r} has a gradient of shape "
+                f"{leaf_names(params)[index]!r} has a gradient of shape "
                 f"{gradients[index].shape} and a parameter of shape {param.shape}."
             )
         unreduced = varying_axes(gradients[index]) - varying_axes(param)
@@ -108,7 +108,7 @@ def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
             axes = ", ".join(map(repr, sorted(unreduced)))
             raise ValueError(
                 f"updates must be reduced over the mesh axis {axes}: along it the gradient of "
-                f"{named_leaves(params)[index][0]!r} differs between devices and its parameter "
+                f"{leaf_names(params)[index]!r} differs between devices and its parameter "
                 f"does not. Call jax.lax.pmean(grads, {axes}) first."
             )
     return leaves, gradients

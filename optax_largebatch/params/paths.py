@@ -34,6 +34,11 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(path_name(tree, path), leaf) for path, leaf in leaves]
 
 
+def leaf_names(tree: Any) -> list[str]:
+    """The name of each leaf, in the order of `jax.tree.leaves`."""
+    return [name for name, leaf in named_leaves(tree) if not is_hidden(leaf)]
+
+
 def is_hidden(node: Any) -> bool:
     """Whether `node` stands where a leaf is hidden from an optimizer."""
     return node is None or isinstance(node, optax.MaskedNode)

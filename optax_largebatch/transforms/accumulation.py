@@ -82,33 +82,44 @@ def accumulate_gradients(
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateGradientsState]:
         leaves, gradients = gradients_of(updates, params)
+
+        def inner_step(mean: list[Any]) -> tuple[optax.Updates, AccumulateGradientsState]:
+            new_updates, inner_state = inner.update(
+                leaves.rebuild(mean), state.inner_state, params, **extra_args
+            )
+            columns = zip(leaves.align("the updates", new_updates), leaves.arrays, strict=True)
+            return leaves.rebuild(
+                [
+                    update if update is None else update.astype(like.dtype)
+                    for update, like in columns
+                ]
+            ), AccumulateGradientsState(
+                micro_step=jnp.zeros([], jnp.int32),
+                macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
+                accumulator=jax.tree.map(jnp.zeros_like, state.accumulator),
+                inner_state=inner_state,
+            )
+
+        if every == 1:  # a macro-batch of one is its own mean, and nothing is ever summed
+            new_updates, new_state = inner_step(gradients)
+            return new_updates, new_state._replace(accumulator=state.accumulator)
+
         sums = leaves.align("the state's accumulator", state.accumulator)
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 sums[index] = sums[index] + gradient.astype(sums[index].dtype)
 
-        def with_gradient(parts: list[Any]) -> optax.Updates:
+        def with_gradient(parts: list[Any]) -> list[Any]:
             given = zip(parts, gradients, strict=True)
-            return leaves.rebuild([None if g is None else part for part, g in given])
+            return [None if gradient is None else part for part, gradient in given]
 
         def step() -> tuple[optax.Updates, AccumulateGradientsState]:
-            mean = with_gradient([total / every for total in sums])
-            updates, inner_state = inner.update(mean, state.inner_state, params, **extra_args)
-            columns = zip(leaves.align("the updates", updates), leaves.arrays, strict=True)
-            return (
-                leaves.rebuild([u if u is None else u.astype(p.dtype) for u, p in columns]),
-                AccumulateGradientsState(
-                    micro_step=jnp.zeros([], jnp.int32),
-                    macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
-                    accumulator=leaves.rebuild([jnp.zeros_like(total) for total in sums]),
-                    inner_state=inner_state,
-                ),
-            )
+            return inner_step(with_gradient([total / every for total in sums]))
 
         def wait() -> tuple[optax.Updates, AccumulateGradientsState]:
-            return (
-                with_gradient([jnp.zeros_like(leaf) for leaf in leaves.arrays]),
-                state._replace(micro_step=state.micro_step + 1, accumulator=leaves.rebuild(sums)),
+            zeros = with_gradient([jnp.zeros_like(leaf) for leaf in leaves.arrays])
+            return leaves.rebuild(zeros), state._replace(
+                micro_step=state.micro_step + 1, accumulator=leaves.rebuild(sums)
             )
 
         return jax.lax.cond(state.micro_step + 1 >= every, step, wait)
