@@ -6,6 +6,7 @@ from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
+from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.schedules.eden import eden, eden2
 from optax_largebatch.schedules.values import values_schedule
 from optax_largebatch.schedules.warmup import (
@@ -48,6 +49,7 @@ __all__ = [
     "ScaleByLarsState",
     "ScaleByLearningRateState",
     "ScaleByTrustRatioState",
+    "Stacked",
     "accumulate_gradients",
     "accumulate_momentum",
     "add_decayed_weights",
@@ -74,6 +76,7 @@ __all__ = [
     "scale_by_lars",
     "scale_by_learning_rate",
     "scale_by_trust_ratio",
+    "stacked_layers",
     "values_schedule",
     "warmup_hold_decay",
     "warmup_polynomial",

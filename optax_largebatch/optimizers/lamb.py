@@ -7,6 +7,7 @@ import optax
 from optax_largebatch.arguments import Scalar, check_choice, check_optional_number
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.adam import (
     BiasCorrection,
     bias_corrected_step_size,
@@ -36,6 +37,7 @@ def lamb(
     grad_averaging: bool = True,
     max_grad_norm: Scalar | None = None,
     groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -73,6 +75,8 @@ def lamb(
         max_grad_norm: bound on the norm of the whole gradient, applied first; None for no bound.
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
         nu_dtype: dtype of the second moment, likewise.
 
@@ -103,7 +107,7 @@ def lamb(
         You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*,
         arXiv 1904.00962 (v5), Algorithm 2.
     """
-    groups = check_groups(groups)
+    groups = check_groups(groups, stacked)
     check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
     check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.vary("learning_rate", learning_rate)
@@ -111,7 +115,7 @@ def lamb(
         rate, bias_correction = bias_corrected_step_size(rate, b1, b2), "none"
     return chain(
         clip_by_global_norm(max_grad_norm),
-        centralize_gradients(groups.vary("grad_centralization", False)),
+        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
         scale_by_adam(
             b1,
             b2,
@@ -122,11 +126,14 @@ def lamb(
             mu_dtype=mu_dtype,
             nu_dtype=nu_dtype,
         ),
-        add_decayed_weights(groups.vary("weight_decay", weight_decay), weight_decay_mask),
+        add_decayed_weights(
+            groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
+        ),
         scale_by_trust_ratio(
             param_norm_bounds=param_norm_bounds,
             trust_ratio_bounds=trust_ratio_bounds,
             trust_ratio_mask=trust_ratio_mask,
+            stacked=stacked,
         ),
         scale_by_learning_rate(rate),
     )

@@ -7,6 +7,7 @@ import optax
 from optax_largebatch.arguments import Scalar, check_number, check_optional_number
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -33,6 +34,7 @@ def lans(
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
     groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -75,6 +77,8 @@ def lans(
             place of :math:`1 - b_1`.
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
         nu_dtype: dtype of the second moment, likewise.
 
@@ -102,19 +106,23 @@ def lans(
         Zheng et al., *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,
         arXiv 2006.13484, Algorithm 2.
     """
-    groups = check_groups(groups)
+    groups = check_groups(groups, stacked)
     check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
     check_number("normalization_eps", normalization_eps, "[0, inf)")
     rate = groups.vary("learning_rate", learning_rate)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False)),
-        normalize_by_block_norm(normalization_eps),
+        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        normalize_by_block_norm(normalization_eps, stacked=stacked),
         clip_by_value(clip_gradient),
         nesterov_split(
             chain(
-                add_decayed_weights(groups.vary("weight_decay", weight_decay), weight_decay_mask),
+                add_decayed_weights(
+                    groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
+                ),
                 scale_by_trust_ratio(
-                    param_norm_bounds=param_norm_bounds, trust_ratio_mask=trust_ratio_mask
+                    param_norm_bounds=param_norm_bounds,
+                    trust_ratio_mask=trust_ratio_mask,
+                    stacked=stacked,
                 ),
             ),
             b1,

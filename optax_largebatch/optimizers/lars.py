@@ -7,6 +7,7 @@ import optax
 from optax_largebatch.arguments import Scalar, check_choice, check_flag
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.lars import Denominator, scale_by_lars
@@ -29,6 +30,7 @@ def lars(
     clip_gradient: Scalar | None = None,
     momentum_of: Literal["steps", "directions"] = "steps",
     groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LARS: SGD with momentum and a rate for each layer, set by the norms of its tensors.
@@ -66,6 +68,8 @@ def lars(
             differ when the learning rate changes.
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
         accumulator_dtype: dtype of :math:`b_t`; None for float32 (float64 for float64 parameters).
 
     Returns:
@@ -92,12 +96,12 @@ def lars(
         You, Gitman and Ginsburg, *Large Batch Training of Convolutional Networks*,
         arXiv 1708.03888, Algorithm 1.
     """
-    groups = check_groups(groups)
+    groups = check_groups(groups, stacked)
     check_choice("momentum_of", momentum_of, ("steps", "directions"))
     rate = scale_by_learning_rate(groups.vary("learning_rate", learning_rate))
     buffer = accumulate_momentum(momentum, nesterov, accumulator_dtype=accumulator_dtype)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False)),
+        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
         scale_by_lars(
             groups.vary("weight_decay", weight_decay),
             weight_decay_mask,
@@ -107,6 +111,7 @@ def lars(
             denominator=denominator,
             zero_ratio=zero_ratio,
             clip_gradient=clip_gradient,
+            stacked=stacked,
         ),
         *((rate, buffer) if momentum_of == "steps" else (buffer, rate)),
     )
@@ -124,6 +129,7 @@ def larc(
     *,
     clip: bool = True,
     groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LARC: LARS that never steps further than plain SGD would.
@@ -149,6 +155,8 @@ def larc(
         clip: False leaves out the minimum and the division by :math:`\eta`: LARS.
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
         accumulator_dtype: dtype of :math:`b_t`; None for float32 (float64 for float64 parameters).
 
     Returns:
@@ -174,11 +182,11 @@ def larc(
     References:
         NVIDIA Apex, `apex.parallel.LARC`; You, Gitman and Ginsburg, arXiv 1708.03888.
     """
-    groups = check_groups(groups)
+    groups = check_groups(groups, stacked)
     check_flag("clip", clip)
     rate = as_grouped("learning_rate", groups.vary("learning_rate", learning_rate))
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False)),
+        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
         scale_by_lars(
             groups.vary("weight_decay", weight_decay),
             weight_decay_mask,
@@ -187,6 +195,7 @@ def larc(
             trust_ratio_mask,
             zero_ratio="gradient",
             larc_learning_rate=rate if clip else None,
+            stacked=stacked,
         ),
         accumulate_momentum(momentum, nesterov, accumulator_dtype=accumulator_dtype),
         scale_by_learning_rate(rate),

@@ -11,6 +11,7 @@ from optax_largebatch.arguments import Scalar, check_choice, check_integer, chec
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.rules import NOTHING
+from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.schedules.warmup import large_batch_warmup
 from optax_largebatch.transforms.accumulation import accumulate_gradients
 from optax_largebatch.transforms.centralization import centralize_gradients
@@ -34,6 +35,7 @@ def lbsgd(
     trust_ratio_mask: Mask = None,
     clip_gradient: Scalar | None = None,
     groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LBSGD: SGD on macro-batches, its learning rate warmed up to their size.
@@ -71,6 +73,8 @@ def lbsgd(
             norm is taken; None for no clipping.
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
         accumulator_dtype: dtype of the sum of gradients and of :math:`b`; None for float32
             (float64 for float64 parameters).
 
@@ -100,7 +104,7 @@ def lbsgd(
     References:
         MXNet `LBSGD` (pull request 8918; in MXNet up to 1.9.1).
     """
-    groups = check_groups(groups)
+    groups = check_groups(groups, stacked)
     check_integer("batch_scale", batch_scale, at_least=1)
     strategies = ("linear", "power2", "sqrt", "lars")
     check_choice("warmup_strategy", warmup_strategy, strategies)
@@ -118,7 +122,7 @@ def lbsgd(
         rate = rate.map(lambda own: _multiplied(own, multiplier, first, batch_scale))
     return accumulate_gradients(
         chain(
-            centralize_gradients(groups.vary("grad_centralization", False)),
+            centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
             scale_by_lars(
                 groups.vary("weight_decay", weight_decay),
                 weight_decay_mask,
@@ -129,6 +133,7 @@ def lbsgd(
                 trust_ratio_bounds=(0.01, 100.0),
                 zero_ratio="formula",
                 clip_gradient=clip_gradient,
+                stacked=stacked,
             ),
             scale_by_learning_rate(rate),
             accumulate_momentum(momentum, accumulator_dtype=accumulator_dtype),

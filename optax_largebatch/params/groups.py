@@ -11,6 +11,7 @@ from optax_largebatch.arguments import check_flag, check_number_or_schedule
 from optax_largebatch.params.masks import resolve_mask
 from optax_largebatch.params.paths import leaf_names, named_leaves
 from optax_largebatch.params.rules import Rule
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
 
 _HYPERPARAMETERS = ("learning_rate", "weight_decay", "grad_centralization")
 
@@ -21,12 +22,15 @@ class ParamGroups:
 
     rules: tuple[Rule, ...]
     settings: tuple[Mapping[str, Any], ...]
+    stacked: Stacked = NOT_STACKED
+    """The stacks among the parameters; the optimizer fills them in."""
 
     def indices(self, params: Any) -> list[int]:
         """The group of each leaf: its number, or -1 for a parameter that is in none."""
-        members = [resolve_mask("groups", rule, params) for rule in self.rules]
+        blocks = self.stacked.blocks(params)
+        members = [resolve_mask("groups", rule, blocks) for rule in self.rules]
         for rule in self.rules:
-            if not any(rule.select(named_leaves(params))):
+            if not any(rule.select(named_leaves(blocks))):
                 raise ValueError(f"groups: {rule} selects no parameter. Leave the group out.")
         indices = []
         for leaf, flags in enumerate(zip(*members, strict=True)):
@@ -111,8 +115,8 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     return ParamGroups(tuple(rules), tuple(settings))
 
 
-def check_groups(groups: Any) -> ParamGroups:
-    """The groups that the argument `groups` of an optimizer means: none for None."""
+def check_groups(groups: Any, stacked: Any = None) -> ParamGroups:
+    """The groups that the arguments of an optimizer mean: none for None."""
     if groups is None:
         return ParamGroups((), ())
     if not isinstance(groups, ParamGroups):
@@ -120,7 +124,7 @@ def check_groups(groups: Any) -> ParamGroups:
             "groups must be None or what param_groups(...) returns, "
             f"got {groups!r} of type {type(groups).__name__}."
         )
-    return groups
+    return dataclasses.replace(groups, stacked=check_stacked(stacked))
 
 
 def as_grouped(name: str, value: Any) -> Grouped:

@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from optax_largebatch.norms import varying_axes
+from optax_largebatch.norms import Split, varying_axes
 from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
+from optax_largebatch.params.prefixes import broadcast_prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Leaves:
     tree: Any
     treedef: Any
     arrays: list[Any]
+    specs: list[PartitionSpec] | None = None
+    """How the leaves are split between devices, where `update` is told; else their types say."""
 
     def align(self, name: str, tree: Any) -> list[Any]:
         """The parts of another tree that stand at these leaves (None may stand there)."""
@@ -29,6 +33,42 @@ class Leaves:
             raise ValueError(
                 f"{name} must have the tree structure of the parameters given to `init`: {error}"
             ) from None
+
+    def split(self, index: int, kept: tuple[int, ...] = ()) -> Split:
+        """How a leaf is split whose blocks are the slices along the axes `kept`.
+
+        Args:
+            index: the leaf.
+            kept: its stacked axes.
+
+        Returns:
+            The mesh axes.
+
+        Raises:
+            ValueError: the type of a stacked leaf says that it is split, but not along which axis.
+        """
+        if self.specs is not None:
+            axes = range(self.arrays[index].ndim)
+            names = {axis: frozenset(self.axes_along(index, axis)) for axis in axes}
+            return Split(
+                within=frozenset().union(*(names[axis] for axis in axes if axis not in kept)),
+                between=frozenset().union(*(names[axis] for axis in kept)),
+            )
+        varying = varying_axes(self.arrays[index])
+        if kept and varying:
+            name = leaf_names(self.tree)[index]
+            raise ValueError(
+                f"partition_specs must be given to `update`: the parameter {name!r} is split along "
+                f"{_listed(varying)}, and its type does not say whether that is one of the axes "
+                f"{kept}, which are not summed over. Call optimizer.update(grads, state, params, "
+                "partition_specs=specs) with the specs that shard_map has for the parameters."
+            )
+        return Split(within=varying)
+
+    def axes_along(self, index: int, axis: int) -> tuple[str, ...]:
+        """The mesh axes that are known to split an axis of a leaf."""
+        spec = () if self.specs is None else self.specs[index]
+        return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""
@@ -72,12 +112,16 @@ def leaves_of(name: str, tree: Any) -> Leaves:
     return Leaves(tree, treedef, [jnp.asarray(leaf) for _, leaf in keyed])
 
 
-def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
+def gradients_of(
+    updates: Any, params: Any, partition_specs: Any = None
+) -> tuple[Leaves, list[Any]]:
     """The leaves of an update and the gradient of each.
 
     Args:
         updates: the gradients; None may stand in the place of a leaf that has none.
         params: the parameters, or None.
+        partition_specs: inside `jax.shard_map` or `jax.pmap`, how the parameters are split: a
+            tree of `PartitionSpec`, or a prefix of one; None where the types say it.
 
     Returns:
         The leaves of the parameters (of the gradients, if `params` is None), and for each its
@@ -86,12 +130,14 @@ def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
     Raises:
         TypeError: a parameter or gradient is no array of floating point numbers.
         ValueError: the two trees differ in structure or shapes; or, inside `jax.shard_map`, a
-            gradient differs between devices where its parameter does not.
+            gradient differs between devices where its parameter does not, or a parameter is not
+            split as its spec says.
     """
     checked = leaves_of("updates", updates)
     if params is None:
+        checked = _with_specs(checked, partition_specs)
         return checked, list(checked.arrays)
-    leaves = leaves_of("params", params)
+    leaves = _with_specs(leaves_of("params", params), partition_specs)
     gradients = leaves.align("updates", updates)
     for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
         if gradient is None:
@@ -105,10 +151,47 @@ def gradients_of(updates: Any, params: Any) -> tuple[Leaves, list[Any]]:
             )
         unreduced = varying_axes(gradients[index]) - varying_axes(param)
         if unreduced:
-            axes = ", ".join(map(repr, sorted(unreduced)))
+            axes = _listed(unreduced)
             raise ValueError(
                 f"updates must be reduced over the mesh axis {axes}: along it the gradient of "
                 f"{leaf_names(params)[index]!r} differs between devices and its parameter "
                 f"does not. Call jax.lax.pmean(grads, {axes}) first."
             )
     return leaves, gradients
+
+
+def mesh_axes(entry: Any) -> tuple[str, ...]:
+    """The mesh axes in one entry of a `PartitionSpec`."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
+    """The leaves with their specs, which must say what the types say, if these say anything."""
+    if partition_specs is None:
+        return leaves
+    specs = broadcast_prefix(
+        "partition_specs", partition_specs, leaves.tree, lambda x: isinstance(x, PartitionSpec)
+    )
+    for index, (array, spec) in enumerate(zip(leaves.arrays, specs, strict=True)):
+        name = leaf_names(leaves.tree)[index]
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(
+                f"partition_specs must hold a jax.sharding.PartitionSpec for {name!r}, got "
+                f"{spec!r}; PartitionSpec() is for a parameter that every device has whole."
+            )
+        if len(spec) > array.ndim:
+            raise ValueError(
+                f"partition_specs: {spec} has more axes than {name!r} of shape {array.shape}."
+            )
+        said = frozenset(axis for entry in spec for axis in mesh_axes(entry))
+        varying = varying_axes(array)
+        if varying and varying != said:
+            raise ValueError(
+                f"partition_specs: {spec} is not how {name!r} is split; by its type it differs "
+                f"along the mesh axes {_listed(varying)}. Give the spec that shard_map has for it."
+            )
+    return dataclasses.replace(leaves, specs=specs)
+
+
+def _listed(axes: frozenset[str]) -> str:
+    return ", ".join(map(repr, sorted(axes)))

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import Rule
 
 Mask = Rule | Callable[[Any], Any] | Any
@@ -64,10 +65,4 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
                 f"{name} must hold Python booleans, which are known when the step is traced; "
                 f"it holds {choice!r} of type {type(choice).__name__}."
             )
-    try:
-        full = jax.tree.map(lambda choice, part: jax.tree.map(lambda _: choice, part), tree, params)
-    except ValueError as error:
-        raise ValueError(
-            f"{name} must have the tree structure of the parameters or be a prefix of it: {error}"
-        ) from None
-    return [bool(choice) for choice in jax.tree.leaves(full)]
+    return [bool(choice) for choice in broadcast_prefix(name, tree, params)]

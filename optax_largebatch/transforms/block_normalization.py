@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_norms
 from optax_largebatch.transforms.transformation import transformation
 
 
 def normalize_by_block_norm(
-    eps: Scalar = 0.0,
+    eps: Scalar = 0.0, *, stacked: Stacked | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the gradient of each block by its norm.
 
@@ -20,6 +21,8 @@ def normalize_by_block_norm(
 
     Args:
         eps: :math:`\epsilon`, 0 or more.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
 
     Returns:
         A stateless transformation.
@@ -42,11 +45,17 @@ def normalize_by_block_norm(
         arXiv 2006.13484, Algorithm 2, line 6.
     """
     check_number("eps", eps, "[0, inf)")
+    stacks = check_stacked(stacked)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        (norm,) = yield BlockNorms(update)
+        (norm,) = yield block_norms(update, stacked=at.choice)
         return update / jnp.where(norm > 0, norm + at.scalars, 1), at.state
 
     return transformation(
-        Link(init=lambda params: optax.EmptyState(), leaf=leaf, scalars=lambda state: eps)
+        Link(
+            init=lambda params: optax.EmptyState(),
+            leaf=leaf,
+            scalars=lambda state: eps,
+            choices=lambda leaves: stacks.axes(leaves.tree),
+        )
     )

@@ -1,36 +1,35 @@
 """Gradient centralisation."""
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
-from optax_largebatch.transforms.link import Leaf, Link, elementwise
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_means
 from optax_largebatch.transforms.transformation import transformation
 
 
 def centralize_gradients(
-    mask: Mask | Grouped = None, *, output_axis: int = 0
+    mask: Mask | Grouped = None, *, output_axis: int = 0, stacked: Stacked | None = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Subtracts from the gradient of each output unit its mean.
 
     .. math:: g_k \leftarrow g_k - \operatorname{mean}(g_k)
 
     for each slice :math:`g_k` along the output axis. Gradients with fewer than two axes pass
-    unchanged. Inside `jax.shard_map` the mean is that of the shard: split parameters along the
-    output axis alone.
+    unchanged.
 
     Args:
         mask: the parameters whose gradients are centralised; None for all, or what
             `ParamGroups.vary("grad_centralization", ...)` returns.
         output_axis: the axis of the output units. 0, the default, is MindSpore's, PyTorch's and
             Equinox's layout (and what `optax.centralize` takes); the kernels of Flax have their
-            outputs on the last axis, -1.
+            outputs on the last axis, -1. Stacked axes do not count.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
 
     Returns:
         A stateless transformation.
@@ -55,17 +54,25 @@ def centralize_gradients(
         check_mask("mask", mask)
     check_integer("output_axis", output_axis, at_least=-1)
 
-    def choices(leaves: Leaves) -> list[bool]:
-        if isinstance(mask, Grouped):
-            return [mask.values[index] for index in mask.indices(leaves.tree)]
-        return resolve_mask("mask", mask, leaves.tree)
+    stacks = check_stacked(stacked)
 
-    @elementwise
-    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
-        if not at.choice or update.ndim < 2:
+    def choices(leaves: Leaves) -> list[tuple[int, ...] | None]:
+        """The axes that are not averaged over, None for a leaf that passes."""
+        if isinstance(mask, Grouped):
+            chosen = [mask.values[index] for index in mask.indices(leaves.tree)]
+        else:
+            chosen = resolve_mask("mask", mask, stacks.blocks(leaves.tree))
+        kept: list[tuple[int, ...] | None] = [None] * len(chosen)
+        for index, axes in enumerate(stacks.axes(leaves.tree)):
+            others = [axis for axis in range(leaves.arrays[index].ndim) if axis not in axes]
+            if chosen[index] and len(others) >= 2:
+                kept[index] = (*axes, others[output_axis % len(others)])
+        return kept
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        if at.choice is None:
             return update, at.state
-        output = output_axis % update.ndim
-        others = [axis for axis in range(update.ndim) if axis != output]
-        return update - jnp.mean(update, axis=others, keepdims=True), at.state
+        (mean,) = yield block_means(update, kept=at.choice)
+        return update - mean, at.state
 
     return transformation(Link(init=lambda params: optax.EmptyState(), leaf=leaf, choices=choices))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_optional_number
-from optax_largebatch.transforms.link import GlobalNorm, Leaf, LeafProgram, Link, elementwise
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, elementwise, global_norm
 from optax_largebatch.transforms.transformation import transformation
 
 
@@ -82,7 +82,7 @@ def clip_by_global_norm(
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         if at.scalars is None:
             return update, at.state
-        (norm,) = yield GlobalNorm(update)
+        (norm,) = yield global_norm(update)
         return update / jnp.maximum(norm / at.scalars, 1), at.state
 
     return transformation(

@@ -10,6 +10,7 @@ from optax_largebatch.arguments import Scalar, is_zero
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.link import Leaf, Link, elementwise
 from optax_largebatch.transforms.transformation import transformation
 
@@ -22,7 +23,10 @@ class AddDecayedWeightsState(NamedTuple):
 
 
 def add_decayed_weights(
-    weight_decay: Hyperparameter = 0.0, weight_decay_mask: Mask = None
+    weight_decay: Hyperparameter = 0.0,
+    weight_decay_mask: Mask = None,
+    *,
+    stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds a multiple of the parameters to the update.
 
@@ -32,6 +36,8 @@ def add_decayed_weights(
         weight_decay: :math:`\lambda`, 0 or more; a float, a schedule, or what
             `ParamGroups.vary` returns.
         weight_decay_mask: the parameters that are decayed; None for all.
+        stacked: the parameters that stack layers, from `stacked_layers`: the mask sees the shape
+            of one layer, so that `at_least_ndim(2)` leaves out a stack of biases. None for none.
 
     Returns:
         A transformation that needs parameters; its state is an `AddDecayedWeightsState` whether
@@ -54,7 +60,7 @@ def add_decayed_weights(
     References:
         Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, arXiv 1711.05101.
     """
-    decay = WeightDecay(weight_decay, weight_decay_mask)
+    decay = WeightDecay(weight_decay, weight_decay_mask, check_stacked(stacked))
 
     @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
@@ -74,14 +80,15 @@ def add_decayed_weights(
 class WeightDecay:
     """Decay by group and mask; a leaf's choice is the index of its value, None for no decay."""
 
-    def __init__(self, weight_decay: Hyperparameter, mask: Mask):
+    def __init__(self, weight_decay: Hyperparameter, mask: Mask, stacked: Stacked):
         check_mask("weight_decay_mask", mask)
         self.values = as_grouped("weight_decay", weight_decay)
         self.mask = mask
+        self.stacked = stacked
 
     def choices(self, leaves: Leaves) -> list[int | None]:
         """For each leaf the index of its decay, or None where that is known to be zero."""
-        decayed = resolve_mask("weight_decay_mask", self.mask, leaves.tree)
+        decayed = resolve_mask("weight_decay_mask", self.mask, self.stacked.blocks(leaves.tree))
         indices = self.values.indices(leaves.tree)
         return [
             None if not flag or is_zero(self.values.values[index]) else index

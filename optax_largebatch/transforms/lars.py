@@ -17,10 +17,11 @@ from optax_largebatch.arguments import (
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
-from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_norms
 from optax_largebatch.transforms.transformation import transformation
-from optax_largebatch.transforms.trust_ratio import Bounds, clip
+from optax_largebatch.transforms.trust_ratio import Bounds, clip, ones_for_each_block
 
 Denominator = Literal["paper", "update", "squares"]
 ZeroRatio = Literal["one", "coefficient", "gradient", "formula"]
@@ -32,7 +33,8 @@ class ScaleByLarsState(NamedTuple):
     count: jax.Array
     """Steps taken, shape ()."""
     trust_ratios: jax.Array
-    """The ratios of the last step, one for each block in the order of `jax.tree.leaves`."""
+    """The ratios of the last step, one for each block: in the order of `jax.tree.leaves`, and of a
+    leaf that stacks layers the layers in order."""
 
 
 def scale_by_lars(
@@ -47,6 +49,7 @@ def scale_by_lars(
     zero_ratio: ZeroRatio = "one",
     clip_gradient: Scalar | None = None,
     larc_learning_rate: Hyperparameter | None = None,
+    stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Decays the weights and scales the gradient of each block by its trust ratio.
 
@@ -81,6 +84,8 @@ def scale_by_lars(
         larc_learning_rate: the learning rate that a later link multiplies by. The ratio becomes
             :math:`\min(r / \mathrm{lr}, 1)`, so that the step is never longer than without LARS;
             None for no such limit.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByLarsState`.
@@ -103,7 +108,8 @@ def scale_by_lars(
         You, Gitman and Ginsburg, *Large Batch Training of Convolutional Networks*,
         arXiv 1708.03888, equation 6 and Algorithm 1.
     """
-    decay = WeightDecay(weight_decay, weight_decay_mask)
+    stacks = check_stacked(stacked)
+    decay = WeightDecay(weight_decay, weight_decay_mask, stacks)
     check_number("trust_coefficient", trust_coefficient, "(0, inf)")
     check_number("eps", eps, "[0, inf)")
     check_mask("trust_ratio_mask", trust_ratio_mask)
@@ -118,8 +124,7 @@ def scale_by_lars(
         limits = as_grouped("larc_learning_rate", larc_learning_rate)
 
     def init(params: optax.Params) -> ScaleByLarsState:
-        ratios = jnp.ones(len(jax.tree.leaves(params)), jnp.float32)
-        return ScaleByLarsState(jnp.zeros([], jnp.int32), ratios)
+        return ScaleByLarsState(jnp.zeros([], jnp.int32), ones_for_each_block(params, stacks))
 
     def scalars(state: ScaleByLarsState) -> Any:
         return (
@@ -132,20 +137,22 @@ def scale_by_lars(
         )
 
     def choices(leaves: Leaves) -> list[Any]:
-        adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, leaves.tree)
+        blocks = stacks.blocks(leaves.tree)
+        adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
         indices = [0] * len(adapted) if limits is None else limits.indices(leaves.tree)
-        return list(zip(decay.choices(leaves), adapted, indices, strict=True))
+        axes = stacks.axes(leaves.tree)
+        return list(zip(decay.choices(leaves), adapted, indices, axes, strict=True))
 
     def leaf(gradient: jax.Array, at: Leaf) -> LeafProgram:
         decays, coefficient, eps, bounds, limit, rates = at.scalars
-        decay_index, adapted, rate_index = at.choice
+        decay_index, adapted, rate_index, axes = at.choice
         clipped = gradient if limit is None else jnp.clip(gradient, -limit, limit)
         update = decay.add(clipped, at.param, decays, decay_index)
         if not adapted:
             return update, at.state._replace(trust_ratios=1.0)
 
         direction = update if denominator == "update" else gradient
-        param_norm, norm = yield BlockNorms(at.param, direction)
+        param_norm, norm = yield block_norms(at.param, direction, stacked=axes)
         wd = decay.of(decays, decay_index)
         if denominator == "squares":
             squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
@@ -168,7 +175,7 @@ def scale_by_lars(
         Link(
             init,
             leaf,
-            vectors=("trust_ratios",),
+            vectors={"trust_ratios": stacks},
             scalars=scalars,
             choices=choices,
             needs_params=True,

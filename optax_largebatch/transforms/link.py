@@ -5,7 +5,7 @@ says both in one generator, its *leaf program*: it works on the gradient of one 
 needs a norm, yields a request for it and gets the norm back::
 
     def leaf(update, at):
-        param_norm, update_norm = yield BlockNorms(at.param, update)
+        param_norm, update_norm = yield block_norms(at.param, update)
         return param_norm / update_norm * update, at.state
 
 The programs of all leaves run in step: each advances to its next request, all requests of that
@@ -20,27 +20,54 @@ the state, to the dtype that the state had.
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch import norms
 from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.stacked import Stacked
 
 
-class BlockNorms:
-    """A request for the norms of arrays of one leaf; answered by a list of scalars."""
+class Statistic(NamedTuple):
+    """What a leaf program asks of one array."""
 
-    def __init__(self, *arrays: jax.Array):
-        self.arrays = arrays
+    array: jax.Array
+    kind: Literal["norm", "sum", "mean"]
+    kept: tuple[int, ...] = ()
+    """The axes that are not summed over; they keep their place in the answer."""
 
 
-class GlobalNorm:
-    """A request for the norm of what all leaves hand in together; answered by a list of one."""
+class Request(NamedTuple):
+    """A round of statistics, answered by a list with one array for each.
 
-    def __init__(self, array: jax.Array):
-        self.arrays = (array,)
+    It has no axes, or, where a statistic keeps some, those of the leaf, so that it broadcasts.
+    """
+
+    statistics: tuple[Statistic, ...]
+    of_all_leaves: bool = False
+
+
+def block_norms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
+    """Asks for the norms of the blocks of arrays of one leaf."""
+    return Request(tuple(Statistic(array, "norm", stacked) for array in arrays))
+
+
+def block_means(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
+    """Asks for the means of arrays of one leaf over all axes but those `kept`."""
+    return Request(tuple(Statistic(array, "mean", kept) for array in arrays))
+
+
+def block_sums(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
+    """Asks for the sums of arrays of one leaf over all axes but those `kept`."""
+    return Request(tuple(Statistic(array, "sum", kept) for array in arrays))
+
+
+def global_norm(array: jax.Array) -> Request:
+    """Asks for the norm of what all leaves hand in together."""
+    return Request((Statistic(array, "norm"),), of_all_leaves=True)
 
 
 class Stored:
@@ -54,7 +81,6 @@ class Stored:
         self.dtype = dtype
 
 
-Request = BlockNorms | GlobalNorm
 LeafProgram = Generator[Request | Stored, Any, tuple[jax.Array, Any]]
 
 
@@ -82,7 +108,8 @@ class Link:
         leaf: the leaf program: takes the gradient and a `Leaf`, returns the update and the leaf's
             new state.
         trees: the fields of the state that are trees like the parameters.
-        vectors: the fields of the state that are vectors with one entry for each block.
+        vectors: the fields of the state that are vectors with one entry for each block, and the
+            stacks that say which blocks there are.
         inner: the fields of the state that are the states of other links.
         scalars: the scalars of a step, from the state. A field named `count` counts the steps.
         choices: a hashable choice for each leaf, from the parameters.
@@ -92,7 +119,7 @@ class Link:
     init: Callable[[Any], Any]
     leaf: Callable[[jax.Array, Leaf], LeafProgram]
     trees: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
+    vectors: Mapping[str, Stacked] = dataclasses.field(default_factory=dict)
     inner: Mapping[str, "Link"] = dataclasses.field(default_factory=dict)
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
@@ -122,15 +149,51 @@ class Link:
         for name, link in self.inner.items():
             inner_parts = [getattr(part, name) for part in parts]
             new[name] = link.join(getattr(state, name), inner_parts, leaves)
-        for name in self.vectors:
-            vector = getattr(state, name)
+        for name, stacked in self.vectors.items():
             entries = [getattr(part, name) for part in parts]
-            kept = [vector[i] if entry is None else entry for i, entry in enumerate(entries)]
-            if kept:
-                new[name] = jnp.stack([jnp.asarray(entry, vector.dtype) for entry in kept])
+            new[name] = one_for_each_block(name, getattr(state, name), entries, stacked, leaves)
         if "count" in state._fields:
             new["count"] = optax.safe_increment(state.count)
         return state._replace(**new)
+
+
+def one_for_each_block(
+    name: str, old: jax.Array, entries: Sequence[Any], stacked: Stacked, leaves: Leaves
+) -> jax.Array:
+    """A vector with one entry for each block, from what the leaf programs returned.
+
+    Args:
+        name: the vector's name, for the message.
+        old: the vector of the step before.
+        entries: for each leaf an array with one element for each of its blocks, a number for all
+            of them, or None where there was no gradient and the old entries stay.
+        stacked: the stacks.
+        leaves: the leaves.
+
+    Returns:
+        The new vector, the same on all devices.
+
+    Raises:
+        ValueError: the parameters have more or fewer blocks than they had at `init`.
+    """
+    parts = []
+    start = 0
+    for index, axes in enumerate(stacked.axes(leaves.tree)):
+        entry = 0 if entries[index] is None else entries[index]
+        shape = enumerate(leaves.arrays[index].shape)
+        blocks = [size if axis in axes else 1 for axis, size in shape]
+        own = jnp.broadcast_to(jnp.asarray(entry, old.dtype), blocks)
+        for axis in axes:
+            own = norms.gathered(own, axis, leaves.axes_along(index, axis))
+        parts.append(old[start : start + own.size] if entries[index] is None else jnp.ravel(own))
+        start += own.size
+    if start != old.size:
+        raise ValueError(
+            f"the state's {name} has {old.size} entries and the parameters have {start} blocks. "
+            "Call `init` with the whole parameters (outside of shard_map, where a stack is split "
+            "between its layers) and with the same `stacked`."
+        )
+    return jnp.concatenate(parts) if parts else old
 
 
 def elementwise(
@@ -149,25 +212,24 @@ def elementwise(
 def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
     """Runs several programs for the same leaf side by side, as one program.
 
-    The block norms that they ask for in a round are asked for together.
+    The statistics of blocks that they ask for in a round are asked for together.
     """
     results: dict[int, tuple[jax.Array, Any]] = {}
-    waiting: dict[int, BlockNorms] = {}
+    waiting: dict[int, Request] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
     while answers:
         for index, answer in answers.items():
             try:
                 request = programs[index].send(answer)
-                while not isinstance(request, BlockNorms):
+                while not isinstance(request, Request) or request.of_all_leaves:
                     request = programs[index].send((yield request))
                 waiting[index] = request
             except StopIteration as end:
                 results[index] = end.value
         answers = {}
         if waiting:
-            norms = iter(
-                (yield BlockNorms(*(x for asked in waiting.values() for x in asked.arrays)))
-            )
-            answers = {i: [next(norms) for _ in asked.arrays] for i, asked in waiting.items()}
+            together = (x for asked in waiting.values() for x in asked.statistics)
+            given = iter((yield Request(tuple(together))))
+            answers = {i: [next(given) for _ in asked.statistics] for i, asked in waiting.items()}
             waiting = {}
     return [results[index] for index in range(len(programs))]

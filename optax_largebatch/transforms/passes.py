@@ -1,16 +1,17 @@
 """Runs the leaf programs of a link as passes over memory.
 
-Between two norms a leaf program is elementwise, so XLA can make one loop of it: one pass. What
+Between two statistics a leaf program is elementwise, so XLA can make one loop of it: one pass. What
 costs is what a pass leaves behind for the next, since it has to be written, read back and, on a
-CPU, allocated afresh. So passes leave nothing behind but the state and the norms. Each one replays
-the program from its start; where the replay comes to an array that an earlier pass `Stored`, or to
-a norm that one has taken, it is handed that, and what led there is dead code that XLA drops.
+CPU, allocated afresh. So passes leave nothing behind but the state and the statistics. Each one
+replays the program from its start; where the replay comes to an array that an earlier pass
+`Stored`, or to a statistic that one has taken, it is handed that, and what led there is dead code
+that XLA drops.
 
-A leaf takes one pass that stores (if it has anything to store) and one for each sum of squares
-before each of its rounds of norms, and one that finishes.
+A leaf takes one pass that stores (if it has anything to store) and one for each sum before each of
+its rounds of statistics, and one that finishes.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 import contextlib
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.transforms.link import GlobalNorm, Leaf, Link, Request, Stored
+from optax_largebatch.transforms.link import Leaf, Link, Request, Statistic, Stored
 
 
 class LeafArrays(NamedTuple):
@@ -30,12 +31,20 @@ class LeafArrays(NamedTuple):
     state: Any
 
 
+class Asked(NamedTuple):
+    """A statistic, as it is known before any number is."""
+
+    like: int
+    """The position of the first statistic of the round that is the same."""
+    kind: str
+    kept: tuple[int, ...]
+
+
 class Round(NamedTuple):
-    """A request for norms, as it is known before any number is."""
+    """A request, as it is known before any number is."""
 
     of_all_leaves: bool
-    first_like: tuple[int, ...]
-    """For each array that is asked about, the position of the first that is the same."""
+    asked: tuple[Asked, ...]
 
 
 class Passes:
@@ -45,11 +54,15 @@ class Passes:
         self._link = link
         self._rounds: dict[Any, tuple[Round, ...]] = {}
         self._store = jax.jit(self._new_stored, static_argnums=0)
-        self._sum = jax.jit(self._sum_of_squares, static_argnums=(0, 1))
+        self._part = jax.jit(self._part_of_a_statistic, static_argnums=(0, 1))
         self._finish = jax.jit(self._result, static_argnums=0)
 
     def run(
-        self, leaves: Mapping[int, LeafArrays], scalars: Any, choices: Sequence[Any]
+        self,
+        leaves: Mapping[int, LeafArrays],
+        scalars: Any,
+        choices: Sequence[Any],
+        split: Callable[[int, tuple[int, ...]], norms.Split],
     ) -> dict[int, tuple[jax.Array, Any]]:
         """Runs the programs of all leaves to their ends, in step with each other.
 
@@ -57,6 +70,7 @@ class Passes:
             leaves: for each leaf that has a gradient its arrays, by number.
             scalars: the link's scalars of this step.
             choices: the link's choice for each leaf, by number.
+            split: how a leaf is split between devices, by number and axes that are kept.
 
         Returns:
             For each leaf the update, in the accumulation dtype, and the leaf's new state.
@@ -65,31 +79,29 @@ class Passes:
         stored: dict[int, list[jax.Array]] = {i: [] for i in leaves}
         answers: dict[int, list[Any]] = {i: [] for i in leaves}
 
-        # A gradient is split as its parameter is; an elementwise program may have no parameter.
-        axes = {
-            i: norms.varying_axes(leaf.gradient if leaf.param is None else leaf.param)
-            for i, leaf in leaves.items()
-        }
-
         def replay(i: int) -> tuple[Any, ...]:
             return choices[i], leaves[i], scalars, stored[i], answers[i]
 
         waiting = [i for i in leaves if rounds[i]]
         while waiting:
-            # A norm of all leaves has to wait for leaves that take block norms before it.
+            # A norm of all leaves has to wait for leaves that ask for their own before it.
             ahead = [i for i in waiting if not rounds[i][len(answers[i])].of_all_leaves]
-            sums: dict[int, dict[int, jax.Array]] = {}
-            for i in ahead or waiting:
+            asked = {i: rounds[i][len(answers[i])].asked for i in ahead or waiting}
+            parts: dict[tuple[int, int], jax.Array] = {}
+            for i in asked:
                 with _outlined():
                     stored[i] += self._store(*replay(i))
-                    distinct = sorted(set(rounds[i][len(answers[i])].first_like))
-                    sums[i] = {k: self._sum(k, *replay(i)) for k in distinct}
-            sums = norms.over_shards(sums, axes)
+                    for k in sorted({statistic.like for statistic in asked[i]}):
+                        parts[i, k] = self._part(k, *replay(i))
+            splits = {(i, k): split(i, asked[i][k].kept) for i, k in parts}
+            whole = norms.over_shards(parts, splits)
             if not ahead:
-                total = norms.total([own[0] for own in sums.values()])
-                sums = {i: {0: total} for i in sums}
-            for i, own in sums.items():
-                answers[i].append([own[k] for k in rounds[i][len(answers[i])].first_like])
+                whole = dict.fromkeys(whole, norms.total(list(whole.values())))
+            for i, k in whole:
+                if asked[i][k].kind == "mean":
+                    whole[i, k] = whole[i, k] / norms.parts_of_a_block(splits[i, k])
+            for i, statistics in asked.items():
+                answers[i].append([whole[i, statistic.like] for statistic in statistics])
             waiting = [i for i in waiting if len(answers[i]) < len(rounds[i])]
         return {i: self._finish(*replay(i)) for i in leaves}
 
@@ -105,10 +117,13 @@ class Passes:
                 with contextlib.suppress(StopIteration):
                     request = next(program)
                     while True:
-                        same = [id(x) for x in request.arrays]
-                        first_like = tuple(same.index(x) for x in same)
-                        rounds.append(Round(isinstance(request, GlobalNorm), first_like))
-                        request = program.send([jnp.ones([], x.dtype) for x in request.arrays])
+                        same = [(id(x), kind, kept) for x, kind, kept in request.statistics]
+                        asked = (
+                            Asked(same.index(one), x.kind, x.kept)
+                            for one, x in zip(same, request.statistics, strict=True)
+                        )
+                        rounds.append(Round(request.of_all_leaves, tuple(asked)))
+                        request = program.send([_part_of(x) for x in request.statistics])
 
             jax.eval_shape(note_rounds, leaf, scalars)
             self._rounds[signature] = tuple(rounds)
@@ -117,7 +132,7 @@ class Passes:
     def _replay(
         self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[jax.Array]
     ) -> Generator[Request, list[jax.Array], tuple[jax.Array, Any]]:
-        """The leaf's program from its start, asking for norms alone; answered by their squares.
+        """The leaf's program from its start, up to its requests; answered by sums and means.
 
         What it stores is taken from `stored` as far as that goes, and then appended to it.
         """
@@ -140,8 +155,12 @@ class Passes:
                 answer = stored[position].astype(dtype)
                 position += 1
             else:
-                squares = yield request
-                answer = [norms.from_sum_of_squares(x).astype(dtype) for x in squares]
+                sums = yield request
+                columns = zip(request.statistics, sums, strict=True)
+                answer = [
+                    (norms.from_sum_of_squares(x) if asked.kind == "norm" else x).astype(dtype)
+                    for asked, x in columns
+                ]
 
     def _asked(
         self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
@@ -161,7 +180,7 @@ class Passes:
         self._asked(choice, leaf, scalars, stored := [*stored], answers)
         return stored[known:]
 
-    def _sum_of_squares(
+    def _part_of_a_statistic(
         self,
         position: int,
         choice: Any,
@@ -170,9 +189,9 @@ class Passes:
         stored: list[Any],
         answers: list[Any],
     ) -> jax.Array:
-        """The sum of squares of one of the arrays that the next round asks about."""
+        """What this device's part of the leaf adds to a statistic that the next round asks for."""
         request = self._asked(choice, leaf, scalars, [*stored], answers)
-        return norms.sum_of_squares(request.arrays[position])
+        return _part_of(request.statistics[position])
 
     def _result(
         self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
@@ -187,6 +206,15 @@ class Passes:
             except StopIteration as end:
                 return end.value
             answer = next(remaining)
+
+
+def _part_of(statistic: Statistic) -> jax.Array:
+    """The sum of squares for a norm, otherwise the sum or the mean."""
+    array, kind, kept = statistic
+    if kind == "norm":
+        return norms.sum_of_squares(array, kept)
+    total = norms.block_sum(array, kept)
+    return total / max(array.size // total.size, 1) if kind == "mean" else total
 
 
 def _outlined() -> contextlib.AbstractContextManager[Any]:

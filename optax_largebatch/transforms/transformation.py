@@ -38,6 +38,7 @@ class _BoundLink:
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
+        partition_specs: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
@@ -47,7 +48,7 @@ class _BoundLink:
                 "params must be given to `update`, because this transformation depends on the "
                 "parameters; got None. Call optimizer.update(grads, state, params)."
             )
-        leaves, gradients = gradients_of(updates, params)
+        leaves, gradients = gradients_of(updates, params, partition_specs)
         states = link.split(state, leaves)
         arrays = {
             index: LeafArrays(
@@ -56,7 +57,7 @@ class _BoundLink:
             for index, gradient in enumerate(gradients)
             if gradient is not None
         }
-        results = self.passes.run(arrays, link.scalars(state), link.choices(leaves))
+        results = self.passes.run(arrays, link.scalars(state), link.choices(leaves), leaves.split)
         for index, (update, part) in results.items():
             gradients[index] = update.astype(leaves.arrays[index].dtype)
             states[index] = part

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_bounds, check_choice, check_number
+from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
-from optax_largebatch.transforms.link import BlockNorms, Leaf, LeafProgram, Link
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_norms
 from optax_largebatch.transforms.transformation import transformation
 
 Bounds = tuple[Any, Any] | None
@@ -18,7 +20,8 @@ class ScaleByTrustRatioState(NamedTuple):
     """State of `scale_by_trust_ratio`."""
 
     trust_ratios: jax.Array
-    """The ratios of the last step, one for each block in the order of `jax.tree.leaves`."""
+    """The ratios of the last step, one for each block: in the order of `jax.tree.leaves`, and of a
+    leaf that stacks layers the layers in order."""
 
 
 def scale_by_trust_ratio(
@@ -29,6 +32,7 @@ def scale_by_trust_ratio(
     trust_ratio_bounds: Bounds = None,
     zero_ratio: Literal["one", "coefficient"] = "one",
     trust_ratio_mask: Mask = None,
+    stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gives the update of each block the length of the block's parameters.
 
@@ -49,6 +53,8 @@ def scale_by_trust_ratio(
         trust_ratio_bounds: bounds on :math:`r`, likewise; they leave `zero_ratio` alone.
         zero_ratio: `"one"` takes the update as it is, `"coefficient"` takes :math:`r = c`.
         trust_ratio_mask: the parameters that are adapted; the others pass unchanged, with ratio 1.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByTrustRatioState`.
@@ -77,12 +83,22 @@ def scale_by_trust_ratio(
     check_bounds("trust_ratio_bounds", trust_ratio_bounds)
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
     check_mask("trust_ratio_mask", trust_ratio_mask)
+    stacks = check_stacked(stacked)
+
+    def init(params: optax.Params) -> ScaleByTrustRatioState:
+        return ScaleByTrustRatioState(ones_for_each_block(params, stacks))
+
+    def choices(leaves: Leaves) -> list[Any]:
+        blocks = stacks.blocks(leaves.tree)
+        adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
+        return list(zip(adapted, stacks.axes(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        if not at.choice:
+        adapted, axes = at.choice
+        if not adapted:
             return update, at.state._replace(trust_ratios=1.0)
         coefficient, eps, param_bounds, ratio_bounds = at.scalars
-        param_norm, update_norm = yield BlockNorms(at.start, update)
+        param_norm, update_norm = yield block_norms(at.start, update, stacked=axes)
         param_norm = clip(param_norm, param_bounds)
         defined = (param_norm > 0) & (update_norm > 0)
         ratio = coefficient * param_norm / (jnp.where(defined, update_norm, 1) + eps)
@@ -92,19 +108,19 @@ def scale_by_trust_ratio(
 
     return transformation(
         Link(
-            init=init_trust_ratios,
-            leaf=leaf,
-            vectors=("trust_ratios",),
+            init,
+            leaf,
+            vectors={"trust_ratios": stacks},
             scalars=lambda state: (trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds),
-            choices=lambda leaves: resolve_mask("trust_ratio_mask", trust_ratio_mask, leaves.tree),
+            choices=choices,
             needs_params=True,
         )
     )
 
 
-def init_trust_ratios(params: optax.Params) -> ScaleByTrustRatioState:
-    """Ratios of 1 for every block."""
-    return ScaleByTrustRatioState(jnp.ones(len(jax.tree.leaves(params)), jnp.float32))
+def ones_for_each_block(params: optax.Params, stacked: Stacked) -> jax.Array:
+    """The trust ratios before the first step."""
+    return jnp.ones(sum(stacked.sizes(params)), jnp.float32)
 
 
 def clip(x: jax.Array, bounds: Bounds) -> jax.Array:

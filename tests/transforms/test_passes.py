@@ -1,6 +1,7 @@
 """Passes give the numbers of the plain reading of a link, and leave nothing behind."""
 
 import contextlib
+import math
 
 import chex
 import jax
@@ -13,7 +14,7 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.transforms import passes
-from optax_largebatch.transforms.link import GlobalNorm, Leaf, Link, Stored
+from optax_largebatch.transforms.link import Leaf, Link, Stored
 from optax_largebatch.transforms.transformation import link_of, transformation
 
 KERNELS = lb.matching("kernel")
@@ -57,6 +58,18 @@ def next_request(program, answer):
     return request
 
 
+def statistic(asked):
+    """The norm, sum or mean of every slice along the axes that are kept."""
+    function = {"norm": jnp.linalg.norm, "sum": jnp.sum, "mean": jnp.mean}[asked.kind]
+    if not asked.kept:
+        return function(asked.array.ravel())
+    first = jnp.moveaxis(asked.array, asked.kept, range(len(asked.kept)))
+    lengths = first.shape[: len(asked.kept)]
+    each = jax.vmap(function)(first.reshape(math.prod(lengths), -1))
+    shape = [n if axis in asked.kept else 1 for axis, n in enumerate(asked.array.shape)]
+    return each.reshape(shape)
+
+
 def plainly(link, updates, state, params):
     """One step of a link as it reads: every program once, in step with the others."""
     leaves = leaves_of("params", params)
@@ -78,15 +91,15 @@ def plainly(link, updates, state, params):
                 requests[index] = next_request(programs[index], answer)
             except StopIteration as end:
                 results[index] = end.value
-        of_all = all(isinstance(request, GlobalNorm) for request in requests.values())
+        of_all = all(request.of_all_leaves for request in requests.values())
         answered = {
             index: request
             for index, request in requests.items()
-            if of_all or not isinstance(request, GlobalNorm)
+            if of_all or not request.of_all_leaves
         }
-        norm = optax.tree.norm([request.arrays for request in requests.values()])
+        norm = optax.tree.norm([request.statistics[0].array for request in requests.values()])
         answers = {
-            index: [norm] if of_all else [jnp.linalg.norm(x.ravel()) for x in request.arrays]
+            index: [norm] if of_all else [statistic(x) for x in request.statistics]
             for index, request in answered.items()
         }
         for index in answered:

@@ -1,0 +1,212 @@
+"""Stacked layers: which axes of a parameter run over layers, so that each slice is a block."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
+from optax_largebatch.params.prefixes import broadcast_prefix
+from optax_largebatch.params.rules import matching
+
+Axes = int | tuple[int, ...] | None
+"""One axis, several, or None for none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked:
+    """What `stacked_layers` returns: pass it as the argument `stacked`."""
+
+    description: str
+    resolve: Callable[[Any], list[Axes]]
+
+    def axes(self, params: Any) -> list[tuple[int, ...]]:
+        """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
+        columns = zip(jax.tree.leaves(params), self.resolve(params), strict=True)
+        checked = []
+        for index, (leaf, axes) in enumerate(columns):
+            try:
+                checked.append(_checked_axes(leaf, axes))
+            except (TypeError, ValueError) as error:
+                name = leaf_names(params)[index]
+                raise type(error)(f"stacked_layers: the parameter {name!r} {error}") from None
+        return checked
+
+    def blocks(self, params: Any) -> Any:
+        """The parameters with each leaf's shape that of one block: what masks look at.
+
+        A stack of biases has two axes, but each is a bias: rules and mask functions see it so.
+        """
+        leaves, structure = jax.tree.flatten(params)
+        axes = self.axes(params)
+        if not any(axes):
+            return params
+        columns = zip(leaves, axes, strict=True)
+        return structure.unflatten([_block(leaf, own) if own else leaf for leaf, own in columns])
+
+    def sizes(self, params: Any) -> list[int]:
+        """The number of blocks in each leaf."""
+        columns = zip(jax.tree.leaves(params), self.axes(params), strict=True)
+        return [math.prod(leaf.shape[axis] for axis in axes) for leaf, axes in columns]
+
+    def __repr__(self) -> str:
+        return self.description
+
+
+NOT_STACKED = Stacked("stacked_layers({})", lambda params: [None] * len(jax.tree.leaves(params)))
+"""Every leaf is one block."""
+
+
+def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) -> Stacked:
+    r"""Says which parameters stack layers, so that each slice has its own norm and trust ratio.
+
+    `flax.linen.scan`, `nnx.vmap`, `equinox.filter_vmap` and mixtures of experts keep the
+    parameters of many layers in one array. A norm over that array mixes the layers: a trust ratio
+    made of it moves a layer with small weights much too far and one with large weights not at
+    all. With the stacked axes known, an optimizer takes the step that it would take if the layers
+    were apart.
+
+    Args:
+        where: one of
+
+            - patterns, `{"layers/": 0}`: the parameters whose name matches (as in `matching`)
+              have this stacked axis, or these, as in `{"experts/": (0, 1)}`. One that matches
+              several patterns has the axes of all;
+            - a tree like the parameters (or a prefix of it) of axes, None where there are none;
+            - a function of the parameters that returns such a tree;
+            - with `named`, a tree of `PartitionSpec` or of boxed parameters (`nn.Partitioned`).
+        named: the name, or names, that stacked axes have in `where`: for `flax.linen.scan` what
+            `metadata_params={nn.PARTITION_NAME: ...}` says.
+
+    Returns:
+        The argument `stacked` of an optimizer or a link.
+
+    Raises:
+        TypeError: `where` is none of these, or an axis is no integer.
+        ValueError: a pattern is no regular expression; and, when it meets the parameters, a
+            pattern matches none, an axis is named twice or does not exist, or the trees differ.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_trust_ratio, stacked_layers
+        >>> params = {"layers": {"kernel": jnp.array([[3.0, 4.0], [0.3, 0.4]])}}
+        >>> transform = scale_by_trust_ratio(stacked=stacked_layers({"layers/": 0}))
+        >>> updates = {"layers": {"kernel": jnp.array([[0.0, 1.0], [0.0, 1.0]])}}
+        >>> updates, state = transform.update(updates, transform.init(params), params)
+        >>> print(state.trust_ratios)
+        [5.  0.5]
+    """
+    if named is not None:
+        names = (named,) if isinstance(named, str) else tuple(named)
+        if callable(where):
+            raise TypeError("named= needs a tree of PartitionSpec or boxed parameters in `where`.")
+        axes = jax.tree.map(lambda spec: _named_axes(spec, names), where, is_leaf=_has_names)
+        return _of_tree(f"stacked_layers(..., named={named!r})", lambda params: axes)
+    if _is_patterns(where):
+        return _of_patterns(where)
+    if callable(where):
+        return _of_tree(f"stacked_layers({where!r})", where)
+    return _of_tree("stacked_layers(a tree of axes)", lambda params: where)
+
+
+def check_stacked(stacked: Any) -> Stacked:
+    """The stacks that the argument `stacked` means: none for None."""
+    if stacked is None:
+        return NOT_STACKED
+    if not isinstance(stacked, Stacked):
+        raise TypeError(
+            "stacked must be None or what stacked_layers(...) returns, as in "
+            f"stacked_layers({{'layers/': 0}}); got {stacked!r} of type {type(stacked).__name__}."
+        )
+    return stacked
+
+
+def _of_patterns(patterns: Mapping[str, Axes]) -> Stacked:
+    rules = [(matching(pattern), _as_tuple(axes)) for pattern, axes in patterns.items()]
+
+    def resolve(params: Any) -> list[Axes]:
+        named = named_leaves(params)
+        axes: list[tuple[int, ...]] = [()] * len(named)
+        for rule, own in rules:
+            try:
+                chosen = rule.select(named)
+            except ValueError as error:
+                raise ValueError(f"stacked_layers: {error}") from None
+            axes = [old + own if new else old for old, new in zip(axes, chosen, strict=True)]
+        return [own for own, (_, leaf) in zip(axes, named, strict=True) if not is_hidden(leaf)]
+
+    return Stacked(f"stacked_layers({dict(patterns)!r})", resolve)
+
+
+def _of_tree(description: str, tree_of: Callable[[Any], Any]) -> Stacked:
+    def resolve(params: Any) -> list[Axes]:
+        return broadcast_prefix("stacked_layers: the axes", tree_of(params), params, _is_axes)
+
+    return Stacked(description, resolve)
+
+
+def _is_patterns(where: Any) -> bool:
+    return (
+        isinstance(where, dict)
+        and all(isinstance(key, str) for key in where)
+        and all(_is_axes(axes) for axes in where.values())
+    )
+
+
+def _is_axes(node: Any) -> bool:
+    if isinstance(node, tuple):
+        return type(node) is tuple and all(type(axis) is int for axis in node)
+    return node is None or type(node) is int
+
+
+def _as_tuple(axes: Axes) -> tuple[int, ...]:
+    return () if axes is None else (axes,) if isinstance(axes, int) else axes
+
+
+def _has_names(node: Any) -> bool:
+    return isinstance(node, PartitionSpec) or hasattr(node, "names")
+
+
+def _named_axes(spec: Any, names: tuple[str, ...]) -> tuple[int, ...]:
+    """The axes of a `PartitionSpec`, or a box of Flax, that have one of the names."""
+    if not _has_names(spec):
+        return ()
+    entries = tuple(spec) if isinstance(spec, PartitionSpec) else spec.names
+    return tuple(
+        axis
+        for axis, entry in enumerate(entries)
+        if set(names) & set(entry if isinstance(entry, tuple) else (entry,))
+    )
+
+
+def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
+    """The axes of a leaf in order, counted from 0."""
+    if not _is_axes(axes):
+        raise TypeError(
+            "must have an integer, a tuple of integers or None for its stacked axes, got "
+            f"{axes!r} of type {type(axes).__name__}."
+        )
+    own = _as_tuple(axes)
+    if not own or not hasattr(leaf, "ndim"):  # optax initialises with placeholders, too
+        return ()
+    for axis in own:
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise ValueError(
+                f"of shape {leaf.shape} has no axis {axis}. Correct the axis, or narrow the "
+                "pattern to the parameters that are stacked."
+            )
+    counted = sorted(axis % leaf.ndim for axis in own)
+    if len(set(counted)) < len(counted):
+        raise ValueError(
+            f"is given the axes {own}, one of them twice. Each pattern that matches a parameter "
+            "adds its axes: write each axis in one pattern."
+        )
+    return tuple(counted)
+
+
+def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
+    shape = tuple(size for axis, size in enumerate(leaf.shape) if axis not in axes)
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)
