@@ -14,6 +14,7 @@ from optax_largebatch.schedules.warmup import (
     warmup_hold_decay,
     warmup_polynomial,
 )
+from optax_largebatch.sharding import shard_optimizer_state
 from optax_largebatch.transforms.accumulation import (
     AccumulateGradientsState,
     accumulate_gradients,
@@ -76,6 +77,7 @@ __all__ = [
     "scale_by_lars",
     "scale_by_learning_rate",
     "scale_by_trust_ratio",
+    "shard_optimizer_state",
     "stacked_layers",
     "values_schedule",
     "warmup_hold_decay",

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -97,9 +98,13 @@ def _counted_once(x: jax.Array, repeated: frozenset[str]) -> jax.Array:
 
 
 def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """The whole of an array that is split along `axis`, the same on all devices."""
+    """The whole of an array that is split along `axis`, the same on all devices.
+
+    On a mesh of explicit axes the type says how it is split.
+    """
     if not mesh_axes:
-        return x
+        spec = jax.typeof(x).sharding.spec
+        return jax.sharding.reshard(x, PartitionSpec()) if any(spec) else x
     devices = jax.lax.psum(1, mesh_axes)
     shape = (*x.shape[:axis], devices * x.shape[axis], *x.shape[axis + 1 :])
     start = jax.lax.axis_index(mesh_axes) * x.shape[axis]

@@ -77,7 +77,8 @@ def matching(*patterns: str) -> Rule:
     def select(named: list[tuple[str, Any]]) -> list[bool]:
         names = [name for name, _ in named]
         for pattern in compiled:
-            if not any(map(pattern.search, names)):
+            # No names at all: optax initialises with a placeholder in the place of parameters.
+            if names and not any(map(pattern.search, names)):
                 raise ValueError(
                     f"the pattern {pattern.pattern!r} matches no parameter. The names are: "
                     f"{_listed(names)}. Correct the pattern, or leave it out."

@@ -1,0 +1,99 @@
+"""Where the state of an optimizer lives on a mesh of devices."""
+
+import math
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import optax
+
+from optax_largebatch.params.leaves import mesh_axes
+
+
+def shard_optimizer_state(
+    optimizer: optax.GradientTransformation,
+    params: optax.Params,
+    mesh: Mesh,
+    axis: str | tuple[str, ...] | None = None,
+) -> Any:
+    r"""The shardings of an optimizer's state: moments lie where their parameters lie.
+
+    With `axis` the moments are split along that mesh axis besides, each on the longest of its axes
+    that can be: ZeRO stage 1. The parameters stay whole; each device updates its part of the
+    moments, and the compiler gathers the updates.
+
+    Hand the result to `jax.jit` as `out_shardings` of `init` and of the step. For
+    `jax.shard_map`, `jax.tree.map(lambda s: s.spec, shardings)` are the specs.
+
+    Args:
+        optimizer: any transformation of optax.
+        params: the parameters, or `jax.ShapeDtypeStruct` with a `sharding`; parameters without a
+            `NamedSharding` count as whole on every device.
+        mesh: the mesh.
+        axis: the mesh axis, or axes, to split moments along; None for none.
+
+    Returns:
+        A tree like the state, of `NamedSharding`. What is not like a parameter, such as counters
+        and trust ratios, is whole on every device.
+
+    Raises:
+        ValueError: `mesh` has no axis of that name.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import lamb, shard_optimizer_state
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
+        >>> params = {"kernel": jnp.ones((4, 1024)), "bias": jnp.ones(3)}
+        >>> optimizer = lamb(1e-3)
+        >>> shardings = shard_optimizer_state(optimizer, params, mesh, axis="data")
+        >>> state = jax.jit(optimizer.init, out_shardings=shardings)(params)
+        >>> print(state[2].mu["kernel"].sharding.spec)
+        PartitionSpec(None, 'data')
+
+    References:
+        Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*,
+        arXiv 1910.02054, section 5.1.
+    """
+    names = mesh_axes(axis)
+    for name in names:
+        if name not in mesh.shape:
+            raise ValueError(
+                f"axis names {name!r}, and the mesh has the axes {', '.join(mesh.shape)}."
+            )
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def like_its_parameter(moment: Any, param: Any) -> NamedSharding:
+        if moment.shape != param.shape:
+            return whole
+        sharding = getattr(param, "sharding", None)
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+        return NamedSharding(mesh, _split_further(spec, moment.shape, names, mesh))
+
+    return optax.tree.map_params(
+        optimizer,
+        like_its_parameter,
+        jax.eval_shape(optimizer.init, params),
+        params,
+        transform_non_params=lambda _: whole,
+    )
+
+
+def _split_further(
+    spec: PartitionSpec, shape: tuple[int, ...], names: tuple[str, ...], mesh: Mesh
+) -> PartitionSpec:
+    """The spec with the mesh axes added on the longest axis that they divide, if there is one."""
+    taken = {name for entry in spec for name in mesh_axes(entry)}
+    added = tuple(name for name in names if name not in taken)
+    devices = math.prod(mesh.shape[name] for name in added)
+    entries = [*spec, *[None] * (len(shape) - len(spec))]
+    free = [
+        axis
+        for axis, size in enumerate(shape)
+        if entries[axis] is None and size >= devices and size % devices == 0
+    ]
+    if not added or not free:
+        return spec
+    longest = max(free, key=lambda axis: shape[axis])
+    entries[longest] = added if len(added) > 1 else added[0]
+    return PartitionSpec(*entries)

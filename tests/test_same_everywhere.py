@@ -1,0 +1,247 @@
+"""The same numbers however layers are stacked and wherever the step runs.
+
+Every optimizer trains one network in which layers stand apart and stacked on axis 0, on axis 1 and
+on two axes, on every kind of mesh; and is compared with a float64 run on one device in which every
+layer is a leaf of its own.
+"""
+
+import contextlib
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.conftest import enable_x64
+from tests.optimizers.registry import OPTIMIZERS
+
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+
+STEPS = 20
+SHAPES = {
+    "bias": (16,),
+    "biases": (3, 16),
+    "experts": (2, 3, 8, 16),
+    "kernel": (8, 16),
+    "kernels": (3, 8, 16),
+    "kernels_inside": (8, 3, 16),
+    "pipeline": (8, 4, 16),
+}
+STACKED = {
+    "^biases": 0,
+    "^experts": (0, 1),
+    "^kernels$": 0,
+    "^kernels_inside": 1,
+    "^pipeline": 0,
+}
+FSDP = {
+    "bias": P(),
+    "biases": P(None, "fsdp"),
+    "experts": P(None, None, "fsdp"),
+    "kernel": P("fsdp"),
+    "kernels": P(None, "fsdp"),
+    "kernels_inside": P("fsdp"),
+    "pipeline": P("fsdp"),
+}
+FSDP_AND_TENSOR = {
+    "bias": P("tensor"),
+    "biases": P(),
+    "experts": P(None, None, "fsdp"),
+    "kernel": P("fsdp", "tensor"),
+    "kernels": P(None, "fsdp", "tensor"),
+    "kernels_inside": P("tensor", None, "fsdp"),
+    "pipeline": P("fsdp", None, "tensor"),
+}
+
+
+def network():
+    """Layers whose weights differ in size by a hundred."""
+    rng = np.random.default_rng(0)
+    params = {}
+    for name, shape in SHAPES.items():
+        scale = rng.choice([0.1, 1.0, 3.0, 10.0], [*shape[:2], *[1] * (len(shape) - 2)])
+        params[name] = (scale * rng.normal(size=shape)).astype("float32")
+    return params
+
+
+def axes_of(name):
+    axes = STACKED.get(f"^{name}", STACKED.get(f"^{name}$", ()))
+    return axes if isinstance(axes, tuple) else (axes,)
+
+
+def apart(params):
+    """The network with a leaf for each layer."""
+    layers = {}
+    for name, leaf in params.items():
+        axes = axes_of(name)
+        for layer in itertools.product(*(range(leaf.shape[axis]) for axis in axes)):
+            index = [slice(None)] * leaf.ndim
+            for axis, number in zip(axes, layer, strict=True):
+                index[axis] = number
+            layers[f"{name}{layer}"] = leaf[tuple(index)]
+    return layers
+
+
+def optimizer_of(name, stacked):
+    """The optimizer after a clip by all layers, with a rule that looks at shapes."""
+    entry = OPTIMIZERS[name]
+    masks = {"weight_decay_mask": lb.at_least_ndim(2)} if "weight_decay" in entry.kwargs else {}
+    return lb.chain(lb.clip_by_global_norm(100.0), entry.make(stacked=stacked, **masks))
+
+
+def trained(optimizer, params, state, **extra_args):
+    def step(carry, index):
+        params, state = carry
+        gradients = jax.tree.map(lambda x: 0.3 * x + 0.2 * jnp.cos(3 * x + index), params)
+        updates, state = optimizer.update(gradients, state, params, **extra_args)
+        return (optax.apply_updates(params, updates), state), None
+
+    indices = jnp.arange(STEPS, dtype=jax.tree.leaves(params)[0].dtype)
+    return jax.lax.scan(step, (params, state), indices)[0]
+
+
+@functools.cache
+def expected(name):
+    """Layers apart, one device, float64."""
+    with enable_x64(True):
+        layers = {name: jnp.asarray(x, "float64") for name, x in apart(network()).items()}
+        optimizer = optimizer_of(name, stacked=None)
+        params, state = jax.jit(functools.partial(trained, optimizer))(
+            layers, optimizer.init(layers)
+        )
+        return jax.device_get(params), ratios(state)
+
+
+def ratios(state):
+    """The trust ratios of all layers, from each of the vectors in the state."""
+    return [np.asarray(x) for _, x in optax.tree.get_all_with_path(state, "trust_ratios")]
+
+
+def mesh_of(shape, names, kind=AxisType.Auto):
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
+
+
+def on_one_device(optimizer, params):
+    return jax.jit(functools.partial(trained, optimizer))(params, optimizer.init(params))
+
+
+def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None):
+    """Under jit; the compiler sees to the communication."""
+    mesh = mesh or mesh_of((8,), ("fsdp",))
+    with jax.set_mesh(mesh):
+        shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+        params = jax.device_put(params, shardings)
+        state_shardings = lb.shard_optimizer_state(optimizer, params, mesh, zero)
+        state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
+        step = jax.jit(
+            functools.partial(trained, optimizer), out_shardings=(shardings, state_shardings)
+        )
+        return step(params, state)
+
+
+def on_an_explicit_mesh(optimizer, params):
+    return on_an_automatic_mesh(optimizer, params, mesh_of((8,), ("fsdp",), AxisType.Explicit))
+
+
+def on_an_explicit_mesh_of_two_axes(optimizer, params):
+    mesh = mesh_of((4, 2), ("fsdp", "tensor"), AxisType.Explicit)
+    return on_an_automatic_mesh(optimizer, params, mesh, FSDP_AND_TENSOR)
+
+
+def with_a_split_state(optimizer, params):
+    """ZeRO stage 1: parameters whole, moments split."""
+    whole = dict.fromkeys(params, P())
+    return on_an_automatic_mesh(optimizer, params, specs=whole, zero="fsdp")
+
+
+def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
+    mesh = mesh or mesh_of((8,), ("fsdp",))
+    like = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
+        for name, x in params.items()
+    }
+    shardings = lb.shard_optimizer_state(optimizer, like, mesh)
+    state_specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    step = jax.shard_map(
+        functools.partial(trained, optimizer, partition_specs=specs),
+        mesh=mesh,
+        in_specs=(specs, state_specs),
+        out_specs=(specs, state_specs),
+        check_vma=check_vma,
+    )
+    return jax.jit(step)(params, optimizer.init(params))
+
+
+def in_unchecked_shard_map(optimizer, params):
+    """Types say nothing here; the specs alone do."""
+    return in_shard_map(optimizer, params, check_vma=False)
+
+
+def in_shard_map_of_two_axes(optimizer, params):
+    return in_shard_map(optimizer, params, mesh_of((4, 2), ("fsdp", "tensor")), FSDP_AND_TENSOR)
+
+
+def in_pmap(optimizer, params):
+    """Parameters split by hand, with a first axis for the devices."""
+    mesh = mesh_of((8,), ("fsdp",))
+    like = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, FSDP[name]))
+        for name, x in params.items()
+    }
+    shardings = lb.shard_optimizer_state(optimizer, like, mesh)
+
+    def split(x, sharding):
+        spec = tuple(sharding.spec)
+        parts = np.split(np.asarray(x), 8, spec.index("fsdp")) if "fsdp" in spec else [x] * 8
+        return np.stack(parts)
+
+    def join(x, sharding):
+        spec = tuple(sharding.spec)
+        return np.concatenate(list(x), spec.index("fsdp")) if "fsdp" in spec else x[0]
+
+    param_shardings = jax.tree.map(lambda x: x.sharding, like)
+    step = jax.pmap(
+        functools.partial(trained, optimizer, partition_specs=FSDP), axis_name="fsdp"
+    )
+    params, state = step(
+        jax.tree.map(split, params, param_shardings),
+        jax.tree.map(split, optimizer.init(params), shardings),
+    )
+    return jax.tree.map(join, params, param_shardings), jax.tree.map(join, state, shardings)
+
+
+WAYS = [
+    on_one_device,
+    on_an_automatic_mesh,
+    on_an_explicit_mesh,
+    on_an_explicit_mesh_of_two_axes,
+    with_a_split_state,
+    in_shard_map,
+    in_unchecked_shard_map,
+    in_shard_map_of_two_axes,
+    in_pmap,
+]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_layers_apart_on_one_device(name, way, precision):
+    layers, layer_ratios = expected(name)
+    optimizer = optimizer_of(name, lb.stacked_layers(STACKED))
+    wide = precision == "float64"
+    tolerance = 1e-10 if wide else 1e-5
+    with enable_x64(True) if wide else contextlib.nullcontext():
+        params, state = way(optimizer, {k: jnp.asarray(x, precision) for k, x in network().items()})
+        params, state = jax.device_get((params, state))
+    got, got_ratios = apart(params), ratios(state)
+    for layer, value in layers.items():
+        scale = np.abs(value).max()
+        np.testing.assert_allclose(got[layer], value, rtol=0, atol=tolerance * scale)
+    for vector, expected_vector in zip(got_ratios, layer_ratios, strict=True):
+        np.testing.assert_allclose(vector, expected_vector, rtol=1e-5)
