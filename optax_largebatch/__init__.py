@@ -1,5 +1,6 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
+from optax_largebatch.diagnostics.gradient_scale import gradient_scale
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
@@ -32,6 +33,7 @@ from optax_largebatch.transforms.learning_rate import (
 )
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
+from optax_largebatch.transforms.nonfinite import SkipNonfiniteState, skip_nonfinite
 from optax_largebatch.transforms.trust_ratio import (
     ScaleByTrustRatioState,
     scale_by_trust_ratio,
@@ -50,6 +52,7 @@ __all__ = [
     "ScaleByLarsState",
     "ScaleByLearningRateState",
     "ScaleByTrustRatioState",
+    "SkipNonfiniteState",
     "Stacked",
     "accumulate_gradients",
     "accumulate_momentum",
@@ -63,6 +66,7 @@ __all__ = [
     "eden",
     "eden2",
     "excluding",
+    "gradient_scale",
     "lamb",
     "lans",
     "larc",
@@ -78,6 +82,7 @@ __all__ = [
     "scale_by_learning_rate",
     "scale_by_trust_ratio",
     "shard_optimizer_state",
+    "skip_nonfinite",
     "stacked_layers",
     "values_schedule",
     "warmup_hold_decay",

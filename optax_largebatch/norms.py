@@ -117,6 +117,15 @@ def parts_of_a_block(split: Split) -> int:
     return jax.lax.psum(1, tuple(sorted(split.within))) if split.within else 1
 
 
+def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array:
+    """Whether all of some booleans, one of each leaf's part on this device, hold on all devices."""
+    axes = frozenset[str]().union(*(split.within | split.between for split in splits))
+    hold = jnp.all(jnp.stack(list(flags))) if flags else jnp.ones([], bool)
+    if not axes:
+        return hold
+    return jax.lax.psum(jnp.where(hold, 0, 1), tuple(sorted(axes))) == 0
+
+
 def total(sums: Sequence[jax.Array]) -> jax.Array:
     """The sum of the sums of several blocks, in the widest of their dtypes."""
     dtype = accumulation_dtype(*(part.dtype for part in sums))

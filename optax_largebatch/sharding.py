@@ -48,8 +48,8 @@ def shard_optimizer_state(
         >>> optimizer = lamb(1e-3)
         >>> shardings = shard_optimizer_state(optimizer, params, mesh, axis="data")
         >>> state = jax.jit(optimizer.init, out_shardings=shardings)(params)
-        >>> print(state[2].mu["kernel"].sharding.spec)
-        PartitionSpec(None, 'data')
+        >>> print(tuple(state[2].mu["kernel"].sharding.spec))
+        (None, 'data')
 
     References:
         Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*,
@@ -86,7 +86,7 @@ def _split_further(
     taken = {name for entry in spec for name in mesh_axes(entry)}
     added = tuple(name for name in names if name not in taken)
     devices = math.prod(mesh.shape[name] for name in added)
-    entries = [*spec, *[None] * (len(shape) - len(spec))]
+    entries: list[Any] = [*spec, *[None] * (len(shape) - len(spec))]
     free = [
         axis
         for axis, size in enumerate(shape)
@@ -95,5 +95,5 @@ def _split_further(
     if not added or not free:
         return spec
     longest = max(free, key=lambda axis: shape[axis])
-    entries[longest] = added if len(added) > 1 else added[0]
+    entries[longest] = added
     return PartitionSpec(*entries)

@@ -1,0 +1,80 @@
+"""Finds gradients that were added up over devices where their mean is meant, or the reverse."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch import norms
+from optax_largebatch.params.leaves import gradients_of
+
+
+def gradient_scale(
+    loss: Callable[[Any], jax.Array],
+    params: Any,
+    gradients: Any,
+    axis_name: str | tuple[str, ...],
+    *,
+    partition_specs: Any = None,
+) -> jax.Array:
+    r"""How many times too large gradients are, inside `jax.shard_map` or `jax.pmap`.
+
+    The gradient of a loss that each device takes over its own examples, with respect to
+    parameters that all devices share, is the *sum* over the devices: `jax.shard_map` adds it up
+    by itself. The mean is meant, and the sum is as many times too large as there are devices,
+    which Adam and the trust ratios hide and clipping, weight decay and SGD do not. With :math:`L`
+    the mean over devices of `loss`,
+
+    .. math::
+
+        s = \frac{\lVert g \rVert^2}{\partial_g L(w)}
+
+    is 1 for the gradient of :math:`L`, the number of devices for a sum and its inverse for a mean
+    that was divided once more.
+
+    It costs about a forward and a backward pass: look at it once, before a run.
+
+    Args:
+        loss: the loss of this device's examples as a function of the parameters alone.
+        params: the parameters.
+        gradients: what the optimizer is given.
+        axis_name: the mesh axes over which the examples are split.
+        partition_specs: how the parameters are split, under `jax.pmap` and `check_vma=False`; see
+            `gradients_of`. None where the types say it, or nothing is split.
+
+    Returns:
+        :math:`s`, shape (), the same on all devices; NaN where the gradient is zero.
+
+    Raises:
+        ValueError: gradients and parameters differ in structure or shapes, or a gradient is not
+            reduced at all.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from jax.sharding import AxisType, PartitionSpec
+        >>> from optax_largebatch import gradient_scale
+        >>> devices = jax.device_count()
+        >>> mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
+        >>> def scale(params, batch):
+        ...     loss = lambda params: jnp.mean((batch - params) ** 2)
+        ...     gradients = jax.lax.pmean(jax.grad(loss)(params), "data")
+        ...     return gradient_scale(loss, params, gradients, "data")
+        >>> check = jax.shard_map(
+        ...     scale, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("data")),
+        ...     out_specs=PartitionSpec())
+        >>> print(check(jnp.zeros(()), jnp.arange(4.0 * devices)) == devices)
+        True
+    """
+    leaves, own = gradients_of(gradients, params, partition_specs)
+    given = [index for index, gradient in enumerate(own) if gradient is not None]
+    direction = [
+        jnp.zeros_like(leaf) if gradient is None else gradient.astype(leaf.dtype)
+        for gradient, leaf in zip(own, leaves.arrays, strict=True)
+    ]
+    _, slope = jax.jvp(loss, (params,), (leaves.rebuild(direction),))
+    squares = {index: norms.sum_of_squares(direction[index]) for index in given}
+    squares = norms.over_shards(squares, {index: leaves.split(index) for index in given})
+    slope = jax.lax.pmean(slope.astype(norms.accumulation_dtype(slope.dtype)), axis_name)
+    return norms.total(list(squares.values())) / slope
