@@ -6,6 +6,7 @@ shards. Inside `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums ar
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+import itertools
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -51,6 +52,15 @@ class Split(NamedTuple):
     """Axes that split a stack between its blocks: each device has some whole blocks."""
 
 
+def is_bound(axis: str) -> bool:
+    """Whether the code is inside a `jax.shard_map` or `jax.pmap` over this mesh axis."""
+    try:
+        jax.lax.axis_index(axis)
+    except NameError:
+        return False
+    return True
+
+
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """The mesh axes of a surrounding `jax.shard_map` along which `x` differs between devices.
 
@@ -81,12 +91,10 @@ def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> d
             ]
         )
         vector = jax.lax.psum(vector, tuple(sorted(axes)))
-        start = 0
-        for key in own:
+        ends = itertools.accumulate(sums[key].size for key in own)
+        for key, end in zip(own, ends, strict=True):
             like = sums[key]
-            part = vector[start : start + like.size]
-            whole[key] = part.reshape(like.shape).astype(like.dtype)
-            start += like.size
+            whole[key] = vector[end - like.size : end].reshape(like.shape).astype(like.dtype)
     return whole
 
 

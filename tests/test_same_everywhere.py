@@ -134,8 +134,8 @@ def on_one_device(optimizer, params):
     return jax.jit(functools.partial(trained, optimizer))(params, optimizer.init(params))
 
 
-def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None):
-    """Under jit; the compiler sees to the communication."""
+def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, told=None):
+    """Under jit; the compiler sees to the communication, unless the step is told the specs."""
     mesh = mesh or mesh_of((8,), ("fsdp",))
     with jax.set_mesh(mesh):
         shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
@@ -143,7 +143,8 @@ def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None):
         state_shardings = lb.shard_optimizer_state(optimizer, params, mesh, zero)
         state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
         step = jax.jit(
-            functools.partial(trained, optimizer), out_shardings=(shardings, state_shardings)
+            functools.partial(trained, optimizer, partition_specs=told),
+            out_shardings=(shardings, state_shardings),
         )
         return step(params, state)
 
@@ -161,6 +162,21 @@ def with_a_split_state(optimizer, params):
     """ZeRO stage 1: parameters whole, moments split."""
     whole = dict.fromkeys(params, P())
     return on_an_automatic_mesh(optimizer, params, specs=whole, zero="fsdp")
+
+
+def on_a_mesh_that_the_step_is_told(optimizer, params):
+    return on_an_automatic_mesh(optimizer, params, told=FSDP)
+
+
+def on_an_explicit_mesh_that_the_step_is_told(optimizer, params):
+    mesh = mesh_of((4, 2), ("fsdp", "tensor"), AxisType.Explicit)
+    return on_an_automatic_mesh(optimizer, params, mesh, FSDP_AND_TENSOR, told=FSDP_AND_TENSOR)
+
+
+def with_a_split_state_that_the_step_is_told(optimizer, params):
+    """The work of each leaf is done where its moments are, on parameters that are whole."""
+    whole = dict.fromkeys(params, P())
+    return on_an_automatic_mesh(optimizer, params, specs=whole, zero="fsdp", told=FSDP)
 
 
 def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
@@ -223,6 +239,9 @@ WAYS = [
     on_an_explicit_mesh,
     on_an_explicit_mesh_of_two_axes,
     with_a_split_state,
+    on_a_mesh_that_the_step_is_told,
+    on_an_explicit_mesh_that_the_step_is_told,
+    with_a_split_state_that_the_step_is_told,
     in_shard_map,
     in_unchecked_shard_map,
     in_shard_map_of_two_axes,
@@ -230,7 +249,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equals_layers_apart_on_one_device(name, way, precision):

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_largebatch.norms import Split, varying_axes
+from optax_largebatch.norms import Split, is_bound, varying_axes
 from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
 
@@ -23,7 +23,10 @@ class Leaves:
     treedef: Any
     arrays: list[Any]
     specs: list[PartitionSpec] | None = None
-    """How the leaves are split between devices, where `update` is told; else their types say."""
+    """How the leaves are split between devices, where `update` is told."""
+    mesh: Any = None
+    """The mesh of the specs under `jit`; None inside `jax.shard_map`, where each leaf is a shard
+    already."""
 
     def align(self, name: str, tree: Any) -> list[Any]:
         """The parts of another tree that stand at these leaves (None may stand there)."""
@@ -47,7 +50,7 @@ class Leaves:
         Raises:
             ValueError: the type of a stacked leaf says that it is split, but not along which axis.
         """
-        if self.specs is not None:
+        if self.specs is not None and self.mesh is None:
             axes = range(self.arrays[index].ndim)
             names = {axis: frozenset(self.axes_along(index, axis)) for axis in axes}
             return Split(
@@ -66,8 +69,8 @@ class Leaves:
         return Split(within=varying)
 
     def axes_along(self, index: int, axis: int) -> tuple[str, ...]:
-        """The mesh axes that are known to split an axis of a leaf."""
-        spec = () if self.specs is None else self.specs[index]
+        """The mesh axes along which `specs` has an axis of a leaf, which is a shard, split."""
+        spec = () if self.specs is None or self.mesh is not None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
     def rebuild(self, leaves: list[Any]) -> Any:
@@ -120,8 +123,9 @@ def gradients_of(
     Args:
         updates: the gradients; None may stand in the place of a leaf that has none.
         params: the parameters, or None.
-        partition_specs: inside `jax.shard_map` or `jax.pmap`, how the parameters are split: a
-            tree of `PartitionSpec`, or a prefix of one; None where the types say it.
+        partition_specs: how the parameters are split: a tree of `PartitionSpec` or
+            `NamedSharding`, or a prefix of one. None leaves it to the types inside
+            `jax.shard_map`, and to the compiler under `jit`.
 
     Returns:
         The leaves of the parameters (of the gradients, if `params` is None), and for each its
@@ -169,28 +173,46 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     """The leaves with their specs, which must say what the types say, if these say anything."""
     if partition_specs is None:
         return leaves
-    specs = broadcast_prefix(
-        "partition_specs", partition_specs, leaves.tree, lambda x: isinstance(x, PartitionSpec)
-    )
+    given = broadcast_prefix("partition_specs", partition_specs, leaves.tree, _is_spec)
+    specs = [one.spec if isinstance(one, NamedSharding) else one for one in given]
+    split_along: set[str] = set()
     for index, (array, spec) in enumerate(zip(leaves.arrays, specs, strict=True)):
-        name = leaf_names(leaves.tree)[index]
         if not isinstance(spec, PartitionSpec):
             raise TypeError(
-                f"partition_specs must hold a jax.sharding.PartitionSpec for {name!r}, got "
-                f"{spec!r}; PartitionSpec() is for a parameter that every device has whole."
-            )
-        if len(spec) > array.ndim:
-            raise ValueError(
-                f"partition_specs: {spec} has more axes than {name!r} of shape {array.shape}."
+                "partition_specs must hold a jax.sharding.PartitionSpec or NamedSharding for "
+                f"{leaf_names(leaves.tree)[index]!r}, got {spec!r}; PartitionSpec() is for a "
+                "parameter that every device has whole."
             )
         said = frozenset(axis for entry in spec for axis in mesh_axes(entry))
         varying = varying_axes(array)
+        split_along |= said
+        if len(spec) > array.ndim:
+            raise ValueError(
+                f"partition_specs: {spec} has more axes than "
+                f"{leaf_names(leaves.tree)[index]!r} of shape {array.shape}."
+            )
         if varying and varying != said:
             raise ValueError(
-                f"partition_specs: {spec} is not how {name!r} is split; by its type it differs "
-                f"along the mesh axes {_listed(varying)}. Give the spec that shard_map has for it."
+                f"partition_specs: {spec} is not how {leaf_names(leaves.tree)[index]!r} is split; "
+                f"by its type it differs along the mesh axes {_listed(varying)}. Give the spec "
+                "that shard_map has for it."
             )
-    return dataclasses.replace(leaves, specs=specs)
+    if any(map(is_bound, split_along)):
+        return dataclasses.replace(leaves, specs=specs)
+    mesh = next((one.mesh for one in given if isinstance(one, NamedSharding)), None)
+    mesh = mesh or jax.sharding.get_abstract_mesh()
+    missing = split_along - set(mesh.shape)
+    if missing:
+        raise ValueError(
+            f"partition_specs names the mesh axis {_listed(frozenset(missing))}, and there is no "
+            "such axis here. Outside of shard_map and pmap, pass a tree of NamedSharding, or set "
+            "the mesh with jax.set_mesh."
+        )
+    return dataclasses.replace(leaves, specs=specs, mesh=mesh) if split_along else leaves
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, PartitionSpec | NamedSharding)
 
 
 def _listed(axes: frozenset[str]) -> str:

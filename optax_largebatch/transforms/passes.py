@@ -16,10 +16,10 @@ import contextlib
 from typing import Any, NamedTuple
 
 import jax
-from jax.experimental.xla_metadata import set_xla_metadata
 import jax.numpy as jnp
 
 from optax_largebatch import norms
+from optax_largebatch.transforms.compilation import outlined, together
 from optax_largebatch.transforms.link import Leaf, Link, Request, Statistic, Stored
 
 
@@ -89,12 +89,12 @@ class Passes:
             asked = {i: rounds[i][len(answers[i])].asked for i in ahead or waiting}
             parts: dict[tuple[int, int], jax.Array] = {}
             for i in asked:
-                with _outlined():
+                with _apart():
                     stored[i] += self._store(*replay(i))
                     for k in sorted({statistic.like for statistic in asked[i]}):
                         parts[i, k] = self._part(k, *replay(i))
             splits = {(i, k): split(i, asked[i][k].kept) for i, k in parts}
-            whole = norms.over_shards(parts, splits)
+            whole = together(norms.over_shards(parts, splits))
             if not ahead:
                 whole = dict.fromkeys(whole, norms.total(list(whole.values())))
             for i, k in whole:
@@ -217,16 +217,14 @@ def _part_of(statistic: Statistic) -> jax.Array:
     return total / max(array.size // total.size, 1) if kind == "mean" else total
 
 
-def _outlined() -> contextlib.AbstractContextManager[Any]:
-    """Keeps XLA on a CPU from merging the passes called here into one computation.
+def _apart() -> contextlib.AbstractContextManager[Any]:
+    """Keeps the passes called here from being merged into one computation.
 
-    It would see that several of them need the same intermediate result, and keep that result, of
-    all leaves at once, in memory. With several devices the calls stay open to the compiler, which
-    can combine the reductions of sharded leaves only then; on an accelerator so do the fusions.
+    XLA on a CPU would see that several of them need the same intermediate result, and keep that
+    result, of all leaves at once, in memory. With several devices the calls stay open to the
+    compiler, which can combine the reductions of sharded leaves only then.
     """
-    if jax.default_backend() == "cpu" and jax.device_count() == 1:
-        return set_xla_metadata(inlineable="false")
-    return contextlib.nullcontext()
+    return outlined() if jax.device_count() == 1 else contextlib.nullcontext()
 
 
 def _cast(tree: Any, dtype: jnp.dtype) -> Any:

@@ -8,6 +8,7 @@ import optax
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.transforms.link import Link
 from optax_largebatch.transforms.passes import LeafArrays, Passes
+from optax_largebatch.transforms.shards import on_shards
 
 
 def transformation(link: Link) -> optax.GradientTransformationExtraArgs:
@@ -57,7 +58,13 @@ class _BoundLink:
             for index, gradient in enumerate(gradients)
             if gradient is not None
         }
-        results = self.passes.run(arrays, link.scalars(state), link.choices(leaves), leaves.split)
+        choices = link.choices(leaves)
+        results = on_shards(
+            lambda arrays, scalars, split: self.passes.run(arrays, scalars, choices, split),
+            arrays,
+            link.scalars(state),
+            leaves,
+        )
         for index, (update, part) in results.items():
             gradients[index] = update.astype(leaves.arrays[index].dtype)
             states[index] = part

@@ -115,7 +115,7 @@ def outlined():
 @pytest.mark.parametrize("context", [contextlib.nullcontext, outlined], ids=["open", "outlined"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_equals_the_plain_reading(name, context, monkeypatch):
-    monkeypatch.setattr(passes, "_outlined", context)
+    monkeypatch.setattr(passes, "_apart", context)
     optimizer = OPTIMIZERS[name]
     link = link_of(optimizer)
     step = jax.jit(lambda *args: optimizer.update(*args))
@@ -142,7 +142,7 @@ def compiled_step(optimizer, params):
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars", "larc"])
 def test_temporaries_are_a_hundredth_of_the_parameters(name, monkeypatch):
     """A direction that is kept for one of the leaves alone would be a third of the parameters."""
-    monkeypatch.setattr(passes, "_outlined", outlined)
+    monkeypatch.setattr(passes, "_apart", outlined)
     leaf = jax.ShapeDtypeStruct((512, 512), "float32")
     params = {f"kernel_{index}": leaf for index in range(3)}
     optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)
