@@ -1,10 +1,13 @@
 """The code of each guide is a program, and prints what the guide says."""
 
+import contextlib
 import os
 from pathlib import Path
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 
 import jax
 import pytest
@@ -20,16 +23,24 @@ END = "(end of block)"
 def run(program):
     """What the program prints, in a process of its own, in which a warning is an error."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", program],
+            cwd=ROOT,
+            env=environment | {"PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=120)
+        finally:  # with the processes that it may have started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0)
+        errors.seek(0)
+        assert code == 0, errors.read()
+        return output.read()
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
