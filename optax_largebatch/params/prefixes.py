@@ -1,28 +1,22 @@
 """Trees that say something of each parameter, where one entry may speak for a whole subtree."""
 
 from collections.abc import Callable
-import dataclasses
 from typing import Any
 
 import jax
 
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """An entry and the number of leaves that it speaks for."""
-
-    value: Any
-    leaves: int
+from optax_largebatch.params.paths import is_hidden
 
 
 def broadcast_prefix(
-    name: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] | None = None
+    name: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] = lambda node: False
 ) -> list[Any]:
     """The entry of `prefix` for each leaf of `params`, in the order of `jax.tree.leaves`.
 
     Args:
         name: what `prefix` is, for the message.
-        prefix: a tree of the structure of `params`, or a prefix of it.
+        prefix: a tree of the structure of `params`, or a prefix of it. What it says of parameters
+            that are hidden, by `optax.masked` or as None, is left out.
         params: the parameters.
         is_leaf: tells the entries of `prefix`, where they are trees themselves.
 
@@ -33,13 +27,20 @@ def broadcast_prefix(
         ValueError: `prefix` is no prefix of `params`.
     """
 
-    def entry(value: Any, part: Any) -> _Entry:
-        return _Entry(value, len(jax.tree.leaves(part)))
+    def entries(prefix: Any, part: Any) -> list[Any]:
+        if is_hidden(part):
+            return []
+        if is_leaf(prefix) or jax.tree_util.all_leaves([prefix]):
+            return [prefix] * len(jax.tree.leaves(part))
+        if jax.tree_util.all_leaves([part]):
+            raise ValueError(f"{prefix!r} stands where the parameters have one array.")
+        children, structure = jax.tree.flatten(part, is_leaf=lambda node: node is not part)
+        columns = zip(structure.flatten_up_to(prefix), children, strict=True)
+        return [entry for own, child in columns for entry in entries(own, child)]
 
     try:
-        entries = jax.tree.leaves(jax.tree.map(entry, prefix, params, is_leaf=is_leaf))
+        return entries(prefix, params)
     except ValueError as error:
         raise ValueError(
             f"{name} must have the tree structure of the parameters or be a prefix of it: {error}"
         ) from None
-    return [entry.value for entry in entries for _ in range(entry.leaves)]

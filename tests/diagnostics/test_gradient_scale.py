@@ -1,0 +1,65 @@
+"""Gradients that were summed where their mean is meant are found out."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+
+FACTORS = {"the mean": 1, "the sum": 4, "divided twice": 1 / 4}
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("reduction", FACTORS)
+def test_tells_sums_from_means(reduction, check_vma):
+    """One parameter is whole on every device, the other split and gathered for the loss."""
+    mesh = jax.make_mesh((4, 2), ("data", "unused"), axis_types=(AxisType.Auto,) * 2)
+    specs = {"bias": P(), "kernel": P("data")}
+    params = {"bias": jnp.ones(3), "kernel": jnp.linspace(-1.0, 1.0, 24).reshape(8, 3)}
+    examples = jnp.cos(jnp.arange(16.0 * 8)).reshape(16, 8)
+
+    def of_all(params, examples):
+        return jnp.mean(jnp.square(examples @ params["kernel"] + params["bias"][None] - 1.0))
+
+    factor = FACTORS[reduction]
+    gradients = jax.tree.map(lambda g: g * factor, jax.grad(of_all)(params, examples))
+
+    def scale(params, gradients, examples):
+        def loss(params):
+            kernel = jax.lax.all_gather(params["kernel"], "data", tiled=True)
+            return of_all(params | {"kernel": kernel}, examples)
+
+        return lb.gradient_scale(
+            loss, params, gradients, "data", partition_specs=None if check_vma else specs
+        )
+
+    check = jax.shard_map(
+        scale,
+        mesh=mesh,
+        in_specs=(specs, specs, P("data")),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    np.testing.assert_allclose(jax.jit(check)(params, gradients, examples), factor, rtol=1e-5)
+
+
+def test_what_shard_map_gives_is_the_sum():
+    """The trap itself: parameters that all devices share, a loss of each device's examples."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+    def scales(params, examples):
+        def loss(params):
+            return jnp.mean(jnp.square(examples - params["w"]))
+
+        summed = jax.grad(loss)(params)
+        mean = jax.tree.map(lambda g: g / 8, summed)
+        return tuple(lb.gradient_scale(loss, params, g, "data") for g in (summed, mean))
+
+    check = jax.shard_map(scales, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()))
+    summed, mean = jax.jit(check)({"w": jnp.ones(())}, jnp.arange(16.0))
+    np.testing.assert_allclose((summed, mean), (8, 1), rtol=1e-5)

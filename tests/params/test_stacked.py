@@ -1,0 +1,182 @@
+"""Which axes of which parameters run over layers."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+PARAMS = {
+    "experts": {"kernel": jnp.ones((2, 3, 4, 5))},
+    "head": {"kernel": jnp.ones((5, 6))},
+    "layers": {"bias": jnp.ones((3, 5)), "kernel": jnp.ones((4, 3, 5))},
+}
+AXES = [(0, 1), (), (0,), (1,)]
+FORMS = {
+    "patterns": {"experts/": (0, 1), "layers/bias": 0, "layers/kernel": 1},
+    "patterns that add up": {"experts/": 0, "experts/kernel": 1, "bias": 0, "layers/kernel": 1},
+    "negative axes": {"experts/": (-4, -3), "bias": -2, "layers/kernel": -2},
+    "a tree": {
+        "experts": {"kernel": (1, 0)},
+        "head": {"kernel": None},
+        "layers": {"bias": 0, "kernel": 1},
+    },
+    "a prefix": {"experts": (0, 1), "head": None, "layers": {"bias": 0, "kernel": 1}},
+    "a function": lambda params: {
+        "experts": {"kernel": (0, 1)},
+        "head": {"kernel": ()},
+        "layers": {"bias": 0, "kernel": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_the_same_axes(form):
+    stacked = lb.stacked_layers(FORMS[form])
+    assert stacked.axes(PARAMS) == AXES
+    assert stacked.sizes(PARAMS) == [6, 1, 3, 3]
+
+
+def test_names_in_partition_specs():
+    specs = {
+        "experts": {"kernel": P("layers", "experts", "in", "out")},
+        "head": {"kernel": P()},
+        "layers": {"bias": P("layers"), "kernel": P(None, ("layers", "heads"))},
+    }
+    assert lb.stacked_layers(specs, named=("layers", "experts")).axes(PARAMS) == AXES
+    assert lb.stacked_layers(specs, named="layers").axes(PARAMS) == [(0,), (), (0,), (1,)]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_metadata_of_a_linen_scan(axis):
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            kernel = nn.with_partitioning(nn.initializers.ones_init(), ("in", "out"))
+            return nn.Dense(4, kernel_init=kernel)(x), None
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layers = nn.scan(
+                Block,
+                variable_axes={"params": axis},
+                split_rngs={"params": True},
+                length=3,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            x, _ = layers(name="layers")(x, None)
+            return nn.Dense(2, name="head")(x)
+
+    boxed = Network().init(jax.random.key(0), jnp.ones((1, 4)))["params"]
+    params = nn.unbox(boxed)
+    expected = {"bias": (), "kernel": (axis,)}  # the bias has no box, so no names
+    for source in (boxed, nn.get_partition_spec(boxed)):
+        stacked = lb.stacked_layers(source, named="layers")
+        for tree in (params, boxed):
+            assert stacked.axes(tree) == [(), (), *expected.values()]
+    assert lb.stacked_layers({"layers/": axis}).axes(boxed) == [(), (), (axis,), (axis,)]
+
+
+def test_rules_and_mask_functions_see_one_layer():
+    """A stack of biases has two axes, and none of them is a matrix."""
+    stacked = lb.stacked_layers({"layers/bias": 0})
+    params = {"layers": {"bias": jnp.ones((3, 5)), "kernel": jnp.ones((5, 5))}}
+    rule = lb.at_least_ndim(2)
+
+    def function(tree):
+        return jax.tree.map(lambda x: x.ndim >= 2, tree)
+
+    for mask in (rule, function):
+        for optimizer in (
+            lb.add_decayed_weights(1.0, mask, stacked=stacked),
+            lb.scale_by_lars(1.0, mask, trust_ratio_mask=mask, stacked=stacked),
+            lb.lars(1.0, 1.0, mask, 1.0, trust_ratio_mask=mask, momentum=0, stacked=stacked),
+        ):
+            updates, _ = optimizer.update(
+                jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+            )
+            np.testing.assert_array_equal(updates["layers"]["bias"], 0)
+            assert np.all(np.abs(updates["layers"]["kernel"]) == 1)
+    groups = lb.param_groups({"params": ~rule, "learning_rate": 0.0})
+    optimizer = lb.lamb(1.0, groups=groups, stacked=stacked)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_array_equal(updates["layers"]["bias"], 0)
+    assert np.all(updates["layers"]["kernel"] != 0)
+
+
+def test_each_layer_is_centralised_by_itself():
+    gradients = jnp.arange(24.0).reshape(2, 3, 4) ** 2
+    both = lb.centralize_gradients(output_axis=-1, stacked=lb.stacked_layers(lambda params: 0))
+    apart = lb.centralize_gradients(output_axis=-1)
+    updates, _ = both.update(gradients, both.init(gradients))
+    for layer in range(2):
+        expected, _ = apart.update(gradients[layer], apart.init(gradients[layer]))
+        np.testing.assert_allclose(updates[layer], expected, rtol=1e-6)
+
+
+def test_a_leaf_without_gradient_keeps_the_ratios_of_its_layers():
+    params = {"head": jnp.ones(2), "layers": jnp.ones((3, 4)), "tail": jnp.ones(2)}
+    transform = lb.scale_by_trust_ratio(stacked=lb.stacked_layers({"layers": 0}))
+    state = transform.init(params)
+    state = state._replace(trust_ratios=jnp.arange(5.0))
+    updates = {"head": jnp.full(2, 0.5), "layers": None, "tail": jnp.full(2, 0.25)}
+    _, state = transform.update(updates, state, params)
+    np.testing.assert_allclose(state.trust_ratios, [2, 1, 2, 3, 4], rtol=1e-6)
+
+
+def test_among_masked_parameters():
+    """The trees that `optax.partition` makes of the parameters hide some of them."""
+    stacked = lb.stacked_layers({"experts/": (0, 1), "layers/bias": 0, "layers/kernel": 1})
+    tree = lb.stacked_layers(FORMS["a tree"])
+    for stacks in (stacked, tree):
+        optimizer = optax.partition(
+            {"ours": lb.lamb(0.1, stacked=stacks), "frozen": optax.set_to_zero()},
+            {"experts": "ours", "head": "frozen", "layers": "ours"},
+        )
+        state = optimizer.init(PARAMS)
+        _, state = optimizer.update(PARAMS, state, PARAMS)
+        assert optax.tree.get(state, "trust_ratios").shape == (12,)
+
+
+def test_optax_can_map_over_the_moments():
+    optimizer = lb.lamb(0.1, stacked=lb.stacked_layers({"layers/": 0}))
+    state = optimizer.init(PARAMS)
+    mapped = optax.tree.map_params(optimizer, lambda x: x + 1, state)
+    np.testing.assert_array_equal(optax.tree.get(mapped, "mu")["head"]["kernel"], 1)
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "message"),
+    [
+        ({"layer_": 0}, ValueError, r"the pattern 'layer_' matches no parameter"),
+        ({"layers/": 2}, ValueError, r"'layers/bias' of shape \(3, 5\) has no axis 2"),
+        ({"layers/": 0, "bias": 0}, ValueError, r"'layers/bias' is given the axes \(0, 0\)"),
+        ({"layers/": 0, "bias": -2}, ValueError, "one of them twice"),
+        ({"(": 0}, ValueError, r"'\(' is not a regular expression"),
+        ({"layers": {"kernel": 0}}, ValueError, "must have the tree structure"),
+        (lambda params: "layers", TypeError, "must have an integer, a tuple of integers or None"),
+    ],
+)
+def test_what_is_wrong_is_an_error(where, kind, message):
+    with pytest.raises(kind, match=message):
+        lb.stacked_layers(where).axes(PARAMS)
+
+
+def test_the_argument_of_an_optimizer_is_what_stacked_layers_returns():
+    with pytest.raises(TypeError, match=r"stacked must be None or what stacked_layers\(...\) ret"):
+        lb.lamb(0.1, stacked={"layers/": 0})
+    with pytest.raises(TypeError, match="named= needs a tree"):
+        lb.stacked_layers(lambda params: params, named="layers")
+
+
+def test_other_stacks_than_at_init_are_an_error():
+    params = {"layers": jnp.ones((3, 4))}
+    state = lb.lamb(0.1).init(params)
+    stacked = lb.lamb(0.1, stacked=lb.stacked_layers({"layers": 0}))
+    with pytest.raises(ValueError, match="has 1 entries and the parameters have 3 blocks"):
+        stacked.update(params, state, params)
