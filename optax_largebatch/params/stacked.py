@@ -103,6 +103,7 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
         names = (named,) if isinstance(named, str) else tuple(named)
         if callable(where):
             raise TypeError("named= needs a tree of PartitionSpec or boxed parameters in `where`.")
+        _check_names(names, where)
         axes = jax.tree.map(lambda spec: _named_axes(spec, names), where, is_leaf=_has_names)
         return _of_tree(f"stacked_layers(..., named={named!r})", lambda params: axes)
     if _is_patterns(where):
@@ -170,16 +171,31 @@ def _has_names(node: Any) -> bool:
     return isinstance(node, PartitionSpec) or hasattr(node, "names")
 
 
+def _check_names(names: tuple[str, ...], where: Any) -> None:
+    """Checks that some axis has each of the names."""
+    specs = jax.tree.leaves(where, is_leaf=_has_names)
+    known = {name for spec in specs for axis in _axis_names(spec) for name in axis}
+    for name in names:
+        if name not in known:
+            listed = ", ".join(sorted(repr(name) for name in known if name is not None)) or "none"
+            raise ValueError(
+                f"named must be a name that an axis in `where` has; these are {listed}, got "
+                f"{name!r}. nn.get_partition_spec of flax.linen knows the names of parameters that "
+                "were made with nn.with_partitioning."
+            )
+
+
 def _named_axes(spec: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     """The axes of a `PartitionSpec`, or a box of Flax, that have one of the names."""
+    return tuple(axis for axis, own in enumerate(_axis_names(spec)) if set(names) & set(own))
+
+
+def _axis_names(spec: Any) -> list[tuple[Any, ...]]:
+    """The names of each axis of a `PartitionSpec` or a box of Flax."""
     if not _has_names(spec):
-        return ()
-    entries = tuple(spec) if isinstance(spec, PartitionSpec) else spec.names
-    return tuple(
-        axis
-        for axis, entry in enumerate(entries)
-        if set(names) & set(entry if isinstance(entry, tuple) else (entry,))
-    )
+        return []
+    entries = spec if isinstance(spec, PartitionSpec) else spec.names
+    return [entry if isinstance(entry, tuple) else (entry,) for entry in entries]
 
 
 def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:

@@ -51,6 +51,20 @@ def test_names_in_partition_specs():
     assert lb.stacked_layers(specs, named="layers").axes(PARAMS) == [(0,), (), (0,), (1,)]
 
 
+@pytest.mark.parametrize(
+    ("specs", "named", "known"),
+    [
+        ({"kernel": P("layers", "in")}, "layer", "'in', 'layers'"),
+        ({"kernel": P("layers", "in")}, ("layers", "layer"), "'in', 'layers'"),
+        ({"kernel": nn.Partitioned(jnp.ones((3, 5)), ("layers", None))}, "layer", "'layers'"),
+        ({"kernel": P()}, "layer", "none"),
+    ],
+)
+def test_name_that_no_axis_has(specs, named, known):
+    with pytest.raises(ValueError, match=f"these are {known}, got 'layer'"):
+        lb.stacked_layers(specs, named=named)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_metadata_of_a_linen_scan(axis):
     class Block(nn.Module):

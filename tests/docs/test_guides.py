@@ -1,0 +1,70 @@
+"""The code of each guide is a program, and prints what the guide says."""
+
+import contextlib
+import os
+from pathlib import Path
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+
+import jax
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+END = "(end of block)"
+
+
+def run(program):
+    """What the program prints, in a process of its own, in which a warning is an error."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", program],
+            cwd=ROOT,
+            env=environment | {"PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=120)
+        finally:  # with the processes that it may have started
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        output.seek(0)
+        errors.seek(0)
+        assert code == 0, errors.read()
+        return output.read()
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_prints_what_it_says(guide):
+    blocks = BLOCK.findall(guide.read_text())
+    program = "".join(f"{code}\nprint({END!r})\n" for code, _ in blocks)
+    printed = run(program).split(f"{END}\n")[:-1]
+    assert printed == [text for _, text in blocks]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_quotes_the_example(guide):
+    """What is not run is quoted from the example of the same name, to the letter."""
+    for quoted in re.findall(r"^```py\n(.*?)^```", guide.read_text(), re.DOTALL | re.MULTILINE):
+        assert quoted in (ROOT / "examples" / f"{guide.stem}.py").read_text()
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+def test_readme_links_to_it(guide):
+    assert f"({guide.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text()
+
+
+def test_every_output_belongs_to_a_block():
+    for guide in GUIDES:
+        text = guide.read_text()
+        belonging = [output for _, output in BLOCK.findall(text) if output]
+        assert len(belonging) == text.count("```text\n"), guide.name

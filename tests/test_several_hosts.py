@@ -1,0 +1,85 @@
+"""Two processes train, save and continue as one would, and so does one that takes over from two.
+
+The program is the example that the guide is about; hosts are processes on this machine.
+"""
+
+import os
+from pathlib import Path
+import shutil
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from examples import several_hosts
+
+ROOT = Path(__file__).parents[1]
+OPTIMIZERS = ("lamb", "lans", "lars")
+SAVED, STEPS = 4, 8
+
+pytestmark = pytest.mark.slow
+
+
+def run(directory, steps, processes, devices):
+    """Starts the processes, waits for them, and returns what the first one prints."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    options = f"--coordinator localhost:{port} --num-processes {processes} --steps {steps}"
+    command = [sys.executable, "-W", "error", several_hosts.__file__, *options.split()]
+    command += ["--directory", str(directory), "--optimizer", *OPTIMIZERS]
+    environment = os.environ | {
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "PYTHONPATH": str(ROOT),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    started = []
+    logs = [directory.with_name(f"{steps}-steps-{index}.txt") for index in range(processes)]
+    try:
+        for index, log in enumerate(logs):
+            own = [*command, "--process-id", str(index)]
+            with log.open("w") as output:
+                started.append(subprocess.Popen(own, env=environment, stdout=output, stderr=output))
+        codes = [process.wait(timeout=120) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    printed = [log.read_text() for log in logs]
+    assert not any(codes), "\n".join(printed)
+    return printed[0]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Parameters and state of each optimizer after a run in this process, on its eight devices."""
+    directory = tmp_path_factory.mktemp("uninterrupted")
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return {name: several_hosts.train(name, STEPS, directory) for name in OPTIMIZERS}
+
+
+@pytest.fixture(scope="module")
+def half_way(tmp_path_factory):
+    """The checkpoints that two processes of two devices leave half-way."""
+    directory = tmp_path_factory.mktemp("half_way") / "checkpoints"
+    run(directory, SAVED, processes=2, devices=2)
+    return directory
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(1, 4), (2, 2)])
+def test_continues_as_if_it_had_not_been_interrupted(
+    processes, devices, half_way, uninterrupted, tmp_path
+):
+    directory = shutil.copytree(half_way, tmp_path / "checkpoints")
+    printed = run(directory, STEPS, processes, devices)
+    for name, expected in uninterrupted.items():
+        assert f"{name}: step {SAVED}, loss" in printed  # the first step after the checkpoint
+        with ocp.CheckpointManager(directory / name) as checkpoints:
+            saved = checkpoints.restore(STEPS, args=ocp.args.StandardRestore(expected))
+        for one, other in zip(jax.tree.leaves(saved), jax.tree.leaves(expected), strict=True):
+            scale = np.abs(other).max()
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * scale)
