@@ -1,10 +1,15 @@
 """What this library asks of the compiler; all of it changes the speed and none of it a number."""
 
+from collections.abc import Hashable, Mapping
 import contextlib
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
+
+from optax_largebatch import norms
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def outlined() -> contextlib.AbstractContextManager[Any]:
@@ -17,14 +22,19 @@ def outlined() -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def together(arrays: Any) -> Any:
-    """The same tree of arrays, none of which is there before all of them are.
+def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
+    """The same arrays, none of which is there before all of them are.
 
     So the compiler can combine the reductions that made them, whatever it finds to do for one of
-    them in the meantime; and what is done with each of them is compiled alike.
+    them in the meantime; and what is done with each of them is compiled alike. Inside
+    `jax.shard_map` those that differ between devices wait apart, or all would differ by type.
     """
-    with outlined():
-        return _barrier(arrays)
+    result = dict(arrays)
+    for varying in {norms.varying_axes(x) for x in arrays.values()}:
+        alike = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
+        with outlined():
+            result |= _barrier(alike)
+    return result
 
 
 _barrier = jax.jit(jax.lax.optimization_barrier)
