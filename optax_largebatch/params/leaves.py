@@ -1,13 +1,14 @@
 """The leaves of the trees that meet in one update, side by side and checked."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from optax_largebatch.norms import Split, varying_axes
+from optax_largebatch.norms import Split, parts_of_a_block, varying_axes
 from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
 
@@ -69,6 +70,28 @@ class Leaves:
         """The mesh axes that are known to split an axis of a leaf."""
         spec = () if self.specs is None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
+
+    def one_element(self, index: int, kept: tuple[int, ...] = ()) -> bool:
+        """Whether the blocks of a leaf have one element each (or none), on all devices together."""
+        shape = enumerate(self.arrays[index].shape)
+        here = math.prod(size for axis, size in shape if axis not in kept)
+        return here * (parts_of_a_block(self.split(index, kept)) if here == 1 else 1) <= 1
+
+    def refuse_split(self, index: int, who: str) -> None:
+        """Raises a ValueError if a leaf is split by `jax.shard_map`, for links that need it whole.
+
+        Args:
+            index: the leaf.
+            who: the link and what it does, for the message.
+        """
+        axes = self.split(index).within
+        if axes:
+            raise ValueError(
+                f"{who}, so it needs whole parameters; inside shard_map "
+                f"{leaf_names(self.tree)[index]!r} is split along the mesh axis {_listed(axes)}. "
+                "Call the optimizer under jax.jit, outside of shard_map, on parameters placed with "
+                "NamedSharding: there each is still one array, however it is split."
+            )
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""

@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import matching
@@ -46,6 +48,20 @@ class Stacked:
             return params
         columns = zip(leaves, axes, strict=True)
         return structure.unflatten([_block(leaf, own) if own else leaf for leaf, own in columns])
+
+    def map(self, function: Callable[[Any, tuple[int, ...]], Any], params: Any) -> Any:
+        """The tree with what `function` makes of each leaf and its stacked axes."""
+        leaves, structure = jax.tree.flatten(params)
+        return structure.unflatten(map(function, leaves, self.axes(params)))
+
+    def numbers(self, params: Any) -> Any:
+        """A zero for each block: a tree of scalars, and of arrays that broadcast along stacks."""
+
+        def zeros(leaf: Any, axes: tuple[int, ...]) -> jax.Array:
+            shape = [n if axis in axes else 1 for axis, n in enumerate(jnp.shape(leaf))]
+            return jnp.zeros(shape if axes else (), accumulation_dtype(jnp.result_type(leaf)))
+
+        return self.map(zeros, params)
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""
