@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.arguments import Scalar, check_dtype, check_number
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.branches import sum_of
@@ -93,6 +93,7 @@ def cain(
     """
     groups = check_groups(groups, stacked, unknown="weight_decay")
     check_number("b1", b1, "[0, 1)")
+    check_dtype("mu_dtype", mu_dtype)
     check_number("scale_speed", scale_speed, "[0, inf)")
     check_number("rms_eps", rms_eps, "(0, inf)")
     check_number("param_max", param_max, "(0, inf)")

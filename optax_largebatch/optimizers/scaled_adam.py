@@ -6,6 +6,7 @@ import optax
 
 from optax_largebatch.arguments import (
     Scalar,
+    check_dtype,
     check_integer,
     check_number,
     check_order,
@@ -106,6 +107,7 @@ def scaled_adam(
     """
     groups = check_groups(groups, stacked, unknown="weight_decay")
     check_number("b1", b1, "[0, 1)")
+    check_dtype("mu_dtype", mu_dtype)
     check_number("scalar_lr_scale", scalar_lr_scale, "[0, inf)")
     check_number("param_min_rms", param_min_rms, "(0, inf)")
     check_number("param_max_rms", param_max_rms, "(0, inf)")

@@ -15,7 +15,7 @@ from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import bias_correction, zeros_like
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored, block_means
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored, block_rms
 from optax_largebatch.transforms.meta_gradient import meta_update, product
 from optax_largebatch.transforms.quotient import quotient
 from optax_largebatch.transforms.transformation import transformation
@@ -189,8 +189,8 @@ def scale_by_learned_matrices(
         state: ScaleByLearnedMatricesState = at.state
         mu = yield Stored(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
         if layers.are_small:
-            (mean_square,) = yield block_means(jnp.square(update), kept=layers.axes)
-            nu = step.b2 * state.nu + step.nu_weight * mean_square
+            (rms,) = yield block_rms(update, stacked=layers.axes)
+            nu = step.b2 * state.nu + step.nu_weight * jnp.square(rms)
             direction = quotient(mu, jnp.sqrt(nu * step.nu_scale) + step.eps)
             return direction, state._replace(mu=mu, nu=nu)
         direction, matrices, covariances = mu, (), ()
@@ -205,8 +205,8 @@ def scale_by_learned_matrices(
             matrices, covariances = yield from _stored(new)
             direction = layers.each(product)(matrices, layers.first(mu))
             direction = yield Stored(layers.back(direction), None)
-        (mean_square,) = yield block_means(jnp.square(direction), kept=layers.axes)
-        rms = jnp.sqrt(mean_square) + 1e-30
+        (rms,) = yield block_rms(direction, stacked=layers.axes)
+        rms = rms + 1e-30
         limit = step.max_step_scale * rms
         clipped = step.step_scale * jnp.clip(direction, -limit, limit) / rms
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)

@@ -35,7 +35,7 @@ class Statistic(NamedTuple):
     """What a leaf program asks of one array."""
 
     array: jax.Array
-    kind: Literal["norm", "sum", "mean"]
+    kind: Literal["norm", "rms", "sum", "mean"]
     kept: tuple[int, ...] = ()
     """The axes that are not summed over; they keep their place in the answer."""
 
@@ -53,6 +53,11 @@ class Request(NamedTuple):
 def block_norms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
     """Asks for the norms of the blocks of arrays of one leaf."""
     return Request(tuple(Statistic(array, "norm", stacked) for array in arrays))
+
+
+def block_rms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
+    """Asks for the root mean squares of the blocks of arrays of one leaf."""
+    return Request(tuple(Statistic(array, "rms", stacked) for array in arrays))
 
 
 def block_means(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:

@@ -167,8 +167,8 @@ def learn_log_scale(
             return jnp.zeros_like(update), at.state
         asked = [Statistic(at.param * update, "sum", axes)]
         if step.rms_bounds is not None:
-            asked.append(Statistic(jnp.square(at.param), "mean", axes))
-        derivative, *mean_square = yield Request(tuple(asked))
+            asked.append(Statistic(at.param, "rms", axes))
+        derivative, *rms = yield Request(tuple(asked))
 
         total = jnp.where(step.starts, 0, at.state.total) + derivative
         squares = jnp.where(step.starts, 0, at.state.total_of_squares) + jnp.square(derivative)
@@ -181,7 +181,7 @@ def learn_log_scale(
             change = jnp.clip(change, -step.max_change, step.max_change)
         if step.rms_bounds is not None:
             within = _stopped if at_bounds == "stop" else _returned
-            change = within(change, jnp.sqrt(mean_square[0]), step.rms_bounds, largest)
+            change = within(change, rms[0], step.rms_bounds, largest)
         state = at.state._replace(
             total=total,
             total_of_squares=squares,

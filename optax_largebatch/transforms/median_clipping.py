@@ -9,7 +9,7 @@ import optax
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_means, global_norm
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_rms, global_norm
 from optax_largebatch.transforms.parameter_rms import is_due, stacks_of_vectors
 from optax_largebatch.transforms.transformation import transformation
 
@@ -27,7 +27,7 @@ class ClipByMedianNormState(NamedTuple):
     norms: jax.Array
     """The norms of the last steps, one slot for each step of the window."""
     threshold: jax.Array
-    """What a norm may be, shape (); infinite at first."""
+    """What a norm may be, shape (); the largest of numbers at first."""
 
 
 class _Scalars(NamedTuple):
@@ -108,7 +108,7 @@ def clip_by_median_norm(
             jnp.zeros([], jnp.int32),
             stacks.numbers(params),
             jnp.zeros(window, dtype),
-            jnp.asarray(jnp.inf, dtype),
+            jnp.asarray(jnp.finfo(dtype).max, dtype),
         )
 
     def scalars(state: ClipByMedianNormState) -> _Scalars:
@@ -120,8 +120,8 @@ def clip_by_median_norm(
             return update, at.state
         weight, rms = step.scalar_scale, at.state.rms
         if at.choice is not None:
-            (mean_square,) = yield block_means(jnp.square(at.param), kept=at.choice)
-            weight, rms = rms, jnp.where(step.looks, jnp.sqrt(mean_square), rms)
+            (now,) = yield block_rms(at.param, stacked=at.choice)
+            weight, rms = rms, jnp.where(step.looks, now, rms)
         (norm,) = yield global_norm(weight * update)
         norms = jnp.where(step.count > 0, at.state.norms.at[step.count % window].set(norm), 0)
         threshold = _threshold(step.count, step.clipping_scale, norms, at.state.threshold)

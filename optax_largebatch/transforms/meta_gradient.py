@@ -84,10 +84,13 @@ def ascended(matrix: jax.Array, slope: jax.Array, rate: Any) -> jax.Array:
         return new / jnp.mean(new)
     along = jnp.matmul((slope + slope.T) / 2, matrix, precision="highest")
     step = rate * quotient(along, jnp.sqrt(sum_of_squares(along)))
-    factor = jnp.eye(len(matrix), dtype=matrix.dtype) + step
+    identity = jnp.eye(len(matrix), dtype=matrix.dtype)
+    factor = identity + step
     new = jnp.matmul(jnp.matmul(factor, matrix, precision="highest"), factor.T, precision="highest")
-    new = (new + new.T) / 2
-    return new / mean_diagonal(new)
+    new = (new + new.T) / (2 * mean_diagonal(new))
+    # Of the size of the rounding errors, which could make the smallest eigenvalues negative.
+    ridge = 4 * len(matrix) * float(jnp.finfo(matrix.dtype).eps)
+    return (new + ridge * identity) / (1 + ridge)
 
 
 def meta_update(

@@ -15,7 +15,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_means
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_rms
 from optax_largebatch.transforms.transformation import transformation
 
 
@@ -88,8 +88,8 @@ def scale_by_parameter_rms(
         low, high, scalar_scale, due = at.scalars
         if at.choice is None:
             return scalar_scale * update, at.state
-        (mean_square,) = yield block_means(jnp.square(at.param), kept=at.choice)
-        rms = jnp.where(due, jnp.sqrt(mean_square), at.state.rms)
+        (rms,) = yield block_rms(at.param, stacked=at.choice)
+        rms = jnp.where(due, rms, at.state.rms)
         bounded = jnp.maximum(rms, low)
         bounded = bounded if high is None else jnp.minimum(bounded, high)
         return bounded * update, at.state._replace(rms=rms)

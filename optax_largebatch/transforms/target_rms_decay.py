@@ -12,7 +12,7 @@ from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_means
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_rms
 from optax_largebatch.transforms.transformation import transformation
 
 
@@ -85,8 +85,8 @@ def decay_to_target_rms(
             return update, at.state
         index, axes = at.choice
         decays, target = at.scalars
-        (mean_square,) = yield block_means(jnp.square(at.start), kept=axes)
-        too_large = jnp.sqrt(mean_square) > target
+        (rms,) = yield block_rms(at.start, stacked=axes)
+        too_large = rms > target
         return update - jnp.where(too_large, decays[index], 0) * at.param, at.state
 
     return transformation(

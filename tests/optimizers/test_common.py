@@ -180,9 +180,14 @@ def test_in_optax_chain_and_ours(name):
         return jax.tree.map(lambda update: 0.5 * update, updates), state
 
     halved = optax.GradientTransformation(optimizer.init, halved_update)
-    assert_same_training(optax.chain(optimizer, optax.scale(0.5)), halved)
-    assert_same_training(lb.chain(optimizer, optax.scale(0.5)), halved)
-    assert_same_training(lb.chain(lb.clip_by_value(None), optimizer, optax.scale(0.5)), halved)
+    expected, _ = train(halved, mixed_tree())
+    for chained in (
+        optax.chain(optimizer, optax.scale(0.5)),
+        lb.chain(optimizer, optax.scale(0.5)),
+        lb.chain(lb.clip_by_value(None), optimizer, optax.scale(0.5)),
+    ):
+        ours, _ = train(chained, mixed_tree())
+        chex.assert_trees_all_close(ours, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_in_optax_masked(name):
@@ -258,18 +263,20 @@ def test_in_multi_steps(name):
     params = mixed_tree()
     optimizer = entry.make()
     every = optax.MultiSteps(optimizer, every_k_schedule=2)
+    step = jax.jit(every.update)
     with jax.numpy_dtype_promotion("standard"):
         state = every.init(params)
         multi = params
         for index in range(4):
-            updates, state = every.update(gradients_at(index, params), state, multi)
+            updates, state = step(gradients_at(index, params), state, multi)
             multi = optax.apply_updates(multi, updates)
     own = params
     state = optimizer.init(params)
+    step = jax.jit(optimizer.update)
     for index in (0, 2):
         pair = [gradients_at(index + i, params) for i in range(2)]
         mean = jax.tree.map(lambda a, b: (a + b) / 2, *pair)
-        updates, state = optimizer.update(mean, state, own)
+        updates, state = step(mean, state, own)
         own = optax.apply_updates(own, updates)
     chex.assert_trees_all_close(multi, own, rtol=1e-5, atol=1e-6)
 
@@ -280,12 +287,13 @@ def test_in_apply_if_finite(name):
     state = optimizer.init(params)
     bad = gradients_at(0, params)
     bad["dense"]["kernel"] = bad["dense"]["kernel"].at[0, 0].set(jnp.nan)
-    updates, skipped = optimizer.update(bad, state, params)
+    step = jax.jit(optimizer.update)
+    updates, skipped = step(bad, state, params)
     chex.assert_trees_all_equal(updates, jax.tree.map(jnp.zeros_like, params))
     chex.assert_trees_all_equal(skipped.inner_state, state.inner_state)
     good = gradients_at(0, params)
-    after_skip = optimizer.update(good, skipped, params)[0]
-    chex.assert_trees_all_equal(after_skip, optimizer.update(good, state, params)[0])
+    after_skip = step(good, skipped, params)[0]
+    chex.assert_trees_all_equal(after_skip, step(good, state, params)[0])
 
 
 def test_every_state_maps_and_reads_by_name(name):
