@@ -120,5 +120,5 @@ def total(sums: Sequence[jax.Array]) -> jax.Array:
 
 def from_sum_of_squares(square: jax.Array) -> jax.Array:
     """The L2 norm; its derivative at 0 is 0, for those who differentiate through an update."""
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+    zero = square == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))

@@ -60,7 +60,8 @@ def clip_by_median_norm(
     of its norms; before that, after 10, 20 and 40 steps, to twice as much of the norms so far.
     The first 10 steps are not clipped.
 
-    A gradient whose norm is not finite becomes 0.
+    A gradient whose norm is not finite becomes 0. A median that is not finite, or 0, leaves the
+    threshold as it is.
 
     Args:
         clipping_scale: positive; None for no clipping, so that a chain keeps the layout of its
@@ -156,6 +157,6 @@ def _threshold(
         middle = window - known + jnp.minimum(2 * (known // 4), known - 1)
         median = jnp.sort(norms)[middle]
         new = jnp.where(full, 1, 2) * clipping_scale * median
-        return jnp.where(jnp.isfinite(median), new, threshold)
+        return jnp.where(jnp.isfinite(median) & (median > 0), new, threshold)
 
     return jax.lax.cond(full | early, from_median, lambda: threshold)
