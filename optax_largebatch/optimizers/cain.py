@@ -88,8 +88,7 @@ def cain(
         [-0.04 -0.39]
 
     References:
-        icefall, `egs/librispeech/ASR/pruned_transducer_stateless7/optim.py`: `Cain` (July 2022),
-        which ignores its argument `scale_speed`.
+        icefall, `optim.py` of July 2022: `Cain`, which ignores its argument `scale_speed`.
     """
     groups = check_groups(groups, stacked, unknown="weight_decay")
     check_number("b1", b1, "[0, 1)")

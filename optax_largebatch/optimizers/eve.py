@@ -74,7 +74,7 @@ def eve(
         [-0.013 -0.006] [-0.01 -0.01]
 
     References:
-        icefall, `egs/librispeech/ASR/pruned_transducer_stateless7/optim.py`: `Eve` (July 2022).
+        icefall, `optim.py` of July 2022: `Eve`.
     """
     groups = check_groups(groups, stacked)
     return chain(

@@ -93,8 +93,7 @@ def learned_gradient(
          [-0.0459 -0.0459 -0.0459]]
 
     References:
-        icefall, `egs/librispeech/ASR/pruned_transducer_stateless7/optim.py`: `LearnedGradient`
-        (July 2022).
+        icefall, `optim.py` of July 2022: `LearnedGradient`, which cannot run.
     """
     groups = check_groups(groups, stacked, unknown="weight_decay")
     check_number("size_lr_scale", size_lr_scale, "[0, inf)")

@@ -57,7 +57,7 @@ def clamp_parameters(
         [1. 1.]
 
     References:
-        icefall: `param_max` of `Cain` (July 2022), `scalar_max` of `ScaledAdam`.
+        icefall, `optim.py`: `scalar_max` of `ScaledAdam` and, in July 2022, `param_max` of `Cain`.
     """
     check_number("max_value", max_value, "(0, inf)")
     check_integer("period", period, at_least=1)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
-from optax_largebatch.norms import accumulation_dtype, block_sum
+from optax_largebatch.norms import accumulation_dtype, sum_of_squares
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.link import Leaf, Link, elementwise
@@ -73,7 +73,7 @@ def scale_by_factored_parameter_rms(
          [100. 200. 400.]]
 
     References:
-        icefall, `Cain` of July 2022: `_get_param_rms_factor`.
+        icefall, `optim.py` of July 2022: `Cain`.
     """
     check_number("eps", eps, "(0, inf)")
     check_integer("refit_period", refit_period, at_least=1)
@@ -102,9 +102,8 @@ def scale_by_factored_parameter_rms(
         if not factors:
             return update, at.state
         count, eps = at.scalars
-        squares = jnp.maximum(jnp.square(at.param), jnp.square(eps))
-        factors = refreshed(factors, squares, at.choice, count, refit_period)
-        return math.prod(factors[1:], start=factors[0]) * update, at.state._replace(factors=factors)
+        factors = refreshed(factors, at.param, eps, at.choice, count, refit_period)
+        return product(factors) * update, at.state._replace(factors=factors)
 
     return transformation(
         Link(
@@ -124,24 +123,31 @@ def fitted_axes(shape: tuple[int, ...], stacked: tuple[int, ...]) -> list[int]:
     return axes if math.prod(shape[axis] for axis in axes) > 1 else []
 
 
+def product(factors: tuple[jax.Array, ...]) -> jax.Array:
+    """The estimated sizes."""
+    return functools.reduce(jnp.multiply, factors)
+
+
 def refreshed(
     factors: tuple[jax.Array, ...],
-    squares: jax.Array,
+    param: jax.Array,
+    eps: Any,
     stacked: tuple[int, ...],
     count: jax.Array,
     refit_period: int,
 ) -> tuple[jax.Array, ...]:
     """The factors after one of them, or in the first step of a period all, is fitted again."""
-    axes = fitted_axes(squares.shape, stacked)
-    size = math.prod(squares.shape[axis] for axis in axes)
+    axes = fitted_axes(param.shape, stacked)
+    size = math.prod(param.shape[axis] for axis in axes)
 
     def fitted(factors: tuple[jax.Array, ...], position: int) -> tuple[jax.Array, ...]:
         axis, factor = axes[position], factors[position]
-        residual = squares / jnp.square(math.prod(factors[1:], start=factors[0]))
-        by_slice = size > 2 * squares.shape[axis]
+        ratio = jnp.maximum(jnp.abs(param), eps) / product(factors)
+        by_slice = size > 2 * param.shape[axis]
         kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-        mean = block_sum(residual, kept) / (size // squares.shape[axis] if by_slice else size)
-        return (*factors[:position], factor * jnp.sqrt(mean), *factors[position + 1 :])
+        elements = size // param.shape[axis] if by_slice else size
+        rms = jnp.sqrt(sum_of_squares(ratio, kept) / elements)
+        return (*factors[:position], factor * rms, *factors[position + 1 :])
 
     def all_fitted() -> tuple[jax.Array, ...]:
         new = tuple(jnp.ones_like(factor) for factor in factors)

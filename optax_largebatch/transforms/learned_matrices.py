@@ -101,7 +101,8 @@ def scale_by_learned_matrices(
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moments, for one step or, of :math:`C`, one update; in [0, 1).
         eps: :math:`\epsilon`, 0 or more.
-        meta_lr_scale: :math:`\mu`, 0 or more; 0 leaves the matrices the identity.
+        meta_lr_scale: :math:`\mu`, 0 or more; 0 leaves the matrices the identity. At
+            :math:`\eta\,\mu \ge 1` a single step could make a matrix singular.
         period: the number of steps from one update of the matrices to the next.
         max_step_scale: :math:`c`, positive.
         max_fullcov_size: the longest axis that has a full matrix; a longer one has a diagonal.
@@ -128,7 +129,7 @@ def scale_by_learned_matrices(
         0.0 [(2, 2), (3, 3)]
 
     References:
-        icefall, `LearnedGradient` of July 2022, corrected: see the page on the icefall family.
+        icefall, `optim.py` of July 2022: `LearnedGradient`, corrected; docs/icefall.md says how.
     """
     rates = as_grouped("learning_rate", learning_rate)
     check_number("b1", b1, "[0, 1)")

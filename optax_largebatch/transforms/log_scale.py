@@ -120,8 +120,8 @@ def learn_log_scale(
         [-0.03  0.04]
 
     References:
-        icefall, `egs/librispeech/ASR/pruned_transducer_stateless7/optim.py`:
-        `ScaledAdam._size_update`; `Cain` and `LearnedGradient` of July 2022.
+        icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`, the update of the size; in
+        July 2022 also `Cain` and `LearnedGradient`.
     """
     rates = as_grouped("learning_rate", learning_rate)
     check_number("b1", b1, "[0, 1)")

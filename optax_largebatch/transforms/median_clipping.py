@@ -93,8 +93,8 @@ def clip_by_median_norm(
         [ 3. -3.]
 
     References:
-        icefall, `egs/librispeech/ASR/pruned_transducer_stateless7/optim.py`:
-        `ScaledAdam._get_clipping_scale`.
+        icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`, the argument
+        `clipping_scale`.
     """
     check_optional_number("clipping_scale", clipping_scale, "(0, inf)")
     check_integer("window", window, at_least=1)

@@ -71,7 +71,7 @@ def scale_by_parameter_rms(
         [3. 3.] [0.01 0.01]
 
     References:
-        icefall, `egs/librispeech/ASR/pruned_transducer_stateless7/optim.py`: `ScaledAdam`.
+        icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`.
     """
     check_number("min_rms", min_rms, "(0, inf)")
     check_optional_number("max_rms", max_rms, "(0, inf)")

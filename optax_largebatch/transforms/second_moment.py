@@ -80,8 +80,7 @@ def scale_by_second_moment(
         [ 1. -1.]
 
     References:
-        icefall, `egs/librispeech/ASR/pruned_transducer_stateless7/optim.py`: `ScaledAdam._step`
-        (`"early"`); `Cain` of July 2022 (`"lagged"`).
+        icefall, `optim.py`: `ScaledAdam` (`"early"`) and, in July 2022, `Cain` (`"lagged"`).
     """
     check_number("b2", b2, "[0, 1)")
     check_number("eps", eps, "[0, inf)")

@@ -66,7 +66,7 @@ def decay_to_target_rms(
         [-0.3 -0.4] [0. 0.]
 
     References:
-        icefall, `Eve` of July 2022.
+        icefall, `optim.py` of July 2022: `Eve`.
     """
     check_number("target_rms", target_rms, "(0, 10]")
     stacks = check_stacked(stacked)
