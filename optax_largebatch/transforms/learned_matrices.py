@@ -1,9 +1,9 @@
 """Momentum preconditioned by matrices that are learned while training."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,11 @@ from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import bias_correction, zeros_like
+from optax_largebatch.transforms.layers import Layers
 from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored, block_rms
 from optax_largebatch.transforms.meta_gradient import meta_update, product
 from optax_largebatch.transforms.quotient import quotient
 from optax_largebatch.transforms.transformation import transformation
-
-_FEW = 5
-"""Blocks of this many elements or fewer take the steps of Adam with one second moment."""
 
 
 class ScaleByLearnedMatricesState(NamedTuple):
@@ -146,7 +144,7 @@ def scale_by_learned_matrices(
         def identities(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
             layers = Layers.of(jnp.shape(param), axes)
             dtype = accumulation_dtype(jnp.result_type(param))
-            lengths = layers.block if layers.have_matrices else ()
+            lengths = layers.block if _kind(layers.block) == "matrix" else ()
             own = [
                 jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
                 for n in lengths
@@ -177,7 +175,7 @@ def scale_by_learned_matrices(
             (state.count > 0) & (state.count % period == 0),
         )
 
-    def choices(leaves: Leaves) -> list[tuple["Layers", int]]:
+    def choices(leaves: Leaves) -> list[tuple[Layers, int]]:
         for index in range(len(leaves.arrays)):
             leaves.refuse_split(index, "scale_by_learned_matrices multiplies along axes")
         columns = zip(leaves.arrays, stacks.axes(leaves.tree), strict=True)
@@ -189,13 +187,14 @@ def scale_by_learned_matrices(
         layers, index = at.choice
         state: ScaleByLearnedMatricesState = at.state
         mu = yield Stored(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
-        if layers.are_small:
+        kind = _kind(layers.block)
+        if kind == "small":
             (rms,) = yield block_rms(update, stacked=layers.axes)
             nu = step.b2 * state.nu + step.nu_weight * jnp.square(rms)
             direction = quotient(mu, jnp.sqrt(nu * step.nu_scale) + step.eps)
             return direction, state._replace(mu=mu, nu=nu)
         direction, matrices, covariances = mu, (), ()
-        if layers.have_matrices:
+        if kind == "matrix":
             rate = step.rates[index] * step.meta_lr_scale
             learned = functools.partial(meta_update, rate=rate, decay=step.b2)
             old = state.matrices, state.covariances
@@ -207,7 +206,7 @@ def scale_by_learned_matrices(
             direction = layers.each(product)(matrices, layers.first(mu))
             direction = yield Stored(layers.back(direction), None)
         (rms,) = yield block_rms(direction, stacked=layers.axes)
-        rms = rms + 1e-30
+        rms = rms + 1e-30  # a direction of zero stays zero
         limit = step.max_step_scale * rms
         clipped = step.step_scale * jnp.clip(direction, -limit, limit) / rms
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
@@ -223,49 +222,11 @@ def scale_by_learned_matrices(
     )
 
 
-class Layers(NamedTuple):
-    """The shape of a parameter that stacks layers: its stacked axes, and those of a block."""
-
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    """The stacked axes."""
-    stack: tuple[int, ...]
-    """Their lengths."""
-    block: tuple[int, ...]
-    """The lengths of the others, those of 1 left out."""
-
-    @classmethod
-    def of(cls, shape: tuple[int, ...], axes: tuple[int, ...]) -> "Layers":
-        """The layers of a parameter of this shape."""
-        block = (size for axis, size in enumerate(shape) if axis not in axes)
-        stack = tuple(shape[axis] for axis in axes)
-        return cls(shape, axes, stack, tuple(size for size in block if size != 1))
-
-    @property
-    def are_small(self) -> bool:
-        """Whether a block has so few elements that its direction is left as it is."""
-        return math.prod(self.block) <= _FEW
-
-    @property
-    def have_matrices(self) -> bool:
-        """Whether the axes of a block have matrices."""
-        return not self.are_small and len(self.block) > 1
-
-    def first(self, x: jax.Array) -> jax.Array:
-        """An array like the parameter with the stack on its leading axes."""
-        stacked_first = jnp.moveaxis(x, self.axes, range(len(self.axes)))
-        return stacked_first.reshape(*self.stack, *self.block)
-
-    def back(self, x: jax.Array) -> jax.Array:
-        """What `first` was made of."""
-        others = (size for axis, size in enumerate(self.shape) if axis not in self.axes)
-        return jnp.moveaxis(x.reshape(*self.stack, *others), range(len(self.axes)), self.axes)
-
-    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function for a block as one for stacks of blocks on leading axes."""
-        for _ in self.axes:
-            function = jax.vmap(function)
-        return function
+def _kind(block: tuple[int, ...]) -> Literal["small", "plain", "matrix"]:
+    """What happens to a block of this shape, axes of length 1 left out."""
+    if math.prod(block) <= 5:
+        return "small"
+    return "plain" if len(block) == 1 else "matrix"
 
 
 def _stored(tree: Any) -> Generator[Stored, Any, Any]:
