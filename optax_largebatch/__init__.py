@@ -1,10 +1,14 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch.diagnostics.gradient_scale import gradient_scale
+from optax_largebatch.optimizers.cain import cain
+from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
+from optax_largebatch.optimizers.learned_gradient import learned_gradient
+from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
@@ -22,18 +26,39 @@ from optax_largebatch.transforms.accumulation import (
 )
 from optax_largebatch.transforms.adam import ScaleByAdamState, scale_by_adam
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
+from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clamping import ClampParametersState, clamp_parameters
 from optax_largebatch.transforms.clipping import clip_by_global_norm, clip_by_value
 from optax_largebatch.transforms.decay import AddDecayedWeightsState, add_decayed_weights
+from optax_largebatch.transforms.factored_parameter_rms import (
+    ScaleByFactoredParameterRmsState,
+    scale_by_factored_parameter_rms,
+)
 from optax_largebatch.transforms.lars import ScaleByLarsState, scale_by_lars
+from optax_largebatch.transforms.learned_matrices import (
+    ScaleByLearnedMatricesState,
+    scale_by_learned_matrices,
+)
 from optax_largebatch.transforms.learning_rate import (
     ScaleByLearningRateState,
     scale_by_learning_rate,
 )
+from optax_largebatch.transforms.log_scale import LearnLogScaleState, learn_log_scale
+from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, clip_by_median_norm
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
 from optax_largebatch.transforms.nonfinite import SkipNonfiniteState, skip_nonfinite
+from optax_largebatch.transforms.parameter_rms import (
+    ScaleByParameterRmsState,
+    scale_by_parameter_rms,
+)
+from optax_largebatch.transforms.second_moment import (
+    ScaleBySecondMomentState,
+    scale_by_second_moment,
+)
+from optax_largebatch.transforms.target_rms_decay import DecayToTargetRmsState, decay_to_target_rms
 from optax_largebatch.transforms.trust_ratio import (
     ScaleByTrustRatioState,
     scale_by_trust_ratio,
@@ -45,12 +70,20 @@ __all__ = [
     "AccumulateGradientsState",
     "AccumulateMomentumState",
     "AddDecayedWeightsState",
+    "ClampParametersState",
+    "ClipByMedianNormState",
+    "DecayToTargetRmsState",
+    "LearnLogScaleState",
     "NesterovSplitState",
     "ParamGroups",
     "Rule",
     "ScaleByAdamState",
+    "ScaleByFactoredParameterRmsState",
     "ScaleByLarsState",
+    "ScaleByLearnedMatricesState",
     "ScaleByLearningRateState",
+    "ScaleByParameterRmsState",
+    "ScaleBySecondMomentState",
     "ScaleByTrustRatioState",
     "SkipNonfiniteState",
     "Stacked",
@@ -59,12 +92,17 @@ __all__ = [
     "add_decayed_weights",
     "at_least_ndim",
     "batch_scale",
+    "cain",
     "centralize_gradients",
     "chain",
+    "clamp_parameters",
     "clip_by_global_norm",
+    "clip_by_median_norm",
     "clip_by_value",
+    "decay_to_target_rms",
     "eden",
     "eden2",
+    "eve",
     "excluding",
     "gradient_scale",
     "lamb",
@@ -73,17 +111,25 @@ __all__ = [
     "large_batch_warmup",
     "lars",
     "lbsgd",
+    "learn_log_scale",
+    "learned_gradient",
     "matching",
     "nesterov_split",
     "normalize_by_block_norm",
     "param_groups",
     "scale_by_adam",
+    "scale_by_factored_parameter_rms",
     "scale_by_lars",
+    "scale_by_learned_matrices",
     "scale_by_learning_rate",
+    "scale_by_parameter_rms",
+    "scale_by_second_moment",
     "scale_by_trust_ratio",
+    "scaled_adam",
     "shard_optimizer_state",
     "skip_nonfinite",
     "stacked_layers",
+    "sum_of",
     "values_schedule",
     "warmup_hold_decay",
     "warmup_polynomial",

@@ -92,6 +92,13 @@ def check_bounds(name: str, value: Any) -> None:
         raise ValueError(f"{name} must have low <= high, got {value!r}.")
 
 
+def check_order(low_name: str, low: Any, high_name: str, high: Any) -> None:
+    """Checks that `low <= high`, as far as both are known."""
+    if isinstance(low, jax.Array) or isinstance(high, jax.Array) or low <= high:
+        return
+    raise ValueError(f"{low_name} must be at most {high_name}, got {low!r} and {high!r}.")
+
+
 def check_dtype(name: str, value: Any) -> None:
     """Checks that `value` is None or a floating point dtype."""
     if value is None:

@@ -106,18 +106,36 @@ def _counted_once(x: jax.Array, repeated: frozenset[str]) -> jax.Array:
 
 
 def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """The whole of an array that is split along `axis`, the same on all devices.
-
-    On a mesh of explicit axes the type says how it is split.
-    """
+    """The whole of an array that is split along `axis`, the same on all devices."""
     if not mesh_axes:
-        spec = jax.typeof(x).sharding.spec
-        return jax.sharding.reshard(x, PartitionSpec()) if any(spec) else x
+        return with_spec(x, PartitionSpec())
     devices = jax.lax.psum(1, mesh_axes)
     shape = (*x.shape[:axis], devices * x.shape[axis], *x.shape[axis + 1 :])
     start = jax.lax.axis_index(mesh_axes) * x.shape[axis]
     own = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, axis)
     return jax.lax.psum(own, mesh_axes)
+
+
+def explicit_spec(x: jax.Array) -> PartitionSpec:
+    """How the type of an array says that it is split, on a mesh of explicit axes."""
+    return jax.typeof(x).sharding.spec
+
+
+def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """The array split in this way; nothing is done unless its type or `spec` says so."""
+    return jax.sharding.reshard(x, spec) if any(explicit_spec(x)) or any(spec) else x
+
+
+def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:
+    """What `block_sum` gives of zeros, the same on all devices that have parts of a block."""
+    dtype = accumulation_dtype(x.dtype)
+    if not kept:
+        return jnp.zeros([], dtype)
+    zeros = jnp.zeros([size if axis in kept else 1 for axis, size in enumerate(x.shape)], dtype)
+    columns = enumerate(explicit_spec(x))
+    return with_spec(
+        zeros, PartitionSpec(*(name if axis in kept else None for axis, name in columns))
+    )
 
 
 def parts_of_a_block(split: Split) -> int:
@@ -142,5 +160,5 @@ def total(sums: Sequence[jax.Array]) -> jax.Array:
 
 def from_sum_of_squares(square: jax.Array) -> jax.Array:
     """The L2 norm; its derivative at 0 is 0, for those who differentiate through an update."""
-    positive = square > 0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
+    zero = square == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))

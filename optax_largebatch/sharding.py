@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import optax
 
-from optax_largebatch.params.leaves import mesh_axes
+from optax_largebatch.params.leaves import mesh_axes, spec_alike
 
 
 def shard_optimizer_state(
@@ -61,21 +61,26 @@ def shard_optimizer_state(
             raise ValueError(
                 f"axis names {name!r}, and the mesh has the axes {', '.join(mesh.shape)}."
             )
-    whole = NamedSharding(mesh, PartitionSpec())
 
     def like_its_parameter(moment: Any, param: Any) -> NamedSharding:
-        if moment.shape != param.shape:
-            return whole
         sharding = getattr(param, "sharding", None)
         spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
-        return NamedSharding(mesh, _split_further(spec, moment.shape, names, mesh))
+        if moment.shape == param.shape:
+            spec = _split_further(spec, moment.shape, names, mesh)
+        return NamedSharding(mesh, spec_alike(spec, param.shape, moment.shape))
+
+    def of_one_parameter(own: Any, param: Any) -> Any:
+        if isinstance(own, tuple):  # some optimizers keep vectors or matrices for its axes
+            return (NamedSharding(mesh, PartitionSpec()),) * len(own)
+        return like_its_parameter(own, param)
 
     return optax.tree.map_params(
         optimizer,
-        like_its_parameter,
+        of_one_parameter,
         jax.eval_shape(optimizer.init, params),
         params,
-        transform_non_params=lambda _: whole,
+        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
+        is_leaf=lambda node: type(node) is tuple,
     )
 
 

@@ -115,8 +115,21 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     return ParamGroups(tuple(rules), tuple(settings))
 
 
-def check_groups(groups: Any, stacked: Any = None) -> ParamGroups:
-    """The groups that the arguments of an optimizer mean: none for None."""
+def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGroups:
+    """The groups that the arguments of an optimizer mean: none for None.
+
+    Args:
+        groups: the argument `groups`.
+        stacked: the argument `stacked`.
+        unknown: a hyperparameter that the optimizer does not have.
+
+    Returns:
+        The groups.
+
+    Raises:
+        TypeError: `groups` is not what `param_groups` returns.
+        ValueError: a group sets what is unknown.
+    """
     if groups is None:
         return ParamGroups((), ())
     if not isinstance(groups, ParamGroups):
@@ -124,14 +137,20 @@ def check_groups(groups: Any, stacked: Any = None) -> ParamGroups:
             "groups must be None or what param_groups(...) returns, "
             f"got {groups!r} of type {type(groups).__name__}."
         )
+    for rule, setting in zip(groups.rules, groups.settings, strict=True):
+        if unknown in setting:
+            raise ValueError(
+                f"groups: the group of {rule} sets {unknown!r}, which this optimizer does not "
+                "have. Leave it out of the group."
+            )
     return dataclasses.replace(groups, stacked=check_stacked(stacked))
 
 
-def as_grouped(name: str, value: Any) -> Grouped:
-    """A hyperparameter as one that may differ by group, its values checked to be 0 or more."""
+def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
+    """A hyperparameter as one that may differ by group, its values checked to be allowed."""
     grouped = value if isinstance(value, Grouped) else Grouped(ParamGroups((), ()), (value,))
     for one in grouped.values:
-        check_number_or_schedule(name, one, "[0, inf)")
+        check_number_or_schedule(name, one, allowed)
     return grouped
 
 

@@ -1,13 +1,14 @@
 """The leaves of the trees that meet in one update, side by side and checked."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_largebatch.norms import Split, is_bound, varying_axes
+from optax_largebatch.norms import Split, is_bound, parts_of_a_block, varying_axes
 from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
 
@@ -72,6 +73,29 @@ class Leaves:
         """The mesh axes along which `specs` has an axis of a leaf, which is a shard, split."""
         spec = () if self.specs is None or self.mesh is not None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
+
+    def one_element(self, index: int, kept: tuple[int, ...] = ()) -> bool:
+        """Whether the blocks of a leaf have one element each (or none), on all devices together."""
+        shape = enumerate(self.arrays[index].shape)
+        here = math.prod(size for axis, size in shape if axis not in kept)
+        return here * (parts_of_a_block(self.split(index, kept)) if here == 1 else 1) <= 1
+
+    def refuse_split(self, index: int, who: str) -> None:
+        """Raises a ValueError if a leaf is worked on in parts, for links that need it whole.
+
+        Args:
+            index: the leaf.
+            who: the link and what it does, for the message.
+        """
+        axes = dataclasses.replace(self, mesh=None).split(index).within
+        if axes:
+            raise ValueError(
+                f"{who}, so it needs whole parameters; inside shard_map, and where partition_specs "
+                f"are given, {leaf_names(self.tree)[index]!r} is split along the mesh axis "
+                f"{_listed(axes)}. Call the optimizer under jax.jit, outside of shard_map and "
+                "without partition_specs, on parameters placed with NamedSharding: there each is "
+                "still one array, however it is split."
+            )
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""
@@ -167,6 +191,22 @@ def gradients_of(
 def mesh_axes(entry: Any) -> tuple[str, ...]:
     """The mesh axes in one entry of a `PartitionSpec`."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def spec_alike(
+    spec: PartitionSpec, shape: tuple[int, ...], other: tuple[int, ...]
+) -> PartitionSpec:
+    """The spec of an array of shape `other` that goes with one of `shape`.
+
+    It is split where it is as long as that one, and whole along axes of length 1. If it has other
+    axes, it is whole.
+    """
+    if len(other) != len(shape) or any(
+        size not in (1, like) for size, like in zip(other, shape, strict=True)
+    ):
+        return PartitionSpec()
+    columns = zip(spec, shape, other, strict=False)
+    return PartitionSpec(*(entry if size == like else None for entry, like, size in columns))
 
 
 def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:

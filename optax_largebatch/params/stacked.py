@@ -6,8 +6,10 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from optax_largebatch.norms import zeros_of_blocks
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import matching
@@ -46,6 +48,15 @@ class Stacked:
             return params
         columns = zip(leaves, axes, strict=True)
         return structure.unflatten([_block(leaf, own) if own else leaf for leaf, own in columns])
+
+    def map(self, function: Callable[[Any, tuple[int, ...]], Any], params: Any) -> Any:
+        """The tree with what `function` makes of each leaf and its stacked axes."""
+        leaves, structure = jax.tree.flatten(params)
+        return structure.unflatten(map(function, leaves, self.axes(params)))
+
+    def numbers(self, params: Any) -> Any:
+        """A zero for each block: a tree of scalars, and of arrays that broadcast along stacks."""
+        return self.map(lambda leaf, axes: zeros_of_blocks(jnp.asarray(leaf), axes), params)
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""

@@ -1,15 +1,14 @@
 """Composition of transformations."""
 
 from collections.abc import Callable, Sequence
-import dataclasses
 import itertools
 from typing import Any
 
 import jax
 import optax
 
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.transforms.link import Leaf, LeafProgram, Link
+from optax_largebatch.transforms.several import SeveralLinks, each_at
 from optax_largebatch.transforms.transformation import link_of, transformation
 
 
@@ -50,7 +49,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
             )
     links = [link_of(transform) for transform in transforms]
     if all(links):
-        return transformation(ChainedLinks.of([link for link in links if link]))
+        return transformation(chained([link for link in links if link]))
     runs = [
         (list(run), linked)
         for linked, run in itertools.groupby(transforms, key=lambda t: link_of(t) is not None)
@@ -80,47 +79,14 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-@dataclasses.dataclass(frozen=True)
-class ChainedLinks(Link):
-    """Links that run as one: the leaf program is theirs, one after the other."""
+def chained(links: Sequence[Link]) -> Link:
+    """The link that applies `links` in order; its state is the tuple of theirs."""
 
-    links: Sequence[Link] = ()
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        new_states = []
+        for link, here in zip(links, each_at(at), strict=True):
+            update, new_state = yield from link.leaf(update, here)
+            new_states.append(new_state)
+        return update, tuple(new_states)
 
-    @classmethod
-    def of(cls, links: Sequence[Link]) -> "ChainedLinks":
-        """The link that applies `links` in order; its state is the tuple of theirs."""
-
-        def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-            new_states = []
-            own = zip(links, at.state, at.scalars, at.choice, strict=True)
-            for link, state, scalars, choice in own:
-                here = at._replace(state=state, scalars=scalars, choice=choice)
-                update, new_state = yield from link.leaf(update, here)
-                new_states.append(new_state)
-            return update, tuple(new_states)
-
-        def scalars(state: Any) -> Any:
-            return tuple(link.scalars(own) for link, own in zip(links, state, strict=True))
-
-        return cls(
-            init=lambda params: tuple(link.init(params) for link in links),
-            leaf=leaf,
-            scalars=scalars,
-            choices=lambda leaves: list(
-                zip(*(link.choices(leaves) for link in links), strict=True)
-            ),
-            needs_params=any(link.needs_params for link in links),
-            links=tuple(links),
-        )
-
-    def split(self, state: Any, leaves: Leaves) -> list[Any]:
-        """The state of each leaf: a tuple of those of the links."""
-        columns = (link.split(own, leaves) for link, own in zip(self.links, state, strict=True))
-        return list(zip(*columns, strict=True))
-
-    def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
-        """The new state: the tuple of those of the links."""
-        return tuple(
-            link.join(own, [part[index] for part in parts], leaves)
-            for index, (link, own) in enumerate(zip(self.links, state, strict=True))
-        )
+    return SeveralLinks.of(links, leaf)

@@ -80,9 +80,15 @@ def add_decayed_weights(
 class WeightDecay:
     """Decay by group and mask; a leaf's choice is the index of its value, None for no decay."""
 
-    def __init__(self, weight_decay: Hyperparameter, mask: Mask, stacked: Stacked):
+    def __init__(
+        self,
+        weight_decay: Hyperparameter,
+        mask: Mask,
+        stacked: Stacked,
+        allowed: str = "[0, inf)",
+    ):
         check_mask("weight_decay_mask", mask)
-        self.values = as_grouped("weight_decay", weight_decay)
+        self.values = as_grouped("weight_decay", weight_decay, allowed)
         self.mask = mask
         self.stacked = stacked
 

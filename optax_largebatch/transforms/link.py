@@ -35,7 +35,7 @@ class Statistic(NamedTuple):
     """What a leaf program asks of one array."""
 
     array: jax.Array
-    kind: Literal["norm", "sum", "mean"]
+    kind: Literal["norm", "rms", "sum", "mean"]
     kept: tuple[int, ...] = ()
     """The axes that are not summed over; they keep their place in the answer."""
 
@@ -53,6 +53,11 @@ class Request(NamedTuple):
 def block_norms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
     """Asks for the norms of the blocks of arrays of one leaf."""
     return Request(tuple(Statistic(array, "norm", stacked) for array in arrays))
+
+
+def block_rms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
+    """Asks for the root mean squares of the blocks of arrays of one leaf."""
+    return Request(tuple(Statistic(array, "rms", stacked) for array in arrays))
 
 
 def block_means(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
@@ -107,9 +112,11 @@ class Link:
         init: the initial state for a tree of parameters; a NamedTuple.
         leaf: the leaf program: takes the gradient and a `Leaf`, returns the update and the leaf's
             new state.
-        trees: the fields of the state that are trees like the parameters.
+        trees: the fields of the state that are trees like the parameters; a leaf may be an array
+            of any shape, or a tuple of arrays.
         vectors: the fields of the state that are vectors with one entry for each block, and the
             stacks that say which blocks there are.
+        shared: the fields of the state that all leaf programs return alike.
         inner: the fields of the state that are the states of other links.
         scalars: the scalars of a step, from the state. A field named `count` counts the steps.
         choices: a hashable choice for each leaf, from the parameters.
@@ -120,6 +127,7 @@ class Link:
     leaf: Callable[[jax.Array, Leaf], LeafProgram]
     trees: tuple[str, ...] = ()
     vectors: Mapping[str, Stacked] = dataclasses.field(default_factory=dict)
+    shared: tuple[str, ...] = ()
     inner: Mapping[str, "Link"] = dataclasses.field(default_factory=dict)
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
@@ -139,13 +147,27 @@ class Link:
             for index in range(len(leaves.arrays))
         ]
 
+    def like_leaf(self, part: Any) -> Any:
+        """For each array in the state of a leaf, whether it is laid out as the leaf is."""
+        alike = {*self.trees, *self.vectors}
+        own = {
+            name: jax.tree.map(lambda _, name=name: name in alike, getattr(part, name))
+            for name in part._fields
+        }
+        inner = {name: link.like_leaf(getattr(part, name)) for name, link in self.inner.items()}
+        return part._replace(**(own | inner))
+
     def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
         """The new state, from the old one and the new state of each leaf."""
         new: dict[str, Any] = {}
         for name in self.trees:
             old = leaves.align(f"the state's {name}", getattr(state, name))
             columns = zip((getattr(part, name) for part in parts), old, strict=True)
-            new[name] = leaves.rebuild([jnp.asarray(now, like.dtype) for now, like in columns])
+            new[name] = leaves.rebuild([_cast_like(now, like) for now, like in columns])
+        for name in self.shared:
+            old = getattr(state, name)
+            moved = (value for part in parts if (value := getattr(part, name)) is not old)
+            new[name] = _cast_like(next(moved, old), old)
         for name, link in self.inner.items():
             inner_parts = [getattr(part, name) for part in parts]
             new[name] = link.join(getattr(state, name), inner_parts, leaves)
@@ -155,6 +177,11 @@ class Link:
         if "count" in state._fields:
             new["count"] = optax.safe_increment(state.count)
         return state._replace(**new)
+
+
+def _cast_like(now: Any, old: Any) -> Any:
+    """New state, with the dtypes of the old."""
+    return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), now, old)
 
 
 def one_for_each_block(

@@ -22,6 +22,7 @@ def accumulate_momentum(
     momentum: Scalar = 0.9,
     nesterov: bool = False,
     *,
+    averaging: bool = False,
     accumulator_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds a decaying sum of the earlier updates.
@@ -35,6 +36,8 @@ def accumulate_momentum(
     Args:
         momentum: :math:`\mu`, in [0, 1).
         nesterov: whether to look one step ahead.
+        averaging: True gives :math:`u_t` the weight :math:`1 - \mu` in :math:`b_t`, which is then a
+            running mean.
         accumulator_dtype: dtype of the buffer; None for float32 (float64 for float64 parameters).
 
     Returns:
@@ -56,10 +59,12 @@ def accumulate_momentum(
     """
     check_number("momentum", momentum, "[0, 1)")
     check_flag("nesterov", nesterov)
+    check_flag("averaging", averaging)
     check_dtype("accumulator_dtype", accumulator_dtype)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        decay = at.scalars
+        decay, weight = at.scalars
+        update = weight * update
         trace = yield Stored(decay * at.state.trace + update, accumulator_dtype)
         return update + decay * trace if nesterov else trace, at.state._replace(trace=trace)
 
@@ -68,6 +73,6 @@ def accumulate_momentum(
             init=lambda params: AccumulateMomentumState(zeros_like(params, accumulator_dtype)),
             leaf=leaf,
             trees=("trace",),
-            scalars=lambda state: momentum,
+            scalars=lambda state: (momentum, 1 - momentum if averaging else 1.0),
         )
     )

@@ -98,7 +98,7 @@ class Passes:
             if not ahead:
                 whole = dict.fromkeys(whole, norms.total(list(whole.values())))
             for i, k in whole:
-                if asked[i][k].kind == "mean":
+                if asked[i][k].kind in ("mean", "rms"):
                     whole[i, k] = whole[i, k] / norms.parts_of_a_block(splits[i, k])
             for i, statistics in asked.items():
                 answers[i].append([whole[i, statistic.like] for statistic in statistics])
@@ -123,7 +123,10 @@ class Passes:
                             for one, x in zip(same, request.statistics, strict=True)
                         )
                         rounds.append(Round(request.of_all_leaves, tuple(asked)))
-                        request = program.send([_part_of(x) for x in request.statistics])
+                        # Answers are the same on all devices; those from here would not be.
+                        request = program.send(
+                            [norms.zeros_of_blocks(x.array, x.kept) for x in request.statistics]
+                        )
 
             jax.eval_shape(note_rounds, leaf, scalars)
             self._rounds[signature] = tuple(rounds)
@@ -158,7 +161,7 @@ class Passes:
                 sums = yield request
                 columns = zip(request.statistics, sums, strict=True)
                 answer = [
-                    (norms.from_sum_of_squares(x) if asked.kind == "norm" else x).astype(dtype)
+                    (norms.from_sum_of_squares(x) if asked.kind in _ROOTS else x).astype(dtype)
                     for asked, x in columns
                 ]
 
@@ -209,12 +212,13 @@ class Passes:
 
 
 def _part_of(statistic: Statistic) -> jax.Array:
-    """The sum of squares for a norm, otherwise the sum or the mean."""
+    """The sum or the mean, of the squares for what is the root of one."""
     array, kind, kept = statistic
-    if kind == "norm":
-        return norms.sum_of_squares(array, kept)
-    total = norms.block_sum(array, kept)
-    return total / max(array.size // total.size, 1) if kind == "mean" else total
+    total = norms.sum_of_squares(array, kept) if kind in _ROOTS else norms.block_sum(array, kept)
+    return total / max(array.size // max(total.size, 1), 1) if kind in ("mean", "rms") else total
+
+
+_ROOTS = ("norm", "rms")
 
 
 def _apart() -> contextlib.AbstractContextManager[Any]:

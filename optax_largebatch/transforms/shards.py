@@ -15,14 +15,17 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from optax_largebatch.norms import Split
-from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.leaves import Leaves, spec_alike
+from optax_largebatch.transforms.link import Link
 from optax_largebatch.transforms.passes import LeafArrays
 
 Run = Callable[[Mapping[int, LeafArrays], Any, Callable[[int, tuple[int, ...]], Split]], Any]
 """Takes the arrays of leaves, the scalars of the step and how the leaves are split."""
 
 
-def on_shards(run: Run, arrays: Mapping[int, LeafArrays], scalars: Any, leaves: Leaves) -> Any:
+def on_shards(
+    link: Link, run: Run, arrays: Mapping[int, LeafArrays], scalars: Any, leaves: Leaves
+) -> Any:
     """The result of `run`, computed on shards if it is known how the leaves are split."""
     if leaves.mesh is None:
         return run(arrays, scalars, leaves.split)
@@ -36,34 +39,38 @@ def on_shards(run: Run, arrays: Mapping[int, LeafArrays], scalars: Any, leaves: 
         results = run(arrays, structure.unflatten(own), on_device.split)
         return jax.tree.map(jnp.asarray, results)
 
-    def specs_of(tree: Mapping[int, Any]) -> dict[int, Any]:
-        return {
-            i: jax.tree.map(lambda x, i=i: _as_leaf(specs[i], leaves.arrays[i], x), own)
-            for i, own in tree.items()
-        }
+    def spec(index: int, x: Any, like_leaf: bool = True) -> Any:
+        shape = leaves.arrays[index].shape
+        return spec_alike(specs[index], shape, jnp.shape(x)) if like_leaf else PartitionSpec()
+
+    def specs_of_state(index: int, state: Any) -> Any:
+        return jax.tree.map(
+            lambda x, like_leaf: spec(index, x, like_leaf), state, link.like_leaf(state)
+        )
 
     def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Any) -> Any:
         return run(arrays, scalars, lambda index, kept: Split())
 
     whole = jax.eval_shape(on_whole_leaves, arrays, scalars)
-    in_specs = specs_of(arrays)
+    in_specs = {
+        i: LeafArrays(
+            spec(i, own.gradient),
+            None if own.param is None else spec(i, own.param),
+            specs_of_state(i, own.state),
+        )
+        for i, own in arrays.items()
+    }
+    out_specs = {
+        i: (spec(i, update), specs_of_state(i, state)) for i, (update, state) in whole.items()
+    }
     arrays = jax.tree.map(lambda x, spec: _placed(x, spec, leaves.mesh), dict(arrays), in_specs)
     return jax.shard_map(
         on_one_device,
         mesh=leaves.mesh,
         in_specs=(in_specs, PartitionSpec()),
-        out_specs=specs_of(whole),
+        out_specs=out_specs,
         check_vma=False,
     )(arrays, traced)
-
-
-def _as_leaf(spec: PartitionSpec, leaf: jax.Array, x: Any) -> PartitionSpec:
-    """The spec of an array that goes with a leaf: split where it is as long as the leaf."""
-    shape = jnp.shape(x)
-    if len(shape) != leaf.ndim:
-        return PartitionSpec()
-    columns = zip(spec, shape, leaf.shape, strict=False)
-    return PartitionSpec(*(entry if size == like else None for entry, size, like in columns))
 
 
 def _placed(x: jax.Array, spec: PartitionSpec, mesh: Any) -> jax.Array:

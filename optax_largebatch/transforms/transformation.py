@@ -60,6 +60,7 @@ class _BoundLink:
         }
         choices = link.choices(leaves)
         results = on_shards(
+            link,
             lambda arrays, scalars, split: self.passes.run(arrays, scalars, choices, split),
             arrays,
             link.scalars(state),

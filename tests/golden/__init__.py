@@ -133,10 +133,25 @@ def tensorflow(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransfor
     )
 
 
+def icefall(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
+    """Eve, Cain, ScaledAdam, and the corrected LearnedGradient."""
+    factories = {
+        "Eve": lb.eve,
+        "Cain": lb.cain,
+        "ScaledAdam": lb.scaled_adam,
+        "LearnedGradient": lb.learned_gradient,
+    }
+    kwargs = dict(kwargs)
+    b1, b2 = kwargs.pop("betas", (0.9, 0.98))
+    return factories[optimizer.split()[0]](kwargs.pop("lr"), b1, b2, **kwargs)
+
+
 def _translate(peer: str, case: dict[str, Any]) -> optax.GradientTransformation:
     optimizer, kwargs = case["optimizer"], case["kwargs"]
     if peer.startswith("mxnet"):
         return mxnet(optimizer, kwargs)
+    if peer == "icefall":
+        return icefall(optimizer, kwargs)
     if optimizer.startswith("timm"):
         return timm(optimizer, kwargs, case["undecayed_group"])
     if optimizer.startswith("pytorch_optimizer"):

@@ -1,6 +1,7 @@
 """The optimizers under the common suite; a new one joins by a line here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import inspect
 from typing import Any, NamedTuple
 
 import optax
@@ -17,6 +18,17 @@ class Entry(NamedTuple):
     """A learning rate from which it converges on the toy problems, decayed linearly to 0."""
     static_args: tuple[str, ...] = ()
     """Arguments that `optax.inject_hyperparams` must not inject."""
+    whole_leaves: bool = False
+    """Whether it needs whole parameters inside `jax.shard_map`."""
+
+    @property
+    def arguments(self) -> Mapping[str, inspect.Parameter]:
+        """The arguments of the factory."""
+        return inspect.signature(self.factory).parameters
+
+    def known(self, **settings: Any) -> dict[str, Any]:
+        """Those of the settings that the optimizer has; not every one has a weight decay."""
+        return {name: value for name, value in settings.items() if name in self.arguments}
 
     def make(self, **changes: Any) -> optax.GradientTransformationExtraArgs:
         """The optimizer, with some settings changed."""
@@ -43,5 +55,20 @@ OPTIMIZERS = {
         },
         peak=0.02,
         static_args=("batch_scale",),
+    ),
+    "eve": Entry(lb.eve, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
+    "cain": Entry(lb.cain, {"learning_rate": 1e-2}, peak=0.1, whole_leaves=True),
+    "learned_gradient": Entry(
+        lb.learned_gradient,
+        {"learning_rate": 1e-2, "lr_est_period": 2},
+        peak=0.1,
+        static_args=("lr_est_period", "size_update_period", "max_fullcov_size"),
+        whole_leaves=True,
+    ),
+    "scaled_adam": Entry(
+        lb.scaled_adam,
+        {"learning_rate": 1e-2, "clipping_scale": 2.0},
+        peak=0.1,
+        static_args=("size_update_period", "clipping_update_period"),
     ),
 }

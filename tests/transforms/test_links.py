@@ -48,6 +48,10 @@ EQUAL_TO_OPTAX = {
         optax.scale_by_learning_rate(FALLING),
     ),
     "momentum": (lb.accumulate_momentum(0.7), optax.trace(0.7)),
+    "averaged momentum": (
+        lb.accumulate_momentum(0.7, averaging=True),
+        optax.ema(0.7, debias=False),
+    ),
     "nesterov": (lb.accumulate_momentum(0.7, nesterov=True), optax.trace(0.7, nesterov=True)),
     "clip_by_value": (lb.clip_by_value(0.3), optax.clip(0.3)),
     "clip_by_global_norm": (lb.clip_by_global_norm(0.3), optax.clip_by_global_norm(0.3)),

@@ -30,6 +30,9 @@ OPTIMIZERS = {
     "lars": lb.lars(0.1, 0.1, KERNELS, nesterov=True),
     "lars, update": lb.lars(0.1, 0.1, denominator="update", momentum_of="directions"),
     "larc": lb.larc(0.1, 0.1, groups=GROUPS),
+    "cain": lb.cain(0.1),
+    "learned_gradient": lb.learned_gradient(0.1, lr_est_period=1),
+    "scaled_adam": lb.scaled_adam(0.1, clipping_scale=1.0),
     "two rounds and two clips": lb.chain(
         lb.scale_by_trust_ratio(trust_ratio_mask=KERNELS),
         lb.clip_by_global_norm(0.5),
@@ -60,7 +63,12 @@ def next_request(program, answer):
 
 def statistic(asked):
     """The norm, sum or mean of every slice along the axes that are kept."""
-    function = {"norm": jnp.linalg.norm, "sum": jnp.sum, "mean": jnp.mean}[asked.kind]
+    function = {
+        "norm": jnp.linalg.norm,
+        "rms": lambda x: jnp.sqrt(jnp.mean(jnp.square(x))),
+        "sum": jnp.sum,
+        "mean": jnp.mean,
+    }[asked.kind]
     if not asked.kept:
         return function(asked.array.ravel())
     first = jnp.moveaxis(asked.array, asked.kept, range(len(asked.kept)))

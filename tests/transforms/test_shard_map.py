@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import optax
 import pytest
@@ -47,7 +47,7 @@ def everything(name):
     )
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if not entry.whole_leaves])
 def test_equals_a_single_device(name):
     optimizer = everything(name)
     sharded = jax.shard_map(
@@ -107,3 +107,32 @@ def test_specs_without_a_mesh_are_an_error():
         optimizer.update(
             params, optimizer.init(params), params, partition_specs=PartitionSpec("fsdp")
         )
+
+
+@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if entry.whole_leaves])
+class TestWholeParameters:
+    def step(self, name, specs):
+        optimizer = OPTIMIZERS[name].make()
+        return jax.shard_map(
+            lambda params: trained(optimizer, params), mesh=mesh(), in_specs=specs, out_specs=specs
+        )
+
+    def test_a_parameter_that_is_split(self, name):
+        says = r"needs whole parameters; .*'both' is split .* 'fsdp', 'tensor'.*NamedSharding"
+        with pytest.raises(ValueError, match=says):
+            self.step(name, (SPECS,))(network())
+
+    def test_parameters_that_every_device_has_whole(self, name):
+        ours = jax.jit(self.step(name, PartitionSpec()))(network())
+        optimizer = OPTIMIZERS[name].make()
+        expected = jax.jit(lambda params: trained(optimizer, params))(network())
+        for leaf in SPECS:
+            np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
+
+    def test_split_under_jit(self, name):
+        shardings = {leaf: NamedSharding(mesh(), spec) for leaf, spec in SPECS.items()}
+        optimizer = OPTIMIZERS[name].make()
+        run = jax.jit(lambda params: trained(optimizer, params))
+        ours, expected = run(jax.device_put(network(), shardings)), run(network())
+        for leaf in SPECS:
+            np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)

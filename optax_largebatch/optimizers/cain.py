@@ -1,0 +1,114 @@
+"""Cain: steps in proportion to each parameter, by factored sizes."""
+
+from typing import Any
+
+import optax
+
+from optax_largebatch.arguments import Scalar, check_dtype, check_number
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.transforms.branches import sum_of
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clamping import clamp_parameters
+from optax_largebatch.transforms.factored_parameter_rms import scale_by_factored_parameter_rms
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.log_scale import learn_log_scale
+from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.transforms.second_moment import scale_by_second_moment
+
+
+def cain(
+    learning_rate: Scalar | optax.Schedule = 1e-2,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.98,
+    eps: Scalar = 1e-8,
+    *,
+    scale_speed: Scalar = 0.05,
+    rms_eps: Scalar = 1e-5,
+    param_max: Scalar = 20.0,
+    groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Cain: steps in proportion to the size of each parameter, and a scale learned beside them.
+
+    .. math::
+
+        v_t &= b_2 v_{t-1} + (1 - b_2) g_t^2, \qquad
+        s_t = \textstyle\sum w_t g_t, \qquad q_t = b_2 q_{t-1} + (1 - b_2) s_t^2 \\
+        D_t &= -\eta (1 - b_2^{t-1}) \, R_t \frac{g_t}{\sqrt{v_t} + \epsilon}
+            - \eta \gamma \sqrt{1 - b_2^t} \, \frac{s_t}{\sqrt{q_t} + \epsilon} \, w_t \\
+        w_{t+1} &= w_t + \Delta_t, \qquad \Delta_t = b_1 \Delta_{t-1} + (1 - b_1) D_t
+
+    :math:`R_t` estimates the size of each parameter by a product of one factor for each axis (see
+    `scale_by_factored_parameter_rms`). In the first step, and after every ten, the parameters are
+    clamped. Blocks of one element have no :math:`R`, no learned scale, and the factor
+    :math:`\sqrt{1 - b_2^{t-1}}`. The factor :math:`1 - b_2^{t-1}` is the original's; it lags a
+    step behind, so that the first step changes the scale only.
+
+    The momentum is made of steps, not of gradients: a change of the learning rate takes effect
+    over the next :math:`1 / (1 - b_1)` steps.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (made for `eden`).
+        b1: decay rate of the momentum, in [0, 1).
+        b2: decay rate of the second moments, in [0, 1).
+        eps: :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
+        scale_speed: :math:`\gamma`, how fast scales are learned, 0 or more.
+        rms_eps: the floor for the size of a parameter, positive; it is what moves parameters that
+            start at zero.
+        param_max: the largest magnitude of a parameter, positive.
+        groups: parameters with another learning rate or gradient centralisation, from
+            `param_groups`; there is no weight decay.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
+        mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype of the second moment, likewise.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters, and inside `jax.shard_map` whole ones.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
+            split.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import cain
+        >>> params = jnp.array([[10.0, 10.0, 10.0], [100.0, 100.0, 100.0]])
+        >>> optimizer = cain(1e-2, scale_speed=0.0)
+        >>> state = optimizer.init(params)
+        >>> grads = jnp.ones((2, 3))
+        >>> for _ in range(20):
+        ...     updates, state = optimizer.update(grads, state, params)
+        >>> print(updates[:, 0].round(2))  # a larger step for larger parameters
+        [-0.04 -0.39]
+
+    References:
+        icefall, `optim.py` of July 2022: `Cain`, which ignores its argument `scale_speed`.
+    """
+    groups = check_groups(groups, stacked, unknown="weight_decay")
+    check_number("b1", b1, "[0, 1)")
+    check_dtype("mu_dtype", mu_dtype)
+    check_number("scale_speed", scale_speed, "[0, inf)")
+    check_number("rms_eps", rms_eps, "(0, inf)")
+    check_number("param_max", param_max, "(0, inf)")
+    rate = groups.vary("learning_rate", learning_rate)
+    return chain(
+        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        sum_of(
+            chain(
+                scale_by_second_moment(
+                    b2, eps, bias_correction="lagged", stacked=stacked, nu_dtype=nu_dtype
+                ),
+                scale_by_factored_parameter_rms(rms_eps, stacked=stacked),
+                scale_by_learning_rate(rate),
+            ),
+            learn_log_scale(rate, b2=b2, eps=eps, speed=scale_speed, stacked=stacked),
+        ),
+        accumulate_momentum(b1, averaging=True, accumulator_dtype=mu_dtype),
+        clamp_parameters(param_max, period=10),
+    )

@@ -1,0 +1,90 @@
+"""Eve: Adam with a decay that holds weights at a size."""
+
+from typing import Any
+
+import optax
+
+from optax_largebatch.arguments import Scalar
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.transforms.adam import scale_by_adam
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.target_rms_decay import decay_to_target_rms
+
+
+def eve(
+    learning_rate: Scalar | optax.Schedule = 1e-3,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.98,
+    eps: Scalar = 1e-8,
+    weight_decay: Scalar | optax.Schedule = 1e-3,
+    weight_decay_mask: Mask = None,
+    *,
+    target_rms: Scalar = 0.1,
+    groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Eve: Adam, with weight decay only for blocks whose weights exceed a root mean square.
+
+    .. math::
+
+        m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad v_t = b_2 v_{t-1} + (1 - b_2) g_t^2 \\
+        w_{t+1} &= w_t - \eta \, \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t)} + \epsilon}
+            - \begin{cases} \lambda w_t & \operatorname{rms}(w_t) > \rho \\ 0 & \text{otherwise}
+            \end{cases}
+
+    The decay is not multiplied by the learning rate. Blocks of one element are not decayed.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (made for `eden`).
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: :math:`\epsilon`, positive.
+        weight_decay: :math:`\lambda`, the fraction of the weights that a step takes away, in
+            [0, 0.1]; a float or a schedule.
+        weight_decay_mask: the parameters that may be decayed; None for all.
+        target_rms: :math:`\rho`, in (0, 10].
+        groups: parameters with another learning rate, decay or gradient centralisation, from
+            `param_groups`.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
+        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype of the second moment, likewise.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import eve
+        >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.array([0.01, 0.01])}
+        >>> optimizer = eve(1e-2, weight_decay=1e-3)
+        >>> grads = {"kernel": jnp.array([1.0, 1.0]), "bias": jnp.array([1.0, 1.0])}
+        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
+        >>> print(updates["kernel"].round(4), updates["bias"].round(4))
+        [-0.013 -0.006] [-0.01 -0.01]
+
+    References:
+        icefall, `optim.py` of July 2022: `Eve`.
+    """
+    groups = check_groups(groups, stacked)
+    return chain(
+        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        scale_by_learning_rate(groups.vary("learning_rate", learning_rate)),
+        decay_to_target_rms(
+            groups.vary("weight_decay", weight_decay),
+            target_rms,
+            weight_decay_mask,
+            stacked=stacked,
+        ),
+    )

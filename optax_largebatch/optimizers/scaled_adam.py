@@ -1,0 +1,152 @@
+"""ScaledAdam: steps relative to the size of each tensor, and sizes that are learned."""
+
+from typing import Any
+
+import optax
+
+from optax_largebatch.arguments import (
+    Scalar,
+    check_dtype,
+    check_integer,
+    check_number,
+    check_order,
+)
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.transforms.branches import sum_of
+from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clamping import clamp_parameters
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.log_scale import learn_log_scale
+from optax_largebatch.transforms.median_clipping import clip_by_median_norm
+from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.transforms.parameter_rms import scale_by_parameter_rms
+from optax_largebatch.transforms.second_moment import scale_by_second_moment
+
+
+def scaled_adam(
+    learning_rate: Scalar | optax.Schedule = 0.03,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.98,
+    eps: Scalar = 1e-8,
+    *,
+    clipping_scale: Scalar | None = None,
+    scalar_lr_scale: Scalar = 0.1,
+    param_min_rms: Scalar = 1e-5,
+    param_max_rms: Scalar = 3.0,
+    scalar_max: Scalar = 10.0,
+    size_update_period: int = 4,
+    clipping_update_period: int = 100,
+    groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
+    mu_dtype: Any = None,
+    nu_dtype: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""ScaledAdam: Adam relative to the size of each block, whose size is learned beside it.
+
+    .. math::
+
+        v_t &= b_2 v_{t-1} + (1 - b_2) g_t^2, \qquad r = \operatorname{rms}(w) \\
+        D_t &= -\eta \, \max(r, r_{\min}) \, \frac{g_t}{\sqrt{v_t / (1 - b_2^t)} + \epsilon}
+            + \sigma_t w_t \\
+        w_{t+1} &= w_t + \Delta_t, \qquad \Delta_t = b_1 \Delta_{t-1} + (1 - b_1) D_t
+
+    Every :math:`T` steps :math:`r` is taken anew and :math:`\sigma_t` is a step of RMSprop on the
+    logarithm of the block's scale (see `learn_log_scale`), at most 0.1; it does not shrink a block
+    below :math:`r_{\min}` or grow it beyond :math:`r_{\max}`. In between :math:`\sigma_t = 0`.
+    Blocks of one element have no size: they move by :math:`\eta` times `scalar_lr_scale` and are
+    clamped.
+
+    The learning rate is a relative change, the same for small and large tensors, and needs no
+    tuning to the size of the model. The schedule that it was made for is `eden` (or `eden2`), and
+    the clipping that it is used with is `clipping_scale=2.0`.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
+        b1: decay rate of the momentum, in [0, 1).
+        b2: decay rate of the second moments, in [0, 1).
+        eps: :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
+        clipping_scale: bound on the norm of the whole gradient, relative to the median of its
+            recent norms (see `clip_by_median_norm`); positive. None for no clipping.
+        scalar_lr_scale: factor of the learning rate for blocks of one element and for the learned
+            sizes, 0 or more.
+        param_min_rms: :math:`r_{\min}`, positive: what moves parameters that start at zero.
+        param_max_rms: :math:`r_{\max}`, positive.
+        scalar_max: the largest magnitude of a parameter that is a block of its own, positive.
+        size_update_period: :math:`T`.
+        clipping_update_period: the number of norms in the median.
+        groups: parameters with another learning rate or gradient centralisation, from
+            `param_groups`; there is no weight decay.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a block of its own. None for none.
+        mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype of the second moment, likewise.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import eden, scaled_adam
+        >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.zeros(2)}
+        >>> optimizer = scaled_adam(eden(0.03, steps_per_epoch=1000), clipping_scale=2.0)
+        >>> grads = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
+        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
+        >>> print(updates["kernel"], updates["bias"])  # of a size with the parameters
+        [-0.0053033 -0.0053033] [-1.5e-08 -1.5e-08]
+
+    References:
+        Yao et al., *Zipformer: A faster and better encoder for automatic speech recognition*,
+        arXiv 2310.11230, section 3.5; icefall,
+        `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`.
+    """
+    groups = check_groups(groups, stacked, unknown="weight_decay")
+    check_number("b1", b1, "[0, 1)")
+    check_dtype("mu_dtype", mu_dtype)
+    check_number("scalar_lr_scale", scalar_lr_scale, "[0, inf)")
+    check_number("param_min_rms", param_min_rms, "(0, inf)")
+    check_number("param_max_rms", param_max_rms, "(0, inf)")
+    check_order("param_min_rms", param_min_rms, "param_max_rms", param_max_rms)
+    check_number("scalar_max", scalar_max, "(0, inf)")
+    check_integer("size_update_period", size_update_period, at_least=1)
+    check_integer("clipping_update_period", clipping_update_period, at_least=1)
+    rate = groups.vary("learning_rate", learning_rate)
+    return chain(
+        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        clip_by_median_norm(
+            clipping_scale,
+            clipping_update_period,
+            scalar_scale=scalar_lr_scale,
+            period=size_update_period,
+            stacked=stacked,
+        ),
+        sum_of(
+            chain(
+                scale_by_second_moment(b2, eps, bias_correction="early", nu_dtype=nu_dtype),
+                scale_by_parameter_rms(
+                    param_min_rms,
+                    period=size_update_period,
+                    scalar_scale=scalar_lr_scale,
+                    stacked=stacked,
+                ),
+                scale_by_learning_rate(rate),
+            ),
+            learn_log_scale(
+                rate,
+                b2=b2,
+                eps=eps,
+                speed=scalar_lr_scale,
+                period=size_update_period,
+                max_change=0.1,
+                rms_bounds=(param_min_rms, param_max_rms),
+                stacked=stacked,
+            ),
+        ),
+        accumulate_momentum(b1, averaging=True, accumulator_dtype=mu_dtype),
+        clamp_parameters(scalar_max, scalars_only=True, stacked=stacked),
+    )

@@ -1,0 +1,88 @@
+"""Bounds on the parameters themselves."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_flag, check_integer, check_number
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.link import Leaf, Link, elementwise
+from optax_largebatch.transforms.transformation import transformation
+
+
+class ClampParametersState(NamedTuple):
+    """State of `clamp_parameters`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+
+
+def clamp_parameters(
+    max_value: Scalar,
+    *,
+    period: int = 1,
+    scalars_only: bool = False,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Keeps the parameters in an interval, by a change of the step that leads out of it.
+
+    .. math:: u \leftarrow \min(\max(w + u, -c), c) - w
+
+    It stands last in a chain, where the update is what will be added to the parameters.
+
+    Args:
+        max_value: :math:`c`, positive.
+        period: the number of steps from one clamping to the next; the first is in the first step.
+        scalars_only: whether only blocks of one element are clamped.
+        stacked: the parameters that stack layers, from `stacked_layers`: what a block of one
+            element is. None for none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `ClampParametersState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import clamp_parameters
+        >>> params = jnp.array([0.5, -3.0])
+        >>> transform = clamp_parameters(2.0)
+        >>> updates, _ = transform.update(jnp.ones(2), transform.init(params), params)
+        >>> print(updates)
+        [1. 1.]
+
+    References:
+        icefall, `optim.py`: `scalar_max` of `ScaledAdam` and, in July 2022, `param_max` of `Cain`.
+    """
+    check_number("max_value", max_value, "(0, inf)")
+    check_integer("period", period, at_least=1)
+    check_flag("scalars_only", scalars_only)
+    stacks = check_stacked(stacked)
+
+    def choices(leaves: Leaves) -> list[bool]:
+        """Whether each leaf is clamped."""
+        axes = enumerate(stacks.axes(leaves.tree))
+        return [not scalars_only or leaves.one_element(index, own) for index, own in axes]
+
+    @elementwise
+    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, ClampParametersState]:
+        if not at.choice:
+            return update, at.state
+        limit, due = at.scalars
+        clamped = jnp.clip(at.param + update, -limit, limit) - at.param
+        return jnp.where(due, clamped, update), at.state
+
+    return transformation(
+        Link(
+            init=lambda params: ClampParametersState(jnp.zeros([], jnp.int32)),
+            leaf=leaf,
+            scalars=lambda state: (max_value, state.count % period == 0),
+            choices=choices,
+            needs_params=True,
+        )
+    )

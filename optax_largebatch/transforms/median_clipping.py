@@ -1,0 +1,162 @@
+"""Clipping of the gradient by the median of its recent norms."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
+from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_rms, global_norm
+from optax_largebatch.transforms.parameter_rms import is_due, stacks_of_vectors
+from optax_largebatch.transforms.transformation import transformation
+
+_FIRST_ESTIMATES = (10, 20, 40)
+"""The steps of the first window after which a threshold is taken from the norms so far."""
+
+
+class ClipByMedianNormState(NamedTuple):
+    """State of `clip_by_median_norm`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    rms: optax.Params
+    """The root mean square of each block when it was last looked at; 0 before the first step."""
+    norms: jax.Array
+    """The norms of the last steps, one slot for each step of the window."""
+    threshold: jax.Array
+    """What a norm may be, shape (); the largest of numbers at first."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    count: jax.Array
+    clipping_scale: Any
+    scalar_scale: Any
+    looks: jax.Array
+    """Whether the parameters are looked at."""
+
+
+def clip_by_median_norm(
+    clipping_scale: Scalar | None,
+    window: int = 100,
+    *,
+    scalar_scale: Scalar = 0.1,
+    period: int = 4,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Shrinks the whole gradient where its norm exceeds a multiple of the median norm.
+
+    .. math::
+
+        g \leftarrow \min\left(1, \frac{\theta}{n_t}\right) g, \qquad
+        n_t^2 = \sum_{\text{blocks}} \lVert \operatorname{rms}(w) \, g \rVert^2
+
+    The norm is that of the gradient with respect to relative changes of the parameters. After
+    every window of steps the threshold :math:`\theta` is set to `clipping_scale` times the median
+    of its norms; before that, after 10, 20 and 40 steps, to twice as much of the norms so far.
+    The first 10 steps are not clipped.
+
+    A gradient whose norm is not finite becomes 0. A median that is not finite, or 0, leaves the
+    threshold as it is.
+
+    Args:
+        clipping_scale: positive; None for no clipping, so that a chain keeps the layout of its
+            state.
+        window: the number of norms in the median.
+        scalar_scale: the factor in place of the root mean square for blocks of one element; 0 or
+            more.
+        period: the number of steps from one look at the parameters to the next.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `ClipByMedianNormState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import clip_by_median_norm
+        >>> params = jnp.array([1.0, -1.0])
+        >>> transform = clip_by_median_norm(1.5)
+        >>> state = transform.init(params)
+        >>> for _ in range(11):
+        ...     updates, state = transform.update(params, state, params)
+        >>> updates, state = transform.update(100 * params, state, params)
+        >>> print(updates)  # 2 * 1.5 times the median
+        [ 3. -3.]
+
+    References:
+        icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`, the argument
+        `clipping_scale`.
+    """
+    check_optional_number("clipping_scale", clipping_scale, "(0, inf)")
+    check_integer("window", window, at_least=1)
+    check_number("scalar_scale", scalar_scale, "[0, inf)")
+    check_integer("period", period, at_least=1)
+    stacks = check_stacked(stacked)
+
+    def init(params: optax.Params) -> ClipByMedianNormState:
+        dtypes = (jnp.result_type(leaf) for leaf in jax.tree.leaves(params))
+        dtype = accumulation_dtype(*dtypes)
+        return ClipByMedianNormState(
+            jnp.zeros([], jnp.int32),
+            stacks.numbers(params),
+            jnp.zeros(window, dtype),
+            jnp.asarray(jnp.finfo(dtype).max, dtype),
+        )
+
+    def scalars(state: ClipByMedianNormState) -> _Scalars:
+        return _Scalars(state.count, clipping_scale, scalar_scale, is_due(state.count, period))
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        step: _Scalars = at.scalars
+        if step.clipping_scale is None:
+            return update, at.state
+        weight, rms = step.scalar_scale, at.state.rms
+        if at.choice is not None:
+            (now,) = yield block_rms(at.param, stacked=at.choice)
+            weight, rms = rms, jnp.where(step.looks, now, rms)
+        (norm,) = yield global_norm(weight * update)
+        norms = jnp.where(step.count > 0, at.state.norms.at[step.count % window].set(norm), 0)
+        threshold = _threshold(step.count, step.clipping_scale, norms, at.state.threshold)
+        factor = jnp.minimum(1, threshold / (norm + 1e-20))
+        clipped = jnp.where(factor > 0, factor * update, 0)  # a norm of NaN makes a factor of NaN
+        return clipped, at.state._replace(rms=rms, norms=norms, threshold=threshold)
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            trees=("rms",),
+            shared=("norms", "threshold"),
+            scalars=scalars,
+            choices=lambda leaves: stacks_of_vectors(leaves, stacks),
+            needs_params=True,
+        )
+    )
+
+
+def _threshold(
+    count: jax.Array, clipping_scale: Any, norms: jax.Array, threshold: jax.Array
+) -> jax.Array:
+    """The threshold after `count` norms, the last `norms.size` of them given; often the old one."""
+    window = norms.size
+    full = (count > 0) & (count % window == 0)
+    first_estimates = [step for step in _FIRST_ESTIMATES if step < window]
+    early = jnp.any(count == jnp.asarray(first_estimates, count.dtype))
+
+    def from_median() -> jax.Array:
+        known = jnp.where(full, window, count)  # the slots without a norm are 0 and come first
+        middle = window - known + jnp.minimum(2 * (known // 4), known - 1)
+        median = jnp.sort(norms)[middle]
+        new = jnp.where(full, 1, 2) * clipping_scale * median
+        return jnp.where(jnp.isfinite(median) & (median > 0), new, threshold)
+
+    return jax.lax.cond(full | early, from_median, lambda: threshold)

@@ -1,0 +1,70 @@
+"""The sizes of parameters as a product of one factor for each axis."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+
+RNG = np.random.default_rng(0)
+VECTORS = [jnp.asarray(np.exp(RNG.normal(size=n)), "float32") for n in (4, 3, 5)]
+PRODUCT = VECTORS[0][:, None, None] * VECTORS[1][None, :, None] * VECTORS[2][None, None, :]
+
+
+def run(params, steps=1, **settings):
+    transform = lb.scale_by_factored_parameter_rms(**settings)
+    state = transform.init(params)
+    for _ in range(steps):
+        updates, state = transform.update(jnp.ones_like(params), state, params)
+    return updates, state.factors
+
+
+def test_finds_the_sizes_of_a_product():
+    signs = jnp.asarray(RNG.choice([-1.0, 1.0], size=PRODUCT.shape), "float32")
+    updates, factors = run(PRODUCT * signs)
+    np.testing.assert_allclose(updates, PRODUCT, rtol=1e-5)
+    assert [factor.shape for factor in factors] == [(4, 1, 1), (1, 3, 1), (1, 1, 5)]
+
+
+@pytest.mark.parametrize("shape", [(2,), (7,), (2, 2), (1, 3), (2, 1, 1)])
+def test_slices_of_two_elements_or_fewer_have_the_size_of_the_block(shape):
+    params = jnp.asarray(RNG.normal(size=shape), "float32")
+    updates, _ = run(params)
+    np.testing.assert_allclose(updates, np.sqrt(np.mean(np.square(params))), rtol=1e-5)
+
+
+def test_a_floor_under_parameters_of_zero():
+    updates, _ = run(jnp.zeros((3, 4)), eps=0.25)
+    np.testing.assert_allclose(updates, 0.25, rtol=1e-6)
+
+
+def test_blocks_of_one_element_pass():
+    updates, factors = run(jnp.full((1, 1), 3.0))
+    assert factors == ()
+    np.testing.assert_array_equal(updates, 1)
+
+
+def test_one_axis_a_step_and_all_after_a_period():
+    transform = lb.scale_by_factored_parameter_rms(refit_period=5)
+    state = transform.init(PRODUCT)
+    changed = []
+    for step in range(7):
+        params = jnp.roll(PRODUCT, 1, axis=step % 3) ** (1 + step)
+        _, new = transform.update(params, state, params)
+        columns = zip(new.factors, state.factors, strict=True)
+        changed.append([bool(jnp.any(now != before)) for now, before in columns])
+        state = new
+    everything = [True, True, True]
+    of_axis = np.eye(3, dtype=bool).tolist()
+    assert changed == [everything, *(of_axis[t % 3] for t in range(1, 5)), everything, of_axis[0]]
+
+
+def test_layers_have_factors_of_their_own():
+    stack = jnp.stack([PRODUCT, 10 * PRODUCT[::-1]], axis=1)
+    transform = lb.scale_by_factored_parameter_rms(stacked=lb.stacked_layers({"w": 1}))
+    updates, state = transform.update(
+        {"w": jnp.ones_like(stack)}, transform.init({"w": stack}), {"w": stack}
+    )
+    np.testing.assert_allclose(updates["w"], stack, rtol=1e-5)
+    shapes = [factor.shape for factor in state.factors["w"]]
+    assert shapes == [(4, 2, 1, 1), (1, 2, 3, 1), (1, 2, 1, 5)]

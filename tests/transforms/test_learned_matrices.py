@@ -1,0 +1,94 @@
+"""The learned matrices: which blocks have them, and what they stay."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+
+def state_of(shape, stacked=None, **settings):
+    params = {"w": jnp.ones(shape)}
+    stacks = lb.stacked_layers({"w": stacked}) if stacked is not None else None
+    transform = lb.scale_by_learned_matrices(0.1, stacked=stacks, **settings)
+    return transform, transform.init(params)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stacked", "expected"),
+    [
+        ((), None, []),
+        ((1, 1), None, []),
+        ((5,), None, []),
+        ((2, 2), None, []),
+        ((6,), None, []),
+        ((1, 6, 1), None, []),
+        ((2, 3), None, [(2, 2), (3, 3)]),
+        ((3, 1, 5, 2), None, [(3, 3), (5, 5), (2, 2)]),
+        ((4, 9), None, [(4, 4), (9,)]),
+        ((7, 2, 3), 0, [(7, 2, 2), (7, 3, 3)]),
+        ((2, 7, 9), 1, [(7, 2, 2), (7, 9)]),
+        ((7, 8), 0, []),
+    ],
+)
+def test_the_shape_of_a_block_decides(shape, stacked, expected):
+    _, state = state_of(shape, stacked, max_fullcov_size=8)
+    assert [matrix.shape for matrix in state.matrices["w"]] == expected
+    assert [matrix.shape for matrix in state.covariances["w"]] == expected
+    for matrix in state.matrices["w"]:
+        full = matrix.shape[-1] <= 8
+        same = np.eye(matrix.shape[-1]) if full else np.ones(matrix.shape[-1])
+        np.testing.assert_array_equal(matrix, np.broadcast_to(same, matrix.shape))
+
+
+def test_no_step_is_larger_than_the_bound():
+    params = {"w": jnp.ones((4, 4))}
+    transform, state = state_of((4, 4), b1=0.0, max_step_scale=2.0)
+    gradient = {"w": jnp.zeros((4, 4)).at[0, 0].set(1.0)}  # of rms 1/4
+    updates, _ = transform.update(gradient, state, params)
+    np.testing.assert_allclose(updates["w"][0, 0], 2.0, rtol=1e-6)
+
+
+def losses_and_matrices(dtype, rate, period, steps):
+    """A badly scaled regression, and every matrix on the way."""
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(256, 12)) * np.geomspace(0.05, 5, 12)
+    inputs = jnp.asarray(inputs, dtype)
+    wanted = jnp.asarray(random.normal(size=(12, 9)), dtype)
+    optimizer = lb.learned_gradient(rate, lr_est_period=period, max_fullcov_size=10)
+    params = jnp.asarray(random.normal(size=(12, 9)), dtype)
+
+    def loss(params, batch):
+        return jnp.mean(jnp.square(batch @ (params - wanted)))
+
+    def step(carry, index):
+        params, state = carry
+        batch = jax.lax.dynamic_slice_in_dim(inputs, 16 * (index % 16), 16)
+        value, gradients = jax.value_and_grad(loss)(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        matrices = optax.tree.get(state, "matrices")
+        return (optax.apply_updates(params, updates), state), (value, matrices)
+
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(steps))[1])
+    return run((params, optimizer.init(params)))
+
+
+@pytest.mark.parametrize("rate", [0.03, 0.3])
+def test_matrices_stay_symmetric_and_positive_definite(rate):
+    losses, (diagonal, full) = losses_and_matrices("float32", rate, period=2, steps=3000)
+    assert np.isfinite(losses).all()
+    np.testing.assert_array_equal(full, np.swapaxes(full, 1, 2))
+    assert np.linalg.eigvalsh(full[::25]).min() > 0
+    assert np.linalg.eigvalsh(full[-1]).min() < 0.5  # they did learn
+    assert diagonal.shape == (3000, 12)
+    assert np.min(diagonal) > 0
+    np.testing.assert_allclose(np.mean(diagonal, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(np.trace(full, axis1=1, axis2=2) / 9, 1, rtol=1e-5)
+
+
+def test_a_step_of_zero_learns_nothing():
+    _, (diagonal, full) = losses_and_matrices("float32", 0.0, period=2, steps=20)
+    np.testing.assert_allclose(full[-1], np.eye(9), atol=1e-6)
+    np.testing.assert_allclose(diagonal[-1], 1, atol=1e-6)
