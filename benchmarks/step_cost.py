@@ -1,21 +1,25 @@
 """What a step costs: time and memory of each optimizer, beside `optax.adamw` in the same run.
 
     python benchmarks/step_cost.py                       # BERT-base and many small leaves
+    python benchmarks/step_cost.py --tree "bert-base, stacked" "bert-base, bfloat16"
     python benchmarks/step_cost.py --tree bert-base --rounds 20 --output benchmarks/results
 
 Steps of the optimizers are interleaved and compared round by round, because a shared machine is
 slow at one time and fast at another: only the ratios mean something. Parameters and state are
-donated, as in training. Writes `step_cost.csv`, one line for each optimizer and tree, and
-`step_cost.png`.
+donated, as in training. `x floor` is the ratio over that of the bytes that the step cannot do
+without: every pass that a norm forces reads its arrays from memory again. Writes
+`step_cost.csv`, one line for each optimizer and tree, and `step_cost.png`.
 """
 
 import argparse
+from collections.abc import Callable
 import csv
 import dataclasses
+import functools
 from pathlib import Path
 import platform
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +33,32 @@ from tqdm import tqdm
 
 import optax_largebatch as lb
 
+
+class Contender(NamedTuple):
+    """An optimizer and what it has to move."""
+
+    make: Callable[..., optax.GradientTransformation]
+    """Takes `stacked`, if it is one of ours."""
+    floor: int
+    """Bytes for each float32 parameter, read and written, if no pass could use a cache."""
+
+
+# AdamW reads p, g, m, v and writes p, m, v: 28. A norm of p or g before that is 4 more, and norms
+# between the moments and the step have p, m and v read again.
 OPTIMIZERS = {
-    "optax.adamw": lambda: optax.adamw(1e-3, weight_decay=0.01),
-    "optax.lamb": lambda: optax.lamb(1e-3, weight_decay=0.01),
-    "optax.lars": lambda: optax.lars(1e-3, weight_decay=0.01),
-    "lamb": lambda: lb.lamb(1e-3, weight_decay=0.01),
-    "lans": lambda: lb.lans(1e-3, weight_decay=0.01),
-    "lars": lambda: lb.lars(1e-3, weight_decay=0.01),
-    "larc": lambda: lb.larc(1e-3, weight_decay=0.01),
-    "lbsgd": lambda: lb.lbsgd(1e-3, 0.9, weight_decay=0.01, warmup_strategy="lars"),
+    "optax.adamw": Contender(lambda: optax.adamw(1e-3, weight_decay=0.01), 28),
+    "optax.lamb": Contender(lambda: optax.lamb(1e-3, weight_decay=0.01), 40),
+    "optax.lars": Contender(lambda: optax.lars(1e-3, weight_decay=0.01), 28),
+    "lamb": Contender(functools.partial(lb.lamb, 1e-3, weight_decay=0.01), 40),
+    "lans": Contender(functools.partial(lb.lans, 1e-3, weight_decay=0.01), 48),
+    "lars": Contender(functools.partial(lb.lars, 1e-3, weight_decay=0.01), 28),
+    "larc": Contender(functools.partial(lb.larc, 1e-3, weight_decay=0.01), 28),
+    "lbsgd": Contender(
+        functools.partial(lb.lbsgd, 1e-3, 0.9, weight_decay=0.01, warmup_strategy="lars"), 28
+    ),
+    "eve": Contender(functools.partial(lb.eve, 1e-3), 32),
+    "cain": Contender(functools.partial(lb.cain, 1e-3), 40),
+    "scaled_adam": Contender(functools.partial(lb.scaled_adam, 1e-3), 36),
 }
 BASELINE = "optax.adamw"
 
@@ -65,17 +86,43 @@ def bert(layers: int, width: int, vocabulary: int = 30522) -> dict[str, Any]:
     }
 
 
+def stacked_bert(layers: int, width: int) -> dict[str, Any]:
+    """The same network as `flax.linen.scan` holds it: all layers in the arrays of one."""
+    shapes = bert(layers, width)
+    layer = shapes["layer_0"]
+    rest = {name: own for name, own in shapes.items() if not name.startswith("layer_")}
+    stack = jax.tree.map(lambda shape: (layers, *shape), layer, is_leaf=is_shape)
+    return {**rest, "layers": stack}
+
+
+def is_shape(node: Any) -> bool:
+    """Whether a node of a tree of shapes is a shape."""
+    return isinstance(node, tuple)
+
+
 def small_leaves(count: int = 300, distinct: int = 20) -> dict[str, tuple[int, ...]]:
     """Leaves of a thousand to a hundred thousand elements, of so many distinct shapes."""
     sizes = np.geomspace(1e3, 1e5, distinct).astype(int)
     return {f"leaf_{index}": (int(sizes[index % distinct]),) for index in range(count)}
 
 
+class Tree(NamedTuple):
+    """The parameters of a network."""
+
+    shapes: Callable[[], dict[str, Any]]
+    dtype: str = "float32"
+    stacked: lb.Stacked | None = None
+
+
 TREES = {
-    "bert-base": lambda: bert(12, 768),
-    "bert-large": lambda: bert(24, 1024),
-    "small": small_leaves,
-    "1000 leaves": lambda: small_leaves(1000),
+    "bert-base": Tree(lambda: bert(12, 768)),
+    "bert-base, bfloat16": Tree(lambda: bert(12, 768), "bfloat16"),
+    "bert-base, stacked": Tree(
+        lambda: stacked_bert(12, 768), stacked=lb.stacked_layers({"^layers/": 0})
+    ),
+    "bert-large": Tree(lambda: bert(24, 1024)),
+    "small": Tree(small_leaves),
+    "1000 leaves": Tree(lambda: small_leaves(1000)),
 }
 
 
@@ -91,6 +138,7 @@ class Measurement:
     compile_s: float
     temporaries_bytes: int
     bytes_per_parameter: float
+    times_floor: float = 1.0
     ratio: float = 1.0
     ratio_low: float = 1.0
     ratio_high: float = 1.0
@@ -114,25 +162,27 @@ class Running:
         self.seconds.append(time.perf_counter() - start)
 
 
-def arrays(shapes: Any) -> Any:
+def arrays(shapes: Any, dtype: str = "float32") -> Any:
     """Normal numbers of the size of weights, the same for the same shapes."""
     rng = np.random.default_rng(0)
     return jax.tree.map(
-        lambda shape: jnp.asarray(0.02 * rng.standard_normal(shape, "float32")),
+        lambda shape: jnp.asarray(0.02 * rng.standard_normal(shape, "float32"), dtype),
         shapes,
-        is_leaf=lambda node: isinstance(node, tuple),
+        is_leaf=is_shape,
     )
 
 
 def prepare(tree: str, name: str, gradients: Any) -> tuple[Measurement, Running]:
     """Compiles a step and measures what can be measured without running it."""
-    optimizer = OPTIMIZERS[name]()
+    contender, network = OPTIMIZERS[name], TREES[tree]
+    ours = not name.startswith("optax")
+    optimizer = contender.make(**({"stacked": network.stacked} if ours else {}))
 
     def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state
 
-    params = arrays(TREES[tree]())
+    params = arrays(network.shapes(), network.dtype)
     state = jax.jit(optimizer.init)(params)
     start = time.perf_counter()
     lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, gradients)
@@ -155,7 +205,7 @@ def prepare(tree: str, name: str, gradients: Any) -> tuple[Measurement, Running]
 
 def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
     """All optimizers on one tree, a step of each in every round."""
-    gradients = arrays(TREES[tree]())
+    gradients = arrays(TREES[tree].shapes(), TREES[tree].dtype)
     prepared = [prepare(tree, name, gradients) for name in tqdm(names, desc=f"{tree}: compiling")]
     for _ in tqdm(range(rounds + 1), desc=f"{tree}: stepping"):
         for _, running in prepared:
@@ -167,6 +217,8 @@ def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
         low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9))
         measurement.ratio, measurement.ratio_low = round(median, 2), round(low, 2)
         measurement.ratio_high = round(high, 2)
+        floor = OPTIMIZERS[measurement.optimizer].floor / OPTIMIZERS[BASELINE].floor
+        measurement.times_floor = round(median / floor, 2)
     return [measurement for measurement, _ in prepared]
 
 
@@ -192,11 +244,13 @@ def write_csv(measurements: list[Measurement], path: Path) -> None:
 def table(measurements: list[Measurement]) -> str:
     """The measurements as text."""
     head = (
-        f"{'tree':<12} {'optimizer':<12} {'x adamw':>8} {'10%..90%':>13} {'temporaries':>12} "
+        f"{'tree':<20} {'optimizer':<12} {'x adamw':>8} {'10%..90%':>13} {'x floor':>8} "
+        f"{'temporaries':>12} "
         f"{'bytes/param':>12} {'trace s':>8} {'compile s':>10}"
     )
     lines = [
-        f"{m.tree:<12} {m.optimizer:<12} {m.ratio:>8.2f} {m.ratio_low:>6.2f}..{m.ratio_high:<5.2f} "
+        f"{m.tree:<20} {m.optimizer:<12} {m.ratio:>8.2f} {m.ratio_low:>6.2f}..{m.ratio_high:<5.2f} "
+        f"{m.times_floor:>8.2f} "
         f"{m.temporaries_bytes / 1e6:>9.1f} MB {m.bytes_per_parameter:>12.1f} "
         f"{m.trace_s:>8.2f} {m.compile_s:>10.2f}"
         for m in measurements
