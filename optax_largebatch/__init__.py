@@ -1,6 +1,9 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
+from optax_largebatch.diagnostics.diagnose import diagnose
+from optax_largebatch.diagnostics.explain import Explanation, explain
 from optax_largebatch.diagnostics.gradient_scale import gradient_scale
+from optax_largebatch.diagnostics.trust_ratios import trust_ratios
 from optax_largebatch.optimizers.cain import cain
 from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
@@ -73,6 +76,7 @@ __all__ = [
     "ClampParametersState",
     "ClipByMedianNormState",
     "DecayToTargetRmsState",
+    "Explanation",
     "LearnLogScaleState",
     "NesterovSplitState",
     "ParamGroups",
@@ -100,10 +104,12 @@ __all__ = [
     "clip_by_median_norm",
     "clip_by_value",
     "decay_to_target_rms",
+    "diagnose",
     "eden",
     "eden2",
     "eve",
     "excluding",
+    "explain",
     "gradient_scale",
     "lamb",
     "lans",
@@ -130,6 +136,7 @@ __all__ = [
     "skip_nonfinite",
     "stacked_layers",
     "sum_of",
+    "trust_ratios",
     "values_schedule",
     "warmup_hold_decay",
     "warmup_polynomial",

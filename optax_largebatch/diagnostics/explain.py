@@ -1,0 +1,118 @@
+"""What an optimizer will do with each parameter, before the first step."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.stacked import Stacked, check_stacked
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedParameter:
+    """One line of an `Explanation`."""
+
+    name: str
+    shape: tuple[int, ...]
+    blocks: int
+    """The number of layers that it stacks, each with a norm of its own; 1 if it stacks none."""
+    decayed: bool
+    adapted: bool
+    group: str
+    """The rule of its group; empty if it is in none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` returns: print it, or read its `parameters`."""
+
+    parameters: tuple[ExplainedParameter, ...]
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "blocks", "decayed", "adapted", "group")
+        lines = [
+            (
+                one.name,
+                "x".join(map(str, one.shape)) or "scalar",
+                str(one.blocks),
+                "yes" if one.decayed else "-",
+                "yes" if one.adapted else "-",
+                one.group or "-",
+            )
+            for one in self.parameters
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
+        rows = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in (head, *lines)
+        ]
+        return "\n".join([*rows, self.summary()])
+
+    def summary(self) -> str:
+        """How many numbers are decayed and adapted."""
+        sizes = [math.prod(one.shape) for one in self.parameters]
+        decayed = sum(n for n, one in zip(sizes, self.parameters, strict=True) if one.decayed)
+        adapted = sum(n for n, one in zip(sizes, self.parameters, strict=True) if one.adapted)
+        return (
+            f"{len(sizes)} parameters, {sum(one.blocks for one in self.parameters)} blocks, "
+            f"{sum(sizes)} numbers: {decayed} decayed, {adapted} adapted"
+        )
+
+
+def explain(
+    params: Any,
+    *,
+    weight_decay_mask: Mask = None,
+    trust_ratio_mask: Mask = None,
+    groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
+) -> Explanation:
+    r"""Says for each parameter whether it is decayed and adapted, and what its blocks are.
+
+    The arguments are those that the optimizer is given.
+
+    Args:
+        params: the parameters, or their shapes from `jax.eval_shape`.
+        weight_decay_mask: the parameters that are decayed; None for all.
+        trust_ratio_mask: the parameters that are adapted; None for all.
+        groups: what `param_groups` returned; None for no groups.
+        stacked: what `stacked_layers` returned; None for no stacks.
+
+    Returns:
+        An `Explanation`, to be printed.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a pattern matches no parameter, or a tree has another structure.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import at_least_ndim, explain, stacked_layers
+        >>> params = {"head": jnp.ones((4, 2)), "layers": {"bias": jnp.ones((3, 4))}}
+        >>> print(explain(
+        ...     params, weight_decay_mask=at_least_ndim(2),
+        ...     stacked=stacked_layers({"layers/": 0})))
+        parameter    shape  blocks  decayed  adapted  group
+        head         4x2    1       yes      yes      -
+        layers/bias  3x4    3       -        yes      -
+        2 parameters, 4 blocks, 20 numbers: 8 decayed, 20 adapted
+    """
+    check_mask("weight_decay_mask", weight_decay_mask)
+    check_mask("trust_ratio_mask", trust_ratio_mask)
+    stacks = check_stacked(stacked)
+    groups = check_groups(groups, stacked)
+    blocks = stacks.blocks(params)
+    columns = zip(
+        leaf_names(params),
+        [tuple(leaf.shape) for leaf in jax.tree.leaves(params)],
+        stacks.sizes(params),
+        resolve_mask("weight_decay_mask", weight_decay_mask, blocks),
+        resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks),
+        ["" if index < 0 else str(groups.rules[index]) for index in groups.indices(params)],
+        strict=True,
+    )
+    return Explanation(tuple(ExplainedParameter(*line) for line in columns))

@@ -1,0 +1,142 @@
+"""Trust ratios by name, sentences about a run, and what an optimizer will do with what."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+STACKED = lb.stacked_layers({"layers/": 0})
+SIZES = jnp.array([1.0, 9.0]).reshape(2, 1, 1)
+PARAMS = {
+    "head": {"bias": jnp.full(3, 0.5), "kernel": jnp.full((4, 3), 2.0)},
+    "layers": {
+        "bias": jnp.ones((2, 4)),
+        "kernel": jnp.ones((2, 4, 4)) * jnp.array([[[1.0]], [[9.0]]]),
+    },
+}
+
+
+def after_a_step(optimizer, params=PARAMS, gradients=None):
+    gradients = gradients or jax.tree.map(jnp.ones_like, params)
+    return jax.jit(optimizer.update)(gradients, optimizer.init(params), params)[1]
+
+
+def test_trust_ratios_by_name_and_layer():
+    """With gradients of one, Adam's direction is one: the ratio is the mean square's root."""
+    state = after_a_step(lb.lamb(0.1, stacked=STACKED))
+    ratios = lb.trust_ratios(state, PARAMS, stacked=STACKED)
+    assert list(ratios) == ["head/bias", "head/kernel", "layers/bias", "layers/kernel"]
+    np.testing.assert_allclose(ratios["head/kernel"], 2.0, rtol=1e-5)
+    np.testing.assert_allclose(ratios["layers/kernel"], [1.0, 9.0], rtol=1e-5)
+
+
+def test_trust_ratios_of_two_directions_and_inside_wrappers():
+    optimizer = lb.skip_nonfinite(lb.accumulate_gradients(lb.lans(0.1), every=1))
+    ratios = lb.trust_ratios(after_a_step(optimizer), PARAMS)
+    assert len(ratios) == 2 * 4
+    names = [name for name in ratios if name.endswith("head/kernel")]
+    assert [name.split("/")[-3] for name in names] == ["momentum_branch", "gradient_branch"]
+
+
+def test_trust_ratios_under_jit():
+    state = after_a_step(lb.lars(0.1))
+    ratios = jax.jit(lambda state: lb.trust_ratios(state, PARAMS))(state)
+    np.testing.assert_array_equal(
+        jnp.stack(list(ratios.values())), optax.tree.get(state, "trust_ratios")
+    )
+
+
+def test_other_states_and_parameters_are_errors():
+    with pytest.raises(ValueError, match="state holds no trust ratios"):
+        lb.trust_ratios(after_a_step(lb.eve(0.1)), PARAMS)
+    with pytest.raises(ValueError, match="holds 6 trust ratios, and params have 4 blocks"):
+        lb.trust_ratios(after_a_step(lb.lamb(0.1, stacked=STACKED)), PARAMS)
+
+
+def sentences(optimizer, params=PARAMS, gradients=None, **settings):
+    return lb.diagnose(after_a_step(optimizer, params, gradients), params, **settings)
+
+
+def test_nothing_to_say():
+    mask = lb.at_least_ndim(2)
+    assert (
+        sentences(
+            lb.lamb(0.1, trust_ratio_mask=mask, stacked=STACKED),
+            weight_decay_mask=mask,
+            stacked=STACKED,
+        )
+        == []
+    )
+
+
+def test_adapted_biases():
+    (sentence,) = sentences(lb.lamb(0.1, stacked=STACKED), stacked=STACKED)
+    # The biases of the layers are 1, and so are their ratios: as if they were not adapted.
+    assert sentence.startswith("1 of 2 parameters with a single axis are adapted, such as 'head/b")
+    assert "trust_ratio_mask=at_least_ndim(2)" in sentence
+
+
+MATRICES = {f"kernel_{index}": jnp.full((2, 2), 1.5 + index / 10) for index in range(5)}
+
+
+def test_ratios_at_a_bound():
+    (sentence,) = sentences(lb.lamb(0.1, trust_ratio_bounds=(None, 1.65)), MATRICES)
+    assert sentence.startswith("3 of 5 trust ratios are exactly 1.65, as an upper bound")
+
+
+def test_ratios_that_exploded():
+    params = MATRICES | {"embedding": jnp.full((2, 2), 500.0)}
+    (sentence,) = sentences(lb.lamb(0.1), params)
+    assert sentence.startswith(
+        "1 of 6 parameters have a trust ratio far from the median 1.75: 'emb"
+    )
+
+
+def test_parameters_that_are_zero():
+    params = MATRICES | {"new": jnp.zeros((2, 2))}
+    (sentence,) = sentences(lb.lamb(0.1), params)
+    assert sentence.startswith("1 of 6 parameters are zero, such as 'new'")
+
+
+def test_ratios_that_are_not_finite():
+    params = MATRICES | {"kernel_3": jnp.full((2, 2), jnp.inf)}
+    first, *_ = sentences(lb.lars(0.1), params)
+    assert first.startswith("1 of 5 parameters have a trust ratio that is not finite, such as 'ker")
+
+
+def test_a_mask_that_decays_nothing():
+    mask = lb.at_least_ndim(5)
+    (sentence,) = sentences(lb.lamb(0.1), MATRICES, weight_decay_mask=mask)
+    assert sentence.startswith("weight_decay_mask leaves out every parameter")
+
+
+def test_steps_that_were_left_out():
+    optimizer = lb.skip_nonfinite(lb.lamb(0.1))
+    gradients = jax.tree.map(lambda x: x * jnp.inf, MATRICES)
+    state = after_a_step(optimizer, MATRICES, gradients)
+    (sentence,) = lb.diagnose(state, MATRICES)
+    assert sentence.startswith("1 steps were left out")
+
+
+def test_explain():
+    explanation = lb.explain(
+        jax.eval_shape(lambda: PARAMS),
+        weight_decay_mask=lb.at_least_ndim(2),
+        trust_ratio_mask=lb.matching("head"),
+        groups=lb.param_groups({"params": lb.matching("bias"), "learning_rate": 0.1}),
+        stacked=STACKED,
+    )
+    lines = {one.name: one for one in explanation.parameters}
+    assert [one.decayed for one in lines.values()] == [False, True, False, True]
+    assert [one.adapted for one in lines.values()] == [True, True, False, False]
+    assert [one.blocks for one in lines.values()] == [1, 1, 2, 2]
+    assert lines["layers/bias"].group == "matching('bias')"
+    assert not lines["layers/kernel"].group
+    assert str(explanation).splitlines()[-1] == (
+        "4 parameters, 6 blocks, 55 numbers: 44 decayed, 15 adapted"
+    )
+    with pytest.raises(ValueError, match="'attention' matches no parameter"):
+        lb.explain(PARAMS, weight_decay_mask=lb.matching("attention"))
