@@ -255,15 +255,27 @@ def ways_of(name):
     return [way for way in WAYS if not (OPTIMIZERS[name].whole_leaves and way in in_parts)]
 
 
+def marks_of(name, way, precision):
+    """Those whose failure one of the others would share are left to `make test-slow`."""
+    usual = name in ("lamb", "lans", "lars", "scaled_adam") or way in (on_one_device, in_shard_map)
+    return () if usual and precision == "float64" else pytest.mark.slow
+
+
 CASES = [
-    pytest.param(name, way, id=f"{name}-{way.__name__}")
+    pytest.param(
+        name,
+        way,
+        precision,
+        id=f"{name}-{way.__name__}-{precision}",
+        marks=marks_of(name, way, precision),
+    )
     for name in OPTIMIZERS
     for way in ways_of(name)
+    for precision in ("float32", "float64")
 ]
 
 
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
-@pytest.mark.parametrize(("name", "way"), CASES)
+@pytest.mark.parametrize(("name", "way", "precision"), CASES)
 def test_equals_layers_apart_on_one_device(name, way, precision):
     layers, layer_ratios = expected(name)
     optimizer = optimizer_of(name, lb.stacked_layers(STACKED))

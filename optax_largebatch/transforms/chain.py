@@ -25,7 +25,11 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
             least one.
 
     Returns:
-        A transformation whose state is the tuple of theirs.
+        A transformation whose state is the tuple of theirs. Its `update`, as that of every link
+        and optimizer of this library, takes the extra argument `partition_specs`: how the
+        parameters are split, as a tree of `PartitionSpec` or `NamedSharding` or a prefix of one.
+        Inside `jax.shard_map` and `jax.pmap` it is needed where types do not say so; under `jit`
+        it lets the norms of all parameters travel as one vector.
 
     Raises:
         TypeError: an argument is no gradient transformation.

@@ -43,7 +43,15 @@ def run(program):
         return output.read()
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+@pytest.mark.parametrize(
+    "guide",
+    [
+        pytest.param(
+            guide, id=guide.stem, marks=pytest.mark.slow if guide.stem == "several_hosts" else ()
+        )
+        for guide in GUIDES
+    ],
+)
 def test_prints_what_it_says(guide):
     blocks = BLOCK.findall(guide.read_text())
     program = "".join(f"{code}\nprint({END!r})\n" for code, _ in blocks)
