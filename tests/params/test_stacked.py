@@ -65,6 +65,7 @@ def test_name_that_no_axis_has(specs, named, known):
         lb.stacked_layers(specs, named=named)
 
 
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="flax's scan fails on jax 0.6")
 @pytest.mark.parametrize("axis", [0, 1])
 def test_metadata_of_a_linen_scan(axis):
     class Block(nn.Module):
