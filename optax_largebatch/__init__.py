@@ -1,5 +1,10 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
+from optax_largebatch import recipes
+from optax_largebatch.diagnostics.critical_batch_size import (
+    CriticalBatchSize,
+    fit_critical_batch_size,
+)
 from optax_largebatch.diagnostics.gradient_scale import gradient_scale
 from optax_largebatch.optimizers.cain import cain
 from optax_largebatch.optimizers.eve import eve
@@ -12,6 +17,11 @@ from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
+from optax_largebatch.recipes.scaling import (
+    Hyperparameters,
+    ScaledHyperparameters,
+    scale_hyperparameters,
+)
 from optax_largebatch.schedules.eden import eden, eden2
 from optax_largebatch.schedules.values import values_schedule
 from optax_largebatch.schedules.warmup import (
@@ -72,7 +82,9 @@ __all__ = [
     "AddDecayedWeightsState",
     "ClampParametersState",
     "ClipByMedianNormState",
+    "CriticalBatchSize",
     "DecayToTargetRmsState",
+    "Hyperparameters",
     "LearnLogScaleState",
     "NesterovSplitState",
     "ParamGroups",
@@ -85,6 +97,7 @@ __all__ = [
     "ScaleByParameterRmsState",
     "ScaleBySecondMomentState",
     "ScaleByTrustRatioState",
+    "ScaledHyperparameters",
     "SkipNonfiniteState",
     "Stacked",
     "accumulate_gradients",
@@ -104,6 +117,7 @@ __all__ = [
     "eden2",
     "eve",
     "excluding",
+    "fit_critical_batch_size",
     "gradient_scale",
     "lamb",
     "lans",
@@ -117,6 +131,7 @@ __all__ = [
     "nesterov_split",
     "normalize_by_block_norm",
     "param_groups",
+    "recipes",
     "scale_by_adam",
     "scale_by_factored_parameter_rms",
     "scale_by_lars",
@@ -125,6 +140,7 @@ __all__ = [
     "scale_by_parameter_rms",
     "scale_by_second_moment",
     "scale_by_trust_ratio",
+    "scale_hyperparameters",
     "scaled_adam",
     "shard_optimizer_state",
     "skip_nonfinite",
