@@ -105,18 +105,16 @@ class Recipe:
 
     def summary(self) -> str:
         """The recipe in a few lines, for people."""
-        numbers = ", ".join(
-            f"{name} {getattr(self, name):.6g}"
-            if isinstance(getattr(self, name), float)
-            else f"{name} {getattr(self, name)}"
-            for name in ("learning_rate", *_ARGUMENTS[self.algorithm])
-            if getattr(self, name) is not None
-        )
+        values = {name: getattr(self, name) for name in _ARGUMENTS[self.algorithm]}
+        numbers = {"learning_rate": self.learning_rate} | {
+            name: value for name, value in values.items() if isinstance(value, float)
+        }
+        listed = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
         return "\n".join(
             [
                 f"{self.name} at batch size {self.batch_size}: {self.task}.",
                 f"  Numbers:  {self.origin}.",
-                f"  {self.algorithm.upper()}:  {numbers}.",
+                f"  {self.algorithm.upper()}:  {listed}.",
                 f"  Schedule:  {self._schedule_in_words()}.",
                 f"  Note:  {self.note}",
                 f"  Source:  {self.source}.",
@@ -147,4 +145,4 @@ _ARGUMENTS = {
     "lars": ("momentum", "eps", "weight_decay", "momentum_of"),
     "sgd": ("momentum", "weight_decay"),
 }
-"""The numbers of a recipe that its algorithm takes, besides the learning rate."""
+"""What an algorithm takes from its recipe, besides the learning rate."""

@@ -128,8 +128,8 @@ def scale_hyperparameters(
         )
     check_integer("from_batch", from_batch, at_least=1)
     check_integer("to_batch", to_batch, at_least=1)
-    check_choice("rule", rule, tuple(_RULES))
-    scaled = _RULES[rule](settings, from_batch, to_batch)
+    check_choice("rule", rule, tuple(RULES))
+    scaled = RULES[rule](settings, from_batch, to_batch)
     return ScaledHyperparameters(scaled, _account(settings, scaled, rule, from_batch, to_batch))
 
 
@@ -179,7 +179,7 @@ def _legew(old: Hyperparameters, from_batch: int, to_batch: int) -> Hyperparamet
     return dataclasses.replace(_sqrt(old, from_batch, to_batch), warmup_steps=warmup)
 
 
-_RULES: dict[str, Callable[[Hyperparameters, int, int], Hyperparameters]] = {
+RULES: dict[str, Callable[[Hyperparameters, int, int], Hyperparameters]] = {
     "linear": _linear,
     "sqrt": _sqrt,
     "adam_sde": _adam_sde,

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from optax_largebatch.params.masks import Mask
+from optax_largebatch.schedules.warmup import as_float
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
@@ -26,6 +29,11 @@ def warmup_and_drops(
     peak_value: float, begin_value: float, warmup_steps: int, drops: Sequence[int]
 ) -> optax.Schedule:
     """Linear warm-up, then a rate that falls to a tenth after each of the steps `drops`."""
-    warmup = optax.linear_schedule(begin_value, peak_value, warmup_steps)
-    stairs = optax.piecewise_constant_schedule(1.0, dict.fromkeys(drops, 0.1))
-    return lambda step: warmup(step) * stairs(step)
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        t = as_float(step)
+        grown = jnp.where(t < warmup_steps, t / max(warmup_steps, 1), 1.0)
+        stairs = jnp.prod(jnp.where(t < jnp.asarray(drops, t.dtype), 1.0, 0.1))
+        return (begin_value + (peak_value - begin_value) * grown) * stairs
+
+    return schedule
