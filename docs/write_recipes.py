@@ -24,7 +24,7 @@ def recipes_table() -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in lb.recipes.names():
-        sizes = sorted(row["batch_size"] for row in lb.recipes.table.published()[name]["points"])
+        sizes = lb.recipes.batch_sizes(name)
         runs = [lb.recipes.get(name, size) for size in sizes]
         algorithm, source = runs[0].algorithm, runs[0].source
         others = ("momentum",) if algorithm in ("lars", "sgd") else ("b1", "b2")

@@ -2,6 +2,6 @@
 
 from optax_largebatch.recipes.lookup import get
 from optax_largebatch.recipes.recipe import Recipe
-from optax_largebatch.recipes.table import examples_to_target, names
+from optax_largebatch.recipes.table import batch_sizes, examples_to_target, names
 
-__all__ = ["Recipe", "examples_to_target", "get", "names"]
+__all__ = ["Recipe", "batch_sizes", "examples_to_target", "get", "names"]

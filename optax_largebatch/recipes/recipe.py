@@ -95,6 +95,21 @@ class Recipe:
 
         Returns:
             The optimizer. Its `update` needs the parameters.
+
+        Raises:
+            TypeError: `mask` is no mask.
+            ValueError: a pattern of the mask matches no parameter, when the optimizer meets them.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> from optax_largebatch import recipes
+            >>> optimizer = recipes.get("bert-large/lamb/mlperf", batch_size=256).optimizer()
+            >>> kernel = jnp.array([3.0, -4.0])
+            >>> params = {"kernel": kernel, "bias": jnp.zeros(2), "scale": jnp.ones(2)}
+            >>> updates, _ = optimizer.update(params, optimizer.init(params), params)
+            >>> length = jnp.linalg.norm(updates["kernel"]) / jnp.linalg.norm(kernel)
+            >>> print(f"{length:.6f}")
+            0.000350
         """
         rate = self.schedule()
         given = {name: getattr(self, name) for name in _ARGUMENTS[self.algorithm]}

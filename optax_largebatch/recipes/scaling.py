@@ -218,12 +218,16 @@ def _account(
     for field in dataclasses.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before is not None:
-            kept = "  (kept)" if before == after else f" -> {after:.6g}"
-            lines.append(f"  {field.name:<13}  {before:.6g}{kept}")
+            change = "  (kept)" if before == after else f" -> {_shown(after)}"
+            lines.append(f"  {field.name:<13}  {_shown(before)}{change}")
     limit = ""
     if old.b1 is not None and old.b2 is not None:
         limit = _largest_batch(min(old.b1, old.b2), from_batch)
     return "\n".join([*lines, _VALIDITY[rule].format(limit=limit)])
+
+
+def _shown(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 def _given(settings: Hyperparameters, name: str, rule: str) -> Any:

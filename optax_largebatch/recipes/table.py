@@ -29,6 +29,27 @@ def names() -> list[str]:
     return sorted(published())
 
 
+def batch_sizes(name: str) -> list[int]:
+    """The batch sizes at which a recipe was published.
+
+    Args:
+        name: one of `names()`.
+
+    Returns:
+        The batch sizes, in ascending order.
+
+    Raises:
+        ValueError: there is no such recipe.
+
+    Examples:
+        >>> from optax_largebatch import recipes
+        >>> print(recipes.batch_sizes("resnet50/lars/square-root"))
+        [512, 1024, 4096, 8192]
+    """
+    check_choice("name", name, names())
+    return sorted(points(name))
+
+
 def examples_to_target(name: str) -> dict[int, list[int]]:
     """What every reference run of a recipe needed to reach the target of its benchmark.
 

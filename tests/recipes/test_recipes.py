@@ -270,7 +270,7 @@ def test_decay_rates_of_a_row_reach_the_optimizer():
 @pytest.mark.parametrize("name", lb.recipes.names())
 def test_trains_at_every_size_between_the_published_ones(name):
     """Each builds a schedule that starts, peaks and ends within its bounds."""
-    sizes = [row["batch_size"] for row in lb.recipes.table.published()[name]["points"]]
+    sizes = lb.recipes.batch_sizes(name)
     for batch_size in {
         *sizes,
         *(math.isqrt(a * b) for a, b in itertools.pairwise(sizes)),
@@ -340,6 +340,12 @@ def test_extrapolates_when_asked():
     assert math.isclose(small.learning_rate, 0.05)
 
 
+def test_extrapolation_ends_where_the_rule_ends():
+    """3125 steps of warm-up do not fit into 1562."""
+    with pytest.raises(ValueError, match="warmup_steps must be less than the 1562 steps"):
+        lb.recipes.get("bert-large/lamb/paper", 10 * 32768, extrapolate=True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
@@ -372,6 +378,12 @@ def test_a_recipe_is_frozen_plain_and_says_its_source():
     assert "rcps_resnet.json" in recipe.source
     for said in (recipe.source, recipe.note, "momentum 0.94", "626 steps of warm-up", "2267 steps"):
         assert said in recipe.summary()
+
+
+def test_batch_sizes():
+    assert lb.recipes.batch_sizes("resnet50/sgd/linear") == [256, 512, 1024, 2048, 4096, 8192]
+    with pytest.raises(ValueError, match="name must be one of 'bert-large"):
+        lb.recipes.batch_sizes("resnet50/adam")
 
 
 def test_examples_to_target():

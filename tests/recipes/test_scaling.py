@@ -55,6 +55,11 @@ def test_token_half_life_is_the_same_in_tokens():
     np.testing.assert_allclose(*halves, rtol=1e-9)
 
 
+def test_the_account_shows_all_digits_of_a_number_of_steps():
+    long = lb.Hyperparameters(learning_rate=0.1, total_steps=1_234_567)
+    assert "1234567 -> 617284" in str(lb.scale_hyperparameters(long, 256, 512, "sqrt"))
+
+
 def test_what_is_not_there_is_not_scaled():
     scaled = lb.scale_hyperparameters(lb.Hyperparameters(learning_rate=0.1), 256, 512, "linear")
     assert scaled.settings == lb.Hyperparameters(learning_rate=0.2)
