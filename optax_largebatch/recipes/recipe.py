@@ -91,7 +91,8 @@ class Recipe:
 
         Args:
             mask: the parameters that are decayed and adapted; the published runs leave out biases
-                and normalisation scales.
+                and normalisation scales. A network where one of the names `bias` and `scale` does
+                not occur needs a mask of its own, such as `at_least_ndim(2)`.
 
         Returns:
             The optimizer. Its `update` needs the parameters.

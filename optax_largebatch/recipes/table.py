@@ -82,7 +82,7 @@ def points(name: str) -> dict[int, Point]:
     """The settings of one recipe by batch size, all lengths in steps."""
     entry = published()[name]
     return {
-        row["batch_size"]: _in_steps(entry["shared"] | row, entry.get("examples"))
+        row["batch_size"]: _in_steps(entry["common"] | row, entry.get("examples"))
         for row in entry["points"]
     }
 
