@@ -1,5 +1,10 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
+from optax_largebatch import recipes
+from optax_largebatch.diagnostics.critical_batch_size import (
+    CriticalBatchSize,
+    fit_critical_batch_size,
+)
 from optax_largebatch.diagnostics.diagnose import diagnose
 from optax_largebatch.diagnostics.explain import Explanation, explain
 from optax_largebatch.diagnostics.gradient_scale import gradient_scale
@@ -15,6 +20,11 @@ from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
+from optax_largebatch.recipes.scaling import (
+    Hyperparameters,
+    ScaledHyperparameters,
+    scale_hyperparameters,
+)
 from optax_largebatch.schedules.eden import eden, eden2
 from optax_largebatch.schedules.values import values_schedule
 from optax_largebatch.schedules.warmup import (
@@ -75,8 +85,10 @@ __all__ = [
     "AddDecayedWeightsState",
     "ClampParametersState",
     "ClipByMedianNormState",
+    "CriticalBatchSize",
     "DecayToTargetRmsState",
     "Explanation",
+    "Hyperparameters",
     "LearnLogScaleState",
     "NesterovSplitState",
     "ParamGroups",
@@ -89,6 +101,7 @@ __all__ = [
     "ScaleByParameterRmsState",
     "ScaleBySecondMomentState",
     "ScaleByTrustRatioState",
+    "ScaledHyperparameters",
     "SkipNonfiniteState",
     "Stacked",
     "accumulate_gradients",
@@ -110,6 +123,7 @@ __all__ = [
     "eve",
     "excluding",
     "explain",
+    "fit_critical_batch_size",
     "gradient_scale",
     "lamb",
     "lans",
@@ -123,6 +137,7 @@ __all__ = [
     "nesterov_split",
     "normalize_by_block_norm",
     "param_groups",
+    "recipes",
     "scale_by_adam",
     "scale_by_factored_parameter_rms",
     "scale_by_lars",
@@ -131,6 +146,7 @@ __all__ = [
     "scale_by_parameter_rms",
     "scale_by_second_moment",
     "scale_by_trust_ratio",
+    "scale_hyperparameters",
     "scaled_adam",
     "shard_optimizer_state",
     "skip_nonfinite",

@@ -1,0 +1,141 @@
+"""The critical batch sizes of MLPerf's BERT and ResNet-50, from the published reference runs.
+
+    python benchmarks/critical_batch_of_published_runs.py --output benchmarks/results
+
+Fits `S = S_min (1 + B_crit / B)` to the steps that the runs of each batch size took to the target.
+Every batch size had settings of its own, tuned by somebody else, so besides the interval over the
+runs the table has the range of the fits that leave one batch size out. Prints the tables and writes
+`critical_batch_of_published_runs.csv` and `.png`. Takes seconds, and gives the same everywhere.
+"""
+
+import argparse
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import optax_largebatch as lb
+
+TASKS = {
+    "bert-large/lamb/mlperf": "BERT-Large, LAMB, masked-LM accuracy 0.72",
+    "resnet50/lars/mlperf": "ResNet-50, LARS, top-1 accuracy 75.9%",
+}
+
+
+class Published(NamedTuple):
+    """The runs of one recipe and the fit to them."""
+
+    task: str
+    batch_sizes: np.ndarray
+    runs: list[np.ndarray]
+    """Steps to the target, of each run of each batch size."""
+    fit: lb.CriticalBatchSize
+    without_one: list[float]
+    """The critical batch sizes of the fits that leave one batch size out."""
+
+
+def fitted() -> list[Published]:
+    """The fits of both benchmarks."""
+    results = []
+    for name, task in TASKS.items():
+        examples = lb.recipes.examples_to_target(name)
+        batch_sizes = np.array(list(examples))
+        runs = [np.array(own) / batch for batch, own in examples.items()]
+        rest = [
+            ([*batch_sizes[:left_out], *batch_sizes[left_out + 1 :]],
+             [own.mean() for own in (*runs[:left_out], *runs[left_out + 1 :])])
+            for left_out in range(len(runs))
+        ]  # fmt: skip
+        fit = lb.fit_critical_batch_size(batch_sizes, runs)
+        without_one = [lb.fit_critical_batch_size(*kept).critical_batch_size for kept in rest]
+        results.append(Published(task, batch_sizes, runs, fit, without_one))
+    return results
+
+
+def tables() -> str:
+    """Both fits, and what they say of every batch size, in Markdown."""
+    lines = [
+        "| Benchmark | batch sizes | runs | B_crit | 90% over the runs | leaving one out "
+        "| S_min | residual | largest |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    results = fitted()
+    for task, batch_sizes, runs, fit, without_one in results:
+        low, high = fit.interval or (float("nan"), float("nan"))
+        largest = np.abs(np.expm1(fit.residuals)).max()
+        lines.append(
+            f"| {task} | {len(batch_sizes)}, {batch_sizes.min()} to {batch_sizes.max()} "
+            f"| {sum(map(len, runs))} | {fit.critical_batch_size:.0f} | {low:.0f} to {high:.0f} "
+            f"| {min(without_one):.0f} to {max(without_one):.0f} | {fit.minimum_steps:.0f} "
+            f"| {fit.residual:.1%} | {largest:.1%} |"
+        )
+    for task, batch_sizes, runs, fit, _ in results:
+        lines += ["", f"{task}:", "", "| batch size | steps | fit | apart |", "|---|---|---|---|"]
+        lines += [
+            f"| {batch} | {own.mean():.0f} | {fit.steps(batch):.0f} | {np.expm1(residual):+.1%} |"
+            for batch, own, residual in zip(batch_sizes, runs, fit.residuals, strict=True)
+        ]
+    return "\n".join(lines)
+
+
+def write_csv(path: Path) -> None:
+    """One line for each benchmark and batch size."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["benchmark", "batch_size", "runs", "mean_steps", "fitted_steps"])
+        for task, batch_sizes, runs, fit, _ in fitted():
+            for batch, own in zip(batch_sizes, runs, strict=True):
+                mean, predicted = f"{own.mean():.1f}", f"{fit.steps(batch):.1f}"
+                writer.writerow([task, batch, len(own), mean, predicted])
+
+
+def plot(path: Path) -> None:
+    """Steps against batch size with the fit: every run a point, the two limits as lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, all_axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for axes, (task, batch_sizes, runs, fit, _) in zip(all_axes, fitted(), strict=True):
+        x = np.geomspace(batch_sizes.min() / 1.5, batch_sizes.max() * 1.5, 200)
+        critical, least = fit.critical_batch_size, fit.minimum_steps
+        axes.plot(x, least * critical / x, color="0.7", linestyle="--", linewidth=1)
+        axes.axhline(least, color="0.7", linestyle="--", linewidth=1)
+        axes.axvline(critical, color="C1", linewidth=1)
+        axes.plot(x, [fit.steps(batch) for batch in x], color="C0", label="fit")
+        for batch, own in zip(batch_sizes, runs, strict=True):
+            axes.plot(np.full(len(own), batch), own, ".", color="black", markersize=4, alpha=0.4)
+        axes.set(xscale="log", yscale="log", title=task, xlabel="batch size")
+        axes.set_ylim(least * 0.7, fit.steps(x[0]) * 1.3)
+        axes.annotate(
+            f"critical batch size {critical:,.0f}  ",
+            (critical, fit.steps(x[0])),
+            color="C1",
+            ha="right",
+            va="top",
+        )
+        axes.annotate(
+            f"least steps {least:,.0f}", (x[0], least), color="0.4", va="bottom", ha="left"
+        )
+    all_axes[0].set_ylabel("steps to the target")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Prints the tables; with --output, writes the files."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, help="a folder for the table and the picture")
+    options = parser.parse_args()
+    print(tables())
+    if options.output is not None:
+        options.output.mkdir(parents=True, exist_ok=True)
+        name = "critical_batch_of_published_runs"
+        write_csv(options.output / f"{name}.csv")
+        plot(options.output / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Writes the tables of `docs/recipes.md` and what its programs print.
+
+python docs/write_recipes.py
+"""
+
+from collections.abc import Callable
+import contextlib
+import io
+from pathlib import Path
+import re
+import runpy
+
+import optax_largebatch as lb
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "recipes.md"
+BENCHMARK = DOCS.parent / "benchmarks" / "critical_batch_of_published_runs.py"
+
+
+def recipes_table() -> str:
+    """One line for each recipe: what it has, and at which batch sizes."""
+    lines = [
+        "| Recipe | batch sizes | rate | warm-up, steps | all steps | decay | other | Source |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in lb.recipes.names():
+        sizes = lb.recipes.batch_sizes(name)
+        runs = [lb.recipes.get(name, size) for size in sizes]
+        algorithm, source = runs[0].algorithm, runs[0].source
+        others = ("momentum",) if algorithm in ("lars", "sgd") else ("b1", "b2")
+        rest = ", ".join(f"{key} {_range(runs, key)}" for key in others)
+        lines.append(
+            f"| `{name}` | {', '.join(map(str, sizes))} | {_range(runs, 'learning_rate')} "
+            f"| {_range(runs, 'warmup_steps')} | {_range(runs, 'total_steps')} "
+            f"| {_range(runs, 'weight_decay')} | {rest} | {source} |"
+        )
+    return "\n".join(lines)
+
+
+def rules_table() -> str:
+    """What the rules make of the smallest published batch, beside what was published."""
+    lines = [
+        "| Recipe | from, at | to | published rate | `sqrt` | `linear` |",
+        "|---|---|---|---|---|---|",
+    ]
+    pairs = {
+        "bert-large/lamb/mlperf": (256, (1536, 8192, 16384)),
+        "resnet50/lars/mlperf": (1632, (8192, 32768, 65536)),
+    }
+    for name, (small, larges) in pairs.items():
+        rate = lb.recipes.get(name, small).learning_rate
+        settings = lb.Hyperparameters(learning_rate=rate)
+        for large in larges:
+            published = lb.recipes.get(name, large).learning_rate
+            guesses = [
+                lb.scale_hyperparameters(settings, small, large, rule).settings.learning_rate
+                for rule in ("sqrt", "linear")
+            ]
+            cells = " | ".join(f"{guess:.3g}, x {guess / published:.2f}" for guess in guesses)
+            lines.append(f"| `{name}` | {small}, {rate:g} | {large} | {published:.3g} | {cells} |")
+    return "\n".join(lines)
+
+
+def fit_tables() -> str:
+    """The tables of the benchmark."""
+    return runpy.run_path(str(BENCHMARK))["tables"]()
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "recipes": recipes_table,
+    "rules": rules_table,
+    "fit": fit_tables,
+}
+
+
+def written(page: str) -> str:
+    """The page as it should be."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name}: made by docs/write_recipes.py -->", f"<!-- end of {name} -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise ValueError(f"page must have one {begin!r} and one {end!r}.")
+        between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
+        made = f"\n{table()}\n\n"
+        page = between.sub(lambda match, made=made: made, page)
+    return _with_outputs(page)
+
+
+def _with_outputs(page: str) -> str:
+    """The page with what its blocks of code print, one after the other, in one program."""
+    names: dict[str, object] = {}
+
+    def ran(match: re.Match[str]) -> str:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(match["code"], names)
+        return f"{match['before']}{output.getvalue()}```"
+
+    block = re.compile(
+        r"(?P<before>^```python\n(?P<code>.*?)^```\n\n```text\n).*?^```", re.DOTALL | re.MULTILINE
+    )
+    return block.sub(ran, page)
+
+
+def _range(runs: list[lb.recipes.Recipe], key: str) -> str:
+    values = [getattr(run, key) for run in runs]
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if low == high else f"{low:.7g} to {high:.7g}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,0 +1,145 @@
+"""The critical batch size, fitted to runs that reached the same target at several batch sizes."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from optax_largebatch.arguments import check_integer
+
+
+class CriticalBatchSize(NamedTuple):
+    """What `fit_critical_batch_size` returns."""
+
+    critical_batch_size: float
+    """The batch size that needs twice the steps, and twice the examples, of the least possible."""
+    minimum_steps: float
+    """The steps to the target that no batch size saves."""
+    interval: tuple[float, float] | None
+    """90% of the bootstrap's critical batch sizes; None where no batch size has several runs."""
+    residuals: tuple[float, ...]
+    """The logarithm of the measured over the fitted steps, for each batch size."""
+
+    @property
+    def minimum_examples(self) -> float:
+        """The examples to the target that a small batch size needs."""
+        return self.minimum_steps * self.critical_batch_size
+
+    @property
+    def residual(self) -> float:
+        """The root mean square of the residuals: 0.05 is about 5%."""
+        return float(np.sqrt(np.mean(np.square(self.residuals))))
+
+    def steps(self, batch_size: float) -> float:
+        """The steps to the target at a batch size, after the fit."""
+        return self.minimum_steps * (1 + self.critical_batch_size / batch_size)
+
+
+def fit_critical_batch_size(
+    batch_sizes: Sequence[float],
+    steps: Sequence[float | Sequence[float]],
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> CriticalBatchSize:
+    r"""Fits the steps to a target as a function of the batch size.
+
+    .. math:: S(B) = S_{min} \left(1 + \frac{B_{crit}}{B}\right)
+
+    Well below :math:`B_{crit}` twice the batch takes half the steps; well above it, as many. The
+    fit is that of least squares in :math:`\log S`. Several runs of a batch size count as their
+    mean.
+
+    The interval says what another draw of the same runs would give, not how well the runs were
+    tuned: where every batch size had settings of its own, their quality moves the fit more than
+    the noise of single runs does. Look at the residuals as well.
+
+    Args:
+        batch_sizes: at least three different batch sizes, positive.
+        steps: for each of them the steps to the target, of one run or of several; positive.
+        resamples: how often the bootstrap draws from the runs of every batch size, 1 or more.
+        seed: of these draws.
+
+    Returns:
+        The fit: `critical_batch_size`, `minimum_steps`, `interval`, `residuals`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range, or the steps do not bend: they fall as
+            :math:`1 / B` throughout, or not at all, so that no critical batch size is in sight.
+
+    Examples:
+        >>> from optax_largebatch import fit_critical_batch_size
+        >>> fit = fit_critical_batch_size([256, 1024, 4096], [5000.0, 2000.0, 1250.0])
+        >>> print(round(fit.critical_batch_size), round(fit.minimum_steps))
+        1024 1000
+
+    References:
+        McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162.
+    """
+    check_integer("resamples", resamples, at_least=1)
+    check_integer("seed", seed, at_least=0)
+    batches = _positive("batch_sizes", batch_sizes)
+    if len(set(batches)) < 3:
+        raise ValueError(
+            f"batch_sizes must hold at least three different ones, got {list(batch_sizes)!r}: two "
+            f"fit every curve."
+        )
+    if len(steps) != len(batches):
+        raise ValueError(
+            f"steps must have one entry for each of the {len(batches)} batch sizes, got "
+            f"{len(steps)}."
+        )
+    runs = [_positive(f"steps[{i}]", np.atleast_1d(own)) for i, own in enumerate(steps)]
+
+    means = np.array([[own.mean() for own in runs]])
+    (critical,), (minimum,) = _least_squares(batches, np.log(means))
+    low, high = _searched(batches)
+    if not low * 1.01 < critical < high / 1.01:
+        raise ValueError(
+            f"steps must bend between the smallest and the largest of batch_sizes, got steps that "
+            f"{'hardly fall' if critical < high / 2 else 'fall as 1 / batch size throughout'}: no "
+            f"critical batch size between {low:.3g} and {high:.3g} fits best. Add "
+            f"{'smaller' if critical < high / 2 else 'larger'} batch sizes."
+        )
+    interval = None
+    if any(own.size > 1 for own in runs):
+        draw = np.random.default_rng(seed)
+        drawn = [draw.choice(own, (resamples, own.size)).mean(axis=1) for own in runs]
+        again, _ = _least_squares(batches, np.log(np.stack(drawn, axis=1)))
+        interval = (float(np.quantile(again, 0.05)), float(np.quantile(again, 0.95)))
+    residuals = np.log(means[0]) - np.log(minimum * (1 + critical / batches))
+    return CriticalBatchSize(float(critical), float(minimum), interval, tuple(residuals.tolist()))
+
+
+def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The fit of each row of `log_steps`: critical batch sizes and minimum steps.
+
+    Given the critical batch size, the best minimum is the mean of what is left, so a search of one
+    dimension remains: a grid in the logarithm, made finer around the best point again and again.
+    """
+    low, high = (np.full(len(log_steps), np.log(end)) for end in _searched(batches))
+    for _ in range(10):
+        grid = np.linspace(low, high, 33, axis=1)
+        left = log_steps[:, None, :] - np.log1p(np.exp(grid)[:, :, None] / batches)
+        best = np.argmin(np.var(left, axis=2), axis=1)
+        rows = np.arange(len(grid))
+        low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, 32)]
+    critical = np.exp((low + high) / 2)
+    left = log_steps - np.log1p(critical[:, None] / batches)
+    return critical, np.exp(left.mean(axis=1))
+
+
+def _searched(batches: np.ndarray) -> tuple[float, float]:
+    """Beyond these the curve is a straight line, as far as the data can tell."""
+    return float(batches.min() / 1000), float(batches.max() * 1000)
+
+
+def _positive(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    try:
+        array = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must hold numbers, got {values!r}.") from None
+    if array.ndim != 1 or array.size == 0 or not np.all((array > 0) & np.isfinite(array)):
+        raise ValueError(f"{name} must hold positive numbers, at least one, got {values!r}.")
+    return array

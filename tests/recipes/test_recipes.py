@@ -1,0 +1,393 @@
+"""Recipes against what was published, written down here once more."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from tests import reference
+
+IMAGES = 1281167
+
+
+def mlperf_bert(peak, begin, warmup, total):
+    """Google's BERT: the warm-up replaces the start of a decay that is counted from step 0."""
+    return lambda t: peak * ((t - begin) / warmup if t - begin < warmup else max(1 - t / total, 0))
+
+
+def mlperf_resnet(peak, warmup_epochs, batch_size, decay_steps):
+    warmup = warmup_epochs * IMAGES / batch_size
+
+    def rate(t):
+        if t < warmup:
+            return peak * t / warmup
+        return 1e-4 + (peak - 1e-4) * max(1 - (t - warmup) / decay_steps, 0) ** 2
+
+    return rate
+
+
+def nvidia(peak, ratio, total):
+    def rate(t):
+        part = t / total
+        return peak * part / ratio if part < ratio else peak * max(1 - part, 0) ** 0.5
+
+    return rate
+
+
+def lans_paper(peak, warmup, hold, total):
+    def rate(t):
+        if t < warmup * total:
+            return peak * t / (warmup * total)
+        return peak * min((total - t) / ((1 - warmup - hold) * total), 1)
+
+    return rate
+
+
+def polynomial(peak, power, warmup, total):
+    return lambda t: (
+        peak * (t / warmup if t < warmup else (1 - (t - warmup) / (total - warmup)) ** power)
+    )
+
+
+def goyal(batch_size):
+    def rate(t):
+        epoch = t * batch_size / IMAGES
+        peak = 0.1 * batch_size / 256
+        drops = sum(epoch >= drop for drop in (30, 60, 80))
+        return 0.1 + (peak - 0.1) * epoch / 5 if epoch < 5 else peak * 0.1**drops
+
+    return rate
+
+
+# For each recipe and batch size: the published rule, and five steps at which it is checked.
+SCHEDULES = {
+    ("bert-large/lamb/mlperf", 256): (
+        lambda t: 3.5e-4 * (1 - t / 13700), (0, 1, 7000, 13000, 13700)
+    ),
+    ("bert-large/lamb/mlperf", 3072): (
+        mlperf_bert(0.002, 0, 100, 1141), (0, 50, 99, 100, 1000)
+    ),
+    ("bert-large/lamb/mlperf", 6144): (
+        lambda t: 0.0029293 * (1 - t / 700), (0, 1, 300, 699, 700)
+    ),
+    ("bert-large/lamb/mlperf", 8192): (
+        mlperf_bert(0.00288293, -76, 287, 600), (0, 100, 210, 211, 599)
+    ),
+    ("bert-large/lamb/mlperf", 16384): (
+        mlperf_bert(0.0033, -100, 290, 600), (0, 100, 189, 190, 600)
+    ),
+    ("bert-large/lamb/paper", 512): (
+        mlperf_bert(6.25e-4, 0, 3125, 10**6), (0, 1000, 3124, 3125, 999000)
+    ),
+    ("bert-large/lamb/paper", 32768): (
+        mlperf_bert(5e-3, 0, 3125, 15625), (0, 1000, 3124, 3125, 15625)
+    ),
+    ("bert-large/lamb/nvidia-phase1", 65536): (
+        nvidia(6e-3, 0.2843, 7038), (0, 1000, 2000, 2001, 7000)
+    ),
+    ("bert-large/lamb/nvidia-phase2", 32768): (
+        nvidia(4e-3, 0.128, 1563), (0, 100, 199, 201, 1500)
+    ),
+    ("bert-large/lans/paper-phase1", 98304): (
+        lans_paper(0.00675, 0.4265, 0.2735, 3519), (0, 750, 2000, 2463, 3300)
+    ),
+    ("bert-large/lans/paper-phase2", 33792): (
+        lans_paper(0.005, 0.192, 0.108, 782), (0, 75, 200, 300, 700)
+    ),
+    ("resnet50/lamb/you", 32768): (
+        polynomial(0.04, 1, 782, 3519), (0, 400, 782, 2000, 3518)
+    ),
+    # 27476 steps of 1632 are 35 epochs and come after 2 of warm-up: 37, when the last run arrived.
+    ("resnet50/lars/mlperf", 1632): (
+        mlperf_resnet(7.4, 2, 1632, 27476), (0, 700, 1600, 15000, 29000)
+    ),
+    # 4710 steps of 13056 are 48 epochs with the warm-up: all runs arrived by epoch 46.
+    ("resnet50/lars/mlperf", 13056): (
+        mlperf_resnet(12.8, 9, 13056, 4710 - 883), (0, 400, 900, 3000, 4700)
+    ),
+    ("resnet50/lars/mlperf", 65536): (
+        mlperf_resnet(24.699, 31, 65536, 1133), (0, 300, 700, 1400, 1739)
+    ),
+    ("resnet50/lars/square-root", 512): (
+        polynomial(4.0, 2, 0.15625 * IMAGES / 512, 90 * IMAGES / 512), (0, 200, 391, 9**5, 225000)
+    ),
+    ("resnet50/lars/square-root", 8192): (
+        polynomial(16.0, 2, 2.5 * IMAGES / 8192, 90 * IMAGES / 8192), (0, 200, 391, 9**4, 14000)
+    ),
+    ("resnet50/sgd/linear", 256): (goyal(256), (0, 25000, 150200, 300300, 400400)),
+    ("resnet50/sgd/linear", 8192): (goyal(8192), (0, 391, 4600, 9400, 12600)),
+}  # fmt: skip
+
+
+def small_model(name):
+    """Parameters of that kind of network, with the names that Flax gives them."""
+    shapes = {"dense": {"kernel": (3, 4), "bias": (4,)}, "norm": {"scale": (4,), "bias": (4,)}}
+    if name.startswith("resnet50"):
+        shapes["conv"] = {"kernel": (3, 3, 2, 4)}
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda node: isinstance(node, tuple))
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    arrays = [jax.random.normal(*pair) + 0.5 for pair in zip(keys, leaves, strict=True)]
+    return structure.unflatten(arrays)
+
+
+def flat(tree):
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf, np.float64) for path, leaf in paths}
+
+
+def test_every_recipe_has_a_schedule_here():
+    assert {name for name, _ in SCHEDULES} == set(lb.recipes.names())
+
+
+@pytest.mark.parametrize(("name", "batch_size"), SCHEDULES)
+def test_schedule_is_the_published_one(name, batch_size, x64):
+    rule, steps = SCHEDULES[name, batch_size]
+    recipe = lb.recipes.get(name, batch_size)
+    schedule = recipe.schedule()
+    peak = max(rule(t) for t in steps)
+    # A warm-up of a part of the run, or of epochs, is rounded to whole steps.
+    rounding = 2 / max(recipe.warmup_steps, 1) if recipe.warmup_steps else 0
+    for step in steps:
+        expected = rule(step)
+        tolerance = 1e-9 if "mlperf" in name and "bert" in name else rounding
+        np.testing.assert_allclose(schedule(step), expected, rtol=tolerance, atol=1e-6 * peak)
+
+
+def kernels(name):
+    return "kernel" in name
+
+
+def sgd(w, gradients, *, lr, wd):
+    buffer = np.zeros_like(w)
+    for g, rate in zip(gradients, lr, strict=True):
+        g = g + wd * w
+        buffer = 0.9 * buffer + g
+        w = w - rate * (g + 0.9 * buffer)
+        yield w
+
+
+# For each recipe: the formula of its optimizer with the published numbers. Biases and scales are
+# neither decayed nor adapted.
+FORMULAS = {
+    ("bert-large/lamb/mlperf", 256): (reference.lamb, 1.0, {"wd": 0.01, "adapted": kernels}),
+    ("bert-large/lamb/paper", 32768): (reference.lamb, None, {"wd": 0.01, "adapted": kernels}),
+    ("bert-large/lamb/nvidia-phase1", 65536): (
+        reference.lamb, 1.0, {"wd": 0.01, "adapted": kernels}
+    ),
+    ("bert-large/lamb/nvidia-phase2", 32768): (
+        reference.lamb, 1.0, {"wd": 0.01, "adapted": kernels}
+    ),
+    ("bert-large/lans/paper-phase1", 98304): (reference.lans, None, {"wd": 0.01}),
+    ("bert-large/lans/paper-phase2", 33792): (reference.lans, None, {"wd": 0.01}),
+    ("resnet50/lamb/you", 32768): (
+        reference.lamb, 1.0, {"wd": 1.5, "adapted": kernels, "correction": "none"}
+    ),
+    ("resnet50/lars/mlperf", 1632): (reference.lars, None, {"wd": 5e-5, "adapted": kernels}),
+    ("resnet50/lars/square-root", 512): (
+        reference.lars, None,
+        {"wd": 1e-4, "adapted": kernels, "eps": 1e-5, "scaled_momentum": False},
+    ),
+    ("resnet50/sgd/linear", 8192): (sgd, None, {"wd": 1e-4}),
+}  # fmt: skip
+
+
+def trained(optimizer, params, gradients):
+    def step(carry, gradient):
+        params, state = carry
+        updates, state = optimizer.update(gradient, state, params)
+        return (jax.tree.map(lambda p, u: p + u, params, updates), state), None
+
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, gradients)[0][0])
+    return run((params, optimizer.init(params)))
+
+
+def test_every_recipe_has_a_formula_here():
+    assert {name for name, _ in FORMULAS} == set(lb.recipes.names())
+
+
+@pytest.mark.parametrize(("name", "batch_size"), FORMULAS)
+def test_optimizer_is_the_published_one(name, batch_size, x64):
+    family, bound, switches = FORMULAS[name, batch_size]
+    switches = dict(switches)
+    decay = switches.pop("wd")
+    rule, _ = SCHEDULES[name, batch_size]
+    steps = 4
+    params = small_model(name)
+    waves = jnp.arange(1.0, steps + 1)
+    gradients = jax.tree.map(
+        lambda p: jnp.sin(p[None] * waves.reshape(-1, *[1] * p.ndim) + 1), params
+    )
+    ours = flat(trained(lb.recipes.get(name, batch_size).optimizer(), params, gradients))
+
+    start, own = flat(params), flat(gradients)
+    if bound is not None:
+        own = reference.clip_by_global_norm(own, bound)
+    theirs = reference.trajectory(
+        family, start, own,
+        lr=np.array([rule(t) for t in range(steps)]),
+        wd=lambda name: decay if kernels(name) else 0.0,
+        **switches,
+    )  # fmt: skip
+    compared = [name for name in start if family is not reference.lans or kernels(name)]
+    assert len(compared) >= 1
+    for leaf in compared:
+        moved = theirs[leaf][-1] - start[leaf]
+        assert np.abs(moved).max() > 0
+        np.testing.assert_allclose(ours[leaf] - start[leaf], moved, rtol=2e-3)
+
+
+def test_lans_leaves_biases_unadapted(x64):
+    """The formula above has no such switch: a bias at zero has nothing that it could adapt to."""
+    params = jax.tree.map(jnp.zeros_like, small_model("bert"))
+    gradients = jax.tree.map(lambda p: jnp.ones((2, *p.shape)), params)
+    recipe = lb.recipes.get("bert-large/lans/paper-phase1")
+    for mask in (lb.excluding("bias", "scale"), lb.at_least_ndim(2)):
+        end = trained(recipe.optimizer(mask), jax.tree.map(lambda p: p + 2.0, params), gradients)
+        rate = float(recipe.schedule()(1))
+        np.testing.assert_allclose(end["dense"]["bias"], 2.0 - rate, rtol=1e-6)
+        assert np.all(np.abs(end["dense"]["kernel"] - 2.0) > 1.5 * rate)
+
+
+def test_decay_rates_of_a_row_reach_the_optimizer():
+    params = small_model("bert")
+    gradients = jax.tree.map(lambda p: jnp.stack([p, -p, jnp.cos(p)]), params)
+    recipe = lb.recipes.get("bert-large/lamb/mlperf", 8192)
+    mask = lb.excluding("bias", "scale")
+    same = lb.lamb(
+        recipe.schedule(), 0.88, 0.88, 1e-6, 0.0, 0.0166629, mask, trust_ratio_mask=mask,
+        max_grad_norm=1.0,
+    )  # fmt: skip
+    ours = trained(recipe.optimizer(), params, gradients)
+    jax.tree.map(np.testing.assert_array_equal, ours, trained(same, params, gradients))
+
+
+@pytest.mark.parametrize("name", lb.recipes.names())
+def test_trains_at_every_size_between_the_published_ones(name):
+    """Each builds a schedule that starts, peaks and ends within its bounds."""
+    sizes = lb.recipes.batch_sizes(name)
+    for batch_size in {
+        *sizes,
+        *(math.isqrt(a * b) for a, b in itertools.pairwise(sizes)),
+    }:
+        recipe = lb.recipes.get(name, batch_size)
+        schedule = recipe.schedule()
+        rates = [float(schedule(round(part * recipe.total_steps / 40))) for part in range(41)]
+        assert min(rates) >= 0
+        assert 0.6 * recipe.learning_rate < max(rates) <= recipe.learning_rate * (1 + 1e-6)
+        assert rates[-1] <= 0.002 * recipe.learning_rate
+        assert ("nobody" in recipe.origin) == (batch_size not in sizes)
+        assert recipe.origin in recipe.summary()
+
+
+def test_a_rule_comes_out_of_the_interpolation():
+    """Rates that are powers of the batch size, between the sizes of the table."""
+    recipe = lb.recipes.get("bert-large/lamb/paper", 3000)
+    assert math.isclose(recipe.learning_rate, 5e-3 * math.sqrt(3000 / 32768), rel_tol=1e-12)
+    assert recipe.warmup_steps == 3125
+    assert recipe.total_steps == round(512e6 / 3000)
+    linear = lb.recipes.get("resnet50/sgd/linear", 3000)
+    assert math.isclose(linear.learning_rate, 0.1 * 3000 / 256, rel_tol=1e-12)
+    assert linear.total_steps == round(90 * IMAGES / 3000)
+
+
+def test_interpolates_in_the_logarithm_of_the_batch():
+    """The geometric mean of two batch sizes lies half-way between them in the logarithm."""
+    recipe = lb.recipes.get("bert-large/lamb/mlperf", math.isqrt(8704 * 12288))
+    assert math.isclose(recipe.learning_rate, math.sqrt(0.002971656225 * 0.0031), rel_tol=1e-4)
+    assert recipe.warmup_begin_step == -88
+    assert "between the published batch sizes 8704 and 12288" in recipe.summary()
+    # Where one side has no warm-up there is no geometric mean: half of 287.
+    assert lb.recipes.get("bert-large/lamb/mlperf", math.isqrt(6912 * 8192)).warmup_steps in (
+        143,
+        144,
+    )
+
+
+@pytest.mark.parametrize("batch_size", [255, 16385])
+def test_refuses_to_go_beyond(batch_size):
+    with pytest.raises(ValueError, match=r"batch_size must be within") as caught:
+        lb.recipes.get("bert-large/lamb/mlperf", batch_size)
+    message = str(caught.value)
+    for said in (
+        "256, 448",
+        "16384",
+        f"got {batch_size}",
+        "extrapolate=True",
+        "'sqrt'",
+        "evidence",
+    ):
+        assert said in message
+
+
+def test_extrapolates_when_asked():
+    recipe = lb.recipes.get("bert-large/lamb/mlperf", 4 * 16384, extrapolate=True)
+    assert math.isclose(recipe.learning_rate, 2 * 0.0033)
+    assert (recipe.total_steps, recipe.warmup_steps, recipe.warmup_begin_step) == (150, 72, -25)
+    assert "16384 by the rule 'sqrt'" in recipe.summary()
+    assert "start tuning" in recipe.origin
+    hold = lb.recipes.get("bert-large/lans/paper-phase1", 2 * 98304, extrapolate=True)
+    assert (hold.warmup_steps, hold.hold_steps, hold.total_steps) == (750, 481, 1760)
+    hold.optimizer()
+    # The paper's own rule goes on: 3125 steps of warm-up of 7812.
+    assert lb.recipes.get("bert-large/lamb/paper", 65536, extrapolate=True).warmup_steps == 3125
+    small = lb.recipes.get("resnet50/sgd/linear", 128, extrapolate=True)
+    assert math.isclose(small.learning_rate, 0.05)
+
+
+def test_extrapolation_ends_where_the_rule_ends():
+    """3125 steps of warm-up do not fit into 1562."""
+    with pytest.raises(ValueError, match="warmup_steps must be less than the 1562 steps"):
+        lb.recipes.get("bert-large/lamb/paper", 10 * 32768, extrapolate=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (("bert-large/adam",), ValueError, "name must be one of 'bert-large/lamb/mlperf'"),
+        (("bert-large/lamb/mlperf",), ValueError, "batch_size must be given"),
+        (("bert-large/lamb/mlperf", 1e3), TypeError, "batch_size must be a Python integer"),
+        (("bert-large/lamb/mlperf", 0), ValueError, "batch_size must be >= 1"),
+    ],
+)
+def test_wrong_arguments(arguments, error, said):
+    with pytest.raises(error) as caught:
+        lb.recipes.get(*arguments)
+    assert said in str(caught.value)
+
+
+def test_wrong_flag():
+    with pytest.raises(TypeError, match="extrapolate must be True or False, got 1"):
+        lb.recipes.get("resnet50/lamb/you", extrapolate=1)
+
+
+def test_one_published_size_needs_no_argument():
+    assert lb.recipes.get("resnet50/lamb/you").batch_size == 32768
+
+
+def test_a_recipe_is_frozen_plain_and_says_its_source():
+    recipe = lb.recipes.get("resnet50/lars/mlperf", 32768)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.learning_rate = 1.0
+    assert json.loads(json.dumps(dataclasses.asdict(recipe)))["momentum"] == 0.94
+    assert "rcps_resnet.json" in recipe.source
+    for said in (recipe.source, recipe.note, "momentum 0.94", "626 steps of warm-up", "2267 steps"):
+        assert said in recipe.summary()
+
+
+def test_batch_sizes():
+    assert lb.recipes.batch_sizes("resnet50/sgd/linear") == [256, 512, 1024, 2048, 4096, 8192]
+    with pytest.raises(ValueError, match="name must be one of 'bert-large"):
+        lb.recipes.batch_sizes("resnet50/adam")
+
+
+def test_examples_to_target():
+    runs = lb.recipes.examples_to_target("resnet50/lars/mlperf")
+    assert runs[32768][:3] == [56 * IMAGES, 56 * IMAGES, 55 * IMAGES]
+    with pytest.raises(ValueError, match="name must be one of 'bert-large/lamb/mlperf', 'resnet50"):
+        lb.recipes.examples_to_target("resnet50/sgd/linear")
