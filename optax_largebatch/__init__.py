@@ -46,6 +46,7 @@ from optax_largebatch.transforms.learning_rate import (
     scale_by_learning_rate,
 )
 from optax_largebatch.transforms.log_scale import LearnLogScaleState, learn_log_scale
+from optax_largebatch.transforms.master_weights import MasterWeightsState, master_weights
 from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, clip_by_median_norm
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
@@ -74,6 +75,7 @@ __all__ = [
     "ClipByMedianNormState",
     "DecayToTargetRmsState",
     "LearnLogScaleState",
+    "MasterWeightsState",
     "NesterovSplitState",
     "ParamGroups",
     "Rule",
@@ -113,6 +115,7 @@ __all__ = [
     "lbsgd",
     "learn_log_scale",
     "learned_gradient",
+    "master_weights",
     "matching",
     "nesterov_split",
     "normalize_by_block_norm",
