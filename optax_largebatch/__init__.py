@@ -46,6 +46,7 @@ from optax_largebatch.transforms.learning_rate import (
     scale_by_learning_rate,
 )
 from optax_largebatch.transforms.log_scale import LearnLogScaleState, learn_log_scale
+from optax_largebatch.transforms.loss_scale import DynamicLossScaleState, dynamic_loss_scale
 from optax_largebatch.transforms.master_weights import MasterWeightsState, master_weights
 from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, clip_by_median_norm
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
@@ -74,6 +75,7 @@ __all__ = [
     "ClampParametersState",
     "ClipByMedianNormState",
     "DecayToTargetRmsState",
+    "DynamicLossScaleState",
     "LearnLogScaleState",
     "MasterWeightsState",
     "NesterovSplitState",
@@ -102,6 +104,7 @@ __all__ = [
     "clip_by_median_norm",
     "clip_by_value",
     "decay_to_target_rms",
+    "dynamic_loss_scale",
     "eden",
     "eden2",
     "eve",
