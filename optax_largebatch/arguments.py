@@ -15,8 +15,8 @@ import numpy as np
 Scalar = float | jax.Array
 """A number, or a scalar array such as `optax.inject_hyperparams` passes."""
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
-"""What has a dtype and is none; NumPy's scalars among them."""
+_NO_DTYPE = (jax.Array, np.ndarray, np.generic, tuple, list, dict)
+"""What NumPy would make a dtype of, with a warning or a record as the result."""
 
 
 def check_number(name: str, value: Any, allowed: str) -> None:
@@ -108,7 +108,7 @@ def check_dtype(name: str, value: Any) -> None:
     if value is None:
         return
     try:
-        dtype = None if isinstance(value, _ARRAYS) else jnp.dtype(value)
+        dtype = None if isinstance(value, _NO_DTYPE) else jnp.dtype(value)
     except TypeError:
         dtype = None
     if dtype is None:

@@ -1,4 +1,4 @@
-"""Every optimizer whose state is saved: those of the registry, and all wrappers around one."""
+"""Every optimizer whose state is saved: those of the registry, and the wrappers around one."""
 
 import functools
 
@@ -12,13 +12,16 @@ from tests.optimizers.registry import OPTIMIZERS
 
 
 def mixed_precision():
-    """All wrappers around one optimizer."""
-    accumulated = lb.accumulate_gradients(OPTIMIZERS["lamb"].make(), 2)
-    return lb.master_weights(lb.skip_nonfinite(lb.dynamic_loss_scale(accumulated)))
+    """What float16 needs, on macro-batches of three."""
+    accumulated = lb.accumulate_gradients(OPTIMIZERS["lamb"].make(), 3)
+    return lb.master_weights(lb.dynamic_loss_scale(accumulated, growth_interval=5))
 
 
-CHECKPOINTED = {name: entry.make for name, entry in OPTIMIZERS.items()}
-CHECKPOINTED["mixed precision"] = mixed_precision
+CHECKPOINTED = {
+    **{name: entry.make for name, entry in OPTIMIZERS.items()},
+    "mixed precision": mixed_precision,
+    "skip_nonfinite": lambda: lb.skip_nonfinite(OPTIMIZERS["lars"].make()),
+}
 
 
 def parameters():

@@ -43,7 +43,7 @@ NUMBERS = {
     "learning_rate": st.sampled_from([0.0, 1e-8, 1e-3, 1.0, 10.0]),
     "weight_decay": st.sampled_from([0.0, 1e-8, 0.1, 10.0]),
     "b1": st.sampled_from([0.0, 0.5, 0.9, 0.999999]),
-    "b2": st.sampled_from([0.0, 0.9, 0.999, 0.999999]),
+    "b2": st.sampled_from([0.9, 0.999, 0.999999]),
     "momentum": st.sampled_from([0.0, 0.9, 0.999999]),
     "eps": st.sampled_from([1e-18, 1e-8, 1e-6, 1.0]),
 }
@@ -103,10 +103,15 @@ def check(name, updates, state, params, finite):
         assert not nans
 
 
+LIMITS = {"learned_gradient": 1e3}
+"""It multiplies several squares."""
+
+
 def fuzz_numbers(name, data):
     names, run = compiled(name)
     numbers = {number: jnp.asarray(data.draw(NUMBERS[number], number)) for number in names}
-    magnitudes = st.lists(MAGNITUDES, min_size=len(LEAVES), max_size=len(LEAVES))
+    tame = MAGNITUDES.map(lambda magnitude: min(magnitude, LIMITS.get(name, np.inf)))
+    magnitudes = st.lists(tame, min_size=len(LEAVES), max_size=len(LEAVES))
 
     def tree(what, limit, fault=None, at=0):
         drawn = data.draw(magnitudes, what)
