@@ -24,7 +24,13 @@ def placed(optimizer, devices):
     )
 
 
-@pytest.mark.parametrize("name", CHECKPOINTED)
+LONG = ("cain", "learned_gradient")
+"""They take seconds to compile for several devices."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in CHECKPOINTED]
+)
 def test_training_goes_on_from_a_checkpoint(name, tmp_path):
     """Saved from eight devices and read for eight, to the same bits; and for two."""
     optimizer = CHECKPOINTED[name]()

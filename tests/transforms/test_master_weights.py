@@ -11,6 +11,7 @@ import pytest
 
 import optax_largebatch as lb
 from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.test_common import compiled
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +67,11 @@ def test_trains_as_float32(name):
     ]
     ours = lb.master_weights(optimizer)
     state, full_state = ours.init(low), optimizer.init(full)
+    step, full_step = compiled(ours.update), compiled(optimizer.update)
     for gradient in gradients:
-        updates, state = ours.update(gradient, state, low)
+        updates, state = step(gradient, state, low)
         low = optax.apply_updates(low, updates)
-        updates, full_state = optimizer.update(
+        updates, full_state = full_step(
             jax.tree.map(lambda x: x.astype("float32"), gradient), full_state, full
         )
         full = optax.apply_updates(full, updates)
@@ -82,13 +84,12 @@ def test_trains_as_float32(name):
 
 def test_precise_parameters_have_no_second_copy():
     params = {"low": jnp.ones(2, "bfloat16"), "full": jnp.ones(2)}
-    optimizer = lb.master_weights(lb.lamb(0.1))
+    optimizer = lb.master_weights(optax.sgd(0.1))
     state = optimizer.init(params)
     assert state.master["full"] == ()
-    updates, state = jax.jit(optimizer.update)(params, state, params)
+    updates, state = optimizer.update(params, state, params)
     assert jax.tree.map(lambda x: x.dtype, updates) == {"low": "float32", "full": "float32"}
-    alone, _ = lb.lamb(0.1).update(params, lb.lamb(0.1).init(params), params)
-    np.testing.assert_array_equal(updates["full"], alone["full"])
+    np.testing.assert_array_equal(updates["full"], jnp.full(2, -0.1))
 
 
 def test_leaves_without_gradient_stay():
@@ -103,9 +104,9 @@ def test_leaves_without_gradient_stay():
 def test_parameters_stay_between_macro_batches():
     optimizer = lb.master_weights(lb.accumulate_gradients(lb.lamb(1e-4), 3))
     params = jnp.linspace(-1.0, 1.0, 7).astype("bfloat16")
-    state = optimizer.init(params)
+    state, step = optimizer.init(params), compiled(optimizer.update)
     for number in range(1, 7):
-        updates, state = optimizer.update(jnp.cos(params), state, params)
+        updates, state = step(jnp.cos(params), state, params)
         new = optax.apply_updates(params, updates)
         assert np.array_equal(new, params) or number % 3 == 0
         params = new
@@ -179,7 +180,7 @@ def test_float64_masters(x64):
 
 def test_strict_promotion_has_a_way():
     params = jnp.ones(3, "bfloat16")
-    optimizer = lb.master_weights(lb.lamb(0.1))
+    optimizer = lb.master_weights(lb.accumulate_momentum())
     with jax.numpy_dtype_promotion("strict"):
         updates, state = optimizer.update(params, optimizer.init(params), params)
         params = jax.tree.map(lambda w, u: (w.astype(u.dtype) + u).astype(w.dtype), params, updates)
