@@ -130,9 +130,7 @@ def accumulate_gradients(
                 inner_state=inner_state,
             )
 
-        if (
-            every == 1 and examples is None
-        ):  # a macro-batch of one is its own mean, and nothing is ever summed
+        if every == 1 and examples is None:  # it is its own mean, and nothing is ever summed
             new_updates, new_state = inner_step(gradients)
             return new_updates, new_state._replace(accumulator=state.accumulator)
 
