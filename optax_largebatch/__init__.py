@@ -59,6 +59,8 @@ from optax_largebatch.transforms.learning_rate import (
     scale_by_learning_rate,
 )
 from optax_largebatch.transforms.log_scale import LearnLogScaleState, learn_log_scale
+from optax_largebatch.transforms.loss_scale import DynamicLossScaleState, dynamic_loss_scale
+from optax_largebatch.transforms.master_weights import MasterWeightsState, master_weights
 from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, clip_by_median_norm
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
@@ -87,9 +89,11 @@ __all__ = [
     "ClipByMedianNormState",
     "CriticalBatchSize",
     "DecayToTargetRmsState",
+    "DynamicLossScaleState",
     "Explanation",
     "Hyperparameters",
     "LearnLogScaleState",
+    "MasterWeightsState",
     "NesterovSplitState",
     "ParamGroups",
     "Rule",
@@ -118,6 +122,7 @@ __all__ = [
     "clip_by_value",
     "decay_to_target_rms",
     "diagnose",
+    "dynamic_loss_scale",
     "eden",
     "eden2",
     "eve",
@@ -133,6 +138,7 @@ __all__ = [
     "lbsgd",
     "learn_log_scale",
     "learned_gradient",
+    "master_weights",
     "matching",
     "nesterov_split",
     "normalize_by_block_norm",

@@ -10,9 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Scalar = float | jax.Array
 """A number, or a scalar array such as `optax.inject_hyperparams` passes."""
+
+_NO_DTYPE = (jax.Array, np.ndarray, np.generic, tuple, list, dict)
+"""What NumPy would make a dtype of, with a warning or a record as the result."""
 
 
 def check_number(name: str, value: Any, allowed: str) -> None:
@@ -52,7 +56,7 @@ def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:
 
 def check_integer(name: str, value: Any, at_least: int) -> None:
     """Checks that `value` is a Python integer of `at_least` or more."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, jax.Array):
+    if isinstance(value, bool | jax.Array | np.ndarray) or not hasattr(value, "__index__"):
         raise TypeError(
             f"{name} must be a Python integer >= {at_least}, got {_show(value)}. (It shapes the "
             f"computation; under optax.inject_hyperparams pass static_args=({name!r},).)"
@@ -104,9 +108,11 @@ def check_dtype(name: str, value: Any) -> None:
     if value is None:
         return
     try:
-        dtype = jnp.dtype(value)
+        dtype = None if isinstance(value, _NO_DTYPE) else jnp.dtype(value)
     except TypeError:
-        raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.") from None
+        dtype = None
+    if dtype is None:
+        raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.")
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
 

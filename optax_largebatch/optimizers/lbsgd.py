@@ -80,7 +80,8 @@ def lbsgd(
 
     Returns:
         The optimizer, to be called once for every micro-batch. Its `update` needs the parameters;
-        its state is an `AccumulateGradientsState`.
+        its state is an `AccumulateGradientsState`. `update` takes the extra arguments `examples`
+        and `flush` of `accumulate_gradients`.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -1,12 +1,14 @@
 """Macro-batches: many micro-batches for one step."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_dtype, check_integer
+from optax_largebatch.arguments import check_dtype, check_integer, check_number
+from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.transforms.adam import zeros_like
 
@@ -18,6 +20,8 @@ class AccumulateGradientsState(NamedTuple):
     """Micro-batches in the accumulator, shape ()."""
     macro_step: jax.Array
     """Steps of the inner transformation, shape ()."""
+    examples: jax.Array
+    """Examples in the accumulator, shape (); where `update` is not told, micro-batches."""
     accumulator: optax.Updates
     """Sum of the gradients since the last step, like the parameters."""
     inner_state: optax.OptState
@@ -26,18 +30,31 @@ class AccumulateGradientsState(NamedTuple):
 
 def accumulate_gradients(
     inner: optax.GradientTransformation,
-    every: int,
+    every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
     *,
     accumulator_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Takes one step of `inner` for every macro-batch, with the mean gradient of its parts.
 
+    .. math:: g = \sum_i n_i g_i \Big/ \sum_i n_i
+
     Between two steps the updates are exact zeros and `inner` is not computed at all. Its schedules
     count macro-batches.
 
+    `update` takes two extra arguments, which may be traced and must be the same on all devices:
+
+    - `examples`: the number :math:`n_i` of examples in the micro-batch, for micro-batches that
+      differ; a weight that is no integer will do. None for 1 each. A micro-batch of 0 examples
+      adds nothing, even if its gradient is a NaN.
+    - `flush`: True takes the step now, with the micro-batches that there are: for the last
+      macro-batch of an epoch.
+
+    There is no step before the first example.
+
     Args:
         inner: the transformation, from this library or any other.
-        every: micro-batches in a macro-batch, 1 or more.
+        every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
+            macro-batches so far.
         accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
 
     Returns:
@@ -59,10 +76,17 @@ def accumulate_gradients(
         ...     print(updates)
         [0.]
         [-2.]
+        >>> for gradient, examples in ((1.0, 32), (4.0, 16)):
+        ...     updates, state = optimizer.update(
+        ...         jnp.array([gradient]), state, params, examples=examples
+        ...     )
+        >>> print(updates)
+        [-2.]
     """
     if not isinstance(inner, optax.GradientTransformation):
         raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
-    check_integer("every", every, at_least=1)
+    if not callable(every):
+        check_integer("every", every, at_least=1)
     check_dtype("accumulator_dtype", accumulator_dtype)
     inner = optax.with_extra_args_support(inner)
 
@@ -71,6 +95,7 @@ def accumulate_gradients(
         return AccumulateGradientsState(
             micro_step=jnp.zeros([], jnp.int32),
             macro_step=jnp.zeros([], jnp.int32),
+            examples=jnp.zeros([], jnp.float32),
             accumulator=zeros_like(params, accumulator_dtype),
             inner_state=inner.init(params),
         )
@@ -79,9 +104,13 @@ def accumulate_gradients(
         updates: optax.Updates,
         state: Any,
         params: optax.Params | None = None,
+        *,
+        examples: Any = None,
+        flush: Any = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateGradientsState]:
         leaves, gradients = gradients_of(updates, params)
+        _check_extra_args(examples, flush)
 
         def inner_step(mean: list[Any]) -> tuple[optax.Updates, AccumulateGradientsState]:
             new_updates, inner_state = inner.update(
@@ -96,32 +125,61 @@ def accumulate_gradients(
             ), AccumulateGradientsState(
                 micro_step=jnp.zeros([], jnp.int32),
                 macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
+                examples=jnp.zeros_like(state.examples),
                 accumulator=jax.tree.map(jnp.zeros_like, state.accumulator),
                 inner_state=inner_state,
             )
 
-        if every == 1:  # a macro-batch of one is its own mean, and nothing is ever summed
+        if every == 1 and examples is None:  # it is its own mean, and nothing is ever summed
             new_updates, new_state = inner_step(gradients)
             return new_updates, new_state._replace(accumulator=state.accumulator)
 
+        weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
+        total_weight = state.examples + weight
         sums = leaves.align("the state's accumulator", state.accumulator)
         for index, gradient in enumerate(gradients):
             if gradient is not None:
-                sums[index] = sums[index] + gradient.astype(sums[index].dtype)
+                part = gradient.astype(sums[index].dtype)
+                if examples is not None:
+                    part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
+                sums[index] = sums[index] + part
 
         def with_gradient(parts: list[Any]) -> list[Any]:
             given = zip(parts, gradients, strict=True)
             return [None if gradient is None else part for part, gradient in given]
 
         def step() -> tuple[optax.Updates, AccumulateGradientsState]:
-            return inner_step(with_gradient([total / every for total in sums]))
+            wide = [total.astype(accumulation_dtype(total.dtype)) for total in sums]
+            means = [total / total_weight.astype(total.dtype) for total in wide]
+            return inner_step(with_gradient(means))
 
         def wait() -> tuple[optax.Updates, AccumulateGradientsState]:
             zeros = with_gradient([jnp.zeros_like(leaf) for leaf in leaves.arrays])
             return leaves.rebuild(zeros), state._replace(
-                micro_step=state.micro_step + 1, accumulator=leaves.rebuild(sums)
+                micro_step=state.micro_step + 1,
+                examples=total_weight,
+                accumulator=leaves.rebuild(sums),
             )
 
-        return jax.lax.cond(state.micro_step + 1 >= every, step, wait)
+        wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
+        complete = state.micro_step + 1 >= wanted
+        return jax.lax.cond((complete | flush) & (total_weight > 0), step, wait)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_extra_args(examples: Any, flush: Any) -> None:
+    """Checks the extra arguments of `update`, as far as they are known before it runs."""
+    if examples is not None:
+        check_number("examples", examples, "[0, inf)")
+    is_flag = isinstance(flush, bool) or getattr(flush, "dtype", None) == jnp.bool_
+    if not is_flag or jnp.shape(flush):
+        raise TypeError(f"flush must be True, False or a boolean scalar array, got {flush!r}.")
+    for name, value in (("examples", examples), ("flush", flush)):
+        axes = varying_axes(value) if isinstance(value, jax.Array) else None
+        if axes:
+            raise ValueError(
+                f"{name} must be the same on all devices; it differs along the mesh axes "
+                f"{', '.join(map(repr, sorted(axes)))}. Sum the examples with jax.lax.psum, and "
+                "weight the gradients with those of each device."
+            )

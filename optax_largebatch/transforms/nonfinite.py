@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import norms
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.transforms.skipping import step_if_finite
 
 
 class SkipNonfiniteState(NamedTuple):
@@ -76,27 +76,17 @@ def skip_nonfinite(
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipNonfiniteState]:
         leaves, gradients = gradients_of(updates, params, partition_specs)
-        given = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        finite = norms.everywhere(
-            [jnp.all(jnp.isfinite(gradients[index])) for index in given],
-            [leaves.split(index) for index in given],
+        finite, new_updates, inner_state = step_if_finite(
+            inner,
+            leaves,
+            gradients,
+            state.inner_state,
+            params,
+            partition_specs=partition_specs,
+            **extra_args,
         )
-
-        def step() -> tuple[list[Any], optax.OptState]:
-            new_updates, inner_state = inner.update(
-                updates, state.inner_state, params, partition_specs=partition_specs, **extra_args
-            )
-            new = leaves.align("the updates", new_updates)
-            return [new[index].astype(gradients[index].dtype) for index in given], inner_state
-
-        def skip() -> tuple[list[Any], optax.OptState]:
-            return [jnp.zeros_like(gradients[index]) for index in given], state.inner_state
-
-        new_updates, inner_state = jax.lax.cond(finite, step, skip)
-        for index, update in zip(given, new_updates, strict=True):
-            gradients[index] = update.astype(leaves.arrays[index].dtype)
         in_a_row = jnp.where(finite, 0, optax.safe_increment(state.skipped_in_a_row))
-        return leaves.rebuild(gradients), SkipNonfiniteState(
+        return new_updates, SkipNonfiniteState(
             skipped=jnp.where(finite, state.skipped, optax.safe_increment(state.skipped)),
             skipped_in_a_row=in_a_row,
             gave_up=state.gave_up | (in_a_row >= max_in_a_row),

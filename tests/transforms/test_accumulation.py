@@ -121,6 +121,147 @@ def test_interrupted_macro_batch_resumes_from_its_state():
     chex.assert_trees_all_equal(run(*restored, gradients[4:]), expected)
 
 
+def values(optimizer, micro_batches):
+    """The parameter after each micro-batch: a gradient and the extra arguments of `update`."""
+    step = jax.jit(optimizer.update)
+    params = jnp.zeros(1)
+    state = optimizer.init(params)
+    for gradient, extra_args in micro_batches:
+        updates, state = step(jnp.full(1, gradient), state, params, **extra_args)
+        params = optax.apply_updates(params, updates)
+        yield float(params[0]), state
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_every_may_be_a_schedule_of_the_macro_batches(dtype):
+    """Two micro-batches, then three, then one."""
+    sizes = jnp.array([2, 3, 1], dtype)
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), lambda step: sizes[step])
+    seen = list(values(optimizer, [(float(x), {}) for x in (1, 3, 1, 2, 6, 7, 8)]))
+    assert [value for value, _ in seen] == [0, -2, -2, -2, -5, -12, -20]
+    assert [int(state.macro_step) for _, state in seen] == [0, 1, 1, 1, 2, 3, 4]
+
+
+def test_a_schedule_below_1_counts_as_1():
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), lambda step: -step)
+    assert [value for value, _ in values(optimizer, [(1.0, {})] * 2)] == [-1, -2]
+
+
+@pytest.mark.parametrize("every", [1, 2], ids="every {}".format)
+def test_micro_batches_weigh_as_many_examples_as_they_have(every):
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every)
+    batches = [(1.0, {"examples": 48}), (5.0, {"examples": 16})]
+    *_, (value, state) = values(optimizer, batches)
+    assert value == (-2.0 if every == 2 else -6.0)
+    assert float(state.examples) == 0
+
+
+def test_weighted_micro_batches_are_one_large_batch():
+    """The gradient of a mean loss over 7 examples, in parts of 4, 2 and 1."""
+    rng = np.random.default_rng(0)
+    inputs, targets = jnp.asarray(rng.normal(size=(7, 3))), jnp.asarray(rng.normal(size=7))
+
+    def gradient(part):
+        loss = lambda w: jnp.mean(jnp.square(inputs[part] @ w - targets[part]))  # noqa: E731
+        return jax.grad(loss)(jnp.ones(3))
+
+    optimizer = lb.accumulate_gradients(optax.scale(1.0), 3)
+    state = optimizer.init(jnp.ones(3))
+    for part in (slice(4), slice(4, 6), slice(6, 7)):
+        examples = len(targets[part])
+        updates, state = optimizer.update(gradient(part), state, examples=examples)
+    np.testing.assert_allclose(updates, gradient(slice(7)), rtol=1e-5)
+
+
+def test_flush_takes_the_step_of_a_partial_macro_batch():
+    """The flag is traced, so that both cases are one compiled step."""
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), 3)
+    batches = [(2.0, {"flush": i == 1, "examples": 1.5}) for i in range(5)]
+    seen = list(values(optimizer, batches))
+    assert [value for value, _ in seen] == [0, -2, -2, -2, -4]
+    assert [int(state.micro_step) for _, state in seen] == [1, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("every", [1, 2], ids="every {}".format)
+def test_a_micro_batch_without_examples_adds_nothing(every):
+    """Not even a NaN; and there is no step before the first example."""
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every)
+    empty, full = (np.nan, {"examples": 0}), (4.0, {"examples": 8})
+    seen = list(values(optimizer, [empty, empty, full]))
+    assert [value for value, _ in seen] == [0, 0, -4]
+    assert int(seen[1][1].macro_step) == 0
+
+
+def test_a_mean_is_not_rounded_to_the_dtype_of_the_sum():
+    """1/3 is no number of bfloat16; compiled, XLA on a CPU would leave such a rounding out."""
+    optimizer = lb.accumulate_gradients(optax.scale(1.0), 3, accumulator_dtype="bfloat16")
+    state = optimizer.init(jnp.zeros(1))
+    assert state.accumulator.dtype == jnp.bfloat16
+    with jax.disable_jit():
+        for value in (1.0, 0.0, 0.0):
+            updates, state = optimizer.update(jnp.full(1, value), state)
+    np.testing.assert_allclose(updates, [1 / 3], rtol=1e-6)
+
+
+def test_interrupted_anywhere_it_resumes_to_the_same_bits():
+    every = lb.values_schedule([2, 3, 1])
+    optimizer = lb.master_weights(
+        lb.dynamic_loss_scale(lb.accumulate_gradients(lb.lans(0.1), every))
+    )
+    rng = np.random.default_rng(0)
+    step = jax.jit(optimizer.update)
+    gradients = [gradient if i != 4 else np.inf for i, gradient in enumerate(rng.normal(size=9))]
+    counts = rng.integers(1, 9, size=9).astype("float32")
+
+    def run(carry, indices):
+        for i in indices:
+            params, state = carry
+            given = jax.tree.map(lambda x, i=i: jnp.full_like(x, gradients[i]), params)
+            updates, state = step(given, state, params, examples=counts[i], flush=i == 7)
+            with jax.numpy_dtype_promotion("standard"):
+                carry = optax.apply_updates(params, updates), state
+        return carry
+
+    params = jax.tree.map(lambda x: x.astype("bfloat16"), PARAMS)
+    start = params, optimizer.init(params)
+    expected = run(start, range(9))
+    for stop in range(1, 9):
+        stored = jax.tree.map(np.asarray, run(start, range(stop)))
+        restored = jax.tree.map(jnp.asarray, stored)
+        chex.assert_trees_all_equal(run(restored, range(stop, 9)), expected)
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "error", "message"),
+    [
+        ({"examples": -1}, ValueError, r"examples must be in \[0, inf\), got -1"),
+        ({"examples": jnp.ones(2)}, ValueError, "examples must be a scalar"),
+        ({"examples": "8"}, TypeError, "examples must be a number"),
+        ({"flush": 1}, TypeError, "flush must be True, False or a boolean scalar array, got 1"),
+        ({"flush": jnp.ones(2, bool)}, TypeError, "flush must be True, False"),
+    ],
+)
+def test_bad_extra_arguments(extra_args, error, message):
+    optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)
+    with pytest.raises(error, match=message):
+        optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS, **extra_args)
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+def test_examples_that_differ_between_devices_are_an_error():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)
+
+    def step(params, counts):
+        state = optimizer.init(params)
+        return optimizer.update(params, state, params, examples=counts[0])[0]
+
+    split, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=(whole, split), out_specs=whole)
+    with pytest.raises(ValueError, match=r"examples must be the same .* axes 'data'.*psum"):
+        sharded(PARAMS, jnp.ones(8))
+
+
 @pytest.mark.parametrize(
     ("macro", "batch", "workers", "scale"),
     [(1000, 64, 4, 4), (64, 64, 1, 1), (65, 64, 1, 2), (1, 64, 8, 1)],

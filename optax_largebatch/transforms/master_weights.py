@@ -1,0 +1,129 @@
+"""Low-precision parameters that are trained as if they were float32."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import check_dtype
+from optax_largebatch.params.leaves import gradients_of, leaves_of
+
+
+class MasterWeightsState(NamedTuple):
+    """State of `master_weights`."""
+
+    master: optax.Params
+    """The parameters in full precision; `()` in the place of one that has it already."""
+    inner_state: optax.OptState
+    """State of the inner transformation, which knows the masters only."""
+
+
+def master_weights(
+    inner: optax.GradientTransformation, dtype: jax.typing.DTypeLike = jnp.float32
+) -> optax.GradientTransformationExtraArgs:
+    r"""Keeps a float32 copy of low-precision parameters and trains that.
+
+    A step below half a unit in the last place of a parameter is lost when it is added, and in
+    bfloat16 that is a step of less than 1/512 of the parameter. The masters add up such steps:
+    with :math:`w` the parameter, :math:`m` its master and :math:`f` the inner transformation,
+
+    .. math::
+
+        u = (m + f(g, m)) - w, \qquad m \leftarrow w + u, \qquad w \leftarrow \text{round}(w + u)
+
+    The last of these is `optax.apply_updates`. Norms, decay and moments see gradients and
+    parameters in `dtype`. After every step the parameters are exactly the rounded masters, since
+    the master is by definition what `apply_updates` rounds. Wherever a parameter does not fall by
+    more than half, :math:`w + u` is also exactly :math:`m + f(g, m)`; elsewhere it differs by a
+    rounding error of float32.
+
+    For that, the updates of low-precision parameters come back in `dtype`. Let this be the
+    outermost wrapper: one that casts its updates to the parameters' dtype delays a part of the
+    step to the next. Where `jax_numpy_dtype_promotion` is `"strict"`, `apply_updates` refuses to
+    add the two dtypes, and `jax.tree.map(lambda w, u: (w.astype(u.dtype) + u).astype(w.dtype),
+    params, updates)` stands in for it.
+
+    Parameters that something else changes between two steps go back to their masters.
+
+    Args:
+        inner: the transformation, from this library or any other.
+        dtype: dtype of the masters, float32 or float64. Parameters that are as precise have none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `MasterWeightsState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: `dtype` is less precise than float32.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import master_weights
+        >>> params = jnp.ones(1, jnp.bfloat16)
+        >>> optimizer = master_weights(optax.sgd(0.001))
+        >>> state = optimizer.init(params)
+        >>> for _ in range(100):
+        ...     updates, state = optimizer.update(jnp.ones(1), state, params)
+        ...     with jax.numpy_dtype_promotion("standard"):  # the default of jax
+        ...         params = optax.apply_updates(params, updates)
+        >>> print(params, state.master.round(4))  # optax.sgd alone leaves the parameter at 1
+        [0.898438] [0.9]
+
+    References:
+        Micikevicius et al., *Mixed Precision Training*, arXiv 1710.03740, section 3.1.
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    check_dtype("dtype", dtype)
+    if dtype is None or jnp.finfo(dtype).bits < 32:
+        raise ValueError(f"dtype must be float32 or float64, got {dtype!r}.")
+    inner = optax.with_extra_args_support(inner)
+
+    def is_less_precise(param: jax.Array) -> bool:
+        return jnp.finfo(param.dtype).bits < jnp.finfo(dtype).bits
+
+    def init(params: optax.Params) -> MasterWeightsState:
+        leaves = leaves_of("params", params)
+        columns = [(x.astype(dtype) if is_less_precise(x) else ()) for x in leaves.arrays]
+        return MasterWeightsState(leaves.rebuild(columns), inner.init(precise(leaves, columns)))
+
+    def precise(leaves: Any, masters: list[Any]) -> optax.Params:
+        """The masters, and the parameters that have none."""
+        columns = zip(leaves.arrays, masters, strict=True)
+        return leaves.rebuild([m if is_less_precise(x) else x for x, m in columns])
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, MasterWeightsState]:
+        if params is None:
+            raise ValueError(
+                "params must be given to `update`, because master_weights moves them to their "
+                "masters; got None. Call optimizer.update(grads, state, params)."
+            )
+        leaves, gradients = gradients_of(updates, params)
+        masters = leaves.align("the state's master", state.master)
+        for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
+            if gradient is not None and is_less_precise(param):
+                gradients[index] = gradient.astype(dtype)
+        steps, inner_state = inner.update(
+            leaves.rebuild(gradients), state.inner_state, precise(leaves, masters), **extra_args
+        )
+        steps = leaves.align("the updates", steps)
+        for index, (step, param) in enumerate(zip(steps, leaves.arrays, strict=True)):
+            if step is None:
+                continue
+            if is_less_precise(param):
+                now = param.astype(dtype)
+                steps[index] = masters[index] + step.astype(dtype) - now
+                masters[index] = now + steps[index]
+            else:
+                steps[index] = step.astype(param.dtype)
+        return leaves.rebuild(steps), MasterWeightsState(leaves.rebuild(masters), inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,58 @@
+"""Steps that are taken where the gradient is finite, and left out elsewhere."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch import norms
+from optax_largebatch.params.leaves import Leaves
+
+
+def step_if_finite(
+    inner: optax.GradientTransformationExtraArgs,
+    leaves: Leaves,
+    gradients: list[Any],
+    inner_state: optax.OptState,
+    params: optax.Params | None,
+    **extra_args: Any,
+) -> tuple[jax.Array, optax.Updates, optax.OptState]:
+    """Takes a step of `inner`, unless a gradient holds an infinity or a NaN.
+
+    Inside `jax.shard_map` all devices take it, or none, wherever the infinity is.
+
+    Args:
+        inner: the transformation.
+        leaves: the parameters, with how they are split.
+        gradients: the gradient of each, or None.
+        inner_state: the state of `inner`.
+        params: the parameters as `update` was given them.
+        **extra_args: what else `inner` is given.
+
+    Returns:
+        Whether the step was taken, the updates in the parameters' dtypes (zeros, if it was not)
+        and the state of `inner` (the old one, if it was not).
+    """
+    given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    finite = norms.everywhere(
+        [jnp.all(jnp.isfinite(gradients[index])) for index in given],
+        [leaves.split(index) for index in given],
+    )
+
+    def step() -> tuple[list[Any], optax.OptState]:
+        updates, new_state = inner.update(
+            leaves.rebuild(gradients), inner_state, params, **extra_args
+        )
+        new = leaves.align("the updates", updates)
+        return [new[index].astype(leaves.arrays[index].dtype) for index in given], new_state
+
+    def skip() -> tuple[list[Any], optax.OptState]:
+        zeros = [jnp.zeros_like(gradients[i], leaves.arrays[i].dtype) for i in given]
+        return zeros, inner_state
+
+    own, new_state = jax.lax.cond(finite, step, skip)
+    updates: list[Any] = [None] * len(gradients)
+    for index, update in zip(given, own, strict=True):
+        updates[index] = update
+    return finite, leaves.rebuild(updates), new_state

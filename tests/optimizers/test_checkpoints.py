@@ -1,0 +1,59 @@
+"""Orbax saves every state and reads it back, for as many devices as there are then."""
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import optax_largebatch as lb
+from tests.optimizers.checkpointed import CHECKPOINTED, parameters, trained
+
+
+def placed(optimizer, devices):
+    """Where parameters and state lie on some devices: axes of length 8 are split among them."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("data",))
+    params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec(*["data"][: x.ndim]))
+        ),
+        parameters(),
+    )
+    return jax.tree.map(lambda x: x.sharding, params), lb.shard_optimizer_state(
+        optimizer, params, mesh
+    )
+
+
+LONG = ("cain", "learned_gradient")
+"""They take seconds to compile for several devices."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in CHECKPOINTED]
+)
+def test_training_goes_on_from_a_checkpoint(name, tmp_path):
+    """Saved from eight devices and read for eight, to the same bits; and for two."""
+    optimizer = CHECKPOINTED[name]()
+    params = parameters()
+    start = jax.device_put((params, optimizer.init(params)), placed(optimizer, 8))
+    saved = trained(optimizer, *start, steps=range(3))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", saved)
+    expected = trained(optimizer, *saved, steps=range(3, 5))
+    abstract = jax.eval_shape(lambda params: (params, optimizer.init(params)), params)
+    for devices in (8, 2):
+        target = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            abstract,
+            placed(optimizer, devices),
+        )
+        with ocp.StandardCheckpointer() as checkpointer:
+            restored = checkpointer.restore(tmp_path / "state", target)
+        assert jax.tree.structure(restored) == jax.tree.structure(saved)
+        jax.tree.map(np.testing.assert_array_equal, restored, saved)
+        assert all(len(x.sharding.device_set) == devices for x in jax.tree.leaves(restored))
+        resumed = trained(optimizer, *restored, steps=range(3, 5))
+        for one, other in zip(jax.tree.leaves(resumed), jax.tree.leaves(expected), strict=True):
+            one, other = np.asarray(one, "float64"), np.asarray(other, "float64")
+            tolerance = 0 if devices == 8 else 1e-5 * np.abs(other).max()
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)

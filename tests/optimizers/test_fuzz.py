@@ -1,0 +1,216 @@
+"""Trees, numbers and arguments that nobody thought of.
+
+Numbers and arguments are drawn for one tree, so that a compiled step serves all cases; trees are
+drawn for steps that are not compiled.
+"""
+
+import functools
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.optimizers.registry import OPTIMIZERS
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+SHAPES = ((), (1,), (3,), (0,), (2, 3), (1, 4), (2, 1, 3), (0, 3))
+LEAVES = [
+    ("float64", (2, 3)),
+    ("float32", ()),
+    ("float32", (1, 4)),
+    ("bfloat16", (2, 3, 2)),
+    ("float16", (3,)),
+]
+STEPS = 3
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+MAGNITUDES = st.one_of(
+    st.sampled_from([0.0, 1e-320, 1e-45, 1e-38, 1e-30, 1e-20, 6e-8, 1e-6, 1.0, 1e4, 1e7]),
+    st.floats(-45, 7).map(lambda exponent: 10.0**exponent),
+)
+TOO_LARGE = st.sampled_from([1e20, 1e30])
+"""Finite, but float32 does not hold their squares: a step may be 0 or a NaN, and no error.
+
+So are the largest magnitudes above: some optimizers square gradient times parameter.
+"""
+FAULTS = st.sampled_from([np.nan, np.inf, -np.inf])
+NUMBERS = {
+    "learning_rate": st.sampled_from([0.0, 1e-8, 1e-3, 1.0, 10.0]),
+    "weight_decay": st.sampled_from([0.0, 1e-8, 0.1, 10.0]),
+    "b1": st.sampled_from([0.0, 0.5, 0.9, 0.999999]),
+    "b2": st.sampled_from([0.9, 0.999, 0.999999]),
+    "momentum": st.sampled_from([0.0, 0.9, 0.999999]),
+    "eps": st.sampled_from([1e-18, 1e-8, 1e-6, 1.0]),
+}
+
+
+def filled(dtype, shape, magnitude, pattern, fault=None, limit=6e4):
+    """An array of finite numbers, but for the fault if there is one.
+
+    The limit holds in float16, where large steps would soon take a parameter out of its range.
+    """
+    rng = np.random.default_rng(pattern)
+    signs = rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], size=shape) if pattern else np.ones(shape)
+    array = np.asarray(signs * min(magnitude, limit if dtype == "float16" else np.inf))
+    if fault is not None and array.size:
+        array.flat[0] = fault
+    with np.errstate(over="ignore"):
+        return array.astype(jnp.dtype(dtype))
+
+
+@functools.cache
+def compiled(name):
+    """A few steps of an optimizer as a function of its numbers too."""
+    entry = OPTIMIZERS[name]
+    names = [number for number in NUMBERS if number in entry.arguments]
+
+    def run(numbers, params, gradients):
+        optimizer = entry.make(**{number: numbers[number] for number in names})
+        state = optimizer.init(params)
+
+        def step(carry, gradients):
+            params, state = carry
+            updates, state = optimizer.update(gradients, state, params)
+            return (optax.apply_updates(params, updates), state), updates
+
+        (_, state), updates = jax.lax.scan(step, (params, state), gradients)
+        return jax.tree.map(lambda x: x[-1], updates), state
+
+    options = {"xla_backend_optimization_level": 0}
+    return names, jax.jit(run, compiler_options=options)
+
+
+def check(name, updates, state, params, finite):
+    """Structure and dtypes are kept, and finite numbers give no NaN."""
+    assert jax.tree.structure(updates) == jax.tree.structure(params)
+    for update, param in zip(jax.tree.leaves(updates), jax.tree.leaves(params), strict=True):
+        assert (update.shape, update.dtype) == (param.shape, param.dtype)
+    before = jax.eval_shape(OPTIMIZERS[name].make().init, params)
+    assert jax.tree.structure(state) == jax.tree.structure(before)
+    for now, old in zip(jax.tree.leaves(state), jax.tree.leaves(before), strict=True):
+        assert (now.shape, now.dtype) == (old.shape, old.dtype)
+    if finite:
+        nans = [
+            jax.tree_util.keystr(path)
+            for path, x in jax.tree.leaves_with_path((updates, state))
+            if np.any(np.isnan(np.asarray(x, "float64")))
+        ]
+        assert not nans
+
+
+LIMITS = {"learned_gradient": 1e3}
+"""It multiplies several squares."""
+
+
+def fuzz_numbers(name, data):
+    names, run = compiled(name)
+    numbers = {number: jnp.asarray(data.draw(NUMBERS[number], number)) for number in names}
+    tame = MAGNITUDES.map(lambda magnitude: min(magnitude, LIMITS.get(name, np.inf)))
+    magnitudes = st.lists(tame, min_size=len(LEAVES), max_size=len(LEAVES))
+
+    def tree(what, limit, fault=None, at=0):
+        drawn = data.draw(magnitudes, what)
+        pattern = data.draw(st.integers(0, 3))
+        return [
+            filled(*leaf, magnitude, pattern, fault if index == at else None, limit)
+            for index, (leaf, magnitude) in enumerate(zip(LEAVES, drawn, strict=True))
+        ]
+
+    params = tree("parameters", 10)
+    faults = [data.draw(st.none() | FAULTS | TOO_LARGE, "fault"), None, None]
+    place = data.draw(st.integers(0, len(LEAVES) - 1), "where")
+    gradients = [tree("gradients", 6e4, fault, place) for fault in faults]
+    stacked = [np.stack(steps) for steps in zip(*gradients, strict=True)]
+    updates, state = run(numbers, params, stacked)
+    check(name, updates, state, params, faults[0] is None)
+
+
+def fuzz_trees(name, data):
+    """Two steps that are not compiled, since every tree would have to be."""
+    leaf = st.tuples(st.sampled_from(DTYPES), st.sampled_from(SHAPES), st.sampled_from([0.0, 1.0]))
+    tree = data.draw(
+        st.recursive(
+            st.none() | leaf.map(lambda drawn: filled(*drawn, pattern=3)),
+            lambda inner: (
+                st.dictionaries(st.sampled_from("abc"), inner, max_size=2)
+                | st.lists(inner, max_size=2)
+                | st.tuples(inner)
+            ),
+            max_leaves=4,
+        ).filter(jax.tree.leaves),
+        "parameters",
+    )
+    optimizer = OPTIMIZERS[name].make()
+    with jax.disable_jit():
+        state = optimizer.init(tree)
+        for _ in range(2):
+            updates, state = optimizer.update(tree, state, tree)
+    check(name, updates, state, tree, finite=True)
+
+
+STRANGE = st.one_of(
+    st.sampled_from([None, True, -1, 0, 1.5, np.nan, np.inf, -np.inf, 2**70, 1j]),
+    st.sampled_from(["x", b"", "float32", "int32", object, lambda step: 0.1, lambda: 0.1]),
+    st.sampled_from([(), [], {}, (1, 2), (2, 1), ("a", "b")]),
+    st.sampled_from([np.ones(2), np.ones(()), np.float32(0.5), jnp.ones(2), jnp.ones(())]),
+)
+
+
+def fuzz_arguments(name, data):
+    """An optimizer is built, or an error names the argument."""
+    argument = data.draw(st.sampled_from(list(OPTIMIZERS[name].arguments)), "argument")
+    value = data.draw(STRANGE, "value")
+    try:
+        OPTIMIZERS[name].make(**{argument: value})
+    except (TypeError, ValueError) as error:
+        message = str(error)
+    else:
+        return
+    assert argument in message
+
+
+SETTINGS = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": list(HealthCheck),
+    "phases": [Phase.generate],
+}
+
+
+KINDS = {"numbers": (fuzz_numbers, 30), "trees": (fuzz_trees, 3), "arguments": (fuzz_arguments, 30)}
+"""What is drawn, and the number of cases for each optimizer in a quick run."""
+
+
+def run(kind, name, cases):
+    function, each = KINDS[kind]
+
+    @settings(max_examples=each * cases, **SETTINGS)
+    @given(data=st.data())
+    def fuzz(data):
+        function(name, data)
+
+    fuzz()
+
+
+LONG = ("cain", "learned_gradient", "scaled_adam")
+"""They take seconds to compile, and to run uncompiled."""
+QUICK = [
+    (name, kind) for name in OPTIMIZERS for kind in KINDS if kind == "arguments" or name not in LONG
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), QUICK)
+def test_fuzz(name, kind):
+    run(kind, name, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ten_thousand_cases(name, kind):
+    run(kind, name, 20)

@@ -1,0 +1,75 @@
+"""What a norm or a moment would lose in the dtype of its parameter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.optimizers.registry import OPTIMIZERS
+
+MAGNITUDES = {"overflows": 1.0, "underflows": 1e-4}
+"""In float16 the squares of the first add up to infinity, and those of the second are all 0."""
+PRECISIONS = ("float16", "bfloat16")
+
+
+def leaves(along, size=1024):
+    """A square matrix of every magnitude and precision, whose elements vary along one axis."""
+    varying = np.expand_dims(1 + 0.25 * np.cos(np.arange(size)), 1 - along)
+    return {
+        dtype: {
+            name: jnp.asarray(about * np.broadcast_to(varying, (size, size)), dtype)
+            for name, about in MAGNITUDES.items()
+        }
+        for dtype in PRECISIONS
+    }
+
+
+def second_updates(optimizer, params, gradients):
+    """The updates of a second step with the same gradients."""
+
+    def run(params, gradients):
+        _, state = optimizer.update(gradients, optimizer.init(params), params)
+        return optimizer.update(gradients, state, params)[0]
+
+    return jax.jit(run)(params, gradients)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_low_precision_leaves_get_the_float32_answer(name):
+    """The rate is such that no update is 0 in float16."""
+    optimizer = OPTIMIZERS[name].make(learning_rate=1.0)
+    low = leaves(along=0), leaves(along=1)
+    ours = second_updates(optimizer, *low)
+    exact = second_updates(optimizer, *jax.tree.map(lambda x: x.astype("float32"), low))
+    expected = jax.tree.map(lambda x, like: x.astype(like.dtype), exact, ours)
+
+    def close(one, other):
+        """Once that is rounded, too, which few elements can be in another way."""
+        one, other = np.asarray(one, "float64"), np.asarray(other, "float64")
+        return np.linalg.norm(other) > 0 and (
+            np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
+        )
+
+    agree = jax.tree.map(close, ours, expected)
+    assert all(jax.tree.leaves(agree)), agree
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "eve"])
+def test_the_second_moment_reaches_that_of_a_constant_gradient(name):
+    """In bfloat16 it stops where `(1 - b2) * g**2` rounds to nothing beside it."""
+    params = jnp.ones((2, 2), "bfloat16")
+    gradients = jnp.full((2, 2), 0.5, "bfloat16")  # its norm is 1, so that LANS leaves it as it is
+
+    def moment(**settings):
+        optimizer = OPTIMIZERS[name].make(b2=0.999, **settings)
+
+        def step(state, _):
+            return optimizer.update(gradients, state, params)[1], None
+
+        state, _ = jax.lax.scan(step, optimizer.init(params), length=3000)
+        return optax.tree.get(state, "nu")
+
+    exact = 0.25 * (1 - 0.999**3000)
+    np.testing.assert_allclose(moment(), np.full((2, 2), exact), rtol=1e-2)
+    assert np.all(moment(nu_dtype="bfloat16") < 0.5 * exact)

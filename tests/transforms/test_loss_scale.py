@@ -1,0 +1,127 @@
+"""A loss scale that grows while gradients are finite and falls where they are not."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+PARAMS = {"bias": jnp.ones(3), "kernel": jnp.ones((8, 2))}
+
+
+def scaled(state, value, bad=None):
+    """The gradients of a scaled loss."""
+    scale = optax.tree.get(state, "loss_scale")
+    gradients = jax.tree.map(lambda x: jnp.full_like(x, value) * scale, PARAMS)
+    return gradients if bad is None else gradients | {"bias": jnp.full(3, bad)}
+
+
+def run(optimizer, values):
+    """Parameters and states after each of some steps; None is an overflow."""
+    step = jax.jit(optimizer.update)
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for value in values:
+        gradients = scaled(state, 1.0, jnp.inf) if value is None else scaled(state, value)
+        updates, state = step(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        yield params, state
+
+
+def test_trains_as_without_a_scale_and_without_the_overflows():
+    schedule = optax.linear_schedule(1.0, 0.0, 10)
+    optimizer = lb.dynamic_loss_scale(lb.lamb(schedule))
+    *_, (params, state) = run(optimizer, [1.0, None, 3.0, None, None, 0.5])
+    inner = lb.lamb(schedule)
+    expected, plain = PARAMS, inner.init(PARAMS)
+    for value in (1.0, 3.0, 0.5):
+        gradients = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), PARAMS)
+        updates, plain = jax.jit(inner.update)(gradients, plain, expected)
+        expected = optax.apply_updates(expected, updates)
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    jax.tree.map(np.testing.assert_array_equal, state.inner_state, plain)
+    assert int(state.skipped) == 3
+    assert float(state.loss_scale) == 2.0**13
+
+
+def test_grows_after_good_steps_and_falls_with_bad_ones():
+    optimizer = lb.dynamic_loss_scale(optax.sgd(0.1), 8.0, growth_factor=4.0, growth_interval=3)
+    values = [1.0, 1.0, None, 1.0, 1.0, 1.0, 1.0]
+    states = [state for _, state in run(optimizer, values)]
+    assert [float(state.loss_scale) for state in states] == [8, 8, 4, 4, 4, 16, 16]
+    assert [int(state.good_steps) for state in states] == [1, 2, 0, 1, 2, 0, 1]
+
+
+def test_stays_between_1_and_what_float32_holds():
+    falling = lb.dynamic_loss_scale(optax.sgd(0.1), 2.0)
+    assert [float(state.loss_scale) for _, state in run(falling, [None] * 3)] == [1, 1, 1]
+    rising = lb.dynamic_loss_scale(optax.sgd(0.1), 2.0**126, growth_interval=1)
+    scales = [float(state.loss_scale) for _, state in run(rising, [0.0] * 3)]
+    assert scales == [2.0**127] * 3
+
+
+def test_gradients_too_small_for_float16_are_not_lost():
+    """2**-30 is 0 in float16; a link brings it up again."""
+    params = jnp.ones(2, "float16")
+    optimizer = lb.dynamic_loss_scale(optax.scale(2.0**20), 2.0**16)
+    updates, _ = optimizer.update(jnp.full(2, 2.0**-14, "float16"), optimizer.init(params), params)
+    np.testing.assert_array_equal(updates, jnp.full(2, 2.0**-10, "float16"))
+
+
+def test_around_accumulation_a_bad_micro_batch_is_left_out():
+    optimizer = lb.dynamic_loss_scale(
+        lb.accumulate_gradients(optax.sgd(1.0), 2), 16.0, growth_interval=1
+    )
+    *_, (params, state) = run(optimizer, [1.0, None, 3.0])
+    np.testing.assert_array_equal(params["bias"], 1.0 - 2.0)
+    assert (int(state.inner_state.macro_step), int(state.skipped)) == (1, 1)
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_all_devices_or_none(check_vma):
+    """One infinity, in the shard of one of eight devices."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    specs = {"bias": P(), "kernel": P("fsdp")}
+    optimizer = lb.dynamic_loss_scale(lb.lars(0.1, trust_coefficient=1.0), 4.0)
+
+    def step(params, gradients):
+        partition_specs = None if check_vma else specs
+        state = optimizer.init(params)
+        updates, state = optimizer.update(gradients, state, params, partition_specs=partition_specs)
+        return optax.apply_updates(params, updates), state.loss_scale[None]
+
+    sharded = jax.jit(
+        jax.shard_map(
+            step, mesh=mesh, in_specs=(specs,) * 2, out_specs=(specs, P()), check_vma=check_vma
+        )
+    )
+    moved, scale = sharded(PARAMS, PARAMS)
+    assert scale == 4
+    assert all(np.all(np.asarray(leaf) != 1) for leaf in moved.values())
+    faulty = PARAMS | {"kernel": PARAMS["kernel"].at[5, 0].set(jnp.inf)}
+    stayed, scale = sharded(PARAMS, faulty)
+    assert scale == 2
+    jax.tree.map(np.testing.assert_array_equal, stayed, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"initial_scale": 0.5}, r"initial_scale must be in \[1, 1e38\]"),
+        ({"growth_factor": 1.0}, r"growth_factor must be in \(1, inf\)"),
+        ({"backoff_factor": 1.0}, r"backoff_factor must be in \(0, 1\)"),
+        ({"growth_interval": 0}, "growth_interval must be >= 1"),
+    ],
+)
+def test_bad_arguments(settings, message):
+    with pytest.raises(ValueError, match=message):
+        lb.dynamic_loss_scale(lb.lamb(0.1), **settings)
+
+
+def test_inner_must_be_a_transformation():
+    with pytest.raises(TypeError, match="inner must be a gradient transformation"):
+        lb.dynamic_loss_scale(lb.lamb)

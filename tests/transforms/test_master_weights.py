@@ -1,0 +1,198 @@
+"""Low-precision parameters with masters are, after every step, exactly the rounded masters."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.test_common import compiled
+
+
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    """`optax.apply_updates` adds a float32 update to a bfloat16 parameter."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+GIVEN_STEPS = optax.stateless(lambda steps, params: steps)
+"""An inner transformation whose steps are the gradients."""
+HOSTILE = [0.0, 1.0, -1.0, 1.0 + 2**-8, 1.0 + 2**-9, 1 - 2**-9, 3e-5, 6e-8, 1e-20, -1e-20, 6e4, 7e3]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_parameters_are_the_rounded_masters(dtype):
+    """Between any two of the hostile values, and along random walks over many magnitudes."""
+    rng = np.random.default_rng(0)
+    pairs = np.stack(np.meshgrid(HOSTILE, HOSTILE)).reshape(2, -1)
+    magnitudes = np.exp(rng.uniform(-15, 5, (40, 10_000)))
+    walks = rng.normal(size=magnitudes.shape) * magnitudes
+    targets = np.concatenate([np.tile(pairs, (20, 1)), walks], axis=1).astype("float32")
+    optimizer = lb.master_weights(GIVEN_STEPS)
+
+    @jax.jit
+    def step(params, state, target):
+        updates, state = optimizer.update(target - state.master, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = jnp.asarray(targets[0], dtype)
+    state = optimizer.init(params)
+    for target in targets[1:]:
+        before = np.abs(np.asarray(state.master))
+        params, state = step(params, state, jnp.asarray(target))
+        np.testing.assert_array_equal(params, state.master.astype(dtype))
+        # The step itself is off by roundings of float32 only.
+        error = np.abs(np.asarray(state.master) - target)
+        assert np.all(error <= 2**-22 * np.maximum(before, np.abs(target)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_trains_as_float32(name):
+    optimizer = OPTIMIZERS[name].make()
+    rng = np.random.default_rng(0)
+    low = {
+        "kernel": jnp.asarray(rng.normal(size=(4, 3)), "bfloat16"),
+        "gain": jnp.asarray(rng.normal(), "float16"),
+    }
+    full = jax.tree.map(lambda x: x.astype("float32"), low)
+    gradients = [
+        jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), low)
+        for _ in range(7)
+    ]
+    ours = lb.master_weights(optimizer)
+    state, full_state = ours.init(low), optimizer.init(full)
+    step, full_step = compiled(ours.update), compiled(optimizer.update)
+    for gradient in gradients:
+        updates, state = step(gradient, state, low)
+        low = optax.apply_updates(low, updates)
+        updates, full_state = full_step(
+            jax.tree.map(lambda x: x.astype("float32"), gradient), full_state, full
+        )
+        full = optax.apply_updates(full, updates)
+    chex.assert_trees_all_close(state.master, full, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal(
+        low, jax.tree.map(lambda x, master: master.astype(x.dtype), low, state.master)
+    )
+    chex.assert_trees_all_equal_shapes_and_dtypes(state.inner_state, full_state)
+
+
+def test_precise_parameters_have_no_second_copy():
+    params = {"low": jnp.ones(2, "bfloat16"), "full": jnp.ones(2)}
+    optimizer = lb.master_weights(optax.sgd(0.1))
+    state = optimizer.init(params)
+    assert state.master["full"] == ()
+    updates, state = optimizer.update(params, state, params)
+    assert jax.tree.map(lambda x: x.dtype, updates) == {"low": "float32", "full": "float32"}
+    np.testing.assert_array_equal(updates["full"], jnp.full(2, -0.1))
+
+
+def test_leaves_without_gradient_stay():
+    params = {"a": jnp.ones(2, "bfloat16"), "b": jnp.ones((0, 3), "float16")}
+    optimizer = lb.master_weights(lb.lamb(0.1))
+    state = optimizer.init(params)
+    updates, after = optimizer.update({"a": None, "b": params["b"]}, state, params)
+    assert updates["a"] is None
+    np.testing.assert_array_equal(after.master["a"], state.master["a"])
+
+
+def test_parameters_stay_between_macro_batches():
+    optimizer = lb.master_weights(lb.accumulate_gradients(lb.lamb(1e-4), 3))
+    params = jnp.linspace(-1.0, 1.0, 7).astype("bfloat16")
+    state, step = optimizer.init(params), compiled(optimizer.update)
+    for number in range(1, 7):
+        updates, state = step(jnp.cos(params), state, params)
+        new = optax.apply_updates(params, updates)
+        assert np.array_equal(new, params) or number % 3 == 0
+        params = new
+
+
+def test_under_scan_and_unrolled_in_one_computation():
+    """XLA may leave out the rounding of a parameter that it still has at hand."""
+    optimizer = lb.master_weights(lb.lamb(0.01))
+    start = jnp.linspace(-1.0, 1.0, 1000).astype("bfloat16")
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jnp.cos(3 * params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    def loop(carry):
+        for _ in range(5):
+            carry, _ = step(carry, None)
+        return carry
+
+    carry = start, optimizer.init(start)
+    scanned, state = jax.jit(lambda carry: jax.lax.scan(step, carry, length=5)[0])(carry)
+    np.testing.assert_array_equal(scanned, state.master.astype("bfloat16"))
+    unrolled, state = jax.jit(loop)(carry)
+    np.testing.assert_array_equal(unrolled, state.master.astype("bfloat16"))
+    np.testing.assert_allclose(scanned.astype("float32"), unrolled.astype("float32"), rtol=1e-2)
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_stacked_and_split_between_devices(check_vma):
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    specs = {"bias": P(), "layers": P(None, "fsdp")}
+    params = {
+        "bias": jnp.linspace(0.1, 1.0, 3).astype("bfloat16"),
+        "layers": jnp.linspace(-3.0, 1.0, 48).reshape(2, 8, 3).astype("bfloat16"),
+    }
+    optimizer = lb.master_weights(lb.lamb(0.1, stacked=lb.stacked_layers({"layers": 0})))
+
+    def train(params, partition_specs=None):
+        gradients, state = jax.tree.map(jnp.cos, params), optimizer.init(params)
+        for _ in range(2):
+            updates, state = optimizer.update(
+                gradients, state, params, partition_specs=partition_specs
+            )
+            params = optax.apply_updates(params, updates)
+        return params, state.master
+
+    sharded = jax.shard_map(
+        lambda params: train(params, specs),
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=(specs, specs),
+        check_vma=check_vma,
+    )
+    (ours, master), (_, expected) = jax.jit(sharded)(params), train(params)
+    chex.assert_trees_all_close(master, expected, rtol=1e-5, atol=1e-5)
+    chex.assert_trees_all_equal(ours, jax.tree.map(lambda x: x.astype("bfloat16"), master))
+
+
+def test_float64_masters(x64):
+    params = jnp.ones(1, "float32")
+    optimizer = lb.master_weights(optax.sgd(1e-9), "float64")
+    state = optimizer.init(params)
+    for _ in range(3):
+        updates, state = optimizer.update(jnp.ones(1), state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(1 - state.master, 3e-9, rtol=1e-6)
+    assert params.dtype == jnp.float32
+
+
+def test_strict_promotion_has_a_way():
+    params = jnp.ones(3, "bfloat16")
+    optimizer = lb.master_weights(lb.accumulate_momentum())
+    with jax.numpy_dtype_promotion("strict"):
+        updates, state = optimizer.update(params, optimizer.init(params), params)
+        params = jax.tree.map(lambda w, u: (w.astype(u.dtype) + u).astype(w.dtype), params, updates)
+    np.testing.assert_array_equal(params, state.master.astype("bfloat16"))
+
+
+def test_bad_arguments():
+    with pytest.raises(TypeError, match="inner must be a gradient transformation"):
+        lb.master_weights(lb.lamb)
+    with pytest.raises(ValueError, match="dtype must be float32 or float64, got 'bfloat16'"):
+        lb.master_weights(lb.lamb(0.1), "bfloat16")
+    params = jnp.ones(3, "bfloat16")
+    optimizer = lb.master_weights(lb.lamb(0.1))
+    with pytest.raises(ValueError, match="params must be given to `update`"):
+        optimizer.update(params, optimizer.init(params))
