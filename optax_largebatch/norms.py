@@ -5,7 +5,7 @@ stacks several layers. Under `jit` a sharded leaf is still one array, and the co
 shards. Inside `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums are added up here.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 import itertools
 from typing import NamedTuple, TypeVar
 
@@ -106,14 +106,29 @@ def _counted_once(x: jax.Array, repeated: frozenset[str]) -> jax.Array:
 
 
 def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """The whole of an array that is split along `axis`, the same on all devices."""
-    if not mesh_axes:
+    """The whole of an array that is split along `axis`, the same on all devices.
+
+    Outside of `jax.shard_map` it is whole, whatever the mesh axes.
+    """
+    if not any(map(is_bound, mesh_axes)):
         return with_spec(x, PartitionSpec())
-    devices = jax.lax.psum(1, mesh_axes)
-    shape = (*x.shape[:axis], devices * x.shape[axis], *x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], devices_along(mesh_axes) * x.shape[axis], *x.shape[axis + 1 :])
     start = jax.lax.axis_index(mesh_axes) * x.shape[axis]
     own = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, axis)
     return jax.lax.psum(own, mesh_axes)
+
+
+def own_part(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """The part of this device of a whole array: the reverse of `gathered`."""
+    if not any(map(is_bound, mesh_axes)):
+        return x
+    size = x.shape[axis] // devices_along(mesh_axes)
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(mesh_axes) * size, size, axis)
+
+
+def devices_along(mesh_axes: Iterable[str]) -> int:
+    """The number of devices along mesh axes of a surrounding `jax.shard_map`, 1 of no axes."""
+    return jax.lax.psum(1, tuple(sorted(mesh_axes)))
 
 
 def explicit_spec(x: jax.Array) -> PartitionSpec:
@@ -136,11 +151,6 @@ def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:
     return with_spec(
         zeros, PartitionSpec(*(name if axis in kept else None for axis, name in columns))
     )
-
-
-def parts_of_a_block(split: Split) -> int:
-    """The number of devices that have a part of one block."""
-    return jax.lax.psum(1, tuple(sorted(split.within))) if split.within else 1
 
 
 def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array:

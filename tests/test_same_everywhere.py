@@ -249,12 +249,6 @@ WAYS = [
 ]
 
 
-def ways_of(name):
-    """Some optimizers need whole parameters, and say so where they are worked on in parts."""
-    in_parts = [way for way in WAYS if "map" in way.__name__ or "told" in way.__name__]
-    return [way for way in WAYS if not (OPTIMIZERS[name].whole_leaves and way in in_parts)]
-
-
 def marks_of(name, way, precision):
     """Those whose failure one of the others would share are left to `make test-slow`."""
     usual = name in ("lamb", "lans", "lars", "scaled_adam") or way in (on_one_device, in_shard_map)
@@ -270,7 +264,7 @@ CASES = [
         marks=marks_of(name, way, precision),
     )
     for name in OPTIMIZERS
-    for way in ways_of(name)
+    for way in WAYS
     for precision in ("float32", "float64")
 ]
 

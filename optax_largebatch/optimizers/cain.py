@@ -68,12 +68,13 @@ def cain(
         nu_dtype: dtype of the second moment, likewise.
 
     Returns:
-        The optimizer. Its `update` needs the parameters, and inside `jax.shard_map` whole ones.
+        The optimizer. Its `update` needs the parameters, and inside `jax.shard_map`, where they are
+        split, `partition_specs`.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
-            split.
+            split and `partition_specs` are not given.
 
     Examples:
         >>> import jax.numpy as jnp

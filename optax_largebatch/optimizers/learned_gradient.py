@@ -75,12 +75,13 @@ def learned_gradient(
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
 
     Returns:
-        The optimizer. Its `update` needs the parameters, and inside `jax.shard_map` whole ones.
+        The optimizer. Its `update` needs the parameters, and inside `jax.shard_map`, where they are
+        split, `partition_specs`.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
-            split.
+            split and `partition_specs` are not given.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -2,13 +2,20 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_largebatch.norms import Split, is_bound, parts_of_a_block, varying_axes
+from optax_largebatch.norms import (
+    Split,
+    devices_along,
+    gathered,
+    is_bound,
+    own_part,
+    varying_axes,
+)
 from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
 
@@ -78,28 +85,60 @@ class Leaves:
         """Whether the blocks of a leaf have one element each (or none), on all devices together."""
         shape = enumerate(self.arrays[index].shape)
         here = math.prod(size for axis, size in shape if axis not in kept)
-        return here * (parts_of_a_block(self.split(index, kept)) if here == 1 else 1) <= 1
+        return here * (devices_along(self.split(index, kept).within) if here == 1 else 1) <= 1
 
-    def refuse_split(self, index: int, who: str) -> None:
-        """Raises a ValueError if a leaf is worked on in parts, for links that need it whole.
+    def layout(self, index: int, who: str) -> "Layout":
+        """How the axes of a leaf are split, for links that work along axes.
 
         Args:
             index: the leaf.
             who: the link and what it does, for the message.
+
+        Returns:
+            Its whole shape and the mesh axes along each axis.
+
+        Raises:
+            ValueError: the type of a leaf says that it is split, but not along which axis.
         """
-        axes = dataclasses.replace(self, mesh=None).split(index).within
-        if axes:
+        array = self.arrays[index]
+        varying = varying_axes(array)
+        if self.specs is None and varying:
             raise ValueError(
-                f"{who}, so it needs whole parameters; inside shard_map, and where partition_specs "
-                f"are given, {leaf_names(self.tree)[index]!r} is split along the mesh axis "
-                f"{_listed(axes)}. Call the optimizer under jax.jit, outside of shard_map and "
-                "without partition_specs, on parameters placed with NamedSharding: there each is "
-                "still one array, however it is split."
+                f"partition_specs must be given to `update`, because {who}, and the type of "
+                f"{leaf_names(self.tree)[index]!r}, which is split along {_listed(varying)}, does "
+                "not say along which of its axes. Call optimizer.update(grads, state, params, "
+                "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
+        spec = () if self.specs is None else self.specs[index]
+        names = [mesh_axes(spec[axis]) if axis < len(spec) else () for axis in range(array.ndim)]
+        parts = [devices_along(own) if own and self.mesh is None else 1 for own in names]
+        columns = zip(array.shape, parts, strict=True)
+        return Layout(tuple(size * part for size, part in columns), tuple(names))
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""
         return self.treedef.unflatten(leaves)
+
+
+class Layout(NamedTuple):
+    """The axes of a leaf, which may be split between devices."""
+
+    shape: tuple[int, ...]
+    """The shape of the whole."""
+    mesh_axes: tuple[tuple[str, ...], ...]
+    """The mesh axes along which each of its axes is split."""
+
+    def gathered(self, x: jax.Array) -> jax.Array:
+        """The whole of an array like the leaf, the same on all devices."""
+        for axis, names in enumerate(self.mesh_axes):
+            x = gathered(x, axis, names)
+        return x
+
+    def own_part(self, x: jax.Array) -> jax.Array:
+        """This device's part of a whole array like the leaf, or of one with axes of length 1."""
+        for axis, names in enumerate(self.mesh_axes):
+            x = own_part(x, axis, names) if x.shape[axis] > 1 else x
+        return x
 
 
 def leaves_of(name: str, tree: Any) -> Leaves:

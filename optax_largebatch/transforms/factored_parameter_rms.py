@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
-from optax_largebatch.norms import accumulation_dtype, sum_of_squares, with_spec
-from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.norms import accumulation_dtype, sum_of_squares
+from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.link import Leaf, Link, elementwise
 from optax_largebatch.transforms.transformation import transformation
@@ -55,12 +54,12 @@ def scale_by_factored_parameter_rms(
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByFactoredParameterRmsState`.
-        Inside `jax.shard_map` it needs whole parameters.
+        Inside `jax.shard_map` a parameter that is split is gathered, and needs `partition_specs`.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
-            split.
+            split and `partition_specs` are not given.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -91,11 +90,11 @@ def scale_by_factored_parameter_rms(
 
         return ScaleByFactoredParameterRmsState(jnp.zeros([], jnp.int32), stacks.map(ones, params))
 
-    def choices(leaves: Leaves) -> list[tuple[int, ...]]:
-        """The stacked axes of each leaf."""
-        for index in range(len(leaves.arrays)):
-            leaves.refuse_split(index, "scale_by_factored_parameter_rms takes means along axes")
-        return stacks.axes(leaves.tree)
+    def choices(leaves: Leaves) -> list[tuple[tuple[int, ...], Layout]]:
+        """The stacked axes of each leaf, and how it is split."""
+        who = "scale_by_factored_parameter_rms takes means along axes"
+        layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
+        return list(zip(stacks.axes(leaves.tree), layouts, strict=True))
 
     @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
@@ -103,8 +102,10 @@ def scale_by_factored_parameter_rms(
         if not factors:
             return update, at.state
         count, eps = at.scalars
-        factors = refreshed(factors, at.param, eps, at.choice, count, refit_period)
-        return product(factors) * update, at.state._replace(factors=factors)
+        axes, layout = at.choice
+        factors = refreshed(factors, at.param, eps, axes, layout, count, refit_period)
+        own = tuple(layout.own_part(factor) for factor in factors)
+        return product(own) * update, at.state._replace(factors=factors)
 
     return transformation(
         Link(
@@ -134,21 +135,23 @@ def refreshed(
     param: jax.Array,
     eps: Any,
     stacked: tuple[int, ...],
+    layout: Layout,
     count: jax.Array,
     refit_period: int,
 ) -> tuple[jax.Array, ...]:
     """The factors after one of them, or in the first step of a period all, is fitted again."""
-    axes = fitted_axes(param.shape, stacked)
-    size = math.prod(param.shape[axis] for axis in axes)
+    shape = layout.shape
+    axes = fitted_axes(shape, stacked)
+    size = math.prod(shape[axis] for axis in axes)
 
     def fitted(factors: tuple[jax.Array, ...], position: int) -> tuple[jax.Array, ...]:
         axis, factor = axes[position], factors[position]
-        ratio = jnp.maximum(jnp.abs(param), eps) / product(factors)
-        by_slice = size > 2 * param.shape[axis]
+        # A mean along an axis needs all of it, so every device fits the factors of the whole.
+        ratio = jnp.maximum(jnp.abs(layout.gathered(param)), eps) / product(factors)
+        by_slice = size > 2 * shape[axis]
         kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-        elements = size // param.shape[axis] if by_slice else size
+        elements = size // shape[axis] if by_slice else size
         rms = jnp.sqrt(sum_of_squares(ratio, kept) / elements)
-        rms = with_spec(rms, PartitionSpec())  # as the factors are
         return (*factors[:position], factor * rms, *factors[position + 1 :])
 
     def all_fitted() -> tuple[jax.Array, ...]:

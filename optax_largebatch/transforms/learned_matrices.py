@@ -7,13 +7,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
-from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import bias_correction, zeros_like
 from optax_largebatch.transforms.layers import Layers
@@ -110,13 +109,13 @@ def scale_by_learned_matrices(
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
 
     Returns:
-        A transformation; its state is a `ScaleByLearnedMatricesState`. Inside `jax.shard_map` it
-        needs whole parameters.
+        A transformation; its state is a `ScaleByLearnedMatricesState`. Inside `jax.shard_map` a
+        parameter that is split is gathered, and needs `partition_specs`.
 
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
-            split.
+            split and `partition_specs` are not given.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -176,16 +175,16 @@ def scale_by_learned_matrices(
             (state.count > 0) & (state.count % period == 0),
         )
 
-    def choices(leaves: Leaves) -> list[tuple[Layers, int]]:
-        for index in range(len(leaves.arrays)):
-            leaves.refuse_split(index, "scale_by_learned_matrices multiplies along axes")
-        columns = zip(leaves.arrays, stacks.axes(leaves.tree), strict=True)
-        layers = [Layers.of(array.shape, axes) for array, axes in columns]
-        return list(zip(layers, rates.indices(leaves.tree), strict=True))
+    def choices(leaves: Leaves) -> list[tuple[Layers, Layout, int]]:
+        who = "scale_by_learned_matrices multiplies along axes"
+        layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
+        stacked = zip(layouts, stacks.axes(leaves.tree), strict=True)
+        layers = [Layers.of(layout.shape, axes) for layout, axes in stacked]
+        return list(zip(layers, layouts, rates.indices(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
-        layers, index = at.choice
+        layers, layout, index = at.choice
         state: ScaleByLearnedMatricesState = at.state
         mu = yield Stored(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
         kind = _kind(layers.block)
@@ -199,14 +198,14 @@ def scale_by_learned_matrices(
             rate = step.rates[index] * step.meta_lr_scale
             learned = functools.partial(meta_update, rate=rate, decay=step.b2)
             old = state.matrices, state.covariances
-            # A product along an axis needs all of it, which a mesh of explicit axes is told.
-            whole = [with_spec(x, PartitionSpec()) for x in (update, at.state.mu, mu)]
+            # A product along an axis needs all of it, so every device works on the whole.
+            whole = [layout.gathered(x) for x in (update, at.state.mu, mu)]
             *slices, momentum = (layers.first(x) for x in whole)
             new = jax.lax.cond(
                 step.learns, lambda: layers.each(learned)(*slices, *old), lambda: old
             )
             matrices, covariances = yield from _stored(new)
-            direction = layers.back(layers.each(product)(matrices, momentum))
+            direction = layout.own_part(layers.back(layers.each(product)(matrices, momentum)))
             direction = yield Stored(with_spec(direction, explicit_spec(mu)), None)
         (rms,) = yield block_rms(direction, stacked=layers.axes)
         rms = rms + 1e-30  # a direction of zero stays zero

@@ -148,14 +148,18 @@ class Link:
         ]
 
     def like_leaf(self, part: Any) -> Any:
-        """For each array in the state of a leaf, whether it is laid out as the leaf is."""
-        alike = {*self.trees, *self.vectors}
-        own = {
-            name: jax.tree.map(lambda _, name=name: name in alike, getattr(part, name))
-            for name in part._fields
-        }
-        inner = {name: link.like_leaf(getattr(part, name)) for name, link in self.inner.items()}
-        return part._replace(**(own | inner))
+        """For each array in the state of a leaf, whether it is laid out as the leaf is.
+
+        A tuple of arrays belongs to the axes of the leaf, and is whole on every device.
+        """
+
+        def flags(name: str, own: Any) -> Any:
+            if name in self.inner:
+                return self.inner[name].like_leaf(own)
+            alike = name in {*self.trees, *self.vectors} and not isinstance(own, tuple)
+            return jax.tree.map(lambda _: alike, own)
+
+        return part._replace(**{name: flags(name, getattr(part, name)) for name in part._fields})
 
     def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
         """The new state, from the old one and the new state of each leaf."""

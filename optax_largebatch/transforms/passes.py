@@ -99,7 +99,7 @@ class Passes:
                 whole = dict.fromkeys(whole, norms.total(list(whole.values())))
             for i, k in whole:
                 if asked[i][k].kind in ("mean", "rms"):
-                    whole[i, k] = whole[i, k] / norms.parts_of_a_block(splits[i, k])
+                    whole[i, k] = whole[i, k] / norms.devices_along(splits[i, k].within)
             for i, statistics in asked.items():
                 answers[i].append([whole[i, statistic.like] for statistic in statistics])
             waiting = [i for i in waiting if len(answers[i]) < len(rounds[i])]

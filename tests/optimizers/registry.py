@@ -18,8 +18,8 @@ class Entry(NamedTuple):
     """A learning rate from which it converges on the toy problems, decayed linearly to 0."""
     static_args: tuple[str, ...] = ()
     """Arguments that `optax.inject_hyperparams` must not inject."""
-    whole_leaves: bool = False
-    """Whether it needs whole parameters inside `jax.shard_map`."""
+    needs_specs: bool = False
+    """Whether it needs `partition_specs` inside `jax.shard_map`, where parameters are split."""
 
     @property
     def arguments(self) -> Mapping[str, inspect.Parameter]:
@@ -57,13 +57,13 @@ OPTIMIZERS = {
         static_args=("batch_scale",),
     ),
     "eve": Entry(lb.eve, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
-    "cain": Entry(lb.cain, {"learning_rate": 1e-2}, peak=0.1, whole_leaves=True),
+    "cain": Entry(lb.cain, {"learning_rate": 1e-2}, peak=0.1, needs_specs=True),
     "learned_gradient": Entry(
         lb.learned_gradient,
         {"learning_rate": 1e-2, "lr_est_period": 2},
         peak=0.1,
         static_args=("lr_est_period", "size_update_period", "max_fullcov_size"),
-        whole_leaves=True,
+        needs_specs=True,
     ),
     "scaled_adam": Entry(
         lb.scaled_adam,

@@ -47,7 +47,7 @@ def everything(name):
     )
 
 
-@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if not entry.whole_leaves])
+@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if not entry.needs_specs])
 def test_equals_a_single_device(name):
     optimizer = everything(name)
     sharded = jax.shard_map(
@@ -109,16 +109,16 @@ def test_specs_without_a_mesh_are_an_error():
         )
 
 
-@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if entry.whole_leaves])
-class TestWholeParameters:
+@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if entry.needs_specs])
+class TestAlongAxes:
     def step(self, name, specs):
         optimizer = OPTIMIZERS[name].make()
         return jax.shard_map(
             lambda params: trained(optimizer, params), mesh=mesh(), in_specs=specs, out_specs=specs
         )
 
-    def test_a_parameter_that_is_split(self, name):
-        says = r"needs whole parameters; .*'both' is split .* 'fsdp', 'tensor'.*NamedSharding"
+    def test_types_do_not_say_along_which_axis_a_parameter_is_split(self, name):
+        says = r"partition_specs must be given .* 'both', which is split along 'fsdp', 'tensor'"
         with pytest.raises(ValueError, match=says):
             self.step(name, (SPECS,))(network())
 
