@@ -53,18 +53,15 @@ def gradient_scale(
     Examples:
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from jax.sharding import AxisType, PartitionSpec
         >>> from optax_largebatch import gradient_scale
-        >>> devices = jax.device_count()
-        >>> mesh = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Auto,))
         >>> def scale(params, batch):
         ...     loss = lambda params: jnp.mean((batch - params) ** 2)
-        ...     gradients = jax.lax.pmean(jax.grad(loss)(params), "data")
+        ...     gradients = jax.lax.psum(jax.grad(loss)(params), "data")
         ...     return gradient_scale(loss, params, gradients, "data")
-        >>> check = jax.shard_map(
-        ...     scale, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("data")),
-        ...     out_specs=PartitionSpec())
-        >>> print(check(jnp.zeros(()), jnp.arange(4.0 * devices)) == devices)
+        >>> devices = jax.device_count()
+        >>> batches = jnp.arange(4.0 * devices).reshape(devices, 4)
+        >>> check = jax.pmap(scale, axis_name="data", in_axes=(None, 0))
+        >>> print(check(jnp.zeros(()), batches)[0] == devices)
         True
     """
     leaves, own = gradients_of(gradients, params, partition_specs)
