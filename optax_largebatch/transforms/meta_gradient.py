@@ -118,7 +118,10 @@ def meta_update(
         decay * matrix + slice_products(gradient, gradient, axis, matrix)
         for axis, matrix in enumerate(covariances)
     )
-    slopes, defined = meta_gradient(gradient, momentum, matrices, covariances)
+    # Neither size matters to a step of relative size, and products of their squares would overflow.
+    direction = quotient(gradient, jnp.max(jnp.abs(gradient)))
+    mean_direction = quotient(momentum, jnp.max(jnp.abs(momentum)))
+    slopes, defined = meta_gradient(direction, mean_direction, matrices, covariances)
     learned = tuple(
         jnp.where(defined, ascended(matrix, slope, rate), matrix)
         for matrix, slope in zip(matrices, slopes, strict=True)
