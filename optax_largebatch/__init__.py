@@ -1,6 +1,11 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch import recipes
+from optax_largebatch.diagnostics import plots
+from optax_largebatch.diagnostics.branched_runs import (
+    MeasuredCriticalBatchSize,
+    measure_critical_batch_size,
+)
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     fit_critical_batch_size,
@@ -94,6 +99,7 @@ __all__ = [
     "Hyperparameters",
     "LearnLogScaleState",
     "MasterWeightsState",
+    "MeasuredCriticalBatchSize",
     "NesterovSplitState",
     "ParamGroups",
     "Rule",
@@ -140,9 +146,11 @@ __all__ = [
     "learned_gradient",
     "master_weights",
     "matching",
+    "measure_critical_batch_size",
     "nesterov_split",
     "normalize_by_block_norm",
     "param_groups",
+    "plots",
     "recipes",
     "scale_by_adam",
     "scale_by_factored_parameter_rms",
