@@ -13,7 +13,7 @@ from optax_largebatch.params.leaves import gradients_of, leaves_of
 class StochasticRoundingState(NamedTuple):
     """State of `stochastic_rounding`."""
 
-    count: jax.Array
+    steps: jax.Array
     """Steps taken, shape (); with the seed it makes the random numbers of the next."""
     inner_state: optax.OptState
     """State of the inner transformation, which knows the parameters in float32."""
@@ -124,7 +124,7 @@ def stochastic_rounding(
             **extra_args,
         )
         steps = leaves.align("the updates", new)
-        key = jax.random.fold_in(jax.random.key(seed), state.count)
+        key = jax.random.fold_in(jax.random.key(seed), state.steps)
         for index, param in enumerate(leaves.arrays):
             if steps[index] is None:
                 continue
@@ -136,8 +136,8 @@ def stochastic_rounding(
                 bits = jax.random.bits(own_key, param.shape, jnp.uint16)
                 target = before[index] + steps[index]
                 steps[index] = rounded(target, param.dtype, bits) - before[index]
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return leaves.rebuild(steps), StochasticRoundingState(count, inner_state)
+        number = jnp.asarray(optax.safe_increment(state.steps))
+        return leaves.rebuild(steps), StochasticRoundingState(number, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -103,15 +103,10 @@ def check(name, updates, state, params, finite):
         assert not nans
 
 
-LIMITS = {"learned_gradient": 1e3}
-"""It multiplies several squares."""
-
-
 def fuzz_numbers(name, data):
     names, run = compiled(name)
     numbers = {number: jnp.asarray(data.draw(NUMBERS[number], number)) for number in names}
-    tame = MAGNITUDES.map(lambda magnitude: min(magnitude, LIMITS.get(name, np.inf)))
-    magnitudes = st.lists(tame, min_size=len(LEAVES), max_size=len(LEAVES))
+    magnitudes = st.lists(MAGNITUDES, min_size=len(LEAVES), max_size=len(LEAVES))
 
     def tree(what, limit, fault=None, at=0):
         drawn = data.draw(magnitudes, what)

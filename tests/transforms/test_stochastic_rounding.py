@@ -106,7 +106,7 @@ def test_steps_that_are_lost_otherwise_add_up():
         return jax.lax.scan(step, (params, optimizer.init(params)), length=1000)[0]
 
     trained, state = train(params)
-    assert state.count == 1000
+    assert state.steps == 1000
     np.testing.assert_allclose(trained["full"], 1 - 1000 * 2**-7 / 50, rtol=1e-4)
     # A random walk: each step has a variance of less than 1/50 of a squared unit of 1/128.
     sigma = 2**-7 * np.sqrt(1000 / 50) / np.sqrt(1000)
