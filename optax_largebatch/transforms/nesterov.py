@@ -83,7 +83,7 @@ def nesterov_split(
         >>> transform = nesterov_split(scale_by_trust_ratio())
         >>> params = jnp.array([3.0, 4.0])
         >>> updates, state = transform.update(jnp.ones(2), transform.init(params), params)
-        >>> print(updates.round(2), state.mu)
+        >>> print(updates.round(2), state.moments.mu)
         [3.54 3.54] [0.1 0.1]
 
     References:
