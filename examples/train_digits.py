@@ -265,8 +265,7 @@ def build_optimizer(run: Run, args: argparse.Namespace) -> optax.GradientTransfo
     if run.micro_batches > 1 and run.optimizer != "lbsgd":
         optimizer = lb.accumulate_gradients(optimizer, every=run.micro_batches)
     if args.dtype == "float16":
-        # The default interval, 2000, is longer than most runs here.
-        optimizer = lb.master_weights(lb.dynamic_loss_scale(optimizer, growth_interval=20))
+        optimizer = lb.master_weights(lb.dynamic_loss_scale(optimizer))
     return optimizer
 
 

@@ -147,7 +147,7 @@ def test_default_rates():
 
 
 def test_float16_loses_nothing(tmp_path):
-    """Its loss falls as that of float32, though its loss scale begins too large."""
+    """Its loss falls as that of float32."""
     length = "--optimizer lamb --batch-size 64 --steps 16 --warmup-epochs 0"
     (full,) = train_digits.main(options(length, tmp_path))
     (half,) = train_digits.main(options(f"{length} --dtype float16", tmp_path))
