@@ -78,6 +78,10 @@ from optax_largebatch.transforms.second_moment import (
     ScaleBySecondMomentState,
     scale_by_second_moment,
 )
+from optax_largebatch.transforms.stochastic_rounding import (
+    StochasticRoundingState,
+    stochastic_rounding,
+)
 from optax_largebatch.transforms.target_rms_decay import DecayToTargetRmsState, decay_to_target_rms
 from optax_largebatch.transforms.trust_ratio import (
     ScaleByTrustRatioState,
@@ -114,6 +118,7 @@ __all__ = [
     "ScaledHyperparameters",
     "SkipNonfiniteState",
     "Stacked",
+    "StochasticRoundingState",
     "accumulate_gradients",
     "accumulate_momentum",
     "add_decayed_weights",
@@ -165,6 +170,7 @@ __all__ = [
     "shard_optimizer_state",
     "skip_nonfinite",
     "stacked_layers",
+    "stochastic_rounding",
     "sum_of",
     "trust_ratios",
     "values_schedule",
