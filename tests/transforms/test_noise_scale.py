@@ -1,0 +1,501 @@
+"""The gradient noise scale, where it is known."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+needs_shard_map = pytest.mark.skipif(
+    not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8"
+)
+
+PARTS, SIZE, STEPS = 8, 4, 200
+STACKED = lb.stacked_layers({"layers": 0})
+NOISE = {"bias": jnp.float32(2.0), "kernel": jnp.float32(1.0), "layers": jnp.array([0.5, 1.0, 2.0])}
+"""The standard deviation of the gradient of one example, of each layer."""
+
+
+def network():
+    rng = np.random.default_rng(0)
+    shapes = {"bias": (5,), "kernel": (8, 4), "layers": (3, 8, 2)}
+    return {name: jnp.asarray(rng.normal(size=shape), "float32") for name, shape in shapes.items()}
+
+
+def truth(names=tuple(NOISE), layer=slice(None)):
+    """The trace of the covariance over the squared norm of the gradient."""
+    params = network()
+    noise = sum(np.sum(np.square(spread(name))[layer]) for name in names)
+    return noise / sum(np.sum(np.square(params[name][layer])) for name in names)
+
+
+def spread(name):
+    """The standard deviation of each element's gradient."""
+    noise = np.reshape(NOISE[name], (-1,) + (1,) * (network()[name].ndim - 1))
+    return np.broadcast_to(noise, network()[name].shape)
+
+
+def loss(params, example):
+    """A quadratic whose minimum is 0 on average, and elsewhere for every example."""
+    return sum(jnp.sum(jnp.square(params[name] - example[name])) / 2 for name in params)
+
+
+def mean_loss(params, examples):
+    return jnp.mean(jax.vmap(loss, in_axes=(None, 0))(params, examples))
+
+
+def examples(key, number):
+    keys = dict(zip(NOISE, jax.random.split(key, len(NOISE)), strict=True))
+    return {
+        name: jax.random.normal(keys[name], (number, *leaf.shape)) * spread(name)[None]
+        for name, leaf in network().items()
+    }
+
+
+def watched(inner=None, stacked=STACKED):
+    return lb.chain(lb.gradient_noise_scale(stacked=stacked), inner or lb.lamb(0.0))
+
+
+def final(step, state):
+    """The state after all steps, each with its batch of examples."""
+
+    def body(state, key):
+        return step(state, examples(key, PARTS * SIZE)), None
+
+    return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), STEPS))[0]
+
+
+def parted(batch):
+    return jax.tree.map(lambda x: x.reshape(PARTS, SIZE, *x.shape[1:]), batch)
+
+
+def from_micro_batches(params, stacked=STACKED):
+    optimizer = lb.accumulate_gradients(
+        watched(stacked=stacked), PARTS, small_batches=True, stacked=stacked
+    )
+
+    def step(state, batch):
+        def micro(state, part):
+            gradients = jax.grad(mean_loss)(params, part)
+            return optimizer.update(gradients, state, params, examples=SIZE)[1], None
+
+        return jax.lax.scan(micro, state, parted(batch))[0]
+
+    return jax.jit(lambda state: final(step, state))(optimizer.init(params))
+
+
+def from_devices(params, stacked=STACKED):
+    optimizer = watched(stacked=stacked)
+
+    def step(state, batch):
+        own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
+        apart = jax.lax.pcast(params, "data", to="varying")
+        gradients = jax.grad(mean_loss)(apart, own)
+        parts = lb.small_batches_of_devices(gradients, params, "data", SIZE, stacked=stacked)
+        return optimizer.update(
+            jax.lax.pmean(gradients, "data"), state, params, small_batches=parts
+        )[1]
+
+    run = jax.shard_map(
+        lambda state: final(step, state), mesh=mesh("data"), in_specs=P(), out_specs=P()
+    )
+    return jax.jit(run)(optimizer.init(params))
+
+
+def from_pmap(params):
+    optimizer = watched()
+
+    def step(state, batch):
+        own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
+        gradients = jax.grad(mean_loss)(params, own)
+        parts = lb.small_batches_of_devices(gradients, params, "data", SIZE, stacked=STACKED)
+        return optimizer.update(
+            jax.lax.pmean(gradients, "data"), state, params, small_batches=parts
+        )[1]
+
+    run = jax.pmap(lambda state, _: final(step, state), axis_name="data", in_axes=(None, 0))
+    states = run(optimizer.init(params), jnp.zeros(PARTS))
+    return jax.tree.map(lambda x: x[0], states)
+
+
+def from_examples(params, stacked=STACKED):
+    optimizer = watched(stacked=stacked)
+
+    def step(state, batch):
+        gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)
+        parts = lb.small_batches_of_examples(gradients, params, stacked=stacked)
+        mean = jax.tree.map(lambda x: x.mean(0), gradients)
+        return optimizer.update(mean, state, params, small_batches=parts)[1]
+
+    return jax.jit(lambda state: final(step, state))(optimizer.init(params))
+
+
+def mesh(*names, shape=(PARTS,)):
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+SOURCES = {
+    "micro-batches": from_micro_batches,
+    "devices": pytest.param(from_devices, marks=needs_shard_map),
+    "devices of pmap": pytest.param(from_pmap, marks=needs_shard_map),
+    "examples": from_examples,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_is_within_a_tenth_of_the_truth_after_200_steps(source):
+    params = network()
+    state = source(params)
+    whole = lb.noise_scale(state)
+    np.testing.assert_allclose(whole.noise_scale, truth(), rtol=0.1)
+    assert whole.low < truth() < whole.high
+    assert whole.high / whole.low < 1.25
+    layers = lb.layer_noise_scales(state, params, stacked=STACKED)
+    for name in ("bias", "kernel"):
+        np.testing.assert_allclose(layers[name].noise_scale, truth([name]), rtol=0.2)
+    expected = [truth(["layers"], layer) for layer in range(3)]
+    np.testing.assert_allclose(layers["layers"].noise_scale, expected, rtol=0.2)
+
+
+@needs_shard_map
+def test_eight_devices_give_the_number_of_one():
+    params = network()
+    one, eight = (lb.noise_scale(source(params)) for source in (from_micro_batches, from_devices))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), one, eight)
+
+
+def test_layers_of_a_stack_have_the_numbers_of_layers_apart():
+    params = network()
+    state = from_examples(params)
+    layers = lb.layer_noise_scales(state, params, stacked=STACKED)
+    whole = lb.layer_noise_scales(from_examples(params, None), params)
+    for name in ("bias", "kernel"):
+        np.testing.assert_array_equal(layers[name], whole[name])
+    # The noise of a stack is that of its layers together, and so is its gradient.
+    for field in ("noise", "signal"):
+        np.testing.assert_allclose(
+            getattr(layers["layers"], field).sum(), getattr(whole["layers"], field), rtol=1e-4
+        )
+    assert not np.isclose(layers["layers"].noise_scale[0], whole["layers"].noise_scale)
+
+
+@functools.cache
+def many_runs(steps, runs=400, decay=0.99):
+    """Runs with a gradient of squared norm 1 and noise of 4 for an example, in 3 numbers."""
+    params = jnp.full(3, 3**-0.5)
+    transform = lb.gradient_noise_scale(decay)
+
+    def step(state, key):
+        own = params[None] + 2 * 3**-0.5 * jax.random.normal(key, (4, 3))
+        parts = lb.small_batches_of_examples(own, params)
+        return transform.update(own.mean(0), state, small_batches=parts)[1], None
+
+    def run(key):
+        return jax.lax.scan(step, transform.init(params), jax.random.split(key, steps))[0]
+
+    return jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), runs))
+
+
+def test_the_averages_have_no_bias():
+    """Over 400 runs of 30 steps, with the ratio of what they estimate."""
+    state = many_runs(30)
+    np.testing.assert_allclose(state.noise.mean(0), 4, rtol=0.02)
+    np.testing.assert_allclose(state.signal.mean(0), 1, rtol=0.03)
+
+
+@pytest.mark.parametrize("confidence", [0.6, 0.9])
+def test_the_band_holds_the_truth_as_often_as_it_says(confidence):
+    band = jax.vmap(functools.partial(lb.noise_scale, confidence=confidence))(many_runs(100))
+    covered = np.mean((band.low < 4) & (band.high > 4))
+    assert abs(covered - confidence) < 0.05
+
+
+def test_averages_are_the_weighted_means_and_variances():
+    """With the weights 1, decay, decay^2 and so on, back from the last step."""
+    rng = np.random.default_rng(0)
+    transform = lb.gradient_noise_scale(0.7)
+    state, seen = transform.init(jnp.zeros(2)), []
+    for _ in range(5):
+        own = jnp.asarray(rng.normal(size=(3, 2)), "float32")
+        parts = lb.small_batches_of_examples(own, jnp.zeros(2), batch_size=2)
+        _, state = transform.update(own.mean(0), state, small_batches=parts)
+        small, large = np.mean(np.sum(own**2, 1)), np.sum(own.mean(0) ** 2)
+        # b = 2, B = 6, as the paper has it
+        seen.append([(small - large) / (1 / 2 - 1 / 6), (6 * large - 2 * small) / (6 - 2)])
+    weights = 0.7 ** np.arange(5)[::-1]
+    mean = np.average(seen, axis=0, weights=weights)
+    spread = np.cov(np.transpose(seen), ddof=0, aweights=weights)
+    np.testing.assert_allclose(np.stack([state.noise, state.signal], 1), [mean] * 2, rtol=1e-5)
+    np.testing.assert_allclose(state.noise_variance[-1], spread[0, 0], rtol=1e-4)
+    np.testing.assert_allclose(state.signal_variance[-1], spread[1, 1], rtol=1e-4)
+    np.testing.assert_allclose(state.covariance[-1], spread[0, 1], rtol=1e-4)
+    np.testing.assert_allclose(state.weight, weights.sum(), rtol=1e-6)
+    np.testing.assert_allclose(state.square_weight, np.sum(weights**2), rtol=1e-6)
+
+
+def test_micro_batches_of_different_sizes_have_no_bias():
+    """Parts of 1, 2 and 5 examples, and one of none; the noise of an example is 4, and 1 is G^2."""
+    params = jnp.full(3, 3**-0.5)
+    optimizer = lb.accumulate_gradients(lb.gradient_noise_scale(0.999), 4, small_batches=True)
+    sizes = jnp.array([2.0, 0.0, 5.0, 1.0])
+
+    def micro(state, given):
+        key, size = given
+        noise = 2 * 3**-0.5 * jax.random.normal(key, (3,)) / jnp.sqrt(size)
+        # of no examples it is NaN
+        return optimizer.update(params + noise, state, params, examples=size)[1], None
+
+    def run(key):
+        keys = jax.random.split(key, 4 * 100)
+        return jax.lax.scan(micro, optimizer.init(params), (keys, jnp.tile(sizes, 100)))[0]
+
+    state = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 100)).inner_state
+    np.testing.assert_allclose(state.noise.mean(0), 4, rtol=0.02)
+    np.testing.assert_allclose(state.signal.mean(0), 1, rtol=0.03)
+
+
+def test_a_step_of_one_micro_batch_changes_no_estimate():
+    """The schedule has macro-batches of two and of one; a flush makes another one of one."""
+    every = lb.values_schedule([2, 1, 3])
+    optimizer = lb.accumulate_gradients(lb.gradient_noise_scale(), every, small_batches=True)
+    params = jnp.ones(3)
+    state, scales = optimizer.init(params), []
+    for index in range(4):
+        gradient = jnp.arange(3.0) + index
+        _, state = optimizer.update(gradient, state, params, flush=index == 3)
+        scales.append(float(lb.noise_scale(state).noise_scale))
+    assert int(state.macro_step) == 3
+    assert np.isnan(scales[0])
+    assert np.isfinite(scales[1])
+    assert scales[1:] == [scales[1]] * 3
+
+
+@pytest.mark.parametrize("where", ["the gradient", "its parts"])
+def test_a_step_that_is_not_finite_changes_no_estimate(where):
+    transform = lb.gradient_noise_scale()
+    own = jnp.array([[1.0, 2.0], [3.0, 1.0]])
+    parts = lb.small_batches_of_examples(own, own[0])
+    _, state = transform.update(own.mean(0), transform.init(own[0]), small_batches=parts)
+    bad = own.at[0, 0].set(jnp.inf)
+    if where == "its parts":
+        parts = lb.small_batches_of_examples(bad, own[0])
+    gradient = bad.mean(0) if where == "the gradient" else own.mean(0)
+    updates, after = transform.update(gradient, state, small_batches=parts)
+    np.testing.assert_array_equal(updates, gradient)
+    for name in lb.GradientNoiseScaleState._fields[1:]:
+        np.testing.assert_array_equal(getattr(after, name), getattr(state, name))
+
+
+@needs_shard_map
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_parameters_split_over_another_axis(check_vma):
+    """Also a stack that is split between its layers; the norms are those of whole blocks."""
+    params, specs = network(), {"bias": P(), "kernel": P("tensor"), "layers": P(None, "tensor")}
+    specs |= {"layers": P(None, "tensor")}
+    batch = parted(examples(jax.random.key(0), PARTS * SIZE))
+    gradients = jax.vmap(jax.grad(mean_loss), in_axes=(None, 0))(params, batch)
+    gradients = jax.tree.map(lambda x: x[:4], gradients)
+    expected = lb.small_batches_of_examples(gradients, params, SIZE, stacked=STACKED)
+
+    def parts(params, gradients):
+        own = jax.tree.map(lambda x: x[0], gradients)
+        return lb.small_batches_of_devices(
+            own, params, "data", SIZE, partition_specs=specs, stacked=STACKED
+        )
+
+    with_axis = jax.tree.map(
+        lambda spec: P("data", *spec), specs, is_leaf=lambda node: isinstance(node, P)
+    )
+    run = jax.shard_map(
+        parts,
+        mesh=mesh("data", "tensor", shape=(4, 2)),
+        in_specs=(specs, with_axis),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    ours = jax.jit(run)(params, gradients)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), ours, expected)
+
+
+@needs_shard_map
+def test_norms_of_devices_take_one_reduction():
+    params = network()
+
+    def parts(gradients):
+        own = jax.tree.map(lambda x: x[0], gradients)
+        return lb.small_batches_of_devices(own, params, "data")
+
+    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=P("data"), out_specs=P())
+    gradients = jax.tree.map(lambda x: jnp.ones((PARTS, *x.shape)), params)
+    text = str(jax.make_jaxpr(run)(gradients))
+    assert text.count("psum") == 1
+
+
+def test_says_the_three_ways_where_there_are_no_small_batches():
+    optimizer = watched()
+    params = network()
+    with pytest.raises(ValueError, match="small_batches must be given") as caught:
+        optimizer.update(params, optimizer.init(params), params)
+    for way in ("accumulate_gradients(", "small_batches_of_devices(", "small_batches_of_examples("):
+        assert way in str(caught.value)
+
+
+ONE = jnp.ones((1, 3))
+TWO = jnp.ones((2, 3))
+MISTAKES = {
+    "one micro-batch": (
+        lambda: lb.accumulate_gradients(lb.gradient_noise_scale(), 1, small_batches=True),
+        "every must be 2 or more with small_batches=True, got 1",
+    ),
+    "one example": (
+        lambda: lb.small_batches_of_examples(ONE, ONE[0]),
+        r"first axis of two examples or more.*got \[\(1,\)\]",
+    ),
+    "no examples": (
+        lambda: lb.small_batches_of_examples(jnp.ones(()), jnp.ones(())),
+        r"first axis of two examples or more",
+    ),
+    "another shape": (
+        lambda: lb.small_batches_of_examples(TWO, jnp.ones(2)),
+        r"must have the shape \(2, 2\), got \(2, 3\)",
+    ),
+    "batch size": (
+        lambda: lb.small_batches_of_examples(TWO, TWO[0], batch_size=0),
+        r"batch_size must be in \(0, inf\), got 0",
+    ),
+    "one device": (
+        lambda: jax.vmap(lambda x: lb.small_batches_of_devices(x, x, "data"), axis_name="data")(
+            ONE
+        ),
+        "two devices or more, got 'data' with one",
+    ),
+    "handed to accumulate_gradients": (
+        lambda: lb.accumulate_gradients(lb.gradient_noise_scale(), 2).update(
+            ONE[0],
+            lb.accumulate_gradients(lb.gradient_noise_scale(), 2).init(ONE[0]),
+            small_batches=lb.small_batches_of_examples(TWO, TWO[0]),
+        ),
+        "must not be given .* small_batches=True",
+    ),
+    "another number of blocks": (
+        lambda: lb.gradient_noise_scale().update(
+            ONE[0],
+            lb.gradient_noise_scale().init(ONE[0]),
+            small_batches=lb.small_batches_of_examples([TWO, TWO], [ONE[0], ONE[0]]),
+        ),
+        "has 2 blocks and gradient_noise_scale 1",
+    ),
+    "a state without one": (lambda: lb.noise_scale(optax.EmptyState()), "must hold one noise"),
+    "other parameters": (
+        lambda: lb.layer_noise_scales(lb.gradient_noise_scale().init(ONE), [ONE, ONE]),
+        "noise scales of 1 blocks, and params have 2",
+    ),
+    "confidence": (
+        lambda: lb.noise_scale(lb.gradient_noise_scale().init(ONE), confidence=1.0),
+        r"confidence must be in \(0, 1\)",
+    ),
+    "decay": (lambda: lb.gradient_noise_scale(1.0), r"decay must be in \[0, 1\), got 1.0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_errors(mistake):
+    make, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@needs_shard_map
+@pytest.mark.parametrize("mistake", ["summed", "split over the same axis"])
+def test_gradients_that_are_summed_over_the_devices_already(mistake):
+    split = P("data") if mistake != "summed" else P()
+    message = {
+        "summed": r"'w' is the same .* jax.lax.pcast\(params, 'data', to='varying'\)",
+        "split over the same axis": "'w' is split along axis_name, 'data'",
+    }[mistake]
+
+    def parts(params, batch):
+        def loss(params):
+            return jnp.sum(params["w"]) * jnp.sum(batch)
+
+        return lb.small_batches_of_devices(jax.grad(loss)(params), params, "data")
+
+    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=({"w": split}, P("data")), out_specs=P())
+    with pytest.raises(ValueError, match=message):
+        run({"w": jnp.ones(8)}, jnp.ones(8))
+
+
+class TestBand:
+    def state(self, **changes):
+        """After a hundred equal weights: 4 +- 0.5 and 1 +- 0.1, the steps ten times as far."""
+        numbers = {
+            "weight": 100.0,
+            "square_weight": 100.0,
+            "noise": 4.0,
+            "signal": 1.0,
+            "noise_variance": 99 * 0.5**2,
+            "signal_variance": 99 * 0.1**2,
+            "covariance": 0.0,
+        } | changes
+        arrays = {
+            name: jnp.asarray(x, "float32") if "weight" in name else jnp.full(2, x, "float32")
+            for name, x in numbers.items()
+        }
+        return lb.GradientNoiseScaleState(square_norms=jnp.zeros(1), **arrays)
+
+    def test_is_fiellers(self):
+        """At its ends the distance from 0 of `noise - r signal` is z of its standard deviations."""
+        band = lb.noise_scale(self.state(covariance=99 * 0.02), confidence=0.9)
+        for end in (band.low, band.high):
+            variance = 0.5**2 - 2 * end * 0.02 + (end * 0.1) ** 2
+            np.testing.assert_allclose((4 - end) ** 2 / variance, 1.6449**2, rtol=1e-3)
+        assert band.low < 4 < band.high
+
+    def test_is_open_above_where_the_gradient_is_not_told_from_0(self):
+        band = lb.noise_scale(self.state(signal=0.1))
+        np.testing.assert_allclose(band.noise_scale, 40)
+        assert 0 < band.low < 40
+        assert band.high == jnp.inf
+
+    def test_a_gradient_estimated_below_0(self):
+        band = lb.noise_scale(self.state(signal=-0.05))
+        assert band.noise_scale == band.high == jnp.inf
+        assert 0 < band.low < jnp.inf
+
+    def test_begins_at_0_where_the_noise_is_not_told_from_0(self):
+        band = lb.noise_scale(self.state(noise=0.5))
+        assert band.low == 0
+        np.testing.assert_allclose(band.noise_scale, 0.5)
+        assert 0.5 < band.high < jnp.inf
+
+    @pytest.mark.parametrize("scale", [1e-15, 1e15])
+    def test_neither_overflows_nor_vanishes(self, scale):
+        band, expected = (
+            lb.noise_scale(
+                self.state(
+                    noise=4 * scale,
+                    signal=scale,
+                    noise_variance=99 * (0.5 * scale) ** 2,
+                    signal_variance=99 * (0.1 * scale) ** 2,
+                )
+            )
+            for scale in (scale, 1.0)
+        )
+        np.testing.assert_allclose(band[:3], expected[:3], rtol=1e-4)
+
+    def test_is_unknown_before_the_first_step_and_without_bounds_after_one(self):
+        transform = lb.gradient_noise_scale()
+        own = jnp.array([[1.0, 2.0], [3.0, 1.0]])
+        state = transform.init(own[0])
+        assert np.all(np.isnan(jax.tree.leaves(lb.noise_scale(state))))
+        parts = lb.small_batches_of_examples(own, own[0])
+        _, state = transform.update(own.mean(0), state, small_batches=parts)
+        band = lb.noise_scale(state)
+        assert np.isfinite(band.noise_scale)
+        assert (band.low, band.high) == (0, jnp.inf)
