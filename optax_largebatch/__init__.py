@@ -13,6 +13,11 @@ from optax_largebatch.diagnostics.critical_batch_size import (
 from optax_largebatch.diagnostics.diagnose import diagnose
 from optax_largebatch.diagnostics.explain import Explanation, explain
 from optax_largebatch.diagnostics.gradient_scale import gradient_scale
+from optax_largebatch.diagnostics.noise_scale import (
+    NoiseScale,
+    layer_noise_scales,
+    noise_scale,
+)
 from optax_largebatch.diagnostics.trust_ratios import trust_ratios
 from optax_largebatch.optimizers.cain import cain
 from optax_largebatch.optimizers.eve import eve
@@ -69,6 +74,10 @@ from optax_largebatch.transforms.master_weights import MasterWeightsState, maste
 from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, clip_by_median_norm
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
+from optax_largebatch.transforms.noise_scale import (
+    GradientNoiseScaleState,
+    gradient_noise_scale,
+)
 from optax_largebatch.transforms.nonfinite import SkipNonfiniteState, skip_nonfinite
 from optax_largebatch.transforms.parameter_rms import (
     ScaleByParameterRmsState,
@@ -77,6 +86,11 @@ from optax_largebatch.transforms.parameter_rms import (
 from optax_largebatch.transforms.second_moment import (
     ScaleBySecondMomentState,
     scale_by_second_moment,
+)
+from optax_largebatch.transforms.small_batches import (
+    SmallBatches,
+    small_batches_of_devices,
+    small_batches_of_examples,
 )
 from optax_largebatch.transforms.stochastic_rounding import (
     StochasticRoundingState,
@@ -100,11 +114,13 @@ __all__ = [
     "DecayToTargetRmsState",
     "DynamicLossScaleState",
     "Explanation",
+    "GradientNoiseScaleState",
     "Hyperparameters",
     "LearnLogScaleState",
     "MasterWeightsState",
     "MeasuredCriticalBatchSize",
     "NesterovSplitState",
+    "NoiseScale",
     "ParamGroups",
     "Rule",
     "ScaleByAdamState",
@@ -117,6 +133,7 @@ __all__ = [
     "ScaleByTrustRatioState",
     "ScaledHyperparameters",
     "SkipNonfiniteState",
+    "SmallBatches",
     "Stacked",
     "StochasticRoundingState",
     "accumulate_gradients",
@@ -140,12 +157,14 @@ __all__ = [
     "excluding",
     "explain",
     "fit_critical_batch_size",
+    "gradient_noise_scale",
     "gradient_scale",
     "lamb",
     "lans",
     "larc",
     "large_batch_warmup",
     "lars",
+    "layer_noise_scales",
     "lbsgd",
     "learn_log_scale",
     "learned_gradient",
@@ -153,6 +172,7 @@ __all__ = [
     "matching",
     "measure_critical_batch_size",
     "nesterov_split",
+    "noise_scale",
     "normalize_by_block_norm",
     "param_groups",
     "plots",
@@ -169,6 +189,8 @@ __all__ = [
     "scaled_adam",
     "shard_optimizer_state",
     "skip_nonfinite",
+    "small_batches_of_devices",
+    "small_batches_of_examples",
     "stacked_layers",
     "stochastic_rounding",
     "sum_of",

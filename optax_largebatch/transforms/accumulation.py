@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_dtype, check_integer, check_number
+from optax_largebatch.arguments import check_dtype, check_flag, check_integer, check_number
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import zeros_like
+from optax_largebatch.transforms.small_batches import SmallBatches, block_square_norms
 
 
 class AccumulateGradientsState(NamedTuple):
@@ -25,6 +27,8 @@ class AccumulateGradientsState(NamedTuple):
     accumulator: optax.Updates
     """Sum of the gradients since the last step, like the parameters; where `examples` is 0, what is
     here does not count."""
+    small_batches: SmallBatches
+    """The norms of these gradients; zeros, unless `inner` is to be given them."""
     inner_state: optax.OptState
     """State of the inner transformation."""
 
@@ -34,6 +38,8 @@ def accumulate_gradients(
     every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
     *,
     accumulator_dtype: jax.typing.DTypeLike | None = None,
+    small_batches: bool = False,
+    stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Takes one step of `inner` for every macro-batch, with the mean gradient of its parts.
 
@@ -57,13 +63,18 @@ def accumulate_gradients(
         every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
             macro-batches so far.
         accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
+        small_batches: True hands the squared norms of the micro-batches' gradients to `inner`, as
+            the extra argument `small_batches` that `gradient_noise_scale` needs. It costs a pass
+            over the gradient of every micro-batch. `examples` are the unit of the noise scale;
+            where `update` is not told, a micro-batch is.
+        stacked: what the `gradient_noise_scale` in `inner` is given, from `stacked_layers`.
 
     Returns:
         A transformation; its state is an `AccumulateGradientsState`.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: `every` is less than 1.
+        ValueError: `every` is less than 1, or is 1 with `small_batches`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -89,6 +100,13 @@ def accumulate_gradients(
     if not callable(every):
         check_integer("every", every, at_least=1)
     check_dtype("accumulator_dtype", accumulator_dtype)
+    check_flag("small_batches", small_batches)
+    if small_batches and every == 1:
+        raise ValueError(
+            "every must be 2 or more with small_batches=True, got 1: a single micro-batch says "
+            "nothing of the noise."
+        )
+    stacks = check_stacked(stacked)
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> AccumulateGradientsState:
@@ -98,6 +116,7 @@ def accumulate_gradients(
             macro_step=jnp.zeros([], jnp.int32),
             examples=jnp.zeros([], jnp.float32),
             accumulator=zeros_like(params, accumulator_dtype),
+            small_batches=SmallBatches.none(sum(stacks.sizes(params))),
             inner_state=inner.init(params),
         )
 
@@ -112,6 +131,12 @@ def accumulate_gradients(
     ) -> tuple[optax.Updates, AccumulateGradientsState]:
         leaves, gradients = gradients_of(updates, params)
         _check_extra_args(examples, flush)
+        if every != 1 and extra_args.get("small_batches") is not None:
+            raise ValueError(
+                "small_batches must not be given to the `update` of accumulate_gradients, whose "
+                "step is that of several of them. Build it with small_batches=True instead, and "
+                "it hands its micro-batches to the inner transformation."
+            )
 
         given = [index for index, gradient in enumerate(gradients) if gradient is not None]
 
@@ -146,6 +171,11 @@ def accumulate_gradients(
             if examples is not None:
                 part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
             sums[index] = sums[index] + part
+        parts: SmallBatches = state.small_batches
+        if small_batches:
+            own, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
+            parts = parts.with_part(block_square_norms(own, gradients, stacks), weight)
+            extra_args["small_batches"] = parts
         wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
         complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
 
@@ -176,6 +206,7 @@ def accumulate_gradients(
             ),
             examples=jnp.where(complete, 0, total_weight),
             accumulator=leaves.rebuild(sums),
+            small_batches=jax.tree.map(lambda x: jnp.where(complete, 0, x), parts),
             inner_state=inner_state,
         )
 

@@ -119,6 +119,11 @@ class Link:
             stacks that say which blocks there are.
         shared: the fields of the state that all leaf programs return alike.
         inner: the fields of the state that are the states of other links.
+        whole: the fields of the state in which leaf programs have no part; `finish` moves them.
+        finish: the state that follows from the one that `join` made and the extra arguments of
+            `update`.
+        observes: whether every update passes unchanged, so that the link's statistics can wait
+            for those of the links after it.
         scalars: the scalars of a step, from the state. A field named `count` counts the steps.
         choices: a hashable choice for each leaf, from the parameters.
         needs_params: whether `update` must be given the parameters.
@@ -130,6 +135,9 @@ class Link:
     vectors: Mapping[str, Stacked] = dataclasses.field(default_factory=dict)
     shared: tuple[str, ...] = ()
     inner: Mapping[str, "Link"] = dataclasses.field(default_factory=dict)
+    whole: tuple[str, ...] = ()
+    finish: Callable[[Any, Mapping[str, Any]], Any] = lambda state, extra_args: state
+    observes: bool = False
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
     needs_params: bool = False
@@ -141,7 +149,7 @@ class Link:
             columns[name] = leaves.align(f"the state's {name}", getattr(state, name))
         for name, link in self.inner.items():
             columns[name] = link.split(getattr(state, name), leaves)
-        for name in self.vectors:
+        for name in (*self.vectors, *self.whole):
             columns[name] = [None] * len(leaves.arrays)
         return [
             state._replace(**{name: column[index] for name, column in columns.items()})
@@ -162,8 +170,10 @@ class Link:
 
         return part._replace(**{name: flags(name, getattr(part, name)) for name in part._fields})
 
-    def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
-        """The new state, from the old one and the new state of each leaf."""
+    def join(
+        self, state: Any, parts: list[Any], leaves: Leaves, extra_args: Mapping[str, Any]
+    ) -> Any:
+        """The new state: from the old one, that of each leaf and `update`'s extra arguments."""
         new: dict[str, Any] = {}
         for name in self.trees:
             old = leaves.align(f"the state's {name}", getattr(state, name))
@@ -175,13 +185,13 @@ class Link:
             new[name] = _cast_like(next(moved, old), old)
         for name, link in self.inner.items():
             inner_parts = [getattr(part, name) for part in parts]
-            new[name] = link.join(getattr(state, name), inner_parts, leaves)
+            new[name] = link.join(getattr(state, name), inner_parts, leaves, extra_args)
         for name, stacked in self.vectors.items():
             entries = [getattr(part, name) for part in parts]
             new[name] = one_for_each_block(name, getattr(state, name), entries, stacked, leaves)
         if "count" in state._fields:
             new["count"] = optax.safe_increment(state.count)
-        return state._replace(**new)
+        return self.finish(state._replace(**new), extra_args)
 
 
 def _cast_like(now: Any, old: Any) -> Any:
@@ -212,12 +222,8 @@ def one_for_each_block(
     start = 0
     for index, axes in enumerate(stacked.axes(leaves.tree)):
         entry = 0 if entries[index] is None else entries[index]
-        shape = enumerate(leaves.arrays[index].shape)
-        blocks = [size if axis in axes else 1 for axis, size in shape]
-        own = jnp.broadcast_to(jnp.asarray(entry, old.dtype), blocks)
-        for axis in axes:
-            own = norms.gathered(own, axis, leaves.axes_along(index, axis))
-        parts.append(old[start : start + own.size] if entries[index] is None else jnp.ravel(own))
+        own = blocks_of_leaf(jnp.asarray(entry, old.dtype), index, axes, leaves)
+        parts.append(old[start : start + own.size] if entries[index] is None else own)
         start += own.size
     if start != old.size:
         raise ValueError(
@@ -228,6 +234,17 @@ def one_for_each_block(
     # Or the kernel that puts them together would compute them all once more.
     parts = list(together(dict(enumerate(parts))).values())
     return jnp.concatenate(parts) if parts else old
+
+
+def blocks_of_leaf(
+    entry: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves
+) -> jax.Array:
+    """A vector with one entry for each block of a leaf, the same on all devices."""
+    shape = enumerate(leaves.arrays[index].shape)
+    own = jnp.broadcast_to(entry, [size if axis in axes else 1 for axis, size in shape])
+    for axis in axes:
+        own = norms.gathered(own, axis, leaves.axes_along(index, axis))
+    return jnp.ravel(own)
 
 
 def elementwise(

@@ -1,0 +1,196 @@
+"""The gradient noise scale of a run, with a confidence band."""
+
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch.arguments import check_number
+from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.noise_scale import GradientNoiseScaleState
+
+
+class NoiseScale(NamedTuple):
+    """What `noise_scale` returns: scalars, or arrays with an entry for each layer of a stack."""
+
+    noise_scale: jax.Array
+    r""":math:`\operatorname{tr} \Sigma / \lVert G \rVert^2`; infinite where the gradient cannot be
+    told from 0, NaN before the first step."""
+    low: jax.Array
+    """The lower end of the band."""
+    high: jax.Array
+    """The upper end, infinite where the gradient cannot be told from 0."""
+    noise: jax.Array
+    r""":math:`\operatorname{tr} \Sigma`, the trace of the covariance of one example's gradient."""
+    signal: jax.Array
+    r""":math:`\lVert G \rVert^2`, the squared norm of the gradient without its noise."""
+
+
+def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
+    r"""The gradient noise scale of the whole network, in examples.
+
+    .. math:: \operatorname{tr} \Sigma / \lVert G \rVert^2
+
+    It is the ratio of the averages that `gradient_noise_scale` has in its state, so reading it
+    costs nothing, and works under `jit` and after a checkpoint is restored. The unit is an example
+    where the small batches were given their sizes, and else a small batch.
+
+    The band is Fieller's interval for a ratio of means of as many steps as the average amounts to,
+    :math:`(1 + d) / (1 - d)` in the end. It covers the noise of the steps, and the drift within
+    the average as if it were noise; it supposes that steps are independent, and many.
+
+    A noise scale below 0 says that the small batches are no parts of the gradient: a sum where
+    their mean is meant, or a loss scale in one of the two.
+
+    Args:
+        state: the state of an optimizer with a `gradient_noise_scale`, however it is wrapped.
+        confidence: the probability with which the band holds the ratio, in (0, 1).
+
+    Returns:
+        A `NoiseScale` of scalars.
+
+    Raises:
+        TypeError: `confidence` is no number.
+        ValueError: the state holds no noise scale, or several; `confidence` is out of range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import (
+        ...     gradient_noise_scale, noise_scale, small_batches_of_examples)
+        >>> params = jnp.zeros(2)
+        >>> gradients = jnp.array([[3.0, 1.0], [3.0, -1.0]])
+        >>> transform = gradient_noise_scale()
+        >>> _, state = transform.update(
+        ...     gradients.mean(0), transform.init(params), params,
+        ...     small_batches=small_batches_of_examples(gradients, params))
+        >>> print(noise_scale(state).noise_scale)  # 2 / 8
+        0.25
+
+    References:
+        McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162,
+        appendix A.1. Fieller, *Some Problems in Interval Estimation*, 1954.
+    """
+    return jax.tree.map(lambda x: x[-1], _of_entries(_found(state), confidence))
+
+
+def layer_noise_scales(
+    state: Any, params: Any, *, confidence: float = 0.9, stacked: Stacked | None = None
+) -> dict[str, NoiseScale]:
+    r"""The gradient noise scale of each parameter, by name.
+
+    Args:
+        state: as for `noise_scale`.
+        params: the parameters; only their structure and shapes count.
+        confidence: as for `noise_scale`; of each band by itself.
+        stacked: what the optimizer was given.
+
+    Returns:
+        By the name of the parameter a `NoiseScale`, of scalars, or for one that stacks layers of
+        arrays with an entry for each.
+
+    Raises:
+        TypeError: `confidence` is no number.
+        ValueError: as for `noise_scale`, or the state is not that of these parameters.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import (
+        ...     gradient_noise_scale, layer_noise_scales, small_batches_of_examples)
+        >>> params = {"bias": jnp.zeros(1), "kernel": jnp.zeros(1)}
+        >>> gradients = {"bias": jnp.array([[1.0], [2.0]]), "kernel": jnp.array([[3.0], [3.0]])}
+        >>> transform = gradient_noise_scale()
+        >>> _, state = transform.update(
+        ...     {"bias": jnp.array([1.5]), "kernel": jnp.array([3.0])}, transform.init(params),
+        ...     params, small_batches=small_batches_of_examples(gradients, params))
+        >>> for name, own in layer_noise_scales(state, params).items():
+        ...     print(name, own.noise_scale)
+        bias 0.25
+        kernel 0.0
+    """
+    stacks = check_stacked(stacked)
+    of_entries = _of_entries(_found(state), confidence)
+    sizes = stacks.sizes(params)
+    if of_entries.noise.size != sum(sizes) + 1:
+        raise ValueError(
+            f"the state holds the noise scales of {of_entries.noise.size - 1} blocks, and params "
+            f"have {sum(sizes)}. Pass the parameters and the `stacked` that the optimizer has."
+        )
+    scales = {}
+    start = 0
+    columns = zip(
+        leaf_names(params), jax.tree.leaves(params), sizes, stacks.axes(params), strict=True
+    )
+    for name, leaf, size, axes in columns:
+        shape = tuple(leaf.shape[axis] for axis in axes)
+        own = slice(start, start + size)
+        scales[name] = NoiseScale(*(x[own].reshape(shape) for x in of_entries))
+        start += size
+    return scales
+
+
+def _found(state: Any) -> GradientNoiseScaleState:
+    """The one state of a `gradient_noise_scale`."""
+
+    def is_one(node: Any) -> bool:
+        return isinstance(node, GradientNoiseScaleState)
+
+    found = [node for node in jax.tree.leaves(state, is_leaf=is_one) if is_one(node)]
+    if len(found) != 1:
+        raise ValueError(
+            f"state must hold one noise scale, got a {type(state).__name__} with {len(found)}. "
+            "Pass the state of an optimizer such as chain(gradient_noise_scale(), lamb(1e-3)); of "
+            "several, pass the part with one."
+        )
+    return found[0]
+
+
+def _of_entries(state: GradientNoiseScaleState, confidence: float) -> NoiseScale:
+    """The noise scale of each entry of the averages."""
+    check_number("confidence", confidence, "(0, 1)")
+    noise, signal = state.noise, state.signal
+    begun = state.weight > 0
+    steps = jnp.square(state.weight) / jnp.where(begun, state.square_weight, 1)
+    ratio = jnp.where(signal > 0, noise / jnp.where(signal > 0, signal, 1), jnp.inf)
+    low, high = _fieller(state, steps, confidence)
+    known = steps > 1.5  # a single step does not say how steps vary
+    return NoiseScale(
+        noise_scale=jnp.where(begun, ratio, jnp.nan),
+        low=jnp.where(known, low, jnp.where(begun, 0, jnp.nan)),
+        high=jnp.where(known, high, jnp.where(begun, jnp.inf, jnp.nan)),
+        noise=jnp.where(begun, noise, jnp.nan),
+        signal=jnp.where(begun, signal, jnp.nan),
+    )
+
+
+def _fieller(
+    state: GradientNoiseScaleState, steps: jax.Array, confidence: float
+) -> tuple[jax.Array, jax.Array]:
+    r"""The ratios :math:`r` for which :math:`\mathrm{noise} - r \, \mathrm{signal}` may be 0.
+
+    They solve :math:`a r^2 - 2 b r + c \le 0`, in units in which nothing overflows when it is
+    multiplied, and are cut off at 0.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    of_mean = z * z / jnp.maximum(steps - 1, 1e-6)  # from the variance of steps to that of means
+    noise_unit = _unit(state.noise, state.noise_variance)
+    signal_unit = _unit(state.signal, state.signal_variance)
+    noise, signal = state.noise / noise_unit, state.signal / signal_unit
+    a = signal * signal - of_mean * (state.signal_variance / signal_unit / signal_unit)
+    b = noise * signal - of_mean * (state.covariance / noise_unit / signal_unit)
+    c = noise * noise - of_mean * (state.noise_variance / noise_unit / noise_unit)
+    root = jnp.sqrt(jnp.maximum(jnp.square(b) - a * c, 0))
+    # (b - root) / a without the difference, which is c / (b + root)
+    positive = (c > 0) & (b + root > 0)
+    low = jnp.where(positive, c / jnp.where(positive, b + root, 1), 0)
+    bounded = (a > 0) & (signal > 0)
+    high = jnp.where(bounded, (b + root) / jnp.where(bounded, a, 1), jnp.inf)
+    unit = noise_unit / signal_unit
+    return low * unit, high * unit
+
+
+def _unit(mean: jax.Array, variance: jax.Array) -> jax.Array:
+    """The size of numbers with this mean and variance; 1 if all are 0."""
+    size = jnp.maximum(jnp.abs(mean), jnp.sqrt(variance))
+    return jnp.where(size > 0, size, 1)
