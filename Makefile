@@ -52,4 +52,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest dist build runs docs/_build
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
