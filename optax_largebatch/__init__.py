@@ -1,6 +1,11 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch import recipes
+from optax_largebatch.diagnostics import plots
+from optax_largebatch.diagnostics.branched_runs import (
+    MeasuredCriticalBatchSize,
+    measure_critical_batch_size,
+)
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     fit_critical_batch_size,
@@ -73,6 +78,10 @@ from optax_largebatch.transforms.second_moment import (
     ScaleBySecondMomentState,
     scale_by_second_moment,
 )
+from optax_largebatch.transforms.stochastic_rounding import (
+    StochasticRoundingState,
+    stochastic_rounding,
+)
 from optax_largebatch.transforms.target_rms_decay import DecayToTargetRmsState, decay_to_target_rms
 from optax_largebatch.transforms.trust_ratio import (
     ScaleByTrustRatioState,
@@ -94,6 +103,7 @@ __all__ = [
     "Hyperparameters",
     "LearnLogScaleState",
     "MasterWeightsState",
+    "MeasuredCriticalBatchSize",
     "NesterovSplitState",
     "ParamGroups",
     "Rule",
@@ -108,6 +118,7 @@ __all__ = [
     "ScaledHyperparameters",
     "SkipNonfiniteState",
     "Stacked",
+    "StochasticRoundingState",
     "accumulate_gradients",
     "accumulate_momentum",
     "add_decayed_weights",
@@ -140,9 +151,11 @@ __all__ = [
     "learned_gradient",
     "master_weights",
     "matching",
+    "measure_critical_batch_size",
     "nesterov_split",
     "normalize_by_block_norm",
     "param_groups",
+    "plots",
     "recipes",
     "scale_by_adam",
     "scale_by_factored_parameter_rms",
@@ -157,6 +170,7 @@ __all__ = [
     "shard_optimizer_state",
     "skip_nonfinite",
     "stacked_layers",
+    "stochastic_rounding",
     "sum_of",
     "trust_ratios",
     "values_schedule",

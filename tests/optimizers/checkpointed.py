@@ -20,6 +20,7 @@ def mixed_precision():
 CHECKPOINTED = {
     **{name: entry.make for name, entry in OPTIMIZERS.items()},
     "mixed precision": mixed_precision,
+    "stochastic rounding": lambda: lb.stochastic_rounding(OPTIMIZERS["lamb"].make()),
     "skip_nonfinite": lambda: lb.skip_nonfinite(OPTIMIZERS["lars"].make()),
 }
 
