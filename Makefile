@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-all lint types contract wheel lowest clean
+.PHONY: demo test test-slow test-all lint types contract docs wheel lowest clean
 
 demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a large batch
 	$(BIN)/python examples/train_digits.py
@@ -29,6 +29,9 @@ types: $(READY)
 contract: $(READY)  ## imports go down the list of rooms
 	$(BIN)/lint-imports
 
+docs: $(READY)  ## the site, in docs/_build/html/index.html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
+
 wheel: $(READY)  ## builds the wheel, installs it where nothing else is, and imports it
 	rm -rf dist $(VENV)-wheel
 	$(BIN)/python -m build --wheel --outdir dist .
@@ -49,4 +52,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest dist build runs
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest dist build runs docs/_build docs/chains docs/notebooks/*.ipynb

@@ -18,7 +18,7 @@ from tests.trajectories import STEPS, assert_same, difference, network, run
 _TESTS = pathlib.Path(__file__).parent
 PAGE = (_TESTS.parent / "docs" / "dialects.md").read_text()
 FAMILIES = ("LAMB", "LANS", "LARS and LARC", "LBSGD")
-RECORDED = ("mxnet_2_0_0b1", "mxnet_1_9_1", "torch_peers", "tensorflow_peers")
+RECORDED = ("mxnet_2_0_0b1", "mxnet_1_9_1", "torch_peers", "tensorflow_peers", "keras")
 
 
 WD = 0.1
@@ -153,6 +153,7 @@ FORMULAS = {
     "Apex FusedLAMB, adam_w_mode=False": lambda: apex(decay="gradient"),
     "LAMBC: timm trust_clip=True": lambda: apex(ratio_bounds=(0.0, 1.0)),
     "timm decoupled_decay=True": lambda: lamb(CLIPPED, decay="weights"),
+    "Keras 3 Lamb": lambda: lamb(eps=1e-7, decay="weights"),
     "DeepSpeed FusedLamb": lambda: lamb(
         eps=1e-8, correction="step size", ratio_bounds=(0.01, 10.0)
     ),

@@ -8,7 +8,7 @@ import pytest
 
 from tests import golden
 
-PEERS = ("mxnet_2_0_0b1", "mxnet_1_9_1", "torch_peers", "tensorflow_peers", "icefall")
+PEERS = ("mxnet_2_0_0b1", "mxnet_1_9_1", "torch_peers", "tensorflow_peers", "keras", "icefall")
 CASES = [case for peer in PEERS for case in golden.load(peer)]
 
 
@@ -41,6 +41,7 @@ def test_all_cases_are_here():
         "mxnet_1_9_1": 10,
         "torch_peers": 12,
         "tensorflow_peers": 8,
+        "keras": 4,
         "icefall": 12,
     }
 

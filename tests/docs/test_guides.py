@@ -16,6 +16,12 @@ pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+PAGES = [
+    *GUIDES,
+    *sorted((ROOT / "docs" / "coming_from").glob("*.md")),
+    ROOT / "docs" / "errors.md",
+]
+FAST = ("jit_on_a_mesh", "pmap", "shard_map", "stacked_layers")
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 END = "(end of block)"
 
@@ -46,10 +52,8 @@ def run(program):
 @pytest.mark.parametrize(
     "guide",
     [
-        pytest.param(
-            guide, id=guide.stem, marks=pytest.mark.slow if guide.stem == "several_hosts" else ()
-        )
-        for guide in GUIDES
+        pytest.param(page, id=page.stem, marks=() if page.stem in FAST else pytest.mark.slow)
+        for page in PAGES
     ],
 )
 def test_prints_what_it_says(guide):
@@ -66,13 +70,13 @@ def test_quotes_the_example(guide):
         assert quoted in (ROOT / "examples" / f"{guide.stem}.py").read_text()
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
+@pytest.mark.parametrize("guide", PAGES, ids=lambda guide: guide.stem)
 def test_readme_links_to_it(guide):
     assert f"({guide.relative_to(ROOT).as_posix()})" in (ROOT / "README.md").read_text()
 
 
 def test_every_output_belongs_to_a_block():
-    for guide in GUIDES:
+    for guide in PAGES:
         text = guide.read_text()
         belonging = [output for _, output in BLOCK.findall(text) if output]
         assert len(belonging) == text.count("```text\n"), guide.name

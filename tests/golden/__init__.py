@@ -133,6 +133,22 @@ def tensorflow(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransfor
     )
 
 
+def keras(kwargs: dict[str, Any]) -> optax.GradientTransformation:
+    """Keras' LAMB, whose weight decay comes first and stands outside of the ratio."""
+    kwargs = dict(kwargs)
+    rate, decay = kwargs.pop("learning_rate"), kwargs.pop("weight_decay", 0.0)
+    b1, b2 = kwargs.pop("beta_1", 0.9), kwargs.pop("beta_2", 0.999)
+    own = lb.chain(
+        lb.clip_by_global_norm(kwargs.pop("global_clipnorm", None)),
+        lb.scale_by_adam(b1, b2, kwargs.pop("epsilon", 1e-7)),
+        lb.scale_by_trust_ratio(1 - rate * decay),
+        lb.add_decayed_weights(decay),
+        lb.scale_by_learning_rate(rate),
+    )
+    assert not kwargs, kwargs
+    return own
+
+
 def icefall(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
     """Eve, Cain, ScaledAdam, and the corrected LearnedGradient."""
     factories = {
@@ -152,6 +168,8 @@ def _translate(peer: str, case: dict[str, Any]) -> optax.GradientTransformation:
         return mxnet(optimizer, kwargs)
     if peer == "icefall":
         return icefall(optimizer, kwargs)
+    if peer == "keras":
+        return keras(kwargs)
     if optimizer.startswith("timm"):
         return timm(optimizer, kwargs, case["undecayed_group"])
     if optimizer.startswith("pytorch_optimizer"):

@@ -1,0 +1,82 @@
+"""The settings of the site; `make docs` builds it."""
+
+from pathlib import Path
+import runpy
+import shutil
+
+from nbclient import NotebookClient
+from sphinx.application import Sphinx
+
+import optax_largebatch
+
+DOCS = Path(__file__).parent
+
+project = "optax_largebatch"
+author = "the authors of optax_largebatch"
+project_copyright = author
+release = version = optax_largebatch.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx-mathjax-offline",  # equations need no network
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+
+# Markdown: pages that say so in their head, and notebooks, are executed.
+myst_enable_extensions = ["amsmath", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+# A kernel warns of its open ports before every page; the build shows errors only.
+NotebookClient.extra_arguments.default_args = (["--IPKernelApp.log_level=ERROR"],)
+
+# Docstrings: `name` is a link where there is such a name, and else code.
+default_role = "py:obj"
+nitpick_ignore_regex = [("py:obj", "(?s).*")]
+autodoc_typehints = "none"  # the arguments say it in words
+autodoc_member_order = "bysource"
+add_module_names = False
+python_maximum_signature_line_length = 80
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = "optax_largebatch"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+
+def draw_chains(app: Sphinx) -> None:
+    """Draws the chain of every optimizer from its source."""
+    runpy.run_path(str(DOCS / "draw_chains.py"))["draw_all"](DOCS / "chains")
+
+
+def copy_notebooks(app: Sphinx) -> None:
+    """Sphinx reads what lies under `docs`, and the notebooks lie beside it."""
+    for notebook in (DOCS.parent / "notebooks").glob("*.ipynb"):
+        shutil.copy(notebook, DOCS / "notebooks")
+
+
+def keep_colons(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """What stands before a colon is a type for napoleon, where here it is a part of a sentence."""
+    begins = [lines.index("Returns:") + 1] if "Returns:" in lines else []
+    if what in ("attribute", "property"):
+        begins.append(0)
+    for index in begins:
+        text = lines[index].lstrip()
+        lines[index] = f"{lines[index][: -len(text)]}: {text}" if ":" in text else lines[index]
+
+
+def setup(app: Sphinx) -> None:
+    """Makes the files that pages show before Sphinx looks for them."""
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
+    app.connect("builder-inited", draw_chains)
+    app.connect("builder-inited", copy_notebooks)
