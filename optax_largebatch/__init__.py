@@ -1,6 +1,10 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch import recipes
+from optax_largebatch.diagnostics.branched_runs import (
+    MeasuredCriticalBatchSize,
+    measure_critical_batch_size,
+)
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     fit_critical_batch_size,
@@ -109,6 +113,7 @@ __all__ = [
     "Hyperparameters",
     "LearnLogScaleState",
     "MasterWeightsState",
+    "MeasuredCriticalBatchSize",
     "NesterovSplitState",
     "NoiseScale",
     "ParamGroups",
@@ -159,6 +164,7 @@ __all__ = [
     "learned_gradient",
     "master_weights",
     "matching",
+    "measure_critical_batch_size",
     "nesterov_split",
     "noise_scale",
     "normalize_by_block_norm",

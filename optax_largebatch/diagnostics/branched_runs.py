@@ -1,0 +1,343 @@
+"""The critical batch size, measured by runs that branch from one training state."""
+
+from collections.abc import Callable, Iterable, Sequence
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_largebatch.arguments import check_integer, check_number
+from optax_largebatch.diagnostics.critical_batch_size import (
+    CriticalBatchSize,
+    fit_critical_batch_size,
+)
+
+TOO_SLOW = 4
+"""How many times the steps of the fastest learning rate a run may take before it is given up."""
+
+
+class MeasuredCriticalBatchSize(NamedTuple):
+    """What `measure_critical_batch_size` returns."""
+
+    batch_sizes: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    steps: np.ndarray
+    """Steps to the target, shape (batch sizes, learning rates, runs); infinite where a run did
+    not arrive."""
+
+    @property
+    def best_learning_rates(self) -> tuple[float, ...]:
+        """For each batch size the rate whose runs took the fewest steps in the mean."""
+        return tuple(self.learning_rates[index] for index in self._best)
+
+    @property
+    def best_steps(self) -> np.ndarray:
+        """The steps at these rates, shape (batch sizes, runs)."""
+        return self.steps[np.arange(len(self.batch_sizes)), self._best]
+
+    @property
+    def at_edge(self) -> tuple[bool, ...]:
+        """For each batch size whether its best rate is the smallest or the largest of the grid.
+
+        A better one may lie beyond it: go on in that direction before you believe the fit.
+        """
+        last = len(self.learning_rates) - 1
+        return tuple(bool(index in (0, last)) for index in self._best)
+
+    @property
+    def fit(self) -> CriticalBatchSize:
+        """What `fit_critical_batch_size` makes of the best steps.
+
+        Its ValueError, where the steps do not bend, leaves the measured table as it is.
+        """
+        return fit_critical_batch_size(self.batch_sizes, self.best_steps.tolist())
+
+    @property
+    def _best(self) -> np.ndarray:
+        return np.argmin(self.steps.mean(axis=2), axis=1)
+
+    def summary(self) -> str:
+        """The best rates with their steps, in a few lines, for people."""
+        columns = zip(
+            self.batch_sizes, self.best_steps, self.best_learning_rates, self.at_edge, strict=True
+        )
+        return "\n".join(
+            f"batch size {batch}: {own.mean():.4g} steps at the learning rate {rate:.4g}"
+            + (", the edge of the grid: add rates beyond it" if edge else "")
+            for batch, own, rate, edge in columns
+        )
+
+
+def measure_critical_batch_size(
+    params: Any,
+    loss: Callable[[Any, jax.Array, int], jax.Array],
+    make_optimizer: Callable[[jax.Array], optax.GradientTransformation],
+    *,
+    batch_sizes: Sequence[int],
+    learning_rates: Sequence[float],
+    evaluate: Callable[[Any], jax.Array],
+    target: float,
+    max_steps: int,
+    evaluate_every: int = 1,
+    smoothing: float = 0.1,
+    optimizer_state: Any = None,
+    runs: int = 3,
+    seed: int = 0,
+    progress: Callable[[list[Any]], Iterable[Any]] = iter,
+) -> MeasuredCriticalBatchSize:
+    r"""Trains from one state at several batch sizes and learning rates, and counts the steps.
+
+    Every batch size is tried with every learning rate, in several runs that draw other examples;
+    the steps of its best rate are what :math:`S = S_{min} (1 + B_{crit} / B)` is fitted to. The
+    learning rates of a batch size train side by side under `jax.vmap`, all on the same examples.
+
+    **When a run arrives.** With the :math:`n`-th evaluated loss :math:`\ell_n`, its step
+    :math:`t_n` and the smoothing :math:`\beta`,
+
+    .. math::
+
+        \bar\ell_n = \bar\ell_{n-1} + \alpha_n (\ell_n - \bar\ell_{n-1}), \qquad
+        \bar t_n = \bar t_{n-1} + \alpha_n (t_n - \bar t_{n-1}), \qquad
+        \alpha_n = \min\left(1, \frac{1}{\beta n}\right),
+
+    and the run arrives where the line through the points :math:`(\bar t_n, \bar\ell_n)` first
+    reaches the target. The average reaches over the same part of a short and of a long run, so
+    that no batch size is favoured, and as steps are averaged like losses, it delays nothing.
+
+    A run whose loss is not finite has diverged, and takes infinitely many steps; so does one that
+    takes more than `max_steps`, or more than four times as many as the fastest learning rate on
+    the same examples, after which nobody waits for it.
+
+    Args:
+        params: the parameters at which all runs begin, a tree of arrays. They should come from
+            some steps of training: the critical batch size grows during a run, and at its start
+            is small.
+        loss: the mean loss of examples that are drawn at random: a function of the parameters, a
+            key and the batch size (a Python integer), which is traced and differentiated. The
+            data must be arrays on the device.
+        make_optimizer: the optimizer for a learning rate, which is a traced scalar, as under
+            `optax.inject_hyperparams`. All optimizers of this library take one.
+        batch_sizes: at least three different ones, in the order in which they are run. Each is
+            compiled once.
+        learning_rates: positive and increasing. Every batch size should have its best one inside:
+            neighbours a factor of 1.5 to 2 apart cost a few percent of the steps.
+        evaluate: the loss that has to reach the target, a function of the parameters, usually on
+            held-out examples, the same in each call. The less it varies, the better.
+        target: the loss to reach, below that at the start.
+        max_steps: when to give up, 1 or more.
+        evaluate_every: steps between two evaluations, 1 or more. Between them the loss is taken
+            for linear.
+        smoothing: :math:`\beta`, the part of a run over which the loss is averaged, in [0, 1); 0
+            for the loss as it is, whose noise makes the first crossing early.
+        optimizer_state: the state of `make_optimizer(...)` with which all runs begin; None for a
+            new one. It must hold no learning rate, as that of `optax.inject_hyperparams` does.
+        runs: how many to do at every batch size and learning rate, 1 or more. The interval of the
+            fit needs several.
+        seed: of the keys with which the examples are drawn.
+        progress: wraps the list of what there is to do, as `tqdm.tqdm` does, for a progress bar.
+
+    Returns:
+        The table of steps, with `best_learning_rates`, `best_steps`, `at_edge`, `fit`, `summary()`.
+        The interval of the fit is over the runs at the best rates, as if these were known.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range, at some batch size no learning rate reaches
+            the target in all its runs, or the learning rate makes no difference.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from optax_largebatch import measure_critical_batch_size
+        >>> def half_square(params):
+        ...     return 0.5 * jnp.sum(params**2)
+        >>> def loss(params, key, batch_size):
+        ...     examples = jax.random.normal(key, (batch_size, 50))
+        ...     return half_square(params - jnp.mean(examples, axis=0))
+        >>> measured = measure_critical_batch_size(
+        ...     jnp.full(50, 2.0), loss, optax.sgd,
+        ...     batch_sizes=[4, 16, 64], learning_rates=[0.1, 0.2, 0.4, 0.8, 1.6],
+        ...     evaluate=half_square, target=1.0, max_steps=200)
+        >>> measured.steps.shape
+        (3, 5, 3)
+        >>> print(measured.best_learning_rates, measured.at_edge)
+        (0.2, 0.8, 0.8) (False, False, False)
+        >>> low, high = measured.fit.interval
+        >>> print(low < measured.fit.critical_batch_size < high)
+        True
+
+    References:
+        McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162;
+        Shallue et al., *Measuring the Effects of Data Parallelism on Neural Network Training*,
+        arXiv 1811.03600, for tuning the rate at every batch size.
+    """
+    check_number("target", target, "(-inf, inf)")
+    check_integer("max_steps", max_steps, at_least=1)
+    check_integer("evaluate_every", evaluate_every, at_least=1)
+    check_number("smoothing", smoothing, "[0, 1)")
+    check_integer("runs", runs, at_least=1)
+    check_integer("seed", seed, at_least=0)
+    batches, rates = _checked_grid(batch_sizes, learning_rates)
+    start = _checked_start(evaluate(params), target)
+
+    branch = _Branch(
+        params, loss, make_optimizer, evaluate, start,
+        target, max_steps, evaluate_every, smoothing, optimizer_state,
+    )  # fmt: skip
+    compiled = {batch: jax.jit(functools.partial(branch.run, batch)) for batch in batches}
+    steps = np.full((len(batches), len(rates), runs), np.inf)
+    lowest = np.full_like(steps, start)
+    tasks = [(index, run) for index in range(len(batches)) for run in range(runs)]
+    for index, run in progress(tasks):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batches[index]), run)
+        steps[index, :, run], lowest[index, :, run] = compiled[batches[index]](
+            jnp.asarray(rates, jnp.result_type(float)), key
+        )
+        if run == runs - 1:
+            _check_arrived(batches[index], rates, steps[index], lowest[index], max_steps)
+    return MeasuredCriticalBatchSize(tuple(batches), tuple(rates), steps)
+
+
+class _Run(NamedTuple):
+    """One run; under `vmap`, one for each learning rate."""
+
+    params: Any
+    state: Any
+    loss: jax.Array
+    """The smoothed loss."""
+    step: jax.Array
+    """The step to which it belongs."""
+    lowest: jax.Array
+    arrived: jax.Array
+    """Steps to the target, infinite before it is reached."""
+
+
+class _Branch(NamedTuple):
+    """What all runs have in common."""
+
+    params: Any
+    loss: Callable[[Any, jax.Array, int], jax.Array]
+    make_optimizer: Callable[[jax.Array], optax.GradientTransformation]
+    evaluate: Callable[[Any], jax.Array]
+    start: float
+    target: float
+    max_steps: int
+    evaluate_every: int
+    smoothing: float
+    optimizer_state: Any
+
+    def run(self, batch_size: int, rates: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The steps to the target and the lowest loss, for each rate."""
+        advance = jax.vmap(functools.partial(self._advance, batch_size), in_axes=(0, 0, None, None))
+
+        def goes_on(carry: tuple[jax.Array, _Run]) -> jax.Array:
+            done, run = carry
+            limit = jnp.minimum(self.max_steps, TOO_SLOW * run.arrived.min())
+            running = jnp.isfinite(run.loss) & jnp.isinf(run.arrived)
+            return jnp.any(running) & (done.astype(limit.dtype) < limit)
+
+        def body(carry: tuple[jax.Array, _Run]) -> tuple[jax.Array, _Run]:
+            done, run = carry
+            return done + self.evaluate_every, advance(rates, run, done, key)
+
+        begin = jax.vmap(self._begin)(rates)
+        _, end = jax.lax.while_loop(goes_on, body, (jnp.zeros([], jnp.int32), begin))
+        return end.arrived, end.lowest
+
+    def _begin(self, rate: jax.Array) -> _Run:
+        state = self.optimizer_state
+        if state is None:
+            state = self.make_optimizer(rate).init(self.params)
+        start = jnp.asarray(self.start, rate.dtype)
+        return _Run(
+            self.params, state, start, jnp.zeros_like(start), start, jnp.full_like(start, jnp.inf)
+        )
+
+    def _advance(
+        self, batch_size: int, rate: jax.Array, run: _Run, done: jax.Array, key: jax.Array
+    ) -> _Run:
+        """The run after the steps up to the next evaluation, `done` of them before."""
+        optimizer = self.make_optimizer(rate)
+
+        def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            params, state = carry
+            own = jax.random.fold_in(key, done + index)
+            gradients = jax.grad(self.loss)(params, own, batch_size)
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+        params, state = jax.lax.fori_loop(0, self.evaluate_every, step, (run.params, run.state))
+        next_step = (done + self.evaluate_every).astype(rate.dtype)
+        window = jnp.maximum(1, self.smoothing * next_step / self.evaluate_every)
+        measured = self.evaluate(params).astype(run.loss.dtype)
+        loss = run.loss + (measured - run.loss) / window
+        now = run.step + (next_step - run.step) / window
+        # The crossing of the line from the last point, which lies above the target.
+        crossing = run.step + (now - run.step) * (run.loss - self.target) / (run.loss - loss)
+        arrives = jnp.isinf(run.arrived) & (loss <= self.target) & jnp.isfinite(loss)
+        return _Run(
+            params, state, loss, now,
+            lowest=jnp.where(loss < run.lowest, loss, run.lowest),
+            arrived=jnp.where(arrives, crossing, run.arrived),
+        )  # fmt: skip
+
+
+def _checked_grid(
+    batch_sizes: Sequence[int], learning_rates: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    for name, values in (("batch_sizes", batch_sizes), ("learning_rates", learning_rates)):
+        if not hasattr(values, "__len__"):
+            raise TypeError(f"{name} must be a sequence of numbers, got {values!r}.")
+    for index, batch in enumerate(batch_sizes):
+        check_integer(f"batch_sizes[{index}]", batch, at_least=1)
+    batches = [int(batch) for batch in batch_sizes]
+    if len(batches) < 3 or len(set(batches)) < len(batches):
+        raise ValueError(
+            f"batch_sizes must hold at least three different ones, got {batches}: two fit every "
+            f"curve."
+        )
+    for index, rate in enumerate(learning_rates):
+        check_number(f"learning_rates[{index}]", rate, "(0, inf)")
+    rates = [float(rate) for rate in learning_rates]
+    if not rates or any(low >= high for low, high in itertools.pairwise(rates)):
+        raise ValueError(f"learning_rates must be increasing, at least one, got {rates}.")
+    return batches, rates
+
+
+def _checked_start(measured: Any, target: float) -> float:
+    if np.shape(measured) != ():
+        raise ValueError(
+            f"evaluate must return a scalar, got the shape {np.shape(measured)}: take the mean."
+        )
+    start = float(measured)
+    if not target < start < np.inf:
+        raise ValueError(
+            f"target must be below the loss from which the runs begin, evaluate(params) = "
+            f"{start:.4g}, got {target!r}. Lower it, or begin from an earlier state."
+        )
+    return start
+
+
+def _check_arrived(
+    batch: int, rates: list[float], steps: np.ndarray, lowest: np.ndarray, max_steps: int
+) -> None:
+    """Checks that a batch size has a best rate: `steps` and `lowest` by rate and run."""
+    finite = np.isfinite(steps)
+    if not np.any(np.all(finite, axis=1)):
+        rate, run = np.unravel_index(np.argmin(lowest), lowest.shape)
+        raise ValueError(
+            f"target must be a loss that some learning rate reaches in all runs; at batch size "
+            f"{batch}, {finite.sum()} of {finite.size} runs reached it within max_steps = "
+            f"{max_steps}, and the lowest loss was {lowest[rate, run]:.4g}, at the learning rate "
+            f"{rates[rate]:.4g} of {rates[0]:.4g} to {rates[-1]:.4g}. Raise the target or "
+            f"max_steps; if that rate is the first or the last one, add rates beyond it."
+        )
+    if len(rates) > 1 and np.all(finite) and np.all(steps == steps[0]):
+        raise ValueError(
+            f"make_optimizer must use its learning rate: at batch size {batch} all of them took "
+            f"the same steps. (An optimizer_state of optax.inject_hyperparams holds a learning "
+            f"rate of its own, which then counts.)"
+        )

@@ -1,0 +1,281 @@
+"""Branched runs: the steps they take, and the critical batch size that they show."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
+
+CURVATURE = np.geomspace(0.02, 1.0, 400)
+BATCHES = (4, 16, 64, 256, 1024)
+
+
+def expected_loss(rate, batch, step):
+    shrink = (1 - rate * CURVATURE) ** 2
+    floor = rate**2 * CURVATURE / batch / (1 - shrink)
+    return 0.5 * np.sum(CURVATURE * (shrink**step * (1 - floor) + floor))
+
+
+def exact_steps(batch, target, rates):
+    """The least steps in which the expected loss falls to the target, over all rates."""
+    best = np.inf
+    for rate in rates:
+        step = next((t for t in range(1, 400) if expected_loss(rate, batch, t) <= target), None)
+        if step is not None:
+            before, after = (expected_loss(rate, batch, t) for t in (step - 1, step))
+            best = min(best, step - 1 + (before - target) / (before - after))
+    return best
+
+
+def least_examples(target):
+    times = np.geomspace(1, 400, 4000)
+    decayed = np.exp(-2 * np.outer(times, CURVATURE))
+    room = target - 0.5 * decayed @ CURVATURE
+    noise = 0.25 * (1 - decayed) @ CURVATURE
+    return np.min(times[room > 0] * noise[room > 0] / room[room > 0])
+
+
+@pytest.mark.slow
+def test_critical_batch_size_of_a_noisy_quadratic():
+    r"""SGD with the best constant rate on a quadratic: theory against the measurement.
+
+    :math:`L(w) = \frac12 \sum_i h_i w_i^2` from :math:`w_i = 1`, and the gradient of a batch is
+    :math:`h_i w_i + \xi_i` with :math:`\mathrm{Var}\, \xi_i = h_i / B` (the covariance is the
+    curvature, as in linear regression). A step :math:`w_i \leftarrow w_i - \eta (h_i w_i + \xi_i)`
+    takes the second moment :math:`m_i = E w_i^2` to :math:`(1 - \eta h_i)^2 m_i + \eta^2 h_i / B`,
+    so with :math:`a_i = (1 - \eta h_i)^2` and :math:`f_i = \eta^2 h_i / (B (1 - a_i))`
+
+    .. math:: E L_t = \frac12 \sum_i h_i \left(a_i^t (1 - f_i) + f_i\right).
+
+    No step is taken at random here: :math:`S(B)` is the least :math:`t` over all :math:`\eta` at
+    which that is the target. Its limits are those of :math:`S_{min} (1 + B_{crit} / B)`, so
+    :math:`B_{crit} = E_{min} / S_{min}` where
+
+    - :math:`S_{min} = \lim_{B \to \infty} S(B)`: the formula without noise, :math:`f_i = 0`;
+    - :math:`E_{min} = \lim_{B \to 0} B\, S(B)`: rates are small then, and with the time
+      :math:`\tau = \eta t` and :math:`\rho = \eta / B` the loss becomes
+      :math:`\frac12 \sum_i h_i e^{-2 h_i \tau} + \frac{\rho}{4} \sum_i h_i (1 - e^{-2 h_i \tau})`
+      (:math:`f_i \to \rho / 2`). It is the target at one :math:`\rho(\tau)`, and the examples are
+      :math:`B t = \tau / \rho(\tau)`, least at the best :math:`\tau`.
+
+    Nothing of the fit is in it.
+    """
+    h = jnp.asarray(CURVATURE, jnp.float32)
+    target = 0.05 * 0.5 * CURVATURE.sum()
+
+    def quadratic(w):
+        return 0.5 * jnp.sum(h * w**2)
+
+    def loss(w, key, batch_size):
+        mean_noise = jax.random.normal(key, w.shape) * jnp.sqrt(h / batch_size)
+        return quadratic(w) + mean_noise @ w
+
+    measured = lb.measure_critical_batch_size(
+        jnp.ones(400), loss, optax.sgd,
+        batch_sizes=BATCHES, learning_rates=np.geomspace(0.15, 1.85, 16).tolist(),
+        evaluate=quadratic, target=target, max_steps=1000, runs=4,
+    )  # fmt: skip
+    fit = measured.fit
+    rates = np.geomspace(0.05, 1.99, 300)
+    least_steps = exact_steps(np.inf, target, rates)
+    critical = least_examples(target) / least_steps
+    exact = [exact_steps(batch, target, rates) for batch in BATCHES]
+    low, high = fit.interval
+    print(f"critical batch size: exact {critical:.1f}, measured {fit.critical_batch_size:.1f}")
+    print(f"90% of the runs: {low:.1f} to {high:.1f}; S_min {least_steps:.2f}, {fit.minimum_steps}")
+    print(f"steps: exact {np.round(exact, 2)}, measured {measured.best_steps.mean(axis=1)}")
+
+    np.testing.assert_allclose(fit.critical_batch_size, critical, rtol=0.2)
+    np.testing.assert_allclose(measured.best_steps.mean(axis=1), exact, rtol=0.1)
+    assert not any(measured.at_edge)
+    assert low < fit.critical_batch_size < high < 1.3 * low
+
+
+def slope(params, key, batch_size):
+    """A loss without noise, which every batch size takes down alike."""
+    del key, batch_size
+    return bowl(params)
+
+
+def bowl(params):
+    return 0.5 * jnp.sum(jnp.asarray([1.0, 0.1]) * params**2)
+
+
+START = jnp.asarray([3.0, 2.0])
+
+
+def measured_on_the_bowl(make_optimizer=optax.sgd, params=START, **changes):
+    settings = {
+        "batch_sizes": (1, 2, 4), "learning_rates": (0.5, 0.6, 1.2, 2.5), "evaluate": bowl,
+        "target": 0.02, "max_steps": 200, "runs": 1, "smoothing": 0.0,
+    }  # fmt: skip
+    return lb.measure_critical_batch_size(params, slope, make_optimizer, **(settings | changes))
+
+
+def arrival(losses, steps, target, smoothing):
+    """The crossing of the smoothed curve, written down once more."""
+    mean, when = losses[0], 0.0
+    for n in range(1, len(losses)):
+        alpha = min(1.0, 1.0 / (smoothing * n)) if smoothing else 1.0
+        before = (when, mean)
+        mean, when = (1 - alpha) * mean + alpha * losses[n], (1 - alpha) * when + alpha * steps[n]
+        if mean <= target:
+            return np.interp(target, [mean, before[1]], [when, before[0]])
+    return np.inf
+
+
+@pytest.mark.parametrize(("every", "smoothing"), [(1, 0.0), (3, 0.0), (2, 0.5)])
+def test_counts_the_steps_to_the_target(every, smoothing):
+    measured = measured_on_the_bowl(evaluate_every=every, smoothing=smoothing)
+    w, curvature = np.array([3.0, 2.0]), np.array([1.0, 0.1])
+    steps = np.arange(0, 200, every)
+    for index, rate in enumerate((0.5, 0.6, 1.2)):
+        path = [0.5 * np.sum(curvature * ((1 - rate * curvature) ** t * w) ** 2) for t in steps]
+        expected = arrival(path, steps, 0.02, smoothing)
+        np.testing.assert_allclose(measured.steps[:, index, 0], expected, rtol=1e-4)
+    assert np.all(np.isinf(measured.steps[:, 3]))  # 1 - 2.5 h < -1: diverges
+    assert measured.steps.shape == (3, 4, 1)
+    assert measured.best_learning_rates == (1.2, 1.2, 1.2)
+    assert measured.at_edge == (False, False, False)
+
+
+def test_a_loss_that_is_minus_infinity_has_diverged():
+    def falls_off(params):
+        return jnp.where(bowl(params) > 50, -jnp.inf, bowl(params))
+
+    measured = measured_on_the_bowl(evaluate=falls_off)
+    assert np.all(np.isinf(measured.steps[:, 3]))
+    assert np.all(np.isfinite(measured.steps[:, :3]))
+
+
+def test_the_best_rate_is_that_of_the_mean_and_edges_are_flagged():
+    steps = np.array(
+        [
+            [[9.0, 9.0], [4.0, 12.0], [3.0, np.inf]],
+            [[7.0, 7.0], [6.0, 9.0], [9.0, 5.0]],
+            [[9.0, 9.0], [9.0, 9.0], [3.0, 4.0]],
+        ]
+    )
+    measured = lb.MeasuredCriticalBatchSize((8, 16, 32), (0.1, 0.2, 0.4), steps)
+    assert measured.best_learning_rates == (0.2, 0.1, 0.4)
+    np.testing.assert_array_equal(measured.best_steps, [[4, 12], [7, 7], [3, 4]])
+    assert measured.at_edge == (False, True, True)
+    first, second, _ = measured.summary().split("\n")
+    assert first == "batch size 8: 8 steps at the learning rate 0.2"
+    assert second.endswith("7 steps at the learning rate 0.1, the edge of the grid: add rates "
+                           "beyond it")  # fmt: skip
+    same = lb.fit_critical_batch_size((8, 16, 32), [[4, 12], [7, 7], [3, 4]])
+    assert measured.fit == same
+
+
+def test_gives_up_what_is_four_times_slower():
+    """The rate 0.02 takes 128 steps; the others are not held up by it."""
+    rates = (0.02, 0.5, 1.0)
+    steep = measured_on_the_bowl(target=0.3, learning_rates=rates)
+    assert np.all(np.isinf(steep.steps[:, 0]))
+    alone = measured_on_the_bowl(target=0.3, learning_rates=(0.01, 0.02))
+    assert np.all(np.isfinite(alone.steps[:, 1]))
+
+
+def test_goes_on_from_a_training_state():
+    """Ten steps with momentum and a schedule, and then the same run from there."""
+
+    def optimizer(rate):
+        return optax.sgd(optax.exponential_decay(rate, 5, 0.9), momentum=0.5)
+
+    params, state = START, optimizer(0.2).init(START)
+    for _ in range(10):
+        updates, state = optimizer(0.2).update(jax.grad(bowl)(params), state, params)
+        params = optax.apply_updates(params, updates)
+    settings = {"learning_rates": (0.2,), "target": 0.1}
+    whole = measured_on_the_bowl(optimizer, **settings)
+    rest = measured_on_the_bowl(optimizer, params, optimizer_state=state, **settings)
+    fresh = measured_on_the_bowl(optimizer, params, **settings)
+    np.testing.assert_allclose(rest.steps + 10, whole.steps, rtol=1e-4)
+    assert np.all(np.abs(fresh.steps - rest.steps) > 0.2)
+    assert rest.at_edge == (True, True, True)
+
+
+def test_runs_draw_other_examples_and_rates_the_same():
+    def loss(params, key, batch_size):
+        return slope(params, key, batch_size) + 0.1 * jax.random.normal(key, (2,)) @ params
+
+    def steps(**changes):
+        measured = lb.measure_critical_batch_size(
+            START, loss, optax.sgd, batch_sizes=(1, 2, 4), learning_rates=(0.3, 0.30001),
+            evaluate=bowl, target=0.2, max_steps=200, **changes,
+        )  # fmt: skip
+        return measured.steps
+
+    one = steps()
+    assert len({round(float(value), 3) for value in one[:, 0].ravel()}) == 9  # batch sizes, runs
+    np.testing.assert_allclose(one[:, 0], one[:, 1], rtol=0.01)
+    np.testing.assert_array_equal(one, steps())
+    assert np.all(one != steps(seed=1))
+
+
+def test_reports_progress():
+    seen = []
+
+    def progress(tasks):
+        for task in tasks:
+            seen.append(len(tasks))
+            yield task
+
+    measured_on_the_bowl(runs=2, progress=progress)
+    assert seen == [6] * 6
+
+
+def test_a_fit_that_fails_leaves_the_table():
+    measured = measured_on_the_bowl()
+    with pytest.raises(ValueError, match="hardly fall"):
+        _ = measured.fit
+    assert np.all(np.isfinite(measured.best_steps))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_are_built_with_a_traced_rate(name):
+    params = {"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)}
+
+    def updates(rate):
+        optimizer = OPTIMIZERS[name].make(learning_rate=rate)
+        return optimizer.update(params, optimizer.init(params), params)[0]
+
+    shapes = jax.eval_shape(jax.vmap(updates), jnp.ones(5))
+    assert shapes["kernel"].shape == (5, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"target": 0.001, "max_steps": 20}, ValueError,
+         r"at batch size 1, 0 of 4 runs .* max_steps = 20, and the lowest loss was 0.0\d+, at the "
+         r"learning rate 1.2 .* Raise the target or max_steps"),
+        ({"learning_rates": (50.0, 70.0)}, ValueError, "lowest loss was 4.7.* add rates beyond"),
+        ({"target": 5.0}, ValueError, r"target must be below .* evaluate\(params\) = 4.7, got 5.0"),
+        ({"make_optimizer": lambda rate: optax.sgd(0.3)}, ValueError,
+         "make_optimizer must use its learning rate: at batch size 1"),
+        ({"make_optimizer": optax.inject_hyperparams(optax.sgd),
+          "optimizer_state": optax.inject_hyperparams(optax.sgd)(0.3).init(START)}, ValueError,
+         "inject_hyperparams holds a learning rate of its own"),
+        ({"evaluate": lambda params: params}, ValueError, r"evaluate must .* got the shape \(2,\)"),
+        ({"batch_sizes": (1, 2)}, ValueError, "batch_sizes must hold at least three"),
+        ({"batch_sizes": (1, 2, 2)}, ValueError, "batch_sizes must hold at least three different"),
+        ({"batch_sizes": (1, 2, 2.5)}, TypeError, r"batch_sizes\[2\] must be a Python integer"),
+        ({"batch_sizes": 4}, TypeError, "batch_sizes must be a sequence"),
+        ({"learning_rates": (0.2, 0.1)}, ValueError, "learning_rates must be increasing"),
+        ({"learning_rates": ()}, ValueError, "learning_rates must be increasing, at least one"),
+        ({"learning_rates": (0.0, 0.1)}, ValueError, r"learning_rates\[0\] must be in \(0, inf\)"),
+        ({"smoothing": 1.0}, ValueError, r"smoothing must be in \[0, 1\)"),
+        ({"max_steps": 0}, ValueError, "max_steps must be >= 1"),
+        ({"evaluate_every": 0}, ValueError, "evaluate_every must be >= 1"),
+        ({"runs": 0}, ValueError, "runs must be >= 1"),
+        ({"target": float("nan")}, ValueError, "target must be in"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(changes, error, said):
+    with pytest.raises(error, match=said):
+        measured_on_the_bowl(**changes)
