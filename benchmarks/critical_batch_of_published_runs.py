@@ -91,7 +91,7 @@ def write_csv(path: Path) -> None:
 
 
 def plot(path: Path) -> None:
-    """Steps against batch size with the fit: every run a point, the two limits as lines."""
+    """Steps against batch size with the fit, for both benchmarks."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -99,27 +99,7 @@ def plot(path: Path) -> None:
 
     figure, all_axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for axes, (task, batch_sizes, runs, fit, _) in zip(all_axes, fitted(), strict=True):
-        x = np.geomspace(batch_sizes.min() / 1.5, batch_sizes.max() * 1.5, 200)
-        critical, least = fit.critical_batch_size, fit.minimum_steps
-        axes.plot(x, least * critical / x, color="0.7", linestyle="--", linewidth=1)
-        axes.axhline(least, color="0.7", linestyle="--", linewidth=1)
-        axes.axvline(critical, color="C1", linewidth=1)
-        axes.plot(x, [fit.steps(batch) for batch in x], color="C0", label="fit")
-        for batch, own in zip(batch_sizes, runs, strict=True):
-            axes.plot(np.full(len(own), batch), own, ".", color="black", markersize=4, alpha=0.4)
-        axes.set(xscale="log", yscale="log", title=task, xlabel="batch size")
-        axes.set_ylim(least * 0.7, fit.steps(x[0]) * 1.3)
-        axes.annotate(
-            f"critical batch size {critical:,.0f}  ",
-            (critical, fit.steps(x[0])),
-            color="C1",
-            ha="right",
-            va="top",
-        )
-        axes.annotate(
-            f"least steps {least:,.0f}", (x[0], least), color="0.4", va="bottom", ha="left"
-        )
-    all_axes[0].set_ylabel("steps to the target")
+        lb.plots.steps_to_target(batch_sizes, runs, fit, ax=axes).set_title(task)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

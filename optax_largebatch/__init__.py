@@ -1,6 +1,7 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch import recipes
+from optax_largebatch.diagnostics import plots
 from optax_largebatch.diagnostics.branched_runs import (
     MeasuredCriticalBatchSize,
     measure_critical_batch_size,
@@ -169,6 +170,7 @@ __all__ = [
     "noise_scale",
     "normalize_by_block_norm",
     "param_groups",
+    "plots",
     "recipes",
     "scale_by_adam",
     "scale_by_factored_parameter_rms",

@@ -1,12 +1,17 @@
-"""Recipes and scaling rules in the terminal: `python -m optax_largebatch --help`."""
+"""Recipes, scaling rules and masks in the terminal: `python -m optax_largebatch --help`."""
 
 import argparse
 from collections.abc import Sequence
 import dataclasses
 import json
+from pathlib import Path
 import sys
 
 from optax_largebatch import recipes
+from optax_largebatch.diagnostics.checkpoint_shapes import checkpoint_shapes
+from optax_largebatch.diagnostics.explain import explain
+from optax_largebatch.params.rules import Rule, excluding, matching
+from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.recipes.scaling import RULES, Hyperparameters, scale_hyperparameters
 
 
@@ -22,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         print(options.run(options))
-    except (TypeError, ValueError) as error:
+    except (ImportError, OSError, TypeError, ValueError) as error:
         print(f"optax_largebatch {options.command}: {error}", file=sys.stderr)
         return 2
     return 0
@@ -41,6 +46,46 @@ def _scale(options: argparse.Namespace) -> str:
     )
     scaled = scale_hyperparameters(settings, options.from_batch, options.to_batch, options.rule)
     return json.dumps(dataclasses.asdict(scaled.settings)) if options.json else scaled.account
+
+
+def _explain(options: argparse.Namespace) -> str:
+    explanation = explain(
+        checkpoint_shapes(options.checkpoint, options.under),
+        weight_decay_mask=_rule("--weight-decay-mask", options.weight_decay_mask),
+        trust_ratio_mask=_rule("--trust-ratio-mask", options.trust_ratio_mask),
+        stacked=_stacked(options.stacked),
+    )
+    if options.json:
+        return json.dumps([dataclasses.asdict(one) for one in explanation.parameters])
+    return str(explanation)
+
+
+def _rule(flag: str, patterns: list[str] | None) -> Rule | None:
+    if patterns is None:
+        return None
+    left_out = [pattern.removeprefix("~") for pattern in patterns if pattern.startswith("~")]
+    if left_out and len(left_out) < len(patterns):
+        raise ValueError(
+            f"{flag} takes patterns of what it selects, or with ~ of what it leaves out, not "
+            f"both; got {' '.join(patterns)}."
+        )
+    return excluding(*left_out) if left_out else matching(*patterns)
+
+
+def _stacked(places: list[str] | None) -> Stacked | None:
+    if places is None:
+        return None
+    axes: dict[str, int | tuple[int, ...]] = {}
+    for place in places:
+        pattern, _, listed = place.rpartition("=")
+        try:
+            axes[pattern] = tuple(int(axis) for axis in listed.split(","))
+        except ValueError:
+            raise ValueError(
+                f"--stacked takes PATTERN=AXIS, or several axes with commas, as in 'layers/=0'; "
+                f"got {place!r}."
+            ) from None
+    return stacked_layers(axes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +109,25 @@ def _parser() -> argparse.ArgumentParser:
         scaled.add_argument(flag, type=kind, required=name == "learning_rate")
     scaled.set_defaults(run=_scale)
 
-    for command in (found, scaled):
+    told = commands.add_parser(
+        "explain", help="says which parameters of a checkpoint are decayed and adapted"
+    )
+    told.add_argument(
+        "checkpoint", type=Path,
+        help='a folder of Orbax, an .npz, or a .json of shapes: {"dense": {"bias": [4]}}',
+    )  # fmt: skip
+    told.add_argument("--under", metavar="NAME", help="the part that holds the parameters")
+    for mask in ("--weight-decay-mask", "--trust-ratio-mask"):
+        told.add_argument(
+            mask, nargs="+", metavar="PATTERN",
+            help="the names that it selects, or with ~ those that it leaves out: ~bias ~scale",
+        )  # fmt: skip
+    told.add_argument(
+        "--stacked", nargs="+", metavar="PATTERN=AXIS", help="the parameters that stack layers"
+    )
+    told.set_defaults(run=_explain)
+
+    for command in (found, scaled, told):
         command.add_argument("--json", action="store_true", help="for scripts")
     return parser
 

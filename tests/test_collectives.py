@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import optax
@@ -16,7 +17,12 @@ OPTIMIZERS = {
     "lamb": (lb.lamb(1e-3, weight_decay=0.01), 1),
     "lans": (lb.lans(1e-3, weight_decay=0.01), 2),
     "lars": (lb.lars(1e-3, weight_decay=0.01), 1),
+    "lamb and its noise scale": (
+        lb.chain(lb.gradient_noise_scale(), lb.lamb(1e-3, weight_decay=0.01)),
+        1,
+    ),
 }
+SMALL_BATCHES = lb.SmallBatches(jnp.ones(78), jnp.float32(8), jnp.float32(256))
 
 
 def transformer(width=16, layers=6):
@@ -56,6 +62,8 @@ def all_reduces(optimizer, way):
 
     def step(params, state, gradients):
         told = {"partition_specs": split} if way == "jit, told" else {}
+        watched = optimizer is OPTIMIZERS["lamb and its noise scale"][0]
+        told |= {"small_batches": SMALL_BATCHES} if watched else {}
         updates, state = optimizer.update(gradients, state, params, **told)
         return optax.apply_updates(params, updates), state
 

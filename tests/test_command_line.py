@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import numpy as np
+from orbax.checkpoint import StandardCheckpointer
 import pytest
 
 from optax_largebatch import recipes
@@ -56,6 +58,97 @@ def test_says_what_is_wrong(capsys):
     with pytest.raises(SystemExit):
         main((*SCALE, "--rule", "cubic"))
     assert "invalid choice: 'cubic'" in capsys.readouterr().err
+
+
+SHAPES = {
+    "dense": {"kernel": [3, 4], "bias": [4]},
+    "layers": {"kernel": [6, 4, 4], "bias": [6, 4]},
+    "norm": {"scale": [4]},
+}
+MASKS = ("--weight-decay-mask", "~bias", "~scale", "--trust-ratio-mask", "kernel")
+
+
+def arrays(node):
+    if isinstance(node, dict):
+        return {name: arrays(value) for name, value in node.items()}
+    return np.zeros(node, np.float32)
+
+
+@pytest.fixture(params=["json", "npz", "orbax"])
+def checkpoint(request, tmp_path):
+    """The same shapes in a file of each kind, under a name where that can be."""
+    if request.param == "json":
+        path = tmp_path / "shapes.json"
+        path.write_text(json.dumps({"state": {"params": SHAPES, "count": []}}))
+        return (str(path), "--under", "state/params")
+    if request.param == "npz":
+        path = tmp_path / "params.npz"
+        flat = {f"{a}/{b}": arrays(shape) for a, own in SHAPES.items() for b, shape in own.items()}
+        np.savez(path, **flat)
+        return (str(path),)
+    path = tmp_path / "saved"
+    with StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, {"params": arrays(SHAPES), "step": np.zeros((), np.int32)})
+    return (str(path), "--under", "params")
+
+
+def test_explains_a_checkpoint(capsys, checkpoint):
+    command = ("explain", *checkpoint, *MASKS, "--stacked", "layers/=0")
+    said = {line.split()[0]: line.split()[1:] for line in printed(capsys, *command).splitlines()}
+    assert said["dense/kernel"] == ["3x4", "1", "yes", "yes", "-"]
+    assert said["dense/bias"] == ["4", "1", "-", "-", "-"]
+    assert said["layers/kernel"] == ["6x4x4", "6", "yes", "yes", "-"]
+    assert said["norm/scale"] == ["4", "1", "-", "-", "-"]
+    lines = json.loads(printed(capsys, *command, "--json"))
+    assert {line["name"]: line["shape"] for line in lines} == {
+        f"{a}/{b}": shape for a, own in SHAPES.items() for b, shape in own.items()
+    }
+    assert {line["name"] for line in lines if line["decayed"]} == {"dense/kernel", "layers/kernel"}
+
+
+def test_stacks_of_two_axes(capsys, tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(SHAPES))
+    (line,) = [
+        line
+        for line in json.loads(
+            printed(capsys, "explain", str(path), "--stacked", "layers/kernel=0,1", "--json")
+        )
+        if line["name"] == "layers/kernel"
+    ]
+    assert line["blocks"] == 24
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--weight-decay-mask", "~bais"), "weight_decay_mask: the pattern 'bais' matches no"),
+        (("--weight-decay-mask", "~bias", "kernel"), "--weight-decay-mask takes patterns of what"),
+        (("--stacked", "layers/"), "--stacked takes PATTERN=AXIS"),
+        (("--stacked", "layers/=9"), "has no axis 9"),
+        (("--under", "parms"), "under must name a part of the checkpoint: 'parms' is not in"),
+    ],
+)
+def test_explain_says_what_is_wrong(capsys, tmp_path, options, said):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(SHAPES))
+    assert main(("explain", str(path), *options)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("optax_largebatch explain: ")
+    assert said in error
+
+
+def test_explain_says_what_it_reads(capsys, tmp_path):
+    (tmp_path / "wrong.json").write_text('{"bias": [4.5]}')
+    (tmp_path / "empty").mkdir()
+    for name, said in (
+        ("wrong.json", 'must hold shapes, as in {"bias": [4]}; it holds [4.5]'),
+        ("missing.json", "missing.json"),
+        ("params.txt", "must be a folder of Orbax, an .npz or a .json file"),
+        ("empty", "must be a folder that Orbax has saved"),
+    ):
+        assert main(("explain", str(tmp_path / name))) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_runs_as_a_module():

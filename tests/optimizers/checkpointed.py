@@ -17,9 +17,16 @@ def mixed_precision():
     return lb.master_weights(lb.dynamic_loss_scale(accumulated, growth_interval=5))
 
 
+def watched():
+    """The noise scale of macro-batches of two."""
+    watch = lb.chain(lb.gradient_noise_scale(), OPTIMIZERS["lamb"].make())
+    return lb.accumulate_gradients(watch, 2, small_batches=True)
+
+
 CHECKPOINTED = {
     **{name: entry.make for name, entry in OPTIMIZERS.items()},
     "mixed precision": mixed_precision,
+    "noise scale": watched,
     "skip_nonfinite": lambda: lb.skip_nonfinite(OPTIMIZERS["lars"].make()),
 }
 

@@ -1,0 +1,347 @@
+"""Pictures of a run, drawn with matplotlib. Each returns its axes: `ax.figure.savefig(...)`."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_largebatch.arguments import check_integer
+from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
+from optax_largebatch.diagnostics.diagnose import EXPLODED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which colour-blind readers tell apart."""
+
+LONGEST_NAME = 44
+"""Characters of a layer's name that are shown."""
+
+MOST_NAMES = 80
+"""Names beside a heat map."""
+
+
+def trust_ratios(
+    history: Mapping[str, Any],
+    *,
+    steps: Sequence[float] | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    r"""The trust ratio of each layer over time, as a heat map.
+
+    White is the median of all, and the colour is the logarithm of how far a ratio is from it, up
+    to a factor of 100. Grey is a ratio of exactly 1, of a parameter that is not adapted or is
+    zero; black one that is not finite or not positive.
+
+    Args:
+        history: what `optax_largebatch.trust_ratios` returned, one after the other along a new
+            first axis: by name an array of shape (times,), or (times, layers...) for one that
+            stacks layers. `jax.lax.scan` collects it so; a list of them becomes it by
+            `jax.tree.map(lambda *ratios: jnp.stack(ratios), *records)`.
+        steps: the step of each time, increasing; None for 0, 1, 2, ...
+        ax: where to draw; None for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: there is nothing to draw, or the lengths differ.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, matplotlib, optax
+        >>> matplotlib.use("Agg")
+        >>> from optax_largebatch import lamb, plots, trust_ratios
+        >>> params = {"out": jnp.ones((2, 2)), "embedding": jnp.ones((3, 2))}
+        >>> optimizer = lamb(0.1)
+        >>> def step(carry, _):
+        ...     params, state = carry
+        ...     updates, state = optimizer.update(params, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     return (params, state), trust_ratios(state, params)
+        >>> _, history = jax.lax.scan(step, (params, optimizer.init(params)), length=5)
+        >>> ax = plots.trust_ratios(history)
+        >>> print(ax.get_xlabel())
+        step
+    """
+    plt = _pyplot()
+    from matplotlib.ticker import LogFormatter
+
+    names, table = _rows(history)
+    times = np.asarray(range(table.shape[1]) if steps is None else steps, dtype=float)
+    if times.shape != (table.shape[1],) or np.any(np.diff(times) <= 0):
+        raise ValueError(
+            f"steps must have one increasing number for each of the {table.shape[1]} times, got "
+            f"{times.tolist()!r}."
+        )
+    shown = np.isfinite(table) & (table > 0)
+    adapted = table[shown & (table != 1)]
+    middle = float(np.median(adapted)) if adapted.size else 1.0
+    spread = float(np.exp(np.abs(np.log(adapted / middle)).max())) if adapted.size else 1.0
+    spread = min(max(1.05 * spread, 1.5), EXPLODED)
+
+    if ax is None:
+        height = 1.0 + 0.17 * min(len(names), MOST_NAMES)
+        (ax,) = _new_axes(9, max(height, 3.0))
+    colours = plt.get_cmap("PuOr_r").with_extremes(bad="black")
+    edges = _edges(times)
+    rows = np.arange(len(names) + 1) - 0.5
+    image = ax.pcolormesh(
+        edges, rows, np.ma.masked_array(table, ~shown), cmap=colours,
+        norm="log", vmin=middle / spread, vmax=middle * spread, rasterized=True,
+    )  # fmt: skip
+    ones = np.ma.masked_array(np.ones_like(table), table != 1)
+    ax.pcolormesh(edges, rows, ones, cmap="Greys", vmin=0, vmax=4, rasterized=True)
+    ax.set_facecolor("black")
+    every = -(-len(names) // MOST_NAMES)
+    ax.set_yticks(
+        np.arange(len(names))[::every], [_shortened(name) for name in names[::every]], fontsize=8
+    )
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(len(names) - 0.5, -0.5)
+    ax.set(xlabel="step", title="Trust ratios")
+    bar = ax.figure.colorbar(image, ax=ax, extend="both", pad=0.02, aspect=30)
+    bar.formatter = bar.minorformatter = LogFormatter()
+    bar.set_label(f"ratio (median, white: {middle:.2g})")
+    return ax
+
+
+def loss_curves(
+    losses: Mapping[str, Sequence[float]],
+    batch_sizes: Mapping[str, int],
+    *,
+    every: int = 1,
+    axes: "Sequence[Axes] | None" = None,
+) -> "tuple[Axes, Axes]":
+    r"""The losses of several runs, against steps and beside it against examples.
+
+    A larger batch that is worth it is far ahead on the left and hardly behind on the right.
+
+    Args:
+        losses: by the name of a run the loss after step `every`, 2 `every`, ...
+        batch_sizes: by the name of a run its batch size, for the same runs.
+        every: steps between two losses, 1 or more.
+        axes: two places to draw; None for a new figure.
+
+    Returns:
+        The two axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: the runs of the two arguments differ, or `every` is out of its range.
+
+    Examples:
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
+        >>> from optax_largebatch import plots
+        >>> left, right = plots.loss_curves(
+        ...     {"small": [3.0, 2.0, 1.5, 1.2], "large": [2.5, 1.3]}, {"small": 8, "large": 32})
+        >>> print(left.get_xlabel(), right.get_xlabel())
+        step examples
+    """
+    check_integer("every", every, at_least=1)
+    if not losses or set(losses) != set(batch_sizes):
+        raise ValueError(
+            f"batch_sizes must have the runs of losses, {sorted(losses)}, at least one; got "
+            f"{sorted(batch_sizes)}."
+        )
+    if axes is None:
+        axes = _new_axes(10, 3.8, columns=2)
+    left, right = axes
+    for index, (name, values) in enumerate(losses.items()):
+        steps = every * np.arange(1, len(values) + 1)
+        colour = COLOURS[index % len(COLOURS)]
+        for ax, scale in ((left, 1), (right, batch_sizes[name])):
+            ax.plot(steps * scale, np.asarray(values), color=colour, label=name, linewidth=1.1)
+    left.set(xlabel="step", ylabel="loss")
+    right.set_xlabel("examples")
+    for ax in (left, right):
+        _plain(ax)
+    right.legend(frameon=False)
+    return left, right
+
+
+def steps_to_target(
+    batch_sizes: Sequence[float],
+    steps: Sequence[float | Sequence[float]],
+    fit: CriticalBatchSize,
+    *,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    r"""The steps to a target against the batch size, with the fit, both logarithmic.
+
+    Dashed is perfect scaling, where twice the batch takes half the steps; dotted the least steps
+    that no batch size saves. The band is the interval of the critical batch size.
+
+    Args:
+        batch_sizes: as for `fit_critical_batch_size`, or those of `measure_critical_batch_size`.
+        steps: for each of them the steps of one run or of several: `best_steps` of the latter.
+        fit: the fit to them.
+        ax: where to draw; None for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: the lengths differ.
+
+    Examples:
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
+        >>> from optax_largebatch import fit_critical_batch_size, plots
+        >>> batches, steps = [256, 1024, 4096], [[5000.0, 5100.0], [2000.0], [1250.0]]
+        >>> ax = plots.steps_to_target(batches, steps, fit_critical_batch_size(batches, steps))
+        >>> print(ax.get_xscale(), ax.get_yscale())
+        log log
+    """
+    if len(batch_sizes) != len(steps):
+        raise ValueError(
+            f"steps must have one entry for each of the {len(batch_sizes)} batch sizes, got "
+            f"{len(steps)}."
+        )
+    if ax is None:
+        (ax,) = _new_axes(6, 4.2)
+    critical, least = fit.critical_batch_size, fit.minimum_steps
+    low, high = fit.interval or (critical, critical)
+    x = np.geomspace(min(*batch_sizes, low) / 1.6, max(*batch_sizes, high) * 1.6, 200)
+    top = fit.steps(float(x[0]))
+    if fit.interval is not None:
+        ax.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0)
+    ax.plot(
+        x, least * critical / x, color="0.45", linestyle="--", linewidth=1, label="perfect scaling"
+    )
+    ax.axhline(
+        least, color="0.45", linestyle=":", linewidth=1, label=f"least steps, {_read(least)}"
+    )
+    between = "" if fit.interval is None else f" ({_read(low)} to {_read(high)})"
+    ax.axvline(
+        critical, color=COLOURS[1], linewidth=1,
+        label=f"critical batch size, {_read(critical)}{between}",
+    )  # fmt: skip
+    ax.plot(x, [fit.steps(batch) for batch in x], color=COLOURS[0], label="fit")
+    for batch, own in zip(batch_sizes, steps, strict=True):
+        runs = np.atleast_1d(np.asarray(own, dtype=float))
+        ax.plot(np.full(runs.shape, batch), runs, ".", color="black", markersize=5, alpha=0.5)
+    ax.set(xscale="log", yscale="log", xlabel="batch size", ylabel="steps to the target")
+    ax.set(xlim=(x[0], x[-1]), ylim=(least * 0.6, top * 1.3))
+    _plain(ax)
+    ax.legend(loc="upper right", edgecolor="none", framealpha=1, fontsize=8)
+    return ax
+
+
+def schedule_preview(
+    schedule: optax.Schedule,
+    total_steps: int,
+    *,
+    label: str | None = None,
+    ax: "Axes | None" = None,
+) -> "Axes":
+    r"""A schedule before the run: its value at every step.
+
+    Args:
+        schedule: step (0 first) to value.
+        total_steps: how many steps to show, 1 or more.
+        label: its name, for a legend; pass the same `ax` to compare several.
+        ax: where to draw; None for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        TypeError: an argument has the wrong type.
+        ValueError: `total_steps` is out of its range.
+
+    Examples:
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
+        >>> from optax_largebatch import plots, recipes
+        >>> recipe = recipes.get("bert-large/lamb/mlperf", batch_size=8192)
+        >>> ax = plots.schedule_preview(recipe.schedule(), recipe.total_steps, label=recipe.name)
+        >>> print(ax.get_ylabel())
+        value
+    """
+    check_integer("total_steps", total_steps, at_least=1)
+    if not callable(schedule):
+        raise TypeError(
+            f"schedule must be a function of the step, got {schedule!r} of type "
+            f"{type(schedule).__name__}."
+        )
+    if ax is None:
+        (ax,) = _new_axes(6, 3.2)
+    # No more points than a wide screen has.
+    steps = np.unique(np.linspace(0, total_steps, min(total_steps, 4000) + 1).astype(np.int32))
+    values = jax.vmap(schedule)(jnp.asarray(steps))
+    colour = COLOURS[len(ax.lines) % len(COLOURS)]
+    ax.plot(steps, np.asarray(values), color=colour, label=label)
+    ax.set(xlabel="step", ylabel="value")
+    _plain(ax)
+    if label is not None:
+        ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+def _pyplot() -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError(
+            "plots are drawn with matplotlib, which is not installed: pip install matplotlib"
+        ) from None
+    return pyplot
+
+
+def _new_axes(width: float, height: float, columns: int = 1) -> "Sequence[Axes]":
+    figure = _pyplot().figure(figsize=(width, height), layout="constrained")
+    return figure.subplots(1, columns, sharey=True, squeeze=False)[0]
+
+
+def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
+    """A row for each block with its name: `dense`, and for stacked layers `dense[0]`, ..."""
+    names, rows = [], []
+    for name, values in history.items():
+        array = np.asarray(values, dtype=float)
+        if array.ndim == 0:
+            raise ValueError(
+                f"history must hold an array over time for each parameter, got a single ratio for "
+                f"{name!r}. Collect several: history[name] has the shape (times,)."
+            )
+        for index in np.ndindex(array.shape[1:]):
+            names.append(name + (f"[{', '.join(map(str, index))}]" if index else ""))
+            rows.append(array[(slice(None), *index)])
+    lengths = {len(row) for row in rows}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            f"history must hold arrays of one length, 1 or more, got {sorted(lengths)}."
+        )
+    return names, np.stack(rows)
+
+
+def _edges(steps: np.ndarray) -> np.ndarray:
+    """The borders of columns with these centres."""
+    if len(steps) == 1:
+        return np.array([steps[0] - 0.5, steps[0] + 0.5])
+    middles = (steps[1:] + steps[:-1]) / 2
+    return np.array([2 * steps[0] - middles[0], *middles, 2 * steps[-1] - middles[-1]])
+
+
+def _shortened(name: str) -> str:
+    """The name without its middle, if it is long: both ends say which layer it is."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    half = (LONGEST_NAME - 1) // 2
+    return f"{name[:half]}…{name[-half:]}"
+
+
+def _read(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _plain(ax: "Axes") -> None:
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(alpha=0.25, linewidth=0.6)

@@ -1,0 +1,168 @@
+"""Plots: what is drawn where. That they look well, only eyes can say."""
+
+import subprocess
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch import plots
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    plt.close("all")
+
+
+def drawn(ax):
+    """A figure that is drawn: what the layout cannot place warns, and warnings are errors."""
+    ax.figure.canvas.draw()
+    return ax
+
+
+HISTORY = {
+    "embedding": np.array([8.0, 16.0, np.nan]),
+    "layers/kernel": np.array([[4.0, 2.0], [4.0, 1.0], [4.0, 0.0]]),
+    "layers/bias": np.ones(3),
+}
+
+
+def test_trust_ratios_have_a_row_for_each_layer():
+    ax = drawn(plots.trust_ratios(HISTORY, steps=[10, 20, 40]))
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names == ["embedding", "layers/kernel[0]", "layers/kernel[1]", "layers/bias"]
+    ratios, ones = ax.collections
+    expected = [[8, 16, -1], [4, 4, 4], [2, 1, -1], [1, 1, 1]]  # -1: black
+    np.testing.assert_array_equal(np.ma.filled(ratios.get_array(), -1), expected)
+    np.testing.assert_array_equal(np.ma.getmaskarray(ones.get_array()), np.array(expected) != 1)
+    # The colour in the middle is the median of those that are adapted: 16, 8, 4, 4, 4, 2.
+    np.testing.assert_allclose(np.sqrt(ratios.norm.vmin * ratios.norm.vmax), 4)
+    assert ratios.norm.vmin < 2
+    assert 16 < ratios.norm.vmax < 20
+    assert ax.get_xlim() == (5, 50)
+    assert ax.get_ylim() == (3.5, -0.5)  # the first layer at the top
+
+
+def test_colours_reach_a_factor_of_100():
+    ax = plots.trust_ratios({"a": np.array([1e-9, 2.0, 2.0, 2.0, 1e9])})
+    norm = ax.collections[0].norm
+    np.testing.assert_allclose((norm.vmin, norm.vmax), (0.02, 200))
+
+
+def test_nothing_adapted_is_all_grey():
+    ax = drawn(plots.trust_ratios({"a": np.ones(2)}))
+    assert not np.ma.getmaskarray(ax.collections[1].get_array()).any()
+
+
+def test_long_names_and_many_layers():
+    long = "/".join(["module"] * 20)
+    history = {f"{index}/{long}/{index}": np.array([2.0]) for index in range(200)}
+    ax = drawn(plots.trust_ratios(history))
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert len(names) == 67
+    assert max(map(len, names)) <= plots.LONGEST_NAME
+    assert names[1].startswith("3/module/module/")
+    assert names[1].endswith("/module/3")
+
+
+@pytest.mark.parametrize(
+    ("history", "steps", "said"),
+    [
+        ({}, None, "history must hold arrays of one length"),
+        ({"a": np.ones(2), "b": np.ones(3)}, None, r"of one length, 1 or more, got \[2, 3\]"),
+        ({"a": np.ones(0)}, None, r"of one length, 1 or more, got \[0\]"),
+        ({"a": 1.0}, None, "got a single ratio for 'a'"),
+        ({"a": np.ones(2)}, [0], "steps must have one increasing number for each of the 2"),
+        ({"a": np.ones(2)}, [1, 1], "steps must have one increasing number"),
+    ],
+)
+def test_wrong_history(history, steps, said):
+    with pytest.raises(ValueError, match=said):
+        plots.trust_ratios(history, steps=steps)
+
+
+def test_loss_curves():
+    losses = {"small": [3.0, 2.0, 1.0], "large": [2.5, 0.5]}
+    left, right = plots.loss_curves(losses, {"large": 64, "small": 8}, every=10)
+    drawn(left)
+    for ax, scales in ((left, (1, 1)), (right, (8, 64))):
+        for line, (name, values), scale in zip(ax.lines, losses.items(), scales, strict=True):
+            assert line.get_label() == name
+            np.testing.assert_array_equal(line.get_ydata(), values)
+            np.testing.assert_array_equal(
+                line.get_xdata(), scale * 10 * np.arange(1, len(values) + 1)
+            )
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["small", "large"]
+    with pytest.raises(ValueError, match=r"batch_sizes must have the runs of losses, \['large'"):
+        plots.loss_curves(losses, {"small": 8})
+
+
+def lines_by_label(ax):
+    return {line.get_label().split(",")[0]: line for line in ax.lines}
+
+
+def test_steps_to_target():
+    batches = [4, 16, 64]
+    steps = [[50.0, 54.0], [20.0], [12.0, 12.5, 11.5]]
+    fit = lb.fit_critical_batch_size(batches, steps)
+    ax = drawn(plots.steps_to_target(batches, steps, fit))
+    lines = lines_by_label(ax)
+    x, y = lines["fit"].get_data()
+    np.testing.assert_allclose(y, fit.minimum_steps * (1 + fit.critical_batch_size / x))
+    x, y = lines["perfect scaling"].get_data()
+    np.testing.assert_allclose(y * x, fit.minimum_examples)
+    assert lines["least steps"].get_ydata()[0] == fit.minimum_steps
+    assert lines["critical batch size"].get_xdata()[0] == fit.critical_batch_size
+    (band,) = ax.patches
+    np.testing.assert_allclose((band.get_x(), band.get_x() + band.get_width()), fit.interval)
+    points = [line.get_data() for line in ax.lines if line.get_marker() == "."]
+    for (x, y), batch, own in zip(points, batches, steps, strict=True):
+        assert set(x) == {batch}
+        np.testing.assert_array_equal(y, own)
+    with pytest.raises(ValueError, match="one entry for each of the 2 batch sizes, got 3"):
+        plots.steps_to_target([1, 2], steps, fit)
+
+
+def test_steps_to_target_without_an_interval():
+    fit = lb.fit_critical_batch_size([4, 16, 64], [50.0, 20.0, 12.0])
+    ax = plots.steps_to_target([4, 16, 64], [50.0, 20.0, 12.0], fit)
+    assert not ax.patches
+    assert not any(" to " in line.get_label() for line in ax.lines)
+
+
+def test_schedule_preview():
+    _, ax = plt.subplots()
+    schedule = lb.warmup_polynomial(2.0, 100, power=1, warmup_steps=10)
+    assert plots.schedule_preview(schedule, 100, label="one", ax=ax) is ax
+    plots.schedule_preview(lambda step: step, 9000, label="two", ax=drawn(ax))
+    one, two = ax.lines
+    np.testing.assert_array_equal(one.get_xdata(), np.arange(101))
+    np.testing.assert_allclose(one.get_ydata()[[0, 5, 10, 55, 100]], [0, 1, 2, 1, 0], atol=1e-6)
+    assert one.get_color() != two.get_color()
+    assert two.get_xdata()[[0, -1]].tolist() == [0, 9000]
+    with pytest.raises(TypeError, match=r"schedule must be a function of the step, got 0.1"):
+        plots.schedule_preview(0.1, 100)
+
+
+def test_without_matplotlib():
+    """The library does without it, and a plot says what to install."""
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import optax_largebatch as lb\n"
+        "lb.plots.schedule_preview(lambda step: 0.1 * step, 10)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == (
+        "ImportError: plots are drawn with matplotlib, which is not installed: "
+        "pip install matplotlib"
+    )
