@@ -13,7 +13,8 @@ in `step_cost.py`:
 - `macro-batch`: the same in four micro-batches, whose norms are taken on the way.
 
 The first two are given the norms of the small batches. The plain step is compared with a copy of
-itself, too: what that says is noise. Writes `diagnostics_cost.csv`.
+itself, too: what that says is noise. `bytes` are those that XLA counts in the step, over those of
+the plain step. Writes `diagnostics_cost.csv`.
 """
 
 import argparse
@@ -115,7 +116,11 @@ def measure(case: str, rounds: int, batch: int) -> list[dict[str, Any]]:
         ratios = np.divide(running[name].seconds[1:], running[PLAIN].seconds[1:])
         low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9))
         least = min(running[name].seconds[1:]) / min(running[PLAIN].seconds[1:])
-        figures = {"ratio": median, "ratio_low": low, "ratio_high": high, "ratio_of_least": least}
+        moved, plain = (
+            running[own].step.cost_analysis()["bytes accessed"] for own in (name, PLAIN)
+        )
+        figures = {"ratio": median, "ratio_low": low, "ratio_high": high}
+        figures |= {"ratio_of_least": least, "bytes": moved / plain}
         rows.append(
             {"case": case, "step": name, "rounds": rounds}
             | {key: round(value, 3) for key, value in figures.items()}
@@ -144,7 +149,7 @@ def main() -> None:
         print(
             f"{row['case']:<14} {row['step']:<12} {row['ratio']:.3f} x the plain step "
             f"({row['ratio_low']:.3f}..{row['ratio_high']:.3f}), of the fastest "
-            f"{row['ratio_of_least']:.3f}"
+            f"{row['ratio_of_least']:.3f}, bytes {row['bytes']:.3f}"
         )
 
 

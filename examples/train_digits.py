@@ -10,6 +10,7 @@ It prints a table, and leaves it in `runs/digits/results.json` and the curves in
 
     python examples/train_digits.py --optimizer lamb larc --batch-size 64 256 --weight-decay 0.1
     python examples/train_digits.py --optimizer lbsgd --batch-size 32 --macrobatch-size 512
+    python examples/train_digits.py --optimizer lamb --batch-size 128 --dtype float16
     python examples/train_digits.py --schedule eden --warmup-strategy sqrt --initializer orthogonal
     python examples/train_digits.py --resume
 
@@ -28,6 +29,7 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 import numpy as np
@@ -69,6 +71,7 @@ INITIALIZERS = {
     "normal": jax.nn.initializers.normal(0.1),
     "uniform": jax.nn.initializers.uniform(0.1),
 }
+DTYPES = ("float32", "float16")
 SCHEDULES = ("constant", "steps", "polynomial", "hold-decay", "eden")
 WARMUP_STRATEGIES = ("linear", "power2", "sqrt", "lars")
 
@@ -144,12 +147,13 @@ class ConvNet(nnx.Module):
     gradient of many micro-batches would not be that of one large batch.
     """
 
-    def __init__(self, kernel_init: nnx.Initializer, rngs: nnx.Rngs) -> None:
-        self.conv1 = nnx.Conv(1, 16, (3, 3), kernel_init=kernel_init, rngs=rngs)
-        self.norm1 = nnx.GroupNorm(16, num_groups=4, rngs=rngs)
-        self.conv2 = nnx.Conv(16, 32, (3, 3), kernel_init=kernel_init, rngs=rngs)
-        self.norm2 = nnx.GroupNorm(32, num_groups=4, rngs=rngs)
-        self.linear = nnx.Linear(2 * 2 * 32, 10, kernel_init=kernel_init, rngs=rngs)
+    def __init__(self, kernel_init: nnx.Initializer, dtype: str, rngs: nnx.Rngs) -> None:
+        every = {"dtype": dtype, "param_dtype": dtype, "rngs": rngs}
+        self.conv1 = nnx.Conv(1, 16, (3, 3), kernel_init=kernel_init, **every)
+        self.norm1 = nnx.GroupNorm(16, num_groups=4, **every)
+        self.conv2 = nnx.Conv(16, 32, (3, 3), kernel_init=kernel_init, **every)
+        self.norm2 = nnx.GroupNorm(32, num_groups=4, **every)
+        self.linear = nnx.Linear(2 * 2 * 32, 10, kernel_init=kernel_init, **every)
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """The logits, (examples, 10), of images, (examples, 8, 8, 1)."""
@@ -248,7 +252,7 @@ def build_optimizer(run: Run, args: argparse.Namespace) -> optax.GradientTransfo
         case "larc":
             optimizer = lb.larc(rate, **decay, trust_ratio_mask=KERNELS)
         case "lbsgd":
-            return lb.lbsgd(
+            optimizer = lb.lbsgd(
                 rate,
                 momentum=0.9,
                 **decay,
@@ -258,9 +262,11 @@ def build_optimizer(run: Run, args: argparse.Namespace) -> optax.GradientTransfo
                 updates_per_epoch=run.steps_per_epoch * run.micro_batches,
                 trust_ratio_mask=KERNELS,
             )
-    if run.micro_batches == 1:
-        return optimizer
-    return lb.accumulate_gradients(optimizer, every=run.micro_batches)
+    if run.micro_batches > 1 and run.optimizer != "lbsgd":
+        optimizer = lb.accumulate_gradients(optimizer, every=run.micro_batches)
+    if args.dtype == "float16":
+        optimizer = lb.master_weights(lb.dynamic_loss_scale(optimizer))
+    return optimizer
 
 
 def build_schedule(run: Run, args: argparse.Namespace) -> optax.Schedule:
@@ -301,12 +307,14 @@ def train_step(
     model: ConvNet, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array
 ) -> jax.Array:
     """Updates the model with one batch and returns the loss before."""
+    loss_scale = jnp.asarray(optax.tree.get(optimizer.opt_state, "loss_scale", 1.0))
 
-    def loss_of(model: ConvNet) -> jax.Array:
-        logits = model(images)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+    def scaled_loss_of(model: ConvNet) -> tuple[jax.Array, jax.Array]:
+        logits = model(images).astype(jnp.float32)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return loss_scale * loss, loss
 
-    loss, grads = nnx.value_and_grad(loss_of)(model)
+    (_, loss), grads = nnx.value_and_grad(scaled_loss_of, has_aux=True)(model)
     optimizer.update(model, grads)
     return loss
 
@@ -343,7 +351,7 @@ class Result:
 
 def train(run: Run, data: Data, args: argparse.Namespace) -> Result:
     """Trains a network from its last checkpoint, or from the start where there is none."""
-    model = ConvNet(INITIALIZERS[args.initializer], nnx.Rngs(args.seed))
+    model = ConvNet(INITIALIZERS[args.initializer], args.dtype, nnx.Rngs(args.seed))
     optimizer = nnx.Optimizer(model, build_optimizer(run, args), wrt=nnx.Param)
     losses = np.full(run.steps, np.nan)
     accuracies = np.full(run.steps, np.nan)
@@ -453,7 +461,9 @@ def write_results(results: Sequence[Result], args: argparse.Namespace) -> None:
             for result in results
         ],
     }
-    results_file(args).write_text(json.dumps(content, indent=2) + "\n")
+    unfinished = results_file(args).with_suffix(".tmp")  # for the case of being killed just now
+    unfinished.write_text(json.dumps(content, indent=2) + "\n")
+    unfinished.replace(results_file(args))
 
 
 def results_file(args: argparse.Namespace) -> Path:
@@ -627,6 +637,13 @@ def build_parser() -> argparse.ArgumentParser:
         choices=tuple(INITIALIZERS),
         default="he",
         help="how the kernels begin (default: %(default)s)",
+    )
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="of parameters and activations; float16 is trained with a loss scale and with float32 "
+        "masters (default: %(default)s)",
     )
     add(
         "--target",

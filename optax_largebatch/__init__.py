@@ -92,6 +92,10 @@ from optax_largebatch.transforms.small_batches import (
     small_batches_of_devices,
     small_batches_of_examples,
 )
+from optax_largebatch.transforms.stochastic_rounding import (
+    StochasticRoundingState,
+    stochastic_rounding,
+)
 from optax_largebatch.transforms.target_rms_decay import DecayToTargetRmsState, decay_to_target_rms
 from optax_largebatch.transforms.trust_ratio import (
     ScaleByTrustRatioState,
@@ -131,6 +135,7 @@ __all__ = [
     "SkipNonfiniteState",
     "SmallBatches",
     "Stacked",
+    "StochasticRoundingState",
     "accumulate_gradients",
     "accumulate_momentum",
     "add_decayed_weights",
@@ -187,6 +192,7 @@ __all__ = [
     "small_batches_of_devices",
     "small_batches_of_examples",
     "stacked_layers",
+    "stochastic_rounding",
     "sum_of",
     "trust_ratios",
     "values_schedule",

@@ -75,7 +75,10 @@ def all_reduces(optimizer, way):
 
 
 @pytest.mark.parametrize("way", ["jit", "jit, told", "shard_map"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * ("noise" in n)) for n in OPTIMIZERS],
+)
 def test_one_reduction_for_each_round_of_norms(name, way):
     optimizer, rounds = OPTIMIZERS[name]
     assert all_reduces(optimizer, way) == rounds

@@ -97,12 +97,17 @@ def final_loss(optimizer, dtype):
     return float(loss(wide, batch(np.random.default_rng(2), size=64)))
 
 
-def test_masters_keep_the_loss_of_float32():
+def test_masters_and_stochastic_rounding_keep_the_loss_of_float32():
     """A rate so small that bfloat16 alone loses most steps, as at the end of every training."""
     optimizer = lb.lamb(optax.linear_schedule(2e-3, 0.0, STEPS), weight_decay=0.01)
     full = final_loss(optimizer, "float32")
     masters = final_loss(lb.master_weights(optimizer), "bfloat16")
+    stochastic = final_loss(lb.stochastic_rounding(optimizer), "bfloat16")
     without = final_loss(optimizer, "bfloat16")
-    print(f"float32 {full:.4f}, masters {masters:.4f}, bfloat16 alone {without:.4f}")
+    print(
+        f"float32 {full:.4f}, masters {masters:.4f}, stochastic rounding {stochastic:.4f}, "
+        f"bfloat16 alone {without:.4f}"
+    )
     assert abs(masters - full) < 0.02 * full
+    assert abs(stochastic - full) < 0.02 * full
     assert without - full > 0.05 * full

@@ -25,7 +25,8 @@ class AccumulateGradientsState(NamedTuple):
     examples: jax.Array
     """Examples in the accumulator, shape (); where `update` is not told, micro-batches."""
     accumulator: optax.Updates
-    """Sum of the gradients since the last step, like the parameters."""
+    """Sum of the gradients since the last step, like the parameters; where `examples` is 0, what is
+    here does not count."""
     small_batches: SmallBatches
     """The norms of these gradients; zeros, unless `inner` is to be given them."""
     inner_state: optax.OptState
@@ -137,68 +138,84 @@ def accumulate_gradients(
                 "it hands its micro-batches to the inner transformation."
             )
 
-        def inner_step(mean: list[Any]) -> tuple[optax.Updates, AccumulateGradientsState]:
+        given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+
+        def inner_step(means: list[Any]) -> tuple[list[Any], optax.OptState]:
+            """The update of each leaf that has a gradient, and the new state of `inner`."""
             new_updates, inner_state = inner.update(
-                leaves.rebuild(mean), state.inner_state, params, **extra_args
+                leaves.rebuild(means), state.inner_state, params, **extra_args
             )
-            columns = zip(leaves.align("the updates", new_updates), leaves.arrays, strict=True)
-            return leaves.rebuild(
-                [
-                    update if update is None else update.astype(like.dtype)
-                    for update, like in columns
-                ]
-            ), AccumulateGradientsState(
-                micro_step=jnp.zeros([], jnp.int32),
+            new = leaves.align("the updates", new_updates)
+            return [new[index].astype(leaves.arrays[index].dtype) for index in given], inner_state
+
+        def with_gradient(parts: Any) -> list[Any]:
+            """A column of all leaves from one of those that have a gradient."""
+            own = dict(zip(given, parts, strict=True))
+            return [own.get(index) for index in range(len(gradients))]
+
+        if every == 1 and examples is None:  # it is its own mean, and nothing is ever summed
+            new, inner_state = inner_step(gradients)
+            return leaves.rebuild(with_gradient(new)), state._replace(
                 macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
-                examples=jnp.zeros_like(state.examples),
-                accumulator=jax.tree.map(jnp.zeros_like, state.accumulator),
-                small_batches=jax.tree.map(jnp.zeros_like, state.small_batches),
                 inner_state=inner_state,
             )
 
-        if every == 1 and examples is None:  # it is its own mean, and nothing is ever summed
-            new_updates, new_state = inner_step(gradients)
-            return new_updates, new_state._replace(accumulator=state.accumulator)
-
         weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
         total_weight = state.examples + weight
-        sums = leaves.align("the state's accumulator", state.accumulator)
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:
-                part = gradient.astype(sums[index].dtype)
-                if examples is not None:
-                    part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
-                sums[index] = sums[index] + part
-
+        sums = [
+            jnp.where(state.examples > 0, before, 0)
+            for before in leaves.align("the state's accumulator", state.accumulator)
+        ]
+        for index in given:
+            part = gradients[index].astype(sums[index].dtype)
+            if examples is not None:
+                part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
+            sums[index] = sums[index] + part
         parts: SmallBatches = state.small_batches
         if small_batches:
             own, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
             parts = parts.with_part(block_square_norms(own, gradients, stacks), weight)
             extra_args["small_batches"] = parts
-
-        def with_gradient(parts: list[Any]) -> list[Any]:
-            given = zip(parts, gradients, strict=True)
-            return [None if gradient is None else part for part, gradient in given]
-
-        def step() -> tuple[optax.Updates, AccumulateGradientsState]:
-            wide = [total.astype(accumulation_dtype(total.dtype)) for total in sums]
-            means = [total / total_weight.astype(total.dtype) for total in wide]
-            return inner_step(with_gradient(means))
-
-        def wait() -> tuple[optax.Updates, AccumulateGradientsState]:
-            zeros = with_gradient([jnp.zeros_like(leaf) for leaf in leaves.arrays])
-            return leaves.rebuild(zeros), state._replace(
-                micro_step=state.micro_step + 1,
-                examples=total_weight,
-                accumulator=leaves.rebuild(sums),
-                small_batches=parts,
-            )
-
         wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
-        complete = state.micro_step + 1 >= wanted
-        return jax.lax.cond((complete | flush) & (total_weight > 0), step, wait)
+        complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
+
+        # A micro-batch that only waits need not move more than the sum. So the updates of a step
+        # take the memory of the sum, which is done with by then, and need none of their own.
+        dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in given]
+
+        def step() -> tuple[list[Any], optax.OptState]:
+            wide = [sums[index].astype(accumulation_dtype(sums[index].dtype)) for index in given]
+            means = [total / total_weight.astype(total.dtype) for total in wide]
+            new, inner_state = inner_step(with_gradient(means))
+            return [x.astype(dtype) for x, dtype in zip(new, dtypes, strict=True)], inner_state
+
+        def wait() -> tuple[list[Any], optax.OptState]:
+            kept = [sums[index].astype(dtype) for index, dtype in zip(given, dtypes, strict=True)]
+            return kept, state.inner_state
+
+        results, inner_state = jax.lax.cond(complete, step, wait)
+        new = []
+        for index, result in zip(given, results, strict=True):
+            new.append(jnp.where(complete, result, 0).astype(leaves.arrays[index].dtype))
+            if result.dtype == sums[index].dtype:
+                sums[index] = result
+        return leaves.rebuild(with_gradient(new)), AccumulateGradientsState(
+            micro_step=jnp.where(complete, 0, state.micro_step + 1),
+            macro_step=jnp.where(
+                complete, optax.safe_increment(state.macro_step), state.macro_step
+            ),
+            examples=jnp.where(complete, 0, total_weight),
+            accumulator=leaves.rebuild(sums),
+            small_batches=jax.tree.map(lambda x: jnp.where(complete, 0, x), parts),
+            inner_state=inner_state,
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
+    """The dtype itself where it holds the numbers of the other, else that."""
+    return dtype if jnp.finfo(dtype).bits > jnp.finfo(other).bits else other
 
 
 def _check_extra_args(examples: Any, flush: Any) -> None:

@@ -167,6 +167,12 @@ def scale_by_adam(
     )
     moments.check()
 
+    return transformation(adam_link(moments))
+
+
+def adam_link(moments: AdamMoments) -> Link:
+    """The link that keeps the moments and divides one by the root of the other."""
+
     def init(params: optax.Params) -> ScaleByAdamState:
         return ScaleByAdamState(jnp.zeros([], jnp.int32), *moments.zeros(params))
 
@@ -175,13 +181,11 @@ def scale_by_adam(
         mu, nu = yield from advance_moments(moments, update, at)
         return mu * adam.mu_scale / adam.denominator(nu), at.state._replace(mu=mu, nu=nu)
 
-    return transformation(
-        Link(
-            init,
-            leaf,
-            trees=("mu", "nu"),
-            scalars=lambda state: moments.scalars(state.count),
-        )
+    return Link(
+        init,
+        leaf,
+        trees=("mu", "nu"),
+        scalars=lambda state: moments.scalars(state.count),
     )
 
 

@@ -1,6 +1,6 @@
 """What this library asks of the compiler; all of it changes the speed and none of it a number."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 import contextlib
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from optax_largebatch import norms
 
 Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
 
 
 def outlined() -> contextlib.AbstractContextManager[Any]:
@@ -20,6 +21,14 @@ def outlined() -> contextlib.AbstractContextManager[Any]:
     if jax.default_backend() == "cpu":
         return set_xla_metadata(inlineable="false")
     return contextlib.nullcontext()
+
+
+def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The same function, in which the compiler may merge all calls, `outlined` or not around it.
+
+    Otherwise each `jnp.where` of it, which is a jitted function too, would be a call of its own.
+    """
+    return set_xla_metadata(inlineable=None)(function)
 
 
 def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:

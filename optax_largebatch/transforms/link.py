@@ -29,6 +29,7 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.transforms.compilation import together
 
 
 class Statistic(NamedTuple):
@@ -230,6 +231,8 @@ def one_for_each_block(
             "Call `init` with the whole parameters (outside of shard_map, where a stack is split "
             "between its layers) and with the same `stacked`."
         )
+    # Or the kernel that puts them together would compute them all once more.
+    parts = list(together(dict(enumerate(parts))).values())
     return jnp.concatenate(parts) if parts else old
 
 

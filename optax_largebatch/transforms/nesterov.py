@@ -3,12 +3,17 @@
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
-from optax_largebatch.transforms.adam import AdamMoments, AdamScalars, advance_moments
+from optax_largebatch.transforms.adam import (
+    AdamMoments,
+    AdamScalars,
+    ScaleByAdamState,
+    adam_link,
+    advance_moments,
+)
 from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, in_parallel
 from optax_largebatch.transforms.transformation import link_of, transformation
 
@@ -16,12 +21,8 @@ from optax_largebatch.transforms.transformation import link_of, transformation
 class NesterovSplitState(NamedTuple):
     """State of `nesterov_split`."""
 
-    count: jax.Array
-    """Steps taken, shape ()."""
-    mu: optax.Updates
-    """First moments, like the parameters."""
-    nu: optax.Updates
-    """Second moments, like the parameters."""
+    moments: ScaleByAdamState
+    """Steps taken and the moments."""
     momentum_branch: Any
     """State of `inner` for the direction of the momentum."""
     gradient_branch: Any
@@ -82,7 +83,7 @@ def nesterov_split(
         >>> transform = nesterov_split(scale_by_trust_ratio())
         >>> params = jnp.array([3.0, 4.0])
         >>> updates, state = transform.update(jnp.ones(2), transform.init(params), params)
-        >>> print(updates.round(2), state.mu)
+        >>> print(updates.round(2), state.moments.mu)
         [3.54 3.54] [0.1 0.1]
 
     References:
@@ -100,54 +101,57 @@ def nesterov_split(
             "inner must be one link of this library or a chain of them, because its norms are "
             f"taken together with those of the other direction; got {inner!r}."
         )
+    adam = adam_link(moments)
 
     def init(params: optax.Params) -> NesterovSplitState:
-        return NesterovSplitState(
-            jnp.zeros([], jnp.int32),
-            *moments.zeros(params),
-            branch.init(params),
-            branch.init(params),
-        )
+        return NesterovSplitState(adam.init(params), branch.init(params), branch.init(params))
 
     def scalars(state: NesterovSplitState) -> Any:
         return (
-            moments.scalars(state.count),
+            moments.scalars(state.moments.count),
             branch.scalars(state.momentum_branch),
             branch.scalars(state.gradient_branch),
-            rates.at(state.count),
+            rates.at(state.moments.count),
         )
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        adam: AdamScalars = at.scalars[0]
+        numbers: AdamScalars = at.scalars[0]
         _, momentum_scalars, gradient_scalars, rates = at.scalars
         choice, rate_index = at.choice
-        mu, nu = yield from advance_moments(moments, update, at._replace(scalars=adam))
-        denominator = adam.denominator(nu)
+        mu, nu = yield from advance_moments(
+            moments, update, at._replace(state=at.state.moments, scalars=numbers)
+        )
+        denominator = numbers.denominator(nu)
         along_momentum = at._replace(
             state=at.state.momentum_branch, scalars=momentum_scalars, choice=choice
         )
         along_gradient = at._replace(
             state=at.state.gradient_branch, scalars=gradient_scalars, choice=choice
         )
-        first = branch.leaf(mu * adam.mu_scale / denominator, along_momentum)
+        first = branch.leaf(mu * numbers.mu_scale / denominator, along_momentum)
         if order == "sequential":
             first, first_state = yield from first
-            moved = at.param - rates[rate_index] * adam.b1 * first
+            moved = at.param - rates[rate_index] * numbers.b1 * first
             along_gradient = along_gradient._replace(param=moved)
             second = branch.leaf(update / denominator, along_gradient)
             second, second_state = yield from second
         else:
             second = branch.leaf(update / denominator, along_gradient)
             (first, first_state), (second, second_state) = yield from in_parallel(first, second)
-        state = NesterovSplitState(at.state.count, mu, nu, first_state, second_state)
-        return adam.b1 * first + adam.mu_weight * second, state
+        state = NesterovSplitState(
+            at.state.moments._replace(mu=mu, nu=nu), first_state, second_state
+        )
+        return numbers.b1 * first + numbers.mu_weight * second, state
 
     return transformation(
         Link(
             init,
             leaf,
-            trees=("mu", "nu"),
-            inner={"momentum_branch": branch, "gradient_branch": branch},
+            inner={
+                "moments": adam,
+                "momentum_branch": branch,
+                "gradient_branch": branch,
+            },
             scalars=scalars,
             choices=lambda leaves: list(
                 zip(branch.choices(leaves), rates.indices(leaves.tree), strict=True)

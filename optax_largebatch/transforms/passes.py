@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.transforms.compilation import outlined, together
+from optax_largebatch.transforms.compilation import merged_inside, outlined, together
 from optax_largebatch.transforms.link import Leaf, Link, Request, Statistic, Stored
 
 
@@ -53,9 +53,9 @@ class Passes:
     def __init__(self, link: Link):
         self._link = link
         self._rounds: dict[Any, tuple[Round, ...]] = {}
-        self._store = jax.jit(self._new_stored, static_argnums=0)
-        self._part = jax.jit(self._part_of_a_statistic, static_argnums=(0, 1))
-        self._finish = jax.jit(self._result, static_argnums=0)
+        self._store = jax.jit(merged_inside(self._new_stored), static_argnums=0)
+        self._part = jax.jit(merged_inside(self._part_of_a_statistic), static_argnums=(0, 1))
+        self._finish = jax.jit(merged_inside(self._result), static_argnums=0)
 
     def run(
         self,

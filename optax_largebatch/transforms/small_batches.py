@@ -34,6 +34,13 @@ class SmallBatches(NamedTuple):
 
     def with_part(self, square_norms: jax.Array, examples: jax.Array) -> "SmallBatches":
         """Another part added; one of no examples adds nothing, not even a NaN."""
+        if square_norms.shape != self.square_norms.shape:
+            raise ValueError(
+                f"the state's small_batches has {self.square_norms.size} entries and the "
+                f"parameters have {square_norms.size} blocks. Call `init` with the whole "
+                "parameters (outside of shard_map, where a stack is split between its layers) and "
+                "with the same `stacked`."
+            )
         filled = examples > 0
         total = self.examples + examples
         share = jnp.where(filled, examples / jnp.where(filled, total, 1), 0)
@@ -196,7 +203,7 @@ def block_square_norms(
         if gradient is not None:
             kept = tuple(axis + first_axes for axis in axes[index])
             own = norms.sum_of_squares(gradient, kept)
-            squares[index] = own.reshape(own.shape[first_axes:]) if kept else own
+            squares[index] = jnp.squeeze(own, range(first_axes)) if kept else own
             split = leaves.split(index, axes[index])
             splits[index] = split._replace(within=split.within | over)
     whole = together(norms.over_shards(squares, splits))

@@ -13,28 +13,30 @@ CURVATURE = np.geomspace(0.02, 1.0, 400)
 BATCHES = (4, 16, 64, 256, 1024)
 
 
-def expected_loss(rate, batch, step):
-    shrink = (1 - rate * CURVATURE) ** 2
-    floor = rate**2 * CURVATURE / batch / (1 - shrink)
-    return 0.5 * np.sum(CURVATURE * (shrink**step * (1 - floor) + floor))
+def expected_loss(curvature, rate, batch, step):
+    shrink = (1 - rate * curvature) ** 2
+    floor = rate**2 * curvature / batch / (1 - shrink)
+    return 0.5 * np.sum(curvature * (shrink**step * (1 - floor) + floor))
 
 
-def exact_steps(batch, target, rates):
+def exact_steps(curvature, batch, target, rates):
     """The least steps in which the expected loss falls to the target, over all rates."""
     best = np.inf
     for rate in rates:
-        step = next((t for t in range(1, 400) if expected_loss(rate, batch, t) <= target), None)
+        step = next(
+            (t for t in range(1, 400) if expected_loss(curvature, rate, batch, t) <= target), None
+        )
         if step is not None:
-            before, after = (expected_loss(rate, batch, t) for t in (step - 1, step))
+            before, after = (expected_loss(curvature, rate, batch, t) for t in (step - 1, step))
             best = min(best, step - 1 + (before - target) / (before - after))
     return best
 
 
-def least_examples(target):
-    times = np.geomspace(1, 400, 4000)
-    decayed = np.exp(-2 * np.outer(times, CURVATURE))
-    room = target - 0.5 * decayed @ CURVATURE
-    noise = 0.25 * (1 - decayed) @ CURVATURE
+def least_examples(curvature, target):
+    times = np.geomspace(1, 1000, 4000)
+    decayed = np.exp(-2 * np.outer(times, curvature))
+    room = target - 0.5 * decayed @ curvature
+    noise = 0.25 * (1 - decayed) @ curvature
     return np.min(times[room > 0] * noise[room > 0] / room[room > 0])
 
 
@@ -80,9 +82,9 @@ def test_critical_batch_size_of_a_noisy_quadratic():
     )  # fmt: skip
     fit = measured.fit
     rates = np.geomspace(0.05, 1.99, 300)
-    least_steps = exact_steps(np.inf, target, rates)
-    critical = least_examples(target) / least_steps
-    exact = [exact_steps(batch, target, rates) for batch in BATCHES]
+    least_steps = exact_steps(CURVATURE, np.inf, target, rates)
+    critical = least_examples(CURVATURE, target) / least_steps
+    exact = [exact_steps(CURVATURE, batch, target, rates) for batch in BATCHES]
     low, high = fit.interval
     print(f"critical batch size: exact {critical:.1f}, measured {fit.critical_batch_size:.1f}")
     print(f"90% of the runs: {low:.1f} to {high:.1f}; S_min {least_steps:.2f}, {fit.minimum_steps}")
@@ -279,3 +281,38 @@ def test_optimizers_are_built_with_a_traced_rate(name):
 def test_wrong_arguments(changes, error, said):
     with pytest.raises(error, match=said):
         measured_on_the_bowl(**changes)
+
+
+@pytest.mark.slow
+def test_smoothing_matters_where_few_directions_make_the_loss():
+    """The curvatures are 1, 1/2, ..., 1/100, with the noise of the test above.
+
+    The loss fluctuates as the first directions do, and dips below the target early, at a small
+    batch most.
+    """
+    curvature = 1 / np.arange(1, 101)
+    target = 0.1 * 0.5 * curvature.sum()
+    rates = np.geomspace(0.05, 1.99, 300)
+    exact = least_examples(curvature, target) / exact_steps(curvature, np.inf, target, rates)
+    h = jnp.asarray(curvature, jnp.float32)
+
+    def quadratic(w):
+        return 0.5 * jnp.sum(h * w**2)
+
+    def loss(w, key, batch_size):
+        mean_noise = jax.random.normal(key, w.shape) * jnp.sqrt(h / batch_size)
+        return quadratic(w) + mean_noise @ w
+
+    def critical(smoothing):
+        measured = lb.measure_critical_batch_size(
+            jnp.ones(100), loss, optax.sgd,
+            batch_sizes=(2, 8, 32, 128, 512), learning_rates=np.geomspace(0.1, 1.9, 16).tolist(),
+            evaluate=quadratic, target=target, max_steps=1000, runs=8,
+            smoothing=smoothing,
+        )  # fmt: skip
+        return measured.fit.critical_batch_size
+
+    with_smoothing, without = critical(0.1), critical(0.0)
+    print(f"exact {exact:.1f}, smoothing 0.1: {with_smoothing:.1f}, none: {without:.1f}")
+    np.testing.assert_allclose(with_smoothing, exact, rtol=0.2)
+    assert without < 0.7 * exact

@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
+import multiprocessing
 from pathlib import Path
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 from flax import nnx
@@ -147,6 +146,15 @@ def test_default_rates():
     assert train_digits.default_rate("lamb", middle) == pytest.approx((small * large) ** 0.5)
 
 
+def test_float16_loses_nothing(tmp_path):
+    """Its loss falls as that of float32."""
+    length = "--optimizer lamb --batch-size 64 --steps 16 --warmup-epochs 0"
+    (full,) = train_digits.main(options(length, tmp_path))
+    (half,) = train_digits.main(options(f"{length} --dtype float16", tmp_path))
+    assert all(weight.dtype == jnp.float16 for weight in weights(half))
+    np.testing.assert_allclose(half.losses[-4:].mean(), full.losses[-4:].mean(), rtol=0.2)
+
+
 def test_order_is_epochs_that_do_not_depend_on_the_length():
     long = train_digits.shuffled(10, 35, seed=3)
     assert sorted(long[:10]) == sorted(long[10:20]) == list(range(10))
@@ -217,22 +225,47 @@ def test_resume_refuses_other_options(finished, capsys):
     assert ", 0; got 7" in message
 
 
+KILLED_STEPS, KILLS = 90, 20
+
+
+def last_checkpoint(output):
+    """The step of the last checkpoint that is complete, else 0."""
+    folders = (output / "checkpoints" / "lans-32").glob("*")
+    return max((int(path.name) for path in folders if path.name.isdigit()), default=0)
+
+
 @pytest.mark.slow
-def test_killed_comparison_resumes_to_the_same_bits(tmp_path):
-    """The same with the process killed from outside, whatever it is doing."""
-    text = "--optimizer adamw lans --batch-size 32 --macrobatch-size 64 --steps 80"
-    killed = options(f"{text} --checkpoint-every 5", tmp_path / "killed")
-    process = subprocess.Popen([sys.executable, train_digits.__file__, *killed], cwd=ROOT)
-    checkpoints = tmp_path / "killed" / "checkpoints" / "lans-32"
-    while not any(path.name.isdigit() for path in checkpoints.glob("*")):
-        assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    resumed = train_digits.main([*killed, "--resume"])
-    expected = train_digits.main(options(f"{text} --checkpoint-every 5", tmp_path / "whole"))
-    for one, other in zip(resumed, expected, strict=True):
-        assert_same_run(one, other)
+def test_killed_again_and_again_it_ends_with_the_same_bits(tmp_path, monkeypatch):
+    """Killed from outside, whatever it is doing: macro-batches, loss scale and masters included.
+
+    The processes are forked from one that has imported all but done nothing, to be quick.
+    """
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["examples.train_digits"])
+    text = "--optimizer lans --batch-size 32 --macrobatch-size 64 --dtype float16 "
+    text += f"--steps {KILLED_STEPS} --evaluate-every {KILLED_STEPS} --checkpoint-every 1"
+    killed = options(text, tmp_path / "killed")
+    rng = np.random.default_rng()
+    kills = sorted(rng.choice(np.arange(1, KILLED_STEPS - 10), KILLS, replace=False).tolist())
+    print("to be killed after the steps", kills)
+    for kill in kills:
+        resume = ["--resume"] if last_checkpoint(tmp_path / "killed") else []
+        before = last_checkpoint(tmp_path / "killed")
+        process = processes.Process(target=train_digits.main, args=([*killed, *resume],))
+        process.start()
+        while last_checkpoint(tmp_path / "killed") < max(kill, before + 1):
+            assert process.is_alive(), "it ended before it could be killed"
+            time.sleep(rng.uniform(0, 0.005))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert last_checkpoint(tmp_path / "killed") < KILLED_STEPS
+    (resumed,) = train_digits.main([*killed, "--resume"])
+    (expected,) = train_digits.main(options(text, tmp_path / "whole"))
+    assert_same_run(resumed, expected)
+    assert weights(resumed)[0].dtype == jnp.float16
 
 
 @pytest.mark.slow
@@ -313,6 +346,7 @@ def test_table(finished):
         ("--warmup-strategy cubic", "--warmup-strategy", "'cubic'"),
         ("--warmup-strategy lars --optimizer lbsgd lamb", "--warmup-strategy", "lamb"),
         ("--initializer zeros", "--initializer", "'zeros'"),
+        ("--dtype int8", "--dtype", "'int8'"),
         ("--target 95", "--target", "'95'"),
         ("--evaluate-every 0", "--evaluate-every", "'0'"),
         ("--checkpoint-every 0", "--checkpoint-every", "'0'"),

@@ -26,6 +26,7 @@ def watched():
 CHECKPOINTED = {
     **{name: entry.make for name, entry in OPTIMIZERS.items()},
     "mixed precision": mixed_precision,
+    "stochastic rounding": lambda: lb.stochastic_rounding(OPTIMIZERS["lamb"].make()),
     "noise scale": watched,
     "skip_nonfinite": lambda: lb.skip_nonfinite(OPTIMIZERS["lars"].make()),
 }

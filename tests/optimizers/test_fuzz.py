@@ -47,6 +47,8 @@ NUMBERS = {
     "momentum": st.sampled_from([0.0, 0.9, 0.999999]),
     "eps": st.sampled_from([1e-18, 1e-8, 1e-6, 1.0]),
 }
+SCHEDULED = ("learning_rate", "weight_decay")
+"""The arguments that may be schedules."""
 
 
 def filled(dtype, shape, magnitude, pattern, fault=None, limit=6e4):
@@ -64,13 +66,24 @@ def filled(dtype, shape, magnitude, pattern, fault=None, limit=6e4):
 
 
 @functools.cache
-def compiled(name):
-    """A few steps of an optimizer as a function of its numbers too."""
+def compiled(name, schedules):
+    """A few steps of an optimizer as a function of its numbers too.
+
+    A number of more than one value is a schedule: the value of each step.
+    """
     entry = OPTIMIZERS[name]
-    names = [number for number in NUMBERS if number in entry.arguments]
+    lengths = {
+        number: STEPS if schedules and number in SCHEDULED else 1
+        for number in NUMBERS
+        if number in entry.arguments
+    }
 
     def run(numbers, params, gradients):
-        optimizer = entry.make(**{number: numbers[number] for number in names})
+        arguments = {
+            number: values[0] if lengths[number] == 1 else lambda step, values=values: values[step]
+            for number, values in numbers.items()
+        }
+        optimizer = entry.make(**arguments)
         state = optimizer.init(params)
 
         def step(carry, gradients):
@@ -82,7 +95,7 @@ def compiled(name):
         return jax.tree.map(lambda x: x[-1], updates), state
 
     options = {"xla_backend_optimization_level": 0}
-    return names, jax.jit(run, compiler_options=options)
+    return lengths, jax.jit(run, compiler_options=options)
 
 
 def check(name, updates, state, params, finite):
@@ -103,15 +116,17 @@ def check(name, updates, state, params, finite):
         assert not nans
 
 
-LIMITS = {"learned_gradient": 1e3}
-"""It multiplies several squares."""
+def fuzz_schedules(name, data):
+    fuzz_numbers(name, data, schedules=True)
 
 
-def fuzz_numbers(name, data):
-    names, run = compiled(name)
-    numbers = {number: jnp.asarray(data.draw(NUMBERS[number], number)) for number in names}
-    tame = MAGNITUDES.map(lambda magnitude: min(magnitude, LIMITS.get(name, np.inf)))
-    magnitudes = st.lists(tame, min_size=len(LEAVES), max_size=len(LEAVES))
+def fuzz_numbers(name, data, schedules=False):
+    lengths, run = compiled(name, schedules)
+    numbers = {
+        number: jnp.asarray(data.draw(st.tuples(*[NUMBERS[number]] * length), number))
+        for number, length in lengths.items()
+    }
+    magnitudes = st.lists(MAGNITUDES, min_size=len(LEAVES), max_size=len(LEAVES))
 
     def tree(what, limit, fault=None, at=0):
         drawn = data.draw(magnitudes, what)
@@ -182,7 +197,12 @@ SETTINGS = {
 }
 
 
-KINDS = {"numbers": (fuzz_numbers, 30), "trees": (fuzz_trees, 3), "arguments": (fuzz_arguments, 30)}
+KINDS = {
+    "numbers": (fuzz_numbers, 30),
+    "schedules": (fuzz_schedules, 30),
+    "trees": (fuzz_trees, 3),
+    "arguments": (fuzz_arguments, 30),
+}
 """What is drawn, and the number of cases for each optimizer in a quick run."""
 
 
@@ -200,7 +220,10 @@ def run(kind, name, cases):
 LONG = ("cain", "learned_gradient", "scaled_adam")
 """They take seconds to compile, and to run uncompiled."""
 QUICK = [
-    (name, kind) for name in OPTIMIZERS for kind in KINDS if kind == "arguments" or name not in LONG
+    (name, kind)
+    for name in OPTIMIZERS
+    for kind in KINDS
+    if kind == "arguments" or (name not in LONG and (kind != "schedules" or name == "lans"))
 ]
 
 

@@ -5,9 +5,11 @@ import itertools
 import json
 import math
 
+from flax import linen
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optax_largebatch as lb
@@ -21,9 +23,7 @@ def mlperf_bert(peak, begin, warmup, total):
     return lambda t: peak * ((t - begin) / warmup if t - begin < warmup else max(1 - t / total, 0))
 
 
-def mlperf_resnet(peak, warmup_epochs, batch_size, decay_steps):
-    warmup = warmup_epochs * IMAGES / batch_size
-
+def mlperf_resnet(peak, warmup, decay_steps):
     def rate(t):
         if t < warmup:
             return peak * t / warmup
@@ -32,19 +32,15 @@ def mlperf_resnet(peak, warmup_epochs, batch_size, decay_steps):
     return rate
 
 
-def nvidia(peak, ratio, total):
-    def rate(t):
-        part = t / total
-        return peak * part / ratio if part < ratio else peak * max(1 - part, 0) ** 0.5
-
-    return rate
+def nvidia(peak, warmup, total):
+    return lambda t: peak * (t / warmup if t < warmup else max(1 - t / total, 0) ** 0.5)
 
 
 def lans_paper(peak, warmup, hold, total):
     def rate(t):
-        if t < warmup * total:
-            return peak * t / (warmup * total)
-        return peak * min((total - t) / ((1 - warmup - hold) * total), 1)
+        if t < warmup:
+            return peak * t / warmup
+        return peak * min((total - t) / (total - warmup - hold), 1)
 
     return rate
 
@@ -60,69 +56,95 @@ def goyal(batch_size):
         epoch = t * batch_size / IMAGES
         peak = 0.1 * batch_size / 256
         drops = sum(epoch >= drop for drop in (30, 60, 80))
-        return 0.1 + (peak - 0.1) * epoch / 5 if epoch < 5 else peak * 0.1**drops
+        warmup = round(5 * IMAGES / batch_size)
+        return 0.1 + (peak - 0.1) * t / warmup if t < warmup else peak * 0.1**drops
 
     return rate
 
 
-# For each recipe and batch size: the published rule, and five steps at which it is checked.
-SCHEDULES = {
-    ("bert-large/lamb/mlperf", 256): (
-        lambda t: 3.5e-4 * (1 - t / 13700), (0, 1, 7000, 13000, 13700)
-    ),
-    ("bert-large/lamb/mlperf", 3072): (
-        mlperf_bert(0.002, 0, 100, 1141), (0, 50, 99, 100, 1000)
-    ),
-    ("bert-large/lamb/mlperf", 6144): (
-        lambda t: 0.0029293 * (1 - t / 700), (0, 1, 300, 699, 700)
-    ),
-    ("bert-large/lamb/mlperf", 8192): (
-        mlperf_bert(0.00288293, -76, 287, 600), (0, 100, 210, 211, 599)
-    ),
-    ("bert-large/lamb/mlperf", 16384): (
-        mlperf_bert(0.0033, -100, 290, 600), (0, 100, 189, 190, 600)
-    ),
-    ("bert-large/lamb/paper", 512): (
-        mlperf_bert(6.25e-4, 0, 3125, 10**6), (0, 1000, 3124, 3125, 999000)
-    ),
-    ("bert-large/lamb/paper", 32768): (
-        mlperf_bert(5e-3, 0, 3125, 15625), (0, 1000, 3124, 3125, 15625)
-    ),
-    ("bert-large/lamb/nvidia-phase1", 65536): (
-        nvidia(6e-3, 0.2843, 7038), (0, 1000, 2000, 2001, 7000)
-    ),
-    ("bert-large/lamb/nvidia-phase2", 32768): (
-        nvidia(4e-3, 0.128, 1563), (0, 100, 199, 201, 1500)
-    ),
-    ("bert-large/lans/paper-phase1", 98304): (
-        lans_paper(0.00675, 0.4265, 0.2735, 3519), (0, 750, 2000, 2463, 3300)
-    ),
-    ("bert-large/lans/paper-phase2", 33792): (
-        lans_paper(0.005, 0.192, 0.108, 782), (0, 75, 200, 300, 700)
-    ),
-    ("resnet50/lamb/you", 32768): (
-        polynomial(0.04, 1, 782, 3519), (0, 400, 782, 2000, 3518)
-    ),
-    # 27476 steps of 1632 are 35 epochs and come after 2 of warm-up: 37, when the last run arrived.
-    ("resnet50/lars/mlperf", 1632): (
-        mlperf_resnet(7.4, 2, 1632, 27476), (0, 700, 1600, 15000, 29000)
-    ),
-    # 4710 steps of 13056 are 48 epochs with the warm-up: all runs arrived by epoch 46.
-    ("resnet50/lars/mlperf", 13056): (
-        mlperf_resnet(12.8, 9, 13056, 4710 - 883), (0, 400, 900, 3000, 4700)
-    ),
-    ("resnet50/lars/mlperf", 65536): (
-        mlperf_resnet(24.699, 31, 65536, 1133), (0, 300, 700, 1400, 1739)
-    ),
-    ("resnet50/lars/square-root", 512): (
-        polynomial(4.0, 2, 0.15625 * IMAGES / 512, 90 * IMAGES / 512), (0, 200, 391, 9**5, 225000)
-    ),
-    ("resnet50/lars/square-root", 8192): (
-        polynomial(16.0, 2, 2.5 * IMAGES / 8192, 90 * IMAGES / 8192), (0, 200, 391, 9**4, 14000)
-    ),
-    ("resnet50/sgd/linear", 256): (goyal(256), (0, 25000, 150200, 300300, 400400)),
-    ("resnet50/sgd/linear", 8192): (goyal(8192), (0, 391, 4600, 9400, 12600)),
-}  # fmt: skip
+# MLCommons, training_5.0.0/rcps_bert.json: batch size, learning rate, steps, steps of warm-up, step
+# at which it begins, betas, weight decay.
+MLPERF_BERT = [
+    (256, 0.00035, 13700, 0, 0, 0.9, 0.999, 0.01),
+    (448, 0.000425, 6700, 0, 0, 0.9, 0.999, 0.01),
+    (1536, 0.002, 2254, 0, 0, 0.66, 0.996, 0.01),
+    (3072, 0.002, 1141, 100, 0, 0.66, 0.998, 0.01),
+    (4096, 0.0024, 855, 0, 0, 0.66, 0.998, 0.01),
+    (4608, 0.0035, 700, 0, 0, 0.62, 0.9, 0.01),
+    (6144, 0.0029293, 700, 0, -700, 0.7206, 0.78921, 0.001),
+    (6912, 0.0029293, 700, 0, -700, 0.7206, 0.78921, 0.001),
+    (8192, 0.00288293, 600, 287, -76, 0.88, 0.88, 0.0166629),
+    (8704, 0.002971656225, 600, 287, -76, 0.88, 0.88, 0.0166629),
+    (12288, 0.0031, 500, 300, -100, 0.8, 0.925, 0.0166629),
+    (13056, 0.00319540686, 500, 300, -100, 0.8, 0.925, 0.0166629),
+    (16384, 0.0033, 600, 290, -100, 0.75, 0.9, 0.0166629),
+]
+
+# MLCommons, training_4.0.0/rcps_resnet.json: batch size, learning rate, epochs of warm-up, decay
+# steps, epochs of the slowest run, momentum, weight decay.
+MLPERF_RESNET = [
+    (1632, 7.4, 2, 27476, 37, 0.9, 5e-5),
+    (3264, 10.5, 2, 14523, 37, 0.9, 5e-5),
+    (4096, 10, 5, 13137, 42, 0.9, 2e-4),
+    (8192, 17, 5, 6095, 44, 0.9, 2e-4),
+    (13056, 12.8, 9, 4710, 46, 0.9, 2.5e-5),
+    (32768, 21.2, 16, 2267, 57, 0.94, 2.5e-5),
+    (49152, 19.405, 24, 1846, 69, 0.951807, 1e-4),
+    (58880, 23.246, 29, 1785, 81, 0.951807, 1e-4),
+    (65536, 24.699, 31, 1133, 86, 0.951807, 1e-4),
+    (67840, 24.699, 31, 1133, 87, 0.951807, 1e-4),
+]
+
+
+def points(warmup, total):
+    """Six steps: both ends, within the warm-up and at its end, and within what follows."""
+    return tuple(sorted({0, warmup // 2, max(warmup - 1, 1), warmup, (warmup + total) // 2,
+                         (warmup + 9 * total) // 10, total}))  # fmt: skip
+
+
+def published_schedules():
+    """For each recipe and batch size the published rule, and the steps at which it is checked.
+
+    A length in epochs, or as a part of the run, is rounded to whole steps.
+    """
+    for size, peak, total, warmup, begin, *_ in MLPERF_BERT:
+        steps = points(max(begin + warmup, 0), total)
+        yield ("bert-large/lamb/mlperf", size), mlperf_bert(peak, begin, warmup, total), steps
+    for size, peak, epochs, decay, slowest, *_ in MLPERF_RESNET:
+        warmup = round(epochs * IMAGES / size)
+        # Decay steps that end before the slowest run arrived come after the warm-up.
+        total = decay + warmup if decay < math.floor(slowest * IMAGES / size) else decay
+        rule = mlperf_resnet(peak, warmup, total - warmup)
+        yield ("resnet50/lars/mlperf", size), rule, points(warmup, total)
+    for size in (512, 1024, 2048, 4096, 8192, 16384, 32768):
+        total = 512_000_000 // size
+        rule = mlperf_bert(5e-3 * math.sqrt(size / 32768), 0, 3125, total)
+        yield ("bert-large/lamb/paper", size), rule, points(3125, total)
+    for phase, size, peak, ratio, total in (
+        (1, 65536, 6e-3, 0.2843, 7038), (2, 32768, 4e-3, 0.128, 1563)
+    ):  # fmt: skip
+        warmup = round(ratio * total)
+        name = f"bert-large/lamb/nvidia-phase{phase}"
+        yield (name, size), nvidia(peak, warmup, total), points(warmup, total)
+    for phase, size, peak, ratio, held, total in (
+        (1, 98304, 0.00675, 0.4265, 0.2735, 3519), (2, 33792, 0.005, 0.192, 0.108, 782)
+    ):  # fmt: skip
+        warmup, hold = round(ratio * total), round(held * total)
+        steps = (*points(warmup, total), warmup + hold, warmup + hold + 1)
+        name = f"bert-large/lans/paper-phase{phase}"
+        yield (name, size), lans_paper(peak, warmup, hold, total), steps
+    yield ("resnet50/lamb/you", 32768), polynomial(0.04, 1, 782, 3519), points(782, 3519)
+    for size in (512, 1024, 4096, 8192):
+        warmup, total = (round(n * IMAGES / size) for n in (2.5 * size / 8192, 90))
+        rule = polynomial(16 * math.sqrt(size / 8192), 2, warmup, total)
+        yield ("resnet50/lars/square-root", size), rule, points(warmup, total)
+    for size in (256, 512, 1024, 2048, 4096, 8192):
+        epochs = (0, 2, 4.99, 5.01, 29.99, 30.01, 59.99, 60.01, 79.99, 80.01)
+        steps = tuple(round(n * IMAGES / size) for n in epochs)
+        yield ("resnet50/sgd/linear", size), goyal(size), steps
+
+
+SCHEDULES = {key: (rule, steps) for key, rule, steps in published_schedules()}
 
 
 def small_model(name):
@@ -141,22 +163,27 @@ def flat(tree):
     return {jax.tree_util.keystr(path): np.asarray(leaf, np.float64) for path, leaf in paths}
 
 
-def test_every_recipe_has_a_schedule_here():
-    assert {name for name, _ in SCHEDULES} == set(lb.recipes.names())
+def test_every_recipe_has_its_schedules_here():
+    names = lb.recipes.names()
+    assert set(SCHEDULES) == {(name, n) for name in names for n in lb.recipes.batch_sizes(name)}
+    assert all(len(steps) >= 5 for _, steps in SCHEDULES.values())
 
 
 @pytest.mark.parametrize(("name", "batch_size"), SCHEDULES)
 def test_schedule_is_the_published_one(name, batch_size, x64):
     rule, steps = SCHEDULES[name, batch_size]
-    recipe = lb.recipes.get(name, batch_size)
-    schedule = recipe.schedule()
-    peak = max(rule(t) for t in steps)
-    # A warm-up of a part of the run, or of epochs, is rounded to whole steps.
-    rounding = 2 / max(recipe.warmup_steps, 1) if recipe.warmup_steps else 0
-    for step in steps:
-        expected = rule(step)
-        tolerance = 1e-9 if "mlperf" in name and "bert" in name else rounding
-        np.testing.assert_allclose(schedule(step), expected, rtol=tolerance, atol=1e-6 * peak)
+    ours = jax.vmap(lb.recipes.get(name, batch_size).schedule())(jnp.asarray(steps))
+    expected = [rule(t) for t in steps]
+    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12 * max(expected))
+
+
+def test_mlperf_rows_have_the_published_numbers():
+    for size, *_, b1, b2, decay in MLPERF_BERT:
+        bert = lb.recipes.get("bert-large/lamb/mlperf", size)
+        assert (bert.b1, bert.b2, bert.eps, bert.weight_decay) == (b1, b2, 1e-6, decay)
+    for size, *_, momentum, decay in MLPERF_RESNET:
+        resnet = lb.recipes.get("resnet50/lars/mlperf", size)
+        assert (resnet.momentum, resnet.weight_decay) == (momentum, decay)
 
 
 def kernels(name):
@@ -240,6 +267,60 @@ def test_optimizer_is_the_published_one(name, batch_size, x64):
         moved = theirs[leaf][-1] - start[leaf]
         assert np.abs(moved).max() > 0
         np.testing.assert_allclose(ours[leaf] - start[leaf], moved, rtol=2e-3)
+
+
+class BertBlock(linen.Module):
+    @linen.compact
+    def __call__(self, tokens):
+        x = linen.Embed(7, 8, name="embedding")(tokens)
+        x = linen.LayerNorm()(x + linen.MultiHeadDotProductAttention(2, use_bias=False)(x))
+        x = linen.LayerNorm()(x + linen.Dense(8)(linen.gelu(linen.Dense(16)(x))))
+        return linen.Dense(7, name="head")(x)
+
+
+class ResNetBlock(linen.Module):
+    @linen.compact
+    def __call__(self, images):
+        x = linen.Conv(4, (3, 3), use_bias=False)(images)
+        y = linen.relu(linen.GroupNorm(2)(x))
+        x = x + linen.GroupNorm(2)(linen.Conv(4, (3, 3), use_bias=False)(y))
+        return linen.Dense(3, name="head")(linen.relu(x).mean(axis=(1, 2)))
+
+
+@pytest.fixture(scope="module")
+def trainable():
+    """By kind of network its parameters and their gradient."""
+    tokens = jnp.asarray([[1, 2, 3, 4], [5, 6, 0, 1]])
+    images = jax.random.normal(jax.random.key(1), (2, 5, 5, 3))
+    found = {}
+    for kind, network, inputs, labels in (
+        ("bert-large", BertBlock(), tokens, tokens[:, ::-1]),
+        ("resnet50", ResNetBlock(), images, jnp.asarray([0, 2])),
+    ):
+        params = jax.jit(network.init)(jax.random.key(0), inputs)["params"]
+
+        def loss(params, network=network, inputs=inputs, labels=labels):
+            logits = network.apply({"params": params}, inputs)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        found[kind] = params, jax.jit(jax.grad(loss))(params)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", lb.recipes.names())
+def test_takes_a_step_on_a_network_of_its_kind(name, trainable):
+    """Two steps with the gradient of the network: a warm-up begins with a rate of 0."""
+    params, gradients = trainable[name.split("/")[0]]
+    twice = jax.tree.map(lambda gradient: jnp.stack([gradient, gradient]), gradients)
+    *others, batch_size = lb.recipes.batch_sizes(name)
+    start = flat(params)
+    end = flat(trained(lb.recipes.get(name, batch_size).optimizer(), params, twice))
+    for leaf in start:
+        assert np.all(np.isfinite(end[leaf])), leaf
+        assert np.any(start[leaf] != end[leaf]), leaf
+    for other in others:
+        jax.eval_shape(lb.recipes.get(name, other).optimizer().init, params)
 
 
 def test_lans_leaves_biases_unadapted(x64):

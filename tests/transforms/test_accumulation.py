@@ -1,5 +1,7 @@
 """Macro-batches."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -201,6 +203,46 @@ def test_a_mean_is_not_rounded_to_the_dtype_of_the_sum():
         for value in (1.0, 0.0, 0.0):
             updates, state = optimizer.update(jnp.full(1, value), state)
     np.testing.assert_allclose(updates, [1 / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_updates_are_rounded_to_the_parameters_alone(dtype):
+    """Not to the dtype of the sum, in whose memory they may have been; 0.7 is no number of it."""
+    optimizer = lb.accumulate_gradients(optax.sgd(0.7), 2, accumulator_dtype="bfloat16")
+    params = jnp.zeros(1, dtype)
+    state = optimizer.init(params)
+    with jax.disable_jit():
+        for _ in range(4):
+            updates, state = optimizer.update(jnp.ones(1, dtype), state, params)
+    np.testing.assert_array_equal(updates, jnp.full(1, -0.7, dtype))
+    assert state.accumulator.dtype == jnp.bfloat16
+
+
+def test_a_leaf_without_a_gradient_begins_at_zero():
+    """What the memory of its sum held before does not count."""
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), 2)
+    params = {"always": jnp.zeros(1), "sometimes": jnp.zeros(1)}
+    state = optimizer.init(params)
+    for given in (True, True, False, True):
+        sometimes = jnp.full(1, 6.0) if given else None
+        gradients = {"always": jnp.ones(1), "sometimes": sometimes}
+        updates, state = optimizer.update(gradients, state, params)
+    np.testing.assert_array_equal(updates["sometimes"], [-3.0])
+
+
+def test_waiting_copies_nothing():
+    """The step needs memory for the mean. The sum stays in its place, as all else."""
+    optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)
+    params = jnp.zeros((512, 128))
+
+    def step(params, state, gradients):
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.eval_shape(optimizer.init, params)
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, params).compile()
+    assert not re.findall(r"f32\[512,128\]\S* copy\(", compiled.as_text())
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * params.nbytes
 
 
 def test_interrupted_anywhere_it_resumes_to_the_same_bits():

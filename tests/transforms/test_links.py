@@ -92,7 +92,10 @@ def test_chain_is_its_links_one_after_the_other():
     chex.assert_trees_all_close(steps(nested)[0], theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize("position", range(9))
+@pytest.mark.parametrize(
+    "position",
+    [pytest.param(p, marks=() if p in (0, 4, 8) else pytest.mark.slow) for p in range(9)],
+)
 def test_foreign_transformation_anywhere_in_a_chain(position):
     links = recursive_lamb()
     links.insert(position, optax.scale(0.5))

@@ -4,7 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
@@ -152,6 +152,8 @@ def test_is_within_a_tenth_of_the_truth_after_200_steps(source):
     params, state = network(), source()
     whole = lb.noise_scale(state)
     np.testing.assert_allclose(whole.noise_scale, truth(), rtol=0.1)
+    squares = [np.sum(np.square(spread(name))) for name in NOISE]
+    np.testing.assert_allclose(whole.noise, sum(squares), rtol=0.1)
     assert whole.low < truth() < whole.high
     assert whole.high / whole.low < 1.25
     layers = lb.layer_noise_scales(state, params, stacked=STACKED)
@@ -261,15 +263,17 @@ def test_a_step_of_one_micro_batch_changes_no_estimate():
     every = lb.values_schedule([2, 1, 3])
     optimizer = lb.accumulate_gradients(lb.gradient_noise_scale(), every, small_batches=True)
     params = jnp.ones(3)
-    state, scales, step = optimizer.init(params), [], jax.jit(optimizer.update)
+    state, states, step = optimizer.init(params), [], jax.jit(optimizer.update)
     for index in range(4):
         gradient = jnp.arange(3.0) + index
         _, state = step(gradient, state, params, flush=index == 3)
-        scales.append(float(lb.noise_scale(state).noise_scale))
-    assert int(state.macro_step) == 3
-    assert np.isnan(scales[0])
-    assert np.isfinite(scales[1])
-    assert scales[1:] == [scales[1]] * 3
+        states.append(state)
+    assert [int(state.macro_step) for state in states] == [0, 1, 2, 3]
+    averages = [np.stack(state.inner_state[3:]) for state in states]
+    assert not averages[0].any()
+    assert averages[1].any()
+    np.testing.assert_array_equal(averages[1:], [averages[1]] * 3)
+    assert np.isfinite(lb.noise_scale(state).noise_scale)
 
 
 @pytest.mark.parametrize("where", ["the gradient", "its parts"])
@@ -332,17 +336,95 @@ def test_parameters_split_over_another_axis(check_vma):
 
 
 @needs_shard_map
-def test_norms_of_devices_take_one_reduction():
-    params = network()
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_micro_batches_of_split_parameters(check_vma):
+    specs = {"bias": P(), "kernel": P("tensor"), "layers": P("tensor")}
+    watch = lb.gradient_noise_scale(stacked=STACKED)
+    optimizer = lb.accumulate_gradients(watch, 2, small_batches=True, stacked=STACKED)
+    parts = [jax.tree.map(lambda x, i=i: jnp.cos(x + i), network()) for i in range(2)]
 
+    def scale(params, parts, **extra_args):
+        state = optimizer.init(params)._replace(inner_state=watch.init(network()))
+        none = lb.SmallBatches.none(6)  # of the whole stack
+        state = state._replace(small_batches=none)
+        for gradients in parts:
+            _, state = optimizer.update(gradients, state, params, **extra_args)
+        return state.inner_state
+
+    run = jax.shard_map(
+        functools.partial(scale, partition_specs=specs),
+        mesh=mesh("tensor", shape=(2,)),
+        in_specs=(specs, [specs] * 2),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    ours, expected = (jax.jit(way)(network(), parts) for way in (run, scale))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), ours, expected)
+
+
+@needs_shard_map
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_under_jit_on_a_mesh(kind, told):
+    """From examples, and from the same in micro-batches."""
+    specs = {"bias": P(), "kernel": P("fsdp"), "layers": P("fsdp")}
+    watch = lb.chain(lb.gradient_noise_scale(stacked=STACKED), lb.lamb(0.1, stacked=STACKED))
+    accumulating = lb.accumulate_gradients(watch, 2, small_batches=True, stacked=STACKED)
+    extra_args = {"partition_specs": specs} if told else {}
+
+    def both(params, gradients, **extra_args):
+        parts = lb.small_batches_of_examples(gradients, params, stacked=STACKED, **extra_args)
+        mean = jax.tree.map(lambda x: x.mean(0), gradients)
+        _, (one, _) = watch.update(
+            mean, watch.init(params), params, small_batches=parts, **extra_args
+        )
+        state = accumulating.init(params)
+        for i in range(2):
+            own = jax.tree.map(lambda x, i=i: x[i], gradients)
+            _, state = accumulating.update(own, state, params, **extra_args)
+        return one, state.inner_state[0]
+
+    gradients = examples(jax.random.key(0), 2)
+    expected = jax.jit(both)(network(), gradients)
+    devices = jax.make_mesh((2,), ("fsdp",), axis_types=(getattr(AxisType, kind),))
+    with jax.set_mesh(devices):
+        split = {name: NamedSharding(devices, spec) for name, spec in specs.items()}
+        behind = {name: NamedSharding(devices, P(None, *spec)) for name, spec in specs.items()}
+        args = jax.device_put(network(), split), jax.device_put(gradients, behind)
+        ours = jax.jit(functools.partial(both, **extra_args))(*args)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), jax.device_get(ours), expected
+    )
+
+
+def reductions(function, *args):
+    """Their number, as traced; the compiler may combine some."""
+    return str(jax.make_jaxpr(function)(*args)).count(" psum")
+
+
+@needs_shard_map
+def test_norms_of_devices_take_one_reduction():
     def parts(gradients):
         own = jax.tree.map(lambda x: x[0], gradients)
-        return lb.small_batches_of_devices(own, params, "data")
+        return lb.small_batches_of_devices(own, network(), "data")
 
     run = jax.shard_map(parts, mesh=mesh("data"), in_specs=P("data"), out_specs=P())
-    gradients = jax.tree.map(lambda x: jnp.ones((PARTS, *x.shape)), params)
-    text = str(jax.make_jaxpr(run)(gradients))
-    assert text.count("psum") == 1
+    gradients = jax.tree.map(lambda x: jnp.ones((PARTS, *x.shape)), network())
+    assert reductions(run, gradients) == 1
+
+
+@needs_shard_map
+@pytest.mark.parametrize(("name", "rounds"), [("lamb", 1), ("lans", 2)])
+def test_norms_travel_with_those_of_the_links_after_it(name, rounds):
+    optimizer = lb.chain(lb.gradient_noise_scale(), {"lamb": lb.lamb, "lans": lb.lans}[name](0.1))
+    parts = lb.SmallBatches.none(2)
+
+    def step(params):
+        return optimizer.update(params, optimizer.init(params), params, small_batches=parts)[0]
+
+    run = jax.shard_map(step, mesh=mesh("fsdp"), in_specs=P("fsdp"), out_specs=P("fsdp"))
+    assert reductions(run, {"w": jnp.ones((8, 2)), "v": jnp.ones(8)}) == rounds
 
 
 CHAINS = {"lamb, clipped": lb.lamb(0.1, max_grad_norm=1.0), "lans": lb.lans(0.1)}
@@ -424,6 +506,15 @@ MISTAKES = {
             small_batches=lb.small_batches_of_examples([TWO, TWO], [ONE[0], ONE[0]]),
         ),
         "has 2 blocks and gradient_noise_scale 1",
+    ),
+    "a stack of another length": (
+        lambda: lb.accumulate_gradients(optax.sgd(0.1), 2, small_batches=True).update(
+            [ONE[0], ONE[0]],
+            lb.accumulate_gradients(optax.sgd(0.1), 2)
+            .init([ONE[0], ONE[0]])
+            ._replace(small_batches=lb.SmallBatches.none(3)),
+        ),
+        "small_batches has 3 entries and the parameters have 2 blocks",
     ),
     "a state without one": (lambda: lb.noise_scale(optax.EmptyState()), "must hold one noise"),
     "other parameters": (

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 
 import chex
 import jax
@@ -146,18 +147,38 @@ def compiled_step(optimizer, params):
     return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
 
 
+LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((512, 512), "float32") for index in range(3)}
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA keeps one leaf")
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars", "larc"])
 def test_temporaries_are_a_hundredth_of_the_parameters(name, monkeypatch):
     """A direction that is kept for one of the leaves alone would be a third of the parameters."""
     monkeypatch.setattr(passes, "_apart", outlined)
-    leaf = jax.ShapeDtypeStruct((512, 512), "float32")
-    params = {f"kernel_{index}": leaf for index in range(3)}
     optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)
-    memory = compiled_step(optimizer, params).memory_analysis()
+    memory = compiled_step(optimizer, LARGE).memory_analysis()
     assert memory.temp_size_in_bytes <= 0.01 * 3 * 4 * 512 * 512
     buffers = {"lamb": 3, "lans": 3, "lars": 2, "larc": 2}[name]
     assert memory.alias_size_in_bytes >= buffers * 3 * 4 * 512 * 512
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="as XLA counts them today")
+@pytest.mark.parametrize(("name", "most"), [("lamb", 56), ("lans", 76), ("lars", 36)])
+def test_bytes_that_a_step_moves(name, most, monkeypatch):
+    """For each float32 parameter, added over all passes; one more pass would read 8 more."""
+    monkeypatch.setattr(passes, "_apart", outlined)
+    step = compiled_step(getattr(lb, name)(1e-3, weight_decay=0.01), LARGE)
+    assert step.cost_analysis()["bytes accessed"] / (3 * 512 * 512) <= most + 0.5
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans"])
+def test_a_pass_is_merged_inside(name, monkeypatch):
+    """`jnp.where` is a jitted function; each of them would be a call, and no part of a kernel."""
+    monkeypatch.setattr(passes, "_apart", outlined)
+    program = compiled_step(getattr(lb, name)(1e-3, weight_decay=0.01), LARGE).as_text()
+    calls = re.findall(r" call\(.*to_apply=%?(\w+)", program)
+    assert calls
+    assert not [name for name in calls if "where" in name]
 
 
 def test_leaves_of_one_signature_are_traced_once():
