@@ -1,0 +1,77 @@
+"""Each notebook runs from its first cell to its last, and comes to the numbers that it tells of."""
+
+from pathlib import Path
+import textwrap
+import tomllib
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+# Run after the last cell of the notebook, on its variables.
+KEY_NUMBERS = {
+    "01_quickstart": """
+        assert min(test_accuracy.values()) > 0.94, test_accuracy
+        steps = {run: steps_to_target(accuracies) for run, (_, _, accuracies) in runs.items()}
+        assert steps["adamw", 32] < steps["lamb", 32] < 150, steps
+        assert max(steps["adamw", 1024], steps["lamb", 1024]) < 35, steps
+        """,
+    "02_bert_lans": """
+        assert losses[-1] < 2.3 < entropy < losses[0], (losses, entropy)
+        assert accuracies[-1] > 0.42, accuracies
+        assert all(np.all(np.isfinite(own)) for own in history.values())
+        assert of_momentum["layers/up/kernel"].shape == (STEPS, 4)
+        """,
+    "03_many_devices": """
+        assert len(differences) == 7, differences
+        for name, value in differences.items():
+            assert value > 0.1 if name in wrong else value < 1e-5, (name, value)
+        assert counts["lamb"] == counts["lamb, told the specs"] == 1 < counts["optax.lamb"], counts
+        """,
+    "04_choose_your_batch_size": """
+        assert 10 < float(noise.noise_scale[-1]) < 1000
+        assert 50 < fit.critical_batch_size < 1000, fit
+        assert not any(measured.at_edge), measured.summary()
+        """,
+}
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def test_each_has_its_key_numbers():
+    assert {path.stem for path in NOTEBOOKS} == set(KEY_NUMBERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")  # of Jupyter, in this process
+def test_runs_and_comes_to_its_numbers(path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = read(path)
+    checks = textwrap.dedent(KEY_NUMBERS[path.stem])
+    notebook.cells.append(nbformat.v4.new_code_cell(checks))
+    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+class TestInColab:
+    def test_a_badge_opens_it(self, path):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        address = project["urls"]["Repository"].removeprefix("https://github.com/")
+        opens = f"https://colab.research.google.com/github/{address}/blob/main/notebooks/"
+        assert f"]({opens}{path.name})" in read(path).cells[0].source
+
+    def test_the_first_cell_installs_what_is_missing(self, path):
+        first = next(cell for cell in read(path).cells if cell.cell_type == "code")
+        assert first.source.startswith("try:\n    import optax_largebatch")
+        assert "except ImportError:\n    %pip install" in first.source
+
+    def test_is_kept_without_outputs(self, path):
+        code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+        assert not any(cell.outputs or cell.execution_count for cell in code)
