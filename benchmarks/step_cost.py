@@ -3,6 +3,7 @@
     python benchmarks/step_cost.py                       # BERT-base and many small leaves
     python benchmarks/step_cost.py --tree "bert-base, stacked" "bert-base, bfloat16"
     python benchmarks/step_cost.py --tree bert-base --rounds 20 --output benchmarks/results
+    python benchmarks/step_cost.py --peers               # with PyTorch's, where they are installed
 
 Steps of the optimizers are interleaved and compared round by round, because a shared machine is
 slow at one time and fast at another: only the ratios mean something. Parameters and state are
@@ -29,6 +30,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 import numpy as np
 import optax
+from torch_peers import PEERS, RunningPeer, running_peer
 from tqdm import tqdm
 
 import optax_largebatch as lb
@@ -134,10 +136,10 @@ class Measurement:
     optimizer: str
     parameters: int
     leaves: int
-    trace_s: float
-    compile_s: float
-    temporaries_bytes: int
-    bytes_per_parameter: float
+    trace_s: float | None = None
+    compile_s: float | None = None
+    temporaries_bytes: int | None = None
+    bytes_per_parameter: float | None = None
     times_floor: float = 1.0
     ratio: float = 1.0
     ratio_low: float = 1.0
@@ -175,7 +177,7 @@ def arrays(shapes: Any, dtype: str = "float32") -> Any:
 def prepare(tree: str, name: str, gradients: Any) -> tuple[Measurement, Running]:
     """Compiles a step and measures what can be measured without running it."""
     contender, network = OPTIMIZERS[name], TREES[tree]
-    ours = not name.startswith("optax")
+    ours = "." not in name
     optimizer = contender.make(**({"stacked": network.stacked} if ours else {}))
 
     def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
@@ -203,10 +205,21 @@ def prepare(tree: str, name: str, gradients: Any) -> tuple[Measurement, Running]
     return measurement, Running(compiled, params, state, gradients)
 
 
+def prepare_peer(tree: str, name: str, gradients: Any) -> tuple[Measurement, RunningPeer]:
+    """An optimizer of PyTorch, of which only the time of a step is measured."""
+    params = arrays(TREES[tree].shapes(), TREES[tree].dtype)
+    leaves = jax.tree.leaves(params)
+    measurement = Measurement(tree, name, sum(leaf.size for leaf in leaves), len(leaves))
+    return measurement, running_peer(PEERS[name], params, gradients)
+
+
 def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
     """All optimizers on one tree, a step of each in every round."""
     gradients = arrays(TREES[tree].shapes(), TREES[tree].dtype)
-    prepared = [prepare(tree, name, gradients) for name in tqdm(names, desc=f"{tree}: compiling")]
+    prepared = [
+        (prepare_peer if name in PEERS else prepare)(tree, name, gradients)
+        for name in tqdm(names, desc=f"{tree}: compiling")
+    ]
     for _ in tqdm(range(rounds + 1), desc=f"{tree}: stepping"):
         for _, running in prepared:
             running.run()
@@ -217,7 +230,7 @@ def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
         low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9))
         measurement.ratio, measurement.ratio_low = round(median, 2), round(low, 2)
         measurement.ratio_high = round(high, 2)
-        floor = OPTIMIZERS[measurement.optimizer].floor / OPTIMIZERS[BASELINE].floor
+        floor = (OPTIMIZERS | PEERS)[measurement.optimizer].floor / OPTIMIZERS[BASELINE].floor
         measurement.times_floor = round(median / floor, 2)
     return [measurement for measurement, _ in prepared]
 
@@ -244,15 +257,19 @@ def write_csv(measurements: list[Measurement], path: Path) -> None:
 def table(measurements: list[Measurement]) -> str:
     """The measurements as text."""
     head = (
-        f"{'tree':<20} {'optimizer':<12} {'x adamw':>8} {'10%..90%':>13} {'x floor':>8} "
+        f"{'tree':<20} {'optimizer':<22} {'x adamw':>8} {'10%..90%':>13} {'x floor':>8} "
         f"{'temporaries':>12} "
         f"{'bytes/param':>12} {'trace s':>8} {'compile s':>10}"
     )
     lines = [
-        f"{m.tree:<20} {m.optimizer:<12} {m.ratio:>8.2f} {m.ratio_low:>6.2f}..{m.ratio_high:<5.2f} "
+        f"{m.tree:<20} {m.optimizer:<22} {m.ratio:>8.2f} {m.ratio_low:>6.2f}..{m.ratio_high:<5.2f} "
         f"{m.times_floor:>8.2f} "
-        f"{m.temporaries_bytes / 1e6:>9.1f} MB {m.bytes_per_parameter:>12.1f} "
-        f"{m.trace_s:>8.2f} {m.compile_s:>10.2f}"
+        + (
+            f"{m.temporaries_bytes / 1e6:>9.1f} MB {m.bytes_per_parameter:>12.1f} "
+            f"{m.trace_s:>8.2f} {m.compile_s:>10.2f}"
+            if m.temporaries_bytes is not None
+            else ""
+        )
         for m in measurements
     ]
     return "\n".join([head, *lines])
@@ -269,7 +286,7 @@ def plot(measurements: list[Measurement], path: Path) -> None:
         names = [m.optimizer for m in own]
         ratios = np.array([m.ratio for m in own])
         spread = [ratios - [m.ratio_low for m in own], [m.ratio_high for m in own] - ratios]
-        colours = ["#999999" if name.startswith("optax") else "#0072b2" for name in names]
+        colours = ["#0072b2" if "." not in name else "#999999" for name in names]
         axis.barh(names, ratios, xerr=np.abs(spread), color=colours, error_kw={"lw": 1})
         axis.axvline(1, color="black", lw=0.8)
         axis.set(title=tree, xlabel="time of a step, x optax.adamw")
@@ -283,10 +300,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tree", nargs="+", choices=TREES, default=["bert-base", "small"])
     parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    parser.add_argument(
+        "--peers", action="store_true", help="also those of PyTorch that are installed"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="steps of each optimizer")
     parser.add_argument("--output", type=Path, default=Path("runs/step_cost"))
     args = parser.parse_args()
     names = [BASELINE, *(name for name in args.optimizer if name != BASELINE)]
+    if args.peers:
+        names += [name for name, peer in PEERS.items() if peer.is_installed]
     measurements = [m for tree in args.tree for m in measure(tree, names, args.rounds)]
     args.output.mkdir(parents=True, exist_ok=True)
     write_csv(measurements, args.output / "step_cost.csv")
