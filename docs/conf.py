@@ -32,6 +32,7 @@ nb_execution_mode = "force"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
+nb_output_stderr = "remove"  # progress bars
 # A kernel warns of its open ports before every page; the build shows errors only.
 NotebookClient.extra_arguments.default_args = (["--IPKernelApp.log_level=ERROR"],)
 
