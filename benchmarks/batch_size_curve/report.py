@@ -1,0 +1,236 @@
+"""Tables, fits and plots, from the table of trials alone."""
+
+from collections.abc import Sequence
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+import numpy as np
+
+from benchmarks.batch_size_curve.search import on_edge
+from benchmarks.batch_size_curve.sweep import Row, best, read
+from benchmarks.batch_size_curve.workloads import Workload
+import optax_largebatch as lb
+
+COLOURS = {
+    "adamw": "#000000",
+    "sgd": "#7f7f7f",
+    "plain sgd": "#bcbd22",
+    "lamb": "#0072b2",
+    "lans": "#d55e00",
+    "lars": "#009e73",
+    "lbsgd": "#e69f00",
+    "scaled_adam": "#cc79a7",
+    "eve": "#56b4e9",
+    "cain": "#8c564b",
+    "learned_gradient": "#9467bd",
+}
+
+
+class Measured(NamedTuple):
+    """An optimizer at a batch size."""
+
+    runs: tuple[float, ...]
+    """Steps to the target of the best settings, with each seed."""
+    edge: bool
+    """Whether these have the smallest or the largest learning rate of the range."""
+    settings: Row | None
+    test_losses: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median of the steps."""
+        return float(np.quantile(self.runs, 0.5, method="inverted_cdf"))
+
+    @property
+    def reached(self) -> bool:
+        """Whether every run reached the target."""
+        return all(map(math.isfinite, self.runs))
+
+
+def bootstrap_interval(
+    runs: Sequence[float], resamples: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """90% of the medians of runs drawn from these, again and again."""
+    own = np.sort(runs)
+    draws = np.random.default_rng(seed).integers(len(own), size=(resamples, len(own)))
+    medians = own[np.sort(draws, axis=1)[:, (len(own) - 1) // 2]]
+    low, high = np.quantile(medians, (0.05, 0.95), method="inverted_cdf")
+    return float(low), float(high)
+
+
+def measured(workload: Workload, rows: Sequence[Row]) -> dict[str, dict[int, Measured]]:
+    """What is complete: optimizers, batch sizes.
+
+    A cell counts when it has had its whole budget, no less and no more.
+    """
+    results: dict[str, dict[int, Measured]] = {}
+    for optimizer, batch_size in workload.cells():
+        place = (workload.name, optimizer, batch_size)
+        own = [row for row in rows if row[:3] == place]
+        search = [row for row in own if row.role == "search"]
+        repeats = [row for row in own if row.role == "repeat"]
+        tried = sorted(row.trial for row in search)
+        if len(set(tried)) < len(tried) or len(tried) > workload.trials:
+            raise ValueError(
+                f"{optimizer} at batch size {batch_size} of {workload.name} has had more than its "
+                f"{workload.trials} trials: {tried}."
+            )
+        if len(tried) < workload.trials:
+            continue
+        chosen = best(search)
+        if chosen is None:
+            cell = Measured((math.inf,), edge=False, settings=None, test_losses=())
+        elif len(repeats) < workload.seeds - 1:
+            continue
+        else:
+            runs = [chosen, *repeats]
+            cell = Measured(
+                tuple(row.steps for row in runs),
+                on_edge(chosen.trial, workload.trials),
+                chosen,
+                tuple(row.test_loss for row in runs),
+            )
+        results.setdefault(optimizer, {})[batch_size] = cell
+    return results
+
+
+def fit(cells: dict[int, Measured]) -> lb.CriticalBatchSize | str:
+    """The fit to the batch sizes at which every run reached the target, or why there is none."""
+    reached = {size: own.runs for size, own in cells.items() if own.reached}
+    if len(reached) < 3:
+        return "the target was reached at fewer than three batch sizes"
+    try:
+        return lb.fit_critical_batch_size(list(reached), list(reached.values()))
+    except ValueError:
+        return "the steps do not bend"
+
+
+def steps_table(workload: Workload, results: dict[str, dict[int, Measured]]) -> str:
+    """Median steps by optimizer and batch size, the fewest in bold."""
+    sizes = [size for size in workload.batch_sizes if any(size in own for own in results.values())]
+    fewest = {
+        size: min(own[size].median for own in results.values() if size in own) for size in sizes
+    }
+    lines = [
+        f"| optimizer | {' | '.join(map(str, sizes))} |",
+        "|---|" + "---|" * len(sizes),
+    ]
+    for optimizer, cells in results.items():
+        texts = []
+        for size in sizes:
+            if size not in cells:
+                texts.append("")
+                continue
+            cell = cells[size]
+            if not math.isfinite(cell.median):
+                texts.append("never")
+                continue
+            text = f"{cell.median:g}"
+            if cell.median == fewest[size]:
+                text = f"**{text}**"
+            if len(cell.runs) > 1:
+                low, high = bootstrap_interval(cell.runs)
+                text += f" ({low:g} to {high:g})"
+            texts.append(text + ("\\*" if cell.edge else ""))
+        lines.append(f"| `{optimizer}` | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def fit_table(workload: Workload, results: dict[str, dict[int, Measured]]) -> str:
+    """The fits, and the test loss where the target was reached."""
+    lines = [
+        "| optimizer | S_min | B_crit | 90% over the seeds | residual | test loss |",
+        "|---|---|---|---|---|---|",
+    ]
+    for optimizer, cells in results.items():
+        losses = [loss for own in cells.values() for loss in own.test_losses]
+        test = f"{min(losses):.3f} to {max(losses):.3f}" if losses else ""
+        found = fit(cells)
+        if isinstance(found, str):
+            lines.append(f"| `{optimizer}` | {found} | | | | {test} |")
+            continue
+        interval = "" if found.interval is None else "{:.0f} to {:.0f}".format(*found.interval)
+        lines.append(
+            f"| `{optimizer}` | {found.minimum_steps:.1f} | {found.critical_batch_size:.0f} "
+            f"| {interval} | {found.residual:.1%} | {test} |"
+        )
+    return "\n".join(lines)
+
+
+def tables(workload: Workload, rows: Sequence[Row]) -> str:
+    """Both tables of a workload, in Markdown."""
+    results = measured(workload, rows)
+    if not results:
+        return "Nothing is complete yet."
+    return f"{steps_table(workload, results)}\n\n{fit_table(workload, results)}"
+
+
+def plot(workload: Workload, rows: Sequence[Row], path: Path) -> None:
+    """Median steps against batch size; hollow where the best rate is at the edge of its range."""
+    results = measured(workload, rows)
+    figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
+    shift = dict(zip(results, np.geomspace(0.94, 1.06, len(results)), strict=True))
+    for optimizer, cells in results.items():
+        colour = COLOURS[optimizer]
+        kept = {size: own for size, own in cells.items() if math.isfinite(own.median)}
+        x = np.array(list(kept)) * shift[optimizer]
+        medians = np.array([own.median for own in kept.values()])
+        ends = np.array([bootstrap_interval(own.runs) for own in kept.values()]).reshape(-1, 2)
+        around = np.abs(np.minimum(ends, 10 * medians[:, None]) - medians[:, None]).T
+        axes.errorbar(x, medians, around, color=colour, lw=1.3, elinewidth=1, label=optimizer)
+        for edge in (False, True):
+            here = [own.edge == edge for own in kept.values()]
+            face = "white" if edge else colour
+            axes.plot(x[here], medians[here], "o", color=colour, mfc=face, ms=5)
+    sizes = np.array(workload.batch_sizes)
+    axes.set(xscale="log", yscale="log", title=workload.title, xlabel="batch size")
+    axes.set_ylabel(f"steps to a validation loss of {workload.target:g}")
+    axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
+    axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
+    axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axes.minorticks_off()
+    axes.set_yticks(_ticks(axes.get_ylim()))
+    axes.grid(color="#e5e5e5")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _ticks(limits: tuple[float, float]) -> list[float]:
+    """1, 2 and 5 times the powers of ten in a range."""
+    marks = [digit * 10.0**power for power in range(7) for digit in (1, 2, 5)]
+    return [mark for mark in marks if limits[0] <= mark <= limits[1]]
+
+
+def write_report(output: Path, workloads: Sequence[Workload]) -> None:
+    """`report.md` and a plot of each workload that has results."""
+    rows = read(output / "trials.csv")
+    parts = ["# Steps to the target against batch size", EXPLANATION]
+    for workload in workloads:
+        if not measured(workload, rows):
+            continue
+        plot(workload, rows, output / f"{workload.name}.png")
+        parts += [
+            f"## {workload.title[0].upper()}{workload.title[1:]}",
+            f"Target: a validation loss of {workload.target:g}. For each optimizer and batch size "
+            f"{workload.trials} trials and {workload.seeds} "
+            f"{'seeds' if workload.seeds > 1 else 'run'} of the best.",
+            tables(workload, rows),
+            f"![{workload.title}]({workload.name}.png)",
+        ]
+    (output / "report.md").write_text("\n\n".join(parts) + "\n")
+
+
+EXPLANATION = """\
+Written by `python -m benchmarks.batch_size_curve --report` from `trials.csv`; `runs.json` has the
+machine, the versions and the commands. Median steps over the seeds of the best settings, in
+brackets 90% of the bootstrap's medians, in bold the fewest; `*`: the best learning rate is the
+first or last of the range, a better one may lie outside; `never`: most of the runs did not reach
+the target. The fit is `S = S_min (1 + B_crit / B)`, to the mean of the seeds, at the batch sizes at
+which all of them reached it."""

@@ -1,0 +1,117 @@
+"""The workloads: what is learned, to which target, and with which budget for every optimizer."""
+
+from collections.abc import Callable, Iterator
+import functools
+from typing import Any, NamedTuple
+
+from benchmarks.batch_size_curve import quadratic, training
+from benchmarks.batch_size_curve.bert import Bert
+from benchmarks.batch_size_curve.digits import Digits
+from benchmarks.batch_size_curve.optimizers import OPTIMIZERS
+from benchmarks.batch_size_curve.search import DECADES, WEIGHT_DECAYS
+from benchmarks.batch_size_curve.training import Run
+
+# The first are compared at all batch sizes before the others begin.
+FIRST = ("adamw", "sgd", "lamb", "lans", "lars")
+OTHERS = tuple(name for name in OPTIMIZERS if name not in FIRST)
+
+
+class Workload(NamedTuple):
+    """Something to learn. Every optimizer gets as many trials at every batch size, and as wide."""
+
+    name: str
+    title: str
+    target: float
+    """The loss to reach on the validation part."""
+    batch_sizes: tuple[int, ...]
+    optimizers: tuple[tuple[str, ...], ...]
+    """One group after the other is run."""
+    trials: int
+    """Of the search, in every cell."""
+    seeds: int
+    """With which the best settings of a cell are run; the search has the first of them."""
+    centre: Callable[[str], float]
+    """The middle learning rate of an optimizer."""
+    prepare: Callable[[float, str], Run]
+    """From the target and an optimizer."""
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What must not change when a sweep is continued."""
+        names = [name for group in self.optimizers for name in group]
+        return {
+            "target": self.target,
+            "trials": self.trials,
+            "seeds": self.seeds,
+            "decades_of_learning_rate": DECADES,
+            "weight_decays": list(WEIGHT_DECAYS),
+            "batch_sizes": list(self.batch_sizes),
+            "centres_of_learning_rate": {name: self.centre(name) for name in names},
+        }
+
+    def cells(self) -> Iterator[tuple[str, int]]:
+        """Optimizers and batch sizes, in the order in which they are run."""
+        for group in self.optimizers:
+            for batch_size in self.batch_sizes:
+                for optimizer in group:
+                    yield optimizer, batch_size
+
+
+@functools.cache
+def _task(kind: type, target: float) -> training.Task:
+    return kind(target)
+
+
+def _learned(kind: type) -> Callable[[float, str], Run]:
+    return lambda target, optimizer: training.prepare(_task(kind, target), optimizer)
+
+
+def _centre(optimizer: str) -> float:
+    return OPTIMIZERS[optimizer].centre
+
+
+DIGITS = Workload(
+    name="digits",
+    title="digits, multilayer perceptron",
+    target=0.2,
+    batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
+    optimizers=(FIRST, OTHERS),
+    trials=12,
+    seeds=5,
+    centre=_centre,
+    prepare=_learned(Digits),
+)
+BERT = Workload(
+    name="bert",
+    title="bytes of Python, small BERT",
+    target=2.4,
+    batch_sizes=(32, 128, 512, 2048),
+    optimizers=(FIRST, OTHERS),
+    trials=8,
+    seeds=3,
+    centre=_centre,
+    prepare=_learned(Bert),
+)
+QUADRATIC = Workload(
+    name="quadratic",
+    title="noisy quadratic, exact",
+    target=round(0.1 * float(quadratic.START), 4),
+    batch_sizes=tuple(2**power for power in range(11)),
+    optimizers=(tuple(quadratic.MOMENTA),),
+    trials=64,
+    seeds=1,
+    centre=quadratic.CENTRES.__getitem__,
+    prepare=quadratic.prepare,
+)
+WORKLOADS = {own.name: own for own in (QUADRATIC, DIGITS, BERT)}
+
+# The same, for continuous integration: too few trials and seeds to say anything.
+QUICK = {
+    "quadratic": QUADRATIC._replace(batch_sizes=(1, 8, 64, 512), trials=24),
+    "digits": DIGITS._replace(
+        target=0.5, batch_sizes=(16, 128, 1024), optimizers=(("adamw", "lars"),), trials=4, seeds=2
+    ),
+    "bert": BERT._replace(
+        target=3.3, batch_sizes=(32, 128), optimizers=(("lamb",),), trials=3, seeds=2
+    ),
+}
