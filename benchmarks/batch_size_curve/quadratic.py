@@ -23,7 +23,7 @@ START = 0.5 * CURVATURES.sum()  # the loss of weights of 1
 NOISE = 2.0  # the constant c
 MOST_STEPS = 20_000
 MOMENTA = {"plain sgd": 0.0, "sgd": 0.9}
-CENTRES = {"plain sgd": 0.1, "sgd": 0.03}
+CENTRES = {"plain sgd": 0.1, "sgd": 0.06}
 
 
 def prepare(target: float, optimizer: str) -> Run:

@@ -11,8 +11,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 import numpy as np
 
-from benchmarks.batch_size_curve.search import on_edge
-from benchmarks.batch_size_curve.sweep import Row, best, read
+from benchmarks.batch_size_curve.search import Settings, on_edge
+from benchmarks.batch_size_curve.sweep import Row, cells_of, read
 from benchmarks.batch_size_curve.workloads import Workload
 import optax_largebatch as lb
 
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
     """Steps to the target of the best settings, with each seed."""
     edge: bool
     """Whether these have the smallest or the largest learning rate of the range."""
-    settings: Row | None
+    settings: Settings | None
     test_losses: tuple[float, ...]
 
     @property
@@ -63,39 +63,22 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def measured(workload: Workload, rows: Sequence[Row]) -> dict[str, dict[int, Measured]]:
-    """What is complete: optimizers, batch sizes.
-
-    A cell counts when it has had its whole budget, no less and no more.
-    """
+def measured(workload: Workload, rows: list[Row]) -> dict[str, dict[int, Measured]]:
+    """What is complete, by optimizer and batch size: what has had its whole budget."""
     results: dict[str, dict[int, Measured]] = {}
-    for optimizer, batch_size in workload.cells():
-        place = (workload.name, optimizer, batch_size)
-        own = [row for row in rows if row[:3] == place]
-        search = [row for row in own if row.role == "search"]
-        repeats = [row for row in own if row.role == "repeat"]
-        tried = sorted(row.trial for row in search)
-        if len(set(tried)) < len(tried) or len(tried) > workload.trials:
-            raise ValueError(
-                f"{optimizer} at batch size {batch_size} of {workload.name} has had more than its "
-                f"{workload.trials} trials: {tried}."
-            )
-        if len(tried) < workload.trials:
+    for (optimizer, batch_size), cell in cells_of(workload, rows).items():
+        if not cell.complete:
             continue
-        chosen = best(search)
-        if chosen is None:
-            cell = Measured((math.inf,), edge=False, settings=None, test_losses=())
-        elif len(repeats) < workload.seeds - 1:
-            continue
+        if cell.best is None:
+            own = Measured((math.inf,), edge=False, settings=None, test_losses=())
         else:
-            runs = [chosen, *repeats]
-            cell = Measured(
-                tuple(row.steps for row in runs),
-                on_edge(chosen.trial, workload.trials),
-                chosen,
-                tuple(row.test_loss for row in runs),
+            own = Measured(
+                tuple(row.steps for row in cell.repeats),
+                on_edge(cell.best.trial, workload.trials),
+                cell.best,
+                tuple(row.test_loss for row in cell.repeats if row.ended == "reached"),
             )
-        results.setdefault(optimizer, {})[batch_size] = cell
+        results.setdefault(optimizer, {})[batch_size] = own
     return results
 
 
@@ -162,7 +145,7 @@ def fit_table(workload: Workload, results: dict[str, dict[int, Measured]]) -> st
     return "\n".join(lines)
 
 
-def tables(workload: Workload, rows: Sequence[Row]) -> str:
+def tables(workload: Workload, rows: list[Row]) -> str:
     """Both tables of a workload, in Markdown."""
     results = measured(workload, rows)
     if not results:
@@ -170,7 +153,7 @@ def tables(workload: Workload, rows: Sequence[Row]) -> str:
     return f"{steps_table(workload, results)}\n\n{fit_table(workload, results)}"
 
 
-def plot(workload: Workload, rows: Sequence[Row], path: Path) -> None:
+def plot(workload: Workload, rows: list[Row], path: Path) -> None:
     """Median steps against batch size; hollow where the best rate is at the edge of its range."""
     results = measured(workload, rows)
     figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
@@ -202,6 +185,11 @@ def plot(workload: Workload, rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
+def _counted(count: int, what: str) -> str:
+    """As in `1 seed` or `3 seeds`."""
+    return f"{count} {what}{'s' * (count > 1)}"
+
+
 def _ticks(limits: tuple[float, float]) -> list[float]:
     """1, 2 and 5 times the powers of ten in a range."""
     marks = [digit * 10.0**power for power in range(7) for digit in (1, 2, 5)]
@@ -218,9 +206,9 @@ def write_report(output: Path, workloads: Sequence[Workload]) -> None:
         plot(workload, rows, output / f"{workload.name}.png")
         parts += [
             f"## {workload.title[0].upper()}{workload.title[1:]}",
-            f"Target: a validation loss of {workload.target:g}. For each optimizer and batch size "
-            f"{workload.trials} trials and {workload.seeds} "
-            f"{'seeds' if workload.seeds > 1 else 'run'} of the best.",
+            f"Target: a validation loss of {workload.target:g}. For each optimizer and batch size: "
+            f"{workload.trials} settings, each with {_counted(workload.search_seeds, 'seed')}, and "
+            f"the best with {_counted(workload.seeds, 'new seed')}.",
             tables(workload, rows),
             f"![{workload.title}]({workload.name}.png)",
         ]

@@ -1,8 +1,9 @@
 """Runs the trials of a workload, one line of a table for each, and continues where it was.
 
-A trial ends when it is at the target, when it diverges, or when it has had as many steps as the
-best trial of its cell so far: it can then not change the minimum, so that this saves time and
-nothing else. For the same reason trials begin near the best of the next smaller batch size.
+A run ends when it is at the target, when it diverges, or when it has had as many steps as the best
+trial of its cell so far: it can then not change the minimum, so that this saves time and nothing
+else. For the same reason a trial is given up when most of its runs have failed, and the search
+begins near the best of the next smaller batch size.
 """
 
 from collections import defaultdict
@@ -63,60 +64,82 @@ def append(path: Path, row: Row) -> None:
         writer.writerow(row)
 
 
-def best(search: list[Row]) -> Row | None:
-    """The trial that took the fewest steps, and of several the one that got further; or none."""
-    reached = [row for row in search if math.isfinite(row.steps)]
-    return min(reached, key=lambda row: (row.steps, row.validation_loss), default=None)
-
-
 class Cell:
-    """The trials of an optimizer at a batch size."""
+    """The trials of an optimizer at a batch size.
+
+    A trial is as good as the median of its runs with each seed of the search, so that a rate that
+    went well by luck is not taken. What is reported is run with seeds that the search has not seen.
+    """
 
     def __init__(self, workload: Workload, optimizer: str, batch_size: int) -> None:
         self.workload, self.optimizer, self.batch_size = workload, optimizer, batch_size
         self.space = search_space(workload.centre(optimizer), workload.trials)
-        self.search: dict[int, Row] = {}
-        self.repeats: dict[int, Row] = {}
+        self.search: list[list[Row]] = [[] for _ in self.space]
+        self.repeats: list[Row] = []
 
     def add(self, row: Row) -> None:
-        """Takes a line of the table that belongs here."""
-        if row.role == "search":
-            self.search[row.trial] = row
-        else:
-            self.repeats[row.seed] = row
+        """Takes a line of the table that belongs here, and refuses one beyond the budget."""
+        runs = self.search[row.trial] if row.role == "search" else self.repeats
+        seeds = self._seeds(row.role)
+        known = row[4:7] == self.space[row.trial]
+        if not known or len(runs) == len(seeds) or row.seed != seeds[len(runs)]:
+            raise ValueError(
+                f"{self.optimizer} at batch size {self.batch_size} of {self.workload.name} has a "
+                f"trial that is not in its budget: {row}."
+            )
+        runs.append(row)
+
+    def score(self, trial: int) -> float:
+        """The median of its steps; what has not been run counts as infinite."""
+        steps = sorted(row.steps for row in self.search[trial])
+        middle = self.workload.search_seeds // 2
+        return steps[middle] if len(steps) > middle else math.inf
+
+    def settled(self, trial: int) -> bool:
+        """Whether more runs could not change the score."""
+        runs = self.search[trial]
+        failed = sum(row.steps == math.inf for row in runs)
+        seeds = self.workload.search_seeds
+        return len(runs) == seeds or failed > seeds // 2
 
     @property
-    def best(self) -> Row | None:
-        """The best of the search so far."""
-        return best(list(self.search.values()))
+    def best(self) -> Settings | None:
+        """Of the search so far; of equal ones that with the smallest rate. None if none reached."""
+        chosen = min(range(len(self.space)), key=self.score)
+        return self.space[chosen] if self.score(chosen) < math.inf else None
 
     @property
-    def left(self) -> int:
-        """How many trials are left, at most."""
-        searched = self.workload.trials - len(self.search)
-        never = not searched and self.best is None
-        return 0 if never else searched + self.workload.seeds - 1 - len(self.repeats)
+    def complete(self) -> bool:
+        """Whether the whole budget has been spent."""
+        if not all(map(self.settled, range(len(self.space)))):
+            return False
+        return self.best is None or len(self.repeats) == self.workload.seeds
 
     def run(self, run: Run, middle: int, done: Callable[[Row], None]) -> None:
         """Runs what is left; `middle` is the trial to begin with."""
         for trial in from_the_middle(self.workload.trials, middle):
-            if trial not in self.search:
-                most = self.best.steps if self.best else math.inf
-                self._run(run, "search", self.space[trial], 0, most, done)
-        chosen = self.best
-        for seed in range(1, self.workload.seeds if chosen else 0):
-            if seed not in self.repeats:
-                self._run(run, "repeat", self.space[chosen.trial], seed, math.inf, done)
+            while not self.settled(trial):
+                # What counts is the best of the others: this one is not over.
+                most = min(self.score(other) for other in range(len(self.space)) if other != trial)
+                self._run(run, "search", self.space[trial], most, done)
+        while not self.complete and self.best is not None:
+            self._run(run, "repeat", self.best, math.inf, done)
+
+    def _seeds(self, role: str) -> range:
+        """Those of the search, or those of the repeats, which come after them."""
+        first = self.workload.search_seeds
+        return range(first) if role == "search" else range(first, first + self.workload.seeds)
 
     def _run(
         self,
         run: Run,
         role: str,
         settings: Settings,
-        seed: int,
         most_steps: float,
         done: Callable[[Row], None],
     ) -> None:
+        runs = self.search[settings.trial] if role == "search" else self.repeats
+        seed = self._seeds(role)[len(runs)]
         outcome = run(settings, seed, self.batch_size, most_steps)
         place = (self.workload.name, self.optimizer, self.batch_size, role)
         row = Row(*place, *settings, seed, *rounded(outcome))
@@ -130,25 +153,24 @@ def rounded(outcome: Outcome) -> Outcome:
     return Outcome(outcome.steps, outcome.ended, *losses)
 
 
-def sweep(workload: Workload, path: Path) -> None:
-    """Runs what is left of a workload and appends it to the table."""
+def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, int], Cell]:
+    """The cells of a workload, by optimizer and batch size, with what has been run."""
     cells = {place: Cell(workload, *place) for place in workload.cells()}
-    for row in read(path):
+    for row in rows:
         if row.workload == workload.name:
             cells[row.optimizer, row.batch_size].add(row)
+    return cells
+
+
+def sweep(workload: Workload, path: Path) -> None:
+    """Runs what is left of a workload and appends it to the table."""
+    cells = cells_of(workload, read(path))
     prepare = functools.cache(functools.partial(workload.prepare, workload.target))
     middles: dict[str, int] = defaultdict(lambda: workload.trials // 2)
-    total = len(cells) * (workload.trials + workload.seeds - 1)
-    left = sum(cell.left for cell in cells.values())
-    with tqdm(desc=workload.name, total=total, initial=total - left) as progress:
-
-        def done(row: Row) -> None:
-            append(path, row)
-            progress.update()
-
-        for (optimizer, batch_size), cell in cells.items():
+    with tqdm(cells.items(), desc=workload.name, unit="cell") as progress:
+        for (optimizer, batch_size), cell in progress:
             progress.set_postfix_str(f"{optimizer} {batch_size}")
-            if cell.left:
-                cell.run(prepare(optimizer), middles[optimizer], done)
+            if not cell.complete:
+                cell.run(prepare(optimizer), middles[optimizer], functools.partial(append, path))
             if cell.best:
                 middles[optimizer] = cell.best.trial

@@ -83,7 +83,7 @@ def mean_gradient(task: Task, params: Any, stream: Any, start: Any, batch_size: 
 
     def add(index: jax.Array, total: Any) -> Any:
         examples = task.examples(stream, start + index * task.micro_batch)
-        return optax.tree.add(total, jax.grad(task.loss)(params, examples))
+        return jax.tree.map(jnp.add, total, jax.grad(task.loss)(params, examples))
 
     parts = batch_size // task.micro_batch
     total = jax.lax.fori_loop(0, parts, add, jax.tree.map(jnp.zeros_like, params))

@@ -27,9 +27,11 @@ class Workload(NamedTuple):
     optimizers: tuple[tuple[str, ...], ...]
     """One group after the other is run."""
     trials: int
-    """Of the search, in every cell."""
+    """Settings that are tried in every cell."""
+    search_seeds: int
+    """Runs of each of them, an odd number; the median counts."""
     seeds: int
-    """With which the best settings of a cell are run; the search has the first of them."""
+    """Runs of the best settings of a cell, with seeds that the search has not seen."""
     centre: Callable[[str], float]
     """The middle learning rate of an optimizer."""
     prepare: Callable[[float, str], Run]
@@ -42,6 +44,7 @@ class Workload(NamedTuple):
         return {
             "target": self.target,
             "trials": self.trials,
+            "search_seeds": self.search_seeds,
             "seeds": self.seeds,
             "decades_of_learning_rate": DECADES,
             "weight_decays": list(WEIGHT_DECAYS),
@@ -77,6 +80,7 @@ DIGITS = Workload(
     batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
     optimizers=(FIRST, OTHERS),
     trials=12,
+    search_seeds=3,
     seeds=5,
     centre=_centre,
     prepare=_learned(Digits),
@@ -88,6 +92,7 @@ BERT = Workload(
     batch_sizes=(32, 128, 512, 2048),
     optimizers=(FIRST, OTHERS),
     trials=8,
+    search_seeds=1,
     seeds=3,
     centre=_centre,
     prepare=_learned(Bert),
@@ -99,11 +104,12 @@ QUADRATIC = Workload(
     batch_sizes=tuple(2**power for power in range(11)),
     optimizers=(tuple(quadratic.MOMENTA),),
     trials=64,
+    search_seeds=1,
     seeds=1,
     centre=quadratic.CENTRES.__getitem__,
     prepare=quadratic.prepare,
 )
-WORKLOADS = {own.name: own for own in (QUADRATIC, DIGITS, BERT)}
+WORKLOADS = {own.name: own for own in (DIGITS, BERT, QUADRATIC)}
 
 # The same, for continuous integration: too few trials and seeds to say anything.
 QUICK = {

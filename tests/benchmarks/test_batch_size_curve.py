@@ -83,7 +83,8 @@ def known_steps(settings, seed, batch_size):
     """Best at a rate of 0.1; diverges from 1 on."""
     if settings.learning_rate > 1:
         return math.inf
-    return 30 * (1 + 64 / batch_size) * (1 + np.log10(settings.learning_rate / 0.1) ** 2) + seed
+    distance = np.log10(settings.learning_rate / 0.1)
+    return 30 * (1 + 64 / batch_size) * (1 + distance**2) * (1 + 0.05 * seed)
 
 
 def known(target, optimizer):
@@ -107,6 +108,7 @@ KNOWN = Workload(
     batch_sizes=(16, 64, 256),
     optimizers=(("sgd",), ("adamw",)),
     trials=6,
+    search_seeds=3,
     seeds=3,
     centre={"sgd": 0.1, "adamw": 10.0}.__getitem__,
     prepare=known,
@@ -120,13 +122,21 @@ def finished(tmp_path):
     return path
 
 
+def of_cell(rows, optimizer, batch_size):
+    return [row for row in rows if row[1:3] == (optimizer, batch_size)]
+
+
 def test_every_cell_has_the_whole_budget_in_the_order_of_the_queue(finished):
     rows = sweeping.read(finished)
     assert list(dict.fromkeys(row[1:3] for row in rows)) == list(KNOWN.cells())
     for place in KNOWN.cells():
-        own = [row for row in rows if row[1:3] == place]
-        assert sorted(row.trial for row in own if row.role == "search") == list(range(6))
-        assert [row.seed for row in own if row.role == "repeat"] == [1, 2]
+        for trial in range(6):
+            runs = [row for row in of_cell(rows, *place) if row[3:5] == ("search", trial)]
+            assert [row.seed for row in runs] == list(range(3))[: len(runs)]
+            failed = sum(row.steps == math.inf for row in runs)
+            assert len(runs) == 3 or failed == len(runs) == 2
+        repeats = [row for row in of_cell(rows, *place) if row.role == "repeat"]
+        assert [row.seed for row in repeats] == [3, 4, 5]
 
 
 def test_divergence_counts_as_infinite(finished):
@@ -135,19 +145,36 @@ def test_divergence_counts_as_infinite(finished):
     assert all(row.steps == math.inf for row in diverged)
 
 
-def test_the_best_is_the_minimum_over_all_trials_wherever_the_search_begins():
-    """A trial that is stopped early could not have been the best."""
-    run = known(1.0, "sgd")
+def test_the_best_has_the_least_median_wherever_the_search_begins():
+    """A run that is stopped early could not have made its trial the best."""
     space = search.search_space(0.1, 6)
-    expected = math.ceil(min(known_steps(own, 0, 64) for own in space))
-    cells = []
+    medians = {
+        own: np.ceil(np.median([known_steps(own, seed, 64) for seed in range(3)])) for own in space
+    }
     for middle in range(6):
-        cell = Cell(KNOWN, "sgd", 64)
-        cell.run(run, middle, lambda row: None)
-        assert any(row.ended == "censored" for row in cell.search.values())
-        cells.append(cell)
-    assert {cell.best.steps for cell in cells} == {expected}
-    assert len({cell.best for cell in cells}) == 1
+        cell, rows = Cell(KNOWN, "sgd", 64), []
+        cell.run(known(1.0, "sgd"), middle, rows.append)
+        assert any(row.ended == "censored" for row in rows)
+        assert cell.best == min(space, key=medians.__getitem__)
+        assert cell.score(cell.best.trial) == min(medians.values())
+        assert cell.complete
+
+
+def test_a_rate_that_went_well_once_is_not_taken():
+    lucky = search.search_space(0.1, 6)[5]
+
+    def run(settings, seed, batch_size, most_steps):
+        if settings == lucky:
+            steps = 5 if seed == 0 else math.inf
+            return Outcome(steps, "reached" if seed == 0 else "diverged", 0.9, 1.0)
+        return known(1.0, "sgd")(settings, seed, batch_size, most_steps)
+
+    cell = Cell(KNOWN, "sgd", 64)
+    cell.run(run, 5, lambda row: None)
+    assert cell.best not in (lucky, None)
+    once = Cell(KNOWN._replace(search_seeds=1), "sgd", 64)
+    once.run(run, 5, lambda row: None)
+    assert once.best == lucky
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 7, 17, 40])
@@ -174,8 +201,7 @@ def test_a_killed_sweep_continues_to_the_same_table(finished, tmp_path, monkeypa
     )
     sweep(again, path)
     assert path.read_bytes() == finished.read_bytes()
-    total = len(sweeping.read(finished))
-    assert len(counted) == total - stop + bool(torn and stop)
+    assert len(counted) == len(sweeping.read(finished)) - stop + bool(torn and stop)
 
 
 def test_a_finished_sweep_runs_nothing(finished):
@@ -204,25 +230,39 @@ def test_medians_and_edges(finished):
     results = report.measured(KNOWN, sweeping.read(finished))
     for batch_size, cell in results["sgd"].items():
         assert not cell.edge
-        assert cell.runs == tuple(cell.runs[0] + seed for seed in range(3))
-        assert cell.median == cell.runs[1]
-        assert cell.settings.batch_size == batch_size
-    # Rates of 10 are far too large for this problem: the best is the smallest there is.
+        steps = [math.ceil(known_steps(cell.settings, seed, batch_size)) for seed in (3, 4, 5)]
+        assert cell.runs == tuple(steps)
+        assert cell.median == steps[1]
+    # Its rates are far too large for this problem: the best is the smallest there is.
     assert all(cell.edge for cell in results["adamw"].values())
     table = report.steps_table(KNOWN, results)
     assert table.count("\\*") == 3
     assert table.count("**") == 2 * 3
 
 
-def test_a_cell_with_another_budget_is_no_result(finished):
+def test_a_cell_without_its_whole_budget_is_no_result(finished):
     rows = sweeping.read(finished)
-    search_rows = [row for row in rows if row[1:4] == ("sgd", 64, "search")]
-    fewer = [row for row in rows if row is not search_rows[0]]
-    assert 64 not in report.measured(KNOWN, fewer)["sgd"]
-    without_repeat = [row for row in rows if row[1:3] != ("sgd", 64) or row.seed != 2]
-    assert 64 not in report.measured(KNOWN, without_repeat)["sgd"]
-    with pytest.raises(ValueError, match="sgd at batch size 64 of known has had more than its 6"):
-        report.measured(KNOWN, [*rows, search_rows[0]])
+    own = of_cell(rows, "sgd", 64)
+    others = [row for row in rows if row not in own]
+    for length in range(len(own)):
+        assert 64 not in report.measured(KNOWN, [*others, *own[:length]])["sgd"]
+    assert 64 in report.measured(KNOWN, [*others, *own])["sgd"]
+
+
+def test_a_cell_with_more_than_its_budget_is_an_error(finished):
+    rows = sweeping.read(finished)
+    repeat = of_cell(rows, "sgd", 64)[-1]
+    tried = next(row for row in of_cell(rows, "sgd", 64) if row.role == "search")
+    beyond = [
+        repeat._replace(seed=6),
+        repeat,
+        tried._replace(seed=3),
+        tried._replace(learning_rate=0.123),
+        tried._replace(weight_decay=0.1),
+    ]
+    for row in beyond:
+        with pytest.raises(ValueError, match="sgd at batch size 64 of known has a trial that is"):
+            report.measured(KNOWN, [*rows, row])
 
 
 def test_a_cell_without_success_is_infinite(tmp_path):
