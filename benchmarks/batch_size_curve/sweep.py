@@ -2,8 +2,8 @@
 
 A run ends when it is at the target, when it diverges, or when it has had as many steps as the best
 trial of its cell so far: it can then not change the minimum, so that this saves time and nothing
-else. For the same reason a trial is given up when most of its runs have failed, and the search
-begins near the best of the next smaller batch size.
+else. For the same reason a trial is given up when one of its runs has failed, and the search begins
+near the best of the next smaller batch size.
 """
 
 from collections import defaultdict
@@ -67,7 +67,7 @@ def append(path: Path, row: Row) -> None:
 class Cell:
     """The trials of an optimizer at a batch size.
 
-    A trial is as good as the median of its runs with each seed of the search, so that a rate that
+    A trial is as good as the slowest of its runs with each seed of the search, so that a rate that
     went well by luck is not taken. What is reported is run with seeds that the search has not seen.
     """
 
@@ -90,17 +90,14 @@ class Cell:
         runs.append(row)
 
     def score(self, trial: int) -> float:
-        """The median of its steps; what has not been run counts as infinite."""
-        steps = sorted(row.steps for row in self.search[trial])
-        middle = self.workload.search_seeds // 2
-        return steps[middle] if len(steps) > middle else math.inf
+        """The steps of its slowest run; infinite while runs are left."""
+        steps = [row.steps for row in self.search[trial]]
+        return max(steps) if len(steps) == self.workload.search_seeds else math.inf
 
     def settled(self, trial: int) -> bool:
         """Whether more runs could not change the score."""
-        runs = self.search[trial]
-        failed = sum(row.steps == math.inf for row in runs)
-        seeds = self.workload.search_seeds
-        return len(runs) == seeds or failed > seeds // 2
+        steps = [row.steps for row in self.search[trial]]
+        return len(steps) == self.workload.search_seeds or math.inf in steps
 
     @property
     def best(self) -> Settings | None:
@@ -119,8 +116,7 @@ class Cell:
         """Runs what is left; `middle` is the trial to begin with."""
         for trial in from_the_middle(self.workload.trials, middle):
             while not self.settled(trial):
-                # What counts is the best of the others: this one is not over.
-                most = min(self.score(other) for other in range(len(self.space)) if other != trial)
+                most = min(map(self.score, range(len(self.space))))
                 self._run(run, "search", self.space[trial], most, done)
         while not self.complete and self.best is not None:
             self._run(run, "repeat", self.best, math.inf, done)
