@@ -154,33 +154,38 @@ def tables(workload: Workload, rows: list[Row]) -> str:
 
 
 def plot(workload: Workload, rows: list[Row], path: Path) -> None:
-    """Median steps against batch size; hollow where the best rate is at the edge of its range."""
+    """Median steps against batch size; hollow where the best rate is at the edge of its range.
+
+    A bar that leaves at the top is infinite: some runs did not reach the target.
+    """
     results = measured(workload, rows)
-    figure, axes = plt.subplots(figsize=(7.5, 5), layout="constrained")
-    shift = dict(zip(results, np.geomspace(0.94, 1.06, len(results)), strict=True))
-    for optimizer, cells in results.items():
-        colour = COLOURS[optimizer]
+    figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
+    shifts = np.geomspace(0.86, 1.16, len(results))
+    every = []
+    for (optimizer, cells), shift in zip(results.items(), shifts, strict=True):
         kept = {size: own for size, own in cells.items() if math.isfinite(own.median)}
-        x = np.array(list(kept)) * shift[optimizer]
+        if not kept:
+            continue
+        style = {"color": COLOURS[optimizer]}
+        x = np.array(list(kept)) * shift
         medians = np.array([own.median for own in kept.values()])
-        ends = np.array([bootstrap_interval(own.runs) for own in kept.values()]).reshape(-1, 2)
-        around = np.abs(np.minimum(ends, 10 * medians[:, None]) - medians[:, None]).T
-        axes.errorbar(x, medians, around, color=colour, lw=1.3, elinewidth=1, label=optimizer)
-        for edge in (False, True):
-            here = [own.edge == edge for own in kept.values()]
-            face = "white" if edge else colour
-            axes.plot(x[here], medians[here], "o", color=colour, mfc=face, ms=5)
-    sizes = np.array(workload.batch_sizes)
-    axes.set(xscale="log", yscale="log", title=workload.title, xlabel="batch size")
-    axes.set_ylabel(f"steps to a validation loss of {workload.target:g}")
-    axes.set_xticks(sizes, [str(size) for size in sizes], rotation=45)
-    axes.yaxis.set_major_formatter(matplotlib.ticker.ScalarFormatter())
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        low, high = np.array([bootstrap_interval(own.runs) for own in kept.values()]).T
+        axes.vlines(x, low, np.minimum(high, 1e9), lw=1, alpha=0.5, **style)
+        axes.plot(x, medians, lw=1.3, marker="o", ms=5, label=optimizer, **style)
+        edges = [own.edge for own in kept.values()]
+        axes.plot(x[edges], medians[edges], "o", ms=5, mfc="white", **style)
+        every += [*medians, *low, *high[np.isfinite(high)]]
+    low, high = min(every) * 0.85, max(every) * 1.15
+    axes.set(xscale="log", yscale="log", ylim=(low, high), title=workload.title)
+    axes.set(xlabel="batch size", ylabel=f"steps to a validation loss of {workload.target:g}")
+    axes.set_xticks(workload.batch_sizes, [str(size) for size in workload.batch_sizes])
+    marks = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+    marks = [mark for mark in marks if low < mark < high]
+    axes.set_yticks(marks, [str(mark) for mark in marks])
     axes.minorticks_off()
-    axes.set_yticks(_ticks(axes.get_ylim()))
     axes.grid(color="#e5e5e5")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside right center", frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -188,12 +193,6 @@ def plot(workload: Workload, rows: list[Row], path: Path) -> None:
 def _counted(count: int, what: str) -> str:
     """As in `1 seed` or `3 seeds`."""
     return f"{count} {what}{'s' * (count > 1)}"
-
-
-def _ticks(limits: tuple[float, float]) -> list[float]:
-    """1, 2 and 5 times the powers of ten in a range."""
-    marks = [digit * 10.0**power for power in range(7) for digit in (1, 2, 5)]
-    return [mark for mark in marks if limits[0] <= mark <= limits[1]]
 
 
 def write_report(output: Path, workloads: Sequence[Workload]) -> None:
