@@ -1,8 +1,8 @@
 """Steps to a target against batch size, for every optimizer, each tuned with the same budget.
 
     python -m benchmarks.batch_size_curve                      # hours on two CPU cores
-    python -m benchmarks.batch_size_curve --workload digits    # a quarter of an hour
-    python -m benchmarks.batch_size_curve --quick              # minutes: shows that it works
+    python -m benchmarks.batch_size_curve --workload digits    # some ten minutes
+    python -m benchmarks.batch_size_curve --quick              # a minute: shows that it works
     python -m benchmarks.batch_size_curve --report             # only tables and plots
 
 Writes `trials.csv`, one line for each trial, `runs.json` with the machine, the versions, the

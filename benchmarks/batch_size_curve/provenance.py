@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 from pathlib import Path
 import platform
 import shlex
@@ -27,6 +28,7 @@ def record(path: Path, workloads: list[Workload]) -> None:
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": shlex.join(["python", "-m", "benchmarks.batch_size_curve", *sys.argv[1:]]),
             "machine": machine(),
+            "cores": os.cpu_count(),
             "python": platform.python_version(),
         }
     )

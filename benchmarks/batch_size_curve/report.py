@@ -93,33 +93,30 @@ def fit(cells: dict[int, Measured]) -> lb.CriticalBatchSize | str:
         return "the steps do not bend"
 
 
+def steps_text(cell: Measured, fewest: float) -> str:
+    """Median steps, their interval, and what has to be said of them."""
+    if not math.isfinite(cell.median):
+        return "never"
+    text = f"**{cell.median:g}**" if cell.median == fewest else f"{cell.median:g}"
+    if len(cell.runs) > 1:
+        text += " ({:g} to {:g})".format(*bootstrap_interval(cell.runs))
+    return text + "\\*" * cell.edge
+
+
+def steps_column(results: dict[str, dict[int, Measured]], batch_size: int) -> dict[str, str]:
+    """What every optimizer needs at a batch size, the fewest in bold; those that are complete."""
+    cells = {name: own[batch_size] for name, own in results.items() if batch_size in own}
+    fewest = min((cell.median for cell in cells.values()), default=math.inf)
+    return {name: steps_text(cell, fewest) for name, cell in cells.items()}
+
+
 def steps_table(workload: Workload, results: dict[str, dict[int, Measured]]) -> str:
-    """Median steps by optimizer and batch size, the fewest in bold."""
-    sizes = [size for size in workload.batch_sizes if any(size in own for own in results.values())]
-    fewest = {
-        size: min(own[size].median for own in results.values() if size in own) for size in sizes
-    }
-    lines = [
-        f"| optimizer | {' | '.join(map(str, sizes))} |",
-        "|---|" + "---|" * len(sizes),
-    ]
-    for optimizer, cells in results.items():
-        texts = []
-        for size in sizes:
-            if size not in cells:
-                texts.append("")
-                continue
-            cell = cells[size]
-            if not math.isfinite(cell.median):
-                texts.append("never")
-                continue
-            text = f"{cell.median:g}"
-            if cell.median == fewest[size]:
-                text = f"**{text}**"
-            if len(cell.runs) > 1:
-                low, high = bootstrap_interval(cell.runs)
-                text += f" ({low:g} to {high:g})"
-            texts.append(text + ("\\*" if cell.edge else ""))
+    """Median steps by optimizer and batch size."""
+    columns = {size: steps_column(results, size) for size in workload.batch_sizes}
+    columns = {size: column for size, column in columns.items() if column}
+    lines = [f"| optimizer | {' | '.join(map(str, columns))} |", "|---|" + "---|" * len(columns)]
+    for optimizer in results:
+        texts = [column.get(optimizer, "") for column in columns.values()]
         lines.append(f"| `{optimizer}` | {' | '.join(texts)} |")
     return "\n".join(lines)
 

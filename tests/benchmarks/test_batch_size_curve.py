@@ -216,7 +216,7 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
     provenance.record(path, [KNOWN])
     noted = json.loads(path.read_text())
     assert len(noted["runs"]) == 2
-    assert set(noted["runs"][0]) == {"started", "command", "machine", "python"}
+    assert set(noted["runs"][0]) == {"started", "command", "machine", "cores", "python"}
     for changed in (KNOWN._replace(trials=7), KNOWN._replace(target=0.5)):
         with pytest.raises(ValueError, match=r"another plan of known: (trials|target) changed"):
             provenance.record(path, [changed])
