@@ -60,9 +60,13 @@ def expected_losses(rate: float, momentum: float, batch_size: float) -> Iterator
         yield 0.5 * float(CURVATURES @ ww)
 
 
-def critical_batch_size(target: float) -> float:
-    """That of SGD without momentum: the least examples over the least steps, both exact limits."""
-    return least_examples(target) / least_steps(target)
+def exact_fit(target: float) -> dict[str, tuple[float, float]]:
+    """S_min and B_crit of SGD without momentum: the least steps, and the least examples over them.
+
+    They are the limits of the curve, each with its best learning rate.
+    """
+    steps = least_steps(target)
+    return {"plain sgd": (steps, least_examples(target) / steps)}
 
 
 def least_examples(target: float) -> float:

@@ -139,6 +139,8 @@ def fit_table(workload: Workload, results: dict[str, dict[int, Measured]]) -> st
             f"| `{optimizer}` | {found.minimum_steps:.1f} | {found.critical_batch_size:.0f} "
             f"| {interval} | {found.residual:.1%} | {test} |"
         )
+    for optimizer, (least, critical) in workload.exact(workload.target).items():
+        lines.append(f"| `{optimizer}`, exact limits | {least:.1f} | {critical:.0f} | | | |")
     return "\n".join(lines)
 
 

@@ -36,6 +36,8 @@ class Workload(NamedTuple):
     """The middle learning rate of an optimizer."""
     prepare: Callable[[float, str], Run]
     """From the target and an optimizer."""
+    exact: Callable[[float], dict[str, tuple[float, float]]] = lambda target: {}
+    """From the target: S_min and B_crit of the optimizers for which they are known."""
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -108,6 +110,7 @@ QUADRATIC = Workload(
     seeds=1,
     centre=quadratic.CENTRES.__getitem__,
     prepare=quadratic.prepare,
+    exact=quadratic.exact_fit,
 )
 WORKLOADS = {own.name: own for own in (DIGITS, BERT, QUADRATIC)}
 

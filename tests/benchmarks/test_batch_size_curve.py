@@ -437,9 +437,8 @@ def test_the_harness_finds_the_critical_batch_size_of_the_quadratic(tmp_path):
     sweep(workload, tmp_path / "trials.csv")
     results = report.measured(workload, sweeping.read(tmp_path / "trials.csv"))
     fit = report.fit(results["plain sgd"])
-    exact = quadratic.critical_batch_size(workload.target)
-    np.testing.assert_allclose(fit.critical_batch_size, exact, rtol=0.15)
-    least = quadratic.least_steps(workload.target)
+    least, critical = quadratic.exact_fit(workload.target)["plain sgd"]
+    np.testing.assert_allclose(fit.critical_batch_size, critical, rtol=0.15)
     np.testing.assert_allclose(fit.minimum_steps, least, rtol=0.15)
     assert fit.residual < 0.05
 
