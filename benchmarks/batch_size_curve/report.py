@@ -205,8 +205,8 @@ def write_report(output: Path, workloads: Sequence[Workload]) -> None:
         parts += [
             f"## {workload.title[0].upper()}{workload.title[1:]}",
             f"Target: a validation loss of {workload.target:g}. For each optimizer and batch size: "
-            f"{workload.trials} settings, each with {_counted(workload.search_seeds, 'seed')}, and "
-            f"the best with {_counted(workload.seeds, 'new seed')}.",
+            f"{workload.trials} settings, {_counted(workload.search_seeds, 'seed')} for each, and "
+            f"{_counted(workload.seeds, 'new seed')} for the best.",
             tables(workload, rows),
             f"![{workload.title}]({workload.name}.png)",
         ]
