@@ -27,7 +27,7 @@ class Optimizer(NamedTuple):
     """An optimizer, to be tuned."""
 
     centre: float
-    """The middle of the range of learning rates, the same for all workloads and batch sizes."""
+    """The middle of the range of learning rates, the same for both networks and all batch sizes."""
     build: Build
     """From a schedule of the learning rate and a weight decay."""
     decays: bool = True
