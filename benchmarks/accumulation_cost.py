@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from machine import machine
 import numpy as np
 import optax
-from step_cost import TREES, Running, arrays, machine
+from step_cost import TREES, Running, arrays
 from tqdm import tqdm
 
 import optax_largebatch as lb

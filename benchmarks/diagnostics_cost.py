@@ -26,9 +26,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from machine import machine
 import numpy as np
 import optax
-from step_cost import TREES, Running, arrays, machine
+from step_cost import TREES, Running, arrays
 from tqdm import tqdm
 from training_step import WIDTHS, loss
 

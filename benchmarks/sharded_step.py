@@ -20,9 +20,10 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from machine import machine
 import numpy as np
 import optax
-from step_cost import Running, arrays, machine
+from step_cost import Running, arrays
 from tqdm import tqdm
 
 import optax_largebatch as lb

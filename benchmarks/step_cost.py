@@ -18,7 +18,6 @@ import csv
 import dataclasses
 import functools
 from pathlib import Path
-import platform
 import time
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 import matplotlib
 
 matplotlib.use("Agg")
+from machine import machine
 from matplotlib import pyplot as plt
 import numpy as np
 import optax
@@ -233,14 +233,6 @@ def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
         floor = (OPTIMIZERS | PEERS)[measurement.optimizer].floor / OPTIMIZERS[BASELINE].floor
         measurement.times_floor = round(median / floor, 2)
     return [measurement for measurement, _ in prepared]
-
-
-def machine() -> str:
-    """Where and with what this ran."""
-    return (
-        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {platform.machine()}, "
-        f"jax {jax.__version__}, optax {optax.__version__}, optax_largebatch {lb.__version__}"
-    )
 
 
 def write_csv(measurements: list[Measurement], path: Path) -> None:

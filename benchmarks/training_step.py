@@ -15,9 +15,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from machine import machine
 import numpy as np
 import optax
-from step_cost import BASELINE, OPTIMIZERS, Running, arrays, machine
+from step_cost import BASELINE, OPTIMIZERS, Running, arrays
 from tqdm import tqdm
 
 WIDTHS = (784, 4096, 4096, 4096, 4096, 784)

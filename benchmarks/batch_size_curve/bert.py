@@ -1,0 +1,149 @@
+"""A byte-level BERT, very small, that reads the source code of Python's standard library."""
+
+import hashlib
+from pathlib import Path
+import sysconfig
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+LAYERS, WIDTH, HEADS = 2, 32, 2
+LENGTH = 16  # bytes in an example
+STRETCH = 8  # in each such stretch one byte is masked
+MASK = 256  # the token of a masked byte
+HELD_OUT = 512  # examples for validation, and as many for the test
+MOST_EXAMPLES, MOST_STEPS = 600_000, 2000  # of a trial
+
+
+class Examples(NamedTuple):
+    """Windows of the text and what is masked in them."""
+
+    windows: jax.Array  # (examples, LENGTH), bytes
+    masked: jax.Array  # (examples, LENGTH // STRETCH), positions
+
+
+def library_text() -> dict[str, np.ndarray]:
+    """The bytes of the standard library's files in three parts, each file once, as its hash says.
+
+    A file's part is chosen by its content, so copies cannot be in two parts.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = {
+        hashlib.sha256(content).digest(): content
+        for path in sorted(root.rglob("*.py"))
+        if not {"site-packages", "dist-packages", "test", "tests"} & set(path.parts)
+        and len(content := path.read_bytes()) >= LENGTH
+    }
+    parts: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
+    for digest in sorted(files):
+        part = {0: "validation", 1: "test"}.get(digest[0] % 16, "train")
+        parts[part].append(files[digest])
+    return {name: np.frombuffer(b"".join(own), np.uint8) for name, own in parts.items()}
+
+
+def layer_norm(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
+    """Mean 0 and variance 1, then a scale and a bias."""
+    x = x - x.mean(axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+    return x * own["scale"] + own["bias"]
+
+
+def dense(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
+    """A linear layer."""
+    return x @ own["kernel"] + own["bias"]
+
+
+def attention(x: jax.Array, layer: dict[str, Any]) -> jax.Array:
+    """Every byte looks at every byte."""
+    queries, keys, values = (
+        dense(x, layer[name]).reshape(*x.shape[:-1], HEADS, -1)
+        for name in ("query", "key", "value")
+    )
+    mixed = jax.nn.dot_product_attention(queries, keys, values)
+    return dense(mixed.reshape(x.shape), layer["output"])
+
+
+class Bert:
+    """Cross-entropy of the masked bytes, in windows from anywhere in the training files."""
+
+    warmup_steps = 20
+    micro_batch = 32
+
+    def __init__(self, target: float) -> None:
+        self.target = target
+        text = library_text()
+        self.training = jnp.asarray(text["train"])
+        self.validation, self.test = (
+            self._examples(jax.random.key(0), jnp.asarray(text[part]), HELD_OUT)
+            for part in ("validation", "test")
+        )
+
+    def init(self, key: jax.Array) -> Any:
+        """Normal numbers, in the output of a branch smaller; scales of 1, biases of 0."""
+        keys = iter(jax.random.split(key, 3 + 6 * LAYERS))
+
+        def normal(*shape: int, scale: float = 1.0) -> jax.Array:
+            return scale * jax.random.normal(next(keys), shape)
+
+        def linear(rows: int, columns: int, scale: float = 1.0) -> dict[str, jax.Array]:
+            kernel = normal(rows, columns, scale=scale / rows**0.5)
+            return {"kernel": kernel, "bias": jnp.zeros(columns)}
+
+        def norm() -> dict[str, jax.Array]:
+            return {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}
+
+        branch = (2 * LAYERS) ** -0.5
+        return {
+            "embedding": {"byte": normal(MASK + 1, WIDTH), "position": normal(LENGTH, WIDTH)},
+            "layers": [
+                {
+                    **{name: linear(WIDTH, WIDTH) for name in ("query", "key", "value")},
+                    "output": linear(WIDTH, WIDTH, branch),
+                    "up": linear(WIDTH, 4 * WIDTH),
+                    "down": linear(4 * WIDTH, WIDTH, branch),
+                    "attention_norm": norm(),
+                    "mlp_norm": norm(),
+                }
+                for _ in range(LAYERS)
+            ],
+            "norm": norm(),
+            "head": linear(WIDTH, MASK),
+        }
+
+    def limit(self, batch_size: int) -> int:
+        """The steps after which a trial is given up."""
+        return min(MOST_STEPS, MOST_EXAMPLES // batch_size)
+
+    def stream(self, key: jax.Array) -> jax.Array:
+        """The windows are drawn when they are needed; the key says all."""
+        return key
+
+    def examples(self, stream: jax.Array, start: jax.Array) -> Examples:
+        """Random windows."""
+        return self._examples(jax.random.fold_in(stream, start), self.training, self.micro_batch)
+
+    def _examples(self, key: jax.Array, text: jax.Array, count: int) -> Examples:
+        for_windows, for_masks = jax.random.split(key)
+        begins = jax.random.randint(for_windows, (count,), 0, len(text) - LENGTH)
+        windows = text[begins[:, None] + jnp.arange(LENGTH)[None, :]]
+        stretches = jnp.arange(0, LENGTH, STRETCH)
+        chosen = jax.random.randint(for_masks, (count, len(stretches)), 0, STRETCH)
+        return Examples(windows, stretches[None, :] + chosen)
+
+    def loss(self, params: Any, examples: Examples) -> jax.Array:
+        """The cross-entropy of the masked bytes."""
+        rows = jnp.arange(len(examples.windows))[:, None]
+        windows = examples.windows.astype(jnp.int32)
+        tokens = windows.at[rows, examples.masked].set(MASK)
+        x = params["embedding"]["byte"][tokens] + params["embedding"]["position"]
+        for layer in params["layers"]:
+            x = x + attention(layer_norm(x, layer["attention_norm"]), layer)
+            hidden = jax.nn.relu(dense(layer_norm(x, layer["mlp_norm"]), layer["up"]))
+            x = x + dense(hidden, layer["down"])
+        logits = dense(layer_norm(x[rows, examples.masked], params["norm"]), params["head"])
+        return optax.softmax_cross_entropy_with_integer_labels(
+            logits, windows[rows, examples.masked]
+        ).mean()

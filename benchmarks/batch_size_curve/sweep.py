@@ -1,0 +1,172 @@
+"""Runs the trials of a workload, one line of a table for each, and continues where it was.
+
+A run ends when it is at the target, when it diverges, or when it has had as many steps as the best
+trial of its cell so far: it can then not change the minimum, so that this saves time and nothing
+else. For the same reason a trial is given up when one of its runs has failed, and the search begins
+near the best of the next smaller batch size.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+import csv
+import functools
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from benchmarks.batch_size_curve.search import Settings, from_the_middle, search_space
+from benchmarks.batch_size_curve.training import Outcome, Run
+from benchmarks.batch_size_curve.workloads import Workload
+
+
+class Row(NamedTuple):
+    """A trial and what came of it: a line of the table."""
+
+    workload: str
+    optimizer: str
+    batch_size: int
+    role: str
+    """`search`, or `repeat` of the best settings with another seed."""
+    trial: int
+    learning_rate: float
+    weight_decay: float
+    seed: int
+    steps: float
+    ended: str
+    validation_loss: float
+    test_loss: float
+
+
+def read(path: Path) -> list[Row]:
+    """The table, or nothing where there is none yet. A line that was cut off is cut out."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    if not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        path.write_text(text)
+    types = Row.__annotations__
+    return [
+        Row(**{name: types[name](value) for name, value in line.items()})
+        for line in csv.DictReader(text.splitlines())
+    ]
+
+
+def append(path: Path, row: Row) -> None:
+    """Writes a line."""
+    begins = not path.exists() or path.stat().st_size == 0
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if begins:
+            writer.writerow(Row._fields)
+        writer.writerow(row)
+
+
+class Cell:
+    """The trials of an optimizer at a batch size.
+
+    A trial is as good as the slowest of its runs with each seed of the search, so that a rate that
+    went well by luck is not taken. What is reported is run with seeds that the search has not seen.
+    """
+
+    def __init__(self, workload: Workload, optimizer: str, batch_size: int) -> None:
+        self.workload, self.optimizer, self.batch_size = workload, optimizer, batch_size
+        self.space = search_space(workload.centre(optimizer), workload.trials)
+        self.search: list[list[Row]] = [[] for _ in self.space]
+        self.repeats: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        """Takes a line of the table that belongs here, and refuses one beyond the budget."""
+        runs = self.search[row.trial] if row.role == "search" else self.repeats
+        seeds = self._seeds(row.role)
+        known = row[4:7] == self.space[row.trial]
+        if not known or len(runs) == len(seeds) or row.seed != seeds[len(runs)]:
+            raise ValueError(
+                f"{self.optimizer} at batch size {self.batch_size} of {self.workload.name} has a "
+                f"trial that is not in its budget: {row}."
+            )
+        runs.append(row)
+
+    def score(self, trial: int) -> float:
+        """The steps of its slowest run; infinite while runs are left."""
+        steps = [row.steps for row in self.search[trial]]
+        return max(steps) if len(steps) == self.workload.search_seeds else math.inf
+
+    def settled(self, trial: int) -> bool:
+        """Whether more runs could not change the score."""
+        steps = [row.steps for row in self.search[trial]]
+        return len(steps) == self.workload.search_seeds or math.inf in steps
+
+    @property
+    def best(self) -> Settings | None:
+        """Of the search so far; of equal ones that with the smallest rate. None if none reached."""
+        chosen = min(range(len(self.space)), key=self.score)
+        return self.space[chosen] if self.score(chosen) < math.inf else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole budget has been spent."""
+        if not all(map(self.settled, range(len(self.space)))):
+            return False
+        return self.best is None or len(self.repeats) == self.workload.seeds
+
+    def run(self, run: Run, middle: int, done: Callable[[Row], None]) -> None:
+        """Runs what is left; `middle` is the trial to begin with."""
+        for trial in from_the_middle(self.workload.trials, middle):
+            while not self.settled(trial):
+                most = min(map(self.score, range(len(self.space))))
+                self._run(run, "search", self.space[trial], most, done)
+        while not self.complete and self.best is not None:
+            self._run(run, "repeat", self.best, math.inf, done)
+
+    def _seeds(self, role: str) -> range:
+        """Those of the search, or those of the repeats, which come after them."""
+        first = self.workload.search_seeds
+        return range(first) if role == "search" else range(first, first + self.workload.seeds)
+
+    def _run(
+        self,
+        run: Run,
+        role: str,
+        settings: Settings,
+        most_steps: float,
+        done: Callable[[Row], None],
+    ) -> None:
+        runs = self.search[settings.trial] if role == "search" else self.repeats
+        seed = self._seeds(role)[len(runs)]
+        outcome = run(settings, seed, self.batch_size, most_steps)
+        place = (self.workload.name, self.optimizer, self.batch_size, role)
+        row = Row(*place, *settings, seed, *rounded(outcome))
+        self.add(row)
+        done(row)
+
+
+def rounded(outcome: Outcome) -> Outcome:
+    """With losses of six digits, as they are written."""
+    losses = (float(f"{loss:.6g}") for loss in (outcome.validation_loss, outcome.test_loss))
+    return Outcome(outcome.steps, outcome.ended, *losses)
+
+
+def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, int], Cell]:
+    """The cells of a workload, by optimizer and batch size, with what has been run."""
+    cells = {place: Cell(workload, *place) for place in workload.cells()}
+    for row in rows:
+        if row.workload == workload.name:
+            cells[row.optimizer, row.batch_size].add(row)
+    return cells
+
+
+def sweep(workload: Workload, path: Path) -> None:
+    """Runs what is left of a workload and appends it to the table."""
+    cells = cells_of(workload, read(path))
+    prepare = functools.cache(functools.partial(workload.prepare, workload.target))
+    middles: dict[str, int] = defaultdict(lambda: workload.trials // 2)
+    with tqdm(cells.items(), desc=workload.name, unit="cell") as progress:
+        for (optimizer, batch_size), cell in progress:
+            progress.set_postfix_str(f"{optimizer} {batch_size}")
+            if not cell.complete:
+                cell.run(prepare(optimizer), middles[optimizer], functools.partial(append, path))
+            if cell.best:
+                middles[optimizer] = cell.best.trial

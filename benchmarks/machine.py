@@ -1,0 +1,16 @@
+"""What stands beside every result."""
+
+import platform
+
+import jax
+import optax
+
+import optax_largebatch as lb
+
+
+def machine() -> str:
+    """Where and with what this ran."""
+    return (
+        f"{jax.device_count()} x {jax.devices()[0].device_kind}, {platform.machine()}, "
+        f"jax {jax.__version__}, optax {optax.__version__}, optax_largebatch {lb.__version__}"
+    )
