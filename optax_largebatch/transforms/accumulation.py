@@ -183,25 +183,26 @@ def accumulate_gradients(
             if examples is not None:
                 part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
             sums[index] = sums[index] + part
+        wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
+        complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
         parts: SmallBatches = state.small_batches
         if small_batches:
             split, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
+            square_norms = functools.partial(block_square_norms, split, stacks)
             measured = state.macro_step % int(small_batches) == 0  # True is each
-            square_norms = functools.partial(block_square_norms, split, stacks, measured)
-            (own,) = square_norms(Gradients(gradients))
+            (own,) = square_norms(measured, Gradients(gradients))
             parts = parts.with_part(own, jnp.where(measured, weight, 0))
-        wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
-        complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
+            # Of the sum, which lies in memory anyway, and not in `step`, which may overwrite it.
+            total = with_gradient([sums[index] for index in given])
+            (of_sum,) = square_norms(measured & complete, Gradients(total))
+            of_mean = of_sum / jnp.square(jnp.where(complete, total_weight, 1))
+            extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
 
         # A micro-batch that only waits need not move more than the sum. So the updates of a step
         # take the memory of the sum, which is done with by then, and need none of their own.
         dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in given]
 
         def step() -> tuple[list[Any], optax.OptState]:
-            if small_batches:  # of the sum, which lies in memory, where the mean need not
-                (own,) = square_norms(Gradients(with_gradient([sums[index] for index in given])))
-                of_mean = own / jnp.square(total_weight)
-                extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
             wide = [sums[index].astype(accumulation_dtype(sums[index].dtype)) for index in given]
             means = [total / total_weight.astype(total.dtype) for total in wide]
             new, inner_state = inner_step(with_gradient(means))

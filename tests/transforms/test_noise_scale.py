@@ -1,6 +1,7 @@
 """The gradient noise scale, where it is known."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -434,6 +435,114 @@ def test_changes_no_number_of_the_optimizer():
     )
 
 
+WATCH = lb.gradient_noise_scale()
+
+
+def one_step(state, key, n):
+    """Of two examples each; the steps 0, 3, 6 and so on are measured."""
+    own = examples(key, 2)
+    mean = jax.tree.map(lambda x: x.mean(0), own)
+    parts = lb.small_batches_of_examples(own, network(), mean=mean, when=n % 3 == 0)
+    return WATCH.update(mean, state, small_batches=parts)[1]
+
+
+def one_macro_batch(state, key, n):
+    """The same in two micro-batches."""
+    optimizer = lb.accumulate_gradients(WATCH, 2, small_batches=3)
+    accumulating = optimizer.init(network())._replace(macro_step=n, inner_state=state)
+    own = examples(key, 2)
+    for i in range(2):
+        part = jax.tree.map(lambda x, i=i: x[i], own)
+        _, accumulating = optimizer.update(part, accumulating, network())
+    return accumulating.inner_state
+
+
+def one_step_of_devices(state, key, n):
+    """The same on two devices."""
+
+    def step(state, own):
+        own = jax.tree.map(lambda x: x[0], own)
+        mean = jax.lax.pmean(own, "data")
+        parts = lb.small_batches_of_devices(own, network(), "data", mean=mean, when=n % 3 == 0)
+        return WATCH.update(mean, state, small_batches=parts)[1]
+
+    run = jax.shard_map(
+        step, mesh=mesh("data", shape=(2,)), in_specs=(P(), P("data")), out_specs=P()
+    )
+    return run(state, examples(key, 2))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [one_step, one_macro_batch, pytest.param(one_step_of_devices, marks=needs_shard_map)],
+)
+def test_only_the_steps_that_are_measured_count(step):
+    """Seven steps with every third measured have the averages of those three."""
+    keys = jax.random.split(jax.random.key(0), 7)
+    step = jax.jit(step)
+    state = expected = WATCH.init(network())
+    for n, key in enumerate(keys):
+        state = step(state, key, jnp.int32(n))
+    for key in keys[::3]:
+        expected = step(expected, key, jnp.int32(0))
+    assert expected.weight > 2
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+SHAPE = (48, 40)
+"""Of a gradient, that no other array has."""
+
+
+def passes(optimizer, watched):
+    """How many gradients the kernels of a compiled step read always and in branches; and copies.
+
+    The text of a compiled program has a block for each kernel, with its arguments, and the names of
+    those that a conditional has for branches.
+    """
+    param = jnp.ones(SHAPE)
+
+    def step(state, own, mean, n):
+        told = {}
+        if watched:
+            parts = lb.small_batches_of_examples(own, param, mean=mean, when=n % 10 == 0)
+            told["small_batches"] = parts
+        return optimizer.update(mean, state, param, **told)
+
+    args = jnp.ones((2, *SHAPE)), param, jnp.int32(1)
+    step = jax.jit(step, donate_argnums=0).lower(optimizer.init(param), *args)
+    text = step.compile().as_text()
+    blocks = dict(re.findall(r"^(?:ENTRY )?%?(\S+) \(.*?\{\n(.*?)^\}", text, re.M | re.S))
+    listed = re.findall(r"branch_computations=\{(.*?)\}", text)
+    branches = {name.strip(" %") for names in listed for name in names.split(",")}
+    shape = rf"f32\[(?:2,)?{','.join(map(str, SHAPE))}\]\S*"
+
+    def read(callers):
+        kernels = [k for c in callers for k in re.findall(r"calls=%?([\w.-]+)", blocks[c])]
+        return sum(len(re.findall(rf"{shape} parameter\(", blocks[k])) for k in kernels)
+
+    return read(blocks.keys() - branches), read(branches), len(re.findall(rf"{shape} copy\(", text))
+
+
+NOT_MEASURED = {
+    "a step": lambda optimizer, every: optimizer,
+    "a micro-batch": lambda optimizer, every: lb.accumulate_gradients(
+        optimizer, 2, small_batches=every
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_MEASURED)
+def test_what_is_not_measured_reads_no_gradient_more(what):
+    """All kernels that are added to those of `lamb` stand in branches, and nothing is copied."""
+    wrapped, lamb = NOT_MEASURED[what], lb.lamb(0.1)
+    plain = passes(wrapped(lamb, False), watched=False)
+    watched = wrapped(lb.chain(lb.gradient_noise_scale(), lamb), 10)
+    always, in_branches, copies = passes(watched, watched=what == "a step")
+    assert plain[0] > 0
+    assert (always, copies) == (plain[0], plain[2])
+    assert in_branches >= plain[1] + 2
+
+
 def test_says_the_three_ways_where_there_are_no_small_batches():
     optimizer, params = lb.chain(lb.gradient_noise_scale(), lb.lamb(0.1)), jnp.ones(3)
     with pytest.raises(ValueError, match="small_batches must be given") as caught:
@@ -501,6 +610,10 @@ MISTAKES = {
         lambda: lb.layer_noise_scales(lb.gradient_noise_scale().init(ONE), [ONE, ONE]),
         "noise scales of 1 blocks, and params have 2",
     ),
+    "a mean of another shape": (
+        lambda: lb.small_batches_of_examples(TWO, TWO[0], mean=TWO),
+        "mean must have the shapes of the parameters",
+    ),
     "confidence": (
         lambda: lb.noise_scale(lb.gradient_noise_scale().init(ONE), confidence=1.0),
         r"confidence must be in \(0, 1\)",
@@ -514,6 +627,36 @@ def test_mistakes_are_errors(mistake):
     make, message = MISTAKES[mistake]
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("when", [1, jnp.int32(1), jnp.ones(2, bool), None])
+def test_when_is_no_condition(when):
+    with pytest.raises(TypeError, match="when must be True, False or a boolean scalar array"):
+        lb.small_batches_of_examples(TWO, TWO[0], mean=TWO[0], when=when)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_no_number_of_macro_batches(number):
+    with pytest.raises(ValueError, match="small_batches must be >= 1"):
+        lb.accumulate_gradients(lb.gradient_noise_scale(), 2, small_batches=number)
+
+
+@needs_shard_map
+@pytest.mark.parametrize("mistake", ["mean", "when"])
+def test_what_must_be_the_same_on_all_devices(mistake):
+    message = {
+        "mean": r"mean must be reduced over the mesh axis 'data'.*jax.lax.pmean\(grads, 'data'\)",
+        "when": "when must be the same on all devices; it differs along the mesh axes 'data'",
+    }[mistake]
+
+    def parts(own):
+        mean = own if mistake == "mean" else jax.lax.pmean(own, "data")
+        when = jnp.all(own > 0) if mistake == "when" else True
+        return lb.small_batches_of_devices(own, jnp.ones(1), "data", mean=mean, when=when)
+
+    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=P("data"), out_specs=P())
+    with pytest.raises(ValueError, match=message):
+        run(jnp.ones(8))
 
 
 @needs_shard_map
