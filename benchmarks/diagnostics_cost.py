@@ -4,8 +4,8 @@
     python benchmarks/diagnostics_cost.py --rounds 20 --output benchmarks/results
 
 A step that is read has a `gradient_noise_scale` in its chain, which is measured at every step or at
-every tenth, and returns, besides parameters and state, the noise scale with its band, of the whole
-and by layer, and the trust ratios. It is compared with the same step without all that:
+every tenth, and returns, each time, besides parameters and state, the noise scale with its band and
+the trust ratios, as one array. It is compared with the same step without all that:
 
 - `update`: the optimizer's step alone, on the tree of BERT-base;
 - `training step`: that of `training_step.py`, a network of 57 million parameters;
@@ -110,11 +110,10 @@ def prepare(step: Step, shapes: Any, given: Given, name: str) -> tuple[Running, 
         optimizer = lb.chain(lb.gradient_noise_scale(), optimizer)
 
     def readings(state: Any, params: Any) -> Any:
-        """All that can be read of the state, if it is to be read."""
+        """The noise scale and the trust ratios, if they are to be read."""
         if not every:
             return ()
-        scales = lb.noise_scale(state), lb.layer_noise_scales(state, params)
-        return *scales, lb.trust_ratios(state, params)
+        return lb.noise_scale(state), jnp.stack([*lb.trust_ratios(state, params).values()])
 
     def whole(params: Any, state: Any, given: Given, number: Any = None) -> tuple[Any, Any]:
         """A step; its number stands in the state, unless the compiler is to know it."""

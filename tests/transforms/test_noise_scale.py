@@ -418,21 +418,22 @@ def test_norms_of_devices_and_of_their_mean_take_one_reduction():
     assert reductions(run, gradients, network()) == 1
 
 
-def test_changes_no_number_of_the_optimizer():
+@pytest.mark.parametrize("place", [0, 1])
+def test_changes_no_number_of_the_optimizer_nor_its_place_one_of_its_own(place):
     params, gradients = network(), examples(jax.random.key(0), 2)
-    optimizer, watch = lb.lamb(0.1), lb.gradient_noise_scale()
-    both = lb.chain(watch, optimizer)
     mean = jax.tree.map(lambda x: x.mean(0), gradients)
     parts = lb.small_batches_of_examples(gradients, params, mean=mean)
+    links = [lb.lamb(0.1)]
+    links.insert(place, WATCH)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def step(transform, state):
-        return transform.update(mean, state, params, small_batches=parts)
+    def step(transform):
+        return transform.update(mean, transform.init(params), params, small_batches=parts)
 
-    updates, (_, state) = step(both, both.init(params))
-    jax.tree.map(
-        np.testing.assert_array_equal, (updates, state), step(optimizer, optimizer.init(params))
-    )
+    updates, states = step(lb.chain(*links))
+    expected, state = step(lb.lamb(0.1))
+    jax.tree.map(np.testing.assert_array_equal, (updates, states[1 - place]), (expected, state))
+    jax.tree.map(np.testing.assert_array_equal, states[place], step(WATCH)[1])
 
 
 WATCH = lb.gradient_noise_scale()
@@ -457,29 +458,44 @@ def one_macro_batch(state, key, n):
     return accumulating.inner_state
 
 
-def one_step_of_devices(state, key, n):
-    """The same on two devices."""
-
-    def step(state, own):
-        own = jax.tree.map(lambda x: x[0], own)
-        mean = jax.lax.pmean(own, "data")
-        parts = lb.small_batches_of_devices(own, network(), "data", mean=mean, when=n % 3 == 0)
-        return WATCH.update(mean, state, small_batches=parts)[1]
-
-    run = jax.shard_map(
-        step, mesh=mesh("data", shape=(2,)), in_specs=(P(), P("data")), out_specs=P()
-    )
-    return run(state, examples(key, 2))
+def on_device(state, own, n):
+    """The same on two devices, each with an example."""
+    own = jax.tree.map(lambda x: x[0], own)
+    mean = jax.lax.pmean(own, "data")
+    parts = lb.small_batches_of_devices(own, network(), "data", mean=mean, when=n % 3 == 0)
+    return WATCH.update(mean, state, small_batches=parts)[1]
 
 
-@pytest.mark.parametrize(
-    "step",
-    [one_step, one_macro_batch, pytest.param(one_step_of_devices, marks=needs_shard_map)],
-)
-def test_only_the_steps_that_are_measured_count(step):
+def by_shard_map():
+    specs = (P(), P("data"), P())
+    devices = mesh("data", shape=(2,))
+    run = jax.jit(jax.shard_map(on_device, mesh=devices, in_specs=specs, out_specs=P()))
+    return lambda state, key, n: run(state, examples(key, 2), n)
+
+
+def by_pmap():
+    run = jax.pmap(on_device, axis_name="data", in_axes=(None, 0, None), devices=jax.devices()[:2])
+
+    def step(state, key, n):
+        own = jax.tree.map(lambda x: x[:, None], examples(key, 2))
+        return jax.tree.map(lambda x: x[0], run(state, own, n))
+
+    return step
+
+
+ONE_STEP = {
+    "examples": lambda: jax.jit(one_step),
+    "micro-batches": lambda: jax.jit(one_macro_batch),
+    "devices": pytest.param(by_shard_map, marks=needs_shard_map),
+    "devices of pmap": pytest.param(by_pmap, marks=needs_shard_map),
+}
+
+
+@pytest.mark.parametrize("make", ONE_STEP.values(), ids=ONE_STEP)
+def test_only_the_steps_that_are_measured_count(make):
     """Seven steps with every third measured have the averages of those three."""
     keys = jax.random.split(jax.random.key(0), 7)
-    step = jax.jit(step)
+    step = make()
     state = expected = WATCH.init(network())
     for n, key in enumerate(keys):
         state = step(state, key, jnp.int32(n))
