@@ -93,8 +93,9 @@ def small_batches_of_devices(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: there is one device only, the gradients are the same on all devices, or a
-            parameter is split over the examples' axes, so that its gradients are summed already.
+        ValueError: there is one device only; the gradients are the same on all devices, or their
+            mean or `when` is not; or a parameter is split over the examples' axes, so that its
+            gradients are summed already.
 
     Examples:
         >>> import jax
