@@ -71,6 +71,13 @@ def check_flag(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be True or False, got {_show(value)}.")
 
 
+def check_condition(name: str, value: Any) -> None:
+    """Checks that `value` is True, False or a boolean scalar array."""
+    known = isinstance(value, bool) or getattr(value, "dtype", None) == np.bool_
+    if not known or np.ndim(value):
+        raise TypeError(f"{name} must be True, False or a boolean scalar array, got {value!r}.")
+
+
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Checks that `value` is one of the strings `choices`."""
     if not isinstance(value, str) or value not in choices:

@@ -61,10 +61,11 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
         ...     gradient_noise_scale, noise_scale, small_batches_of_examples)
         >>> params = jnp.zeros(2)
         >>> gradients = jnp.array([[3.0, 1.0], [3.0, -1.0]])
+        >>> mean = gradients.mean(0)
         >>> transform = gradient_noise_scale()
         >>> _, state = transform.update(
-        ...     gradients.mean(0), transform.init(params), params,
-        ...     small_batches=small_batches_of_examples(gradients, params))
+        ...     mean, transform.init(params), params,
+        ...     small_batches=small_batches_of_examples(gradients, params, mean=mean))
         >>> print(noise_scale(state).noise_scale)  # 2 / 8
         0.25
 
@@ -100,10 +101,11 @@ def layer_noise_scales(
         ...     gradient_noise_scale, layer_noise_scales, small_batches_of_examples)
         >>> params = {"bias": jnp.zeros(1), "kernel": jnp.zeros(1)}
         >>> gradients = {"bias": jnp.array([[1.0], [2.0]]), "kernel": jnp.array([[3.0], [3.0]])}
+        >>> mean = {"bias": jnp.array([1.5]), "kernel": jnp.array([3.0])}
         >>> transform = gradient_noise_scale()
         >>> _, state = transform.update(
-        ...     {"bias": jnp.array([1.5]), "kernel": jnp.array([3.0])}, transform.init(params),
-        ...     params, small_batches=small_batches_of_examples(gradients, params))
+        ...     mean, transform.init(params), params,
+        ...     small_batches=small_batches_of_examples(gradients, params, mean=mean))
         >>> for name, own in layer_noise_scales(state, params).items():
         ...     print(name, own.noise_scale)
         bias 0.25

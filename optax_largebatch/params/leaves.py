@@ -179,7 +179,7 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 
 
 def gradients_of(
-    updates: Any, params: Any, partition_specs: Any = None
+    updates: Any, params: Any, partition_specs: Any = None, *, name: str = "updates"
 ) -> tuple[Leaves, list[Any]]:
     """The leaves of an update and the gradient of each.
 
@@ -189,6 +189,7 @@ def gradients_of(
         partition_specs: how the parameters are split: a tree of `PartitionSpec` or
             `NamedSharding`, or a prefix of one. None leaves it to the types inside
             `jax.shard_map`, and to the compiler under `jit`.
+        name: what the update is, for messages.
 
     Returns:
         The leaves of the parameters (of the gradients, if `params` is None), and for each its
@@ -200,19 +201,19 @@ def gradients_of(
             gradient differs between devices where its parameter does not, or a parameter is not
             split as its spec says.
     """
-    checked = leaves_of("updates", updates)
+    checked = leaves_of(name, updates)
     if params is None:
         checked = _with_specs(checked, partition_specs)
         return checked, list(checked.arrays)
     leaves = _with_specs(leaves_of("params", params), partition_specs)
-    gradients = leaves.align("updates", updates)
+    gradients = leaves.align(name, updates)
     for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
         if gradient is None:
             continue
         gradients[index] = jnp.asarray(gradient)
         if gradients[index].shape != param.shape:
             raise ValueError(
-                "updates must have the shapes of the parameters; "
+                f"{name} must have the shapes of the parameters; "
                 f"{leaf_names(params)[index]!r} has a gradient of shape "
                 f"{gradients[index].shape} and a parameter of shape {param.shape}."
             )
@@ -220,7 +221,7 @@ def gradients_of(
         if unreduced:
             axes = _listed(unreduced)
             raise ValueError(
-                f"updates must be reduced over the mesh axis {axes}: along it the gradient of "
+                f"{name} must be reduced over the mesh axis {axes}: along it the gradient of "
                 f"{leaf_names(params)[index]!r} differs between devices and its parameter "
                 f"does not. Call jax.lax.pmean(grads, {axes}) first."
             )

@@ -1,18 +1,28 @@
 """Macro-batches: many micro-batches for one step."""
 
 from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_dtype, check_flag, check_integer, check_number
+from optax_largebatch.arguments import (
+    check_condition,
+    check_dtype,
+    check_integer,
+    check_number,
+)
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import zeros_like
-from optax_largebatch.transforms.small_batches import SmallBatches, block_square_norms
+from optax_largebatch.transforms.small_batches import (
+    Gradients,
+    SmallBatches,
+    block_square_norms,
+)
 
 
 class AccumulateGradientsState(NamedTuple):
@@ -38,7 +48,7 @@ def accumulate_gradients(
     every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
     *,
     accumulator_dtype: jax.typing.DTypeLike | None = None,
-    small_batches: bool = False,
+    small_batches: bool | int = False,
     stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Takes one step of `inner` for every macro-batch, with the mean gradient of its parts.
@@ -63,10 +73,11 @@ def accumulate_gradients(
         every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
             macro-batches so far.
         accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
-        small_batches: True hands the squared norms of the micro-batches' gradients to `inner`, as
-            the extra argument `small_batches` that `gradient_noise_scale` needs. It costs a pass
-            over the gradient of every micro-batch. `examples` are the unit of the noise scale;
-            where `update` is not told, a micro-batch is.
+        small_batches: hands the squared norms of the micro-batches' gradients and of their mean to
+            `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs: those
+            of every macro-batch (True), or of one in so many (an integer), which is cheaper. In
+            one that is measured, each gradient is read once more. `examples` are the unit of the
+            noise scale; where `update` is not told, a micro-batch is.
         stacked: what the `gradient_noise_scale` in `inner` is given, from `stacked_layers`.
 
     Returns:
@@ -100,11 +111,12 @@ def accumulate_gradients(
     if not callable(every):
         check_integer("every", every, at_least=1)
     check_dtype("accumulator_dtype", accumulator_dtype)
-    check_flag("small_batches", small_batches)
+    if not isinstance(small_batches, bool):
+        check_integer("small_batches", small_batches, at_least=1)
     if small_batches and every == 1:
         raise ValueError(
-            "every must be 2 or more with small_batches=True, got 1: a single micro-batch says "
-            "nothing of the noise."
+            f"every must be 2 or more with small_batches={small_batches}, got 1: a single "
+            "micro-batch says nothing of the noise."
         )
     stacks = check_stacked(stacked)
     inner = optax.with_extra_args_support(inner)
@@ -171,13 +183,20 @@ def accumulate_gradients(
             if examples is not None:
                 part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
             sums[index] = sums[index] + part
-        parts: SmallBatches = state.small_batches
-        if small_batches:
-            own, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
-            parts = parts.with_part(block_square_norms(own, gradients, stacks), weight)
-            extra_args["small_batches"] = parts
         wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
         complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
+        parts: SmallBatches = state.small_batches
+        if small_batches:
+            split, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
+            square_norms = functools.partial(block_square_norms, split, stacks)
+            measured = state.macro_step % int(small_batches) == 0  # True is each
+            (own,) = square_norms(measured, Gradients(gradients))
+            parts = parts.with_part(own, jnp.where(measured, weight, 0))
+            # Of the sum, which lies in memory anyway, and not in `step`, which may overwrite it.
+            total = with_gradient([sums[index] for index in given])
+            (of_sum,) = square_norms(measured & complete, Gradients(total))
+            of_mean = of_sum / jnp.square(jnp.where(complete, total_weight, 1))
+            extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
 
         # A micro-batch that only waits need not move more than the sum. So the updates of a step
         # take the memory of the sum, which is done with by then, and need none of their own.
@@ -222,9 +241,7 @@ def _check_extra_args(examples: Any, flush: Any) -> None:
     """Checks the extra arguments of `update`, as far as they are known before it runs."""
     if examples is not None:
         check_number("examples", examples, "[0, inf)")
-    is_flag = isinstance(flush, bool) or getattr(flush, "dtype", None) == jnp.bool_
-    if not is_flag or jnp.shape(flush):
-        raise TypeError(f"flush must be True, False or a boolean scalar array, got {flush!r}.")
+    check_condition("flush", flush)
     for name, value in (("examples", examples), ("flush", flush)):
         axes = varying_axes(value) if isinstance(value, jax.Array) else None
         if axes:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, in_parallel
+from optax_largebatch.transforms.link import Leaf, LeafProgram, Link
 from optax_largebatch.transforms.several import SeveralLinks, each_at
 from optax_largebatch.transforms.transformation import link_of, transformation
 
@@ -87,23 +87,10 @@ def chained(links: Sequence[Link]) -> Link:
     """The link that applies `links` in order; its state is the tuple of theirs."""
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        return (yield from _in_order(update, list(zip(links, each_at(at), strict=True))))
+        new_states = []
+        for link, here in zip(links, each_at(at), strict=True):
+            update, new_state = yield from link.leaf(update, here)
+            new_states.append(new_state)
+        return update, tuple(new_states)
 
     return SeveralLinks.of(links, leaf)
-
-
-def _in_order(update: jax.Array, steps: Sequence[tuple[Link, Leaf]]) -> LeafProgram:
-    """The leaf programs of links one after the other.
-
-    Those that only observe share the rounds of the ones that follow.
-    """
-    new_states = []
-    for index, (link, here) in enumerate(steps):
-        if link.observes:
-            (_, own), (update, others) = yield from in_parallel(
-                link.leaf(update, here), _in_order(update, steps[index + 1 :])
-            )
-            return update, (*new_states, own, *others)
-        update, new_state = yield from link.leaf(update, here)
-        new_states.append(new_state)
-    return update, tuple(new_states)

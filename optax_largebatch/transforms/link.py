@@ -119,11 +119,6 @@ class Link:
             stacks that say which blocks there are.
         shared: the fields of the state that all leaf programs return alike.
         inner: the fields of the state that are the states of other links.
-        whole: the fields of the state in which leaf programs have no part; `finish` moves them.
-        finish: the state that follows from the one that `join` made and the extra arguments of
-            `update`.
-        observes: whether every update passes unchanged, so that the link's statistics can wait
-            for those of the links after it.
         scalars: the scalars of a step, from the state. A field named `count` counts the steps.
         choices: a hashable choice for each leaf, from the parameters.
         needs_params: whether `update` must be given the parameters.
@@ -135,9 +130,6 @@ class Link:
     vectors: Mapping[str, Stacked] = dataclasses.field(default_factory=dict)
     shared: tuple[str, ...] = ()
     inner: Mapping[str, "Link"] = dataclasses.field(default_factory=dict)
-    whole: tuple[str, ...] = ()
-    finish: Callable[[Any, Mapping[str, Any]], Any] = lambda state, extra_args: state
-    observes: bool = False
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
     needs_params: bool = False
@@ -149,7 +141,7 @@ class Link:
             columns[name] = leaves.align(f"the state's {name}", getattr(state, name))
         for name, link in self.inner.items():
             columns[name] = link.split(getattr(state, name), leaves)
-        for name in (*self.vectors, *self.whole):
+        for name in self.vectors:
             columns[name] = [None] * len(leaves.arrays)
         return [
             state._replace(**{name: column[index] for name, column in columns.items()})
@@ -170,10 +162,8 @@ class Link:
 
         return part._replace(**{name: flags(name, getattr(part, name)) for name in part._fields})
 
-    def join(
-        self, state: Any, parts: list[Any], leaves: Leaves, extra_args: Mapping[str, Any]
-    ) -> Any:
-        """The new state: from the old one, that of each leaf and `update`'s extra arguments."""
+    def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
+        """The new state, from the old one and the new state of each leaf."""
         new: dict[str, Any] = {}
         for name in self.trees:
             old = leaves.align(f"the state's {name}", getattr(state, name))
@@ -185,13 +175,13 @@ class Link:
             new[name] = _cast_like(next(moved, old), old)
         for name, link in self.inner.items():
             inner_parts = [getattr(part, name) for part in parts]
-            new[name] = link.join(getattr(state, name), inner_parts, leaves, extra_args)
+            new[name] = link.join(getattr(state, name), inner_parts, leaves)
         for name, stacked in self.vectors.items():
             entries = [getattr(part, name) for part in parts]
             new[name] = one_for_each_block(name, getattr(state, name), entries, stacked, leaves)
         if "count" in state._fields:
             new["count"] = optax.safe_increment(state.count)
-        return self.finish(state._replace(**new), extra_args)
+        return state._replace(**new)
 
 
 def _cast_like(now: Any, old: Any) -> Any:

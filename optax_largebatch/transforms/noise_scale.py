@@ -1,6 +1,5 @@
 """The gradient noise scale: how the noise of single examples compares with the gradient."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -8,22 +7,17 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_norms
 from optax_largebatch.transforms.small_batches import SmallBatches
-from optax_largebatch.transforms.transformation import transformation
 
 
 class GradientNoiseScaleState(NamedTuple):
     """State of `gradient_noise_scale`.
 
     The vectors have one entry for each block, in the order of `jax.tree.leaves` and of a leaf that
-    stacks layers the layers in order; the averages have another one, for all blocks together.
+    stacks layers the layers in order, and a last one for all blocks together.
     """
 
-    square_norms: jax.Array
-    """The squared norms of the last gradient."""
     weight: jax.Array
     """The sum of the weights of the steps in the averages, shape (); 0 before the first."""
     square_weight: jax.Array
@@ -66,14 +60,14 @@ def gradient_noise_scale(
     - the devices of `jax.shard_map` and `jax.pmap`: `small_batches_of_devices`;
     - the gradients of single examples: `small_batches_of_examples`.
 
-    Their gradients must be parts of the one that the link is given, whose mean it is. Put it
-    first in the chain, before anything is clipped, and divide by a loss scale before either.
-
-    In a `chain` its norms travel with those of the links after it. A step with only one small
-    batch, or with norms that are not finite, changes no average.
+    They say which steps are measured, too, and take all norms: one in ten costs hardly anything.
+    The link itself looks at no gradient, so it may stand anywhere in a chain; at its start it is
+    not in the way of links that run together. A loss scale must be divided out of the gradients
+    before. A step that is not measured, with only one small batch, or with norms that are not
+    finite, changes no average.
 
     Args:
-        decay: the weight of a step over that of the next, in [0, 1).
+        decay: the weight of a measured step over that of the next, in [0, 1).
         stacked: the parameters that stack layers, from `stacked_layers`; each layer has a noise
             scale of its own. None for none.
 
@@ -97,9 +91,9 @@ def gradient_noise_scale(
         ... def step(state, key):
         ...     gradients = jax.vmap(jax.grad(loss), (None, 0))(
         ...         params, jax.random.normal(key, (32, 4)))
-        ...     return optimizer.update(
-        ...         gradients.mean(0), state, params,
-        ...         small_batches=small_batches_of_examples(gradients, params))[1]
+        ...     mean = gradients.mean(0)
+        ...     small_batches = small_batches_of_examples(gradients, params, mean=mean)
+        ...     return optimizer.update(mean, state, params, small_batches=small_batches)[1]
         >>> for key in jax.random.split(jax.random.key(0), 200):
         ...     state = step(state, key)
         >>> print(round(float(noise_scale(state).noise_scale), 1))
@@ -114,32 +108,21 @@ def gradient_noise_scale(
 
     def init(params: optax.Params) -> GradientNoiseScaleState:
         blocks = sum(stacks.sizes(params))
-        zero, zeros = jnp.zeros([], jnp.float32), jnp.zeros(blocks + 1, jnp.float32)
-        return GradientNoiseScaleState(zeros[1:], zero, zero, zeros, zeros, zeros, zeros, zeros)
+        shapes = [(), (), *[(blocks + 1,)] * 5]  # arrays of their own: a step may be given them all
+        return GradientNoiseScaleState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
-    def choices(leaves: Leaves) -> list[tuple[int, ...]]:
-        return stacks.axes(leaves.tree)
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        small_batches: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, GradientNoiseScaleState]:
+        del params, extra_args
+        return updates, _with_step(state, _checked(small_batches, state), decay)
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        (norm,) = yield block_norms(update, stacked=at.choice)
-        return update, at.state._replace(square_norms=jnp.square(norm))
-
-    def finish(
-        state: GradientNoiseScaleState, extra_args: Mapping[str, Any]
-    ) -> GradientNoiseScaleState:
-        return _with_step(state, _checked(extra_args.get("small_batches"), state), decay)
-
-    return transformation(
-        Link(
-            init,
-            leaf,
-            vectors={"square_norms": stacks},
-            whole=tuple(name for name in GradientNoiseScaleState._fields if name != "square_norms"),
-            finish=finish,
-            observes=True,
-            choices=choices,
-        )
-    )
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches:
@@ -150,19 +133,21 @@ def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches
             "gradient with those of parts of its batch; got None. There are three ways: "
             "accumulate_gradients(optimizer, every, small_batches=True) hands in its "
             "micro-batches; inside shard_map and pmap pass "
-            "small_batches=small_batches_of_devices(grads, params, axis_name), with the gradients "
-            "from before their mean is taken; or pass "
-            "small_batches=small_batches_of_examples(grads, params), with those of single examples."
+            "small_batches=small_batches_of_devices(own_grads, params, axis_name, mean=grads), "
+            "with the gradients of each device; or pass "
+            "small_batches=small_batches_of_examples(own_grads, params, mean=grads), with those of "
+            "single examples."
         )
     if not isinstance(small_batches, SmallBatches):
         raise TypeError(
             "small_batches must be what small_batches_of_devices or small_batches_of_examples "
             f"returns, got a {type(small_batches).__name__}."
         )
-    if small_batches.square_norms.shape != state.square_norms.shape:
+    blocks = state.noise.size - 1
+    if small_batches.square_norms.size != blocks:
         raise ValueError(
             f"small_batches has {small_batches.square_norms.size} blocks and gradient_noise_scale "
-            f"{state.square_norms.size}. Give both the same parameters and the same `stacked`."
+            f"{blocks}. Give both the same parameters and the same `stacked`."
         )
     return small_batches
 
@@ -170,13 +155,13 @@ def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches
 def _with_step(
     state: GradientNoiseScaleState, small: SmallBatches, decay: Any
 ) -> GradientNoiseScaleState:
-    """The averages with another step, whose gradient has the state's `square_norms`.
+    """The averages with another step.
 
     They are weighted means and variances at every step (West 1979), which need no correction for
     their start and no difference of large numbers.
     """
     of_parts, of_whole = (
-        jnp.append(x, jnp.sum(x)) for x in (small.square_norms, state.square_norms)
+        jnp.append(x, jnp.sum(x)) for x in (small.square_norms, small.square_norms_of_mean)
     )
     others = jnp.maximum(small.number - 1, 1)
     noise = small.examples * (of_parts - of_whole) / others

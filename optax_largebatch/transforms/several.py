@@ -1,6 +1,6 @@
 """Several links as one: what a chain and a sum of branches have in common."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -43,12 +43,10 @@ class SeveralLinks(Link):
         """For each array in the state of a leaf, whether it is laid out as the leaf is."""
         return tuple(link.like_leaf(own) for link, own in zip(self.links, part, strict=True))
 
-    def join(
-        self, state: Any, parts: list[Any], leaves: Leaves, extra_args: Mapping[str, Any]
-    ) -> Any:
+    def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
         """The new state: the tuple of those of the links."""
         return tuple(
-            link.join(own, [part[index] for part in parts], leaves, extra_args)
+            link.join(own, [part[index] for part in parts], leaves)
             for index, (link, own) in enumerate(zip(self.links, state, strict=True))
         )
 

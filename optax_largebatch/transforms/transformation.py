@@ -42,6 +42,7 @@ class _BoundLink:
         partition_specs: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        del extra_args
         link = self.link
         if params is None and link.needs_params:
             raise ValueError(
@@ -68,4 +69,4 @@ class _BoundLink:
         for index, (update, part) in results.items():
             gradients[index] = update.astype(leaves.arrays[index].dtype)
             states[index] = part
-        return leaves.rebuild(gradients), link.join(state, states, leaves, extra_args)
+        return leaves.rebuild(gradients), link.join(state, states, leaves)

@@ -27,6 +27,9 @@ def placed(optimizer, devices):
 LONG = ("cain", "learned_gradient")
 """They take seconds to compile for several devices."""
 
+TOLERANCES = {"noise scale": 2e-5}
+"""On another number of devices, of the largest value; it is averages of differences of norms."""
+
 
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in CHECKPOINTED]
@@ -55,5 +58,5 @@ def test_training_goes_on_from_a_checkpoint(name, tmp_path):
         resumed = trained(optimizer, *restored, steps=range(3, 5))
         for one, other in zip(jax.tree.leaves(resumed), jax.tree.leaves(expected), strict=True):
             one, other = np.asarray(one, "float64"), np.asarray(other, "float64")
-            tolerance = 0 if devices == 8 else 2e-5 * np.abs(other).max()
+            tolerance = 0 if devices == 8 else TOLERANCES.get(name, 1e-5) * np.abs(other).max()
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)

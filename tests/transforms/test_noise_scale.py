@@ -1,6 +1,7 @@
 """The gradient noise scale, where it is known."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +88,16 @@ def from_micro_batches():
     return jax.jit(lambda state: final(step, state))(optimizer.init(params))
 
 
+def of_devices(own, params, state, when=True):
+    """The state after a step of which each device has gradients of its own."""
+    mean = jax.lax.pmean(own, "data")
+    parts = lb.small_batches_of_devices(
+        own, params, "data", SIZE, mean=mean, when=when, stacked=STACKED
+    )
+    optimizer = lb.gradient_noise_scale(stacked=STACKED)
+    return optimizer.update(mean, state, params, small_batches=parts)[1]
+
+
 @functools.cache
 def from_devices():
     params, optimizer = network(), lb.gradient_noise_scale(stacked=STACKED)
@@ -94,11 +105,7 @@ def from_devices():
     def step(state, batch):
         own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
         apart = jax.lax.pcast(params, "data", to="varying")
-        gradients = jax.grad(mean_loss)(apart, own)
-        parts = lb.small_batches_of_devices(gradients, params, "data", SIZE, stacked=STACKED)
-        return optimizer.update(
-            jax.lax.pmean(gradients, "data"), state, params, small_batches=parts
-        )[1]
+        return of_devices(jax.grad(mean_loss)(apart, own), params, state)
 
     run = jax.shard_map(
         lambda state: final(step, state), mesh=mesh("data"), in_specs=P(), out_specs=P()
@@ -111,11 +118,7 @@ def from_pmap():
 
     def step(state, batch):
         own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
-        gradients = jax.grad(mean_loss)(params, own)
-        parts = lb.small_batches_of_devices(gradients, params, "data", SIZE, stacked=STACKED)
-        return optimizer.update(
-            jax.lax.pmean(gradients, "data"), state, params, small_batches=parts
-        )[1]
+        return of_devices(jax.grad(mean_loss)(params, own), params, state)
 
     run = jax.pmap(lambda state, _: final(step, state), axis_name="data", in_axes=(None, 0))
     states = run(optimizer.init(params), jnp.zeros(PARTS))
@@ -128,8 +131,8 @@ def from_examples(stacked=STACKED):
 
     def step(state, batch):
         gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)
-        parts = lb.small_batches_of_examples(gradients, params, stacked=stacked)
         mean = jax.tree.map(lambda x: x.mean(0), gradients)
+        parts = lb.small_batches_of_examples(gradients, params, mean=mean, stacked=stacked)
         return optimizer.update(mean, state, params, small_batches=parts)[1]
 
     return jax.jit(lambda state: final(step, state))(optimizer.init(params))
@@ -191,7 +194,7 @@ def many_runs(steps, runs=400, decay=0.99):
 
     def step(state, key):
         own = params[None] + 2 * 3**-0.5 * jax.random.normal(key, (4, 3))
-        parts = lb.small_batches_of_examples(own, params)
+        parts = lb.small_batches_of_examples(own, params, mean=own.mean(0))
         return transform.update(own.mean(0), state, small_batches=parts)[1], None
 
     def run(key):
@@ -221,7 +224,7 @@ def test_averages_are_the_weighted_means_and_variances():
     state, seen, step = transform.init(jnp.zeros(2)), [], jax.jit(transform.update)
     for _ in range(5):
         own = jnp.asarray(rng.normal(size=(3, 2)), "float32")
-        parts = lb.small_batches_of_examples(own, jnp.zeros(2), batch_size=2)
+        parts = lb.small_batches_of_examples(own, jnp.zeros(2), batch_size=2, mean=own.mean(0))
         _, state = step(own.mean(0), state, small_batches=parts)
         small, large = np.mean(np.sum(own**2, 1)), np.sum(own.mean(0) ** 2)
         # b = 2, B = 6, as the paper has it
@@ -269,7 +272,7 @@ def test_a_step_of_one_micro_batch_changes_no_estimate():
         _, state = step(gradient, state, params, flush=index == 3)
         states.append(state)
     assert [int(state.macro_step) for state in states] == [0, 1, 2, 3]
-    averages = [np.stack(state.inner_state[3:]) for state in states]
+    averages = [np.stack(state.inner_state[2:]) for state in states]
     assert not averages[0].any()
     assert averages[1].any()
     np.testing.assert_array_equal(averages[1:], [averages[1]] * 3)
@@ -280,16 +283,15 @@ def test_a_step_of_one_micro_batch_changes_no_estimate():
 def test_a_step_that_is_not_finite_changes_no_estimate(where):
     transform = lb.gradient_noise_scale()
     own = jnp.array([[1.0, 2.0], [3.0, 1.0]])
-    parts = lb.small_batches_of_examples(own, own[0])
-    _, state = transform.update(own.mean(0), transform.init(own[0]), small_batches=parts)
+    mean = own.mean(0)
+    parts = lb.small_batches_of_examples(own, own[0], mean=mean)
+    _, state = transform.update(mean, transform.init(own[0]), small_batches=parts)
     bad = own.at[0, 0].set(jnp.inf)
-    if where == "its parts":
-        parts = lb.small_batches_of_examples(bad, own[0])
-    gradient = bad.mean(0) if where == "the gradient" else own.mean(0)
-    updates, after = transform.update(gradient, state, small_batches=parts)
-    np.testing.assert_array_equal(updates, gradient)
-    for name in lb.GradientNoiseScaleState._fields[1:]:
-        np.testing.assert_array_equal(getattr(after, name), getattr(state, name))
+    own, mean = (own, bad.mean(0)) if where == "the gradient" else (bad, mean)
+    parts = lb.small_batches_of_examples(own, own[0], mean=mean)
+    updates, after = transform.update(mean, state, small_batches=parts)
+    np.testing.assert_array_equal(updates, mean)
+    jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
 @needs_shard_map
@@ -302,9 +304,9 @@ def test_parameters_split_over_another_axis(check_vma):
     gradients = jax.tree.map(lambda x: x + 3, examples(jax.random.key(0), 4))
 
     def state(params, own, parts_of, mean, **extra_args):
-        parts = parts_of(own, params, stacked=STACKED, **extra_args)
+        parts = parts_of(own, params, mean=mean(own), stacked=STACKED, **extra_args)
         start = optimizer.init(network())
-        return optimizer.update(mean(own), start, params, small_batches=parts, **extra_args)[1]
+        return optimizer.update(mean(own), start, params, small_batches=parts)[1]
 
     def on_mesh(params, gradients):
         return state(
@@ -374,8 +376,10 @@ def test_under_jit_on_a_mesh(kind, told):
     extra_args = {"partition_specs": specs} if told else {}
 
     def both(params, gradients, **extra_args):
-        parts = lb.small_batches_of_examples(gradients, params, stacked=STACKED, **extra_args)
         mean = jax.tree.map(lambda x: x.mean(0), gradients)
+        parts = lb.small_batches_of_examples(
+            gradients, params, mean=mean, stacked=STACKED, **extra_args
+        )
         _, (one, _) = watch.update(
             mean, watch.init(params), params, small_batches=parts, **extra_args
         )
@@ -404,54 +408,155 @@ def reductions(function, *args):
 
 
 @needs_shard_map
-def test_norms_of_devices_take_one_reduction():
-    def parts(gradients):
+def test_norms_of_devices_and_of_their_mean_take_one_reduction():
+    def parts(gradients, mean):
         own = jax.tree.map(lambda x: x[0], gradients)
-        return lb.small_batches_of_devices(own, network(), "data")
+        return lb.small_batches_of_devices(own, network(), "data", mean=mean)
 
-    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=P("data"), out_specs=P())
+    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=(P("data"), P()), out_specs=P())
     gradients = jax.tree.map(lambda x: jnp.ones((PARTS, *x.shape)), network())
-    assert reductions(run, gradients) == 1
+    assert reductions(run, gradients, network()) == 1
 
 
-@needs_shard_map
-@pytest.mark.parametrize(("name", "rounds"), [("lamb", 1), ("lans", 2)])
-def test_norms_travel_with_those_of_the_links_after_it(name, rounds):
-    optimizer = lb.chain(lb.gradient_noise_scale(), {"lamb": lb.lamb, "lans": lb.lans}[name](0.1))
-    parts = lb.SmallBatches.none(2)
-
-    def step(params):
-        return optimizer.update(params, optimizer.init(params), params, small_batches=parts)[0]
-
-    run = jax.shard_map(step, mesh=mesh("fsdp"), in_specs=P("fsdp"), out_specs=P("fsdp"))
-    assert reductions(run, {"w": jnp.ones((8, 2)), "v": jnp.ones(8)}) == rounds
-
-
-CHAINS = {"lamb, clipped": lb.lamb(0.1, max_grad_norm=1.0), "lans": lb.lans(0.1)}
-
-
-@pytest.mark.parametrize("name", CHAINS)
-def test_shares_the_rounds_of_a_chain_and_changes_no_number_of_it(name):
-    """`lans` begins with the very norms that are watched; a clip has a round before both."""
+@pytest.mark.parametrize("place", [0, 1])
+def test_changes_no_number_of_the_optimizer_nor_its_place_one_of_its_own(place):
     params, gradients = network(), examples(jax.random.key(0), 2)
-    optimizer, watch = CHAINS[name], lb.gradient_noise_scale()
-    both = lb.chain(watch, optimizer)
-    parts = lb.small_batches_of_examples(gradients, params)
-    own = jax.tree.map(lambda x: x.mean(0), gradients)
+    mean = jax.tree.map(lambda x: x.mean(0), gradients)
+    parts = lb.small_batches_of_examples(gradients, params, mean=mean)
+    links = [lb.lamb(0.1)]
+    links.insert(place, WATCH)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def step(transform, state):
-        return transform.update(own, state, params, small_batches=parts)
+    def step(transform):
+        return transform.update(mean, transform.init(params), params, small_batches=parts)
 
-    updates, (watched, state) = step(both, both.init(params))
-    _, expected = step(watch, watch.init(params))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), watched, expected)
-    expected = step(optimizer, optimizer.init(params))
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-8),
-        (updates, state),
-        expected,
-    )
+    updates, states = step(lb.chain(*links))
+    expected, state = step(lb.lamb(0.1))
+    jax.tree.map(np.testing.assert_array_equal, (updates, states[1 - place]), (expected, state))
+    jax.tree.map(np.testing.assert_array_equal, states[place], step(WATCH)[1])
+
+
+WATCH = lb.gradient_noise_scale()
+
+
+def one_step(state, key, n):
+    """Of two examples each; the steps 0, 3, 6 and so on are measured."""
+    own = examples(key, 2)
+    mean = jax.tree.map(lambda x: x.mean(0), own)
+    parts = lb.small_batches_of_examples(own, network(), mean=mean, when=n % 3 == 0)
+    return WATCH.update(mean, state, small_batches=parts)[1]
+
+
+def one_macro_batch(state, key, n):
+    """The same in two micro-batches."""
+    optimizer = lb.accumulate_gradients(WATCH, 2, small_batches=3)
+    accumulating = optimizer.init(network())._replace(macro_step=n, inner_state=state)
+    own = examples(key, 2)
+    for i in range(2):
+        part = jax.tree.map(lambda x, i=i: x[i], own)
+        _, accumulating = optimizer.update(part, accumulating, network())
+    return accumulating.inner_state
+
+
+def on_device(state, own, n):
+    """The same on two devices, each with an example."""
+    own = jax.tree.map(lambda x: x[0], own)
+    mean = jax.lax.pmean(own, "data")
+    parts = lb.small_batches_of_devices(own, network(), "data", mean=mean, when=n % 3 == 0)
+    return WATCH.update(mean, state, small_batches=parts)[1]
+
+
+def by_shard_map():
+    specs = (P(), P("data"), P())
+    devices = mesh("data", shape=(2,))
+    run = jax.jit(jax.shard_map(on_device, mesh=devices, in_specs=specs, out_specs=P()))
+    return lambda state, key, n: run(state, examples(key, 2), n)
+
+
+def by_pmap():
+    run = jax.pmap(on_device, axis_name="data", in_axes=(None, 0, None), devices=jax.devices()[:2])
+
+    def step(state, key, n):
+        own = jax.tree.map(lambda x: x[:, None], examples(key, 2))
+        return jax.tree.map(lambda x: x[0], run(state, own, n))
+
+    return step
+
+
+ONE_STEP = {
+    "examples": lambda: jax.jit(one_step),
+    "micro-batches": lambda: jax.jit(one_macro_batch),
+    "devices": pytest.param(by_shard_map, marks=needs_shard_map),
+    "devices of pmap": pytest.param(by_pmap, marks=needs_shard_map),
+}
+
+
+@pytest.mark.parametrize("make", ONE_STEP.values(), ids=ONE_STEP)
+def test_only_the_steps_that_are_measured_count(make):
+    """Seven steps with every third measured have the averages of those three."""
+    keys = jax.random.split(jax.random.key(0), 7)
+    step = make()
+    state = expected = WATCH.init(network())
+    for n, key in enumerate(keys):
+        state = step(state, key, jnp.int32(n))
+    for key in keys[::3]:
+        expected = step(expected, key, jnp.int32(0))
+    assert expected.weight > 2
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+
+
+SHAPE = (48, 40)
+"""Of a gradient, that no other array has."""
+
+
+def passes(optimizer, watched):
+    """How many gradients the kernels of a compiled step read always and in branches; and copies.
+
+    The text of a compiled program has a block for each kernel, with its arguments, and the names of
+    those that a conditional has for branches.
+    """
+    param = jnp.ones(SHAPE)
+
+    def step(state, own, mean, n):
+        told = {}
+        if watched:
+            parts = lb.small_batches_of_examples(own, param, mean=mean, when=n % 10 == 0)
+            told["small_batches"] = parts
+        return optimizer.update(mean, state, param, **told)
+
+    args = jnp.ones((2, *SHAPE)), param, jnp.int32(1)
+    step = jax.jit(step, donate_argnums=0).lower(optimizer.init(param), *args)
+    text = step.compile().as_text()
+    blocks = dict(re.findall(r"^(?:ENTRY )?%?(\S+) \(.*?\{\n(.*?)^\}", text, re.M | re.S))
+    listed = re.findall(r"branch_computations=\{(.*?)\}", text)
+    branches = {name.strip(" %") for names in listed for name in names.split(",")}
+    shape = rf"f32\[(?:2,)?{','.join(map(str, SHAPE))}\]\S*"
+
+    def read(callers):
+        kernels = [k for c in callers for k in re.findall(r"calls=%?([\w.-]+)", blocks[c])]
+        return sum(len(re.findall(rf"{shape} parameter\(", blocks[k])) for k in kernels)
+
+    return read(blocks.keys() - branches), read(branches), len(re.findall(rf"{shape} copy\(", text))
+
+
+NOT_MEASURED = {
+    "a step": lambda optimizer, every: optimizer,
+    "a micro-batch": lambda optimizer, every: lb.accumulate_gradients(
+        optimizer, 2, small_batches=every
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_MEASURED)
+def test_what_is_not_measured_reads_no_gradient_more(what):
+    """All kernels that are added to those of `lamb` stand in branches, and nothing is copied."""
+    wrapped, lamb = NOT_MEASURED[what], lb.lamb(0.1)
+    plain = passes(wrapped(lamb, False), watched=False)
+    watched = wrapped(lb.chain(lb.gradient_noise_scale(), lamb), 10)
+    always, in_branches, copies = passes(watched, watched=what == "a step")
+    assert plain[0] > 0
+    assert (always, copies) == (plain[0], plain[2])
+    assert in_branches >= plain[1] + 2
 
 
 def test_says_the_three_ways_where_there_are_no_small_batches():
@@ -470,32 +575,32 @@ MISTAKES = {
         "every must be 2 or more with small_batches=True, got 1",
     ),
     "one example": (
-        lambda: lb.small_batches_of_examples(ONE, ONE[0]),
+        lambda: lb.small_batches_of_examples(ONE, ONE[0], mean=ONE[0]),
         r"first axis of two examples or more.*got \[\(1,\)\]",
     ),
     "no examples": (
-        lambda: lb.small_batches_of_examples(jnp.ones(()), jnp.ones(())),
+        lambda: lb.small_batches_of_examples(jnp.ones(()), jnp.ones(()), mean=jnp.ones(())),
         r"first axis of two examples or more",
     ),
     "another shape": (
-        lambda: lb.small_batches_of_examples(TWO, jnp.ones(2)),
+        lambda: lb.small_batches_of_examples(TWO, jnp.ones(2), mean=jnp.ones(2)),
         r"must have the shape \(2, 2\), got \(2, 3\)",
     ),
     "batch size": (
-        lambda: lb.small_batches_of_examples(TWO, TWO[0], batch_size=0),
+        lambda: lb.small_batches_of_examples(TWO, TWO[0], batch_size=0, mean=TWO[0]),
         r"batch_size must be in \(0, inf\), got 0",
     ),
     "one device": (
-        lambda: jax.vmap(lambda x: lb.small_batches_of_devices(x, x, "data"), axis_name="data")(
-            ONE
-        ),
+        lambda: jax.vmap(
+            lambda x: lb.small_batches_of_devices(x, x, "data", mean=x), axis_name="data"
+        )(ONE),
         "two devices or more, got 'data' with one",
     ),
     "handed to accumulate_gradients": (
         lambda: lb.accumulate_gradients(lb.gradient_noise_scale(), 2).update(
             ONE[0],
             lb.accumulate_gradients(lb.gradient_noise_scale(), 2).init(ONE[0]),
-            small_batches=lb.small_batches_of_examples(TWO, TWO[0]),
+            small_batches=lb.small_batches_of_examples(TWO, TWO[0], mean=TWO[0]),
         ),
         "must not be given .* small_batches=True",
     ),
@@ -503,7 +608,7 @@ MISTAKES = {
         lambda: lb.gradient_noise_scale().update(
             ONE[0],
             lb.gradient_noise_scale().init(ONE[0]),
-            small_batches=lb.small_batches_of_examples([TWO, TWO], [ONE[0], ONE[0]]),
+            small_batches=lb.SmallBatches.none(2),
         ),
         "has 2 blocks and gradient_noise_scale 1",
     ),
@@ -521,6 +626,10 @@ MISTAKES = {
         lambda: lb.layer_noise_scales(lb.gradient_noise_scale().init(ONE), [ONE, ONE]),
         "noise scales of 1 blocks, and params have 2",
     ),
+    "a mean of another shape": (
+        lambda: lb.small_batches_of_examples(TWO, TWO[0], mean=TWO),
+        "mean must have the shapes of the parameters",
+    ),
     "confidence": (
         lambda: lb.noise_scale(lb.gradient_noise_scale().init(ONE), confidence=1.0),
         r"confidence must be in \(0, 1\)",
@@ -536,6 +645,36 @@ def test_mistakes_are_errors(mistake):
         make()
 
 
+@pytest.mark.parametrize("when", [1, jnp.int32(1), jnp.ones(2, bool), None])
+def test_when_is_no_condition(when):
+    with pytest.raises(TypeError, match="when must be True, False or a boolean scalar array"):
+        lb.small_batches_of_examples(TWO, TWO[0], mean=TWO[0], when=when)
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_no_number_of_macro_batches(number):
+    with pytest.raises(ValueError, match="small_batches must be >= 1"):
+        lb.accumulate_gradients(lb.gradient_noise_scale(), 2, small_batches=number)
+
+
+@needs_shard_map
+@pytest.mark.parametrize("mistake", ["mean", "when"])
+def test_what_must_be_the_same_on_all_devices(mistake):
+    message = {
+        "mean": r"mean must be reduced over the mesh axis 'data'.*jax.lax.pmean\(grads, 'data'\)",
+        "when": "when must be the same on all devices; it differs along the mesh axes 'data'",
+    }[mistake]
+
+    def parts(own):
+        mean = own if mistake == "mean" else jax.lax.pmean(own, "data")
+        when = jnp.all(own > 0) if mistake == "when" else True
+        return lb.small_batches_of_devices(own, jnp.ones(1), "data", mean=mean, when=when)
+
+    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=P("data"), out_specs=P())
+    with pytest.raises(ValueError, match=message):
+        run(jnp.ones(8))
+
+
 @needs_shard_map
 @pytest.mark.parametrize("mistake", ["summed", "split over the same axis"])
 def test_gradients_that_are_summed_over_the_devices_already(mistake):
@@ -549,7 +688,7 @@ def test_gradients_that_are_summed_over_the_devices_already(mistake):
         def loss(params):
             return jnp.sum(params["w"]) * jnp.sum(batch)
 
-        return lb.small_batches_of_devices(jax.grad(loss)(params), params, "data")
+        return lb.small_batches_of_devices(jax.grad(loss)(params), params, "data", mean=params)
 
     run = jax.shard_map(parts, mesh=mesh("data"), in_specs=({"w": split}, P("data")), out_specs=P())
     with pytest.raises(ValueError, match=message):
@@ -572,7 +711,7 @@ class TestBand:
             name: jnp.asarray(x, "float32") if "weight" in name else jnp.full(2, x, "float32")
             for name, x in numbers.items()
         }
-        return lb.GradientNoiseScaleState(square_norms=jnp.zeros(1), **arrays)
+        return lb.GradientNoiseScaleState(**arrays)
 
     def test_is_fiellers(self):
         """At its ends the distance from 0 of `noise - r signal` is z of its standard deviations."""
@@ -619,8 +758,16 @@ class TestBand:
         own = jnp.array([[1.0, 2.0], [3.0, 1.0]])
         state = transform.init(own[0])
         assert np.all(np.isnan(jax.tree.leaves(lb.noise_scale(state))))
-        parts = lb.small_batches_of_examples(own, own[0])
+        parts = lb.small_batches_of_examples(own, own[0], mean=own.mean(0))
         _, state = transform.update(own.mean(0), state, small_batches=parts)
         band = lb.noise_scale(state)
         assert np.isfinite(band.noise_scale)
         assert (band.low, band.high) == (0, jnp.inf)
+
+
+def test_a_new_state_can_be_donated():
+    """No array is there twice."""
+    optimizer = lb.accumulate_gradients(lb.gradient_noise_scale(), 2, small_batches=True)
+    state = optimizer.init(network())
+    arrays = jax.tree.leaves(state)
+    assert len({x.unsafe_buffer_pointer() for x in arrays}) == len(arrays)

@@ -114,7 +114,7 @@ def plainly(link, updates, state, params):
         for index in answered:
             del requests[index]
     new_updates, new_parts = zip(*(results[index] for index in sorted(results)), strict=True)
-    return leaves.rebuild(list(new_updates)), link.join(state, list(new_parts), leaves, {})
+    return leaves.rebuild(list(new_updates)), link.join(state, list(new_parts), leaves)
 
 
 def outlined():
