@@ -230,6 +230,7 @@ def test_a_leaf_without_a_gradient_begins_at_zero():
     np.testing.assert_array_equal(updates["sometimes"], [-3.0])
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA copies and counts otherwise")
 def test_waiting_copies_nothing():
     """The step needs memory for the mean. The sum stays in its place, as all else."""
     optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)

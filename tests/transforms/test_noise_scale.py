@@ -547,6 +547,7 @@ NOT_MEASURED = {
 }
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA copies and counts otherwise")
 @pytest.mark.parametrize("what", NOT_MEASURED)
 def test_what_is_not_measured_reads_no_gradient_more(what):
     """All kernels that are added to those of `lamb` stand in branches, and nothing is copied."""
