@@ -61,11 +61,11 @@ def test_conclusion_of_the_digits(results):
 
 
 def test_conclusion_of_bert(results):
-    own = {name: results["bert"][name] for name in ("adamw", "sgd", "lamb", "lans", "lars")}
-    fewer = {"lans": [], "lamb": []}
+    own = results["bert"]
+    fewer = {"lans": [], "lamb": [], "scaled_adam": [], "cain": []}
     for batch_size in (32, 128, 512, 2048):
         steps = medians(own, batch_size)
-        assert len(steps) == 5
+        assert len(steps) == 10
         assert steps["lans"] == min(steps.values())
         assert steps["sgd"] == max(steps.values())
         for name, own_fewer in fewer.items():
@@ -73,7 +73,14 @@ def test_conclusion_of_bert(results):
     assert (min(fewer["lans"]), max(fewer["lans"])) == (0.21, 0.38)
     assert fewer["lamb"][0] == 0.21
     assert max(map(abs, fewer["lamb"][1:])) <= 0.11
-    assert medians(own, 32)["lamb"] == medians(own, 32)["lans"]
+    next_to_lans = fewer["scaled_adam"] + fewer["cain"]
+    assert (min(next_to_lans), max(next_to_lans)) == (0.20, 0.32)
+    others = {name: results["bert"][name] for name in ("adamw", "eve", "lars", "lbsgd", "sgd")}
+    assert all(
+        max(medians(own, size)[name] for name in ("scaled_adam", "cain"))
+        < min(medians(others, size).values())
+        for size in (32, 128, 512, 2048)
+    )
 
 
 def test_conclusion_of_the_quadratic(results):
