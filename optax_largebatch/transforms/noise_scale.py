@@ -108,7 +108,7 @@ def gradient_noise_scale(
 
     def init(params: optax.Params) -> GradientNoiseScaleState:
         blocks = sum(stacks.sizes(params))
-        shapes = [(), (), *[(blocks + 1,)] * 5]  # arrays of their own: a step may be given them all
+        shapes = [(), (), *[(blocks + 1,)] * 5]  # arrays of their own, as a donated state needs
         return GradientNoiseScaleState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
     def update(
