@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-slow test-all lint types contract docs wheel lowest clean
+.PHONY: demo test test-one-device test-slow test-all lint types contract docs wheel lowest clean
 
 demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a large batch
 	$(BIN)/python examples/train_digits.py
@@ -17,7 +17,11 @@ test: $(READY)  ## the tests, without those marked slow
 test-slow: $(READY)  ## the tests marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow -q
 
-test-all: test test-slow  ## all tests
+test-one-device: $(READY)  ## the optimizers once more, on one device, where sums are taken otherwise
+	TEST_DEVICES=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -q \
+	  tests/optimizers tests/transforms tests/test_golden.py tests/test_frameworks.py
+
+test-all: test test-one-device test-slow  ## all tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,10 +1,11 @@
-"""Strict settings for every test, and eight CPU devices."""
+"""Strict settings for every test, and eight CPU devices, or as many as TEST_DEVICES says."""
 
 import os
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    + f" --xla_force_host_platform_device_count={os.environ.get('TEST_DEVICES', '8')}"
+    + " --xla_backend_optimization_level=0"
 ).strip()
 
 import jax

@@ -13,6 +13,11 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
+def on_one_cpu() -> bool:
+    """Whether all arrays are whole and pass through the caches of a CPU."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
 def outlined() -> contextlib.AbstractContextManager[Any]:
     """Keeps XLA on a CPU from merging the jitted functions called here with what is around them.
 

@@ -115,6 +115,7 @@ def scale_by_factored_parameter_rms(
             scalars=lambda state: (state.count, eps),
             choices=choices,
             needs_params=True,
+            by_element=False,
         )
     )
 

@@ -220,6 +220,7 @@ def scale_by_learned_matrices(
             trees=("mu", "nu", "matrices", "covariances"),
             scalars=scalars,
             choices=choices,
+            by_element=False,
         )
     )
 

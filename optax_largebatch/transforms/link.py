@@ -122,6 +122,8 @@ class Link:
         scalars: the scalars of a step, from the state. A field named `count` counts the steps.
         choices: a hashable choice for each leaf, from the parameters.
         needs_params: whether `update` must be given the parameters.
+        by_element: whether the leaf program works on single elements between its requests, so that
+            it could be given any part of the leaf.
     """
 
     init: Callable[[Any], Any]
@@ -133,6 +135,7 @@ class Link:
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
     needs_params: bool = False
+    by_element: bool = True
 
     def split(self, state: Any, leaves: Leaves) -> list[Any]:
         """The state of each leaf; last step's entries of the vectors are no input of it."""

@@ -157,5 +157,6 @@ def nesterov_split(
                 zip(branch.choices(leaves), rates.indices(leaves.tree), strict=True)
             ),
             needs_params=branch.needs_params or order == "sequential",
+            by_element=branch.by_element,
         )
     )

@@ -19,8 +19,18 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.transforms.compilation import merged_inside, outlined, together
+from optax_largebatch.transforms.compilation import (
+    merged_inside,
+    on_one_cpu,
+    outlined,
+    together,
+)
 from optax_largebatch.transforms.link import Leaf, Link, Request, Statistic, Stored
+from optax_largebatch.transforms.stages import Between, Stages
+from optax_largebatch.transforms.tiles import LEAST_CUT, Tiles
+
+LEAST_OF_YNN = 4096
+"""The elements of an array that XLA on a CPU sums through YNN."""
 
 
 class LeafArrays(NamedTuple):
@@ -53,9 +63,8 @@ class Passes:
     def __init__(self, link: Link):
         self._link = link
         self._rounds: dict[Any, tuple[Round, ...]] = {}
-        self._store = jax.jit(merged_inside(self._new_stored), static_argnums=0)
-        self._part = jax.jit(merged_inside(self._part_of_a_statistic), static_argnums=(0, 1))
-        self._finish = jax.jit(merged_inside(self._result), static_argnums=0)
+        self._advance = jax.jit(merged_inside(self._stored_and_sums), static_argnums=(0, 1, 2, 3))
+        self._finish = jax.jit(merged_inside(self._updated), static_argnums=0)
 
     def run(
         self,
@@ -78,6 +87,8 @@ class Passes:
         rounds = {i: self._rounds_of(choices[i], leaf, scalars) for i, leaf in leaves.items()}
         stored: dict[int, list[jax.Array]] = {i: [] for i in leaves}
         answers: dict[int, list[Any]] = {i: [] for i in leaves}
+        between: dict[int, Between | None] = dict.fromkeys(leaves)
+        alone = on_one_cpu() and not any(map(_is_typed_by_devices, jax.tree.leaves(leaves)))
 
         def replay(i: int) -> tuple[Any, ...]:
             return choices[i], leaves[i], scalars, stored[i], answers[i]
@@ -88,22 +99,28 @@ class Passes:
             ahead = [i for i in waiting if not rounds[i][len(answers[i])].of_all_leaves]
             asked = {i: rounds[i][len(answers[i])].asked for i in ahead or waiting}
             parts: dict[tuple[int, int], jax.Array] = {}
-            for i in asked:
-                with _apart():
-                    stored[i] += self._store(*replay(i))
-                    for k in sorted({statistic.like for statistic in asked[i]}):
-                        parts[i, k] = self._part(k, *replay(i))
+            for i, statistics in asked.items():
+                # On one CPU the leaves stay apart, or XLA would see that the next round needs the
+                # same direction, and keep that direction, of all leaves at once, in memory. With
+                # several devices it has to see all leaves, to combine the reductions of shards.
+                at_end = alone and bool(ahead) and len(answers[i]) + 1 == len(rounds[i])
+                with outlined() if alone else contextlib.nullcontext():
+                    new, sums, between[i] = self._advance(statistics, alone, at_end, *replay(i))
+                stored[i] += new
+                parts |= {(i, k): x for k, x in zip(_distinct(statistics), sums, strict=True)}
             splits = {(i, k): split(i, asked[i][k].kept) for i, k in parts}
-            whole = together(norms.over_shards(parts, splits))
+            whole = norms.over_shards(parts, splits)
+            if not alone:
+                whole = together(whole)
             if not ahead:
                 whole = dict.fromkeys(whole, norms.total(list(whole.values())))
             for i, k in whole:
-                if asked[i][k].kind in ("mean", "rms"):
+                if asked[i][k].kind in _MEANS:
                     whole[i, k] = whole[i, k] / norms.devices_along(splits[i, k].within)
             for i, statistics in asked.items():
                 answers[i].append([whole[i, statistic.like] for statistic in statistics])
             waiting = [i for i in waiting if len(answers[i]) < len(rounds[i])]
-        return {i: self._finish(*replay(i)) for i in leaves}
+        return {i: self._finish(*replay(i), between[i]) for i in leaves}
 
     def _rounds_of(self, choice: Any, leaf: LeafArrays, scalars: Any) -> tuple[Round, ...]:
         """The requests of a leaf's program, from an abstract run."""
@@ -175,26 +192,90 @@ class Passes:
             request = program.send(answer)
         return request
 
-    def _new_stored(
-        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
-    ) -> list[jax.Array]:
-        """What is stored between the last round and the next."""
-        known = len(stored)
-        self._asked(choice, leaf, scalars, stored := [*stored], answers)
-        return stored[known:]
-
-    def _part_of_a_statistic(
+    def _stored_and_sums(
         self,
-        position: int,
+        asked: tuple[Asked, ...],
+        alone: bool,
+        at_end: bool,
         choice: Any,
         leaf: LeafArrays,
         scalars: Any,
         stored: list[Any],
         answers: list[Any],
-    ) -> jax.Array:
-        """What this device's part of the leaf adds to a statistic that the next round asks for."""
-        request = self._asked(choice, leaf, scalars, [*stored], answers)
-        return _part_of(request.statistics[position])
+    ) -> tuple[list[Any], list[jax.Array], Between | None]:
+        """What is stored before the next round, and what this device adds to its statistics.
+
+        Before the last round (`at_end`) also what follows from the statistics alone.
+        """
+        now_stored = [*stored]
+        request = self._asked(choice, leaf, scalars, now_stored, answers)
+        flags = jax.tree.leaves(self._link.like_leaf(leaf.state))
+        state, structure = jax.tree.flatten(leaf.state)
+        like_leaf = [x for x, flag in zip(state, flags, strict=True) if flag]
+        arrays = (leaf.gradient, leaf.param, like_leaf, now_stored, answers)
+
+        def computed(arrays: Any) -> list[Statistic]:
+            """The statistics of the round, of the leaf or of a part of it."""
+            gradient, param, like_leaf, stored, answers = arrays
+            parts = iter(like_leaf)
+            own = [next(parts) if flag else x for x, flag in zip(state, flags, strict=True)]
+            part = LeafArrays(gradient, param, structure.unflatten(own))
+            statistics = self._asked(choice, part, scalars, [*stored], answers).statistics
+            return [statistics[k] for k in _distinct(asked)]
+
+        different = [request.statistics[k] for k in _distinct(asked)]
+        tiles = self._tiles(request, arrays) if alone else None
+        if tiles:
+            sums = tiles.sums(lambda arrays: [_term(x) for x in computed(arrays)], arrays)
+        else:
+            if alone:
+                different = _computed_first(computed, different, arrays)
+            sums = [norms.block_sum(_term(x), x.kept) for x in different]
+        for position, k in enumerate(_distinct(asked)):
+            if asked[k].kind in _MEANS:
+                sums[position] /= max(leaf.gradient.size // max(sums[position].size, 1), 1)
+        between = None
+        if at_end:
+            given = dict(zip(_distinct(asked), sums, strict=True))
+            answers = [*answers, [given[statistic.like] for statistic in asked]]
+            stages = self._stages(choice, leaf, scalars, now_stored, answers)
+            between = stages.first()
+        return now_stored[len(stored) :], sums, between
+
+    def _tiles(self, request: Request, arrays: Any) -> Tiles | None:
+        """How a leaf can be cut for a round of statistics, if it can and if that is faster."""
+        shape = arrays[0].shape
+        kept = {statistic.kept for statistic in request.statistics}
+        alike = all(statistic.array.shape == shape for statistic in request.statistics)
+        if not (self._link.by_element and alike and len(kept) == 1):
+            return None
+        tiles = Tiles.of(shape, *kept)
+        return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
+
+    def _updated(
+        self,
+        choice: Any,
+        leaf: LeafArrays,
+        scalars: Any,
+        stored: list[Any],
+        answers: list[Any],
+        between: Between | None,
+    ) -> tuple[jax.Array, Any]:
+        """What the program returns, from where the passes before have come to."""
+        if between is None:
+            return self._result(choice, leaf, scalars, stored, answers)
+        stages = self._stages(choice, leaf, scalars, stored, answers)
+        return stages.second(between)
+
+    def _stages(
+        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
+    ) -> Stages:
+        """The end of the program: what follows from numbers alone, and all else."""
+
+        def result(scalars: Any, answers: Any, arrays: Any) -> tuple[jax.Array, Any]:
+            return self._result(choice, arrays[0], scalars, arrays[1], answers)
+
+        return Stages(result, scalars, answers, (leaf, stored))
 
     def _result(
         self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
@@ -211,24 +292,41 @@ class Passes:
             answer = next(remaining)
 
 
-def _part_of(statistic: Statistic) -> jax.Array:
-    """The sum or the mean, of the squares for what is the root of one."""
-    array, kind, kept = statistic
-    total = norms.sum_of_squares(array, kept) if kind in _ROOTS else norms.block_sum(array, kept)
-    return total / max(array.size // max(total.size, 1), 1) if kind in ("mean", "rms") else total
+def _is_typed_by_devices(x: Any) -> bool:
+    """Whether the type of an array says that it is split between devices, be it only one."""
+    return bool(norms.varying_axes(x)) or any(norms.explicit_spec(x))
+
+
+def _computed_first(
+    computed: Callable[[Any], list[Statistic]], statistics: list[Statistic], arrays: Any
+) -> list[Statistic]:
+    """The statistics, of arrays that are in memory before they are summed.
+
+    XLA on a CPU sums arrays of a few thousand elements and more through YNN, which takes twice as
+    long as writing and reading an array if it has to compute that first.
+    """
+    inputs = {id(x) for x in jax.tree.leaves(arrays)}
+    apart = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
+    if not apart or not LEAST_OF_YNN <= arrays[0].size <= LEAST_CUT:
+        return statistics
+    with outlined():
+        first = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in apart]))
+        kept = dict(zip(apart, first(arrays), strict=True))
+    return [x._replace(array=kept.get(k, x.array)) for k, x in enumerate(statistics)]
+
+
+def _distinct(asked: tuple[Asked, ...]) -> list[int]:
+    """The positions of the statistics of a round, each but once."""
+    return sorted({statistic.like for statistic in asked})
+
+
+def _term(statistic: Statistic) -> jax.Array:
+    """What is summed for a statistic: the elements, or their squares for the root of a sum."""
+    return jnp.square(statistic.array) if statistic.kind in _ROOTS else statistic.array
 
 
 _ROOTS = ("norm", "rms")
-
-
-def _apart() -> contextlib.AbstractContextManager[Any]:
-    """Keeps the passes called here from being merged into one computation.
-
-    XLA on a CPU would see that several of them need the same intermediate result, and keep that
-    result, of all leaves at once, in memory. With several devices the calls stay open to the
-    compiler, which can combine the reductions of sharded leaves only then.
-    """
-    return outlined() if jax.device_count() == 1 else contextlib.nullcontext()
+_MEANS = ("mean", "rms")
 
 
 def _cast(tree: Any, dtype: jnp.dtype) -> Any:

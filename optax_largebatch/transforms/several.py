@@ -31,6 +31,7 @@ class SeveralLinks(Link):
                 zip(*(link.choices(leaves) for link in links), strict=True)
             ),
             needs_params=any(link.needs_params for link in links),
+            by_element=all(link.by_element for link in links),
             links=tuple(links),
         )
 

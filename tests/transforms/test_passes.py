@@ -1,12 +1,10 @@
 """Passes give the numbers of the plain reading of a link, and leave nothing behind."""
 
-import contextlib
 import math
 import re
 
 import chex
 import jax
-from jax.experimental.xla_metadata import set_xla_metadata
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,7 +12,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.params.leaves import leaves_of
-from optax_largebatch.transforms import passes
+from optax_largebatch.transforms import passes, tiles
 from optax_largebatch.transforms.link import Leaf, Link, Stored
 from optax_largebatch.transforms.transformation import link_of, transformation
 
@@ -25,6 +23,10 @@ GROUPS = lb.param_groups(
 OPTIMIZERS = {
     "lamb": lb.lamb(0.1, weight_decay=0.1, trust_ratio_mask=KERNELS),
     "lamb, clipped": lb.lamb(0.1, weight_decay=0.1, max_grad_norm=0.5, groups=GROUPS),
+    "lamb, stacked": lb.lamb(0.1, stacked=lb.stacked_layers({"conv": (0, 1)})),
+    "lans, stacked": lb.lans(
+        0.1, weight_decay=0.5, stacked=lb.stacked_layers({"conv": 0, "kernel": 1})
+    ),
     "lamb, bfloat16 moments": lb.lamb(0.1, mu_dtype="bfloat16", nu_dtype="bfloat16"),
     "lans": lb.lans(0.1, weight_decay=0.1, clip_gradient=0.3, trust_ratio_mask=KERNELS),
     "lans, sequential": lb.lans(0.1, weight_decay=0.1, order="sequential"),
@@ -117,14 +119,24 @@ def plainly(link, updates, state, params):
     return leaves.rebuild(list(new_updates)), link.join(state, list(new_parts), leaves)
 
 
-def outlined():
-    return set_xla_metadata(inlineable="false")
+@pytest.fixture
+def one_cpu(monkeypatch):
+    monkeypatch.setattr(passes, "on_one_cpu", lambda: True)
 
 
-@pytest.mark.parametrize("context", [contextlib.nullcontext, outlined], ids=["open", "outlined"])
+@pytest.fixture(params=["several devices", "one cpu", "one cpu, tiled"])
+def way(request, monkeypatch):
+    """The ways in which passes run: what they do depends on where they are."""
+    monkeypatch.setattr(passes, "on_one_cpu", lambda: request.param != "several devices")
+    if request.param == "one cpu, tiled":
+        monkeypatch.setattr(tiles, "MOST_ELEMENTS", 5)
+        monkeypatch.setattr(tiles, "LEAST_CUT", 5)
+        monkeypatch.setattr(tiles, "ALIGNMENT", 1)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_the_plain_reading(name, context, monkeypatch):
-    monkeypatch.setattr(passes, "_apart", context)
+def test_equals_the_plain_reading(name):
     optimizer = OPTIMIZERS[name]
     link = link_of(optimizer)
     step = jax.jit(lambda *args: optimizer.update(*args))
@@ -134,8 +146,8 @@ def test_equals_the_plain_reading(name, context, monkeypatch):
         gradients = jax.tree.map(lambda x, i=index: jnp.cos(3 * x + i), PARAMS)
         updates, state = step(gradients, state, PARAMS)
         expected, plain_state = plain_step(gradients, plain_state, PARAMS)
-        chex.assert_trees_all_close(updates, expected, rtol=3e-6, atol=1e-8)
-        chex.assert_trees_all_close(state, plain_state, rtol=3e-6, atol=1e-8)
+        chex.assert_trees_all_close(updates, expected, rtol=6e-6, atol=5e-7)
+        chex.assert_trees_all_close(state, plain_state, rtol=6e-6, atol=5e-7)
 
 
 def compiled_step(optimizer, params):
@@ -147,34 +159,35 @@ def compiled_step(optimizer, params):
     return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
 
 
-LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((512, 512), "float32") for index in range(3)}
+LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((1024, 1024), "float32") for index in range(8)}
+BYTES = 8 * 4 * 1024 * 1024
 
 
+@pytest.mark.usefixtures("one_cpu")
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA keeps one leaf")
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars", "larc"])
-def test_temporaries_are_a_hundredth_of_the_parameters(name, monkeypatch):
+def test_temporaries_are_a_hundredth_of_the_parameters(name):
     """A direction that is kept for one of the leaves alone would be a third of the parameters."""
-    monkeypatch.setattr(passes, "_apart", outlined)
     optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)
     memory = compiled_step(optimizer, LARGE).memory_analysis()
-    assert memory.temp_size_in_bytes <= 0.01 * 3 * 4 * 512 * 512
+    assert memory.temp_size_in_bytes <= 0.01 * BYTES
     buffers = {"lamb": 3, "lans": 3, "lars": 2, "larc": 2}[name]
-    assert memory.alias_size_in_bytes >= buffers * 3 * 4 * 512 * 512
+    assert memory.alias_size_in_bytes >= buffers * BYTES
 
 
+@pytest.mark.usefixtures("one_cpu")
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="as XLA counts them today")
-@pytest.mark.parametrize(("name", "most"), [("lamb", 56), ("lans", 76), ("lars", 36)])
-def test_bytes_that_a_step_moves(name, most, monkeypatch):
+@pytest.mark.parametrize(("name", "most"), [("lamb", 41), ("lans", 46), ("lars", 29)])
+def test_bytes_that_a_step_moves(name, most):
     """For each float32 parameter, added over all passes; one more pass would read 8 more."""
-    monkeypatch.setattr(passes, "_apart", outlined)
     step = compiled_step(getattr(lb, name)(1e-3, weight_decay=0.01), LARGE)
-    assert step.cost_analysis()["bytes accessed"] / (3 * 512 * 512) <= most + 0.5
+    assert step.cost_analysis()["bytes accessed"] / (BYTES / 4) <= most + 0.5
 
 
+@pytest.mark.usefixtures("one_cpu")
 @pytest.mark.parametrize("name", ["lamb", "lans"])
-def test_a_pass_is_merged_inside(name, monkeypatch):
+def test_a_pass_is_merged_inside(name):
     """`jnp.where` is a jitted function; each of them would be a call, and no part of a kernel."""
-    monkeypatch.setattr(passes, "_apart", outlined)
     program = compiled_step(getattr(lb, name)(1e-3, weight_decay=0.01), LARGE).as_text()
     calls = re.findall(r" call\(.*to_apply=%?(\w+)", program)
     assert calls
