@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Mapping
 import contextlib
+import os
 from typing import Any, TypeVar
 
 import jax
@@ -16,6 +17,11 @@ Result = TypeVar("Result")
 def on_one_cpu() -> bool:
     """Whether all arrays are whole and pass through the caches of a CPU."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def has_few_cores() -> bool:
+    """Whether XLA gains less from splitting a sum between cores than from a loop on one of them."""
+    return (os.cpu_count() or 1) <= 2
 
 
 def outlined() -> contextlib.AbstractContextManager[Any]:

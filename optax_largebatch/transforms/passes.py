@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.transforms.compilation import (
+    has_few_cores,
     merged_inside,
     on_one_cpu,
     outlined,
@@ -224,13 +225,15 @@ class Passes:
             return [statistics[k] for k in _distinct(asked)]
 
         different = [request.statistics[k] for k in _distinct(asked)]
-        tiles = self._tiles(request, arrays) if alone else None
+        tiles = self._tiles(request, arrays) if alone and has_few_cores() else None
         if tiles:
             sums = tiles.sums(lambda arrays: [_term(x) for x in computed(arrays)], arrays)
+        elif alone and leaf.gradient.size >= LEAST_CUT:
+            sums = _sums_apart(computed, len(different), arrays)
         else:
             if alone:
                 different = _computed_first(computed, different, arrays)
-            sums = [norms.block_sum(_term(x), x.kept) for x in different]
+            sums = [_sum(x) for x in different]
         for position, k in enumerate(_distinct(asked)):
             if asked[k].kind in _MEANS:
                 sums[position] /= max(leaf.gradient.size // max(sums[position].size, 1), 1)
@@ -297,6 +300,17 @@ def _is_typed_by_devices(x: Any) -> bool:
     return bool(norms.varying_axes(x)) or any(norms.explicit_spec(x))
 
 
+def _sums_apart(
+    computed: Callable[[Any], list[Statistic]], number: int, arrays: Any
+) -> list[jax.Array]:
+    """The sum for each statistic, without keeping in memory what several are computed from."""
+    with outlined():
+        return [
+            jax.jit(merged_inside(lambda arrays, k=k: _sum(computed(arrays)[k])))(arrays)
+            for k in range(number)
+        ]
+
+
 def _computed_first(
     computed: Callable[[Any], list[Statistic]], statistics: list[Statistic], arrays: Any
 ) -> list[Statistic]:
@@ -307,7 +321,7 @@ def _computed_first(
     """
     inputs = {id(x) for x in jax.tree.leaves(arrays)}
     apart = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
-    if not apart or not LEAST_OF_YNN <= arrays[0].size <= LEAST_CUT:
+    if not apart or arrays[0].size < LEAST_OF_YNN:
         return statistics
     with outlined():
         first = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in apart]))
@@ -323,6 +337,11 @@ def _distinct(asked: tuple[Asked, ...]) -> list[int]:
 def _term(statistic: Statistic) -> jax.Array:
     """What is summed for a statistic: the elements, or their squares for the root of a sum."""
     return jnp.square(statistic.array) if statistic.kind in _ROOTS else statistic.array
+
+
+def _sum(statistic: Statistic) -> jax.Array:
+    """This device's sum over each block."""
+    return norms.block_sum(_term(statistic), statistic.kept)
 
 
 _ROOTS = ("norm", "rms")
