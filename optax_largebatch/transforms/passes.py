@@ -7,8 +7,8 @@ replays the program from its start; where the replay comes to an array that an e
 `Stored`, or to a statistic that one has taken, it is handed that, and what led there is dead code
 that XLA drops.
 
-A leaf takes one pass that stores (if it has anything to store) and one for each sum before each of
-its rounds of statistics, and one that finishes.
+Before each of its rounds of statistics a leaf takes one pass that stores, if it has anything to
+store, and those that sum (`transforms/sums.py`); in the end it takes one that finishes.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,7 +20,6 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.transforms.compilation import (
-    has_few_cores,
     merged_inside,
     on_one_cpu,
     outlined,
@@ -28,10 +27,7 @@ from optax_largebatch.transforms.compilation import (
 )
 from optax_largebatch.transforms.link import Leaf, Link, Request, Statistic, Stored
 from optax_largebatch.transforms.stages import Between, Stages
-from optax_largebatch.transforms.tiles import LEAST_CUT, Tiles
-
-LEAST_OF_YNN = 4096
-"""The elements of an array that XLA on a CPU sums through YNN."""
+from optax_largebatch.transforms.sums import ROOTS, block_sum, sums_on_one_cpu
 
 
 class LeafArrays(NamedTuple):
@@ -179,7 +175,7 @@ class Passes:
                 sums = yield request
                 columns = zip(request.statistics, sums, strict=True)
                 answer = [
-                    (norms.from_sum_of_squares(x) if asked.kind in _ROOTS else x).astype(dtype)
+                    (norms.from_sum_of_squares(x) if asked.kind in ROOTS else x).astype(dtype)
                     for asked, x in columns
                 ]
 
@@ -225,15 +221,10 @@ class Passes:
             return [statistics[k] for k in _distinct(asked)]
 
         different = [request.statistics[k] for k in _distinct(asked)]
-        tiles = self._tiles(request, arrays) if alone and has_few_cores() else None
-        if tiles:
-            sums = tiles.sums(lambda arrays: [_term(x) for x in computed(arrays)], arrays)
-        elif alone and leaf.gradient.size >= LEAST_CUT:
-            sums = _sums_apart(computed, len(different), arrays)
+        if alone:
+            sums = sums_on_one_cpu(different, computed, arrays, self._link.by_element)
         else:
-            if alone:
-                different = _computed_first(computed, different, arrays)
-            sums = [_sum(x) for x in different]
+            sums = [block_sum(x) for x in different]
         for position, k in enumerate(_distinct(asked)):
             if asked[k].kind in _MEANS:
                 sums[position] /= max(leaf.gradient.size // max(sums[position].size, 1), 1)
@@ -244,16 +235,6 @@ class Passes:
             stages = self._stages(choice, leaf, scalars, now_stored, answers)
             between = stages.first()
         return now_stored[len(stored) :], sums, between
-
-    def _tiles(self, request: Request, arrays: Any) -> Tiles | None:
-        """How a leaf can be cut for a round of statistics, if it can and if that is faster."""
-        shape = arrays[0].shape
-        kept = {statistic.kept for statistic in request.statistics}
-        alike = all(statistic.array.shape == shape for statistic in request.statistics)
-        if not (self._link.by_element and alike and len(kept) == 1):
-            return None
-        tiles = Tiles.of(shape, *kept)
-        return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
 
     def _updated(
         self,
@@ -300,51 +281,11 @@ def _is_typed_by_devices(x: Any) -> bool:
     return bool(norms.varying_axes(x)) or any(norms.explicit_spec(x))
 
 
-def _sums_apart(
-    computed: Callable[[Any], list[Statistic]], number: int, arrays: Any
-) -> list[jax.Array]:
-    """The sum for each statistic, without keeping in memory what several are computed from."""
-    with outlined():
-        return [
-            jax.jit(merged_inside(lambda arrays, k=k: _sum(computed(arrays)[k])))(arrays)
-            for k in range(number)
-        ]
-
-
-def _computed_first(
-    computed: Callable[[Any], list[Statistic]], statistics: list[Statistic], arrays: Any
-) -> list[Statistic]:
-    """The statistics, of arrays that are in memory before they are summed.
-
-    XLA on a CPU sums arrays of a few thousand elements and more through YNN, which takes twice as
-    long as writing and reading an array if it has to compute that first.
-    """
-    inputs = {id(x) for x in jax.tree.leaves(arrays)}
-    apart = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
-    if not apart or arrays[0].size < LEAST_OF_YNN:
-        return statistics
-    with outlined():
-        first = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in apart]))
-        kept = dict(zip(apart, first(arrays), strict=True))
-    return [x._replace(array=kept.get(k, x.array)) for k, x in enumerate(statistics)]
-
-
 def _distinct(asked: tuple[Asked, ...]) -> list[int]:
     """The positions of the statistics of a round, each but once."""
     return sorted({statistic.like for statistic in asked})
 
 
-def _term(statistic: Statistic) -> jax.Array:
-    """What is summed for a statistic: the elements, or their squares for the root of a sum."""
-    return jnp.square(statistic.array) if statistic.kind in _ROOTS else statistic.array
-
-
-def _sum(statistic: Statistic) -> jax.Array:
-    """This device's sum over each block."""
-    return norms.block_sum(_term(statistic), statistic.kept)
-
-
-_ROOTS = ("norm", "rms")
 _MEANS = ("mean", "rms")
 
 

@@ -1,9 +1,7 @@
-"""Sums over a large array tile by tile, so that a tile is still in the cache when it is needed.
+"""An array cut into tiles, of which each is added, element by element, to the sums so far.
 
-XLA on a CPU sums what it has to compute first at half the speed of its loops that write an array.
-So the tiles are added to each other, element by element, in an array of the size of one, which
-never leaves the cache, and only that is summed. All sums of a round share the loop, and what they
-read.
+What is computed of a tile never leaves the cache, and nor do the sums, an array of the size of a
+tile; all sums share the loop and what they read.
 """
 
 from collections.abc import Callable
@@ -17,9 +15,6 @@ from optax_largebatch import norms
 
 MOST_ELEMENTS = 2**14
 """Of a tile: 64 KiB of float32."""
-
-LEAST_CUT = 2**17
-"""The elements of an array that is cut: every loop takes the compiler a tenth of a second."""
 
 ALIGNMENT = 16
 """Rows of a tile have a multiple of so many elements, which the vectors of a processor hold."""
@@ -40,12 +35,12 @@ class Tiles(NamedTuple):
     def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Tiles | None":
         """The largest tiles of an array whose blocks lie along the axes `kept`.
 
-        None for an array that is small and for blocks that are not contiguous.
+        None for blocks that are not contiguous, and where a tile cannot hold a part of each.
         """
         size = math.prod(shape)
         rows = math.prod(shape[axis] for axis in kept)
         most = MOST_ELEMENTS // max(rows, 1) // ALIGNMENT * ALIGNMENT
-        if size < LEAST_CUT or not most or kept != tuple(range(len(kept))):
+        if not size or not most or kept != tuple(range(len(kept))):
             return None
         even = (n for n in range(most, most // 8, -ALIGNMENT) if size // rows % n == 0)
         return cls(shape, kept, rows, next(even, most))

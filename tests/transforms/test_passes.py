@@ -12,7 +12,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.params.leaves import leaves_of
-from optax_largebatch.transforms import passes, tiles
+from optax_largebatch.transforms import passes, sums, tiles
 from optax_largebatch.transforms.link import Leaf, Link, Stored
 from optax_largebatch.transforms.transformation import link_of, transformation
 
@@ -122,7 +122,7 @@ def plainly(link, updates, state, params):
 @pytest.fixture(params=["few cores", "many cores"])
 def one_cpu(request, monkeypatch):
     monkeypatch.setattr(passes, "on_one_cpu", lambda: True)
-    monkeypatch.setattr(passes, "has_few_cores", lambda: request.param == "few cores")
+    monkeypatch.setattr(sums, "has_few_cores", lambda: request.param == "few cores")
     return request.param
 
 
@@ -130,11 +130,10 @@ def one_cpu(request, monkeypatch):
 def way(request, monkeypatch):
     """The ways in which passes run: what they do depends on where they are."""
     monkeypatch.setattr(passes, "on_one_cpu", lambda: request.param != "several devices")
-    monkeypatch.setattr(passes, "has_few_cores", lambda: request.param == "tiles")
-    monkeypatch.setattr(passes, "LEAST_OF_YNN", 4)
+    monkeypatch.setattr(sums, "has_few_cores", lambda: request.param == "tiles")
+    monkeypatch.setattr(sums, "LEAST_OF_YNN", 4)
     if request.param in ("tiles", "many cores"):
-        monkeypatch.setattr(passes, "LEAST_CUT", 5)
-        monkeypatch.setattr(tiles, "LEAST_CUT", 5)
+        monkeypatch.setattr(sums, "LEAST_CUT", 5)
         monkeypatch.setattr(tiles, "MOST_ELEMENTS", 5)
         monkeypatch.setattr(tiles, "ALIGNMENT", 1)
 

@@ -1,0 +1,101 @@
+"""How the sums of a round of statistics are taken.
+
+XLA on a CPU sums arrays of a few thousand elements and more through YNN. That is fast if they are
+in memory and slow if it has to compute them first: then it takes twice as long as a loop of XLA's
+own that writes the array. So a small leaf is computed first, and a large one is cut into tiles,
+each of which is in the cache when it is added. Where there are many cores, a large leaf is left to
+YNN, which splits it between them; XLA runs loops on one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch import norms
+from optax_largebatch.transforms.compilation import has_few_cores, merged_inside, outlined
+from optax_largebatch.transforms.link import Statistic
+from optax_largebatch.transforms.tiles import Tiles
+
+LEAST_OF_YNN = 2**12
+"""The elements of an array that YNN sums."""
+
+LEAST_CUT = 2**17
+"""The elements of a leaf that is large: every loop takes the compiler a tenth of a second."""
+
+ROOTS = ("norm", "rms")
+
+Computed = Callable[[Any], list[Statistic]]
+"""Gives the statistics of a round, from the arrays of a leaf or from a tile of each."""
+
+
+def block_sum(statistic: Statistic) -> jax.Array:
+    """What a statistic is made from: the sum over each block."""
+    return norms.block_sum(_term(statistic), statistic.kept)
+
+
+def sums_on_one_cpu(
+    statistics: list[Statistic], computed: Computed, arrays: Any, by_element: bool
+) -> list[jax.Array]:
+    """The sums for statistics of one leaf.
+
+    Args:
+        statistics: `computed(arrays)`.
+        computed: what the statistics are taken of.
+        arrays: the arrays of the leaf, the gradient first.
+        by_element: whether `computed` can be given a tile.
+
+    Returns:
+        The sum for each.
+    """
+    size = arrays[0].size
+    if size >= LEAST_CUT:
+        tiles = _tiles(statistics, arrays) if by_element and has_few_cores() else None
+        if tiles:
+            return tiles.sums(lambda arrays: [_term(x) for x in computed(arrays)], arrays)
+        return _apart(len(statistics), computed, arrays)
+    if size >= LEAST_OF_YNN:
+        statistics = _in_memory(statistics, computed, arrays)
+    return [block_sum(x) for x in statistics]
+
+
+def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
+    """How a leaf can be cut, if it can."""
+    shape = arrays[0].shape
+    kept = {statistic.kept for statistic in statistics}
+    if len(kept) > 1 or any(statistic.array.shape != shape for statistic in statistics):
+        return None
+    tiles = Tiles.of(shape, *kept)
+    return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
+
+
+def _apart(number: int, computed: Computed, arrays: Any) -> list[jax.Array]:
+    """The sums without keeping in memory what several of them are computed from."""
+
+    def one(k: int) -> Callable[[Any], jax.Array]:
+        return lambda arrays: block_sum(computed(arrays)[k])
+
+    with outlined():
+        return [jax.jit(merged_inside(one(k)))(arrays) for k in range(number)]
+
+
+def _in_memory(statistics: list[Statistic], computed: Computed, arrays: Any) -> list[Statistic]:
+    """The statistics of arrays that are in memory before they are summed."""
+    inputs = {id(x) for x in jax.tree.leaves(arrays)}
+    late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
+    if not late:
+        return statistics
+
+    def first(arrays: Any) -> list[jax.Array]:
+        own = computed(arrays)
+        return [own[k].array for k in late]
+
+    with outlined():
+        written = dict(zip(late, jax.jit(merged_inside(first))(arrays), strict=True))
+    return [x._replace(array=written.get(k, x.array)) for k, x in enumerate(statistics)]
+
+
+def _term(statistic: Statistic) -> jax.Array:
+    """What is summed: the elements, or their squares for the root of a sum."""
+    return jnp.square(statistic.array) if statistic.kind in ROOTS else statistic.array
