@@ -5,10 +5,11 @@
     python benchmarks/step_cost.py --tree bert-base --rounds 20 --output benchmarks/results
     python benchmarks/step_cost.py --peers               # with PyTorch's, where they are installed
 
-Steps of the optimizers are interleaved and compared round by round, because a shared machine is
-slow at one time and fast at another: only the ratios mean something. Parameters and state are
-donated, as in training. `x floor` is the ratio over that of the bytes that the step cannot do
-without: every pass that a norm forces reads its arrays from memory again. Writes
+Each optimizer takes its steps in turns with `optax.adamw`, and they are compared turn by turn,
+because a shared machine is slow at one time and fast at another: only the ratios mean something.
+One optimizer at a time is in memory, or those with large temporaries would slow down the others.
+Parameters and state are donated, as in training. `x floor` is the ratio over that of the bytes that
+the step cannot do without: every pass that a norm forces reads its arrays from memory again. Writes
 `step_cost.csv`, one line for each optimizer and tree, and `step_cost.png`.
 """
 
@@ -214,25 +215,25 @@ def prepare_peer(tree: str, name: str, gradients: Any) -> tuple[Measurement, Run
 
 
 def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
-    """All optimizers on one tree, a step of each in every round."""
+    """All optimizers on one tree, one after the other, each in turns with the baseline."""
     gradients = arrays(TREES[tree].shapes(), TREES[tree].dtype)
-    prepared = [
-        (prepare_peer if name in PEERS else prepare)(tree, name, gradients)
-        for name in tqdm(names, desc=f"{tree}: compiling")
-    ]
-    for _ in tqdm(range(rounds + 1), desc=f"{tree}: stepping"):
-        for _, running in prepared:
+    measurement, baseline = prepare(tree, BASELINE, gradients)
+    measurements = [measurement]
+    for name in tqdm([name for name in names if name != BASELINE], desc=tree):
+        measurement, running = (prepare_peer if name in PEERS else prepare)(tree, name, gradients)
+        baseline.seconds.clear()
+        for _ in range(rounds + 1):
+            baseline.run()
             running.run()
-    baseline = prepared[names.index(BASELINE)][1]
-    for measurement, running in prepared:
         # The first step is left out: it touches its memory for the first time.
         ratios = np.divide(running.seconds[1:], baseline.seconds[1:])
         low, median, high = np.quantile(ratios, (0.1, 0.5, 0.9))
         measurement.ratio, measurement.ratio_low = round(median, 2), round(low, 2)
         measurement.ratio_high = round(high, 2)
-        floor = (OPTIMIZERS | PEERS)[measurement.optimizer].floor / OPTIMIZERS[BASELINE].floor
+        floor = (OPTIMIZERS | PEERS)[name].floor / OPTIMIZERS[BASELINE].floor
         measurement.times_floor = round(median / floor, 2)
-    return [measurement for measurement, _ in prepared]
+        measurements.append(measurement)
+    return measurements
 
 
 def write_csv(measurements: list[Measurement], path: Path) -> None:

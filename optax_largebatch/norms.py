@@ -34,6 +34,11 @@ def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     return jnp.sum(x, axis=others, keepdims=True)
 
 
+def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...]:
+    """That of the `block_sum` of an array of this shape."""
+    return tuple(size if axis in kept else 1 for axis, size in enumerate(shape)) if kept else ()
+
+
 def sum_of_squares(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     """`block_sum(x**2)`, cast before it is squared.
 
@@ -143,10 +148,9 @@ def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
 
 def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:
     """What `block_sum` gives of zeros, the same on all devices that have parts of a block."""
-    dtype = accumulation_dtype(x.dtype)
+    zeros = jnp.zeros(shape_of_blocks(x.shape, kept), accumulation_dtype(x.dtype))
     if not kept:
-        return jnp.zeros([], dtype)
-    zeros = jnp.zeros([size if axis in kept else 1 for axis, size in enumerate(x.shape)], dtype)
+        return zeros
     columns = enumerate(explicit_spec(x))
     return with_spec(
         zeros, PartitionSpec(*(name if axis in kept else None for axis, name in columns))

@@ -76,11 +76,15 @@ def all_reduces(optimizer, way):
     return len(re.findall(r" all-reduce(?:-start)?\(", compiled.compile().as_text()))
 
 
-@pytest.mark.parametrize("way", ["jit", "jit, told", "shard_map"])
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * ("noise" in n)) for n in OPTIMIZERS],
-)
+# All ways for one of them, and one way for each of the others; the rest is left to `test-slow`.
+CASES = [
+    pytest.param(name, way, marks=[pytest.mark.slow] * (name != "lamb" and way != usual))
+    for name, usual in zip(OPTIMIZERS, ("jit", "shard_map", "jit, told", None), strict=True)
+    for way in ("jit", "jit, told", "shard_map")
+]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_one_reduction_for_each_round_of_norms(name, way):
     optimizer, rounds = OPTIMIZERS[name]
     assert all_reduces(optimizer, way) == rounds

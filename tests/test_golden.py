@@ -51,11 +51,20 @@ def test_float32_peers_in_float32(case):
     assert largest_difference(case, "float32") < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in CASES if c.dtype == "float32"], ids=repr)
 def test_float32_peers_in_float64(case, x64):
     assert largest_difference(case, "float64") < 1e-5
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.dtype == "float64"], ids=repr)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=[pytest.mark.slow] * ("learned_gradient_" in c.name))
+        for c in CASES
+        if c.dtype == "float64"
+    ],
+    ids=repr,
+)
 def test_float64_peers(case, x64):
     assert largest_difference(case, "float64") < 1e-11

@@ -251,7 +251,7 @@ WAYS = [
 
 def marks_of(name, way, precision):
     """Those whose failure one of the others would share are left to `make test-slow`."""
-    usual = name == "lamb" or (way is in_shard_map and name != "learned_gradient")
+    usual = name == "lamb" or (way is in_shard_map and name in ("lans", "lars"))
     return () if usual and precision == "float64" else pytest.mark.slow
 
 

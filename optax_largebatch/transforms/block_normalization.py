@@ -49,7 +49,8 @@ def normalize_by_block_norm(
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         (norm,) = yield block_norms(update, stacked=at.choice)
-        return update / jnp.where(norm > 0, norm + at.scalars, 1), at.state
+        scale = 1 / jnp.where(norm > 0, norm + at.scalars, 1)
+        return update * scale, at.state
 
     return transformation(
         Link(

@@ -121,22 +121,22 @@ def nesterov_split(
         mu, nu = yield from advance_moments(
             moments, update, at._replace(state=at.state.moments, scalars=numbers)
         )
-        denominator = numbers.denominator(nu)
+        inverse = 1 / numbers.denominator(nu)  # a division is what takes longest of a step
         along_momentum = at._replace(
             state=at.state.momentum_branch, scalars=momentum_scalars, choice=choice
         )
         along_gradient = at._replace(
             state=at.state.gradient_branch, scalars=gradient_scalars, choice=choice
         )
-        first = branch.leaf(mu * numbers.mu_scale / denominator, along_momentum)
+        first = branch.leaf(mu * numbers.mu_scale * inverse, along_momentum)
         if order == "sequential":
             first, first_state = yield from first
             moved = at.param - rates[rate_index] * numbers.b1 * first
             along_gradient = along_gradient._replace(param=moved)
-            second = branch.leaf(update / denominator, along_gradient)
+            second = branch.leaf(update * inverse, along_gradient)
             second, second_state = yield from second
         else:
-            second = branch.leaf(update / denominator, along_gradient)
+            second = branch.leaf(update * inverse, along_gradient)
             (first, first_state), (second, second_state) = yield from in_parallel(first, second)
         state = NesterovSplitState(
             at.state.moments._replace(mu=mu, nu=nu), first_state, second_state

@@ -8,11 +8,14 @@ replays the program from its start; where the replay comes to an array that an e
 that XLA drops.
 
 Before each of its rounds of statistics a leaf takes one pass that stores, if it has anything to
-store, and those that sum (`transforms/sums.py`); in the end it takes one that finishes.
+store, and those that sum (`transforms/sums.py`); in the end it takes one that finishes. Leaves that
+are split between devices take their rounds in step with each other, since what the devices add to
+them travels together. On one CPU a leaf goes on by itself, in a group with others if it is small.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 import contextlib
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +30,10 @@ from optax_largebatch.transforms.compilation import (
 )
 from optax_largebatch.transforms.link import Leaf, Link, Request, Statistic, Stored
 from optax_largebatch.transforms.stages import Between, Stages
-from optax_largebatch.transforms.sums import ROOTS, block_sum, sums_on_one_cpu
+from optax_largebatch.transforms.sums import ROOTS, block_sum, is_large, sums_on_one_cpu
+
+MOST_OF_A_GROUP = 2**18
+"""The elements of small leaves that are compiled together: as many as are in the caches at once."""
 
 
 class LeafArrays(NamedTuple):
@@ -54,13 +60,41 @@ class Round(NamedTuple):
     asked: tuple[Asked, ...]
 
 
+class Progress(NamedTuple):
+    """How far the passes over a leaf have come."""
+
+    stored: tuple[jax.Array, ...] = ()
+    answers: tuple[tuple[jax.Array, ...], ...] = ()
+    """The statistics of each round that has been taken."""
+    between: Between | None = None
+    """What follows from all statistics alone, if that is known already."""
+
+    def after(self, asked: tuple[Asked, ...], stored: list[jax.Array], sums: Any) -> "Progress":
+        """The progress one round later; `sums` has one for each position of `_distinct`."""
+        found = dict(zip(_distinct(asked), sums, strict=True))
+        answer = tuple(found[statistic.like] for statistic in asked)
+        return Progress((*self.stored, *stored), (*self.answers, answer))
+
+
+class Plan(NamedTuple):
+    """What a leaf does next by itself."""
+
+    choice: Any
+    rounds: tuple[tuple[Asked, ...], ...]
+    """What is asked in each."""
+    to_the_end: bool
+    """Whether no other round follows."""
+
+
 class Passes:
     """The passes of one link; each is traced once for leaves of the same signature."""
 
     def __init__(self, link: Link):
         self._link = link
         self._rounds: dict[Any, tuple[Round, ...]] = {}
-        self._advance = jax.jit(merged_inside(self._stored_and_sums), static_argnums=(0, 1, 2, 3))
+        self._advance = jax.jit(merged_inside(self._stored_and_sums), static_argnums=(0, 1, 2))
+        self._advance_leaf = jax.jit(merged_inside(self._by_itself), static_argnums=0)
+        self._advance_group = jax.jit(merged_inside(self._together), static_argnums=0)
         self._finish = jax.jit(merged_inside(self._updated), static_argnums=0)
 
     def run(
@@ -82,42 +116,99 @@ class Passes:
             For each leaf the update, in the accumulation dtype, and the leaf's new state.
         """
         rounds = {i: self._rounds_of(choices[i], leaf, scalars) for i, leaf in leaves.items()}
-        stored: dict[int, list[jax.Array]] = {i: [] for i in leaves}
-        answers: dict[int, list[Any]] = {i: [] for i in leaves}
-        between: dict[int, Between | None] = dict.fromkeys(leaves)
-        alone = on_one_cpu() and not any(map(_is_typed_by_devices, jax.tree.leaves(leaves)))
+        progress = dict.fromkeys(leaves, Progress())
+        alone = (
+            on_one_cpu()
+            and not any(map(_is_typed_by_devices, jax.tree.leaves(leaves)))
+            and not any(split(i, x.kept).within for i in leaves for r in rounds[i] for x in r.asked)
+        )
 
-        def replay(i: int) -> tuple[Any, ...]:
-            return choices[i], leaves[i], scalars, stored[i], answers[i]
+        def replay(i: int) -> tuple[LeafArrays, Any, Progress]:
+            return leaves[i], scalars, progress[i]
+
+        def remaining(i: int) -> tuple[Round, ...]:
+            return rounds[i][len(progress[i].answers) :]
 
         waiting = [i for i in leaves if rounds[i]]
         while waiting:
             # A norm of all leaves has to wait for leaves that ask for their own before it.
-            ahead = [i for i in waiting if not rounds[i][len(answers[i])].of_all_leaves]
-            asked = {i: rounds[i][len(answers[i])].asked for i in ahead or waiting}
-            parts: dict[tuple[int, int], jax.Array] = {}
-            for i, statistics in asked.items():
-                # On one CPU the leaves stay apart, or XLA would see that the next round needs the
-                # same direction, and keep that direction, of all leaves at once, in memory. With
-                # several devices it has to see all leaves, to combine the reductions of shards.
-                at_end = alone and bool(ahead) and len(answers[i]) + 1 == len(rounds[i])
-                with outlined() if alone else contextlib.nullcontext():
-                    new, sums, between[i] = self._advance(statistics, alone, at_end, *replay(i))
-                stored[i] += new
-                parts |= {(i, k): x for k, x in zip(_distinct(statistics), sums, strict=True)}
-            splits = {(i, k): split(i, asked[i][k].kept) for i, k in parts}
-            whole = norms.over_shards(parts, splits)
-            if not alone:
-                whole = together(whole)
-            if not ahead:
-                whole = dict.fromkeys(whole, norms.total(list(whole.values())))
-            for i, k in whole:
-                if asked[i][k].kind in _MEANS:
-                    whole[i, k] = whole[i, k] / norms.devices_along(splits[i, k].within)
-            for i, statistics in asked.items():
-                answers[i].append([whole[i, statistic.like] for statistic in statistics])
-            waiting = [i for i in waiting if len(answers[i]) < len(rounds[i])]
-        return {i: self._finish(*replay(i), between[i]) for i in leaves}
+            ahead = [i for i in waiting if not remaining(i)[0].of_all_leaves]
+            if alone and ahead:
+                plans = {i: _plan(choices[i], remaining(i)) for i in ahead}
+                progress |= self._by_groups(plans, {i: replay(i) for i in ahead})
+            else:
+                asked = {i: remaining(i)[0].asked for i in ahead or waiting}
+                replays = {i: (choices[i], *replay(i)) for i in asked}
+                progress |= self._in_step(asked, alone, not ahead, replays, split)
+            waiting = [i for i in waiting if remaining(i)]
+        return {i: self._finish(choices[i], *replay(i)) for i in leaves}
+
+    def _by_groups(self, plans: dict[int, Plan], replays: dict[int, Any]) -> dict[int, Progress]:
+        """The progress of leaves that have all of their blocks here, after the rounds of a plan.
+
+        The groups stay apart, or XLA would see that the update needs the direction that a norm was
+        taken of, and keep that direction, of all leaves at once, in memory. Inside a group it may:
+        what is kept is small, and the other cores have the other leaves of the group to do.
+        """
+        progress: dict[int, Progress] = {}
+        for group in _groups({i: replays[i][0].gradient.size for i in plans}):
+            with outlined():
+                after = self._advance_group(
+                    tuple(plans[i] for i in group), tuple(replays[i] for i in group)
+                )
+            progress |= zip(group, after, strict=True)
+        return progress
+
+    def _in_step(
+        self,
+        asked: dict[int, tuple[Asked, ...]],
+        alone: bool,
+        of_all_leaves: bool,
+        replays: dict[int, Any],
+        split: Callable[[int, tuple[int, ...]], norms.Split],
+    ) -> dict[int, Progress]:
+        """The progress of leaves after one round, for which devices or leaves need each other."""
+        stored: dict[int, list[jax.Array]] = {}
+        parts: dict[tuple[int, int], jax.Array] = {}
+        for i, statistics in asked.items():
+            # With several devices XLA has to see all leaves, to combine their reductions.
+            with outlined() if alone else contextlib.nullcontext():
+                stored[i], sums = self._advance(statistics, alone, *replays[i])
+            parts |= {(i, k): x for k, x in zip(_distinct(statistics), sums, strict=True)}
+        splits = {(i, k): split(i, asked[i][k].kept) for i, k in parts}
+        whole = norms.over_shards(parts, splits)
+        if not alone:
+            whole = together(whole)
+        if of_all_leaves:
+            whole = dict.fromkeys(whole, norms.total(list(whole.values())))
+        for i, k in whole:
+            if asked[i][k].kind in _MEANS:
+                whole[i, k] = whole[i, k] / norms.devices_along(splits[i, k].within)
+        return {
+            i: replays[i][-1].after(
+                statistics, stored[i], [whole[i, k] for k in _distinct(asked[i])]
+            )
+            for i, statistics in asked.items()
+        }
+
+    def _together(
+        self, plans: tuple[Plan, ...], replays: tuple[tuple[LeafArrays, Any, Progress], ...]
+    ) -> list[Progress]:
+        """The progress of the leaves of a group."""
+        return [self._advance_leaf(plan, *own) for plan, own in zip(plans, replays, strict=True)]
+
+    def _by_itself(
+        self, plan: Plan, leaf: LeafArrays, scalars: Any, progress: Progress
+    ) -> Progress:
+        """The progress of one leaf of a group."""
+        for asked in plan.rounds:
+            with outlined() if is_large(leaf.gradient.size) else contextlib.nullcontext():
+                stored, sums = self._advance(asked, True, plan.choice, leaf, scalars, progress)
+            progress = progress.after(asked, stored, sums)
+        if not plan.to_the_end:
+            return progress
+        stages = self._stages(plan.choice, leaf, scalars, progress)
+        return progress._replace(between=stages.first())
 
     def _rounds_of(self, choice: Any, leaf: LeafArrays, scalars: Any) -> tuple[Round, ...]:
         """The requests of a leaf's program, from an abstract run."""
@@ -148,7 +239,7 @@ class Passes:
 
     def _replay(
         self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[jax.Array]
-    ) -> Generator[Request, list[jax.Array], tuple[jax.Array, Any]]:
+    ) -> Generator[Request, Sequence[jax.Array], tuple[jax.Array, Any]]:
         """The leaf's program from its start, up to its requests; answered by sums and means.
 
         What it stores is taken from `stored` as far as that goes, and then appended to it.
@@ -180,12 +271,17 @@ class Passes:
                 ]
 
     def _asked(
-        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
+        self,
+        choice: Any,
+        leaf: LeafArrays,
+        scalars: Any,
+        progress: Progress,
+        stored: list[jax.Array],
     ) -> Request:
-        """The request that follows the answers; `stored` grows to what is stored by then."""
+        """The request that follows; `stored` grows to what is stored by then."""
         program = self._replay(choice, leaf, scalars, stored)
         request = next(program)
-        for answer in answers:
+        for answer in progress.answers:
             request = program.send(answer)
         return request
 
@@ -193,23 +289,18 @@ class Passes:
         self,
         asked: tuple[Asked, ...],
         alone: bool,
-        at_end: bool,
         choice: Any,
         leaf: LeafArrays,
         scalars: Any,
-        stored: list[Any],
-        answers: list[Any],
-    ) -> tuple[list[Any], list[jax.Array], Between | None]:
-        """What is stored before the next round, and what this device adds to its statistics.
-
-        Before the last round (`at_end`) also what follows from the statistics alone.
-        """
-        now_stored = [*stored]
-        request = self._asked(choice, leaf, scalars, now_stored, answers)
+        progress: Progress,
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """What is stored before the next round, and what this device adds to its statistics."""
+        now_stored = [*progress.stored]
+        request = self._asked(choice, leaf, scalars, progress, now_stored)
         flags = jax.tree.leaves(self._link.like_leaf(leaf.state))
         state, structure = jax.tree.flatten(leaf.state)
         like_leaf = [x for x, flag in zip(state, flags, strict=True) if flag]
-        arrays = (leaf.gradient, leaf.param, like_leaf, now_stored, answers)
+        arrays = (leaf.gradient, leaf.param, like_leaf, now_stored, progress.answers)
 
         def computed(arrays: Any) -> list[Statistic]:
             """The statistics of the round, of the leaf or of a part of it."""
@@ -217,7 +308,8 @@ class Passes:
             parts = iter(like_leaf)
             own = [next(parts) if flag else x for x, flag in zip(state, flags, strict=True)]
             part = LeafArrays(gradient, param, structure.unflatten(own))
-            statistics = self._asked(choice, part, scalars, [*stored], answers).statistics
+            before = Progress(answers=answers)
+            statistics = self._asked(choice, part, scalars, before, [*stored]).statistics
             return [statistics[k] for k in _distinct(asked)]
 
         different = [request.statistics[k] for k in _distinct(asked)]
@@ -228,41 +320,26 @@ class Passes:
         for position, k in enumerate(_distinct(asked)):
             if asked[k].kind in _MEANS:
                 sums[position] /= max(leaf.gradient.size // max(sums[position].size, 1), 1)
-        between = None
-        if at_end:
-            given = dict(zip(_distinct(asked), sums, strict=True))
-            answers = [*answers, [given[statistic.like] for statistic in asked]]
-            stages = self._stages(choice, leaf, scalars, now_stored, answers)
-            between = stages.first()
-        return now_stored[len(stored) :], sums, between
+        return now_stored[len(progress.stored) :], sums
 
     def _updated(
-        self,
-        choice: Any,
-        leaf: LeafArrays,
-        scalars: Any,
-        stored: list[Any],
-        answers: list[Any],
-        between: Between | None,
+        self, choice: Any, leaf: LeafArrays, scalars: Any, progress: Progress
     ) -> tuple[jax.Array, Any]:
         """What the program returns, from where the passes before have come to."""
-        if between is None:
-            return self._result(choice, leaf, scalars, stored, answers)
-        stages = self._stages(choice, leaf, scalars, stored, answers)
-        return stages.second(between)
+        if progress.between is None:
+            return self._result(choice, leaf, scalars, progress.stored, progress.answers)
+        return self._stages(choice, leaf, scalars, progress).second(progress.between)
 
-    def _stages(
-        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
-    ) -> Stages:
+    def _stages(self, choice: Any, leaf: LeafArrays, scalars: Any, progress: Progress) -> Stages:
         """The end of the program: what follows from numbers alone, and all else."""
 
         def result(scalars: Any, answers: Any, arrays: Any) -> tuple[jax.Array, Any]:
             return self._result(choice, arrays[0], scalars, arrays[1], answers)
 
-        return Stages(result, scalars, answers, (leaf, stored))
+        return Stages(result, scalars, progress.answers, (leaf, progress.stored))
 
     def _result(
-        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[Any], answers: list[Any]
+        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: Any, answers: Any
     ) -> tuple[jax.Array, Any]:
         """What the program returns."""
         program = self._replay(choice, leaf, scalars, [*stored])
@@ -284,6 +361,25 @@ def _is_typed_by_devices(x: Any) -> bool:
 def _distinct(asked: tuple[Asked, ...]) -> list[int]:
     """The positions of the statistics of a round, each but once."""
     return sorted({statistic.like for statistic in asked})
+
+
+def _plan(choice: Any, rounds: tuple[Round, ...]) -> Plan:
+    """A leaf's plan for the rounds up to the first of all leaves."""
+    own = tuple(x.asked for x in itertools.takewhile(lambda x: not x.of_all_leaves, rounds))
+    return Plan(choice, own, len(own) == len(rounds))
+
+
+def _groups(sizes: Mapping[int, int]) -> list[list[int]]:
+    """The leaves, several small ones at a time."""
+    groups: list[list[int]] = []
+    room = 0
+    for i, size in sizes.items():
+        if not groups or size > room:
+            groups.append([])
+            room = MOST_OF_A_GROUP
+        groups[-1].append(i)
+        room -= size
+    return groups
 
 
 _MEANS = ("mean", "rms")

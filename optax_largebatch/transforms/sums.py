@@ -2,9 +2,10 @@
 
 XLA on a CPU sums arrays of a few thousand elements and more through YNN. That is fast if they are
 in memory and slow if it has to compute them first: then it takes twice as long as a loop of XLA's
-own that writes the array. So a small leaf is computed first, and a large one is cut into tiles,
-each of which is in the cache when it is added. Where there are many cores, a large leaf is left to
-YNN, which splits it between them; XLA runs loops on one.
+own that writes the array. So a small leaf is computed first, or folded if several sums are asked
+of it, and a large one is cut into tiles, each of which is in the cache when it is added. Where
+there are many cores, a large leaf is left to YNN, which splits it between them; XLA runs loops on
+one.
 """
 
 from collections.abc import Callable
@@ -15,11 +16,15 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.transforms.compilation import has_few_cores, merged_inside, outlined
+from optax_largebatch.transforms.folds import Fold
 from optax_largebatch.transforms.link import Statistic
 from optax_largebatch.transforms.tiles import Tiles
 
 LEAST_OF_YNN = 2**12
 """The elements of an array that YNN sums."""
+
+LEAST_FOLDED = 2**15
+"""The elements of a leaf for which one kernel more for the sum of a fold does not matter."""
 
 LEAST_CUT = 2**17
 """The elements of a leaf that is large: every loop takes the compiler a tenth of a second."""
@@ -28,6 +33,11 @@ ROOTS = ("norm", "rms")
 
 Computed = Callable[[Any], list[Statistic]]
 """Gives the statistics of a round, from the arrays of a leaf or from a tile of each."""
+
+
+def is_large(size: int) -> bool:
+    """Whether a leaf of so many elements should pass through memory as seldom as can be."""
+    return size >= LEAST_CUT
 
 
 def block_sum(statistic: Statistic) -> jax.Array:
@@ -49,25 +59,50 @@ def sums_on_one_cpu(
     Returns:
         The sum for each.
     """
+
+    def terms(arrays: Any) -> list[jax.Array]:
+        return [_term(x) for x in computed(arrays)]
+
     size = arrays[0].size
-    if size >= LEAST_CUT:
+    if is_large(size):
         tiles = _tiles(statistics, arrays) if by_element and has_few_cores() else None
         if tiles:
-            return tiles.sums(lambda arrays: [_term(x) for x in computed(arrays)], arrays)
+            return tiles.sums(terms, arrays)
         return _apart(len(statistics), computed, arrays)
-    if size >= LEAST_OF_YNN:
-        statistics = _in_memory(statistics, computed, arrays)
-    return [block_sum(x) for x in statistics]
+    inputs = {id(x) for x in jax.tree.leaves(arrays)}
+    late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
+    if size < LEAST_OF_YNN or not late:
+        return [block_sum(x) for x in statistics]
+    fold = _fold(statistics) if size >= LEAST_FOLDED else None
+    if fold:
+        return fold.sums(terms, arrays)
+    with outlined():
+        written = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in late]))
+        in_memory = dict(zip(late, written(arrays), strict=True))
+    return [
+        block_sum(x._replace(array=in_memory.get(k, x.array))) for k, x in enumerate(statistics)
+    ]
 
 
 def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
     """How a leaf can be cut, if it can."""
     shape = arrays[0].shape
-    kept = {statistic.kept for statistic in statistics}
-    if len(kept) > 1 or any(statistic.array.shape != shape for statistic in statistics):
+    if not _are_alike(statistics) or statistics[0].array.shape != shape:
         return None
-    tiles = Tiles.of(shape, *kept)
+    tiles = Tiles.of(shape, statistics[0].kept)
     return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
+
+
+def _fold(statistics: list[Statistic]) -> Fold | None:
+    """How what is summed can be folded, if it can; XLA would leave a single sum to YNN."""
+    if len(statistics) < 2 or not _are_alike(statistics):
+        return None
+    return Fold.of(statistics[0].array.shape, statistics[0].kept)
+
+
+def _are_alike(statistics: list[Statistic]) -> bool:
+    """Whether they are taken of arrays of one shape over the same blocks."""
+    return len({(x.array.shape, x.kept) for x in statistics}) == 1
 
 
 def _apart(number: int, computed: Computed, arrays: Any) -> list[jax.Array]:
@@ -78,22 +113,6 @@ def _apart(number: int, computed: Computed, arrays: Any) -> list[jax.Array]:
 
     with outlined():
         return [jax.jit(merged_inside(one(k)))(arrays) for k in range(number)]
-
-
-def _in_memory(statistics: list[Statistic], computed: Computed, arrays: Any) -> list[Statistic]:
-    """The statistics of arrays that are in memory before they are summed."""
-    inputs = {id(x) for x in jax.tree.leaves(arrays)}
-    late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
-    if not late:
-        return statistics
-
-    def first(arrays: Any) -> list[jax.Array]:
-        own = computed(arrays)
-        return [own[k].array for k in late]
-
-    with outlined():
-        written = dict(zip(late, jax.jit(merged_inside(first))(arrays), strict=True))
-    return [x._replace(array=written.get(k, x.array)) for k, x in enumerate(statistics)]
 
 
 def _term(statistic: Statistic) -> jax.Array:

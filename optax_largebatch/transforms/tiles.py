@@ -1,10 +1,14 @@
 """An array cut into tiles, of which each is added, element by element, to the sums so far.
 
 What is computed of a tile never leaves the cache, and nor do the sums, an array of the size of a
-tile; all sums share the loop and what they read.
+tile. A turn of the loop adds several tiles at once, so that the sums are read and written once for
+all of them. XLA on a CPU makes a kernel for each array that a turn returns, so two sums share one
+as the parts of a complex number, and with it what they read and compute. It splits a kernel between
+cores if that moves more than half a megabyte, which is why a tile is no smaller.
 """
 
 from collections.abc import Callable
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -13,8 +17,11 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 
-MOST_ELEMENTS = 2**14
-"""Of a tile: 64 KiB of float32."""
+MOST_ELEMENTS = 2**15
+"""Of a tile: 128 KiB of float32."""
+
+TILES_OF_A_TURN = 4
+"""Added to the sums in one expression, which the compiler takes the longer for."""
 
 ALIGNMENT = 16
 """Rows of a tile have a multiple of so many elements, which the vectors of a processor hold."""
@@ -33,22 +40,26 @@ class Tiles(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Tiles | None":
-        """The largest tiles of an array whose blocks lie along the axes `kept`.
+        """Large tiles of an array whose blocks lie along the axes `kept`, and little besides.
 
-        None for blocks that are not contiguous, and where a tile cannot hold a part of each.
+        None for blocks that are not contiguous, and where a tile cannot hold a part of each. There
+        are two turns at least: XLA unrolls a loop of one, and makes a slow kernel of it.
         """
         size = math.prod(shape)
         rows = math.prod(shape[axis] for axis in kept)
-        most = MOST_ELEMENTS // max(rows, 1) // ALIGNMENT * ALIGNMENT
-        if not size or not most or kept != tuple(range(len(kept))):
+        if not size or kept != tuple(range(len(kept))):
             return None
-        even = (n for n in range(most, most // 8, -ALIGNMENT) if size // rows % n == 0)
-        return cls(shape, kept, rows, next(even, most))
+        length = size // rows
+        most = min(MOST_ELEMENTS // rows, length // (2 * TILES_OF_A_TURN)) // ALIGNMENT
+        if not most:
+            return None
+        widths = (ALIGNMENT * n for n in range(most, most // 2, -1))
+        return cls(shape, kept, rows, min(widths, key=lambda n: length % (TILES_OF_A_TURN * n)))
 
     @property
     def shape_of_blocks(self) -> tuple[int, ...]:
         """That of an array with an element for each block, which broadcasts."""
-        return tuple(n if axis in self.kept else 1 for axis, n in enumerate(self.shape))
+        return norms.shape_of_blocks(self.shape, self.kept)
 
     def can_cut(self, x: jax.Array) -> bool:
         """Whether an array has an element for each of the whole's, for each block, or just one."""
@@ -72,23 +83,40 @@ class Tiles(NamedTuple):
                     return x
                 return jax.lax.dynamic_slice_in_dim(x, start, columns, axis=1)
 
-            return terms(jax.tree.map(cut, rows))
+            return _paired(terms(jax.tree.map(cut, rows)))
 
-        def with_tile(index: Any, totals: list[jax.Array]) -> list[jax.Array]:
-            tile = terms_of_tile(index * self.columns, self.columns)
-            return [total + term for total, term in zip(totals, tile, strict=True)]
+        def turn(index: Any, totals: list[jax.Array]) -> list[jax.Array]:
+            for k in range(TILES_OF_A_TURN):
+                start = (index * TILES_OF_A_TURN + k) * self.columns
+                tile = terms_of_tile(start, self.columns)
+                totals = [total + term for total, term in zip(totals, tile, strict=True)]
+            return totals
 
         shapes = jax.eval_shape(lambda: terms_of_tile(0, self.columns))
         totals = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-        number, rest = divmod(math.prod(self.shape) // self.rows, self.columns)
-        totals = self._sums(jax.lax.fori_loop(0, number, with_tile, totals))
+        length = math.prod(self.shape) // self.rows
+        turns, rest = divmod(length, TILES_OF_A_TURN * self.columns)
+        totals = self._sums(jax.lax.fori_loop(0, turns, turn, totals))
         if not rest:
             return totals
-        last = self._sums(terms_of_tile(number * self.columns, rest))
+        last = self._sums(terms_of_tile(length - rest, rest))
         return [total + term for total, term in zip(totals, last, strict=True)]
 
-    def _sums(self, rows: list[jax.Array]) -> list[jax.Array]:
+    def _sums(self, pairs: list[jax.Array]) -> list[jax.Array]:
         """The sums of rows, in the shape of the blocks."""
-        if not self.kept:
-            return [norms.block_sum(x) for x in rows]
-        return [norms.block_sum(x, (0,)).reshape(self.shape_of_blocks) for x in rows]
+        return [norms.block_sum(x, (0,)).reshape(self.shape_of_blocks) for x in _single(pairs)]
+
+
+def _paired(terms: list[jax.Array]) -> list[jax.Array]:
+    """Two terms each in one complex array; of an odd number the first stays as it is.
+
+    It is often the norm of a parameter, for which there is nothing to compute.
+    """
+    odd = len(terms) % 2
+    return [*terms[:odd], *map(jax.lax.complex, terms[odd::2], terms[odd + 1 :: 2])]
+
+
+def _single(pairs: list[jax.Array]) -> list[jax.Array]:
+    """The terms, out of their pairs."""
+    parts = ([x.real, x.imag] if jnp.iscomplexobj(x) else [x] for x in pairs)
+    return list(itertools.chain.from_iterable(parts))

@@ -21,7 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "coming_from").glob("*.md")),
     ROOT / "docs" / "errors.md",
 ]
-FAST = ("jit_on_a_mesh", "pmap", "shard_map", "stacked_layers")
+FAST = ("stacked_layers",)
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 END = "(end of block)"
 

@@ -146,6 +146,7 @@ def test_default_rates():
     assert train_digits.default_rate("lamb", middle) == pytest.approx((small * large) ** 0.5)
 
 
+@pytest.mark.slow
 def test_float16_loses_nothing(tmp_path):
     """Its loss falls as that of float32."""
     length = "--optimizer lamb --batch-size 64 --steps 16 --warmup-epochs 0"

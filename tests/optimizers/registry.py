@@ -1,10 +1,11 @@
 """The optimizers under the common suite; a new one joins by a line here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import inspect
 from typing import Any, NamedTuple
 
 import optax
+import pytest
 
 import optax_largebatch as lb
 
@@ -34,6 +35,9 @@ class Entry(NamedTuple):
         """The optimizer, with some settings changed."""
         return self.factory(**(self.kwargs | changes))
 
+
+LONG = ("cain", "learned_gradient", "scaled_adam")
+"""Those with so many states and norms that what all do is tested by `make test-slow` for them."""
 
 OPTIMIZERS = {
     "lamb": Entry(lb.lamb, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
@@ -72,3 +76,8 @@ OPTIMIZERS = {
         static_args=("size_update_period", "clipping_update_period"),
     ),
 }
+
+
+def named(names: Iterable[str]) -> list[Any]:
+    """The names as parameters of a test, the long ones marked as slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in names]

@@ -8,6 +8,7 @@ import pytest
 
 import optax_largebatch as lb
 from tests.optimizers.checkpointed import CHECKPOINTED, parameters, trained
+from tests.optimizers.registry import named
 
 
 def placed(optimizer, devices):
@@ -24,16 +25,11 @@ def placed(optimizer, devices):
     )
 
 
-LONG = ("cain", "learned_gradient")
-"""They take seconds to compile for several devices."""
-
 TOLERANCES = {"noise scale": 2e-5}
 """On another number of devices, of the largest value; it is averages of differences of norms."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in CHECKPOINTED]
-)
+@pytest.mark.parametrize("name", named(CHECKPOINTED))
 def test_training_goes_on_from_a_checkpoint(name, tmp_path):
     """Saved from eight devices and read for eight, to the same bits; and for two."""
     optimizer = CHECKPOINTED[name]()

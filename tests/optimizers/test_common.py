@@ -11,9 +11,9 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch import optimizers
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import OPTIMIZERS, named
 
-pytestmark = pytest.mark.parametrize("name", OPTIMIZERS)
+pytestmark = pytest.mark.parametrize("name", named(OPTIMIZERS))
 DTYPES = ("float32", "bfloat16", "float16")
 
 

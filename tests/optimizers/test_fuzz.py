@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import LONG, OPTIMIZERS
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 SHAPES = ((), (1,), (3,), (0,), (2, 3), (1, 4), (2, 1, 3), (0, 3))
@@ -217,8 +217,6 @@ def run(kind, name, cases):
     fuzz()
 
 
-LONG = ("cain", "learned_gradient", "scaled_adam")
-"""They take seconds to compile, and to run uncompiled."""
 QUICK = [
     (name, kind)
     for name in OPTIMIZERS

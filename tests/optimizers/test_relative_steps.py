@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.optimizers.registry import named
 
 STEPS = 30
 SHAPES = {"matrix": (6, 5), "cube": (4, 3, 2), "bias": (8,), "few": (3,), "column": (7, 1)}
@@ -59,7 +60,7 @@ def assert_same(ours, theirs):
         assert largest > 0
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", named(OPTIMIZERS))
 def test_units_of_the_parameters_and_of_the_loss_do_not_matter(name, x64):
     """Scaling `p -> c p` and so `g -> g / c` scales the trajectory; `g -> k g` changes nothing."""
     params, gradients = network(SHAPES | {"scalar": ()})
@@ -112,7 +113,7 @@ def unstacked(tree, time=0):
     return layers
 
 
-@pytest.mark.parametrize("name", STACKED)
+@pytest.mark.parametrize("name", named(STACKED))
 def test_stacked_layers_equal_layers_apart(name, x64):
     params, gradients = network({leaf: shape for leaf, (shape, _) in STACKS.items()})
     for leaf, (shape, axes) in STACKS.items():  # layers of very different size

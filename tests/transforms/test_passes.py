@@ -12,9 +12,10 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.params.leaves import leaves_of
-from optax_largebatch.transforms import passes, sums, tiles
+from optax_largebatch.transforms import folds, passes, sums, tiles
 from optax_largebatch.transforms.link import Leaf, Link, Stored
 from optax_largebatch.transforms.transformation import link_of, transformation
+from tests.optimizers.registry import named
 
 KERNELS = lb.matching("kernel")
 GROUPS = lb.param_groups(
@@ -126,20 +127,25 @@ def one_cpu(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture(params=["several devices", "small leaves", "tiles", "many cores"])
+@pytest.fixture(params=["several devices", "small leaves", "folds", "tiles", "many cores"])
 def way(request, monkeypatch):
     """The ways in which passes run: what they do depends on where they are."""
     monkeypatch.setattr(passes, "on_one_cpu", lambda: request.param != "several devices")
     monkeypatch.setattr(sums, "has_few_cores", lambda: request.param == "tiles")
     monkeypatch.setattr(sums, "LEAST_OF_YNN", 4)
+    if request.param == "folds":
+        monkeypatch.setattr(sums, "LEAST_FOLDED", 4)
+        monkeypatch.setattr(folds, "FOLDS", range(2, 4))
+        monkeypatch.setattr(passes, "MOST_OF_A_GROUP", 20)
     if request.param in ("tiles", "many cores"):
         monkeypatch.setattr(sums, "LEAST_CUT", 5)
         monkeypatch.setattr(tiles, "MOST_ELEMENTS", 5)
+        monkeypatch.setattr(tiles, "TILES_OF_A_TURN", 1)
         monkeypatch.setattr(tiles, "ALIGNMENT", 1)
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", named(OPTIMIZERS))
 def test_equals_the_plain_reading(name):
     optimizer = OPTIMIZERS[name]
     link = link_of(optimizer)
@@ -154,6 +160,14 @@ def test_equals_the_plain_reading(name):
         chex.assert_trees_all_close(state, plain_state, rtol=6e-6, atol=5e-7)
 
 
+@pytest.mark.usefixtures("one_cpu")
+def test_an_empty_leaf_may_come_first():
+    params = {"a": jnp.zeros(0), "b": jnp.ones(3)}
+    optimizer = lb.lamb(0.1)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["b"], -0.1, rtol=1e-5)
+
+
 def compiled_step(optimizer, params):
     def step(params, state, gradients):
         updates, state = optimizer.update(gradients, state, params)
@@ -163,8 +177,8 @@ def compiled_step(optimizer, params):
     return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
 
 
-LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((1024, 1024), "float32") for index in range(8)}
-BYTES = 8 * 4 * 1024 * 1024
+LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(8)}
+BYTES = 8 * 4 * 2048 * 2048
 
 
 @pytest.mark.usefixtures("one_cpu")

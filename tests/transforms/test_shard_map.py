@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import OPTIMIZERS, named
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
 
@@ -47,7 +47,7 @@ def everything(name):
     )
 
 
-@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if not entry.needs_specs])
+@pytest.mark.parametrize("name", named(n for n, x in OPTIMIZERS.items() if not x.needs_specs))
 def test_equals_a_single_device(name):
     optimizer = everything(name)
     sharded = jax.shard_map(
@@ -109,7 +109,7 @@ def test_specs_without_a_mesh_are_an_error():
         )
 
 
-@pytest.mark.parametrize("name", [n for n, entry in OPTIMIZERS.items() if entry.needs_specs])
+@pytest.mark.parametrize("name", named(n for n, x in OPTIMIZERS.items() if x.needs_specs))
 class TestAlongAxes:
     def step(self, name, specs):
         optimizer = OPTIMIZERS[name].make()

@@ -10,7 +10,7 @@ from optax_largebatch.transforms.tiles import Tiles
 
 SHAPES = {
     "even": ((64, 32), ()),
-    "a last tile that is shorter": ((2003,), ()),
+    "some elements are left over": ((2003,), ()),
     "a stack": ((4, 16, 32), (0,)),
     "a stack of odd layers": ((3, 701), (0,)),
     "stacked twice": ((2, 3, 50, 7), (0, 1)),
@@ -28,7 +28,7 @@ def test_sums_are_those_of_whole_blocks(name):
     shape, kept = SHAPES[name]
     cut = Tiles.of(shape, kept)
     assert cut is not None
-    a, b = (jax.random.uniform(jax.random.key(seed), shape) for seed in range(2))
+    a, b = (jax.random.uniform(jax.random.key(seed), shape, "float32") for seed in range(2))
     scale = 1.0 + jnp.arange(float(np.prod(cut.shape_of_blocks))).reshape(cut.shape_of_blocks)
     one = jnp.asarray(3.0)
     seen = []
@@ -45,13 +45,13 @@ def test_sums_are_those_of_whole_blocks(name):
         expected = np.sum(whole, axis=others, keepdims=bool(kept))
         assert ours.shape == expected.shape
         np.testing.assert_allclose(ours, expected, rtol=2e-5)
-    assert max(seen[:-1]) <= tiles.MOST_ELEMENTS
+    assert max(seen[:-1]) < tiles.TILES_OF_A_TURN * tiles.MOST_ELEMENTS < a.size
 
 
 @pytest.mark.parametrize(
     ("shape", "kept"),
-    [((64, 32), (1,)), ((200, 16), (0,)), ((0, 5), ())],
-    ids=["not contiguous", "more blocks than a tile holds", "empty"],
+    [((64, 32), (1,)), ((200, 1600), (0,)), ((0, 5), ()), ((100,), ())],
+    ids=["not contiguous", "more blocks than a tile holds", "empty", "no two turns"],
 )
 def test_what_is_not_cut(shape, kept):
     assert Tiles.of(shape, kept) is None
@@ -67,5 +67,9 @@ def test_sums_can_be_differentiated():
     """As updates are, by those who learn the parameters of an optimizer."""
     cut = Tiles.of((2003,), ())
     x = jnp.linspace(-1.0, 1.0, 2003)
-    gradient = jax.grad(lambda x: cut.sums(lambda arrays: [arrays[0] ** 3], (x,))[0])(x)
-    np.testing.assert_allclose(gradient, 3 * x**2, rtol=1e-5, atol=1e-7)
+
+    def weighted(x):
+        first, second = cut.sums(lambda arrays: [arrays[0] ** 3, arrays[0] ** 2], (x,))
+        return first + 2 * second
+
+    np.testing.assert_allclose(jax.grad(weighted)(x), 3 * x**2 + 4 * x, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,84 @@
+"""Several sums of what is computed from one array, in one kernel.
+
+XLA on a CPU makes a kernel for each array that it computes, which reads and computes anew what
+others have in common with it. Only a reduction of several arrays at once is a single one, and
+keeps nothing of what it reduces. It is fast as long as there is little to add for each result. So
+an array is folded a few times, and what lies on top of each other is added; the rest is a sum of
+arrays in memory, a fraction of the size.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from optax_largebatch import norms
+from optax_largebatch.transforms.compilation import merged_inside, outlined
+
+FOLDS = range(4, 10)
+"""How many layers there can be."""
+
+
+class Fold(NamedTuple):
+    """How an array is folded: each block for itself, into layers that lie on top of each other."""
+
+    shape: tuple[int, ...]
+    """That of the array."""
+    kept: tuple[int, ...]
+    """The axes along which its blocks lie, the first of all."""
+    layers: int
+    width: int
+    """Of a layer; what is left over of a block is shorter than `layers`."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Fold | None":
+        """The fold that leaves least over; None for blocks that are too short or not contiguous."""
+        length = math.prod(shape[len(kept) :])
+        if length < max(FOLDS) or kept != tuple(range(len(kept))):
+            return None
+        layers = min(FOLDS, key=lambda n: length % n)
+        return cls(shape, kept, layers, length // layers)
+
+    def sums(self, terms: Callable[[Any], list[jax.Array]], arrays: Any) -> list[jax.Array]:
+        """The sums over each block of what is computed.
+
+        Args:
+            terms: what is to be summed, from the arrays.
+            arrays: a tree of arrays.
+
+        Returns:
+            Arrays with an element for each block: shape () or, say, (layers, 1, 1).
+        """
+        length = math.prod(self.shape[len(self.kept) :])
+        even = self.layers * self.width
+
+        def rows(arrays: Any) -> list[jax.Array]:
+            return [x.reshape(-1, length) for x in terms(arrays)]
+
+        def layers(arrays: Any) -> list[jax.Array]:
+            folded = (x[:, :even].reshape(-1, self.layers, self.width) for x in rows(arrays))
+            return _added(list(folded))
+
+        def left_over(arrays: Any) -> list[jax.Array]:
+            return _added([x[:, even:] for x in rows(arrays)])
+
+        # Apart, or XLA would keep in memory what both are computed from.
+        with outlined():
+            added = jax.jit(merged_inside(layers))(arrays)
+            rest = jax.jit(merged_inside(left_over))(arrays) if even < length else None
+        sums = [norms.block_sum(x, (0,))[:, 0] for x in added]
+        if rest:
+            sums = [x + y for x, y in zip(sums, rest, strict=True)]
+        return [x.reshape(norms.shape_of_blocks(self.shape, self.kept)) for x in sums]
+
+
+def _added(arrays: list[jax.Array]) -> list[jax.Array]:
+    """The sums of arrays of one shape along their second axis."""
+
+    def add(some: tuple[jax.Array, ...], more: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        return tuple(x + y for x, y in zip(some, more, strict=True))
+
+    zeros = tuple(np.zeros((), x.dtype) for x in arrays)
+    return list(jax.lax.reduce(tuple(arrays), zeros, add, (1,)))
