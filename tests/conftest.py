@@ -21,6 +21,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
     """A program that several tests compile is compiled once, for all workers of pytest-xdist."""
+    if jax.__version_info__ < (0, 10):
+        return  # jaxlib 0.6 reads some loops back wrongly: they do not turn
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     jax.config.update("jax_compilation_cache_dir", str(shared / "compiled"))
