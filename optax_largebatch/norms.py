@@ -172,7 +172,16 @@ def total(sums: Sequence[jax.Array]) -> jax.Array:
     return jnp.sum(jnp.stack([part.astype(dtype) for part in sums]))
 
 
+@jax.custom_jvp
 def from_sum_of_squares(square: jax.Array) -> jax.Array:
     """The L2 norm; its derivative at 0 is 0, for those who differentiate through an update."""
-    zero = square == 0
-    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
+    return jnp.sqrt(square)
+
+
+@from_sum_of_squares.defjvp
+def _derivative_of_norm(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    norm = from_sum_of_squares(*primals)
+    zero = norm == 0
+    return norm, jnp.where(zero, 0, tangents[0] / jnp.where(zero, 1, 2 * norm))

@@ -4,7 +4,8 @@ XLA on a CPU makes a kernel for each array that it computes, which reads and com
 others have in common with it. Only a reduction of several arrays at once is a single one, and
 keeps nothing of what it reduces. It is fast as long as there is little to add for each result. So
 an array is folded a few times, and what lies on top of each other is added; the rest is a sum of
-arrays in memory, a fraction of the size.
+arrays in memory, a fraction of the size. Few elements are folded twice: all of their sums take two
+kernels, where XLA makes several for each.
 """
 
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from optax_largebatch.transforms.compilation import merged_inside, outlined
 
 FOLDS = range(4, 10)
 """How many layers there can be."""
+
+WIDTH_OF_FEW = 64
+"""Of the layers of few elements: the root of the largest number of them."""
 
 
 class Fold(NamedTuple):
@@ -59,10 +63,10 @@ class Fold(NamedTuple):
 
         def layers(arrays: Any) -> list[jax.Array]:
             folded = (x[:, :even].reshape(-1, self.layers, self.width) for x in rows(arrays))
-            return _added(list(folded))
+            return _added(list(folded), 1)
 
         def left_over(arrays: Any) -> list[jax.Array]:
-            return _added([x[:, even:] for x in rows(arrays)])
+            return _added([x[:, even:] for x in rows(arrays)], 1)
 
         # Apart, or XLA would keep in memory what both are computed from.
         with outlined():
@@ -74,11 +78,29 @@ class Fold(NamedTuple):
         return [x.reshape(norms.shape_of_blocks(self.shape, self.kept)) for x in sums]
 
 
-def _added(arrays: list[jax.Array]) -> list[jax.Array]:
-    """The sums of arrays of one shape along their second axis."""
+def sums_of_few(terms: list[jax.Array], kept: tuple[int, ...]) -> list[jax.Array]:
+    """The sums over each block of arrays of one shape that have few elements, in two kernels.
+
+    The blocks lie along the first axes. The last layer is filled up, which is cheap for few.
+    """
+    shape = terms[0].shape
+    blocks, length = shape[: len(kept)], math.prod(shape[len(kept) :])
+    layers = math.ceil(length / WIDTH_OF_FEW)
+    filling = [(0, 0, 0)] * len(kept) + [(0, layers * WIDTH_OF_FEW - length, 0)]
+
+    def folded(x: jax.Array) -> jax.Array:
+        filled = jax.lax.pad(x.reshape(*blocks, length), np.zeros((), x.dtype), filling)
+        return filled.reshape(*blocks, layers, WIDTH_OF_FEW)
+
+    sums = _added(_added([folded(x) for x in terms], len(kept)), len(kept))
+    return [x.reshape(norms.shape_of_blocks(shape, kept)) for x in sums]
+
+
+def _added(arrays: list[jax.Array], axis: int) -> list[jax.Array]:
+    """The sums of arrays of one shape along an axis."""
 
     def add(some: tuple[jax.Array, ...], more: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(x + y for x, y in zip(some, more, strict=True))
 
     zeros = tuple(np.zeros((), x.dtype) for x in arrays)
-    return list(jax.lax.reduce(tuple(arrays), zeros, add, (1,)))
+    return list(jax.lax.reduce(tuple(arrays), zeros, add, (axis,)))

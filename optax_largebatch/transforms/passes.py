@@ -29,6 +29,7 @@ from optax_largebatch.transforms.compilation import (
     together,
 )
 from optax_largebatch.transforms.link import Leaf, Link, Request, Statistic, Stored
+from optax_largebatch.transforms.scalars import Scalars
 from optax_largebatch.transforms.stages import Between, Stages
 from optax_largebatch.transforms.sums import ROOTS, block_sum, is_large, sums_on_one_cpu
 
@@ -100,7 +101,7 @@ class Passes:
     def run(
         self,
         leaves: Mapping[int, LeafArrays],
-        scalars: Any,
+        scalars: Scalars,
         choices: Sequence[Any],
         split: Callable[[int, tuple[int, ...]], norms.Split],
     ) -> dict[int, tuple[jax.Array, Any]]:
@@ -123,9 +124,6 @@ class Passes:
             and not any(split(i, x.kept).within for i in leaves for r in rounds[i] for x in r.asked)
         )
 
-        def replay(i: int) -> tuple[LeafArrays, Any, Progress]:
-            return leaves[i], scalars, progress[i]
-
         def remaining(i: int) -> tuple[Round, ...]:
             return rounds[i][len(progress[i].answers) :]
 
@@ -135,15 +133,21 @@ class Passes:
             ahead = [i for i in waiting if not remaining(i)[0].of_all_leaves]
             if alone and ahead:
                 plans = {i: _plan(choices[i], remaining(i)) for i in ahead}
-                progress |= self._by_groups(plans, {i: replay(i) for i in ahead})
+                so_far = {i: (leaves[i], progress[i]) for i in ahead}
+                progress |= self._by_groups(plans, scalars, so_far)
             else:
                 asked = {i: remaining(i)[0].asked for i in ahead or waiting}
-                replays = {i: (choices[i], *replay(i)) for i in asked}
+                replays = {i: (choices[i], leaves[i], scalars, progress[i]) for i in asked}
                 progress |= self._in_step(asked, alone, not ahead, replays, split)
             waiting = [i for i in waiting if remaining(i)]
-        return {i: self._finish(choices[i], *replay(i)) for i in leaves}
+        return {i: self._finish(choices[i], leaves[i], scalars, progress[i]) for i in leaves}
 
-    def _by_groups(self, plans: dict[int, Plan], replays: dict[int, Any]) -> dict[int, Progress]:
+    def _by_groups(
+        self,
+        plans: dict[int, Plan],
+        scalars: Scalars,
+        so_far: dict[int, tuple[LeafArrays, Progress]],
+    ) -> dict[int, Progress]:
         """The progress of leaves that have all of their blocks here, after the rounds of a plan.
 
         The groups stay apart, or XLA would see that the update needs the direction that a norm was
@@ -151,10 +155,10 @@ class Passes:
         what is kept is small, and the other cores have the other leaves of the group to do.
         """
         progress: dict[int, Progress] = {}
-        for group in _groups({i: replays[i][0].gradient.size for i in plans}):
+        for group in _groups({i: leaf.gradient.size for i, (leaf, _) in so_far.items()}):
             with outlined():
                 after = self._advance_group(
-                    tuple(plans[i] for i in group), tuple(replays[i] for i in group)
+                    tuple(plans[i] for i in group), scalars, [so_far[i] for i in group]
                 )
             progress |= zip(group, after, strict=True)
         return progress
@@ -192,32 +196,42 @@ class Passes:
         }
 
     def _together(
-        self, plans: tuple[Plan, ...], replays: tuple[tuple[LeafArrays, Any, Progress], ...]
+        self,
+        plans: tuple[Plan, ...],
+        scalars: Scalars,
+        so_far: list[tuple[LeafArrays, Progress]],
     ) -> list[Progress]:
         """The progress of the leaves of a group."""
-        return [self._advance_leaf(plan, *own) for plan, own in zip(plans, replays, strict=True)]
+        columns = zip(plans, so_far, strict=True)
+        return [
+            self._advance_leaf(plan, leaf, scalars, progress) for plan, (leaf, progress) in columns
+        ]
 
     def _by_itself(
-        self, plan: Plan, leaf: LeafArrays, scalars: Any, progress: Progress
+        self, plan: Plan, leaf: LeafArrays, scalars: Scalars, progress: Progress
     ) -> Progress:
         """The progress of one leaf of a group."""
         for asked in plan.rounds:
-            with outlined() if is_large(leaf.gradient.size) else contextlib.nullcontext():
-                stored, sums = self._advance(asked, True, plan.choice, leaf, scalars, progress)
+            arguments = asked, True, plan.choice, leaf, scalars, progress
+            if is_large(leaf.gradient.size):
+                with outlined():
+                    stored, sums = self._advance(*arguments)
+            else:
+                stored, sums = self._stored_and_sums(*arguments)
             progress = progress.after(asked, stored, sums)
         if not plan.to_the_end:
             return progress
         stages = self._stages(plan.choice, leaf, scalars, progress)
         return progress._replace(between=stages.first())
 
-    def _rounds_of(self, choice: Any, leaf: LeafArrays, scalars: Any) -> tuple[Round, ...]:
+    def _rounds_of(self, choice: Any, leaf: LeafArrays, scalars: Scalars) -> tuple[Round, ...]:
         """The requests of a leaf's program, from an abstract run."""
         arrays, structure = jax.tree.flatten(leaf)
         signature = (choice, structure, *((x.shape, x.dtype) for x in arrays))
         if signature not in self._rounds:
             rounds: list[Round] = []
 
-            def note_rounds(leaf: LeafArrays, scalars: Any) -> None:
+            def note_rounds(leaf: LeafArrays, scalars: Scalars) -> None:
                 program = self._replay(choice, leaf, scalars, [])
                 with contextlib.suppress(StopIteration):
                     request = next(program)
@@ -238,7 +252,7 @@ class Passes:
         return self._rounds[signature]
 
     def _replay(
-        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: list[jax.Array]
+        self, choice: Any, leaf: LeafArrays, scalars: Scalars, stored: list[jax.Array]
     ) -> Generator[Request, Sequence[jax.Array], tuple[jax.Array, Any]]:
         """The leaf's program from its start, up to its requests; answered by sums and means.
 
@@ -248,7 +262,7 @@ class Passes:
             *(x.dtype for x in (leaf.gradient, leaf.param) if x is not None)
         )
         gradient, param, state = _cast(leaf, dtype)
-        at = Leaf(param, param, state, _cast(scalars, dtype), choice)
+        at = Leaf(param, param, state, _cast(scalars.tree, dtype), choice)
         program = self._link.leaf(gradient, at)
         answer: Any = None
         position = 0
@@ -274,7 +288,7 @@ class Passes:
         self,
         choice: Any,
         leaf: LeafArrays,
-        scalars: Any,
+        scalars: Scalars,
         progress: Progress,
         stored: list[jax.Array],
     ) -> Request:
@@ -291,7 +305,7 @@ class Passes:
         alone: bool,
         choice: Any,
         leaf: LeafArrays,
-        scalars: Any,
+        scalars: Scalars,
         progress: Progress,
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """What is stored before the next round, and what this device adds to its statistics."""
@@ -323,23 +337,25 @@ class Passes:
         return now_stored[len(progress.stored) :], sums
 
     def _updated(
-        self, choice: Any, leaf: LeafArrays, scalars: Any, progress: Progress
+        self, choice: Any, leaf: LeafArrays, scalars: Scalars, progress: Progress
     ) -> tuple[jax.Array, Any]:
         """What the program returns, from where the passes before have come to."""
         if progress.between is None:
             return self._result(choice, leaf, scalars, progress.stored, progress.answers)
         return self._stages(choice, leaf, scalars, progress).second(progress.between)
 
-    def _stages(self, choice: Any, leaf: LeafArrays, scalars: Any, progress: Progress) -> Stages:
+    def _stages(
+        self, choice: Any, leaf: LeafArrays, scalars: Scalars, progress: Progress
+    ) -> Stages:
         """The end of the program: what follows from numbers alone, and all else."""
 
-        def result(scalars: Any, answers: Any, arrays: Any) -> tuple[jax.Array, Any]:
+        def result(scalars: Scalars, answers: Any, arrays: Any) -> tuple[jax.Array, Any]:
             return self._result(choice, arrays[0], scalars, arrays[1], answers)
 
         return Stages(result, scalars, progress.answers, (leaf, progress.stored))
 
     def _result(
-        self, choice: Any, leaf: LeafArrays, scalars: Any, stored: Any, answers: Any
+        self, choice: Any, leaf: LeafArrays, scalars: Scalars, stored: Any, answers: Any
     ) -> tuple[jax.Array, Any]:
         """What the program returns."""
         program = self._replay(choice, leaf, scalars, [*stored])

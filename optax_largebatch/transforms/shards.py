@@ -18,26 +18,23 @@ from optax_largebatch.norms import Split
 from optax_largebatch.params.leaves import Leaves, spec_alike
 from optax_largebatch.transforms.link import Link
 from optax_largebatch.transforms.passes import LeafArrays
+from optax_largebatch.transforms.scalars import Scalars
 
-Run = Callable[[Mapping[int, LeafArrays], Any, Callable[[int, tuple[int, ...]], Split]], Any]
+Run = Callable[[Mapping[int, LeafArrays], Scalars, Callable[[int, tuple[int, ...]], Split]], Any]
 """Takes the arrays of leaves, the scalars of the step and how the leaves are split."""
 
 
 def on_shards(
-    link: Link, run: Run, arrays: Mapping[int, LeafArrays], scalars: Any, leaves: Leaves
+    link: Link, run: Run, arrays: Mapping[int, LeafArrays], scalars: Scalars, leaves: Leaves
 ) -> Any:
     """The result of `run`, computed on shards if it is known how the leaves are split."""
     if leaves.mesh is None:
         return run(arrays, scalars, leaves.split)
     specs = leaves.specs or []
     on_device = dataclasses.replace(leaves, mesh=None)
-    numbers, structure = jax.tree.flatten(scalars)
-    traced = {k: x for k, x in enumerate(numbers) if isinstance(x, jax.Array)}
 
-    def on_one_device(arrays: Mapping[int, LeafArrays], traced: dict[int, Any]) -> Any:
-        own = [traced.get(k, x) for k, x in enumerate(numbers)]
-        results = run(arrays, structure.unflatten(own), on_device.split)
-        return jax.tree.map(jnp.asarray, results)
+    def on_one_device(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
+        return jax.tree.map(jnp.asarray, run(arrays, scalars, on_device.split))
 
     def spec(index: int, x: Any, like_leaf: bool = True) -> Any:
         shape = leaves.arrays[index].shape
@@ -48,7 +45,7 @@ def on_shards(
             lambda x, like_leaf: spec(index, x, like_leaf), state, link.like_leaf(state)
         )
 
-    def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Any) -> Any:
+    def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
         return run(arrays, scalars, lambda index, kept: Split())
 
     whole = jax.eval_shape(on_whole_leaves, arrays, scalars)
@@ -70,7 +67,7 @@ def on_shards(
         in_specs=(in_specs, PartitionSpec()),
         out_specs=out_specs,
         check_vma=False,
-    )(arrays, traced)
+    )(arrays, scalars)
 
 
 def _placed(x: jax.Array, spec: PartitionSpec, mesh: Any) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.transforms.compilation import has_few_cores, merged_inside, outlined
-from optax_largebatch.transforms.folds import Fold
+from optax_largebatch.transforms.folds import Fold, sums_of_few
 from optax_largebatch.transforms.link import Statistic
 from optax_largebatch.transforms.tiles import Tiles
 
@@ -69,6 +69,8 @@ def sums_on_one_cpu(
         if tiles:
             return tiles.sums(terms, arrays)
         return _apart(len(statistics), computed, arrays)
+    if size < LEAST_OF_YNN and _can_be_folded(statistics):
+        return sums_of_few(terms(arrays), statistics[0].kept)
     inputs = {id(x) for x in jax.tree.leaves(arrays)}
     late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     if size < LEAST_OF_YNN or not late:
@@ -94,10 +96,16 @@ def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
 
 
 def _fold(statistics: list[Statistic]) -> Fold | None:
-    """How what is summed can be folded, if it can; XLA would leave a single sum to YNN."""
-    if len(statistics) < 2 or not _are_alike(statistics):
+    """How what is summed can be folded, if it can."""
+    if not _can_be_folded(statistics):
         return None
     return Fold.of(statistics[0].array.shape, statistics[0].kept)
+
+
+def _can_be_folded(statistics: list[Statistic]) -> bool:
+    """Whether it is several sums over contiguous blocks; XLA takes a single one its own way."""
+    kept = statistics[0].kept
+    return len(statistics) > 1 and _are_alike(statistics) and kept == tuple(range(len(kept)))
 
 
 def _are_alike(statistics: list[Statistic]) -> bool:

@@ -8,6 +8,7 @@ import optax
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.transforms.link import Link
 from optax_largebatch.transforms.passes import LeafArrays, Passes
+from optax_largebatch.transforms.scalars import Scalars
 from optax_largebatch.transforms.shards import on_shards
 
 
@@ -63,7 +64,7 @@ class _BoundLink:
             link,
             lambda arrays, scalars, split: self.passes.run(arrays, scalars, choices, split),
             arrays,
-            link.scalars(state),
+            Scalars(link.scalars(state)),
             leaves,
         )
         for index, (update, part) in results.items():

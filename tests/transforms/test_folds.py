@@ -1,11 +1,11 @@
-"""Sums of folds are those over whole blocks, however long these are."""
+"""Sums of folds are those over whole blocks, however long these are and however few elements."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_largebatch.transforms.folds import Fold
+from optax_largebatch.transforms.folds import Fold, sums_of_few
 
 SHAPES = {
     "even": ((64, 32), ()),
@@ -15,6 +15,15 @@ SHAPES = {
     "a stack of odd layers": ((3, 701), (0,)),
     "stacked twice": ((2, 3, 51, 7), (0, 1)),
     "one layer": ((1, 2048), (0,)),
+}
+FEW = SHAPES | {
+    "one whole layer": ((64,), ()),
+    "one element": ((), ()),
+    "short blocks": ((5, 3), (0,)),
+    "blocks of one element": ((3, 4), (0, 1)),
+    "no element": ((0, 5), ()),
+    "no block": ((0, 5), (0,)),
+    "empty blocks": ((5, 0), (0,)),
 }
 
 
@@ -44,6 +53,27 @@ def test_nothing_is_kept_of_what_is_added(size):
     program = jax.jit(fold.sums, static_argnums=0).lower(terms, x).compile()
     layers = len(terms(jnp.ones(1))) * 4 * size // fold.layers
     assert layers <= program.memory_analysis().temp_size_in_bytes < layers + 1000
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_sums_of_few_are_those_of_whole_blocks(name):
+    shape, kept = FEW[name]
+    x = jax.random.uniform(jax.random.key(0), shape, "float32")
+    sums = jax.jit(lambda x: sums_of_few(terms(x), kept))(x)
+    others = tuple(axis for axis in range(len(shape)) if axis not in kept)
+    for ours, whole in zip(sums, terms(x), strict=True):
+        expected = np.sum(whole, axis=others, keepdims=bool(kept))
+        assert ours.shape == expected.shape
+        np.testing.assert_allclose(ours, expected, rtol=2e-6)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA merges less")
+@pytest.mark.parametrize("size", [2**11, 2003], ids=["even", "filled up"])
+def test_several_sums_of_few_are_two_kernels(size):
+    x = jax.ShapeDtypeStruct((size,), "float32")
+    program = jax.jit(lambda x: sums_of_few(terms(x), ())).lower(x).compile().as_text()
+    entry = program[program.index("ENTRY") :]
+    assert entry.count(" fusion(") == 2
 
 
 @pytest.mark.parametrize(
