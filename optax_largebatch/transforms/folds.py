@@ -9,10 +9,12 @@ kernels, where XLA makes several for each.
 """
 
 from collections.abc import Callable
+import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch import norms
@@ -96,6 +98,7 @@ def sums_of_few(terms: list[jax.Array], kept: tuple[int, ...]) -> list[jax.Array
     return [x.reshape(norms.shape_of_blocks(shape, kept)) for x in sums]
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _added(arrays: list[jax.Array], axis: int) -> list[jax.Array]:
     """The sums of arrays of one shape along an axis."""
 
@@ -104,3 +107,9 @@ def _added(arrays: list[jax.Array], axis: int) -> list[jax.Array]:
 
     zeros = tuple(np.zeros((), x.dtype) for x in arrays)
     return list(jax.lax.reduce(tuple(arrays), zeros, add, (axis,)))
+
+
+@_added.defjvp
+def _tangents_added(axis: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """JAX has a rule of its own only for arrays that all depend on what is differentiated by."""
+    return _added(*primals, axis), [jnp.sum(x, axis) for x in tangents[0]]

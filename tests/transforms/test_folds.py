@@ -96,3 +96,18 @@ def test_sums_can_be_differentiated():
 
     expected = 1 + 4 * (x + 1) + 1.5 / jnp.sqrt(x)
     np.testing.assert_allclose(jax.grad(weighted)(x), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("of_few", [False, True])
+def test_some_of_the_sums_can_be_differentiated(of_few):
+    """Where the others do not depend on it, as the norm of a parameter does not on the gradient."""
+    y = jnp.linspace(2.0, 3.0, 2003)
+
+    def second_of_both(x):
+        def both(x):
+            return [jnp.square(y), x * y]
+
+        sums = sums_of_few(both(x), ()) if of_few else Fold.of((2003,), ()).sums(both, x)
+        return sums[1]
+
+    np.testing.assert_allclose(jax.grad(second_of_both)(jnp.ones(2003)), y)
