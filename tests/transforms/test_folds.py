@@ -31,6 +31,14 @@ def terms(x):
     return [x, jnp.square(x + 1), jnp.sqrt(x)]
 
 
+def check_sums(sums, x, kept):
+    others = tuple(axis for axis in range(x.ndim) if axis not in kept)
+    for ours, whole in zip(sums, terms(x), strict=True):
+        expected = np.sum(whole, axis=others, keepdims=bool(kept))
+        assert ours.shape == expected.shape
+        np.testing.assert_allclose(ours, expected, rtol=2e-6)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_sums_are_those_of_whole_blocks(name):
     shape, kept = SHAPES[name]
@@ -38,11 +46,7 @@ def test_sums_are_those_of_whole_blocks(name):
     assert fold is not None
     x = jax.random.uniform(jax.random.key(0), shape, "float32")
     sums = jax.jit(fold.sums, static_argnums=0)(terms, x)
-    others = tuple(axis for axis in range(len(shape)) if axis not in kept)
-    for ours, whole in zip(sums, terms(x), strict=True):
-        expected = np.sum(whole, axis=others, keepdims=bool(kept))
-        assert ours.shape == expected.shape
-        np.testing.assert_allclose(ours, expected, rtol=2e-6)
+    check_sums(sums, x, kept)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA merges less")
@@ -60,11 +64,7 @@ def test_sums_of_few_are_those_of_whole_blocks(name):
     shape, kept = FEW[name]
     x = jax.random.uniform(jax.random.key(0), shape, "float32")
     sums = jax.jit(lambda x: sums_of_few(terms(x), kept))(x)
-    others = tuple(axis for axis in range(len(shape)) if axis not in kept)
-    for ours, whole in zip(sums, terms(x), strict=True):
-        expected = np.sum(whole, axis=others, keepdims=bool(kept))
-        assert ours.shape == expected.shape
-        np.testing.assert_allclose(ours, expected, rtol=2e-6)
+    check_sums(sums, x, kept)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA merges less")
