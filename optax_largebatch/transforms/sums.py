@@ -75,9 +75,10 @@ def sums_on_one_cpu(
     late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     if size < LEAST_OF_YNN or not late:
         return [block_sum(x) for x in statistics]
-    fold = _fold(statistics) if size >= LEAST_FOLDED else None
-    if fold:
-        return fold.sums(terms, arrays)
+    if size >= LEAST_FOLDED and _can_be_folded(statistics):
+        fold = Fold.of(statistics[0].array.shape, statistics[0].kept)
+        if fold:
+            return fold.sums(terms, arrays)
     with outlined():
         written = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in late]))
         in_memory = dict(zip(late, written(arrays), strict=True))
@@ -93,13 +94,6 @@ def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
         return None
     tiles = Tiles.of(shape, statistics[0].kept)
     return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
-
-
-def _fold(statistics: list[Statistic]) -> Fold | None:
-    """How what is summed can be folded, if it can."""
-    if not _can_be_folded(statistics):
-        return None
-    return Fold.of(statistics[0].array.shape, statistics[0].kept)
 
 
 def _can_be_folded(statistics: list[Statistic]) -> bool:
