@@ -2,10 +2,11 @@
 
 XLA on a CPU makes a kernel for each array that it computes, which reads and computes anew what
 others have in common with it. Only a reduction of several arrays at once is a single one, and
-keeps nothing of what it reduces. It is fast as long as there is little to add for each result. So
-an array is folded a few times, and what lies on top of each other is added; the rest is a sum of
-arrays in memory, a fraction of the size. Few elements are folded twice: all of their sums take two
-kernels, where XLA makes several for each.
+keeps nothing of what it reduces. It is fast as long as there is little to add for each result, and
+what is added lies close together: then the arrays are read from one end to the other. So an array
+is cut into short pieces, each is folded a few times, and what lies on top of each other is added;
+the rest is a sum of arrays in memory, a fraction of the size. Few elements are folded as one piece,
+and then their layers: all of their sums take two kernels, where XLA makes several for each.
 """
 
 from collections.abc import Callable
@@ -20,32 +21,33 @@ import numpy as np
 from optax_largebatch import norms
 from optax_largebatch.transforms.compilation import merged_inside, outlined
 
-FOLDS = range(4, 10)
-"""How many layers there can be."""
+LAYERS = range(8, 13)
+"""How many there can be: as many as the compiler adds without a loop."""
+
+WIDTH = 16
+"""The elements of a layer, which the vectors of a processor hold."""
 
 WIDTH_OF_FEW = 64
-"""Of the layers of few elements: the root of the largest number of them."""
+"""The same of few elements: the root of the largest number of them."""
 
 
 class Fold(NamedTuple):
-    """How an array is folded: each block for itself, into layers that lie on top of each other."""
+    """How an array is folded: each block for itself, piece by piece, into layers."""
 
     shape: tuple[int, ...]
     """That of the array."""
     kept: tuple[int, ...]
     """The axes along which its blocks lie, the first of all."""
     layers: int
-    width: int
-    """Of a layer; what is left over of a block is shorter than `layers`."""
+    """Of a piece; what is left over of a block is shorter than a piece."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Fold | None":
         """The fold that leaves least over; None for blocks that are too short or not contiguous."""
         length = math.prod(shape[len(kept) :])
-        if length < max(FOLDS) or kept != tuple(range(len(kept))):
+        if length < max(LAYERS) * WIDTH or kept != tuple(range(len(kept))):
             return None
-        layers = min(FOLDS, key=lambda n: length % n)
-        return cls(shape, kept, layers, length // layers)
+        return cls(shape, kept, min(LAYERS, key=lambda n: length % (n * WIDTH)))
 
     def sums(self, terms: Callable[[Any], list[jax.Array]], arrays: Any) -> list[jax.Array]:
         """The sums over each block of what is computed.
@@ -57,15 +59,16 @@ class Fold(NamedTuple):
         Returns:
             Arrays with an element for each block: shape () or, say, (layers, 1, 1).
         """
-        length = math.prod(self.shape[len(self.kept) :])
-        even = self.layers * self.width
+        kept = len(self.kept)
+        blocks, length = math.prod(self.shape[:kept]), math.prod(self.shape[kept:])
+        even = length - length % (self.layers * WIDTH)
 
         def rows(arrays: Any) -> list[jax.Array]:
-            return [x.reshape(-1, length) for x in terms(arrays)]
+            return [x.reshape(blocks, length) for x in terms(arrays)]
 
         def layers(arrays: Any) -> list[jax.Array]:
-            folded = (x[:, :even].reshape(-1, self.layers, self.width) for x in rows(arrays))
-            return _added(list(folded), 1)
+            pieces = (blocks, -1, self.layers, WIDTH)
+            return _added([x[:, :even].reshape(pieces) for x in rows(arrays)], 2)
 
         def left_over(arrays: Any) -> list[jax.Array]:
             return _added([x[:, even:] for x in rows(arrays)], 1)
@@ -74,7 +77,7 @@ class Fold(NamedTuple):
         with outlined():
             added = jax.jit(merged_inside(layers))(arrays)
             rest = jax.jit(merged_inside(left_over))(arrays) if even < length else None
-        sums = [norms.block_sum(x, (0,))[:, 0] for x in added]
+        sums = [norms.block_sum(x, (0,)).reshape(-1) for x in added]
         if rest:
             sums = [x + y for x, y in zip(sums, rest, strict=True)]
         return [x.reshape(norms.shape_of_blocks(self.shape, self.kept)) for x in sums]

@@ -4,8 +4,8 @@ XLA on a CPU sums arrays of a few thousand elements and more through YNN. That i
 in memory and slow if it has to compute them first: then it takes twice as long as a loop of XLA's
 own that writes the array. So a small leaf is computed first, or folded if several sums are asked
 of it, and a large one is cut into tiles, each of which is in the cache when it is added. Where
-there are many cores, a large leaf is left to YNN, which splits it between them; XLA runs loops on
-one.
+there are many cores, a large leaf is left to YNN, which splits it between them; XLA runs loops and
+folds on one.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,13 @@ LEAST_OF_YNN = 2**12
 """The elements of an array that YNN sums."""
 
 LEAST_FOLDED = 2**15
-"""The elements of a leaf for which one kernel more for the sum of a fold does not matter."""
+"""The elements that would be written otherwise, for which the kernels of a fold are worth it."""
 
-LEAST_CUT = 2**17
-"""The elements of a leaf that is large: every loop takes the compiler a tenth of a second."""
+LEAST_CUT = 2**20
+"""The elements of a leaf that is large: what is left to add after a fold would be so, too."""
+
+LEAST_SPLIT = 2**17
+"""The elements of a leaf that is large where there are many cores."""
 
 ROOTS = ("norm", "rms")
 
@@ -37,7 +40,7 @@ Computed = Callable[[Any], list[Statistic]]
 
 def is_large(size: int) -> bool:
     """Whether a leaf of so many elements should pass through memory as seldom as can be."""
-    return size >= LEAST_CUT
+    return size >= (LEAST_CUT if has_few_cores() else LEAST_SPLIT)
 
 
 def block_sum(statistic: Statistic) -> jax.Array:
@@ -75,7 +78,7 @@ def sums_on_one_cpu(
     late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     if size < LEAST_OF_YNN or not late:
         return [block_sum(x) for x in statistics]
-    if size >= LEAST_FOLDED and _can_be_folded(statistics):
+    if len(late) * size >= LEAST_FOLDED and _can_be_folded(statistics):
         fold = Fold.of(statistics[0].array.shape, statistics[0].kept)
         if fold:
             return fold.sums(terms, arrays)

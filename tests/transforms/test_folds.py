@@ -10,7 +10,7 @@ from optax_largebatch.transforms.folds import Fold, sums_of_few
 SHAPES = {
     "even": ((64, 32), ()),
     "some elements are left over": ((2003,), ()),
-    "one element in each layer": ((9,), ()),
+    "one piece": ((192,), ()),
     "a stack": ((4, 16, 32), (0,)),
     "a stack of odd layers": ((3, 701), (0,)),
     "stacked twice": ((2, 3, 51, 7), (0, 1)),
@@ -55,8 +55,8 @@ def test_nothing_is_kept_of_what_is_added(size):
     fold = Fold.of((size,), ())
     x = jax.ShapeDtypeStruct((size,), "float32")
     program = jax.jit(fold.sums, static_argnums=0).lower(terms, x).compile()
-    layers = len(terms(jnp.ones(1))) * 4 * size // fold.layers
-    assert layers <= program.memory_analysis().temp_size_in_bytes < layers + 1000
+    added = len(terms(jnp.ones(1))) * 4 * size // fold.layers
+    assert 0.99 * added <= program.memory_analysis().temp_size_in_bytes < added + 1000
 
 
 @pytest.mark.parametrize("name", FEW)

@@ -136,10 +136,12 @@ def way(request, monkeypatch):
         monkeypatch.setattr(sums, "LEAST_OF_YNN", 4)
     if request.param == "folds":
         monkeypatch.setattr(sums, "LEAST_FOLDED", 4)
-        monkeypatch.setattr(folds, "FOLDS", range(2, 4))
+        monkeypatch.setattr(folds, "LAYERS", range(2, 4))
+        monkeypatch.setattr(folds, "WIDTH", 2)
         monkeypatch.setattr(passes, "MOST_OF_A_GROUP", 20)
     if request.param in ("tiles", "many cores"):
         monkeypatch.setattr(sums, "LEAST_CUT", 5)
+        monkeypatch.setattr(sums, "LEAST_SPLIT", 5)
         monkeypatch.setattr(tiles, "MOST_ELEMENTS", 5)
         monkeypatch.setattr(tiles, "TILES_OF_A_TURN", 1)
         monkeypatch.setattr(tiles, "ALIGNMENT", 1)
