@@ -10,7 +10,7 @@ from optax_largebatch.transforms.folds import Fold, sums_of_few
 SHAPES = {
     "even": ((64, 32), ()),
     "some elements are left over": ((2003,), ()),
-    "one piece": ((192,), ()),
+    "one piece": ((144,), ()),
     "a stack": ((4, 16, 32), (0,)),
     "a stack of odd layers": ((3, 701), (0,)),
     "stacked twice": ((2, 3, 51, 7), (0, 1)),
