@@ -5,6 +5,9 @@ tile. A turn of the loop adds several tiles at once, so that the sums are read a
 all of them. XLA on a CPU makes a kernel for each array that a turn returns, so two sums share one
 as the parts of a complex number, and with it what they read and compute. It splits a kernel between
 cores if that moves more than half a megabyte, which is why a tile is no smaller.
+
+The last tiles come first: the pass before has ended there, and what it wrote is still in the cache;
+and where this one ends, at the front, the next begins.
 """
 
 from collections.abc import Callable
@@ -76,6 +79,8 @@ class Tiles(NamedTuple):
             Arrays with an element for each block: shape () or, say, (layers, 1, 1).
         """
         rows = jax.tree.map(lambda x: x.reshape(self.rows, -1) if x.ndim else x, arrays)
+        length = math.prod(self.shape) // self.rows
+        turns, rest = divmod(length, TILES_OF_A_TURN * self.columns)
 
         def terms_of_tile(start: Any, columns: int) -> list[jax.Array]:
             def cut(x: jax.Array) -> jax.Array:
@@ -87,15 +92,13 @@ class Tiles(NamedTuple):
 
         def turn(index: Any, totals: list[jax.Array]) -> list[jax.Array]:
             for k in range(TILES_OF_A_TURN):
-                start = (index * TILES_OF_A_TURN + k) * self.columns
+                start = ((turns - 1 - index) * TILES_OF_A_TURN + k) * self.columns
                 tile = terms_of_tile(start, self.columns)
                 totals = [total + term for total, term in zip(totals, tile, strict=True)]
             return totals
 
         shapes = jax.eval_shape(lambda: terms_of_tile(0, self.columns))
         totals = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-        length = math.prod(self.shape) // self.rows
-        turns, rest = divmod(length, TILES_OF_A_TURN * self.columns)
         totals = self._sums(jax.lax.fori_loop(0, turns, turn, totals))
         if not rest:
             return totals
