@@ -70,13 +70,12 @@ class AdamMoments(NamedTuple):
         """The numbers of the step that comes after `count` others."""
         t = count + 1
         bc1, bc2 = bias_correction(self.b1, t), bias_correction(self.b2, t)
-        one = 1.0
-        mu_scale, nu_scale, step_scale = {
-            "full": (1 / bc1, 1 / bc2, one),
-            "none": (one, one, one),
-            "step_size": (one, one, jnp.sqrt(bc2) / bc1),
+        mu_scale, nu_scale = {
+            "full": (1 / bc1, 1 / bc2),
+            "none": (1.0, 1.0),
+            "step_size": (jnp.sqrt(bc2) / bc1, 1.0),
         }[self.bias_correction]
-        mu_weight = 1 - self.b1 if self.grad_averaging else one
+        mu_weight = 1 - self.b1 if self.grad_averaging else 1.0
         return AdamScalars(
             self.b1,
             self.b2,
@@ -86,7 +85,6 @@ class AdamMoments(NamedTuple):
             self.eps_root,
             mu_scale,
             nu_scale,
-            step_scale,
         )
 
 
@@ -102,12 +100,13 @@ class AdamScalars(NamedTuple):
     eps: Any
     eps_root: Any
     mu_scale: Any
+    """What the first moment is multiplied by: a correction of itself or of the step size."""
     nu_scale: Any
-    step_scale: Any
+    """What the second moment is multiplied by."""
 
     def denominator(self, nu: jax.Array) -> jax.Array:
-        """`sqrt(v_hat + eps_root) + eps`, over the factor of the step size."""
-        return (jnp.sqrt(nu * self.nu_scale + self.eps_root) + self.eps) / self.step_scale
+        """`sqrt(v_hat + eps_root) + eps`."""
+        return jnp.sqrt(nu * self.nu_scale + self.eps_root) + self.eps
 
 
 def scale_by_adam(

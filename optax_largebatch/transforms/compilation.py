@@ -48,7 +48,10 @@ def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     So the compiler can combine the reductions that made them, whatever it finds to do for one of
     them in the meantime; and what is done with each of them is compiled alike. Inside
     `jax.shard_map` those that differ between devices wait apart, or all would differ by type.
+    On one CPU there is nothing to combine, and they are taken as they are.
     """
+    if on_one_cpu():
+        return dict(arrays)
     result = dict(arrays)
     for varying in {norms.varying_axes(x) for x in arrays.values()}:
         alike = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}

@@ -180,9 +180,7 @@ class Passes:
                 stored[i], sums = self._advance(statistics, alone, *replays[i])
             parts |= {(i, k): x for k, x in zip(_distinct(statistics), sums, strict=True)}
         splits = {(i, k): split(i, asked[i][k].kept) for i, k in parts}
-        whole = norms.over_shards(parts, splits)
-        if not alone:
-            whole = together(whole)
+        whole = together(norms.over_shards(parts, splits))
         if of_all_leaves:
             whole = dict.fromkeys(whole, norms.total(list(whole.values())))
         for i, k in whole:

@@ -23,7 +23,7 @@ from optax_largebatch.transforms.tiles import Tiles
 LEAST_OF_YNN = 2**12
 """The elements of an array that YNN sums."""
 
-LEAST_FOLDED = 2**15
+LEAST_FOLDED = 2**16
 """The elements that would be written otherwise, for which the kernels of a fold are worth it."""
 
 LEAST_CUT = 2**20
