@@ -49,6 +49,16 @@ class Fold(NamedTuple):
             return None
         return cls(shape, kept, min(LAYERS, key=lambda n: length % (n * WIDTH)))
 
+    @property
+    def left_over(self) -> int:
+        """The elements at the end of a block that do not fill a piece."""
+        return math.prod(self.shape[len(self.kept) :]) % (self.layers * WIDTH)
+
+    @property
+    def kernels(self) -> int:
+        """Those that read the arrays: one that folds, and one for what is left over."""
+        return 2 if self.left_over else 1
+
     def sums(self, terms: Callable[[Any], list[jax.Array]], arrays: Any) -> list[jax.Array]:
         """The sums over each block of what is computed.
 
@@ -61,7 +71,7 @@ class Fold(NamedTuple):
         """
         kept = len(self.kept)
         blocks, length = math.prod(self.shape[:kept]), math.prod(self.shape[kept:])
-        even = length - length % (self.layers * WIDTH)
+        even = length - self.left_over
 
         def rows(arrays: Any) -> list[jax.Array]:
             return [x.reshape(blocks, length) for x in terms(arrays)]
@@ -76,7 +86,7 @@ class Fold(NamedTuple):
         # Apart, or XLA would keep in memory what both are computed from.
         with outlined():
             added = jax.jit(merged_inside(layers))(arrays)
-            rest = jax.jit(merged_inside(left_over))(arrays) if even < length else None
+            rest = jax.jit(merged_inside(left_over))(arrays) if self.left_over else None
         sums = [norms.block_sum(x, (0,)).reshape(-1) for x in added]
         if rest:
             sums = [x + y for x, y in zip(sums, rest, strict=True)]

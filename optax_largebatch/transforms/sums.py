@@ -23,8 +23,8 @@ from optax_largebatch.transforms.tiles import Tiles
 LEAST_OF_YNN = 2**12
 """The elements of an array that YNN sums."""
 
-LEAST_FOLDED = 2**16
-"""The elements that would be written otherwise, for which the kernels of a fold are worth it."""
+LEAST_FOLDED = 2**15
+"""The elements that would be written otherwise, for which one kernel of a fold is worth it."""
 
 LEAST_CUT = 2**20
 """The elements of a leaf that is large: what is left to add after a fold would be so, too."""
@@ -78,9 +78,9 @@ def sums_on_one_cpu(
     late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     if size < LEAST_OF_YNN or not late:
         return [block_sum(x) for x in statistics]
-    if len(late) * size >= LEAST_FOLDED and _can_be_folded(statistics):
+    if _can_be_folded(statistics):
         fold = Fold.of(statistics[0].array.shape, statistics[0].kept)
-        if fold:
+        if fold and len(late) * size >= fold.kernels * LEAST_FOLDED:
             return fold.sums(terms, arrays)
     with outlined():
         written = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in late]))

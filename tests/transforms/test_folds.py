@@ -57,6 +57,7 @@ def test_nothing_is_kept_of_what_is_added(size):
     program = jax.jit(fold.sums, static_argnums=0).lower(terms, x).compile()
     added = len(terms(jnp.ones(1))) * 4 * size // fold.layers
     assert 0.99 * added <= program.memory_analysis().temp_size_in_bytes < added + 1000
+    assert program.as_text().count(" call(") == fold.kernels == (1 if size % 2 == 0 else 2)
 
 
 @pytest.mark.parametrize("name", FEW)
