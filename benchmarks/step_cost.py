@@ -2,7 +2,7 @@
 
     python benchmarks/step_cost.py                       # BERT-base and many small leaves
     python benchmarks/step_cost.py --tree "bert-base, stacked" "bert-base, bfloat16"
-    python benchmarks/step_cost.py --tree bert-base --rounds 20 --output benchmarks/results
+    python benchmarks/step_cost.py --tree bert-base --rounds 50 --output benchmarks/results
     python benchmarks/step_cost.py --peers               # with PyTorch's, where they are installed
 
 Each optimizer takes its steps in turns with `optax.adamw`, and they are compared turn by turn,
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", action="store_true", help="also those of PyTorch that are installed"
     )
-    parser.add_argument("--rounds", type=int, default=10, help="steps of each optimizer")
+    parser.add_argument("--rounds", type=int, default=20, help="steps of each optimizer")
     parser.add_argument("--output", type=Path, default=Path("runs/step_cost"))
     args = parser.parse_args()
     names = [BASELINE, *(name for name in args.optimizer if name != BASELINE)]
