@@ -19,6 +19,8 @@ from optax_largebatch.diagnostics.noise_scale import (
     noise_scale,
 )
 from optax_largebatch.diagnostics.trust_ratios import trust_ratios
+from optax_largebatch.engine.branches import sum_of
+from optax_largebatch.engine.chain import chain
 from optax_largebatch.optimizers.cain import cain
 from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
@@ -43,63 +45,67 @@ from optax_largebatch.schedules.warmup import (
     warmup_polynomial,
 )
 from optax_largebatch.sharding import shard_optimizer_state
-from optax_largebatch.transforms.accumulation import (
-    AccumulateGradientsState,
-    accumulate_gradients,
-)
 from optax_largebatch.transforms.adam import ScaleByAdamState, scale_by_adam
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
-from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
-from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clamping import ClampParametersState, clamp_parameters
 from optax_largebatch.transforms.clipping import clip_by_global_norm, clip_by_value
 from optax_largebatch.transforms.decay import AddDecayedWeightsState, add_decayed_weights
-from optax_largebatch.transforms.factored_parameter_rms import (
-    ScaleByFactoredParameterRmsState,
-    scale_by_factored_parameter_rms,
-)
 from optax_largebatch.transforms.lars import ScaleByLarsState, scale_by_lars
-from optax_largebatch.transforms.learned_matrices import (
-    ScaleByLearnedMatricesState,
-    scale_by_learned_matrices,
-)
 from optax_largebatch.transforms.learning_rate import (
     ScaleByLearningRateState,
     scale_by_learning_rate,
 )
-from optax_largebatch.transforms.log_scale import LearnLogScaleState, learn_log_scale
-from optax_largebatch.transforms.loss_scale import DynamicLossScaleState, dynamic_loss_scale
-from optax_largebatch.transforms.master_weights import MasterWeightsState, master_weights
 from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, clip_by_median_norm
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
-from optax_largebatch.transforms.noise_scale import (
+from optax_largebatch.transforms.noise.noise_scale import (
     GradientNoiseScaleState,
     gradient_noise_scale,
 )
-from optax_largebatch.transforms.nonfinite import SkipNonfiniteState, skip_nonfinite
-from optax_largebatch.transforms.parameter_rms import (
+from optax_largebatch.transforms.noise.small_batches import (
+    SmallBatches,
+    small_batches_of_devices,
+    small_batches_of_examples,
+)
+from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
+    ScaleByFactoredParameterRmsState,
+    scale_by_factored_parameter_rms,
+)
+from optax_largebatch.transforms.parameter_scale.log_scale import (
+    LearnLogScaleState,
+    learn_log_scale,
+)
+from optax_largebatch.transforms.parameter_scale.parameter_rms import (
     ScaleByParameterRmsState,
     scale_by_parameter_rms,
+)
+from optax_largebatch.transforms.parameter_scale.target_rms_decay import (
+    DecayToTargetRmsState,
+    decay_to_target_rms,
+)
+from optax_largebatch.transforms.preconditioning.learned_matrices import (
+    ScaleByLearnedMatricesState,
+    scale_by_learned_matrices,
 )
 from optax_largebatch.transforms.second_moment import (
     ScaleBySecondMomentState,
     scale_by_second_moment,
 )
-from optax_largebatch.transforms.small_batches import (
-    SmallBatches,
-    small_batches_of_devices,
-    small_batches_of_examples,
-)
-from optax_largebatch.transforms.stochastic_rounding import (
-    StochasticRoundingState,
-    stochastic_rounding,
-)
-from optax_largebatch.transforms.target_rms_decay import DecayToTargetRmsState, decay_to_target_rms
 from optax_largebatch.transforms.trust_ratio import (
     ScaleByTrustRatioState,
     scale_by_trust_ratio,
+)
+from optax_largebatch.wrappers.accumulation import (
+    AccumulateGradientsState,
+    accumulate_gradients,
+)
+from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState, dynamic_loss_scale
+from optax_largebatch.wrappers.master_weights import MasterWeightsState, master_weights
+from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState, skip_nonfinite
+from optax_largebatch.wrappers.stochastic_rounding import (
+    StochasticRoundingState,
+    stochastic_rounding,
 )
 
 __version__ = "0.1.0"

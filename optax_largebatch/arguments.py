@@ -15,6 +15,9 @@ import numpy as np
 Scalar = float | jax.Array
 """A number, or a scalar array such as `optax.inject_hyperparams` passes."""
 
+Bounds = tuple[Any, Any] | None
+"""`(low, high)`, either None for no bound."""
+
 _NO_DTYPE = (jax.Array, np.ndarray, np.generic, tuple, list, dict)
 """What NumPy would make a dtype of, with a warning or a record as the result."""
 

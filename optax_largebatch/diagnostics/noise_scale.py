@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from optax_largebatch.arguments import check_number
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.noise_scale import GradientNoiseScaleState
+from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleState
 
 
 class NoiseScale(NamedTuple):

@@ -4,7 +4,8 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_optional_number
+from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_optional_number
+from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacked
@@ -14,11 +15,10 @@ from optax_largebatch.transforms.adam import (
     scale_by_adam,
 )
 from optax_largebatch.transforms.centralization import centralize_gradients
-from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clipping import clip_by_global_norm
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
-from optax_largebatch.transforms.trust_ratio import Bounds, scale_by_trust_ratio
+from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 
 
 def lamb(

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number
+from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.rules import NOTHING
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.schedules.warmup import large_batch_warmup
-from optax_largebatch.transforms.accumulation import accumulate_gradients
 from optax_largebatch.transforms.centralization import centralize_gradients
-from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.lars import scale_by_lars
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.wrappers.accumulation import accumulate_gradients
 
 
 def lbsgd(

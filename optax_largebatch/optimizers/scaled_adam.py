@@ -11,17 +11,17 @@ from optax_largebatch.arguments import (
     check_number,
     check_order,
 )
+from optax_largebatch.engine.branches import sum_of
+from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.stacked import Stacked
-from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
-from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clamping import clamp_parameters
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
-from optax_largebatch.transforms.log_scale import learn_log_scale
 from optax_largebatch.transforms.median_clipping import clip_by_median_norm
 from optax_largebatch.transforms.momentum import accumulate_momentum
-from optax_largebatch.transforms.parameter_rms import scale_by_parameter_rms
+from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
+from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_parameter_rms
 from optax_largebatch.transforms.second_moment import scale_by_second_moment
 
 

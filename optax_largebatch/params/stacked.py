@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from optax_largebatch.norms import zeros_of_blocks
+from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import matching
@@ -237,3 +238,9 @@ def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
 def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
     shape = tuple(size for axis, size in enumerate(leaf.shape) if axis not in axes)
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+
+def stacks_of_vectors(leaves: Leaves, stacked: Stacked) -> list[Any]:
+    """The stacked axes of each leaf, None where the blocks have one element and so no size."""
+    axes = enumerate(stacked.axes(leaves.tree))
+    return [None if leaves.one_element(index, own) else own for index, own in axes]

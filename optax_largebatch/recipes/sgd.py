@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.schedules.warmup import as_float
-from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum

@@ -4,7 +4,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from optax_largebatch.arguments import (
@@ -15,10 +14,10 @@ from optax_largebatch.arguments import (
     check_number,
     is_zero,
 )
-from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.numerics import bias_correction, zeros_like
 from optax_largebatch.params.groups import Grouped, as_grouped
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored
-from optax_largebatch.transforms.transformation import transformation
 
 BiasCorrection = Literal["full", "none", "step_size"]
 
@@ -196,17 +195,6 @@ def advance_moments(moments: AdamMoments, update: jax.Array, at: Leaf) -> Any:
     return mu, nu
 
 
-def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:
-    """`1 - decay**t` to full relative precision, even for `decay` near 1 and small `t`."""
-    dtype = jnp.result_type(float)
-    if isinstance(decay, jax.Array):
-        log = jnp.log(decay.astype(dtype))
-    else:
-        with np.errstate(divide="ignore"):
-            log = jnp.asarray(np.log(decay), dtype)
-    return -jnp.expm1(log * t.astype(dtype))
-
-
 def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Grouped:
     r"""The learning rate :math:`\eta_t \sqrt{1 - b_2^t} / (1 - b_1^t)`, `t` counted from 1."""
 
@@ -219,12 +207,3 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
         return schedule
 
     return as_grouped("learning_rate", learning_rate).map(corrected)
-
-
-def zeros_like(params: optax.Params, dtype: jax.typing.DTypeLike | None) -> optax.Updates:
-    """Zeros in `dtype`, or where that is None in the accumulation dtype of each leaf."""
-
-    def zeros(param: jax.Array) -> jax.Array:
-        return jnp.zeros_like(param, dtype=dtype or accumulation_dtype(jnp.result_type(param)))
-
-    return jax.tree.map(zeros, params)

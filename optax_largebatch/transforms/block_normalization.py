@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_norms
+from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_norms
-from optax_largebatch.transforms.transformation import transformation
 
 
 def normalize_by_block_norm(

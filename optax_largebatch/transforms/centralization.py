@@ -4,12 +4,12 @@ import jax
 import optax
 
 from optax_largebatch.arguments import check_integer
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_means
+from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_means
-from optax_largebatch.transforms.transformation import transformation
 
 
 def centralize_gradients(

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_flag, check_integer, check_number
+from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, Link, elementwise
-from optax_largebatch.transforms.transformation import transformation
 
 
 class ClampParametersState(NamedTuple):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_optional_number
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, elementwise, global_norm
-from optax_largebatch.transforms.transformation import transformation
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, elementwise, global_norm
+from optax_largebatch.engine.transformation import transformation
 
 
 def clip_by_value(

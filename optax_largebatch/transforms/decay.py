@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, is_zero
+from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, Link, elementwise
-from optax_largebatch.transforms.transformation import transformation
 
 
 class AddDecayedWeightsState(NamedTuple):

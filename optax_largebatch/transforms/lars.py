@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import (
+    Bounds,
     Scalar,
     check_bounds,
     check_choice,
@@ -14,14 +15,15 @@ from optax_largebatch.arguments import (
     check_optional_number,
     is_zero,
 )
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_norms
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.numerics import clip, positive
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_norms
-from optax_largebatch.transforms.transformation import transformation
-from optax_largebatch.transforms.trust_ratio import Bounds, clip, ones_for_each_block
+from optax_largebatch.transforms.trust_ratio import ones_for_each_block
 
 Denominator = Literal["paper", "update", "squares"]
 ZeroRatio = Literal["one", "coefficient", "gradient", "formula"]
@@ -181,8 +183,3 @@ def scale_by_lars(
             needs_params=True,
         )
     )
-
-
-def positive(x: jax.Array) -> jax.Array:
-    """A denominator of 0 or more, with 1 in place of 0."""
-    return jnp.where(x > 0, x, 1)

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
-from optax_largebatch.transforms.link import Leaf, Link, elementwise
-from optax_largebatch.transforms.transformation import transformation
 
 
 class ScaleByLearningRateState(NamedTuple):

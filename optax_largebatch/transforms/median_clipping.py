@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_rms, global_norm
+from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype
-from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_rms, global_norm
-from optax_largebatch.transforms.parameter_rms import is_due, stacks_of_vectors
-from optax_largebatch.transforms.transformation import transformation
+from optax_largebatch.numerics import is_due
+from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
 
 _FIRST_ESTIMATES = (10, 20, 40)
 """The steps of the first window after which a threshold is taken from the norms so far."""

@@ -6,9 +6,9 @@ import jax
 import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
-from optax_largebatch.transforms.adam import zeros_like
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored
-from optax_largebatch.transforms.transformation import transformation
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.numerics import zeros_like
 
 
 class AccumulateMomentumState(NamedTuple):

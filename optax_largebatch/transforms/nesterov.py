@@ -6,6 +6,8 @@ import jax
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, in_parallel
+from optax_largebatch.engine.transformation import link_of, transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.transforms.adam import (
     AdamMoments,
@@ -14,8 +16,6 @@ from optax_largebatch.transforms.adam import (
     adam_link,
     advance_moments,
 )
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, in_parallel
-from optax_largebatch.transforms.transformation import link_of, transformation
 
 
 class NesterovSplitState(NamedTuple):

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_dtype, check_number
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.numerics import bias_correction as correction_of
+from optax_largebatch.numerics import quotient, zeros_like
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.adam import bias_correction as correction_of
-from optax_largebatch.transforms.adam import zeros_like
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, Stored
-from optax_largebatch.transforms.quotient import quotient
-from optax_largebatch.transforms.transformation import transformation
 
 
 class ScaleBySecondMomentState(NamedTuple):

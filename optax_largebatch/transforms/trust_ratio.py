@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_bounds, check_choice, check_number
+from optax_largebatch.arguments import Bounds, Scalar, check_bounds, check_choice, check_number
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_norms
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.numerics import clip
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.link import Leaf, LeafProgram, Link, block_norms
-from optax_largebatch.transforms.transformation import transformation
-
-Bounds = tuple[Any, Any] | None
 
 
 class ScaleByTrustRatioState(NamedTuple):
@@ -121,10 +120,3 @@ def scale_by_trust_ratio(
 def ones_for_each_block(params: optax.Params, stacked: Stacked) -> jax.Array:
     """The trust ratios before the first step."""
     return jnp.ones(sum(stacked.sizes(params)), jnp.float32)
-
-
-def clip(x: jax.Array, bounds: Bounds) -> jax.Array:
-    """`min(max(x, low), high)`; an end that is None is no bound."""
-    low, high = bounds or (None, None)
-    x = x if low is None else jnp.maximum(x, low)
-    return x if high is None else jnp.minimum(x, high)

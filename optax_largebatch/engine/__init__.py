@@ -1,0 +1,1 @@
+"""How a transformation that is told leaf by leaf runs."""

@@ -1,0 +1,59 @@
+"""The sum of transformations of the same gradient."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.engine.link import Leaf, LeafProgram, in_parallel
+from optax_largebatch.engine.several import SeveralLinks, each_at
+from optax_largebatch.engine.transformation import link_of, transformation
+
+
+def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    r"""Gives the same gradient to several transformations and adds what they return.
+
+    .. math:: u = \sum_i f_i(g)
+
+    The statistics of blocks that the branches need at one point are taken together.
+
+    Args:
+        *branches: the transformations :math:`f_i`, at least one, each a link of this library or a
+            `chain` of them.
+
+    Returns:
+        A transformation whose state is the tuple of theirs.
+
+    Raises:
+        TypeError: a branch is not made of links of this library.
+        ValueError: there is none.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import add_decayed_weights, chain, clip_by_value, sum_of
+        >>> transform = sum_of(clip_by_value(1.0), chain(clip_by_value(2.0), clip_by_value(None)))
+        >>> gradients = jnp.array([0.5, -3.0])
+        >>> updates, _ = transform.update(gradients, transform.init(gradients))
+        >>> print(updates)
+        [ 1. -3.]
+    """
+    if not branches:
+        raise ValueError("sum_of() needs at least one branch.")
+    links = []
+    for branch in branches:
+        link = link_of(branch)
+        if link is None:
+            raise TypeError(
+                "each branch of sum_of() must be one link of this library or a chain of them, "
+                f"because the branches share their statistics; got {branch!r}."
+            )
+        links.append(link)
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        programs = [link.leaf(update, here) for link, here in zip(links, each_at(at), strict=True)]
+        results = yield from in_parallel(*programs)
+        updates, states = zip(*results, strict=True)
+        return functools.reduce(jnp.add, updates), tuple(states)
+
+    return transformation(SeveralLinks.of(links, leaf))

@@ -1,0 +1,96 @@
+"""Composition of transformations."""
+
+from collections.abc import Callable, Sequence
+import itertools
+from typing import Any
+
+import jax
+import optax
+
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link
+from optax_largebatch.engine.several import SeveralLinks, each_at
+from optax_largebatch.engine.transformation import link_of, transformation
+
+
+def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    r"""Applies transformations one after the other, as `optax.chain` does.
+
+    Neighbours that are links of this library run together: between them the update stays in the
+    accumulation dtype (float32, or float64 for float64 leaves) and the norms that several of them
+    need at one point are taken in one reduction. Any other transformation of optax may stand
+    anywhere in between.
+
+    Args:
+        *transforms: the transformations, in the order in which they act on the gradient; at
+            least one.
+
+    Returns:
+        A transformation whose state is the tuple of theirs. Its `update`, as that of every link
+        and optimizer of this library, takes the extra argument `partition_specs`: how the
+        parameters are split, as a tree of `PartitionSpec` or `NamedSharding` or a prefix of one.
+        Inside `jax.shard_map` and `jax.pmap` it is needed where types do not say so; under `jit`
+        it lets the norms of all parameters travel as one vector.
+
+    Raises:
+        TypeError: an argument is no gradient transformation.
+        ValueError: there is none.
+
+    Examples:
+        >>> import optax
+        >>> from optax_largebatch import chain, scale_by_adam, scale_by_trust_ratio
+        >>> optimizer = chain(
+        ...     optax.clip_by_global_norm(1.0), scale_by_adam(), scale_by_trust_ratio(),
+        ...     optax.scale(-1e-3),
+        ... )
+    """
+    if not transforms:
+        raise ValueError("chain() needs at least one transformation.")
+    for transform in transforms:
+        if not isinstance(transform, optax.GradientTransformation):
+            raise TypeError(
+                "chain() takes gradient transformations as separate arguments; "
+                f"got {transform!r} of type {type(transform).__name__}."
+            )
+    links = [link_of(transform) for transform in transforms]
+    if all(links):
+        return transformation(chained([link for link in links if link]))
+    runs = [
+        (list(run), linked)
+        for linked, run in itertools.groupby(transforms, key=lambda t: link_of(t) is not None)
+    ]
+    segments = [chain(*run) if linked else optax.chain(*run) for run, linked in runs]
+    sizes = [len(run) for run, _ in runs]
+    inits: list[Callable[[optax.Params], Any]] = [segment.init for segment in segments]
+    steps: list[Callable[..., Any]] = [segment.update for segment in segments]
+
+    def init(params: optax.Params) -> tuple[Any, ...]:
+        return tuple(itertools.chain.from_iterable(states(params) for states in inits))
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, tuple[Any, ...]]:
+        rest = list(state)
+        new_state: list[Any] = []
+        for step, size in zip(steps, sizes, strict=True):
+            own, rest = tuple(rest[:size]), rest[size:]
+            updates, own = step(updates, own, params, **extra_args)
+            new_state.extend(own)
+        return updates, tuple(new_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def chained(links: Sequence[Link]) -> Link:
+    """The link that applies `links` in order; its state is the tuple of theirs."""
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        new_states = []
+        for link, here in zip(links, each_at(at), strict=True):
+            update, new_state = yield from link.leaf(update, here)
+            new_states.append(new_state)
+        return update, tuple(new_states)
+
+    return SeveralLinks.of(links, leaf)

@@ -1,0 +1,1 @@
+"""How sums over blocks are taken on each platform."""

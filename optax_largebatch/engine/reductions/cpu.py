@@ -1,0 +1,125 @@
+"""How the sums of a round of statistics are taken.
+
+XLA on a CPU sums arrays of a few thousand elements and more through YNN. That is fast if they are
+in memory and slow if it has to compute them first: then it takes twice as long as a loop of XLA's
+own that writes the array. So a small leaf is computed first, or folded if several sums are asked
+of it, and a large one is cut into tiles, each of which is in the cache when it is added. Where
+there are many cores, a large leaf is left to YNN, which splits it between them; XLA runs loops and
+folds on one.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch import norms
+from optax_largebatch.engine.compilation import has_few_cores, merged_inside, outlined
+from optax_largebatch.engine.link import Statistic
+from optax_largebatch.engine.reductions.folds import Fold, sums_of_few
+from optax_largebatch.engine.reductions.tiles import Tiles
+
+LEAST_OF_YNN = 2**12
+"""The elements of an array that YNN sums."""
+
+LEAST_FOLDED = 2**15
+"""The elements that would be written otherwise, for which one kernel of a fold is worth it."""
+
+LEAST_CUT = 2**20
+"""The elements of a leaf that is large: what is left to add after a fold would be so, too."""
+
+LEAST_SPLIT = 2**17
+"""The elements of a leaf that is large where there are many cores."""
+
+ROOTS = ("norm", "rms")
+
+Computed = Callable[[Any], list[Statistic]]
+"""Gives the statistics of a round, from the arrays of a leaf or from a tile of each."""
+
+
+def is_large(size: int) -> bool:
+    """Whether a leaf of so many elements should pass through memory as seldom as can be."""
+    return size >= (LEAST_CUT if has_few_cores() else LEAST_SPLIT)
+
+
+def block_sum(statistic: Statistic) -> jax.Array:
+    """What a statistic is made from: the sum over each block."""
+    return norms.block_sum(_term(statistic), statistic.kept)
+
+
+def sums_on_one_cpu(
+    statistics: list[Statistic], computed: Computed, arrays: Any, by_element: bool
+) -> list[jax.Array]:
+    """The sums for statistics of one leaf.
+
+    Args:
+        statistics: `computed(arrays)`.
+        computed: what the statistics are taken of.
+        arrays: the arrays of the leaf, the gradient first.
+        by_element: whether `computed` can be given a tile.
+
+    Returns:
+        The sum for each.
+    """
+
+    def terms(arrays: Any) -> list[jax.Array]:
+        return [_term(x) for x in computed(arrays)]
+
+    size = arrays[0].size
+    if is_large(size):
+        tiles = _tiles(statistics, arrays) if by_element and has_few_cores() else None
+        if tiles:
+            return tiles.sums(terms, arrays)
+        return _apart(len(statistics), computed, arrays)
+    if size < LEAST_OF_YNN and _can_be_folded(statistics):
+        return sums_of_few(terms(arrays), statistics[0].kept)
+    inputs = {id(x) for x in jax.tree.leaves(arrays)}
+    late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
+    if size < LEAST_OF_YNN or not late:
+        return [block_sum(x) for x in statistics]
+    if _can_be_folded(statistics):
+        fold = Fold.of(statistics[0].array.shape, statistics[0].kept)
+        if fold and len(late) * size >= fold.kernels * LEAST_FOLDED:
+            return fold.sums(terms, arrays)
+    with outlined():
+        written = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in late]))
+        in_memory = dict(zip(late, written(arrays), strict=True))
+    return [
+        block_sum(x._replace(array=in_memory.get(k, x.array))) for k, x in enumerate(statistics)
+    ]
+
+
+def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
+    """How a leaf can be cut, if it can."""
+    shape = arrays[0].shape
+    if not _are_alike(statistics) or statistics[0].array.shape != shape:
+        return None
+    tiles = Tiles.of(shape, statistics[0].kept)
+    return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
+
+
+def _can_be_folded(statistics: list[Statistic]) -> bool:
+    """Whether it is several sums over contiguous blocks; XLA takes a single one its own way."""
+    kept = statistics[0].kept
+    return len(statistics) > 1 and _are_alike(statistics) and kept == tuple(range(len(kept)))
+
+
+def _are_alike(statistics: list[Statistic]) -> bool:
+    """Whether they are taken of arrays of one shape over the same blocks."""
+    return len({(x.array.shape, x.kept) for x in statistics}) == 1
+
+
+def _apart(number: int, computed: Computed, arrays: Any) -> list[jax.Array]:
+    """The sums without keeping in memory what several of them are computed from."""
+
+    def one(k: int) -> Callable[[Any], jax.Array]:
+        return lambda arrays: block_sum(computed(arrays)[k])
+
+    with outlined():
+        return [jax.jit(merged_inside(one(k)))(arrays) for k in range(number)]
+
+
+def _term(statistic: Statistic) -> jax.Array:
+    """What is summed: the elements, or their squares for the root of a sum."""
+    return jnp.square(statistic.array) if statistic.kind in ROOTS else statistic.array

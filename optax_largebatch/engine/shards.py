@@ -1,0 +1,77 @@
+"""Passes over sharded leaves under `jit`, on the shards of each device.
+
+The compiler gets the numbers of sharded leaves right by itself, but not their cost: every norm of
+every leaf is a reduction of its own, or an operand of its own in a combined one. Where `update` is
+told how the leaves are split, the passes run on the shards, as inside `jax.shard_map`, and the
+norms of all leaves travel as one vector.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from optax_largebatch.engine.link import Link
+from optax_largebatch.engine.passes import LeafArrays
+from optax_largebatch.engine.scalars import Scalars
+from optax_largebatch.norms import Split
+from optax_largebatch.params.leaves import Leaves, spec_alike
+
+Run = Callable[[Mapping[int, LeafArrays], Scalars, Callable[[int, tuple[int, ...]], Split]], Any]
+"""Takes the arrays of leaves, the scalars of the step and how the leaves are split."""
+
+
+def on_shards(
+    link: Link, run: Run, arrays: Mapping[int, LeafArrays], scalars: Scalars, leaves: Leaves
+) -> Any:
+    """The result of `run`, computed on shards if it is known how the leaves are split."""
+    if leaves.mesh is None:
+        return run(arrays, scalars, leaves.split)
+    specs = leaves.specs or []
+    on_device = dataclasses.replace(leaves, mesh=None)
+
+    def on_one_device(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
+        return jax.tree.map(jnp.asarray, run(arrays, scalars, on_device.split))
+
+    def spec(index: int, x: Any, like_leaf: bool = True) -> Any:
+        shape = leaves.arrays[index].shape
+        return spec_alike(specs[index], shape, jnp.shape(x)) if like_leaf else PartitionSpec()
+
+    def specs_of_state(index: int, state: Any) -> Any:
+        return jax.tree.map(
+            lambda x, like_leaf: spec(index, x, like_leaf), state, link.like_leaf(state)
+        )
+
+    def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
+        return run(arrays, scalars, lambda index, kept: Split())
+
+    whole = jax.eval_shape(on_whole_leaves, arrays, scalars)
+    in_specs = {
+        i: LeafArrays(
+            spec(i, own.gradient),
+            None if own.param is None else spec(i, own.param),
+            specs_of_state(i, own.state),
+        )
+        for i, own in arrays.items()
+    }
+    out_specs = {
+        i: (spec(i, update), specs_of_state(i, state)) for i, (update, state) in whole.items()
+    }
+    arrays = jax.tree.map(lambda x, spec: _placed(x, spec, leaves.mesh), dict(arrays), in_specs)
+    return jax.shard_map(
+        on_one_device,
+        mesh=leaves.mesh,
+        in_specs=(in_specs, PartitionSpec()),
+        out_specs=out_specs,
+        check_vma=False,
+    )(arrays, scalars)
+
+
+def _placed(x: jax.Array, spec: PartitionSpec, mesh: Any) -> jax.Array:
+    """The array on a mesh of explicit axes, whose arrays move only when they are told to."""
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+        return x
+    return jax.sharding.reshard(x, jax.sharding.NamedSharding(mesh, spec))

@@ -1,0 +1,52 @@
+"""Small pieces of arithmetic that several transforms share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_largebatch.arguments import Bounds, Scalar
+from optax_largebatch.norms import accumulation_dtype
+
+
+def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
+    """`a / b`, and 0 where `b` is 0: the root of a mean of squares is 0 only if all of them are."""
+    zero = b == 0
+    return jnp.where(zero, 0, a / jnp.where(zero, 1, b))
+
+
+def positive(x: jax.Array) -> jax.Array:
+    """A denominator of 0 or more, with 1 in place of 0."""
+    return jnp.where(x > 0, x, 1)
+
+
+def clip(x: jax.Array, bounds: Bounds) -> jax.Array:
+    """`min(max(x, low), high)`; an end that is None is no bound."""
+    low, high = bounds or (None, None)
+    x = x if low is None else jnp.maximum(x, low)
+    return x if high is None else jnp.minimum(x, high)
+
+
+def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:
+    """`1 - decay**t` to full relative precision, even for `decay` near 1 and small `t`."""
+    dtype = jnp.result_type(float)
+    if isinstance(decay, jax.Array):
+        log = jnp.log(decay.astype(dtype))
+    else:
+        with np.errstate(divide="ignore"):
+            log = jnp.asarray(np.log(decay), dtype)
+    return -jnp.expm1(log * t.astype(dtype))
+
+
+def is_due(count: jax.Array, period: int) -> jax.Array:
+    """Whether the parameters are looked at: in the first step and in the last of each period."""
+    return (count == 0) | (count % period == period - 1)
+
+
+def zeros_like(params: optax.Params, dtype: jax.typing.DTypeLike | None) -> optax.Updates:
+    """Zeros in `dtype`, or where that is None in the accumulation dtype of each leaf."""
+
+    def zeros(param: jax.Array) -> jax.Array:
+        return jnp.zeros_like(param, dtype=dtype or accumulation_dtype(jnp.result_type(param)))
+
+    return jax.tree.map(zeros, params)

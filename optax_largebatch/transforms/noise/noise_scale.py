@@ -1,0 +1,187 @@
+"""The gradient noise scale: how the noise of single examples compares with the gradient."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.noise.small_batches import SmallBatches
+
+
+class GradientNoiseScaleState(NamedTuple):
+    """State of `gradient_noise_scale`.
+
+    The vectors have one entry for each block, in the order of `jax.tree.leaves` and of a leaf that
+    stacks layers the layers in order, and a last one for all blocks together.
+    """
+
+    weight: jax.Array
+    """The sum of the weights of the steps in the averages, shape (); 0 before the first."""
+    square_weight: jax.Array
+    """The sum of their squares, shape ()."""
+    noise: jax.Array
+    """The average of the trace of the covariance of one example's gradient."""
+    signal: jax.Array
+    """The average of the squared norm of the gradient without noise."""
+    noise_variance: jax.Array
+    """How single steps vary around the average."""
+    signal_variance: jax.Array
+    """Likewise."""
+    covariance: jax.Array
+    """Likewise, of the two."""
+
+
+def gradient_noise_scale(
+    decay: Scalar = 0.99, *, stacked: Stacked | None = None
+) -> optax.GradientTransformationExtraArgs:
+    r"""Watches how noisy the gradient is, and passes it on unchanged; `noise_scale` reads it.
+
+    From the squared norms of the gradient of a batch of :math:`B` examples and, on average, of
+    those of its :math:`k` parts of :math:`b = B / k` examples,
+
+    .. math::
+
+        \lvert G \rVert^2 \approx \frac{B \lVert g_B \rVert^2 - b \lVert g_b \rVert^2}{B - b},
+        \qquad
+        \operatorname{tr} \Sigma \approx
+            \frac{\lVert g_b \rVert^2 - \lVert g_B \rVert^2}{1 / b - 1 / B}
+
+    have no bias. Each is averaged over steps, and the noise scale is the ratio of the averages,
+    :math:`\operatorname{tr} \Sigma / \lVert G \rVert^2`: the batch size at which noise and
+    gradient are equally large. That is a diagnostic. How large a batch still pays off at a given
+    learning rate and preconditioner, only runs can tell.
+
+    `update` takes the extra argument `small_batches`, from one of three sources:
+
+    - micro-batches: `accumulate_gradients` with `small_batches=True` hands them in by itself;
+    - the devices of `jax.shard_map` and `jax.pmap`: `small_batches_of_devices`;
+    - the gradients of single examples: `small_batches_of_examples`.
+
+    They say which steps are measured, too, and take all norms: one in ten costs hardly anything.
+    The link itself looks at no gradient, so it may stand anywhere in a chain; at its start it is
+    not in the way of links that run together. A loss scale must be divided out of the gradients
+    before. A step that is not measured, with only one small batch, or with norms that are not
+    finite, changes no average.
+
+    Args:
+        decay: the weight of a measured step over that of the next, in [0, 1).
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer has a noise
+            scale of its own. None for none.
+
+    Returns:
+        A transformation; its state is a `GradientNoiseScaleState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import (
+        ...     chain, gradient_noise_scale, lamb, noise_scale, small_batches_of_examples)
+        >>> loss = lambda w, x: jnp.sum(jnp.square(w - x)) / 2
+        >>> params = jnp.ones(4)  # its gradient is 1 + noise of variance 1, for each of four
+        >>> optimizer = chain(gradient_noise_scale(), lamb(0.0))
+        >>> state = optimizer.init(params)
+        >>> @jax.jit
+        ... def step(state, key):
+        ...     gradients = jax.vmap(jax.grad(loss), (None, 0))(
+        ...         params, jax.random.normal(key, (32, 4)))
+        ...     mean = gradients.mean(0)
+        ...     small_batches = small_batches_of_examples(gradients, params, mean=mean)
+        ...     return optimizer.update(mean, state, params, small_batches=small_batches)[1]
+        >>> for key in jax.random.split(jax.random.key(0), 200):
+        ...     state = step(state, key)
+        >>> print(round(float(noise_scale(state).noise_scale), 1))
+        1.0
+
+    References:
+        McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162,
+        appendix A.1.
+    """
+    check_number("decay", decay, "[0, 1)")
+    stacks = check_stacked(stacked)
+
+    def init(params: optax.Params) -> GradientNoiseScaleState:
+        blocks = sum(stacks.sizes(params))
+        shapes = [(), (), *[(blocks + 1,)] * 5]  # arrays of their own, as a donated state needs
+        return GradientNoiseScaleState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        small_batches: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, GradientNoiseScaleState]:
+        del params, extra_args
+        return updates, _with_step(state, _checked(small_batches, state), decay)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches:
+    """The extra argument of `update`."""
+    if small_batches is None:
+        raise ValueError(
+            "small_batches must be given to `update`, because gradient_noise_scale compares the "
+            "gradient with those of parts of its batch; got None. There are three ways: "
+            "accumulate_gradients(optimizer, every, small_batches=True) hands in its "
+            "micro-batches; inside shard_map and pmap pass "
+            "small_batches=small_batches_of_devices(own_grads, params, axis_name, mean=grads), "
+            "with the gradients of each device; or pass "
+            "small_batches=small_batches_of_examples(own_grads, params, mean=grads), with those of "
+            "single examples."
+        )
+    if not isinstance(small_batches, SmallBatches):
+        raise TypeError(
+            "small_batches must be what small_batches_of_devices or small_batches_of_examples "
+            f"returns, got a {type(small_batches).__name__}."
+        )
+    blocks = state.noise.size - 1
+    if small_batches.square_norms.size != blocks:
+        raise ValueError(
+            f"small_batches has {small_batches.square_norms.size} blocks and gradient_noise_scale "
+            f"{blocks}. Give both the same parameters and the same `stacked`."
+        )
+    return small_batches
+
+
+def _with_step(
+    state: GradientNoiseScaleState, small: SmallBatches, decay: Any
+) -> GradientNoiseScaleState:
+    """The averages with another step.
+
+    They are weighted means and variances at every step (West 1979), which need no correction for
+    their start and no difference of large numbers.
+    """
+    of_parts, of_whole = (
+        jnp.append(x, jnp.sum(x)) for x in (small.square_norms, small.square_norms_of_mean)
+    )
+    others = jnp.maximum(small.number - 1, 1)
+    noise = small.examples * (of_parts - of_whole) / others
+    signal = (small.number * of_whole - of_parts) / others
+
+    weight = decay * state.weight + 1
+    share = 1 / weight
+    from_noise, from_signal = noise - state.noise, signal - state.signal
+
+    def moved(variance: jax.Array, product: jax.Array) -> jax.Array:
+        return (1 - share) * (variance + share * product)
+
+    new = state._replace(
+        weight=weight,
+        square_weight=decay * decay * state.square_weight + 1,
+        noise=state.noise + share * from_noise,
+        signal=state.signal + share * from_signal,
+        noise_variance=moved(state.noise_variance, jnp.square(from_noise)),
+        signal_variance=moved(state.signal_variance, jnp.square(from_signal)),
+        covariance=moved(state.covariance, from_noise * from_signal),
+    )
+    usable = (small.number > 1) & jnp.all(jnp.isfinite(noise)) & jnp.all(jnp.isfinite(signal))
+    return jax.tree.map(lambda new, old: jnp.where(usable, new, old), new, state)

@@ -1,0 +1,306 @@
+"""What `gradient_noise_scale` needs to know of the parts of a batch: the norms of gradients."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch import norms
+from optax_largebatch.arguments import Scalar, check_condition, check_number
+from optax_largebatch.engine.compilation import together
+from optax_largebatch.engine.link import blocks_of_leaf
+from optax_largebatch.params.leaves import Leaves, gradients_of
+from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.stacked import Stacked, check_stacked
+
+
+class SmallBatches(NamedTuple):
+    """The parts of a batch and the whole of it, which `gradient_noise_scale` compares."""
+
+    square_norms: jax.Array
+    """For each block the mean over the parts of the squared norm of their gradients; parts of
+    different sizes weigh as many examples as they have."""
+    square_norms_of_mean: jax.Array
+    """For each block the squared norm of the mean of their gradients; zeros until all parts are
+    there."""
+    number: jax.Array
+    """Parts, shape (); 0 in a step that is not measured."""
+    examples: jax.Array
+    """Examples in all parts together, shape ()."""
+
+    @classmethod
+    def none(cls, blocks: int) -> "SmallBatches":
+        """No parts of a gradient with so many blocks."""
+        shapes = [(blocks,), (blocks,), (), ()]  # arrays of their own, as a donated state needs
+        return cls(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
+
+    def with_part(self, square_norms: jax.Array, examples: jax.Array) -> "SmallBatches":
+        """Another part added; one of no examples adds nothing, not even a NaN."""
+        if square_norms.shape != self.square_norms.shape:
+            raise ValueError(
+                f"the state's small_batches has {self.square_norms.size} entries and the "
+                f"parameters have {square_norms.size} blocks. Call `init` with the whole "
+                "parameters (outside of shard_map, where a stack is split between its layers) and "
+                "with the same `stacked`."
+            )
+        filled = examples > 0
+        total = self.examples + examples
+        share = jnp.where(filled, examples / jnp.where(filled, total, 1), 0)
+        further = jnp.where(filled, share * (square_norms - self.square_norms), 0)
+        return self._replace(
+            square_norms=self.square_norms + further,
+            number=self.number + filled.astype(total.dtype),
+            examples=total,
+        )
+
+
+def small_batches_of_devices(
+    gradients: Any,
+    params: Any,
+    axis_name: str | tuple[str, ...],
+    batch_size: Scalar = 1.0,
+    *,
+    mean: Any,
+    when: bool | jax.Array = True,
+    partition_specs: Any = None,
+    stacked: Stacked | None = None,
+) -> SmallBatches:
+    r"""The batches of the devices, inside `jax.shard_map` or `jax.pmap`.
+
+    It takes the gradients that each device has of its own examples and their mean. What travels
+    for it is one short vector, in one reduction, and that only in the steps that are measured.
+
+    Inside `jax.shard_map` the gradient with respect to parameters that all devices share is
+    summed over the devices at once. `jax.lax.pcast(params, axis_name, to="varying")` (before jax
+    0.8.2 `jax.lax.pvary(params, axis_name)`) makes parameters whose gradients stay apart.
+
+    Args:
+        gradients: the gradients of this device's examples.
+        params: the parameters, as the optimizer is given them.
+        axis_name: the mesh axes over which the examples are split.
+        batch_size: examples on each device, positive; 1 for a noise scale in such batches.
+        mean: the mean of these gradients, which is the gradient of the step; a tree like the
+            parameters.
+        when: whether this step is measured, the same on all devices; it may be traced, as in
+            `when=step % 10 == 0`. Otherwise no gradient is read.
+        partition_specs: how the parameters are split over other mesh axes, under `jax.pmap` and
+            `check_vma=False`. None where the types say it, or nothing is split.
+        stacked: what `gradient_noise_scale` is given.
+
+    Returns:
+        The extra argument `small_batches` of `update`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: there is one device only; the gradients are the same on all devices, or their
+            mean or `when` is not; or a parameter is split over the examples' axes, so that its
+            gradients are summed already.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import small_batches_of_devices
+        >>> def parts(gradients):
+        ...     return small_batches_of_devices(
+        ...         gradients, jnp.zeros(()), "data", batch_size=4,
+        ...         mean=jax.lax.pmean(gradients, "data"))
+        >>> devices = jax.device_count()
+        >>> if devices > 1:
+        ...     parts = jax.pmap(parts, axis_name="data")(jnp.full(devices, 3.0))
+        ...     assert parts.square_norms[0] == 9 and parts.examples[0] == 4 * devices
+    """
+    check_number("batch_size", batch_size, "(0, inf)")
+    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    number = norms.devices_along(names)
+    if number < 2:
+        raise ValueError(
+            f"axis_name must name mesh axes with two devices or more, got {axis_name!r} with one: "
+            "a single batch says nothing of the noise. Use the micro-batches of "
+            "accumulate_gradients, or small_batches_of_examples."
+        )
+    _check_when(when)
+    leaves, of_mean = gradients_of(mean, params, partition_specs, name="mean")
+    own = _checked(gradients, leaves, ())
+    for index, gradient in enumerate(own):
+        split = leaves.split(index).within & set(names) if gradient is not None else ()
+        name = leaf_names(params)[index] if split or _is_reduced(gradient, names) else ""
+        if split:
+            raise ValueError(
+                f"params: {name!r} is split along axis_name, {axis_name!r}, so that its gradients "
+                "have been summed over the examples of all devices. Use the micro-batches of "
+                "accumulate_gradients."
+            )
+        if name:
+            raise ValueError(
+                "gradients must be those of each device's examples; that of "
+                f"{name!r} is the same on all devices along {axis_name!r}. Inside jax.shard_map, "
+                "differentiate with respect to "
+                f"jax.lax.pcast(params, {axis_name!r}, to='varying'), and take the mean after this."
+            )
+    parts = Gradients(own, over=frozenset(names))
+    squares = block_square_norms(leaves, check_stacked(stacked), when, parts, Gradients(of_mean))
+    return _small_batches(squares, number, batch_size, when)
+
+
+def small_batches_of_examples(
+    gradients: Any,
+    params: Any,
+    batch_size: Scalar = 1.0,
+    *,
+    mean: Any,
+    when: bool | jax.Array = True,
+    partition_specs: Any = None,
+    stacked: Stacked | None = None,
+) -> SmallBatches:
+    r"""Single examples, or small batches, whose gradients stand along a first axis.
+
+    Args:
+        gradients: a tree like the parameters, each leaf with an axis of examples before its own,
+            as `jax.vmap(jax.grad(loss), in_axes=(None, 0))` gives it.
+        params: the parameters, as the optimizer is given them.
+        batch_size: examples in each of the gradients, positive.
+        mean: the mean of these gradients, which is the gradient of the step; a tree like the
+            parameters.
+        when: whether this step is measured, the same on all devices; it may be traced, as in
+            `when=step % 10 == 0`. Otherwise no gradient is read.
+        partition_specs: how the parameters are split, as for `update`.
+        stacked: what `gradient_noise_scale` is given.
+
+    Returns:
+        The extra argument `small_batches` of `update`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: there is only one gradient, or shapes differ.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import small_batches_of_examples
+        >>> loss = lambda w, x: jnp.square(w - x) / 2
+        >>> examples = jnp.array([1.0, 3.0])
+        >>> gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(0.0, examples)
+        >>> parts = small_batches_of_examples(gradients, jnp.zeros(()), mean=gradients.mean(0))
+        >>> print(parts.square_norms, parts.square_norms_of_mean, parts.examples)
+        [5.] [4.] 2.0
+    """
+    check_number("batch_size", batch_size, "(0, inf)")
+    _check_when(when)
+    leaves, of_mean = gradients_of(mean, params, partition_specs, name="mean")
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(gradients)}
+    if len(lengths) != 1 or min(lengths) < (2,):
+        raise ValueError(
+            "gradients must have a first axis of two examples or more, the same for each "
+            f"parameter; got {sorted(lengths)}. A single batch says nothing of the noise."
+        )
+    ((number,),) = lengths
+    own = _checked(gradients, leaves, (number,))
+    parts = Gradients(own, first_axes=1)
+    squares = block_square_norms(leaves, check_stacked(stacked), when, parts, Gradients(of_mean))
+    return _small_batches(squares, number, batch_size, when)
+
+
+class Gradients(NamedTuple):
+    """Gradients whose squared norms are added up over first axes and over mesh axes."""
+
+    arrays: Sequence[Any]
+    """That of each parameter, or None."""
+    first_axes: int = 0
+    """How many axes they have before those of the parameter."""
+    over: frozenset[str] = frozenset()
+    """The mesh axes along which there is a gradient on each device."""
+
+
+def block_square_norms(
+    leaves: Leaves, stacked: Stacked, when: Any, *columns: Gradients
+) -> list[jax.Array]:
+    """The squared norms of gradients, taken together.
+
+    All is in one conditional, the reductions between devices too: a step that is not measured
+    reads no gradient and waits for no other device.
+
+    Args:
+        leaves: the parameters.
+        stacked: the stacks.
+        when: whether they are taken; the same on all devices.
+        *columns: the gradients.
+
+    Returns:
+        For each of the columns a float32 vector with one entry for each block, the same on all
+        devices; zeros where none are taken.
+    """
+    axes = stacked.axes(leaves.tree)
+
+    def taken() -> list[jax.Array]:
+        squares, splits = {}, {}
+        for column, (gradients, first_axes, over) in enumerate(columns):
+            for index, gradient in enumerate(gradients):
+                if gradient is not None:
+                    kept = tuple(axis + first_axes for axis in axes[index])
+                    own = norms.sum_of_squares(gradient, kept)
+                    key = column, index
+                    squares[key] = jnp.squeeze(own, range(first_axes)) if kept else own
+                    split = leaves.split(index, axes[index])
+                    splits[key] = split._replace(within=split.within | over)
+        whole = together(norms.over_shards(squares, splits))
+
+        def vector(column: int) -> jax.Array:
+            parts = [
+                blocks_of_leaf(
+                    jnp.asarray(whole.get((column, index), 0), jnp.float32), index, own, leaves
+                )
+                for index, own in enumerate(axes)
+            ]
+            return jnp.concatenate(parts)
+
+        return [vector(column) for column in range(len(columns))]
+
+    def not_taken() -> list[jax.Array]:
+        return [jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(taken)]
+
+    return jax.lax.cond(when, taken, not_taken)
+
+
+def _small_batches(
+    squares: Sequence[jax.Array], number: int, batch_size: Any, when: Any
+) -> SmallBatches:
+    """So many parts of one size, from the sum of their squared norms and that of their mean."""
+    of_parts, of_mean = squares
+    measured = jnp.where(when, jnp.float32(number), 0)
+    examples = measured * jnp.asarray(batch_size, jnp.float32)
+    return SmallBatches(of_parts / number, of_mean, measured, examples)
+
+
+def _check_when(when: Any) -> None:
+    """Checks that `when` says the same on all devices, as far as is known before it runs."""
+    check_condition("when", when)
+    axes = norms.varying_axes(when) if isinstance(when, jax.Array) else None
+    if axes:
+        raise ValueError(
+            "when must be the same on all devices; it differs along the mesh axes "
+            f"{', '.join(map(repr, sorted(axes)))}. Take it from a step that they count alike."
+        )
+
+
+def _checked(gradients: Any, leaves: Leaves, first: tuple[int, ...]) -> list[Any]:
+    """The gradient of each parameter, or None; its shape is `first` and that of the parameter."""
+    own = leaves.align("gradients", gradients)
+    for index, (gradient, param) in enumerate(zip(own, leaves.arrays, strict=True)):
+        if gradient is None:
+            continue
+        own[index] = jnp.asarray(gradient)
+        if own[index].shape != (*first, *param.shape):
+            raise ValueError(
+                f"gradients: that of {leaf_names(leaves.tree)[index]!r} must have the shape "
+                f"{(*first, *param.shape)}, got {own[index].shape}."
+            )
+    return own
+
+
+def _is_reduced(gradient: Any, names: tuple[str, ...]) -> bool:
+    """Whether the type of a gradient says that it is the same along mesh axes."""
+    if gradient is None:
+        return False
+    position = norms.varying_axes(jax.lax.axis_index(names))  # nothing varies where types are empty
+    return bool(position) and not set(names) <= norms.varying_axes(gradient)

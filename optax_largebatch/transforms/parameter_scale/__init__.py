@@ -1,0 +1,1 @@
+"""Steps in proportion to the size of the parameters, and that size itself."""

@@ -1,0 +1,166 @@
+"""The size of single parameters, as a product of one factor for each axis."""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_integer, check_number
+from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.norms import accumulation_dtype, sum_of_squares
+from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.stacked import Stacked, check_stacked
+
+
+class ScaleByFactoredParameterRmsState(NamedTuple):
+    """State of `scale_by_factored_parameter_rms`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    factors: Any
+    """For each parameter a tuple of the factors of its axes, shaped so that they broadcast (stacks
+    have a factor of their own for each layer); an empty one where blocks have one element."""
+
+
+def scale_by_factored_parameter_rms(
+    eps: Scalar = 1e-5,
+    *,
+    refit_period: int = 1000,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Multiplies the update by an estimate of the size of each parameter.
+
+    .. math::
+
+        u_{ij\dots} \leftarrow R_{ij\dots} u_{ij\dots}, \qquad R_{ij\dots} = a_i b_j \cdots
+        \approx \sqrt{\max(w_{ij\dots}^2, \epsilon^2)}
+
+    with one vector for each axis, :math:`a, b, \dots`, in place of a number for each parameter. A
+    step fits one of the vectors, each axis in its turn, so that the mean of
+    :math:`\max(w^2, \epsilon^2) / R^2` is 1 in each slice across that axis (or, where such slices
+    would have two elements or fewer, in the whole block). The first step, and one after every
+    `refit_period`, sets all vectors to 1 and fits them in order. Blocks of one element pass
+    unchanged.
+
+    Args:
+        eps: :math:`\epsilon`, the floor for the size of a parameter; positive.
+        refit_period: the number of steps from one fit of all axes to the next.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer has its own
+            vectors. None for none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `ScaleByFactoredParameterRmsState`.
+        Inside `jax.shard_map` a parameter that is split is gathered, and needs `partition_specs`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
+            split and `partition_specs` are not given.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_factored_parameter_rms
+        >>> params = jnp.outer(jnp.array([1.0, 10.0, 100.0]), jnp.array([1.0, 2.0, -4.0]))
+        >>> transform = scale_by_factored_parameter_rms()
+        >>> updates, state = transform.update(jnp.ones((3, 3)), transform.init(params), params)
+        >>> print(updates.round(2))
+        [[  1.   2.   4.]
+         [ 10.  20.  40.]
+         [100. 200. 400.]]
+
+    References:
+        icefall, `optim.py` of July 2022: `Cain`.
+    """
+    check_number("eps", eps, "(0, inf)")
+    check_integer("refit_period", refit_period, at_least=1)
+    stacks = check_stacked(stacked)
+
+    def init(params: optax.Params) -> ScaleByFactoredParameterRmsState:
+        def ones(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+            shape = jnp.shape(param)
+            dtype = accumulation_dtype(jnp.result_type(param))
+            return tuple(
+                jnp.ones([n if i == axis or i in axes else 1 for i, n in enumerate(shape)], dtype)
+                for axis in fitted_axes(shape, axes)
+            )
+
+        return ScaleByFactoredParameterRmsState(jnp.zeros([], jnp.int32), stacks.map(ones, params))
+
+    def choices(leaves: Leaves) -> list[tuple[tuple[int, ...], Layout]]:
+        """The stacked axes of each leaf, and how it is split."""
+        who = "scale_by_factored_parameter_rms takes means along axes"
+        layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
+        return list(zip(stacks.axes(leaves.tree), layouts, strict=True))
+
+    @elementwise
+    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+        factors = at.state.factors
+        if not factors:
+            return update, at.state
+        count, eps = at.scalars
+        axes, layout = at.choice
+        factors = refreshed(factors, at.param, eps, axes, layout, count, refit_period)
+        own = tuple(layout.own_part(factor) for factor in factors)
+        return product(own) * update, at.state._replace(factors=factors)
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            trees=("factors",),
+            scalars=lambda state: (state.count, eps),
+            choices=choices,
+            needs_params=True,
+            by_element=False,
+        )
+    )
+
+
+def fitted_axes(shape: tuple[int, ...], stacked: tuple[int, ...]) -> list[int]:
+    """The axes that have a factor: those of a block, if it has more than one element."""
+    axes = [axis for axis in range(len(shape)) if axis not in stacked]
+    return axes if math.prod(shape[axis] for axis in axes) > 1 else []
+
+
+def product(factors: tuple[jax.Array, ...]) -> jax.Array:
+    """The estimated sizes."""
+    return functools.reduce(jnp.multiply, factors)
+
+
+def refreshed(
+    factors: tuple[jax.Array, ...],
+    param: jax.Array,
+    eps: Any,
+    stacked: tuple[int, ...],
+    layout: Layout,
+    count: jax.Array,
+    refit_period: int,
+) -> tuple[jax.Array, ...]:
+    """The factors after one of them, or in the first step of a period all, is fitted again."""
+    shape = layout.shape
+    axes = fitted_axes(shape, stacked)
+    size = math.prod(shape[axis] for axis in axes)
+
+    def fitted(factors: tuple[jax.Array, ...], position: int) -> tuple[jax.Array, ...]:
+        axis, factor = axes[position], factors[position]
+        # A mean along an axis needs all of it, so every device fits the factors of the whole.
+        ratio = jnp.maximum(jnp.abs(layout.gathered(param)), eps) / product(factors)
+        by_slice = size > 2 * shape[axis]
+        kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
+        elements = size // shape[axis] if by_slice else size
+        rms = jnp.sqrt(sum_of_squares(ratio, kept) / elements)
+        return (*factors[:position], factor * rms, *factors[position + 1 :])
+
+    def all_fitted() -> tuple[jax.Array, ...]:
+        new = tuple(jnp.ones_like(factor) for factor in factors)
+        for position in range(len(axes)):
+            new = fitted(new, position)
+        return new
+
+    branches = [functools.partial(fitted, factors, position) for position in range(len(axes))]
+    branch = jnp.where(count % refit_period == 0, len(axes), count % len(axes))
+    return jax.lax.switch(branch, [*branches, all_fitted])

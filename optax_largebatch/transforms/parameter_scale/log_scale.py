@@ -1,0 +1,215 @@
+"""The size of each tensor, learned apart from its direction."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import (
+    Bounds,
+    Scalar,
+    check_bounds,
+    check_choice,
+    check_integer,
+    check_number,
+    check_optional_number,
+)
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Request, Statistic
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.numerics import bias_correction, quotient
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
+
+
+class LearnLogScaleState(NamedTuple):
+    """State of `learn_log_scale`; all but the count have one number for each block."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    total: optax.Params
+    """Sum over this period of the derivatives with respect to the log scale."""
+    total_of_squares: optax.Params
+    """Sum over this period of their squares."""
+    mu: optax.Params
+    """First moment of the derivative."""
+    nu: optax.Params
+    """Second moment of the derivative."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    rates: tuple[Any, ...]
+    speed: Any
+    mu_decay: Any
+    mu_weight: Any
+    nu_decay: Any
+    nu_weight: Any
+    eps: Any
+    correction: Any
+    rms_bounds: Bounds
+    max_change: Any
+    starts: jax.Array
+    """Whether the step is the first of its period."""
+    ends: jax.Array
+    """Whether it is the last."""
+
+
+def learn_log_scale(
+    learning_rate: Hyperparameter,
+    b1: Scalar = 0.0,
+    b2: Scalar = 0.98,
+    eps: Scalar = 1e-8,
+    *,
+    speed: Scalar = 0.1,
+    period: int = 1,
+    max_change: Scalar | None = None,
+    rms_bounds: Bounds = None,
+    at_bounds: Literal["stop", "return"] = "stop",
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Steps along the parameters themselves: RMSprop on the logarithm of a block's scale.
+
+    For :math:`w = e^\ell \bar w` the derivative with respect to :math:`\ell` is
+    :math:`s = \sum w g`. Over the :math:`T` steps of a period it is collected, and in the last of
+    them, the `t`-th of all,
+
+    .. math::
+
+        \mu &\leftarrow b_1^T \mu + (1 - b_1^T) \operatorname{mean}(s), \qquad
+        \nu \leftarrow b_2^T \nu + (1 - b_2^T) \operatorname{mean}(s^2) \\
+        u &= -T \eta_t \gamma \sqrt{1 - b_2^t} \, \frac{\mu}{\sqrt{\nu} + \epsilon} \, w
+
+    In the other steps, and for blocks of one element, :math:`u = 0`. The result is a step, not a
+    direction: no learning rate comes after it. It usually is one branch of `sum_of`.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
+            returns.
+        b1: decay rate of :math:`\mu` for one step, in [0, 1).
+        b2: decay rate of :math:`\nu` for one step, in [0, 1).
+        eps: :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
+        speed: :math:`\gamma`, 0 or more: how fast the scale is learned.
+        period: :math:`T`.
+        max_change: bound on the relative change :math:`u / w`, positive; None for none.
+        rms_bounds: `(low, high)` for the root mean square of a block, either None for no bound.
+        at_bounds: `"stop"` changes nothing below `low` and lets no step lead beyond `high`, as
+            ScaledAdam does; `"return"` lets a block grow (below `low`) or shrink (above `high`) by
+            :math:`T \eta_t \gamma`, whatever its derivative, as LearnedGradient does.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `LearnLogScaleState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import learn_log_scale
+        >>> params = jnp.array([3.0, -4.0])
+        >>> transform = learn_log_scale(0.1, b2=0.0)
+        >>> updates, _ = transform.update(jnp.array([1.0, 0.0]), transform.init(params), params)
+        >>> print(updates)  # a larger scale would raise the loss
+        [-0.03  0.04]
+
+    References:
+        icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`, the update of the size; in
+        July 2022 also `Cain` and `LearnedGradient`.
+    """
+    rates = as_grouped("learning_rate", learning_rate)
+    check_number("b1", b1, "[0, 1)")
+    check_number("b2", b2, "[0, 1)")
+    check_number("eps", eps, "[0, inf)")
+    check_number("speed", speed, "[0, inf)")
+    check_integer("period", period, at_least=1)
+    check_optional_number("max_change", max_change, "(0, inf)")
+    check_bounds("rms_bounds", rms_bounds)
+    check_choice("at_bounds", at_bounds, ("stop", "return"))
+    stacks = check_stacked(stacked)
+
+    def init(params: optax.Params) -> LearnLogScaleState:
+        return LearnLogScaleState(
+            jnp.zeros([], jnp.int32), *(stacks.numbers(params) for _ in range(4))
+        )
+
+    def scalars(state: LearnLogScaleState) -> _Scalars:
+        mu_decay, nu_decay = b1**period, b2**period
+        return _Scalars(
+            rates.at(state.count),
+            period * speed,
+            mu_decay,
+            1 - mu_decay,
+            nu_decay,
+            1 - nu_decay,
+            eps,
+            jnp.sqrt(bias_correction(b2, state.count + 1)),
+            rms_bounds,
+            max_change,
+            starts=state.count % period == 0,
+            ends=state.count % period == period - 1,
+        )
+
+    def choices(leaves: Leaves) -> list[Any]:
+        stacks_of = stacks_of_vectors(leaves, stacks)
+        return list(zip(stacks_of, rates.indices(leaves.tree), strict=True))
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        step: _Scalars = at.scalars
+        axes, index = at.choice
+        if axes is None:
+            return jnp.zeros_like(update), at.state
+        asked = [Statistic(at.param * update, "sum", axes)]
+        if step.rms_bounds is not None:
+            asked.append(Statistic(at.param, "rms", axes))
+        derivative, *rms = yield Request(tuple(asked))
+
+        total = jnp.where(step.starts, 0, at.state.total) + derivative
+        squares = jnp.where(step.starts, 0, at.state.total_of_squares) + jnp.square(derivative)
+        mu = step.mu_decay * at.state.mu + step.mu_weight * total / period
+        nu = step.nu_decay * at.state.nu + step.nu_weight * squares / period
+
+        largest = step.rates[index] * step.speed
+        change = -largest * step.correction * quotient(mu, jnp.sqrt(nu) + step.eps)
+        if step.max_change is not None:
+            change = jnp.clip(change, -step.max_change, step.max_change)
+        if step.rms_bounds is not None:
+            within = _stopped if at_bounds == "stop" else _returned
+            change = within(change, rms[0], step.rms_bounds, largest)
+        state = at.state._replace(
+            total=total,
+            total_of_squares=squares,
+            mu=jnp.where(step.ends, mu, at.state.mu),
+            nu=jnp.where(step.ends, nu, at.state.nu),
+        )
+        return jnp.where(step.ends, change, 0) * at.param, state
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            trees=("total", "total_of_squares", "mu", "nu"),
+            scalars=scalars,
+            choices=choices,
+            needs_params=True,
+        )
+    )
+
+
+def _stopped(change: jax.Array, rms: jax.Array, bounds: Any, largest: jax.Array) -> jax.Array:
+    """No change of a block below its bounds, and none that leads above them."""
+    del largest
+    low, high = bounds
+    change = change if low is None else jnp.where(rms < low, 0, change)
+    return change if high is None else jnp.minimum(change, quotient(high - rms, rms))
+
+
+def _returned(change: jax.Array, rms: jax.Array, bounds: Any, largest: jax.Array) -> jax.Array:
+    """The largest change back towards the bounds for a block outside of them."""
+    low, high = bounds
+    change = change if low is None else jnp.where(rms < low, largest, change)
+    return change if high is None else jnp.where(rms > high, -largest, change)

@@ -1,0 +1,106 @@
+"""Steps in proportion to the size of the parameters."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import (
+    Scalar,
+    check_integer,
+    check_number,
+    check_optional_number,
+    check_order,
+)
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_rms
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.numerics import is_due
+from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
+
+
+class ScaleByParameterRmsState(NamedTuple):
+    """State of `scale_by_parameter_rms`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    rms: optax.Params
+    """The root mean square of each block when it was last looked at; 0 before the first step."""
+
+
+def scale_by_parameter_rms(
+    min_rms: Scalar = 1e-5,
+    max_rms: Scalar | None = None,
+    *,
+    period: int = 1,
+    scalar_scale: Scalar = 1.0,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Multiplies the update of each block by the root mean square of its parameters.
+
+    .. math:: u \leftarrow \min(\max(\operatorname{rms}(w), \mathrm{min}), \mathrm{max}) \, u,
+        \qquad \operatorname{rms}(w) = \sqrt{\operatorname{mean}(w^2)}
+
+    An update with elements of size 1 becomes a relative change of the parameters. The floor is
+    what moves parameters that start at zero.
+
+    Args:
+        min_rms: the floor, positive.
+        max_rms: the ceiling, positive; None for none.
+        period: the number of steps from one look at the parameters to the next. They are looked
+            at in the first step and in the last of every period.
+        scalar_scale: the factor for blocks of one element, whose size means nothing; 0 or more.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `ScaleByParameterRmsState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_parameter_rms
+        >>> params = {"kernel": jnp.array([3.0, -3.0]), "bias": jnp.zeros(2)}
+        >>> transform = scale_by_parameter_rms(min_rms=0.01)
+        >>> ones = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
+        >>> updates, _ = transform.update(ones, transform.init(params), params)
+        >>> print(updates["kernel"], updates["bias"])
+        [3. 3.] [0.01 0.01]
+
+    References:
+        icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`.
+    """
+    check_number("min_rms", min_rms, "(0, inf)")
+    check_optional_number("max_rms", max_rms, "(0, inf)")
+    if max_rms is not None:
+        check_order("min_rms", min_rms, "max_rms", max_rms)
+    check_number("scalar_scale", scalar_scale, "[0, inf)")
+    check_integer("period", period, at_least=1)
+    stacks = check_stacked(stacked)
+
+    def init(params: optax.Params) -> ScaleByParameterRmsState:
+        return ScaleByParameterRmsState(jnp.zeros([], jnp.int32), stacks.numbers(params))
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        low, high, scalar_scale, due = at.scalars
+        if at.choice is None:
+            return scalar_scale * update, at.state
+        (rms,) = yield block_rms(at.param, stacked=at.choice)
+        rms = jnp.where(due, rms, at.state.rms)
+        bounded = jnp.maximum(rms, low)
+        bounded = bounded if high is None else jnp.minimum(bounded, high)
+        return bounded * update, at.state._replace(rms=rms)
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            trees=("rms",),
+            scalars=lambda state: (min_rms, max_rms, scalar_scale, is_due(state.count, period)),
+            choices=lambda leaves: stacks_of_vectors(leaves, stacks),
+            needs_params=True,
+        )
+    )

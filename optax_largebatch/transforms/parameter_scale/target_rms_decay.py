@@ -1,0 +1,100 @@
+"""Weight decay of blocks whose weights are large, as Eve has it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_rms
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.params.groups import Hyperparameter
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.decay import WeightDecay
+
+
+class DecayToTargetRmsState(NamedTuple):
+    """State of `decay_to_target_rms`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+
+
+def decay_to_target_rms(
+    weight_decay: Hyperparameter = 1e-3,
+    target_rms: Scalar = 0.1,
+    weight_decay_mask: Mask = None,
+    *,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Shrinks the blocks whose root mean square exceeds a target.
+
+    .. math::
+
+        u \leftarrow u - \lambda_t w \quad\text{where}\quad
+        \operatorname{rms}(w) = \sqrt{\operatorname{mean}(w^2)} > \rho
+
+    It stands after the learning rate in a chain and is not multiplied by it. Blocks of one element
+    are left alone.
+
+    Args:
+        weight_decay: :math:`\lambda`, the fraction of the weights that a step takes away, in
+            [0, 0.1]; a float, a schedule, or what `ParamGroups.vary` returns.
+        target_rms: :math:`\rho`, in (0, 10].
+        weight_decay_mask: the parameters that may be decayed; None for all.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
+            itself. None for none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `DecayToTargetRmsState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import decay_to_target_rms
+        >>> params = {"large": jnp.array([3.0, 4.0]), "small": jnp.array([0.03, 0.04])}
+        >>> zeros = {"large": jnp.zeros(2), "small": jnp.zeros(2)}
+        >>> transform = decay_to_target_rms(0.1)
+        >>> updates, _ = transform.update(zeros, transform.init(params), params)
+        >>> print(updates["large"], updates["small"])
+        [-0.3 -0.4] [0. 0.]
+
+    References:
+        icefall, `optim.py` of July 2022: `Eve`.
+    """
+    check_number("target_rms", target_rms, "(0, 10]")
+    stacks = check_stacked(stacked)
+    decay = WeightDecay(weight_decay, weight_decay_mask, stacks, "[0, 0.1]")
+
+    def choices(leaves: Leaves) -> list[Any]:
+        """The decay's index and the stacked axes of each leaf, None for one that passes."""
+        columns = enumerate(zip(decay.choices(leaves), stacks.axes(leaves.tree), strict=True))
+        return [
+            None if own is None or leaves.one_element(index, axes) else (own, axes)
+            for index, (own, axes) in columns
+        ]
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        if at.choice is None:
+            return update, at.state
+        index, axes = at.choice
+        decays, target = at.scalars
+        (rms,) = yield block_rms(at.start, stacked=axes)
+        too_large = rms > target
+        return update - jnp.where(too_large, decays[index], 0) * at.param, at.state
+
+    return transformation(
+        Link(
+            init=lambda params: DecayToTargetRmsState(jnp.zeros([], jnp.int32)),
+            leaf=leaf,
+            scalars=lambda state: (decay.values.at(state.count), target_rms),
+            choices=choices,
+            needs_params=True,
+        )
+    )

@@ -1,0 +1,240 @@
+"""Momentum preconditioned by matrices that are learned while training."""
+
+from collections.abc import Generator
+import functools
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
+from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored, block_rms
+from optax_largebatch.engine.transformation import transformation
+from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
+from optax_largebatch.numerics import bias_correction, quotient, zeros_like
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.layers import Layers
+from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.preconditioning.meta_gradient import meta_update, product
+
+
+class ScaleByLearnedMatricesState(NamedTuple):
+    """State of `scale_by_learned_matrices`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    mu: optax.Updates
+    """First moments, like the parameters."""
+    nu: optax.Updates
+    """Second moment of each block of five elements or fewer; unused in others."""
+    matrices: Any
+    """For each parameter a tuple with the matrix of each axis of a block, or the vector of its
+    diagonal, those of stacked layers on leading axes; an empty one where blocks have none."""
+    covariances: Any
+    """The second moments of the gradient across each axis, likewise."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    rates: tuple[Any, ...]
+    b1: Any
+    mu_weight: Any
+    b2: Any
+    nu_weight: Any
+    nu_scale: Any
+    eps: Any
+    meta_lr_scale: Any
+    max_step_scale: Any
+    step_scale: Any
+    learns: jax.Array
+    """Whether the matrices are updated."""
+
+
+def scale_by_learned_matrices(
+    learning_rate: Hyperparameter,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.98,
+    eps: Scalar = 1e-8,
+    *,
+    meta_lr_scale: Scalar = 1.0,
+    period: int = 10,
+    max_step_scale: Scalar = 2.0,
+    max_fullcov_size: int = 1024,
+    stacked: Stacked | None = None,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Applies to each axis of the momentum a matrix that is learned; experimental.
+
+    .. math::
+
+        m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad d_t = (\times)_k L_k m_t, \qquad
+        \rho = \operatorname{rms}(d_t) \\
+        u_t &= \frac{1 - b_1}{\sqrt{1 - b_1^2}} \,
+            \frac{\min(\max(d_t, -c \rho), c \rho)}{\rho}
+
+    :math:`L_k` is symmetric and positive definite with a mean diagonal of 1, the identity at
+    first. After every `period` steps it takes a step of relative size :math:`\eta\,\mu` uphill on
+
+    .. math::
+
+        f(L) = \frac{\langle g_t, d \rangle}{\sqrt{\operatorname{mean}(d \cdot (\times)_k \hat C_k
+        d)}}, \qquad d = (\times)_k L_k m_{t-1}, \qquad C_k \leftarrow b_2 C_k + G_k G_k^\top
+
+    with :math:`G_k` the gradient unfolded along axis :math:`k` and :math:`\hat C_k` that matrix
+    with a mean diagonal of 1.
+
+    The shape of a block decides, its axes of size 1 left out: blocks of one axis have no matrix,
+    :math:`d = m`; blocks of five elements or fewer take
+    :math:`u = m / (\sqrt{v / (1 - b_2^t)} + \epsilon)` with a running mean :math:`v` of
+    :math:`\operatorname{mean}(g^2)`.
+
+    Args:
+        learning_rate: :math:`\eta`, of the optimizer that this link is part of; a float, a
+            schedule, or what `ParamGroups.vary` returns. Here it is only the rate of the matrices.
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moments, for one step or, of :math:`C`, one update; in [0, 1).
+        eps: :math:`\epsilon`, 0 or more.
+        meta_lr_scale: :math:`\mu`, 0 or more; 0 leaves the matrices the identity. At
+            :math:`\eta\,\mu \ge 1` a single step could make a matrix singular.
+        period: the number of steps from one update of the matrices to the next.
+        max_step_scale: :math:`c`, positive.
+        max_fullcov_size: the longest axis that has a full matrix; a longer one has a diagonal.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer has its own
+            matrices. None for none.
+        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+
+    Returns:
+        A transformation; its state is a `ScaleByLearnedMatricesState`. Inside `jax.shard_map` a
+        parameter that is split is gathered, and needs `partition_specs`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
+            split and `partition_specs` are not given.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_learned_matrices
+        >>> params = jnp.ones((2, 3))
+        >>> transform = scale_by_learned_matrices(0.1)
+        >>> updates, state = transform.update(params, transform.init(params), params)
+        >>> print(jnp.ptp(updates), [matrix.shape for matrix in state.matrices])
+        0.0 [(2, 2), (3, 3)]
+
+    References:
+        icefall, `optim.py` of July 2022: `LearnedGradient`, corrected; docs/icefall.md says how.
+    """
+    rates = as_grouped("learning_rate", learning_rate)
+    check_number("b1", b1, "[0, 1)")
+    check_number("b2", b2, "[0, 1)")
+    check_number("eps", eps, "[0, inf)")
+    check_number("meta_lr_scale", meta_lr_scale, "[0, inf)")
+    check_integer("period", period, at_least=1)
+    check_number("max_step_scale", max_step_scale, "(0, inf)")
+    check_integer("max_fullcov_size", max_fullcov_size, at_least=0)
+    check_dtype("mu_dtype", mu_dtype)
+    stacks = check_stacked(stacked)
+
+    def init(params: optax.Params) -> ScaleByLearnedMatricesState:
+        def identities(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+            layers = Layers.of(jnp.shape(param), axes)
+            dtype = accumulation_dtype(jnp.result_type(param))
+            lengths = layers.block if _kind(layers.block) == "matrix" else ()
+            own = [
+                jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
+                for n in lengths
+            ]
+            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in own)
+
+        matrices = stacks.map(identities, params)
+        return ScaleByLearnedMatricesState(
+            jnp.zeros([], jnp.int32),
+            zeros_like(params, mu_dtype),
+            stacks.numbers(params),
+            matrices,
+            jax.tree.map(jnp.zeros_like, matrices),
+        )
+
+    def scalars(state: ScaleByLearnedMatricesState) -> _Scalars:
+        return _Scalars(
+            rates.at(state.count),
+            b1,
+            1 - b1,
+            b2,
+            1 - b2,
+            1 / bias_correction(b2, state.count + 1),
+            eps,
+            meta_lr_scale,
+            max_step_scale,
+            (1 - b1) / (1 - b1**2) ** 0.5,
+            (state.count > 0) & (state.count % period == 0),
+        )
+
+    def choices(leaves: Leaves) -> list[tuple[Layers, Layout, int]]:
+        who = "scale_by_learned_matrices multiplies along axes"
+        layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
+        stacked = zip(layouts, stacks.axes(leaves.tree), strict=True)
+        layers = [Layers.of(layout.shape, axes) for layout, axes in stacked]
+        return list(zip(layers, layouts, rates.indices(leaves.tree), strict=True))
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        step: _Scalars = at.scalars
+        layers, layout, index = at.choice
+        state: ScaleByLearnedMatricesState = at.state
+        mu = yield Stored(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
+        kind = _kind(layers.block)
+        if kind == "small":
+            (rms,) = yield block_rms(update, stacked=layers.axes)
+            nu = step.b2 * state.nu + step.nu_weight * jnp.square(rms)
+            direction = quotient(mu, jnp.sqrt(nu * step.nu_scale) + step.eps)
+            return direction, state._replace(mu=mu, nu=nu)
+        direction, matrices, covariances = mu, (), ()
+        if kind == "matrix":
+            rate = step.rates[index] * step.meta_lr_scale
+            learned = functools.partial(meta_update, rate=rate, decay=step.b2)
+            old = state.matrices, state.covariances
+            # A product along an axis needs all of it, so every device works on the whole.
+            whole = [layout.gathered(x) for x in (update, at.state.mu, mu)]
+            *slices, momentum = (layers.first(x) for x in whole)
+            new = jax.lax.cond(
+                step.learns, lambda: layers.each(learned)(*slices, *old), lambda: old
+            )
+            matrices, covariances = yield from _stored(new)
+            direction = layout.own_part(layers.back(layers.each(product)(matrices, momentum)))
+            direction = yield Stored(with_spec(direction, explicit_spec(mu)), None)
+        (rms,) = yield block_rms(direction, stacked=layers.axes)
+        rms = rms + 1e-30  # a direction of zero stays zero
+        limit = step.max_step_scale * rms
+        clipped = step.step_scale * jnp.clip(direction, -limit, limit) / rms
+        return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
+
+    return transformation(
+        Link(
+            init,
+            leaf,
+            trees=("mu", "nu", "matrices", "covariances"),
+            scalars=scalars,
+            choices=choices,
+            by_element=False,
+        )
+    )
+
+
+def _kind(block: tuple[int, ...]) -> Literal["small", "plain", "matrix"]:
+    """What happens to a block of this shape, axes of length 1 left out."""
+    if math.prod(block) <= 5:
+        return "small"
+    return "plain" if len(block) == 1 else "matrix"
+
+
+def _stored(tree: Any) -> Generator[Stored, Any, Any]:
+    """The part of a leaf program that stores all arrays of a tree."""
+    arrays, structure = jax.tree.flatten(tree)
+    stored = []
+    for array in arrays:
+        stored.append((yield Stored(array, None)))
+    return structure.unflatten(stored)

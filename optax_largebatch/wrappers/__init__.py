@@ -1,0 +1,1 @@
+"""What stands around a whole optimizer: macro-batches, precision, loss scale, skipping."""

@@ -1,0 +1,252 @@
+"""Macro-batches: many micro-batches for one step."""
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import (
+    check_condition,
+    check_dtype,
+    check_integer,
+    check_number,
+)
+from optax_largebatch.norms import accumulation_dtype, varying_axes
+from optax_largebatch.numerics import zeros_like
+from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.noise.small_batches import (
+    Gradients,
+    SmallBatches,
+    block_square_norms,
+)
+
+
+class AccumulateGradientsState(NamedTuple):
+    """State of `accumulate_gradients`."""
+
+    micro_step: jax.Array
+    """Micro-batches in the accumulator, shape ()."""
+    macro_step: jax.Array
+    """Steps of the inner transformation, shape ()."""
+    examples: jax.Array
+    """Examples in the accumulator, shape (); where `update` is not told, micro-batches."""
+    accumulator: optax.Updates
+    """Sum of the gradients since the last step, like the parameters; where `examples` is 0, what is
+    here does not count."""
+    small_batches: SmallBatches
+    """The norms of these gradients; zeros, unless `inner` is to be given them."""
+    inner_state: optax.OptState
+    """State of the inner transformation."""
+
+
+def accumulate_gradients(
+    inner: optax.GradientTransformation,
+    every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
+    *,
+    accumulator_dtype: jax.typing.DTypeLike | None = None,
+    small_batches: bool | int = False,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Takes one step of `inner` for every macro-batch, with the mean gradient of its parts.
+
+    .. math:: g = \sum_i n_i g_i \Big/ \sum_i n_i
+
+    Between two steps the updates are exact zeros and `inner` is not computed at all. Its schedules
+    count macro-batches.
+
+    `update` takes two extra arguments, which may be traced and must be the same on all devices:
+
+    - `examples`: the number :math:`n_i` of examples in the micro-batch, for micro-batches that
+      differ; a weight that is no integer will do. None for 1 each. A micro-batch of 0 examples
+      adds nothing, even if its gradient is a NaN.
+    - `flush`: True takes the step now, with the micro-batches that there are: for the last
+      macro-batch of an epoch.
+
+    There is no step before the first example.
+
+    Args:
+        inner: the transformation, from this library or any other.
+        every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
+            macro-batches so far.
+        accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
+        small_batches: hands the squared norms of the micro-batches' gradients and of their mean to
+            `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs: those
+            of every macro-batch (True), or of one in so many (an integer), which is cheaper. In
+            one that is measured, each gradient is read once more. `examples` are the unit of the
+            noise scale; where `update` is not told, a micro-batch is.
+        stacked: what the `gradient_noise_scale` in `inner` is given, from `stacked_layers`.
+
+    Returns:
+        A transformation; its state is an `AccumulateGradientsState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: `every` is less than 1, or is 1 with `small_batches`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import accumulate_gradients
+        >>> optimizer = accumulate_gradients(optax.sgd(1.0), every=2)
+        >>> params = jnp.zeros(1)
+        >>> state = optimizer.init(params)
+        >>> for gradient in (1.0, 3.0):
+        ...     updates, state = optimizer.update(jnp.array([gradient]), state, params)
+        ...     print(updates)
+        [0.]
+        [-2.]
+        >>> for gradient, examples in ((1.0, 32), (4.0, 16)):
+        ...     updates, state = optimizer.update(
+        ...         jnp.array([gradient]), state, params, examples=examples
+        ...     )
+        >>> print(updates)
+        [-2.]
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    if not callable(every):
+        check_integer("every", every, at_least=1)
+    check_dtype("accumulator_dtype", accumulator_dtype)
+    if not isinstance(small_batches, bool):
+        check_integer("small_batches", small_batches, at_least=1)
+    if small_batches and every == 1:
+        raise ValueError(
+            f"every must be 2 or more with small_batches={small_batches}, got 1: a single "
+            "micro-batch says nothing of the noise."
+        )
+    stacks = check_stacked(stacked)
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> AccumulateGradientsState:
+        leaves_of("params", params)
+        return AccumulateGradientsState(
+            micro_step=jnp.zeros([], jnp.int32),
+            macro_step=jnp.zeros([], jnp.int32),
+            examples=jnp.zeros([], jnp.float32),
+            accumulator=zeros_like(params, accumulator_dtype),
+            small_batches=SmallBatches.none(sum(stacks.sizes(params))),
+            inner_state=inner.init(params),
+        )
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        examples: Any = None,
+        flush: Any = False,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, AccumulateGradientsState]:
+        leaves, gradients = gradients_of(updates, params)
+        _check_extra_args(examples, flush)
+        if every != 1 and extra_args.get("small_batches") is not None:
+            raise ValueError(
+                "small_batches must not be given to the `update` of accumulate_gradients, whose "
+                "step is that of several of them. Build it with small_batches=True instead, and "
+                "it hands its micro-batches to the inner transformation."
+            )
+
+        given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+
+        def inner_step(means: list[Any]) -> tuple[list[Any], optax.OptState]:
+            """The update of each leaf that has a gradient, and the new state of `inner`."""
+            new_updates, inner_state = inner.update(
+                leaves.rebuild(means), state.inner_state, params, **extra_args
+            )
+            new = leaves.align("the updates", new_updates)
+            return [new[index].astype(leaves.arrays[index].dtype) for index in given], inner_state
+
+        def with_gradient(parts: Any) -> list[Any]:
+            """A column of all leaves from one of those that have a gradient."""
+            own = dict(zip(given, parts, strict=True))
+            return [own.get(index) for index in range(len(gradients))]
+
+        if every == 1 and examples is None:  # it is its own mean, and nothing is ever summed
+            new, inner_state = inner_step(gradients)
+            return leaves.rebuild(with_gradient(new)), state._replace(
+                macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
+                inner_state=inner_state,
+            )
+
+        weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
+        total_weight = state.examples + weight
+        sums = [
+            jnp.where(state.examples > 0, before, 0)
+            for before in leaves.align("the state's accumulator", state.accumulator)
+        ]
+        for index in given:
+            part = gradients[index].astype(sums[index].dtype)
+            if examples is not None:
+                part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
+            sums[index] = sums[index] + part
+        wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
+        complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
+        parts: SmallBatches = state.small_batches
+        if small_batches:
+            split, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
+            square_norms = functools.partial(block_square_norms, split, stacks)
+            measured = state.macro_step % int(small_batches) == 0  # True is each
+            (own,) = square_norms(measured, Gradients(gradients))
+            parts = parts.with_part(own, jnp.where(measured, weight, 0))
+            # Of the sum, which lies in memory anyway, and not in `step`, which may overwrite it.
+            total = with_gradient([sums[index] for index in given])
+            (of_sum,) = square_norms(measured & complete, Gradients(total))
+            of_mean = of_sum / jnp.square(jnp.where(complete, total_weight, 1))
+            extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
+
+        # A micro-batch that only waits need not move more than the sum. So the updates of a step
+        # take the memory of the sum, which is done with by then, and need none of their own.
+        dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in given]
+
+        def step() -> tuple[list[Any], optax.OptState]:
+            wide = [sums[index].astype(accumulation_dtype(sums[index].dtype)) for index in given]
+            means = [total / total_weight.astype(total.dtype) for total in wide]
+            new, inner_state = inner_step(with_gradient(means))
+            return [x.astype(dtype) for x, dtype in zip(new, dtypes, strict=True)], inner_state
+
+        def wait() -> tuple[list[Any], optax.OptState]:
+            kept = [sums[index].astype(dtype) for index, dtype in zip(given, dtypes, strict=True)]
+            return kept, state.inner_state
+
+        results, inner_state = jax.lax.cond(complete, step, wait)
+        new = []
+        for index, result in zip(given, results, strict=True):
+            new.append(jnp.where(complete, result, 0).astype(leaves.arrays[index].dtype))
+            if result.dtype == sums[index].dtype:
+                sums[index] = result
+        return leaves.rebuild(with_gradient(new)), AccumulateGradientsState(
+            micro_step=jnp.where(complete, 0, state.micro_step + 1),
+            macro_step=jnp.where(
+                complete, optax.safe_increment(state.macro_step), state.macro_step
+            ),
+            examples=jnp.where(complete, 0, total_weight),
+            accumulator=leaves.rebuild(sums),
+            small_batches=jax.tree.map(lambda x: jnp.where(complete, 0, x), parts),
+            inner_state=inner_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
+    """The dtype itself where it holds the numbers of the other, else that."""
+    return dtype if jnp.finfo(dtype).bits > jnp.finfo(other).bits else other
+
+
+def _check_extra_args(examples: Any, flush: Any) -> None:
+    """Checks the extra arguments of `update`, as far as they are known before it runs."""
+    if examples is not None:
+        check_number("examples", examples, "[0, inf)")
+    check_condition("flush", flush)
+    for name, value in (("examples", examples), ("flush", flush)):
+        axes = varying_axes(value) if isinstance(value, jax.Array) else None
+        if axes:
+            raise ValueError(
+                f"{name} must be the same on all devices; it differs along the mesh axes "
+                f"{', '.join(map(repr, sorted(axes)))}. Sum the examples with jax.lax.psum, and "
+                "weight the gradients with those of each device."
+            )

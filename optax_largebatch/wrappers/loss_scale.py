@@ -1,0 +1,141 @@
+"""A loss scale that finds its size: float16 gradients that neither vanish nor overflow."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import check_integer, check_number
+from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.wrappers.skipping import step_if_finite
+
+
+class DynamicLossScaleState(NamedTuple):
+    """State of `dynamic_loss_scale`."""
+
+    loss_scale: jax.Array
+    """The factor for the next loss, shape ()."""
+    good_steps: jax.Array
+    """Steps taken since the scale last changed, shape ()."""
+    skipped: jax.Array
+    """Steps left out so far, shape ()."""
+    inner_state: optax.OptState
+    """State of the inner transformation."""
+
+
+def dynamic_loss_scale(
+    inner: optax.GradientTransformation,
+    initial_scale: float = 2.0**16,
+    *,
+    growth_factor: float = 2.0,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 2000,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Divides the gradients of a scaled loss by its scale, and keeps that as large as it may be.
+
+    Half of the gradients of a network may lie below what float16 can hold. The training loop
+    multiplies the loss by the scale :math:`s`, which it reads from the state; here the gradients
+    become float32 and are divided by it again.
+
+    .. math::
+
+        g &\leftarrow g / s \\
+        s &\leftarrow \begin{cases}
+            \max(\text{backoff} \cdot s,\ 1) & \text{if } g \text{ is not finite: no step} \\
+            \text{growth} \cdot s & \text{after every } n \text{ steps without a change}
+        \end{cases}
+
+    A step whose gradients overflowed changes nothing but the scale: the updates are exact zeros,
+    and the moments, counters and schedules of `inner` stay as they were. Inside `jax.shard_map`
+    all devices leave it out, or none.
+
+    Around `accumulate_gradients` it is single micro-batches that are left out, and every one is
+    divided by the scale that it was multiplied by.
+
+    Args:
+        inner: the transformation, from this library or any other.
+        initial_scale: the first :math:`s`, in [1, 1e38].
+        growth_factor: more than 1. The scale does not grow beyond the range of float32.
+        backoff_factor: in (0, 1).
+        growth_interval: :math:`n`, 1 or more.
+
+    Returns:
+        A transformation; its state is a `DynamicLossScaleState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import dynamic_loss_scale
+        >>> optimizer = dynamic_loss_scale(optax.sgd(0.1))
+        >>> params = jnp.array([2.0], jnp.float16)
+        >>> state = optimizer.init(params)
+        >>> for _ in range(4):
+        ...     scale = optax.tree.get(state, "loss_scale")
+        ...     scaled_loss = lambda x: scale * jnp.sum(x.astype(jnp.float32) ** 2)
+        ...     updates, state = optimizer.update(jax.grad(scaled_loss)(params), state, params)
+        ...     print(f"{scale:.0f} {updates[0]:.1f}")  # from 16384 on the gradient overflows
+        65536 0.0
+        32768 0.0
+        16384 0.0
+        8192 -0.4
+
+    References:
+        Micikevicius et al., *Mixed Precision Training*, arXiv 1710.03740, section 3.2. The
+        defaults are those of PyTorch's `GradScaler`.
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    check_number("initial_scale", initial_scale, "[1, 1e38]")
+    check_number("growth_factor", growth_factor, "(1, inf)")
+    check_number("backoff_factor", backoff_factor, "(0, 1)")
+    check_integer("growth_interval", growth_interval, at_least=1)
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> DynamicLossScaleState:
+        leaves_of("params", params)
+        zero = jnp.zeros([], jnp.int32)
+        scale = jnp.asarray(initial_scale, jnp.float32)
+        return DynamicLossScaleState(scale, zero, zero, inner.init(params))
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        partition_specs: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, DynamicLossScaleState]:
+        leaves, gradients = gradients_of(updates, params, partition_specs)
+        for index, gradient in enumerate(gradients):
+            if gradient is not None:  # as float32, since what scaling saved would vanish again
+                dtype = accumulation_dtype(gradient.dtype)
+                gradients[index] = gradient.astype(dtype) / state.loss_scale.astype(dtype)
+        finite, new_updates, inner_state = step_if_finite(
+            inner,
+            leaves,
+            gradients,
+            state.inner_state,
+            params,
+            partition_specs=partition_specs,
+            **extra_args,
+        )
+        good_steps = jnp.where(finite, state.good_steps + 1, 0)
+        grown = state.loss_scale * growth_factor
+        grows = (good_steps >= growth_interval) & jnp.isfinite(grown)
+        reduced = jnp.maximum(state.loss_scale * backoff_factor, 1)
+        kept = jnp.where(finite, state.loss_scale, reduced)
+        return new_updates, DynamicLossScaleState(
+            loss_scale=jnp.where(grows, grown, kept),
+            good_steps=jnp.where(good_steps >= growth_interval, 0, good_steps),
+            skipped=jnp.where(finite, state.skipped, optax.safe_increment(state.skipped)),
+            inner_state=inner_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)

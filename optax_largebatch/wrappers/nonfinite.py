@@ -1,0 +1,96 @@
+"""Steps whose gradient is not finite are left out."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import check_integer
+from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.wrappers.skipping import step_if_finite
+
+
+class SkipNonfiniteState(NamedTuple):
+    """State of `skip_nonfinite`."""
+
+    skipped: jax.Array
+    """Steps left out so far, shape ()."""
+    skipped_in_a_row: jax.Array
+    """Steps left out since the last that was taken, shape ()."""
+    gave_up: jax.Array
+    """Whether there were ever too many in a row, shape ()."""
+    inner_state: optax.OptState
+    """State of the inner transformation."""
+
+
+def skip_nonfinite(
+    inner: optax.GradientTransformation, max_in_a_row: int = 100
+) -> optax.GradientTransformationExtraArgs:
+    r"""Leaves out the steps whose gradient holds an infinity or a NaN.
+
+    Such a step changes nothing: the updates are exact zeros, and the moments, counters and
+    schedules of `inner` stay as they were. Inside `jax.shard_map` all devices leave it out, or
+    none, wherever the infinity is.
+
+    Nothing raises inside a compiled step, so the training loop reads the state: `gave_up` turns
+    True for good after `max_in_a_row` steps that were left out without one between them.
+
+    Args:
+        inner: the transformation, from this library or any other.
+        max_in_a_row: steps left out in a row that are too many, 1 or more.
+
+    Returns:
+        A transformation; its state is a `SkipNonfiniteState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: `max_in_a_row` is less than 1.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import skip_nonfinite
+        >>> optimizer = skip_nonfinite(optax.sgd(1.0))
+        >>> state = optimizer.init(jnp.zeros(2))
+        >>> updates, state = optimizer.update(jnp.array([1.0, jnp.nan]), state)
+        >>> print(updates, state.skipped)
+        [0. 0.] 1
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    check_integer("max_in_a_row", max_in_a_row, at_least=1)
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: optax.Params) -> SkipNonfiniteState:
+        leaves_of("params", params)
+        zero = jnp.zeros([], jnp.int32)
+        return SkipNonfiniteState(zero, zero, jnp.zeros([], bool), inner.init(params))
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        *,
+        partition_specs: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, SkipNonfiniteState]:
+        leaves, gradients = gradients_of(updates, params, partition_specs)
+        finite, new_updates, inner_state = step_if_finite(
+            inner,
+            leaves,
+            gradients,
+            state.inner_state,
+            params,
+            partition_specs=partition_specs,
+            **extra_args,
+        )
+        in_a_row = jnp.where(finite, 0, optax.safe_increment(state.skipped_in_a_row))
+        return new_updates, SkipNonfiniteState(
+            skipped=jnp.where(finite, state.skipped, optax.safe_increment(state.skipped)),
+            skipped_in_a_row=in_a_row,
+            gave_up=state.gave_up | (in_a_row >= max_in_a_row),
+            inner_state=inner_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
