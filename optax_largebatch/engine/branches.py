@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.engine.link import Leaf, LeafProgram, in_parallel
-from optax_largebatch.engine.several import SeveralLinks, each_at
+from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
+from optax_largebatch.engine.several import each_at, several
 from optax_largebatch.engine.transformation import link_of, transformation
 
 
@@ -51,9 +51,10 @@ def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformat
         links.append(link)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        programs = [link.leaf(update, here) for link, here in zip(links, each_at(at), strict=True)]
+        columns = zip(links, each_at(at), strict=True)
+        programs = [link.program(update, here) for link, here in columns]
         results = yield from in_parallel(*programs)
         updates, states = zip(*results, strict=True)
         return functools.reduce(jnp.add, updates), tuple(states)
 
-    return transformation(SeveralLinks.of(links, leaf))
+    return transformation(several("sum_of", links, leaf))

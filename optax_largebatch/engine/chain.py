@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import optax
 
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link
-from optax_largebatch.engine.several import SeveralLinks, each_at
+from optax_largebatch.engine.requests import Leaf, LeafProgram
+from optax_largebatch.engine.several import each_at, several
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import link_of, transformation
 
 
@@ -83,14 +84,14 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def chained(links: Sequence[Link]) -> Link:
-    """The link that applies `links` in order; its state is the tuple of theirs."""
+def chained(transforms: Sequence[LeafTransform]) -> LeafTransform:
+    """The transform that applies others in order; its state is the tuple of theirs."""
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         new_states = []
-        for link, here in zip(links, each_at(at), strict=True):
-            update, new_state = yield from link.leaf(update, here)
+        for transform, here in zip(transforms, each_at(at), strict=True):
+            update, new_state = yield from transform.program(update, here)
             new_states.append(new_state)
         return update, tuple(new_states)
 
-    return SeveralLinks.of(links, leaf)
+    return several("chain", transforms, leaf)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Hashable, Mapping
 import contextlib
-import os
 from typing import Any, TypeVar
 
 import jax
@@ -14,24 +13,13 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 
 
-def on_one_cpu() -> bool:
-    """Whether all arrays are whole and pass through the caches of a CPU."""
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
-
-
-def has_few_cores() -> bool:
-    """Whether XLA gains less from splitting a sum between cores than from a loop on one of them."""
-    return (os.cpu_count() or 1) <= 2
-
-
 def outlined() -> contextlib.AbstractContextManager[Any]:
     """Keeps XLA on a CPU from merging the jitted functions called here with what is around them.
 
-    On an accelerator they stay open to the compiler, whose fusions are worth more there.
+    On an accelerator it would keep them from being compiled well, so it belongs in what is made
+    for CPUs alone.
     """
-    if jax.default_backend() == "cpu":
-        return set_xla_metadata(inlineable="false")
-    return contextlib.nullcontext()
+    return set_xla_metadata(inlineable="false")
 
 
 def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -48,16 +36,9 @@ def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     So the compiler can combine the reductions that made them, whatever it finds to do for one of
     them in the meantime; and what is done with each of them is compiled alike. Inside
     `jax.shard_map` those that differ between devices wait apart, or all would differ by type.
-    On one CPU there is nothing to combine, and they are taken as they are.
     """
-    if on_one_cpu():
-        return dict(arrays)
     result = dict(arrays)
     for varying in {norms.varying_axes(x) for x in arrays.values()}:
         alike = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
-        with outlined():
-            result |= _barrier(alike)
+        result |= jax.lax.optimization_barrier(alike)
     return result
-
-
-_barrier = jax.jit(jax.lax.optimization_barrier)

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from optax_largebatch.engine.link import Link
-from optax_largebatch.engine.passes import LeafArrays
 from optax_largebatch.engine.scalars import Scalars
+from optax_largebatch.engine.tracing import LeafArrays
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import Split
 from optax_largebatch.params.leaves import Leaves, spec_alike
 
@@ -25,7 +25,11 @@ Run = Callable[[Mapping[int, LeafArrays], Scalars, Callable[[int, tuple[int, ...
 
 
 def on_shards(
-    link: Link, run: Run, arrays: Mapping[int, LeafArrays], scalars: Scalars, leaves: Leaves
+    transform: LeafTransform,
+    run: Run,
+    arrays: Mapping[int, LeafArrays],
+    scalars: Scalars,
+    leaves: Leaves,
 ) -> Any:
     """The result of `run`, computed on shards if it is known how the leaves are split."""
     if leaves.mesh is None:
@@ -42,7 +46,7 @@ def on_shards(
 
     def specs_of_state(index: int, state: Any) -> Any:
         return jax.tree.map(
-            lambda x, like_leaf: spec(index, x, like_leaf), state, link.like_leaf(state)
+            lambda x, like_leaf: spec(index, x, like_leaf), state, transform.like_leaf(state)
         )
 
     def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:

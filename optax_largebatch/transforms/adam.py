@@ -14,9 +14,11 @@ from optax_largebatch.arguments import (
     check_number,
     is_zero,
 )
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
+from optax_largebatch.engine.state import Counter, PerParameter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
-from optax_largebatch.numerics import bias_correction, zeros_like
+from optax_largebatch.numerics import bias_correction
 from optax_largebatch.params.groups import Grouped, as_grouped
 
 BiasCorrection = Literal["full", "none", "step_size"]
@@ -60,10 +62,6 @@ class AdamMoments(NamedTuple):
         check_flag("grad_averaging", self.grad_averaging)
         check_dtype("mu_dtype", self.mu_dtype)
         check_dtype("nu_dtype", self.nu_dtype)
-
-    def zeros(self, params: optax.Params) -> tuple[optax.Updates, optax.Updates]:
-        """Initial first and second moments."""
-        return zeros_like(params, self.mu_dtype), zeros_like(params, self.nu_dtype)
 
     def scalars(self, count: jax.Array) -> "AdamScalars":
         """The numbers of the step that comes after `count` others."""
@@ -165,33 +163,34 @@ def scale_by_adam(
     )
     moments.check()
 
-    return transformation(adam_link(moments))
+    return transformation(adam_transform(moments))
 
 
-def adam_link(moments: AdamMoments) -> Link:
-    """The link that keeps the moments and divides one by the root of the other."""
-
-    def init(params: optax.Params) -> ScaleByAdamState:
-        return ScaleByAdamState(jnp.zeros([], jnp.int32), *moments.zeros(params))
+def adam_transform(moments: AdamMoments) -> LeafTransform:
+    """The leaf transform that keeps the moments and divides one by the root of the other."""
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         adam: AdamScalars = at.scalars
         mu, nu = yield from advance_moments(moments, update, at)
         return mu * adam.mu_scale / adam.denominator(nu), at.state._replace(mu=mu, nu=nu)
 
-    return Link(
-        init,
+    return LeafTransform(
         leaf,
-        trees=("mu", "nu"),
+        state=ScaleByAdamState(
+            count=Counter(), mu=PerParameter(moments.mu_dtype), nu=PerParameter(moments.nu_dtype)
+        ),
         scalars=lambda state: moments.scalars(state.count),
+        given="parts",
+        name="scale_by_adam",
     )
 
 
 def advance_moments(moments: AdamMoments, update: jax.Array, at: Leaf) -> Any:
     """The part of a leaf program that takes the moments one step further."""
     adam: AdamScalars = at.scalars
-    mu = yield Stored(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
-    nu = yield Stored(adam.b2 * at.state.nu + adam.nu_weight * jnp.square(update), moments.nu_dtype)
+    mu = yield materialize(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
+    nu = adam.b2 * at.state.nu + adam.nu_weight * jnp.square(update)
+    nu = yield materialize(nu, moments.nu_dtype)
     return mu, nu
 
 

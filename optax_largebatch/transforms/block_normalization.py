@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_norms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
@@ -53,10 +54,10 @@ def normalize_by_block_norm(
         return update * scale, at.state
 
     return transformation(
-        Link(
-            init=lambda params: optax.EmptyState(),
-            leaf=leaf,
+        LeafTransform(
+            leaf,
             scalars=lambda state: eps,
             choices=lambda leaves: stacks.axes(leaves.tree),
+            given="parts",
         )
     )

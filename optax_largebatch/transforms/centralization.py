@@ -4,7 +4,8 @@ import jax
 import optax
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_means
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_means
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
@@ -75,4 +76,4 @@ def centralize_gradients(
         (mean,) = yield block_means(update, kept=at.choice)
         return update - mean, at.state
 
-    return transformation(Link(init=lambda params: optax.EmptyState(), leaf=leaf, choices=choices))
+    return transformation(LeafTransform(leaf, choices=choices, given="parts"))

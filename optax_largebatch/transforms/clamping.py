@@ -1,13 +1,15 @@
 """Bounds on the parameters themselves."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_flag, check_integer, check_number
-from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.requests import Leaf
+from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
@@ -18,6 +20,14 @@ class ClampParametersState(NamedTuple):
 
     count: jax.Array
     """Steps taken, shape ()."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    limit: Any
+    due: jax.Array
+    """Whether the parameters are clamped in it."""
 
 
 def clamp_parameters(
@@ -69,20 +79,20 @@ def clamp_parameters(
         axes = enumerate(stacks.axes(leaves.tree))
         return [not scalars_only or leaves.one_element(index, own) for index, own in axes]
 
-    @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, ClampParametersState]:
         if not at.choice:
             return update, at.state
-        limit, due = at.scalars
-        clamped = jnp.clip(at.param + update, -limit, limit) - at.param
-        return jnp.where(due, clamped, update), at.state
+        step: _Scalars = at.scalars
+        clamped = jnp.clip(at.param + update, -step.limit, step.limit) - at.param
+        return jnp.where(step.due, clamped, update), at.state
 
     return transformation(
-        Link(
-            init=lambda params: ClampParametersState(jnp.zeros([], jnp.int32)),
-            leaf=leaf,
-            scalars=lambda state: (max_value, state.count % period == 0),
+        LeafTransform(
+            leaf,
+            state=ClampParametersState(count=Counter()),
+            scalars=lambda state: _Scalars(max_value, state.count % period == 0),
             choices=choices,
             needs_params=True,
+            given="parts",
         )
     )

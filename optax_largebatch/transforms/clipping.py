@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_optional_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, elementwise, global_norm
+from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 
 
@@ -38,14 +39,11 @@ def clip_by_value(
     """
     check_optional_number("max_value", max_value, "(0, inf)")
 
-    @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
         limit = at.scalars
         return update if limit is None else jnp.clip(update, -limit, limit), at.state
 
-    return transformation(
-        Link(init=lambda params: optax.EmptyState(), leaf=leaf, scalars=lambda state: max_value)
-    )
+    return transformation(LeafTransform(leaf, scalars=lambda state: max_value, given="parts"))
 
 
 def clip_by_global_norm(
@@ -85,6 +83,4 @@ def clip_by_global_norm(
         (norm,) = yield global_norm(update)
         return update / jnp.maximum(norm / at.scalars, 1), at.state
 
-    return transformation(
-        Link(init=lambda params: optax.EmptyState(), leaf=leaf, scalars=lambda state: max_norm)
-    )
+    return transformation(LeafTransform(leaf, scalars=lambda state: max_norm, given="parts"))

@@ -3,11 +3,12 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, is_zero
-from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.requests import Leaf
+from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
@@ -62,17 +63,17 @@ def add_decayed_weights(
     """
     decay = WeightDecay(weight_decay, weight_decay_mask, check_stacked(stacked))
 
-    @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
         return decay.add(update, at.param, at.scalars, at.choice), at.state
 
     return transformation(
-        Link(
-            init=lambda params: AddDecayedWeightsState(jnp.zeros([], jnp.int32)),
-            leaf=leaf,
+        LeafTransform(
+            leaf,
+            state=AddDecayedWeightsState(count=Counter()),
             scalars=lambda state: decay.values.at(state.count),
             choices=decay.choices,
             needs_params=True,
+            given="parts",
         )
     )
 

@@ -15,7 +15,9 @@ from optax_largebatch.arguments import (
     check_optional_number,
     is_zero,
 )
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_norms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
+from optax_largebatch.engine.state import Counter, VectorOfBlocks
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip, positive
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -23,7 +25,6 @@ from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
-from optax_largebatch.transforms.trust_ratio import ones_for_each_block
 
 Denominator = Literal["paper", "update", "squares"]
 ZeroRatio = Literal["one", "coefficient", "gradient", "formula"]
@@ -37,6 +38,17 @@ class ScaleByLarsState(NamedTuple):
     trust_ratios: jax.Array
     """The ratios of the last step, one for each block: in the order of `jax.tree.leaves`, and of a
     leaf that stacks layers the layers in order."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    decays: tuple[Any, ...]
+    coefficient: Any
+    eps: Any
+    bounds: Bounds
+    limit: Any
+    rates: tuple[Any, ...] | None
 
 
 def scale_by_lars(
@@ -125,11 +137,8 @@ def scale_by_lars(
     if larc_learning_rate is not None:
         limits = as_grouped("larc_learning_rate", larc_learning_rate)
 
-    def init(params: optax.Params) -> ScaleByLarsState:
-        return ScaleByLarsState(jnp.zeros([], jnp.int32), ones_for_each_block(params, stacks))
-
-    def scalars(state: ScaleByLarsState) -> Any:
-        return (
+    def scalars(state: ScaleByLarsState) -> _Scalars:
+        return _Scalars(
             decay.values.at(state.count),
             trust_coefficient,
             eps,
@@ -146,40 +155,44 @@ def scale_by_lars(
         return list(zip(decay.choices(leaves), adapted, indices, axes, strict=True))
 
     def leaf(gradient: jax.Array, at: Leaf) -> LeafProgram:
-        decays, coefficient, eps, bounds, limit, rates = at.scalars
+        step: _Scalars = at.scalars
+        coefficient, eps, limit = step.coefficient, step.eps, step.limit
         decay_index, adapted, rate_index, axes = at.choice
         clipped = gradient if limit is None else jnp.clip(gradient, -limit, limit)
-        update = decay.add(clipped, at.param, decays, decay_index)
+        update = decay.add(clipped, at.param, step.decays, decay_index)
         if not adapted:
             return update, at.state._replace(trust_ratios=1.0)
 
         direction = update if denominator == "update" else gradient
         param_norm, norm = yield block_norms(at.param, direction, stacked=axes)
-        wd = decay.of(decays, decay_index)
+        wd = decay.of(step.decays, decay_index)
         if denominator == "squares":
             squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
             ratio = coefficient * jnp.sqrt(jnp.square(param_norm) / positive(squares))
         else:
             length = norm + eps if denominator == "update" else norm + wd * param_norm + eps
             ratio = coefficient * param_norm / positive(length)
-        ratio = clip(ratio, bounds)
+        ratio = clip(ratio, step.bounds)
         defined = (param_norm > 0) & (norm > 0)
         if zero_ratio != "formula":
             ratio = jnp.where(defined, ratio, coefficient if zero_ratio == "coefficient" else 1.0)
-        if rates is not None:
-            ratio = jnp.where(ratio < rates[rate_index], ratio / rates[rate_index], 1.0)
+        if step.rates is not None:
+            rate = step.rates[rate_index]
+            ratio = jnp.where(ratio < rate, ratio / rate, 1.0)
         if zero_ratio == "gradient":
             ratio = jnp.where(defined, ratio, 1.0)
             update = jnp.where(defined, update, gradient)
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            vectors={"trust_ratios": stacks},
+            state=ScaleByLarsState(
+                count=Counter(), trust_ratios=VectorOfBlocks(stacks, initial=1.0)
+            ),
             scalars=scalars,
             choices=choices,
             needs_params=True,
+            given="parts",
         )
     )

@@ -3,10 +3,11 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.requests import Leaf
+from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 
@@ -50,15 +51,15 @@ def scale_by_learning_rate(
     """
     values = as_grouped("learning_rate", learning_rate)
 
-    @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
         return -at.scalars[at.choice] * update, at.state
 
     return transformation(
-        Link(
-            init=lambda params: ScaleByLearningRateState(jnp.zeros([], jnp.int32)),
-            leaf=leaf,
+        LeafTransform(
+            leaf,
+            state=ScaleByLearningRateState(count=Counter()),
             scalars=lambda state: values.at(state.count),
             choices=lambda leaves: values.indices(leaves.tree),
+            given="parts",
         )
     )

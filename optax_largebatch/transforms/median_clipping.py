@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_rms, global_norm
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm
+from optax_largebatch.engine.state import Counter, NumberPerBlock, Shared
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
@@ -102,15 +104,11 @@ def clip_by_median_norm(
     check_integer("period", period, at_least=1)
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> ClipByMedianNormState:
-        dtypes = (jnp.result_type(leaf) for leaf in jax.tree.leaves(params))
-        dtype = accumulation_dtype(*dtypes)
-        return ClipByMedianNormState(
-            jnp.zeros([], jnp.int32),
-            stacks.numbers(params),
-            jnp.zeros(window, dtype),
-            jnp.asarray(jnp.finfo(dtype).max, dtype),
-        )
+    def no_norms(params: optax.Params) -> jax.Array:
+        return jnp.zeros(window, _dtype(params))
+
+    def no_threshold(params: optax.Params) -> jax.Array:
+        return jnp.asarray(jnp.finfo(_dtype(params)).max, _dtype(params))
 
     def scalars(state: ClipByMedianNormState) -> _Scalars:
         return _Scalars(state.count, clipping_scale, scalar_scale, is_due(state.count, period))
@@ -131,16 +129,25 @@ def clip_by_median_norm(
         return clipped, at.state._replace(rms=rms, norms=norms, threshold=threshold)
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            trees=("rms",),
-            shared=("norms", "threshold"),
+            state=ClipByMedianNormState(
+                count=Counter(),
+                rms=NumberPerBlock(stacks),
+                norms=Shared(no_norms),
+                threshold=Shared(no_threshold),
+            ),
             scalars=scalars,
             choices=lambda leaves: stacks_of_vectors(leaves, stacks),
             needs_params=True,
+            given="parts",
         )
     )
+
+
+def _dtype(params: optax.Params) -> jnp.dtype:
+    """The dtype of a norm of all parameters."""
+    return accumulation_dtype(*(jnp.result_type(leaf) for leaf in jax.tree.leaves(params)))
 
 
 def _threshold(

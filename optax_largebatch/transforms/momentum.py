@@ -1,14 +1,15 @@
 """Heavy-ball momentum."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
+from optax_largebatch.engine.state import PerParameter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
-from optax_largebatch.numerics import zeros_like
 
 
 class AccumulateMomentumState(NamedTuple):
@@ -16,6 +17,14 @@ class AccumulateMomentumState(NamedTuple):
 
     trace: optax.Updates
     """The momentum buffer, like the parameters."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    decay: Any
+    weight: Any
+    """Of the update in the buffer."""
 
 
 def accumulate_momentum(
@@ -63,16 +72,16 @@ def accumulate_momentum(
     check_dtype("accumulator_dtype", accumulator_dtype)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        decay, weight = at.scalars
-        update = weight * update
-        trace = yield Stored(decay * at.state.trace + update, accumulator_dtype)
-        return update + decay * trace if nesterov else trace, at.state._replace(trace=trace)
+        step: _Scalars = at.scalars
+        update = step.weight * update
+        trace = yield materialize(step.decay * at.state.trace + update, accumulator_dtype)
+        return update + step.decay * trace if nesterov else trace, at.state._replace(trace=trace)
 
     return transformation(
-        Link(
-            init=lambda params: AccumulateMomentumState(zeros_like(params, accumulator_dtype)),
-            leaf=leaf,
-            trees=("trace",),
-            scalars=lambda state: (momentum, 1 - momentum if averaging else 1.0),
+        LeafTransform(
+            leaf,
+            state=AccumulateMomentumState(trace=PerParameter(accumulator_dtype)),
+            scalars=lambda state: _Scalars(momentum, 1 - momentum if averaging else 1.0),
+            given="parts",
         )
     )

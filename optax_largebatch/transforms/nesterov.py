@@ -6,14 +6,15 @@ import jax
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, in_parallel
+from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
+from optax_largebatch.engine.transform import LeafTransform, StateOf, given_of
 from optax_largebatch.engine.transformation import link_of, transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.transforms.adam import (
     AdamMoments,
     AdamScalars,
     ScaleByAdamState,
-    adam_link,
+    adam_transform,
     advance_moments,
 )
 
@@ -27,6 +28,15 @@ class NesterovSplitState(NamedTuple):
     """State of `inner` for the direction of the momentum."""
     gradient_branch: Any
     """State of `inner` for the direction of the gradient."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    moments: AdamScalars
+    momentum_branch: Any
+    gradient_branch: Any
+    rates: tuple[Any, ...]
 
 
 def nesterov_split(
@@ -101,13 +111,10 @@ def nesterov_split(
             "inner must be one link of this library or a chain of them, because its norms are "
             f"taken together with those of the other direction; got {inner!r}."
         )
-    adam = adam_link(moments)
+    adam = adam_transform(moments)
 
-    def init(params: optax.Params) -> NesterovSplitState:
-        return NesterovSplitState(adam.init(params), branch.init(params), branch.init(params))
-
-    def scalars(state: NesterovSplitState) -> Any:
-        return (
+    def scalars(state: NesterovSplitState) -> _Scalars:
+        return _Scalars(
             moments.scalars(state.moments.count),
             branch.scalars(state.momentum_branch),
             branch.scalars(state.gradient_branch),
@@ -115,28 +122,28 @@ def nesterov_split(
         )
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        numbers: AdamScalars = at.scalars[0]
-        _, momentum_scalars, gradient_scalars, rates = at.scalars
+        step: _Scalars = at.scalars
+        numbers = step.moments
         choice, rate_index = at.choice
         mu, nu = yield from advance_moments(
             moments, update, at._replace(state=at.state.moments, scalars=numbers)
         )
         inverse = 1 / numbers.denominator(nu)  # a division is what takes longest of a step
         along_momentum = at._replace(
-            state=at.state.momentum_branch, scalars=momentum_scalars, choice=choice
+            state=at.state.momentum_branch, scalars=step.momentum_branch, choice=choice
         )
         along_gradient = at._replace(
-            state=at.state.gradient_branch, scalars=gradient_scalars, choice=choice
+            state=at.state.gradient_branch, scalars=step.gradient_branch, choice=choice
         )
-        first = branch.leaf(mu * numbers.mu_scale * inverse, along_momentum)
+        first = branch.program(mu * numbers.mu_scale * inverse, along_momentum)
         if order == "sequential":
             first, first_state = yield from first
-            moved = at.param - rates[rate_index] * numbers.b1 * first
+            moved = at.param - step.rates[rate_index] * numbers.b1 * first
             along_gradient = along_gradient._replace(param=moved)
-            second = branch.leaf(update * inverse, along_gradient)
+            second = branch.program(update * inverse, along_gradient)
             second, second_state = yield from second
         else:
-            second = branch.leaf(update * inverse, along_gradient)
+            second = branch.program(update * inverse, along_gradient)
             (first, first_state), (second, second_state) = yield from in_parallel(first, second)
         state = NesterovSplitState(
             at.state.moments._replace(mu=mu, nu=nu), first_state, second_state
@@ -144,19 +151,18 @@ def nesterov_split(
         return numbers.b1 * first + numbers.mu_weight * second, state
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            inner={
-                "moments": adam,
-                "momentum_branch": branch,
-                "gradient_branch": branch,
-            },
+            state=NesterovSplitState(
+                moments=StateOf(adam),
+                momentum_branch=StateOf(branch),
+                gradient_branch=StateOf(branch),
+            ),
             scalars=scalars,
             choices=lambda leaves: list(
-                zip(branch.choices(leaves), rates.indices(leaves.tree), strict=True)
+                zip(branch.choose(leaves), rates.indices(leaves.tree), strict=True)
             ),
             needs_params=branch.needs_params or order == "sequential",
-            by_element=branch.by_element,
+            given=given_of([adam, branch]),
         )
     )

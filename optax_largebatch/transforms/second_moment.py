@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_dtype, check_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored
+from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
+from optax_largebatch.engine.state import Counter, PerParameter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import bias_correction as correction_of
-from optax_largebatch.numerics import quotient, zeros_like
+from optax_largebatch.numerics import quotient
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
@@ -87,9 +89,6 @@ def scale_by_second_moment(
     check_dtype("nu_dtype", nu_dtype)
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> ScaleBySecondMomentState:
-        return ScaleBySecondMomentState(jnp.zeros([], jnp.int32), zeros_like(params, nu_dtype))
-
     def scalars(state: ScaleBySecondMomentState) -> _Scalars:
         corrected = correction_of(b2, state.count + 1)
         nu_scale = ramp = ramp_of_one = 1.0
@@ -110,9 +109,17 @@ def scale_by_second_moment(
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
         nu = step.decay * at.state.nu + step.weight * jnp.square(update)
-        nu = yield Stored(nu, nu_dtype)
+        nu = yield materialize(nu, nu_dtype)
         ramp = step.ramp_of_one if at.choice else step.ramp
         direction = quotient(update, jnp.sqrt(nu * step.nu_scale) + step.eps)
         return ramp * direction, at.state._replace(nu=nu)
 
-    return transformation(Link(init, leaf, trees=("nu",), scalars=scalars, choices=choices))
+    return transformation(
+        LeafTransform(
+            leaf,
+            state=ScaleBySecondMomentState(count=Counter(), nu=PerParameter(nu_dtype)),
+            scalars=scalars,
+            choices=choices,
+            given="parts",
+        )
+    )

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Bounds, Scalar, check_bounds, check_choice, check_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_norms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
+from optax_largebatch.engine.state import VectorOfBlocks
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip
 from optax_largebatch.params.leaves import Leaves
@@ -21,6 +23,15 @@ class ScaleByTrustRatioState(NamedTuple):
     trust_ratios: jax.Array
     """The ratios of the last step, one for each block: in the order of `jax.tree.leaves`, and of a
     leaf that stacks layers the layers in order."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    coefficient: Any
+    eps: Any
+    param_norm_bounds: Bounds
+    ratio_bounds: Bounds
 
 
 def scale_by_trust_ratio(
@@ -84,9 +95,6 @@ def scale_by_trust_ratio(
     check_mask("trust_ratio_mask", trust_ratio_mask)
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> ScaleByTrustRatioState:
-        return ScaleByTrustRatioState(ones_for_each_block(params, stacks))
-
     def choices(leaves: Leaves) -> list[Any]:
         blocks = stacks.blocks(leaves.tree)
         adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
@@ -96,27 +104,24 @@ def scale_by_trust_ratio(
         adapted, axes = at.choice
         if not adapted:
             return update, at.state._replace(trust_ratios=1.0)
-        coefficient, eps, param_bounds, ratio_bounds = at.scalars
+        step: _Scalars = at.scalars
         param_norm, update_norm = yield block_norms(at.start, update, stacked=axes)
-        param_norm = clip(param_norm, param_bounds)
+        param_norm = clip(param_norm, step.param_norm_bounds)
         defined = (param_norm > 0) & (update_norm > 0)
-        ratio = coefficient * param_norm / (jnp.where(defined, update_norm, 1) + eps)
-        fallback = coefficient if zero_ratio == "coefficient" else 1.0
-        ratio = jnp.where(defined, clip(ratio, ratio_bounds), fallback)
+        ratio = step.coefficient * param_norm / (jnp.where(defined, update_norm, 1) + step.eps)
+        fallback = step.coefficient if zero_ratio == "coefficient" else 1.0
+        ratio = jnp.where(defined, clip(ratio, step.ratio_bounds), fallback)
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            vectors={"trust_ratios": stacks},
-            scalars=lambda state: (trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds),
+            state=ScaleByTrustRatioState(trust_ratios=VectorOfBlocks(stacks, initial=1.0)),
+            scalars=lambda state: _Scalars(
+                trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
+            ),
             choices=choices,
             needs_params=True,
+            given="parts",
         )
     )
-
-
-def ones_for_each_block(params: optax.Params, stacked: Stacked) -> jax.Array:
-    """The trust ratios before the first step."""
-    return jnp.ones(sum(stacked.sizes(params)), jnp.float32)

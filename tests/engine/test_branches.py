@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 import optax_largebatch as lb
-from optax_largebatch.engine.link import Leaf
+from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.transformation import link_of
 from optax_largebatch.params.leaves import leaves_of
 

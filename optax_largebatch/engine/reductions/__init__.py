@@ -1,1 +1,1 @@
-"""How sums over blocks are taken on each platform."""
+"""How the sums over blocks are taken, for each kind of place where a step runs."""

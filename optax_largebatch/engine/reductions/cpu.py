@@ -1,4 +1,4 @@
-"""How the sums of a round of statistics are taken.
+"""Sums on a CPU that has all of every leaf.
 
 XLA on a CPU sums arrays of a few thousand elements and more through YNN. That is fast if they are
 in memory and slow if it has to compute them first: then it takes twice as long as a loop of XLA's
@@ -6,19 +6,30 @@ own that writes the array. So a small leaf is computed first, or folded if sever
 of it, and a large one is cut into tiles, each of which is in the cache when it is added. Where
 there are many cores, a large leaf is left to YNN, which splits it between them; XLA runs loops and
 folds on one.
+
+The thresholds were measured with benchmarks/step_cost.py on two cores of a server (Xeon, AVX-512,
+jaxlib 0.10, 21 November 2026).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import contextlib
+import functools
+import os
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import has_few_cores, merged_inside, outlined
-from optax_largebatch.engine.link import Statistic
+from optax_largebatch.engine.compilation import Key, merged_inside, outlined
+from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.folds import Fold, sums_of_few
 from optax_largebatch.engine.reductions.tiles import Tiles
+from optax_largebatch.engine.requests import Statistic
+from optax_largebatch.engine.scalars import Scalars
+from optax_largebatch.engine.tracing import LeafArrays, term
+
+MOST_OF_A_GROUP = 2**18
+"""The elements of small leaves that are compiled together: as many as are in the caches at once."""
 
 LEAST_OF_YNN = 2**12
 """The elements of an array that YNN sums."""
@@ -32,10 +43,62 @@ LEAST_CUT = 2**20
 LEAST_SPLIT = 2**17
 """The elements of a leaf that is large where there are many cores."""
 
-ROOTS = ("norm", "rms")
-
 Computed = Callable[[Any], list[Statistic]]
 """Gives the statistics of a round, from the arrays of a leaf or from a tile of each."""
+
+
+@functools.cache
+def has_few_cores() -> bool:
+    """Whether XLA gains less from splitting a sum between cores than from a loop on one of them.
+
+    The one question of this library that is about the process and not about the step. A wrong
+    answer, where a program is compiled for another machine, costs time on a CPU and nothing else.
+    """
+    return (os.cpu_count() or 1) <= 2
+
+
+class CpuReductions:
+    """Each leaf takes all its rounds by itself, and small ones are compiled in groups."""
+
+    def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
+        """The leaves, several small ones at a time."""
+        groups: list[list[int]] = []
+        room = 0
+        for i, size in sizes.items():
+            if not groups or size > room:
+                groups.append([])
+                room = MOST_OF_A_GROUP
+            groups[-1].append(i)
+            room -= size
+        return groups
+
+    def sums(
+        self, program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
+    ) -> list[jax.Array]:
+        """The sums, in the way that suits the size of the leaf."""
+        flags = jax.tree.leaves(program.like_leaf(leaf.state))
+        state, structure = jax.tree.flatten(leaf.state)
+        alike = [x for x, flag in zip(state, flags, strict=True) if flag]
+
+        def computed(arrays: Any) -> list[Statistic]:
+            """The statistics of the round, of the leaf or of a part of it."""
+            gradient, param, alike, stored, answers = arrays
+            parts = iter(alike)
+            own = [next(parts) if flag else x for x, flag in zip(state, flags, strict=True)]
+            part = LeafArrays(gradient, param, structure.unflatten(own))
+            here = program.of_part(part, scalars) if gradient is not leaf.gradient else program
+            return here.statistics(part, scalars, Progress(stored, answers))
+
+        arrays = (leaf.gradient, leaf.param, alike, progress.stored, progress.answers)
+        return _sums(computed(arrays), computed, arrays, program.can_be_cut)
+
+    def apart(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """A group keeps to itself, and in it a leaf that should seldom pass through memory."""
+        return outlined() if size is None or is_large(size) else contextlib.nullcontext()
+
+    def ready(self, numbers: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
+        """They are there: nothing travels."""
+        return dict(numbers)
 
 
 def is_large(size: int) -> bool:
@@ -43,13 +106,13 @@ def is_large(size: int) -> bool:
     return size >= (LEAST_CUT if has_few_cores() else LEAST_SPLIT)
 
 
-def block_sum(statistic: Statistic) -> jax.Array:
+def _block_sum(statistic: Statistic) -> jax.Array:
     """What a statistic is made from: the sum over each block."""
-    return norms.block_sum(_term(statistic), statistic.kept)
+    return norms.block_sum(term(statistic), statistic.kept)
 
 
-def sums_on_one_cpu(
-    statistics: list[Statistic], computed: Computed, arrays: Any, by_element: bool
+def _sums(
+    statistics: list[Statistic], computed: Computed, arrays: Any, can_be_cut: bool
 ) -> list[jax.Array]:
     """The sums for statistics of one leaf.
 
@@ -57,18 +120,18 @@ def sums_on_one_cpu(
         statistics: `computed(arrays)`.
         computed: what the statistics are taken of.
         arrays: the arrays of the leaf, the gradient first.
-        by_element: whether `computed` can be given a tile.
+        can_be_cut: whether `computed` can be given a tile.
 
     Returns:
         The sum for each.
     """
 
     def terms(arrays: Any) -> list[jax.Array]:
-        return [_term(x) for x in computed(arrays)]
+        return [term(x) for x in computed(arrays)]
 
     size = arrays[0].size
     if is_large(size):
-        tiles = _tiles(statistics, arrays) if by_element and has_few_cores() else None
+        tiles = _tiles(statistics, arrays) if can_be_cut and has_few_cores() else None
         if tiles:
             return tiles.sums(terms, arrays)
         return _apart(len(statistics), computed, arrays)
@@ -77,7 +140,7 @@ def sums_on_one_cpu(
     inputs = {id(x) for x in jax.tree.leaves(arrays)}
     late = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     if size < LEAST_OF_YNN or not late:
-        return [block_sum(x) for x in statistics]
+        return [_block_sum(x) for x in statistics]
     if _can_be_folded(statistics):
         fold = Fold.of(statistics[0].array.shape, statistics[0].kept)
         if fold and len(late) * size >= fold.kernels * LEAST_FOLDED:
@@ -86,7 +149,7 @@ def sums_on_one_cpu(
         written = jax.jit(merged_inside(lambda arrays: [computed(arrays)[k].array for k in late]))
         in_memory = dict(zip(late, written(arrays), strict=True))
     return [
-        block_sum(x._replace(array=in_memory.get(k, x.array))) for k, x in enumerate(statistics)
+        _block_sum(x._replace(array=in_memory.get(k, x.array))) for k, x in enumerate(statistics)
     ]
 
 
@@ -114,12 +177,7 @@ def _apart(number: int, computed: Computed, arrays: Any) -> list[jax.Array]:
     """The sums without keeping in memory what several of them are computed from."""
 
     def one(k: int) -> Callable[[Any], jax.Array]:
-        return lambda arrays: block_sum(computed(arrays)[k])
+        return lambda arrays: _block_sum(computed(arrays)[k])
 
     with outlined():
         return [jax.jit(merged_inside(one(k)))(arrays) for k in range(number)]
-
-
-def _term(statistic: Statistic) -> jax.Array:
-    """What is summed: the elements, or their squares for the root of a sum."""
-    return jnp.square(statistic.array) if statistic.kind in ROOTS else statistic.array

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
-from optax_largebatch.engine.link import Leaf, Link, elementwise
+from optax_largebatch.engine.requests import Leaf
+from optax_largebatch.engine.state import Counter, PerAxis
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype, sum_of_squares
 from optax_largebatch.params.leaves import Layout, Leaves
@@ -24,6 +26,13 @@ class ScaleByFactoredParameterRmsState(NamedTuple):
     factors: Any
     """For each parameter a tuple of the factors of its axes, shaped so that they broadcast (stacks
     have a factor of their own for each layer); an empty one where blocks have one element."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    count: jax.Array
+    eps: Any
 
 
 def scale_by_factored_parameter_rms(
@@ -79,8 +88,8 @@ def scale_by_factored_parameter_rms(
     check_integer("refit_period", refit_period, at_least=1)
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> ScaleByFactoredParameterRmsState:
-        def ones(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    def ones(params: optax.Params) -> Any:
+        def own(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
             shape = jnp.shape(param)
             dtype = accumulation_dtype(jnp.result_type(param))
             return tuple(
@@ -88,7 +97,7 @@ def scale_by_factored_parameter_rms(
                 for axis in fitted_axes(shape, axes)
             )
 
-        return ScaleByFactoredParameterRmsState(jnp.zeros([], jnp.int32), stacks.map(ones, params))
+        return stacks.map(own, params)
 
     def choices(leaves: Leaves) -> list[tuple[tuple[int, ...], Layout]]:
         """The stacked axes of each leaf, and how it is split."""
@@ -96,26 +105,24 @@ def scale_by_factored_parameter_rms(
         layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
         return list(zip(stacks.axes(leaves.tree), layouts, strict=True))
 
-    @elementwise
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
         factors = at.state.factors
         if not factors:
             return update, at.state
-        count, eps = at.scalars
+        step: _Scalars = at.scalars
         axes, layout = at.choice
-        factors = refreshed(factors, at.param, eps, axes, layout, count, refit_period)
+        factors = refreshed(factors, at.param, step, axes, layout, refit_period)
         own = tuple(layout.own_part(factor) for factor in factors)
         return product(own) * update, at.state._replace(factors=factors)
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            trees=("factors",),
-            scalars=lambda state: (state.count, eps),
+            state=ScaleByFactoredParameterRmsState(count=Counter(), factors=PerAxis(ones)),
+            scalars=lambda state: _Scalars(state.count, eps),
             choices=choices,
             needs_params=True,
-            by_element=False,
+            given="shards",
         )
     )
 
@@ -134,10 +141,9 @@ def product(factors: tuple[jax.Array, ...]) -> jax.Array:
 def refreshed(
     factors: tuple[jax.Array, ...],
     param: jax.Array,
-    eps: Any,
+    step: _Scalars,
     stacked: tuple[int, ...],
     layout: Layout,
-    count: jax.Array,
     refit_period: int,
 ) -> tuple[jax.Array, ...]:
     """The factors after one of them, or in the first step of a period all, is fitted again."""
@@ -148,7 +154,7 @@ def refreshed(
     def fitted(factors: tuple[jax.Array, ...], position: int) -> tuple[jax.Array, ...]:
         axis, factor = axes[position], factors[position]
         # A mean along an axis needs all of it, so every device fits the factors of the whole.
-        ratio = jnp.maximum(jnp.abs(layout.gathered(param)), eps) / product(factors)
+        ratio = jnp.maximum(jnp.abs(layout.gathered(param)), step.eps) / product(factors)
         by_slice = size > 2 * shape[axis]
         kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
         elements = size // shape[axis] if by_slice else size
@@ -162,5 +168,5 @@ def refreshed(
         return new
 
     branches = [functools.partial(fitted, factors, position) for position in range(len(axes))]
-    branch = jnp.where(count % refit_period == 0, len(axes), count % len(axes))
+    branch = jnp.where(step.count % refit_period == 0, len(axes), step.count % len(axes))
     return jax.lax.switch(branch, [*branches, all_fitted])

@@ -15,7 +15,9 @@ from optax_largebatch.arguments import (
     check_number,
     check_optional_number,
 )
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Request, Statistic
+from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statistic
+from optax_largebatch.engine.state import Counter, NumberPerBlock
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import bias_correction, quotient
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -132,11 +134,6 @@ def learn_log_scale(
     check_choice("at_bounds", at_bounds, ("stop", "return"))
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> LearnLogScaleState:
-        return LearnLogScaleState(
-            jnp.zeros([], jnp.int32), *(stacks.numbers(params) for _ in range(4))
-        )
-
     def scalars(state: LearnLogScaleState) -> _Scalars:
         mu_decay, nu_decay = b1**period, b2**period
         return _Scalars(
@@ -189,13 +186,19 @@ def learn_log_scale(
         return jnp.where(step.ends, change, 0) * at.param, state
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            trees=("total", "total_of_squares", "mu", "nu"),
+            state=LearnLogScaleState(
+                count=Counter(),
+                total=NumberPerBlock(stacks),
+                total_of_squares=NumberPerBlock(stacks),
+                mu=NumberPerBlock(stacks),
+                nu=NumberPerBlock(stacks),
+            ),
             scalars=scalars,
             choices=choices,
             needs_params=True,
+            given="parts",
         )
     )
 

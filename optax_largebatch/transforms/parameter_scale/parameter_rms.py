@@ -1,21 +1,24 @@
 """Steps in proportion to the size of the parameters."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import (
+    Bounds,
     Scalar,
     check_integer,
     check_number,
     check_optional_number,
     check_order,
 )
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_rms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms
+from optax_largebatch.engine.state import Counter, NumberPerBlock
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
-from optax_largebatch.numerics import is_due
+from optax_largebatch.numerics import clip, is_due
 from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
 
 
@@ -26,6 +29,15 @@ class ScaleByParameterRmsState(NamedTuple):
     """Steps taken, shape ()."""
     rms: optax.Params
     """The root mean square of each block when it was last looked at; 0 before the first step."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    bounds: Bounds
+    scalar_scale: Any
+    looks: jax.Array
+    """Whether the parameters are looked at."""
 
 
 def scale_by_parameter_rms(
@@ -81,26 +93,23 @@ def scale_by_parameter_rms(
     check_integer("period", period, at_least=1)
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> ScaleByParameterRmsState:
-        return ScaleByParameterRmsState(jnp.zeros([], jnp.int32), stacks.numbers(params))
-
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        low, high, scalar_scale, due = at.scalars
+        step: _Scalars = at.scalars
         if at.choice is None:
-            return scalar_scale * update, at.state
+            return step.scalar_scale * update, at.state
         (rms,) = yield block_rms(at.param, stacked=at.choice)
-        rms = jnp.where(due, rms, at.state.rms)
-        bounded = jnp.maximum(rms, low)
-        bounded = bounded if high is None else jnp.minimum(bounded, high)
-        return bounded * update, at.state._replace(rms=rms)
+        rms = jnp.where(step.looks, rms, at.state.rms)
+        return clip(rms, step.bounds) * update, at.state._replace(rms=rms)
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            trees=("rms",),
-            scalars=lambda state: (min_rms, max_rms, scalar_scale, is_due(state.count, period)),
+            state=ScaleByParameterRmsState(count=Counter(), rms=NumberPerBlock(stacks)),
+            scalars=lambda state: _Scalars(
+                (min_rms, max_rms), scalar_scale, is_due(state.count, period)
+            ),
             choices=lambda leaves: stacks_of_vectors(leaves, stacks),
             needs_params=True,
+            given="parts",
         )
     )

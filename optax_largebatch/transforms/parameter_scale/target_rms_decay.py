@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, block_rms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms
+from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter
 from optax_largebatch.params.leaves import Leaves
@@ -21,6 +23,13 @@ class DecayToTargetRmsState(NamedTuple):
 
     count: jax.Array
     """Steps taken, shape ()."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    decays: tuple[Any, ...]
+    target: Any
 
 
 def decay_to_target_rms(
@@ -84,17 +93,18 @@ def decay_to_target_rms(
         if at.choice is None:
             return update, at.state
         index, axes = at.choice
-        decays, target = at.scalars
+        step: _Scalars = at.scalars
         (rms,) = yield block_rms(at.start, stacked=axes)
-        too_large = rms > target
-        return update - jnp.where(too_large, decays[index], 0) * at.param, at.state
+        too_large = rms > step.target
+        return update - jnp.where(too_large, step.decays[index], 0) * at.param, at.state
 
     return transformation(
-        Link(
-            init=lambda params: DecayToTargetRmsState(jnp.zeros([], jnp.int32)),
-            leaf=leaf,
-            scalars=lambda state: (decay.values.at(state.count), target_rms),
+        LeafTransform(
+            leaf,
+            state=DecayToTargetRmsState(count=Counter()),
+            scalars=lambda state: _Scalars(decay.values.at(state.count), target_rms),
             choices=choices,
             needs_params=True,
+            given="parts",
         )
     )

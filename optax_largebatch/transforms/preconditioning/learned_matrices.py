@@ -10,10 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
-from optax_largebatch.engine.link import Leaf, LeafProgram, Link, Stored, block_rms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, block_rms, materialize
+from optax_largebatch.engine.state import Counter, NumberPerBlock, PerAxis, PerParameter
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
-from optax_largebatch.numerics import bias_correction, quotient, zeros_like
+from optax_largebatch.numerics import bias_correction, quotient
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.layers import Layers
 from optax_largebatch.params.leaves import Layout, Leaves
@@ -139,25 +141,21 @@ def scale_by_learned_matrices(
     check_dtype("mu_dtype", mu_dtype)
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> ScaleByLearnedMatricesState:
-        def identities(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    def identities(params: optax.Params) -> Any:
+        def own(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
             layers = Layers.of(jnp.shape(param), axes)
             dtype = accumulation_dtype(jnp.result_type(param))
             lengths = layers.block if _kind(layers.block) == "matrix" else ()
-            own = [
+            one = [
                 jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
                 for n in lengths
             ]
-            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in own)
+            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in one)
 
-        matrices = stacks.map(identities, params)
-        return ScaleByLearnedMatricesState(
-            jnp.zeros([], jnp.int32),
-            zeros_like(params, mu_dtype),
-            stacks.numbers(params),
-            matrices,
-            jax.tree.map(jnp.zeros_like, matrices),
-        )
+        return stacks.map(own, params)
+
+    def zeros(params: optax.Params) -> Any:
+        return jax.tree.map(jnp.zeros_like, identities(params))
 
     def scalars(state: ScaleByLearnedMatricesState) -> _Scalars:
         return _Scalars(
@@ -185,7 +183,7 @@ def scale_by_learned_matrices(
         step: _Scalars = at.scalars
         layers, layout, index = at.choice
         state: ScaleByLearnedMatricesState = at.state
-        mu = yield Stored(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
+        mu = yield materialize(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
         kind = _kind(layers.block)
         if kind == "small":
             (rms,) = yield block_rms(update, stacked=layers.axes)
@@ -205,7 +203,7 @@ def scale_by_learned_matrices(
             )
             matrices, covariances = yield from _stored(new)
             direction = layout.own_part(layers.back(layers.each(product)(matrices, momentum)))
-            direction = yield Stored(with_spec(direction, explicit_spec(mu)), None)
+            direction = yield materialize(with_spec(direction, explicit_spec(mu)))
         (rms,) = yield block_rms(direction, stacked=layers.axes)
         rms = rms + 1e-30  # a direction of zero stays zero
         limit = step.max_step_scale * rms
@@ -213,13 +211,18 @@ def scale_by_learned_matrices(
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
 
     return transformation(
-        Link(
-            init,
+        LeafTransform(
             leaf,
-            trees=("mu", "nu", "matrices", "covariances"),
+            state=ScaleByLearnedMatricesState(
+                count=Counter(),
+                mu=PerParameter(mu_dtype),
+                nu=NumberPerBlock(stacks),
+                matrices=PerAxis(identities),
+                covariances=PerAxis(zeros),
+            ),
             scalars=scalars,
             choices=choices,
-            by_element=False,
+            given="shards",
         )
     )
 
@@ -231,10 +234,10 @@ def _kind(block: tuple[int, ...]) -> Literal["small", "plain", "matrix"]:
     return "plain" if len(block) == 1 else "matrix"
 
 
-def _stored(tree: Any) -> Generator[Stored, Any, Any]:
+def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
     """The part of a leaf program that stores all arrays of a tree."""
     arrays, structure = jax.tree.flatten(tree)
     stored = []
     for array in arrays:
-        stored.append((yield Stored(array, None)))
+        stored.append((yield materialize(array)))
     return structure.unflatten(stored)

@@ -1,0 +1,44 @@
+"""What a leaf program computes but once, because memory is cheaper than to compute it again."""
+
+from typing import Any
+
+from optax_largebatch.engine.elementwise import Looks, is_costly, looked_through
+from optax_largebatch.engine.tracing import Trace
+
+
+def store_what_is_costly(trace: Trace) -> None:
+    """Has what is not elementwise materialized, where several passes would compute it.
+
+    Either the results of such equations are, or the arrays of the round that they lead to, such as
+    the last of many products of matrices: whichever are smaller.
+    """
+    for position in range(len(trace.rounds)):
+        costly = _computed_twice(trace, position)
+        while costly:
+            results = [x for own in costly for x in own.outvars]
+            arrays = [x for x in trace.statistics[position] if _lead_to(costly, x, trace)]
+            if arrays and _size(arrays) < _size(results):
+                trace.store(position, *arrays)
+            else:
+                trace.store(position, *results)
+            before, costly = costly, _computed_twice(trace, position)
+            if len(costly) == len(before):
+                break
+
+
+def _computed_twice(trace: Trace, position: int) -> list[Any]:
+    """The costly equations of a pass that a later one has, too."""
+    later = {id(x) for k in range(position + 1, len(trace.stored)) for x in trace.of_pass(k)}
+    both = [x for x in trace.of_pass(position) if id(x) in later]
+    looked = looked_through(both, Looks.of_trace(trace))
+    return [own for own, single in looked if not single and is_costly(own)]
+
+
+def _lead_to(equations: list[Any], target: Any, trace: Trace) -> bool:
+    """Whether a variable is computed from what equations give."""
+    sources = {id(x) for x in equations}
+    return any(id(x) in sources for x in trace.needed([target], trace.all_stored))
+
+
+def _size(some: list[Any]) -> int:
+    return sum(x.aval.size for x in dict.fromkeys(some))

@@ -1,0 +1,194 @@
+"""Runs the programs of all leaves, in as few passes over memory as their requests allow.
+
+Before each round of statistics a leaf takes one pass that stores, if it has anything to store, and
+those that sum; in the end it takes one that finishes. Leaves that are split between devices take
+their rounds in step with each other, since what the devices add to them travels as one vector.
+Where one device has all leaves, each goes on by itself, in a group with others if it is small.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+
+from optax_largebatch import norms
+from optax_largebatch.engine.compilation import merged_inside
+from optax_largebatch.engine.program import Program, Progress
+from optax_largebatch.engine.reductions.protocol import Reductions
+from optax_largebatch.engine.scalars import Scalars
+from optax_largebatch.engine.shared import check_shared
+from optax_largebatch.engine.tracing import MEANS, LeafArrays, Splits
+from optax_largebatch.engine.transform import LeafTransform
+
+
+class Plan(NamedTuple):
+    """What a leaf does next by itself."""
+
+    program: Program
+    rounds: int
+    """How many rounds it takes."""
+    to_the_end: bool
+    """Whether no other round follows."""
+
+
+def run(
+    transform: LeafTransform,
+    leaves: Mapping[int, LeafArrays],
+    scalars: Scalars,
+    choices: Sequence[Any],
+    split: Callable[[int, tuple[int, ...]], norms.Split],
+    specs: Sequence[Any] | None,
+    reductions: Reductions,
+    programs: dict[Any, Program],
+) -> dict[int, tuple[jax.Array, Any]]:
+    """Runs the programs of all leaves to their ends.
+
+    Args:
+        transform: the transform.
+        leaves: for each leaf that has a gradient its arrays, by number.
+        scalars: the scalars of the step.
+        choices: the choice for each leaf, by number.
+        split: how a leaf is split between devices, by number and axes that are kept.
+        specs: what `split` is taken from for each leaf, if not from the types of the arrays.
+        reductions: how sums are taken where the step runs.
+        programs: those that are traced already, by what they are traced for; more are added.
+
+    Returns:
+        For each leaf the update, in the accumulation dtype, and the leaf's new state.
+    """
+
+    def program(i: int, leaf: LeafArrays) -> Program:
+        """The program of a leaf, the same one for leaves that are alike."""
+        own: Splits = functools.partial(split, i)
+        arrays, structure = jax.tree.flatten(leaf)
+        spec = None if specs is None else specs[i]
+        signature = (choices[i], spec, structure, *map(jax.typeof, arrays))
+        if signature not in programs:
+            programs[signature] = Program(transform, choices[i], leaf, scalars, own)
+        return programs[signature]
+
+    own = {i: program(i, leaf) for i, leaf in leaves.items()}
+    check_shared([x.trace for x in programs.values()])
+    return Execution(own, leaves, scalars, reductions).results()
+
+
+class Execution:
+    """The programs of all leaves on their way; passes are traced once for leaves that are alike."""
+
+    def __init__(
+        self,
+        programs: Mapping[int, Program],
+        leaves: Mapping[int, LeafArrays],
+        scalars: Scalars,
+        reductions: Reductions,
+    ):
+        self._programs = programs
+        self._leaves = leaves
+        self._scalars = scalars
+        self._reductions = reductions
+        self._progress = dict.fromkeys(leaves, Progress())
+        self._round_of_leaf = jax.jit(merged_inside(self._stored_and_sums), static_argnums=0)
+        self._rounds_of_leaf = jax.jit(merged_inside(self._by_itself), static_argnums=0)
+        self._rounds_of_group = jax.jit(merged_inside(self._group_by_itself), static_argnums=0)
+        self._finish = jax.jit(merged_inside(self._finished), static_argnums=0)
+
+    def results(self) -> dict[int, tuple[jax.Array, Any]]:
+        """What the programs return."""
+        while waiting := [i for i in self._leaves if self._ahead(i)]:
+            # A norm of all leaves has to wait for leaves that ask for their own before it.
+            own = [i for i in waiting if not self._ahead(i)[0].of_all_leaves]
+            groups = self._reductions.groups({i: self._leaves[i].gradient.size for i in own})
+            if own and groups is not None:
+                for group in groups:
+                    self._take_rounds_of_group(group)
+            else:
+                self._take_round_in_step(own or waiting, of_all_leaves=not own)
+        return {
+            i: self._finish(self._programs[i], leaf, self._scalars, self._progress[i])
+            for i, leaf in self._leaves.items()
+        }
+
+    def _ahead(self, i: int) -> Sequence[Any]:
+        """The rounds that a leaf has not taken."""
+        return self._programs[i].rounds[len(self._progress[i].answers) :]
+
+    def _take_rounds_of_group(self, group: list[int]) -> None:
+        """Takes leaves through all rounds up to one of all leaves, each by itself.
+
+        The groups stay apart, or XLA would see that the update needs the direction that a norm was
+        taken of, and keep that direction, of all leaves at once, in memory. Inside a group it may:
+        what is kept is small, and the other cores have the other leaves of the group to do.
+        """
+        plans = []
+        for i in group:
+            ahead = self._ahead(i)
+            rounds = len(list(itertools.takewhile(lambda x: not x.of_all_leaves, ahead)))
+            plans.append(Plan(self._programs[i], rounds, rounds == len(ahead)))
+        leaves = [self._leaves[i] for i in group]
+        so_far = [self._progress[i] for i in group]
+        with self._reductions.apart():
+            after = self._rounds_of_group(tuple(plans), leaves, self._scalars, so_far)
+        self._progress |= zip(group, after, strict=True)
+
+    def _take_round_in_step(self, waiting: list[int], of_all_leaves: bool) -> None:
+        """Takes leaves through one round, for which devices or leaves need each other."""
+        stored: dict[int, list[jax.Array]] = {}
+        sums: dict[tuple[int, int], jax.Array] = {}
+        for i in waiting:
+            with self._reductions.apart():
+                stored[i], own = self._round_of_leaf(
+                    self._programs[i], self._leaves[i], self._scalars, self._progress[i]
+                )
+            sums |= {(i, k): x for k, x in enumerate(own)}
+        asked = {(i, k): self._ahead(i)[0].asked[k] for i, k in sums}
+        splits = {key: x.split for key, x in asked.items()}
+        whole = self._reductions.ready(norms.over_shards(sums, splits))
+        if of_all_leaves:
+            whole = dict.fromkeys(whole, norms.total(list(whole.values())))
+        for key, x in asked.items():
+            if x.kind in MEANS:
+                whole[key] = whole[key] / norms.devices_along(x.split.within)
+        for i in waiting:
+            answers = [whole[i, k] for k in range(len(self._ahead(i)[0].asked))]
+            self._progress[i] = self._progress[i].after(stored[i], answers)
+
+    def _group_by_itself(
+        self,
+        plans: tuple[Plan, ...],
+        leaves: list[LeafArrays],
+        scalars: Scalars,
+        progress: list[Progress],
+    ) -> list[Progress]:
+        """The progress of the leaves of a group."""
+        columns = zip(plans, leaves, progress, strict=True)
+        return [self._rounds_of_leaf(plan, leaf, scalars, own) for plan, leaf, own in columns]
+
+    def _by_itself(
+        self, plan: Plan, leaf: LeafArrays, scalars: Scalars, progress: Progress
+    ) -> Progress:
+        """The progress of one leaf of a group."""
+        for _ in range(plan.rounds):
+            with self._reductions.apart(leaf.gradient.size):
+                taken = self._round_of_leaf(plan.program, leaf, scalars, progress)
+            progress = progress.after(*taken)
+        return plan.program.with_ratios(leaf, scalars, progress) if plan.to_the_end else progress
+
+    def _stored_and_sums(
+        self, program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """What is stored before the next round, and what this device adds to its statistics."""
+        stored = program.stored(leaf, scalars, progress)
+        so_far = progress._replace(stored=(*progress.stored, *stored))
+        sums = self._reductions.sums(program, leaf, scalars, so_far)
+        asked = program.rounds[len(progress.answers)].asked
+        return stored, [
+            x / own.elements if own.kind in MEANS else x for x, own in zip(sums, asked, strict=True)
+        ]
+
+    def _finished(
+        self, program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
+    ) -> tuple[jax.Array, Any]:
+        """What the program returns."""
+        return program.result(leaf, scalars, progress)

@@ -1,0 +1,154 @@
+"""A leaf program, run pass by pass over memory.
+
+What costs is what a pass leaves behind for the next, since it has to be written and read back. So a
+pass leaves behind only what the program materializes and the statistics that it asks for; all else
+is computed again, from these and from the leaf, wherever it is needed. For work on single elements
+that is cheaper than memory. What is not, such as a product of matrices, is materialized whether the
+program says so or not (`costly.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
+
+from optax_largebatch.engine.costly import store_what_is_costly
+from optax_largebatch.engine.elementwise import check_single_elements
+from optax_largebatch.engine.requests import Statistic
+from optax_largebatch.engine.scalars import Scalars
+from optax_largebatch.engine.tracing import LeafArrays, Round, Splits, traced, variables
+from optax_largebatch.engine.transform import LeafTransform
+
+
+class Progress(NamedTuple):
+    """How far the passes over a leaf have come."""
+
+    stored: tuple[jax.Array, ...] = ()
+    answers: tuple[tuple[jax.Array, ...], ...] = ()
+    """The sums and means of each round that has been taken."""
+    ratios: tuple[jax.Array, ...] | None = None
+    """What follows from all statistics alone, if that is known already."""
+
+    def after(self, stored: Sequence[jax.Array], answers: Sequence[jax.Array]) -> "Progress":
+        """The progress one round later."""
+        return Progress((*self.stored, *stored), (*self.answers, tuple(answers)))
+
+
+class Program:
+    """The program of a leaf, and of all leaves that are like it.
+
+    Args:
+        transform: the transform.
+        choice: its choice for the leaf.
+        leaf: the arrays of the leaf, or of a part of it.
+        scalars: the scalars of the step.
+        splits: how the leaf is split between devices.
+    """
+
+    def __init__(
+        self,
+        transform: LeafTransform,
+        choice: Any,
+        leaf: LeafArrays,
+        scalars: Scalars,
+        splits: Splits,
+    ):
+        self.trace = traced(transform, choice, leaf, scalars, splits)
+        self._retraced = lambda part, scalars: Program(transform, choice, part, scalars, splits)
+        self._parts: dict[Any, Program] = {}
+        self.like_leaf = transform.like_leaf
+        self.can_be_cut = transform.given == "parts"
+        if self.can_be_cut:
+            check_single_elements(self.trace, transform.name)
+        else:
+            store_what_is_costly(self.trace)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """What is asked, round by round."""
+        return self.trace.rounds
+
+    def of_part(self, part: LeafArrays, scalars: Scalars) -> "Program":
+        """The program for a part of the leaf, made once for parts of one shape."""
+        shapes = tuple(jax.typeof(x) for x in jax.tree.leaves(part))
+        if shapes not in self._parts:
+            self._parts[shapes] = self._retraced(part, scalars)
+        return self._parts[shapes]
+
+    def stored(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> list[jax.Array]:
+        """What the next pass materializes."""
+        targets = self.trace.stored[len(progress.answers)]
+        return self._values(targets, leaf, scalars, progress)
+
+    def statistics(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> list[Statistic]:
+        """What the next round asks of the leaf; `progress` has what is stored before it."""
+        position = len(progress.answers)
+        arrays = self._values(self.trace.statistics[position], leaf, scalars, progress)
+        columns = zip(arrays, self.rounds[position].asked, strict=True)
+        return [Statistic(x, own.kind, own.kept) for x, own in columns]
+
+    def with_ratios(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> Progress:
+        """The progress, with what follows from numbers alone computed beside the last sums.
+
+        Ratios are a few numbers for each leaf. XLA computes them again for each use, each time in
+        kernels of their own, unless they are known before the arrays of the leaf are looked at.
+        """
+        largest = max((x.size for own in progress.answers for x in own), default=1)
+        ratios = self._values(self._ratios(largest), leaf, scalars, progress)
+        return progress._replace(ratios=tuple(ratios))
+
+    def result(
+        self, leaf: LeafArrays, scalars: Scalars, progress: Progress
+    ) -> tuple[jax.Array, Any]:
+        """The update and the leaf's new state."""
+        known: dict[Var, Any] = {}
+        if progress.ratios is not None:
+            largest = max((x.size for own in progress.answers for x in own), default=1)
+            known = dict(zip(self._ratios(largest), progress.ratios, strict=True))
+        targets, structure = jax.tree.flatten(self.trace.result)
+        return structure.unflatten(self._values(targets, leaf, scalars, progress, known))
+
+    def _values(
+        self,
+        targets: Sequence[Any],
+        leaf: LeafArrays,
+        scalars: Scalars,
+        progress: Progress,
+        ratios: Mapping[Var, Any] | None = None,
+    ) -> list[Any]:
+        """The values of variables, from what is known."""
+        trace = self.trace
+        known = dict(zip(trace.all_stored, progress.stored, strict=False))
+        known |= zip(trace.all_answers, (x for own in progress.answers for x in own), strict=False)
+        known |= ratios or {}
+        run = trace.jaxpr.replace(
+            eqns=trace.needed(targets, known),
+            constvars=[*trace.jaxpr.constvars, *known],
+            outvars=list(targets),
+        )
+        closed = ClosedJaxpr(run, [*trace.consts, *known.values()])
+        return jaxpr_as_fun(closed)(*jax.tree.leaves((leaf, scalars)))
+
+    def _ratios(self, largest: int) -> list[Var]:
+        """The variables that follow from answers alone, as far as the last pass uses them."""
+        trace = self.trace
+        answers = {*trace.all_answers}
+        inputs = {*trace.jaxpr.constvars, *trace.jaxpr.invars} - {
+            *trace.like_leaf,
+            *trace.of_blocks,
+        }
+        known, follows = inputs | answers, {*answers}
+        results = jax.tree.leaves(trace.result)
+        used = [*results]
+        for equation in trace.needed(results, [*trace.all_stored, *answers]):
+            operands = {*variables(equation.invars)}
+            # What is larger, such as a number spread over a leaf, belongs to the leaf's kernels.
+            if operands <= known and all(x.aval.size <= largest for x in equation.outvars):
+                known |= {*equation.outvars}
+                if operands & follows:
+                    follows |= {*equation.outvars}
+                    continue
+            used += equation.invars
+        wanted = {*variables(used)} & follows - answers
+        return [x for own in trace.jaxpr.eqns for x in own.outvars if x in wanted]

@@ -1,0 +1,99 @@
+"""The reference executor: what a leaf transform means.
+
+It runs each leaf program once, as it reads, and takes each statistic by itself. It is slow and
+large and easy to read, and every other way to run a transform must give its numbers.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, Request, Statistic
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.engine.transformation import link_of
+from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.params.leaves import gradients_of
+
+
+def reference(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same transformation, run as its leaf programs read.
+
+    Args:
+        transform: a transformation that is made of leaf transforms.
+
+    Returns:
+        A transformation with the same state and, but for rounding, the same updates.
+
+    Raises:
+        TypeError: the transformation is none of this library, or a part of it is not.
+    """
+    own = link_of(transform)
+    if own is None:
+        raise TypeError(f"reference() takes a transformation of leaf transforms; got {transform!r}.")
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return _step(own, updates, state, params)
+
+    return optax.GradientTransformation(transform.init, update)
+
+
+def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    """One step: every program once, each as far as its next request, in turns."""
+    leaves, gradients = gradients_of(updates, params)
+    parts = transform.split(state, leaves)
+    scalars, choices = transform.scalars(state), transform.choose(leaves)
+    programs: dict[int, LeafProgram] = {}
+    dtypes: dict[int, Any] = {}
+    for i, gradient in enumerate(gradients):
+        if gradient is not None:
+            dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
+            param = None if params is None else leaves.arrays[i]
+            param, own, numbers, first = _cast((param, parts[i], scalars, gradient), dtypes[i])
+            at = Leaf(param, param, own, numbers, choices[i])
+            programs[i] = transform.program(first, at)
+    answers: dict[int, Any] = dict.fromkeys(programs)
+    waiting: dict[int, Request] = {}
+    while answers:
+        for i, answer in answers.items():
+            try:
+                request = programs[i].send(answer)
+                while isinstance(request, Materialize):
+                    stored = request.array.astype(request.dtype or dtypes[i])
+                    request = programs[i].send(stored.astype(dtypes[i]))
+                waiting[i] = request
+            except StopIteration as end:
+                update, parts[i] = end.value
+                gradients[i] = update.astype(leaves.arrays[i].dtype)
+        # A norm of all leaves waits for those that ask for their own before it.
+        own = {i: x for i, x in waiting.items() if not x.of_all_leaves}
+        if own:
+            answers = {i: [_answer(x) for x in one.statistics] for i, one in own.items()}
+        else:
+            norm = optax.tree.norm([one.statistics[0].array for one in waiting.values()])
+            answers = {i: [norm.astype(dtypes[i])] for i in waiting}
+        waiting = {i: x for i, x in waiting.items() if i not in answers}
+    return leaves.rebuild(gradients), transform.join(state, parts, leaves, dict)
+
+
+def _answer(asked: Statistic) -> jax.Array:
+    """The norm, root mean square, sum or mean of every slice along the axes that are kept."""
+    x = asked.array
+    others = tuple(axis for axis in range(x.ndim) if axis not in asked.kept)
+    whole = {"axis": others, "keepdims": True} if asked.kept else {}
+    square = asked.kind in ("norm", "rms")
+    total = jnp.sum(jnp.square(x) if square else x, **whole)
+    if asked.kind in ("mean", "rms"):
+        total = total * total.size / max(x.size, 1)
+    return jnp.sqrt(total) if square else total
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """Floating point arrays in `dtype`."""
+
+    def cast(x: Any) -> Any:
+        array = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(dtype) if array else x
+
+    return jax.tree.map(cast, tree)

@@ -1,0 +1,124 @@
+"""What a leaf program may ask for while it runs, and what it is told.
+
+A leaf program works on one leaf. Where it needs to know something of the whole block, it yields a
+request and gets the answer back::
+
+    param_norm, update_norm = yield block_norms(at.param, update)
+
+All leaves make their requests in rounds, and a round of a whole network travels between devices as
+one vector.
+"""
+
+from collections.abc import Generator
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+Kind = Literal["norm", "rms", "sum", "mean"]
+
+
+class Statistic(NamedTuple):
+    """What a leaf program asks of one array."""
+
+    array: jax.Array
+    kind: Kind
+    kept: tuple[int, ...] = ()
+    """The axes that are not summed over; they keep their place in the answer."""
+    of_whole: bool = False
+    """Whether every device has the whole array, although the leaf is split."""
+
+
+class Request(NamedTuple):
+    """A round of statistics, answered by a list with one array for each.
+
+    It has no axes, or, where a statistic keeps some, those of the leaf, so that it broadcasts.
+    """
+
+    statistics: tuple[Statistic, ...]
+    of_all_leaves: bool = False
+
+
+class Materialize(NamedTuple):
+    """A request to write an array to memory, answered by the array as written."""
+
+    array: jax.Array
+    dtype: jax.typing.DTypeLike | None
+
+
+def block_norms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
+    """Asks for the norms of the blocks of arrays of one leaf."""
+    return Request(tuple(Statistic(array, "norm", stacked) for array in arrays))
+
+
+def block_rms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
+    """Asks for the root mean squares of the blocks of arrays of one leaf."""
+    return Request(tuple(Statistic(array, "rms", stacked) for array in arrays))
+
+
+def block_means(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
+    """Asks for the means of arrays of one leaf over all axes but those `kept`."""
+    return Request(tuple(Statistic(array, "mean", kept) for array in arrays))
+
+
+def block_sums(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
+    """Asks for the sums of arrays of one leaf over all axes but those `kept`."""
+    return Request(tuple(Statistic(array, "sum", kept) for array in arrays))
+
+
+def global_norm(array: jax.Array) -> Request:
+    """Asks for the norm of what all leaves hand in together."""
+    return Request((Statistic(array, "norm"),), of_all_leaves=True)
+
+
+def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> Materialize:
+    """Asks for an array to be written to memory, in `dtype` or the leaf's accumulation dtype.
+
+    The answer is the array as it was written. Ask for what goes into the state, so that this step
+    works with the number that the next one will read. What is not written is computed again
+    wherever it is needed, which for work on single elements costs less than memory does.
+    """
+    return Materialize(array, dtype)
+
+
+LeafProgram = Generator[Request | Materialize, Any, tuple[jax.Array, Any]]
+
+
+class Leaf(NamedTuple):
+    """What a leaf program knows of its leaf besides the gradient."""
+
+    param: Any
+    """The parameter, or None when `update` was called without parameters."""
+    start: Any
+    """The parameter at the start of the step: `param`, unless a transform has moved that."""
+    state: Any
+    """The transform's state, with what belongs to this leaf in each field."""
+    scalars: Any
+    """The transform's scalars of this step."""
+    choice: Any
+    """What the transform chose for this leaf when it was traced, such as a mask's boolean."""
+
+
+def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
+    """Runs several programs for the same leaf side by side, as one program.
+
+    The statistics of blocks that they ask for in a round are asked for together.
+    """
+    results: dict[int, tuple[jax.Array, Any]] = {}
+    waiting: dict[int, Request] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
+    while answers:
+        for index, answer in answers.items():
+            try:
+                request = programs[index].send(answer)
+                while not isinstance(request, Request) or request.of_all_leaves:
+                    request = programs[index].send((yield request))
+                waiting[index] = request
+            except StopIteration as end:
+                results[index] = end.value
+        answers = {}
+        if waiting:
+            together = (x for asked in waiting.values() for x in asked.statistics)
+            given = iter((yield Request(tuple(together))))
+            answers = {i: [next(given) for _ in asked.statistics] for i, asked in waiting.items()}
+            waiting = {}
+    return [results[index] for index in range(len(programs))]

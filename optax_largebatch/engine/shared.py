@@ -1,0 +1,54 @@
+"""Fields of a state that are the same for all leaves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from optax_largebatch.engine.tracing import Trace, variables
+
+
+def check_shared(traces: Sequence[Trace]) -> None:
+    """Checks that the new values of shared fields are the same for all leaves.
+
+    Args:
+        traces: the programs of the leaves.
+
+    Raises:
+        ValueError: one depends on the arrays of a leaf, or is computed in several ways.
+    """
+    ways: dict[Any, str] = {}
+    for trace in traces:
+        columns = zip(trace.rounds, trace.answers, strict=True)
+        of_all = [x for one, own in columns if one.of_all_leaves for x in own]
+        inputs = {*trace.jaxpr.invars, *trace.all_answers}
+        inputs -= {*of_all, *variables(trace.same_inputs)}
+        for who, name, value in trace.same_for_all:
+            targets = jax.tree.leaves(value)
+            equations = trace.needed(targets, of_all)
+            used = {*variables(targets), *(x for own in equations for x in variables(own.invars))}
+            way = _written(equations, targets)
+            dtypes = tuple(x.aval.dtype for x in targets)
+            if used & inputs or ways.setdefault((who, name, dtypes), way) != way:
+                raise ValueError(
+                    f"{who}: the state's field {name!r} is Shared, and its new value differs from "
+                    "leaf to leaf. Compute it of the step's scalars and of `yield "
+                    "global_norm(...)`, or declare it as PerParameter(), NumberPerBlock(stacked) "
+                    "or VectorOfBlocks(stacked)."
+                )
+
+
+def _written(equations: Sequence[Any], targets: Sequence[Any]) -> str:
+    """Equations with numbers for the names of their variables, in the order of their use."""
+    numbers: dict[Any, int] = {}
+
+    def name(x: Any) -> str:
+        return repr(x.val) if isinstance(x, Literal) else f"x{numbers.setdefault(x, len(numbers))}"
+
+    lines = [
+        f"{[*map(name, own.outvars)]} = {own.primitive.name}[{own.params}] "
+        f"{[*map(name, own.invars)]}"
+        for own in equations
+    ]
+    return "\n".join([*lines, str([*map(name, targets)])])

@@ -1,0 +1,257 @@
+"""What a transform keeps from one step to the next, declared once.
+
+A declaration is the transform's own state, a NamedTuple, with one of these fields in the place of
+each array::
+
+    MomentumState(count=Counter(), trace=PerParameter())
+
+It makes the first state, hands each leaf its part and puts the new parts together, so that nothing
+is kept that is not declared, and nothing that is declared gets lost.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch import norms
+from optax_largebatch.numerics import zeros_like
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked
+
+Ready = Callable[[dict[int, jax.Array]], dict[int, jax.Array]]
+"""Gives the same arrays, none of which is there before all of them are."""
+
+
+@runtime_checkable
+class Field(Protocol):
+    """How one field of a state is made, taken apart by leaves and put together again."""
+
+    def init(self, params: optax.Params) -> Any:
+        """Its value before the first step."""
+        ...
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        """The part of each leaf."""
+        ...
+
+    def like_leaf(self, part: Any) -> Any:
+        """For each array in the part of a leaf, whether it is split between devices as the leaf."""
+        ...
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        """The new value, from the old one and the new part of each leaf."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """The number of steps taken. The engine counts; a leaf program only reads it."""
+
+    def init(self, params: optax.Params) -> jax.Array:
+        """0."""
+        return jnp.zeros([], jnp.int32)
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return [value] * len(leaves.arrays)
+
+    def like_leaf(self, part: Any) -> Any:
+        return False
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        return optax.safe_increment(old)
+
+
+class _TreeLikeParameters:
+    """A tree with something for each parameter."""
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return leaves.align(f"the state's {name}", value)
+
+    def like_leaf(self, part: Any) -> Any:
+        return jax.tree.map(lambda _: True, part)
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        columns = zip(parts, leaves.align(f"the state's {name}", old), strict=True)
+        return leaves.rebuild([_cast_like(now, like) for now, like in columns])
+
+
+@dataclasses.dataclass(frozen=True)
+class PerParameter(_TreeLikeParameters):
+    """One array for each parameter, of its shape; zeros at first.
+
+    Attributes:
+        dtype: its dtype; None for float32 (float64 for float64 parameters).
+    """
+
+    dtype: jax.typing.DTypeLike | None = None
+
+    def init(self, params: optax.Params) -> Any:
+        return zeros_like(params, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberPerBlock(_TreeLikeParameters):
+    """One number for each block, in a tree like the parameters; zeros at first.
+
+    Each leaf of it has the axes of its parameter, those that are not stacked of length 1, so that
+    it broadcasts.
+
+    Attributes:
+        stacked: the parameters that stack layers.
+    """
+
+    stacked: Stacked = NOT_STACKED
+
+    def init(self, params: optax.Params) -> Any:
+        return self.stacked.numbers(params)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerAxis(_TreeLikeParameters):
+    """A tuple of arrays for each parameter, which belong to its axes.
+
+    Every device has them whole, however the parameter is split.
+
+    Attributes:
+        initial: the first of them, as a tree of tuples, from the parameters.
+    """
+
+    initial: Callable[[optax.Params], Any]
+
+    def init(self, params: optax.Params) -> Any:
+        return self.initial(params)
+
+    def like_leaf(self, part: Any) -> Any:
+        return jax.tree.map(lambda _: False, part)
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorOfBlocks:
+    """One vector with a number for each block of all parameters.
+
+    They are in the order of `jax.tree.leaves`, and of a leaf that stacks layers the layers in
+    order.
+
+    It is written in each step and not read: a leaf program finds None in its place. It returns a
+    number, or one for each block.
+
+    Attributes:
+        stacked: the parameters that stack layers.
+        initial: all numbers before the first step.
+    """
+
+    stacked: Stacked = NOT_STACKED
+    initial: float = 0.0
+
+    def init(self, params: optax.Params) -> jax.Array:
+        return jnp.full(sum(self.stacked.sizes(params)), self.initial, jnp.float32)
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return [None] * len(leaves.arrays)
+
+    def like_leaf(self, part: Any) -> Any:
+        return jax.tree.map(lambda _: True, part)
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        return one_for_each_block(name, old, parts, self.stacked, leaves, ready)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """Arrays that are the same for all leaves.
+
+    A leaf program may change them only by what is the same for all leaves: scalars of the step,
+    other shared fields and norms of all leaves.
+
+    Attributes:
+        initial: the first value, from the parameters.
+    """
+
+    initial: Callable[[optax.Params], Any]
+
+    def init(self, params: optax.Params) -> Any:
+        return self.initial(params)
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return [value] * len(leaves.arrays)
+
+    def like_leaf(self, part: Any) -> Any:
+        return jax.tree.map(lambda _: False, part)
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        moved = (part for part in parts if part is not old)
+        return _cast_like(next(moved, old), old)
+
+
+def names_and_fields(declaration: Any) -> Iterator[tuple[str, Field]]:
+    """The fields of a declaration with their names; in a plain tuple they are numbered."""
+    names = getattr(declaration, "_fields", map(str, range(len(declaration))))
+    return zip(names, declaration, strict=True)
+
+
+def built_like(declaration: Any, values: Sequence[Any]) -> Any:
+    """A state, or a part of one, with these values in its fields."""
+    return declaration._make(values) if hasattr(declaration, "_make") else tuple(values)
+
+
+def _cast_like(now: Any, old: Any) -> Any:
+    """New state, with the dtypes of the old."""
+    return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), now, old)
+
+
+def one_for_each_block(
+    name: str,
+    old: jax.Array,
+    entries: Sequence[Any],
+    stacked: Stacked,
+    leaves: Leaves,
+    ready: Ready,
+) -> jax.Array:
+    """A vector with one entry for each block, from what the leaf programs returned.
+
+    Args:
+        name: the vector's name, for the message.
+        old: the vector of the step before.
+        entries: for each leaf an array with one element for each of its blocks, a number for all
+            of them, or None where there was no gradient and the old entries stay.
+        stacked: the stacks.
+        leaves: the leaves.
+        ready: has the entries ready at one time.
+
+    Returns:
+        The new vector, the same on all devices.
+
+    Raises:
+        ValueError: the parameters have more or fewer blocks than they had at `init`.
+    """
+    parts = []
+    start = 0
+    for index, axes in enumerate(stacked.axes(leaves.tree)):
+        entry = 0 if entries[index] is None else entries[index]
+        own = blocks_of_leaf(jnp.asarray(entry, old.dtype), index, axes, leaves)
+        parts.append(old[start : start + own.size] if entries[index] is None else own)
+        start += own.size
+    if start != old.size:
+        raise ValueError(
+            f"the state's {name} has {old.size} entries and the parameters have {start} blocks. "
+            "Call `init` with the whole parameters (outside of shard_map, where a stack is split "
+            "between its layers) and with the same `stacked`."
+        )
+    # Or the kernel that puts them together would compute them all once more.
+    parts = list(ready(dict(enumerate(parts))).values())
+    return jnp.concatenate(parts) if parts else old
+
+
+def blocks_of_leaf(
+    entry: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves
+) -> jax.Array:
+    """A vector with one entry for each block of a leaf, the same on all devices."""
+    shape = enumerate(leaves.arrays[index].shape)
+    own = jnp.broadcast_to(entry, [size if axis in axes else 1 for axis, size in shape])
+    for axis in axes:
+        own = norms.gathered(own, axis, leaves.axes_along(index, axis))
+    return jnp.ravel(own)

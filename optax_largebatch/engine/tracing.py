@@ -1,0 +1,239 @@
+"""A leaf program, traced once: its equations, and what lies between its passes."""
+
+from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Jaxpr, Literal, Var
+import jax.numpy as jnp
+
+from optax_largebatch import norms
+from optax_largebatch.engine.requests import Kind, Leaf, Materialize, Statistic
+from optax_largebatch.engine.scalars import Scalars
+from optax_largebatch.engine.transform import LeafTransform
+
+ROOTS = ("norm", "rms")
+"""The kinds of statistics that are roots of a sum of squares."""
+
+MEANS = ("mean", "rms")
+"""Those that are divided by the number of elements."""
+
+Splits = Callable[[tuple[int, ...]], norms.Split]
+"""How a leaf is split between devices, by the axes that are kept."""
+
+
+class LeafArrays(NamedTuple):
+    """The arrays that the program of one leaf starts from."""
+
+    gradient: jax.Array
+    param: jax.Array | None
+    state: Any
+
+
+class Asked(NamedTuple):
+    """A statistic, as it is known before any number is."""
+
+    kind: Kind
+    kept: tuple[int, ...]
+    split: norms.Split
+    elements: int
+    """Those of a block on this device."""
+
+
+class Round(NamedTuple):
+    """A request, as it is known before any number is; what is asked twice stands here once."""
+
+    of_all_leaves: bool
+    asked: tuple[Asked, ...]
+
+
+@dataclasses.dataclass
+class Trace:
+    """The equations of a leaf program and the variables that mean something in it."""
+
+    jaxpr: Jaxpr
+    consts: Sequence[Any]
+    rounds: tuple[Round, ...]
+    statistics: list[list[Any]]
+    """The array of each statistic, by round."""
+    answers: list[list[Any]]
+    """The sum or mean that answers it, before any root is taken."""
+    stored: list[list[Any]]
+    """What is materialized before each round, and last what is after all of them."""
+    result: Any
+    """The update and the new state."""
+    like_leaf: list[Any]
+    """The inputs with an element for each element of the leaf."""
+    of_blocks: list[Any]
+    """The inputs with a number for each block of it."""
+    same_for_all: list[tuple[str, str, Any]]
+    """The new values of shared fields, with the names of their transforms and their own."""
+    same_inputs: list[Any]
+    """The inputs that are the same for all leaves."""
+
+    @property
+    def all_stored(self) -> list[Any]:
+        """What is materialized, in the order of the passes."""
+        return list(itertools.chain(*self.stored))
+
+    @property
+    def all_answers(self) -> list[Any]:
+        """The answers of all rounds."""
+        return list(itertools.chain(*self.answers))
+
+    def needed(self, targets: Iterable[Any], known: Iterable[Any]) -> list[Any]:
+        """The equations that lead to variables from those that are known."""
+        known = set(variables(known))
+        wanted = {*variables(targets)} - known
+        needed = []
+        for equation in reversed(self.jaxpr.eqns):
+            if not wanted.isdisjoint(equation.outvars):
+                needed.append(equation)
+                wanted |= {*variables(equation.invars)} - known
+        return needed[::-1]
+
+    def of_pass(self, position: int) -> list[Any]:
+        """The equations of the pass before a round, or of the last one."""
+        last = position == len(self.rounds)
+        targets = jax.tree.leaves(self.result) if last else self.statistics[position]
+        known = itertools.chain(*self.stored[:position], *self.answers[:position])
+        return self.needed([*self.stored[position], *targets], known)
+
+    def store(self, position: int, *targets: Any) -> None:
+        """Has variables materialized by a pass, unless they are inputs or are already."""
+        made = {x for own in self.jaxpr.eqns for x in own.outvars}
+        for x in variables(targets):
+            if x in made and all(x not in others for others in self.stored):
+                self.stored[position].append(x)
+
+
+def variables(atoms: Iterable[Any]) -> list[Var]:
+    """The variables among them; the others are numbers."""
+    return [x for x in atoms if not isinstance(x, Literal)]
+
+
+def traced(
+    transform: LeafTransform, choice: Any, leaf: LeafArrays, scalars: Scalars, splits: Splits
+) -> Trace:
+    """The trace of the program for a leaf, or for a part of one.
+
+    Args:
+        transform: the transform.
+        choice: its choice for the leaf.
+        leaf: the arrays of the leaf.
+        scalars: the scalars of the step.
+        splits: how the leaf is split between devices.
+    """
+    rounds: list[Round] = []
+    passes: list[int] = []  # for each array that is materialized the pass that does it
+
+    def reading(leaf: LeafArrays, scalars: Scalars) -> Any:
+        """The program as it reads, and what lies between its passes."""
+        dtype = accumulation_dtype(leaf)
+        gradient, param, state = _cast(leaf, dtype)
+        at = Leaf(param, param, state, _cast(scalars.tree, dtype), choice)
+        program = transform.program(gradient, at)
+        stored: list[jax.Array] = []
+        arrays: list[list[jax.Array]] = []
+        answers: list[list[jax.Array]] = []
+        answer: Any = None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as end:
+                own = leaf.state
+                return end.value, stored, arrays, answers, shared_values(end.value[1], own)
+            if isinstance(request, Materialize):
+                stored.append(request.array.astype(request.dtype or dtype))
+                passes.append(len(rounds))
+                answer = stored[-1].astype(dtype)
+                continue
+            distinct = {_identity(x): x for x in request.statistics}
+            rounds.append(_round(request.of_all_leaves, distinct.values(), splits))
+            arrays.append([x.array for x in distinct.values()])
+            columns = zip(distinct.values(), rounds[-1].asked, strict=True)
+            answers.append([_abstract_sum(x, own.split) for x, own in columns])
+            given = dict(zip(distinct, answers[-1], strict=True))
+            answer = [_answer(x, given[_identity(x)], dtype) for x in request.statistics]
+
+    def shared_values(new: Any, old: Any) -> Any:
+        named = transform.same_for_all(new)
+        names.extend((who, name) for who, name, _ in named)
+        return [value for *_, value in named], [x for *_, x in transform.same_for_all(old)]
+
+    names: list[tuple[str, str]] = []
+    closed, shapes = jax.make_jaxpr(reading, return_shape=True)(leaf, scalars)
+    outputs = jax.tree.unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
+    result, stored, statistics, answers, (shared, shared_inputs) = outputs
+    alike = transform.like_leaf(leaf.state)
+    flags = jax.tree.leaves(LeafArrays(True, None if leaf.param is None else True, alike))
+    columns = list(zip(closed.jaxpr.invars, flags, strict=False))
+    trace = Trace(
+        jaxpr=closed.jaxpr,
+        consts=closed.consts,
+        rounds=tuple(rounds),
+        statistics=statistics,
+        answers=answers,
+        stored=[[] for _ in range(len(rounds) + 1)],
+        result=result,
+        like_leaf=[x for x, own in columns if own and x.aval.shape == leaf.gradient.shape],
+        of_blocks=[x for x, own in columns if own and x.aval.shape != leaf.gradient.shape],
+        same_for_all=[(*name, value) for name, value in zip(names, shared, strict=True)],
+        same_inputs=[*closed.jaxpr.invars[len(columns) :], *jax.tree.leaves(shared_inputs)],
+    )
+    for position, own in zip(passes, stored, strict=True):
+        trace.store(position, own)
+    return trace
+
+
+def accumulation_dtype(leaf: LeafArrays) -> jnp.dtype:
+    """The dtype that a leaf is computed with."""
+    return norms.accumulation_dtype(
+        *(x.dtype for x in (leaf.gradient, leaf.param) if x is not None)
+    )
+
+
+def term(statistic: Statistic) -> jax.Array:
+    """What is summed: the elements, or their squares for the root of a sum."""
+    return jnp.square(statistic.array) if statistic.kind in ROOTS else statistic.array
+
+
+def _identity(statistic: Statistic) -> Any:
+    """What two statistics of a round have in common that are the same."""
+    return id(statistic.array), statistic.kind, statistic.kept
+
+
+def _round(of_all_leaves: bool, statistics: Iterable[Statistic], splits: Splits) -> Round:
+    """A request as it is known when it is traced."""
+
+    def asked(x: Statistic) -> Asked:
+        blocks = math.prod(norms.shape_of_blocks(x.array.shape, x.kept))
+        split = norms.Split() if x.of_whole else splits(x.kept)
+        return Asked(x.kind, x.kept, split, max(x.array.size // max(blocks, 1), 1))
+
+    return Round(of_all_leaves, tuple(map(asked, statistics)))
+
+
+def _abstract_sum(statistic: Statistic, split: norms.Split) -> jax.Array:
+    """The sum of a statistic, of which only the type matters: the passes take it otherwise."""
+    return norms.over_shards({0: norms.block_sum(term(statistic), statistic.kept)}, {0: split})[0]
+
+
+def _answer(statistic: Statistic, found: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """What the program is told, of a sum or a mean."""
+    root = statistic.kind in ROOTS
+    return (norms.from_sum_of_squares(found) if root else found).astype(dtype)
+
+
+def _cast(tree: Any, dtype: jnp.dtype) -> Any:
+    """Floating point arrays in `dtype`; Python numbers, which adapt by themselves, as they are."""
+
+    def cast(x: Any) -> Any:
+        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return jnp.asarray(x, dtype)
+
+    return jax.tree.map(cast, tree)

@@ -1,0 +1,194 @@
+"""A gradient transformation told leaf by leaf.
+
+Layer-wise optimizers alternate between work on single elements and norms of whole blocks. A leaf
+program says both in one generator: it works on the gradient of one leaf and, where it needs a norm,
+yields a request for it and gets the norm back::
+
+    def leaf(update, at):
+        param_norm, update_norm = yield block_norms(at.param, update)
+        return param_norm / update_norm * update, at.state
+
+The programs of all leaves run in step: each advances to its next request, all requests of that
+round are answered together, and so on. The norms of a whole network then take one reduction for
+each round, however many leaves it has, and the transforms of a chain share their rounds. A program
+that requests nothing is a plain function.
+
+Leaf programs never see dtypes: parameter, gradient and state reach them in the accumulation dtype
+of the leaf (float32, or float64), and what they return is cast to the parameter's dtype and, for
+the state, to the dtype that the state had.
+"""
+
+from collections.abc import Callable, Generator, Hashable, Sequence
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+
+from optax_largebatch import norms
+from optax_largebatch.engine import contract
+from optax_largebatch.engine.requests import Leaf, LeafProgram, Request
+from optax_largebatch.engine.state import Counter, Ready, Shared, built_like, names_and_fields
+from optax_largebatch.params.leaves import Layout, Leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafTransform:
+    """A gradient transformation told leaf by leaf.
+
+    Attributes:
+        leaf: the leaf program: takes the gradient and a `Leaf`, returns the update and the leaf's
+            new state.
+        state: the declaration of the state: the state's NamedTuple with a `Field` in the place of
+            each of its arrays.
+        scalars: the numbers of a step, from the state: a NamedTuple.
+        choices: a hashable choice for each leaf, from the parameters, made when it is traced.
+        needs_params: whether `update` must be given the parameters.
+        given: what a leaf program is given of its leaf. `"whole"`: all of it, on any platform and
+            however it is split between devices. `"parts"`: possibly a part only, of any shape: the
+            program works on single elements between its requests, and the engine checks that it
+            does. `"shards"`: what the device has, possibly a part of each block: the program
+            exchanges what it needs of the others itself.
+        name: what errors call it; the function that defines the leaf program, unless given.
+    """
+
+    leaf: Callable[[jax.Array, Leaf], LeafProgram | tuple[jax.Array, Any]]
+    state: Any = dataclasses.field(default_factory=optax.EmptyState)
+    scalars: Callable[[Any], Any] = lambda state: ()
+    choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
+    needs_params: bool = False
+    given: Literal["whole", "parts", "shards"] = "whole"
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            names = getattr(self.leaf, "__qualname__", repr(self.leaf)).split(".")
+            object.__setattr__(self, "name", names[0])
+        contract.check_declaration(self)
+
+    def init(self, params: optax.Params) -> Any:
+        """The state before the first step."""
+        return built_like(self.state, [field.init(params) for field in self.state])
+
+    def choose(self, leaves: Leaves) -> list[Any]:
+        """The choice for each leaf, and for a program of whole leaves how each of them is split."""
+        choices = list(self.choices(leaves))
+        if self.given != "whole":
+            return choices
+        who = f"{self.name} works on whole leaves"
+        return [Whole(own, leaves.layout(i, who)) for i, own in enumerate(choices)]
+
+    def split(self, state: Any, leaves: Leaves) -> list[Any]:
+        """The state of each leaf."""
+        named = zip(names_and_fields(self.state), state, strict=True)
+        columns = [field.split(name, value, leaves) for (name, field), value in named]
+        return [built_like(self.state, own) for own in zip(*columns, strict=True)] or (
+            [self.state] * len(leaves.arrays)
+        )
+
+    def like_leaf(self, part: Any) -> Any:
+        """For each array in the state of a leaf, whether it is split as the leaf is."""
+        columns = zip(self.state, part, strict=True)
+        return built_like(self.state, [field.like_leaf(own) for field, own in columns])
+
+    def join(self, state: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        """The new state, from the old one and the new state of each leaf."""
+        new = []
+        for position, (name, field) in enumerate(names_and_fields(self.state)):
+            own = [part[position] for part in parts]
+            new.append(field.join(name, state[position], own, leaves, ready))
+        return built_like(self.state, new)
+
+    def same_for_all(self, part: Any) -> list[tuple[str, str, Any]]:
+        """What is the same for all leaves: who declares it, its name, and its value."""
+        found = []
+        for (name, field), value in zip(names_and_fields(self.state), part, strict=True):
+            if isinstance(field, StateOf):
+                found += field.transform.same_for_all(value)
+            elif isinstance(field, Counter | Shared):
+                found.append((self.name, name, value))
+        return found
+
+    def program(self, update: jax.Array, at: Leaf) -> LeafProgram:
+        """The leaf program of one leaf, begun; whole leaves are put together here."""
+        if not isinstance(at.choice, Whole):
+            return (yield from self._started(update, at))
+        choice, layout = at.choice
+        spec = norms.explicit_spec(update)
+        if not any((*layout.mesh_axes, *spec)):
+            return (yield from self._started(update, at._replace(choice=choice)))
+        alike = self.like_leaf(at.state)
+
+        def gathered(x: Any) -> Any:
+            return None if x is None else layout.gathered(x)
+
+        def own_part(x: Any) -> Any:
+            return norms.with_spec(layout.own_part(x), spec)
+
+        def state_by(move: Callable[[Any], Any], state: Any) -> Any:
+            return jax.tree.map(lambda x, own: move(x) if own else x, state, alike)
+
+        here = at._replace(
+            param=gathered(at.param),
+            start=gathered(at.start),
+            state=state_by(gathered, at.state),
+            choice=choice,
+        )
+        program = self._started(gathered(update), here)
+        answer: Any = None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as end:
+                update, state = end.value
+                return own_part(update), state_by(own_part, state)
+            if isinstance(request, Request):
+                whole = (x._replace(of_whole=True) for x in request.statistics)
+                request = request._replace(statistics=tuple(whole))
+            answer = yield request
+
+    def _started(self, update: jax.Array, at: Leaf) -> LeafProgram:
+        """The leaf program as it is written, its operations named after the transform."""
+        with jax.named_scope(self.name):
+            started = self.leaf(update, at)
+        if not isinstance(started, Generator):
+            return contract.checked_result(self, started, update, at)
+        answer: Any = None
+        while True:
+            try:
+                with jax.named_scope(self.name):
+                    request = started.send(answer)
+            except StopIteration as end:
+                return contract.checked_result(self, end.value, update, at)
+            answer = yield contract.checked_request(self, request)
+
+
+class Whole(NamedTuple):
+    """The choice for a leaf of which the program is given all."""
+
+    choice: Any
+    layout: Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class StateOf:
+    """The field that holds the state of another transform."""
+
+    transform: LeafTransform
+
+    def init(self, params: optax.Params) -> Any:
+        return self.transform.init(params)
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return self.transform.split(value, leaves)
+
+    def like_leaf(self, part: Any) -> Any:
+        return self.transform.like_leaf(part)
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        return self.transform.join(old, parts, leaves, ready)
+
+
+def given_of(transforms: Sequence[LeafTransform]) -> Literal["parts", "shards"]:
+    """What a transform may be given that runs others; they get whole leaves by themselves."""
+    return "parts" if all(x.given == "parts" for x in transforms) else "shards"

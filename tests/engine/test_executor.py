@@ -1,0 +1,181 @@
+"""Passes give the numbers of the reference executor, and leave nothing behind."""
+
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.engine import transformation as to_optax
+from optax_largebatch.engine.reductions import cpu, folds, tiles
+from optax_largebatch.engine.reductions.cpu import CpuReductions
+from optax_largebatch.engine.reductions.xla import XlaReductions
+from optax_largebatch.engine.reference import reference
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.engine.transformation import transformation
+from tests.optimizers.registry import named
+
+KERNELS = lb.matching("kernel")
+GROUPS = lb.param_groups(
+    {"params": lb.matching("conv"), "weight_decay": 0.5, "grad_centralization": True}
+)
+OPTIMIZERS = {
+    "lamb": lambda: lb.lamb(0.1, weight_decay=0.1, trust_ratio_mask=KERNELS),
+    "lamb, clipped": lambda: lb.lamb(0.1, weight_decay=0.1, max_grad_norm=0.5, groups=GROUPS),
+    "lamb, stacked": lambda: lb.lamb(0.1, stacked=lb.stacked_layers({"conv": (0, 1)})),
+    "lans, stacked": lambda: lb.lans(
+        0.1, weight_decay=0.5, stacked=lb.stacked_layers({"conv": 0, "kernel": 1})
+    ),
+    "lamb, bfloat16 moments": lambda: lb.lamb(0.1, mu_dtype="bfloat16", nu_dtype="bfloat16"),
+    "lans": lambda: lb.lans(0.1, weight_decay=0.1, clip_gradient=0.3, trust_ratio_mask=KERNELS),
+    "lans, sequential": lambda: lb.lans(0.1, weight_decay=0.1, order="sequential"),
+    "lars": lambda: lb.lars(0.1, 0.1, KERNELS, nesterov=True),
+    "lars, update": lambda: lb.lars(0.1, 0.1, denominator="update", momentum_of="directions"),
+    "larc": lambda: lb.larc(0.1, 0.1, groups=GROUPS),
+    "cain": lambda: lb.cain(0.1),
+    "learned_gradient": lambda: lb.learned_gradient(0.1, lr_est_period=1),
+    "scaled_adam": lambda: lb.scaled_adam(0.1, clipping_scale=1.0),
+    "two rounds and two clips": lambda: lb.chain(
+        lb.scale_by_trust_ratio(trust_ratio_mask=KERNELS),
+        lb.clip_by_global_norm(0.5),
+        lb.nesterov_split(lb.chain(lb.accumulate_momentum(0.5), lb.scale_by_trust_ratio())),
+        lb.accumulate_momentum(0.9),
+        lb.clip_by_global_norm(0.25),
+    ),
+    "a global norm in a branch": lambda: lb.nesterov_split(
+        lb.chain(lb.clip_by_global_norm(0.1), lb.scale_by_trust_ratio())
+    ),
+}
+PARAMS = {
+    "dense": {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.zeros(3)},
+    "dense_too": {"kernel": jnp.arange(-3.0, 3.0).reshape(2, 3), "bias": jnp.ones(3)},
+    "conv": jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 2, 2),
+    "gain": jnp.asarray(2.0),
+}
+
+
+@pytest.fixture(params=["few cores", "many cores"])
+def cores(request, monkeypatch):
+    monkeypatch.setattr(cpu, "has_few_cores", lambda: request.param == "few cores")
+    return request.param
+
+
+@pytest.fixture(params=["several devices", "few", "small leaves", "folds", "tiles", "many cores"])
+def way(request, monkeypatch):
+    """The ways in which passes run: what they do depends on where they are, and on sizes."""
+    reductions = XlaReductions() if request.param == "several devices" else CpuReductions()
+    monkeypatch.setattr(to_optax, "where_it_runs", lambda step, *own: step(reductions)(*own))
+    monkeypatch.setattr(cpu, "has_few_cores", lambda: request.param == "tiles")
+    if request.param != "few":
+        monkeypatch.setattr(cpu, "LEAST_OF_YNN", 4)
+    if request.param == "folds":
+        monkeypatch.setattr(cpu, "LEAST_FOLDED", 4)
+        monkeypatch.setattr(folds, "LAYERS", range(2, 4))
+        monkeypatch.setattr(folds, "WIDTH", 2)
+        monkeypatch.setattr(cpu, "MOST_OF_A_GROUP", 20)
+    if request.param in ("tiles", "many cores"):
+        monkeypatch.setattr(cpu, "LEAST_CUT", 5)
+        monkeypatch.setattr(cpu, "LEAST_SPLIT", 5)
+        monkeypatch.setattr(tiles, "MOST_ELEMENTS", 5)
+        monkeypatch.setattr(tiles, "TILES_OF_A_TURN", 1)
+        monkeypatch.setattr(tiles, "ALIGNMENT", 1)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", named(OPTIMIZERS))
+def test_equals_the_reference_executor(name):
+    optimizer = OPTIMIZERS[name]()
+    step = jax.jit(lambda *args: optimizer.update(*args))
+    plain_step = jax.jit(reference(optimizer).update)
+    state = plain_state = optimizer.init(PARAMS)
+    for index in range(4):
+        gradients = jax.tree.map(lambda x, i=index: jnp.cos(3 * x + i), PARAMS)
+        updates, state = step(gradients, state, PARAMS)
+        expected, plain_state = plain_step(gradients, plain_state, PARAMS)
+        chex.assert_trees_all_close(updates, expected, rtol=6e-6, atol=5e-7)
+        chex.assert_trees_all_close(state, plain_state, rtol=6e-6, atol=5e-7)
+
+
+@pytest.mark.usefixtures("cores")
+def test_an_empty_leaf_may_come_first():
+    params = {"a": jnp.zeros(0), "b": jnp.ones(3)}
+    optimizer = lb.lamb(0.1)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["b"], -0.1, rtol=1e-5)
+
+
+def compiled_step(optimizer, params):
+    def step(params, state, gradients):
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    arguments = (params, jax.eval_shape(optimizer.init, params), params)
+    return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
+
+
+LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(8)}
+BYTES = 8 * 4 * 2048 * 2048
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA keeps one leaf")
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars", "larc"])
+def test_temporaries_are_a_hundredth_of_the_parameters(name):
+    """A direction that is kept for one of the leaves alone would be a third of the parameters."""
+    optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)
+    memory = compiled_step(optimizer, LARGE).memory_analysis()
+    assert memory.temp_size_in_bytes <= 0.01 * BYTES
+    buffers = {"lamb": 3, "lans": 3, "lars": 2, "larc": 2}[name]
+    assert memory.alias_size_in_bytes >= buffers * BYTES
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="as XLA counts them today")
+@pytest.mark.parametrize(
+    ("name", "passes_at_all", "outside_of_loops"),
+    [("lamb", 56, 41), ("lans", 76, 46), ("lars", 36, 29)],
+)
+def test_bytes_that_a_step_moves(name, passes_at_all, outside_of_loops, cores):
+    """For each float32 parameter, added over all passes; one more pass would read 8 more.
+
+    Of a loop over tiles XLA counts one turn.
+    """
+    step = compiled_step(getattr(lb, name)(1e-3, weight_decay=0.01), LARGE)
+    most = outside_of_loops if cores == "few cores" else passes_at_all
+    assert step.cost_analysis()["bytes accessed"] / (BYTES / 4) <= most + 0.5
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("name", ["lamb", "lans"])
+def test_a_pass_is_merged_inside(name):
+    """`jnp.where` is a jitted function; each of them would be a call, and no part of a kernel."""
+    program = compiled_step(getattr(lb, name)(1e-3, weight_decay=0.01), LARGE).as_text()
+    calls = re.findall(r" call\(.*to_apply=%?(\w+)", program)
+    assert calls
+    assert not [name for name in calls if "where" in name]
+
+
+def test_leaves_of_one_signature_are_traced_once():
+    traced = []
+
+    def noting(update, at):
+        traced.append(update.shape)
+        return update, at.state
+
+    optimizer = transformation(LeafTransform(noting))
+    params = {f"leaf_{index}": jnp.ones((2, 3)) for index in range(20)} | {"other": jnp.ones(3)}
+    jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert len(traced) == 2
+    assert set(traced) == {(2, 3), (3,)}
+
+
+def test_bfloat16_leaves_and_moments_in_one_network():
+    params = {"kernel": jnp.ones((4, 4), "bfloat16"), "scale": jnp.ones(4)}
+    optimizer = lb.lamb(0.1, mu_dtype="bfloat16")
+    updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    assert [x.dtype for x in jax.tree.leaves(updates)] == ["bfloat16", "float32"]
+    np.testing.assert_allclose(np.asarray(updates["kernel"], "float32"), -0.1, rtol=1e-2)
+    np.testing.assert_allclose(updates["scale"], -0.1, rtol=1e-5)
