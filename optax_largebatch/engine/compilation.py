@@ -40,5 +40,16 @@ def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     result = dict(arrays)
     for varying in {norms.varying_axes(x) for x in arrays.values()}:
         alike = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
-        result |= jax.lax.optimization_barrier(alike)
+        result |= _barrier(alike)
     return result
+
+
+@jax.custom_jvp
+def _barrier(arrays: dict[Any, jax.Array]) -> dict[Any, jax.Array]:
+    return jax.lax.optimization_barrier(arrays)
+
+
+@_barrier.defjvp
+def _no_barrier(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """Derivatives do not wait: one that is infinite would meet the zeros of all others."""
+    return _barrier(*primals), *tangents

@@ -19,7 +19,7 @@ from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.shared import check_shared
-from optax_largebatch.engine.tracing import MEANS, LeafArrays, Splits
+from optax_largebatch.engine.tracing import MEANS, LeafArrays
 from optax_largebatch.engine.transform import LeafTransform
 
 
@@ -33,17 +33,16 @@ class Plan(NamedTuple):
     """Whether no other round follows."""
 
 
-def run(
+def programs_of(
     transform: LeafTransform,
     leaves: Mapping[int, LeafArrays],
     scalars: Scalars,
     choices: Sequence[Any],
     split: Callable[[int, tuple[int, ...]], norms.Split],
     specs: Sequence[Any] | None,
-    reductions: Reductions,
-    programs: dict[Any, Program],
-) -> dict[int, tuple[jax.Array, Any]]:
-    """Runs the programs of all leaves to their ends.
+    known: dict[Any, Program],
+) -> dict[int, Program]:
+    """The program of each leaf, the same one for leaves that are alike.
 
     Args:
         transform: the transform.
@@ -52,26 +51,22 @@ def run(
         choices: the choice for each leaf, by number.
         split: how a leaf is split between devices, by number and axes that are kept.
         specs: what `split` is taken from for each leaf, if not from the types of the arrays.
-        reductions: how sums are taken where the step runs.
-        programs: those that are traced already, by what they are traced for; more are added.
+        known: programs by what they were traced for; new ones are added.
 
-    Returns:
-        For each leaf the update, in the accumulation dtype, and the leaf's new state.
+    Raises:
+        TypeError, ValueError: the transform does not keep its promises.
     """
-
-    def program(i: int, leaf: LeafArrays) -> Program:
-        """The program of a leaf, the same one for leaves that are alike."""
-        own: Splits = functools.partial(split, i)
+    programs = {}
+    for i, leaf in leaves.items():
         arrays, structure = jax.tree.flatten(leaf)
         spec = None if specs is None else specs[i]
         signature = (choices[i], spec, structure, *map(jax.typeof, arrays))
-        if signature not in programs:
-            programs[signature] = Program(transform, choices[i], leaf, scalars, own)
-        return programs[signature]
-
-    own = {i: program(i, leaf) for i, leaf in leaves.items()}
-    check_shared([x.trace for x in programs.values()])
-    return Execution(own, leaves, scalars, reductions).results()
+        if signature not in known:
+            own = functools.partial(split, i)
+            known[signature] = Program(transform, choices[i], leaf, scalars, own)
+        programs[i] = known[signature]
+    check_shared([x.trace for x in known.values()])
+    return programs
 
 
 class Execution:

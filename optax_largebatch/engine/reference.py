@@ -31,7 +31,9 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
     """
     own = link_of(transform)
     if own is None:
-        raise TypeError(f"reference() takes a transformation of leaf transforms; got {transform!r}.")
+        raise TypeError(
+            f"reference() takes a transformation of leaf transforms; got {transform!r}."
+        )
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return _step(own, updates, state, params)

@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.tracing import LeafArrays
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import Split
 from optax_largebatch.params.leaves import Leaves, spec_alike
 
-Run = Callable[[Mapping[int, LeafArrays], Scalars, Callable[[int, tuple[int, ...]], Split]], Any]
-"""Takes the arrays of leaves, the scalars of the step and how the leaves are split."""
+Run = Callable[[Mapping[int, LeafArrays], Scalars, Leaves], Any]
+"""Takes the arrays of leaves, the scalars of the step and the leaves, which know how they are
+split."""
 
 
 def on_shards(
@@ -33,12 +33,12 @@ def on_shards(
 ) -> Any:
     """The result of `run`, computed on shards if it is known how the leaves are split."""
     if leaves.mesh is None:
-        return run(arrays, scalars, leaves.split)
+        return run(arrays, scalars, leaves)
     specs = leaves.specs or []
     on_device = dataclasses.replace(leaves, mesh=None)
 
     def on_one_device(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
-        return jax.tree.map(jnp.asarray, run(arrays, scalars, on_device.split))
+        return jax.tree.map(jnp.asarray, run(arrays, scalars, on_device))
 
     def spec(index: int, x: Any, like_leaf: bool = True) -> Any:
         shape = leaves.arrays[index].shape
@@ -50,7 +50,7 @@ def on_shards(
         )
 
     def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
-        return run(arrays, scalars, lambda index, kept: Split())
+        return run(arrays, scalars, dataclasses.replace(leaves, specs=None, mesh=None))
 
     whole = jax.eval_shape(on_whole_leaves, arrays, scalars)
     in_specs = {

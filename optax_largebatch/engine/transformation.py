@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optax_largebatch.engine import executor
-from optax_largebatch.engine.placement import where_it_runs
+from optax_largebatch.engine.executor import Execution, programs_of
+from optax_largebatch.engine.placement import is_on_a_mesh, where_it_runs
 from optax_largebatch.engine.program import Program
 from optax_largebatch.engine.reductions.protocol import Reductions
+from optax_largebatch.engine.reductions.xla import XlaReductions
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.shards import on_shards
 from optax_largebatch.engine.tracing import LeafArrays
@@ -92,44 +93,88 @@ class _Bound:
 
     def _taken(self, known: _Known, gradients: Any, state: Any, params: Any) -> Any:
         """The updates of the leaves that have a gradient, and the new state."""
+        step = _Step(self.transform, known)
+        arguments = (gradients, state, params, Scalars(self.transform.scalars(state)))
+        told = known.mesh is not None
+        if told or is_on_a_mesh(arguments) or step.closes_over_tracers(*arguments):
+            return step.taken(XlaReductions(), *arguments)
+        parameters = gradients if params is None else params
+        updates = [parameters[i] for i, given in enumerate(known.given) if given]
 
-        programs: dict[Any, Program] = {}
+        def way(reductions: Reductions) -> Callable[..., Any]:
+            return functools.partial(step.taken, reductions)
 
-        def step(reductions: Reductions) -> Callable[..., Any]:
-            return functools.partial(_step, self.transform, known, reductions, programs)
-
-        return where_it_runs(step, gradients, state, params)
+        return where_it_runs(way, (updates, state), *arguments)
 
 
-def _step(
-    transform: LeafTransform,
-    known: _Known,
-    reductions: Reductions,
-    programs: dict[Any, Program],
-    gradients: Sequence[jax.Array],
-    state: Any,
-    params: Sequence[jax.Array] | None,
-) -> tuple[list[jax.Array], Any]:
-    """One step, with sums taken in a given way."""
-    arrays = list(gradients if params is None else params)
-    tree = known.structure.unflatten(arrays)
-    specs = None if known.specs is None else list(known.specs)
-    leaves = Leaves(tree, known.structure, arrays, specs, known.mesh)
-    states = transform.split(state, leaves)
-    with_gradient = [index for index, given in enumerate(known.given) if given]
-    own = {
-        i: LeafArrays(gradient, None if params is None else arrays[i], states[i])
-        for i, gradient in zip(with_gradient, gradients, strict=True)
-    }
-    scalars = Scalars(transform.scalars(state))
+class _Step:
+    """A step of a leaf transform, traced for each place where it may run."""
 
-    def run(arrays: Any, scalars: Scalars, split: Any) -> Any:
-        return executor.run(
-            transform, arrays, scalars, known.choices, split, known.specs, reductions, programs
+    def __init__(self, transform: LeafTransform, known: _Known):
+        self._transform = transform
+        self._known = known
+        self._programs: dict[Any, Program] = {}
+
+    def closes_over_tracers(self, *arguments: Any) -> bool:
+        """Whether a leaf program uses a traced array that it was not given."""
+        arrays, scalars, leaves, _ = self._arranged(*arguments)
+        programs = self._programs_of(arrays, scalars, leaves)
+        consts = [x for own in programs.values() for x in own.trace.consts]
+        return any(isinstance(x, jax.core.Tracer) for x in consts)
+
+    def taken(
+        self,
+        reductions: Reductions,
+        gradients: Sequence[jax.Array],
+        state: Any,
+        params: Sequence[jax.Array] | None,
+        scalars: Scalars,
+    ) -> tuple[list[jax.Array], Any]:
+        """The updates and the new state, with sums taken in a given way."""
+        arrays, scalars, leaves, states = self._arranged(gradients, state, params, scalars)
+
+        def run(arrays: Any, scalars: Scalars, leaves: Leaves) -> Any:
+            programs = self._programs_of(arrays, scalars, leaves)
+            return Execution(programs, arrays, scalars, reductions).results()
+
+        results = on_shards(self._transform, run, arrays, scalars, leaves)
+        updates = []
+        for index, (update, part) in results.items():
+            updates.append(update.astype(leaves.arrays[index].dtype))
+            states[index] = part
+        return updates, self._transform.join(state, states, leaves, reductions.ready)
+
+    def _arranged(
+        self,
+        gradients: Sequence[jax.Array],
+        state: Any,
+        params: Sequence[jax.Array] | None,
+        scalars: Scalars,
+    ) -> tuple[dict[int, LeafArrays], Scalars, Leaves, list[Any]]:
+        """The arrays leaf by leaf, and the states of all leaves."""
+        known = self._known
+        arrays = list(gradients if params is None else params)
+        specs = None if known.specs is None else list(known.specs)
+        tree = known.structure.unflatten(arrays)
+        leaves = Leaves(tree, known.structure, arrays, specs, known.mesh)
+        states = self._transform.split(state, leaves)
+        with_gradient = [index for index, given in enumerate(known.given) if given]
+        own = {
+            i: LeafArrays(gradient, None if params is None else arrays[i], states[i])
+            for i, gradient in zip(with_gradient, gradients, strict=True)
+        }
+        return own, scalars, leaves, states
+
+    def _programs_of(
+        self, arrays: dict[int, LeafArrays], scalars: Scalars, leaves: Leaves
+    ) -> dict[int, Program]:
+        known = self._known
+        return programs_of(
+            self._transform,
+            arrays,
+            scalars,
+            known.choices,
+            leaves.split,
+            known.specs,
+            self._programs,
         )
-
-    results = on_shards(transform, run, own, scalars, leaves)
-    for index, (_, part) in results.items():
-        states[index] = part
-    updates = [results[i][0].astype(arrays[i].dtype) for i in with_gradient]
-    return updates, transform.join(state, states, leaves, reductions.ready)

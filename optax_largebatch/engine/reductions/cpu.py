@@ -86,7 +86,8 @@ class CpuReductions:
             parts = iter(alike)
             own = [next(parts) if flag else x for x, flag in zip(state, flags, strict=True)]
             part = LeafArrays(gradient, param, structure.unflatten(own))
-            here = program.of_part(part, scalars) if gradient is not leaf.gradient else program
+            whole = gradient.shape == leaf.gradient.shape
+            here = program if whole else program.of_part(part, scalars)
             return here.statistics(part, scalars, Progress(stored, answers))
 
         arrays = (leaf.gradient, leaf.param, alike, progress.stored, progress.answers)
