@@ -1,1 +1,59 @@
-"""How a transformation that is told leaf by leaf runs."""
+"""How a transformation that is told leaf by leaf runs; for writing one's own. Experimental.
+
+A `LeafTransform` says what happens to one leaf, `transformation` makes an optax transformation of
+it, and `reference` runs it as it reads. The guide "Your own optimizer" shows how; README.md beside
+this file says what happens inside. Names and arguments here may change with every minor version.
+"""
+
+from optax_largebatch.engine.reference import reference
+from optax_largebatch.engine.requests import (
+    Leaf,
+    LeafProgram,
+    block_means,
+    block_norms,
+    block_rms,
+    block_sums,
+    global_norm,
+    in_parallel,
+    materialize,
+)
+from optax_largebatch.engine.state import (
+    Counter,
+    NumberPerBlock,
+    PerAxis,
+    PerParameter,
+    Shared,
+    StateOf,
+    VectorOfBlocks,
+    declare,
+)
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.engine.transformation import leaf_transform_of, transformation
+from optax_largebatch.params.layers import Layers
+from optax_largebatch.params.leaves import Leaves
+
+__all__ = [
+    "Counter",
+    "Layers",
+    "Leaf",
+    "LeafProgram",
+    "LeafTransform",
+    "Leaves",
+    "NumberPerBlock",
+    "PerAxis",
+    "PerParameter",
+    "Shared",
+    "StateOf",
+    "VectorOfBlocks",
+    "block_means",
+    "block_norms",
+    "block_rms",
+    "block_sums",
+    "declare",
+    "global_norm",
+    "in_parallel",
+    "leaf_transform_of",
+    "materialize",
+    "reference",
+    "transformation",
+]

@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
 from optax_largebatch.engine.several import each_at, several
-from optax_largebatch.engine.transformation import link_of, transformation
+from optax_largebatch.engine.transformation import leaf_transform_of, transformation
 
 
 def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -40,21 +40,21 @@ def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformat
     """
     if not branches:
         raise ValueError("sum_of() needs at least one branch.")
-    links = []
+    transforms = []
     for branch in branches:
-        link = link_of(branch)
-        if link is None:
+        own = leaf_transform_of(branch)
+        if own is None:
             raise TypeError(
                 "each branch of sum_of() must be one link of this library or a chain of them, "
                 f"because the branches share their statistics; got {branch!r}."
             )
-        links.append(link)
+        transforms.append(own)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        columns = zip(links, each_at(at), strict=True)
-        programs = [link.program(update, here) for link, here in columns]
+        columns = zip(transforms, each_at(at), strict=True)
+        programs = [transform.program(update, here) for transform, here in columns]
         results = yield from in_parallel(*programs)
         updates, states = zip(*results, strict=True)
         return functools.reduce(jnp.add, updates), tuple(states)
 
-    return transformation(several("sum_of", links, leaf))
+    return transformation(several("sum_of", transforms, leaf))

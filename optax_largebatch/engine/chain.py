@@ -10,7 +10,7 @@ import optax
 from optax_largebatch.engine.requests import Leaf, LeafProgram
 from optax_largebatch.engine.several import each_at, several
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import link_of, transformation
+from optax_largebatch.engine.transformation import leaf_transform_of, transformation
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -52,12 +52,14 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
                 "chain() takes gradient transformations as separate arguments; "
                 f"got {transform!r} of type {type(transform).__name__}."
             )
-    links = [link_of(transform) for transform in transforms]
+    links = [leaf_transform_of(transform) for transform in transforms]
     if all(links):
         return transformation(chained([link for link in links if link]))
     runs = [
         (list(run), linked)
-        for linked, run in itertools.groupby(transforms, key=lambda t: link_of(t) is not None)
+        for linked, run in itertools.groupby(
+            transforms, key=lambda t: leaf_transform_of(t) is not None
+        )
     ]
     segments = [chain(*run) if linked else optax.chain(*run) for run, linked in runs]
     sizes = [len(run) for run, _ in runs]

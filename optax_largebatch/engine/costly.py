@@ -31,7 +31,7 @@ def _computed_twice(trace: Trace, position: int) -> list[Any]:
     later = {id(x) for k in range(position + 1, len(trace.stored)) for x in trace.of_pass(k)}
     both = [x for x in trace.of_pass(position) if id(x) in later]
     looked = looked_through(both, Looks.of_trace(trace))
-    return [own for own, single in looked if not single and is_costly(own)]
+    return [own for own, _ in looked if is_costly(own)]
 
 
 def _lead_to(equations: list[Any], target: Any, trace: Trace) -> bool:

@@ -31,9 +31,6 @@ CALLS = frozenset(
 )
 """Those that run other programs, which are looked at in their turn."""
 
-POSITIONAL = frozenset(("iota", "random_bits", "random_seed", "random_wrap", "threefry2x32"))
-"""Those whose result depends on the place of an element, or on how many there are."""
-
 LAYOUT = frozenset(
     (
         *("concatenate", "dynamic_slice", "expand_dims", "pad", "reshape", "rev", "slice"),
@@ -44,7 +41,11 @@ LAYOUT = frozenset(
 
 
 class Looks(dict):
-    """What variables depend on: the elements of a "leaf", "numbers", or "places" of elements."""
+    """What variables depend on: the elements of a "leaf", "numbers", or "places" of elements.
+
+    A number may be spread over a leaf. What has places is anything else with several elements, such
+    as an array of the leaf's shape that the program has made up.
+    """
 
     @classmethod
     def of_trace(cls, trace: Trace) -> "Looks":
@@ -60,26 +61,45 @@ class Looks(dict):
         return "numbers" if kind == "places" and atom.aval.size == 1 else kind
 
 
-def looked_through(equations: Sequence[Any], looks: Looks) -> Iterator[tuple[Any, bool]]:
-    """Each equation that works on the elements of a leaf, and whether it does so one by one."""
+def looked_through(equations: Sequence[Any], looks: Looks) -> Iterator[tuple[Any, Any]]:
+    """The equations that work on a leaf, but not on each of its elements for itself.
+
+    Args:
+        equations: equations in order.
+        looks: what their inputs are; what they compute is added.
+
+    Returns:
+        Pairs of the equation and the one that is to blame, inside it or itself.
+    """
     for equation in equations:
-        operands = {looks.of(x) for x in equation.invars}
+        kinds = {looks.of(x) for x in equation.invars}
         name = equation.primitive.name
-        if "leaf" not in operands:
-            positional = name in POSITIONAL or "places" in operands
-            looks.update(dict.fromkeys(equation.outvars, "places" if positional else "numbers"))
-            continue
-        looks.update(dict.fromkeys(equation.outvars, "leaf"))
-        if name not in CALLS:
-            yield equation, name in ELEMENTWISE and "places" not in operands
-            continue
-        for inner in _programs_in(equation):
-            own = Looks(dict.fromkeys(inner.jaxpr.constvars, "places"))
-            arguments = equation.invars[len(equation.invars) - len(inner.jaxpr.invars) :]
-            own.update(zip(inner.jaxpr.invars, map(looks.of, arguments), strict=True))
-            if any(not single for _, single in looked_through(inner.jaxpr.eqns, own)):
-                yield equation, False
-                break
+        if name in CALLS:
+            told = _look_inside(equation, looks)
+            if told:
+                yield equation, told
+        elif "leaf" in kinds:
+            looks.update(dict.fromkeys(equation.outvars, "leaf"))
+            if name not in ELEMENTWISE or "places" in kinds:
+                yield equation, equation
+        else:
+            spread = name in ELEMENTWISE and "places" not in kinds
+            looks.update(dict.fromkeys(equation.outvars, "numbers" if spread else "places"))
+
+
+def _look_inside(equation: Any, looks: Looks) -> Any:
+    """The equation to blame in a call, if there is one; `looks` learns of what it returns."""
+    blamed = []
+    returned = []
+    for inner in _programs_in(equation):
+        own = Looks(dict.fromkeys(inner.jaxpr.constvars, "places"))
+        arguments = equation.invars[len(equation.invars) - len(inner.jaxpr.invars) :]
+        own.update(zip(inner.jaxpr.invars, map(looks.of, arguments), strict=True))
+        blamed += [culprit for _, culprit in looked_through(inner.jaxpr.eqns, own)]
+        returned.append([own.of(x) for x in inner.jaxpr.outvars])
+    for variable, *kinds in zip(equation.outvars, *returned, strict=True):
+        looks[variable] = next((x for x in ("leaf", "places") if x in kinds), "numbers")
+    return blamed[0] if blamed else None
 
 
 def _programs_in(equation: Any) -> list[ClosedJaxpr]:
@@ -103,15 +123,14 @@ def check_single_elements(trace: Trace, otherwise: str) -> None:
     """
     run = {id(x) for position in range(len(trace.stored)) for x in trace.of_pass(position)}
     equations = [x for x in trace.jaxpr.eqns if id(x) in run]
-    for equation, single in looked_through(equations, Looks.of_trace(trace)):
-        if not single:
-            named = [x for x in str(equation.source_info.name_stack).split("/") if x]
-            raise ValueError(
-                f"{named[-1] if named else otherwise}: the leaf program says given='parts', and "
-                f"`{equation.primitive.name}` does not look at each element of the leaf for "
-                "itself. Ask for sums, means and norms by `yield block_sums(...)` and its like, or "
-                "say given='whole'."
-            )
+    for equation, culprit in looked_through(equations, Looks.of_trace(trace)):
+        named = [x for x in str(equation.source_info.name_stack).split("/") if x]
+        raise ValueError(
+            f"{named[-1] if named else otherwise}: the leaf program says given='parts', and "
+            f"`{culprit.primitive.name}` does not look at each element of the leaf for itself. "
+            "Ask for sums, means and norms by `yield block_sums(...)` and its like, or say "
+            "given='whole'."
+        )
 
 
 def is_costly(equation: Any) -> bool:

@@ -12,7 +12,7 @@ import optax
 
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, Request, Statistic
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import link_of
+from optax_largebatch.engine.transformation import leaf_transform_of
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.leaves import gradients_of
 
@@ -29,7 +29,7 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
     Raises:
         TypeError: the transformation is none of this library, or a part of it is not.
     """
-    own = link_of(transform)
+    own = leaf_transform_of(transform)
     if own is None:
         raise TypeError(
             f"reference() takes a transformation of leaf transforms; got {transform!r}."

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import jax
 
 from optax_largebatch.engine.requests import Leaf, LeafProgram
-from optax_largebatch.engine.transform import LeafTransform, StateOf, given_of
+from optax_largebatch.engine.state import StateOf
+from optax_largebatch.engine.transform import LeafTransform, given_of
 
 
 def several(

@@ -3,7 +3,7 @@
 A declaration is the transform's own state, a NamedTuple, with one of these fields in the place of
 each array::
 
-    MomentumState(count=Counter(), trace=PerParameter())
+    declare(MomentumState, count=Counter(), trace=PerParameter())
 
 It makes the first state, hands each leaf its part and puts the new parts together, so that nothing
 is kept that is not declared, and nothing that is declared gets lost.
@@ -185,6 +185,34 @@ class Shared:
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
         moved = (part for part in parts if part is not old)
         return _cast_like(next(moved, old), old)
+
+
+@dataclasses.dataclass(frozen=True)
+class StateOf:
+    """The state of another transform.
+
+    Attributes:
+        transform: the `LeafTransform`.
+    """
+
+    transform: Any
+
+    def init(self, params: optax.Params) -> Any:
+        return self.transform.init(params)
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return self.transform.split(value, leaves)
+
+    def like_leaf(self, part: Any) -> Any:
+        return self.transform.like_leaf(part)
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+        return self.transform.join(old, parts, leaves, ready)
+
+
+def declare(kind: type[tuple[Any, ...]], **fields: Field) -> Any:
+    """The declaration of a state: its NamedTuple, with what each of its fields is."""
+    return kind(**fields)
 
 
 def names_and_fields(declaration: Any) -> Iterator[tuple[str, Field]]:

@@ -168,8 +168,8 @@ def traced(
     closed, shapes = jax.make_jaxpr(reading, return_shape=True)(leaf, scalars)
     outputs = jax.tree.unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
     result, stored, statistics, answers, (shared, shared_inputs) = outputs
-    alike = transform.like_leaf(leaf.state)
-    flags = jax.tree.leaves(LeafArrays(True, None if leaf.param is None else True, alike))
+    no_state = [True] * len(jax.tree.leaves((leaf.gradient, leaf.param)))
+    flags = [*no_state, *jax.tree.leaves(transform.like_leaf(leaf.state))]
     columns = list(zip(closed.jaxpr.invars, flags, strict=False))
     trace = Trace(
         jaxpr=closed.jaxpr,

@@ -28,7 +28,14 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.engine import contract
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Request
-from optax_largebatch.engine.state import Counter, Ready, Shared, built_like, names_and_fields
+from optax_largebatch.engine.state import (
+    Counter,
+    Ready,
+    Shared,
+    StateOf,
+    built_like,
+    names_and_fields,
+)
 from optax_largebatch.params.leaves import Layout, Leaves
 
 
@@ -168,25 +175,6 @@ class Whole(NamedTuple):
 
     choice: Any
     layout: Layout
-
-
-@dataclasses.dataclass(frozen=True)
-class StateOf:
-    """The field that holds the state of another transform."""
-
-    transform: LeafTransform
-
-    def init(self, params: optax.Params) -> Any:
-        return self.transform.init(params)
-
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return self.transform.split(value, leaves)
-
-    def like_leaf(self, part: Any) -> Any:
-        return self.transform.like_leaf(part)
-
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
-        return self.transform.join(old, parts, leaves, ready)
 
 
 def given_of(transforms: Sequence[LeafTransform]) -> Literal["parts", "shards"]:

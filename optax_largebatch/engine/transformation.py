@@ -5,6 +5,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 import optax
 
 from optax_largebatch.engine.executor import Execution, programs_of
@@ -23,17 +24,17 @@ class Transformation(optax.GradientTransformationExtraArgs):
     """An optax transformation that says what it is made of."""
 
     def __repr__(self) -> str:
-        made_of = link_of(self)
+        made_of = leaf_transform_of(self)
         return f"<{made_of.name}>" if made_of else super().__repr__()
 
 
 def transformation(transform: LeafTransform) -> optax.GradientTransformationExtraArgs:
-    """The leaf transform as an optax transformation; `link_of` finds the leaf transform again."""
+    """The leaf transform as a transformation of optax; `leaf_transform_of` finds it again."""
     bound = _Bound(transform)
     return Transformation(bound.init, bound.update)
 
 
-def link_of(transform: optax.GradientTransformation) -> LeafTransform | None:
+def leaf_transform_of(transform: optax.GradientTransformation) -> LeafTransform | None:
     """The leaf transform that a transformation was made of, or None for a foreign one."""
     owner = getattr(transform.update, "__self__", None)
     return owner.transform if isinstance(owner, _Bound) else None
@@ -120,7 +121,7 @@ class _Step:
         arrays, scalars, leaves, _ = self._arranged(*arguments)
         programs = self._programs_of(arrays, scalars, leaves)
         consts = [x for own in programs.values() for x in own.trace.consts]
-        return any(isinstance(x, jax.core.Tracer) for x in consts)
+        return any(isinstance(x, Tracer) for x in consts)
 
     def taken(
         self,

@@ -15,7 +15,7 @@ from optax_largebatch.arguments import (
     is_zero,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
-from optax_largebatch.engine.state import Counter, PerParameter
+from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import bias_correction
@@ -176,8 +176,11 @@ def adam_transform(moments: AdamMoments) -> LeafTransform:
 
     return LeafTransform(
         leaf,
-        state=ScaleByAdamState(
-            count=Counter(), mu=PerParameter(moments.mu_dtype), nu=PerParameter(moments.nu_dtype)
+        state=declare(
+            ScaleByAdamState,
+            count=Counter(),
+            mu=PerParameter(moments.mu_dtype),
+            nu=PerParameter(moments.nu_dtype),
         ),
         scalars=lambda state: moments.scalars(state.count),
         given="parts",

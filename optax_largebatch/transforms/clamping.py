@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_flag, check_integer, check_number
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.leaves import Leaves
@@ -89,7 +89,7 @@ def clamp_parameters(
     return transformation(
         LeafTransform(
             leaf,
-            state=ClampParametersState(count=Counter()),
+            state=declare(ClampParametersState, count=Counter()),
             scalars=lambda state: _Scalars(max_value, state.count % period == 0),
             choices=choices,
             needs_params=True,

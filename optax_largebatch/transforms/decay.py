@@ -7,7 +7,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, is_zero
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -69,7 +69,7 @@ def add_decayed_weights(
     return transformation(
         LeafTransform(
             leaf,
-            state=AddDecayedWeightsState(count=Counter()),
+            state=declare(AddDecayedWeightsState, count=Counter()),
             scalars=lambda state: decay.values.at(state.count),
             choices=decay.choices,
             needs_params=True,

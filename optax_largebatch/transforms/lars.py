@@ -16,7 +16,7 @@ from optax_largebatch.arguments import (
     is_zero,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
-from optax_largebatch.engine.state import Counter, VectorOfBlocks
+from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip, positive
@@ -187,8 +187,8 @@ def scale_by_lars(
     return transformation(
         LeafTransform(
             leaf,
-            state=ScaleByLarsState(
-                count=Counter(), trust_ratios=VectorOfBlocks(stacks, initial=1.0)
+            state=declare(
+                ScaleByLarsState, count=Counter(), trust_ratios=VectorOfBlocks(stacks, initial=1.0)
             ),
             scalars=scalars,
             choices=choices,

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -57,7 +57,7 @@ def scale_by_learning_rate(
     return transformation(
         LeafTransform(
             leaf,
-            state=ScaleByLearningRateState(count=Counter()),
+            state=declare(ScaleByLearningRateState, count=Counter()),
             scalars=lambda state: values.at(state.count),
             choices=lambda leaves: values.indices(leaves.tree),
             given="parts",

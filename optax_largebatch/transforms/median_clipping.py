@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm
-from optax_largebatch.engine.state import Counter, NumberPerBlock, Shared
+from optax_largebatch.engine.state import Counter, NumberPerBlock, Shared, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype
@@ -131,7 +131,8 @@ def clip_by_median_norm(
     return transformation(
         LeafTransform(
             leaf,
-            state=ClipByMedianNormState(
+            state=declare(
+                ClipByMedianNormState,
                 count=Counter(),
                 rms=NumberPerBlock(stacks),
                 norms=Shared(no_norms),

@@ -7,7 +7,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
-from optax_largebatch.engine.state import PerParameter
+from optax_largebatch.engine.state import PerParameter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 
@@ -80,7 +80,7 @@ def accumulate_momentum(
     return transformation(
         LeafTransform(
             leaf,
-            state=AccumulateMomentumState(trace=PerParameter(accumulator_dtype)),
+            state=declare(AccumulateMomentumState, trace=PerParameter(accumulator_dtype)),
             scalars=lambda state: _Scalars(momentum, 1 - momentum if averaging else 1.0),
             given="parts",
         )

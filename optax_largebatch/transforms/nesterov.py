@@ -7,8 +7,9 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_choice
 from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
-from optax_largebatch.engine.transform import LeafTransform, StateOf, given_of
-from optax_largebatch.engine.transformation import link_of, transformation
+from optax_largebatch.engine.state import StateOf, declare
+from optax_largebatch.engine.transform import LeafTransform, given_of
+from optax_largebatch.engine.transformation import leaf_transform_of, transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.transforms.adam import (
     AdamMoments,
@@ -105,7 +106,7 @@ def nesterov_split(
     check_choice("bias_correction", bias_correction, ("full", "none"))
     check_choice("order", order, ("simultaneous", "sequential"))
     rates = as_grouped("learning_rate", learning_rate)
-    branch = link_of(inner)
+    branch = leaf_transform_of(inner)
     if branch is None:
         raise TypeError(
             "inner must be one link of this library or a chain of them, because its norms are "
@@ -153,7 +154,8 @@ def nesterov_split(
     return transformation(
         LeafTransform(
             leaf,
-            state=NesterovSplitState(
+            state=declare(
+                NesterovSplitState,
                 moments=StateOf(adam),
                 momentum_branch=StateOf(branch),
                 gradient_branch=StateOf(branch),

@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_dtype, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
-from optax_largebatch.engine.state import Counter, PerParameter
+from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import bias_correction as correction_of
@@ -117,7 +117,7 @@ def scale_by_second_moment(
     return transformation(
         LeafTransform(
             leaf,
-            state=ScaleBySecondMomentState(count=Counter(), nu=PerParameter(nu_dtype)),
+            state=declare(ScaleBySecondMomentState, count=Counter(), nu=PerParameter(nu_dtype)),
             scalars=scalars,
             choices=choices,
             given="parts",

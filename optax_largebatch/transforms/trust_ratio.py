@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import Bounds, Scalar, check_bounds, check_choice, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
-from optax_largebatch.engine.state import VectorOfBlocks
+from optax_largebatch.engine.state import VectorOfBlocks, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip
@@ -116,7 +116,7 @@ def scale_by_trust_ratio(
     return transformation(
         LeafTransform(
             leaf,
-            state=ScaleByTrustRatioState(trust_ratios=VectorOfBlocks(stacks, initial=1.0)),
+            state=declare(ScaleByTrustRatioState, trust_ratios=VectorOfBlocks(stacks, initial=1.0)),
             scalars=lambda state: _Scalars(
                 trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
             ),

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 import optax_largebatch as lb
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.transformation import link_of
+from optax_largebatch.engine.transformation import leaf_transform_of
 from optax_largebatch.params.leaves import leaves_of
 
 PARAMS = {"kernel": jnp.linspace(-1.0, 2.0, 6).reshape(2, 3), "gain": jnp.asarray(2.0)}
@@ -36,7 +36,7 @@ def test_is_the_sum_of_its_branches():
 
 
 def test_branches_ask_for_their_norms_together():
-    link = link_of(lb.sum_of(lb.scale_by_trust_ratio(), lb.normalize_by_block_norm()))
+    link = leaf_transform_of(lb.sum_of(lb.scale_by_trust_ratio(), lb.normalize_by_block_norm()))
     leaves = leaves_of("params", PARAMS)
     at = Leaf(
         leaves.arrays[1],

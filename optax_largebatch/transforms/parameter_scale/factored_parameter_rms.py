@@ -10,7 +10,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter, PerAxis
+from optax_largebatch.engine.state import Counter, PerAxis, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype, sum_of_squares
@@ -118,7 +118,7 @@ def scale_by_factored_parameter_rms(
     return transformation(
         LeafTransform(
             leaf,
-            state=ScaleByFactoredParameterRmsState(count=Counter(), factors=PerAxis(ones)),
+            state=declare(ScaleByFactoredParameterRmsState, count=Counter(), factors=PerAxis(ones)),
             scalars=lambda state: _Scalars(state.count, eps),
             choices=choices,
             needs_params=True,

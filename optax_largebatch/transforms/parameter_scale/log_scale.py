@@ -16,7 +16,7 @@ from optax_largebatch.arguments import (
     check_optional_number,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statistic
-from optax_largebatch.engine.state import Counter, NumberPerBlock
+from optax_largebatch.engine.state import Counter, NumberPerBlock, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import bias_correction, quotient
@@ -188,7 +188,8 @@ def learn_log_scale(
     return transformation(
         LeafTransform(
             leaf,
-            state=LearnLogScaleState(
+            state=declare(
+                LearnLogScaleState,
                 count=Counter(),
                 total=NumberPerBlock(stacks),
                 total_of_squares=NumberPerBlock(stacks),

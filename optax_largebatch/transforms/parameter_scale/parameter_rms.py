@@ -15,7 +15,7 @@ from optax_largebatch.arguments import (
     check_order,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms
-from optax_largebatch.engine.state import Counter, NumberPerBlock
+from optax_largebatch.engine.state import Counter, NumberPerBlock, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip, is_due
@@ -104,7 +104,7 @@ def scale_by_parameter_rms(
     return transformation(
         LeafTransform(
             leaf,
-            state=ScaleByParameterRmsState(count=Counter(), rms=NumberPerBlock(stacks)),
+            state=declare(ScaleByParameterRmsState, count=Counter(), rms=NumberPerBlock(stacks)),
             scalars=lambda state: _Scalars(
                 (min_rms, max_rms), scalar_scale, is_due(state.count, period)
             ),

@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms
-from optax_largebatch.engine.state import Counter
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter
@@ -101,7 +101,7 @@ def decay_to_target_rms(
     return transformation(
         LeafTransform(
             leaf,
-            state=DecayToTargetRmsState(count=Counter()),
+            state=declare(DecayToTargetRmsState, count=Counter()),
             scalars=lambda state: _Scalars(decay.values.at(state.count), target_rms),
             choices=choices,
             needs_params=True,

@@ -11,7 +11,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, block_rms, materialize
-from optax_largebatch.engine.state import Counter, NumberPerBlock, PerAxis, PerParameter
+from optax_largebatch.engine.state import Counter, NumberPerBlock, PerAxis, PerParameter, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
@@ -213,7 +213,8 @@ def scale_by_learned_matrices(
     return transformation(
         LeafTransform(
             leaf,
-            state=ScaleByLearnedMatricesState(
+            state=declare(
+                ScaleByLearnedMatricesState,
                 count=Counter(),
                 mu=PerParameter(mu_dtype),
                 nu=NumberPerBlock(stacks),
