@@ -60,4 +60,4 @@ def test_writes_the_columns_of_the_rows_into_a_new_folder(tmp_path):
     path = tmp_path / "new" / "table.csv"
     write_csv([{"name": "a, b", "ratio": 1.5}, {"name": "c", "ratio": None}], path)
     assert path.read_bytes() == b'name,ratio\n"a, b",1.5\nc,\n'
-    assert [row["name"] for row in csv.DictReader(path.open())] == ["a, b", "c"]
+    assert [row["name"] for row in csv.DictReader(path.read_text().splitlines())] == ["a, b", "c"]
