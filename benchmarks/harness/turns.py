@@ -62,7 +62,7 @@ class Ratio(NamedTuple):
         return {"ratio": median, "ratio_low": low, "ratio_high": high}
 
 
-def ratio(seconds: np.ndarray, baseline: np.ndarray) -> Ratio:
+def ratio(seconds: np.ndarray, baseline: np.ndarray | float) -> Ratio:
     """Over those of the baseline, turn by turn."""
     low, median, high = map(float, np.quantile(seconds / baseline, (0.1, 0.5, 0.9)))
     return Ratio(median, low, high)
