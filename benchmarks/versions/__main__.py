@@ -6,10 +6,11 @@
 
 A configuration is a version and a number of CPU devices, of which one takes the step. Each has a
 process of its own with an optimizer and `optax.adamw`; they take turns, one process at a time, in a
-new order each time, and in each turn both optimizers take a step. `x adamw` is the ratio within a
-process. `change` is that of this ratio against the first configuration, `of version` against the
-first version with as many devices, both turn by turn. Revisions are checked out into a temporary
-`git worktree`; only the library is taken from them, and the benchmark is the same for all.
+new order each time, and in each turn both optimizers take three steps alternately, whose medians
+count. `x adamw` is the ratio within a process. `change` is that of this ratio against the first
+configuration, `of version` against the first version with as many devices, both turn by turn.
+Revisions are checked out into a temporary `git worktree`; only the library is taken from them, and
+the benchmark is the same for all.
 
 All configurations of an optimizer are in memory at once: for BERT-base, 3 GB each. With `--output`,
 writes `versions.csv` there.
