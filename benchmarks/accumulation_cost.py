@@ -1,8 +1,8 @@
 """What a macro-batch of eight micro-batches costs, beside `optax.MultiSteps(optax.lamb)`.
 
-    python benchmarks/accumulation_cost.py
-    python benchmarks/accumulation_cost.py --quick
-    python benchmarks/accumulation_cost.py --rounds 20 --output benchmarks/results/cpu-2-cores
+    python -m benchmarks.accumulation_cost
+    python -m benchmarks.accumulation_cost --quick
+    python -m benchmarks.accumulation_cost --rounds 20 --output benchmarks/results/cpu-2-cores
 
 Every update is compiled with `optax.apply_updates`; parameters and state are donated, the gradient
 is not. Micro-steps are interleaved and their sums compared macro-step by macro-step, because a
@@ -11,17 +11,17 @@ shared machine is slow at one time and fast at another: only the ratios mean som
 """
 
 import argparse
-import csv
-from pathlib import Path
 from typing import Any
 
-import jax
-from machine import machine
 import numpy as np
 import optax
-from step_cost import TREES, Running, arrays
 from tqdm import tqdm
 
+from benchmarks.harness.machine import machine
+from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.steps import start_update
+from benchmarks.harness.trees import TREES
+from benchmarks.harness.turns import in_turns, ratio
 import optax_largebatch as lb
 
 EVERY = 8
@@ -37,40 +37,18 @@ OPTIMIZERS = {
 }
 
 
-def prepare(name: str, tree: str, gradients: Any) -> tuple[Running, int]:
-    """A compiled micro-step, and the bytes of its temporaries."""
-    optimizer = OPTIMIZERS[name]()
-
-    def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    params = arrays(TREES[tree].shapes(), TREES[tree].dtype)
-    state = jax.jit(optimizer.init)(params)
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, gradients).compile()
-    temporaries = compiled.memory_analysis().temp_size_in_bytes
-    return Running(compiled, params, state, gradients), temporaries
-
-
 def measure(tree: str, rounds: int) -> list[dict[str, Any]]:
     """All optimizers on one tree, a micro-step of each in turn."""
-    gradients = arrays(TREES[tree].shapes(), TREES[tree].dtype)
-    prepared = {
-        name: prepare(name, tree, gradients) for name in tqdm(OPTIMIZERS, desc=f"{tree}: compiling")
+    gradients = TREES[tree].arrays()
+    running = {
+        name: start_update(OPTIMIZERS[name](), TREES[tree].arrays(), gradients)
+        for name in tqdm(OPTIMIZERS, desc=f"{tree}: compiling")
     }
-    for _ in tqdm(range(EVERY * (rounds + 1)), desc=f"{tree}: stepping"):
-        for running, _ in prepared.values():
-            running.run()
-
-    def seconds(name: str) -> np.ndarray:
-        """(macro-steps, micro-steps), without the first, which touches its memory anew."""
-        return np.reshape(prepared[name][0].seconds, (-1, EVERY))[1:]
-
-    baseline = seconds(BASELINE).sum(axis=1)
+    micro_steps = in_turns(running, EVERY * rounds, left_out=EVERY, description=f"{tree}: stepping")
+    seconds = {name: np.reshape(own, (rounds, EVERY)) for name, own in micro_steps.items()}
+    baseline = seconds[BASELINE].sum(axis=1)
     rows = []
-    for name, (running, temporaries) in prepared.items():
-        own = seconds(name)
-        low, median, high = np.quantile(own.sum(axis=1) / baseline, (0.1, 0.5, 0.9))
+    for name, own in seconds.items():
         # A micro-step that only adds, and the one that takes the step as well.
         waiting = np.median(np.median(own[:, :-1], axis=1) * EVERY / baseline)
         stepping = np.median(own[:, -1] * EVERY / baseline)
@@ -78,14 +56,12 @@ def measure(tree: str, rounds: int) -> list[dict[str, Any]]:
             {
                 "tree": tree,
                 "optimizer": name,
-                "parameters": sum(x.size for x in jax.tree.leaves(running.params)),
+                "parameters": running[name].parameters,
                 "every": EVERY,
-                "ratio": round(median, 3),
-                "ratio_low": round(low, 3),
-                "ratio_high": round(high, 3),
+                **ratio(own.sum(axis=1), baseline).columns(3),
                 "waiting": round(waiting, 3),
                 "stepping": round(stepping, 3),
-                "temporaries_bytes": temporaries,
+                "temporaries_bytes": running[name].temporaries_bytes,
                 "machine": machine(),
             }
         )
@@ -98,15 +74,11 @@ def main() -> None:
     parser.add_argument("--tree", nargs="+", choices=TREES, default=["bert-base", "small"])
     parser.add_argument("--rounds", type=int, default=10, help="macro-steps of each optimizer")
     parser.add_argument("--quick", action="store_true", help="3 macro-steps of the small tree")
-    parser.add_argument("--output", type=Path, default=Path("runs/accumulation_cost"))
+    add_output(parser, "accumulation_cost")
     args = parser.parse_args()
     trees, rounds = (["small"], 3) if args.quick else (args.tree, args.rounds)
     rows = [row for tree in trees for row in measure(tree, rounds)]
-    args.output.mkdir(parents=True, exist_ok=True)
-    with (args.output / "accumulation_cost.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(rows, args.output / "accumulation_cost.csv")
     print(machine())
     print(
         f"{'tree':<20} {'optimizer':<33} {'macro-step':>10} {'10%..90%':>12} "

@@ -1,6 +1,6 @@
 """The critical batch sizes of MLPerf's BERT and ResNet-50, from the published reference runs.
 
-    python benchmarks/critical_batch_of_published_runs.py --output benchmarks/results
+    python -m benchmarks.critical_batch_of_published_runs --output benchmarks/results
 
 Fits `S = S_min (1 + B_crit / B)` to the steps that the runs of each batch size took to the target.
 Every batch size had settings of its own, tuned by somebody else, so besides the interval over the
@@ -9,12 +9,12 @@ runs the table has the range of the fits that leave one batch size out. Prints t
 """
 
 import argparse
-import csv
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.harness.results import write_csv
 import optax_largebatch as lb
 
 TASKS = {
@@ -79,15 +79,19 @@ def tables() -> str:
     return "\n".join(lines)
 
 
-def write_csv(path: Path) -> None:
+def steps_table() -> list[dict[str, Any]]:
     """One line for each benchmark and batch size."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["benchmark", "batch_size", "runs", "mean_steps", "fitted_steps"])
-        for task, batch_sizes, runs, fit, _ in fitted():
-            for batch, own in zip(batch_sizes, runs, strict=True):
-                mean, predicted = f"{own.mean():.1f}", f"{fit.steps(batch):.1f}"
-                writer.writerow([task, batch, len(own), mean, predicted])
+    return [
+        {
+            "benchmark": task,
+            "batch_size": batch,
+            "runs": len(own),
+            "mean_steps": f"{own.mean():.1f}",
+            "fitted_steps": f"{fit.steps(batch):.1f}",
+        }
+        for task, batch_sizes, runs, fit, _ in fitted()
+        for batch, own in zip(batch_sizes, runs, strict=True)
+    ]
 
 
 def plot(path: Path) -> None:
@@ -111,9 +115,8 @@ def main() -> None:
     options = parser.parse_args()
     print(tables())
     if options.output is not None:
-        options.output.mkdir(parents=True, exist_ok=True)
         name = "critical_batch_of_published_runs"
-        write_csv(options.output / f"{name}.csv")
+        write_csv(steps_table(), options.output / f"{name}.csv")
         plot(options.output / f"{name}.png")
 
 

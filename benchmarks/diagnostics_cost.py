@@ -1,14 +1,14 @@
 """What reading a run adds to a step of `lamb`, in the same run.
 
-    python benchmarks/diagnostics_cost.py
-    python benchmarks/diagnostics_cost.py --rounds 20 --output benchmarks/results
+    python -m benchmarks.diagnostics_cost
+    python -m benchmarks.diagnostics_cost --rounds 20 --output benchmarks/results
 
 A step that is read has a `gradient_noise_scale` in its chain, which is measured at every step or at
 every tenth, and returns, each time, besides parameters and state, the noise scale with its band and
 the trust ratios, as one array. It is compared with the same step without all that:
 
 - `update`: the optimizer's step alone, on the tree of BERT-base;
-- `training step`: that of `training_step.py`, a network of 57 million parameters;
+- `training step`: that of `training_step`, a network of 57 million parameters;
 - `macro-batch`: the same in four micro-batches.
 
 The small batches of the first two are those of two devices: one of them has the gradient of its own
@@ -23,21 +23,20 @@ over those of ten plain ones; of a macro-batch they are not known. Writes `diagn
 
 import argparse
 from collections.abc import Callable
-import csv
 import functools
-import itertools
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from machine import machine
 import numpy as np
-import optax
-from step_cost import TREES, Running, arrays
 from tqdm import tqdm
-from training_step import WIDTHS, loss
 
+from benchmarks.harness.machine import machine
+from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.steps import Running, start, updated
+from benchmarks.harness.trees import TREES, arrays, perceptron
+from benchmarks.harness.turns import in_turns, ratio
+from benchmarks.training_step import WIDTHS, loss
 import optax_largebatch as lb
 
 PERIOD = 10
@@ -70,7 +69,7 @@ def small_batches(own: Any, mean: Any, params: Any, when: Any) -> lb.SmallBatche
     return jax.tree.map(lambda x: x[0], both)
 
 
-def updated(
+def stepped(
     optimizer: Any, every: int, number: Any, params: Any, state: Any, given: Given
 ) -> tuple[Any, Any]:
     """A step of the optimizer alone; `given.data` are the gradients."""
@@ -78,8 +77,7 @@ def updated(
     if every:
         when = number % every == 0
         measured["small_batches"] = small_batches(given.own, given.data, params, when)
-    updates, state = optimizer.update(given.data, state, params, **measured)
-    return optax.apply_updates(params, updates), state
+    return updated(optimizer, given.data, params, state, **measured)
 
 
 def trained(
@@ -87,7 +85,7 @@ def trained(
 ) -> tuple[Any, Any]:
     """A training step."""
     gradients = given._replace(data=jax.grad(loss)(params, given.data))
-    return updated(optimizer, every, number, params, state, gradients)
+    return stepped(optimizer, every, number, params, state, gradients)
 
 
 def accumulated(
@@ -96,8 +94,7 @@ def accumulated(
     """A training step in micro-batches; the optimizer takes their norms by itself."""
     del every, number  # the optimizer knows them
     for part in jnp.split(given.data, MICRO_BATCHES):
-        updates, state = optimizer.update(jax.grad(loss)(params, part), state, params)
-        params = optax.apply_updates(params, updates)
+        params, state = updated(optimizer, jax.grad(loss)(params, part), params, state)
     return params, state
 
 
@@ -127,25 +124,24 @@ def prepare(step: Step, shapes: Any, given: Given, name: str) -> tuple[Running, 
     state = jax.jit(optimizer.init)(params)
     state = (jnp.int32(0), state, jax.jit(readings)(state, params))
 
-    def compiled(number: int | None = None) -> Any:
-        known = functools.partial(whole, number=number)
-        return jax.jit(known, donate_argnums=(0, 1)).lower(params, state, given).compile()
-
-    running = compiled()
-    counted = running.cost_analysis()["bytes accessed"]
+    running = start(whole, params, state, given)
+    counted = running.bytes_accessed
     if every > 1:  # XLA counts the branch that measures, which nine of ten steps skip
-        measured, skipped = (compiled(n).cost_analysis()["bytes accessed"] for n in (0, 1))
+        measured, skipped = (
+            start(functools.partial(whole, number=n), params, state, given).bytes_accessed
+            for n in (0, 1)
+        )
         counted -= (measured - skipped) * (1 - 1 / every)
-    return Running(running, params, state, given), counted
+    return running, counted
 
 
 def measure(case: str, rounds: int, batch: int) -> list[dict[str, Any]]:
     """The ratios of one case to the plain step."""
     examples = jnp.asarray(np.random.default_rng(0).random((batch, WIDTHS[0]), "float32"))
-    network = [{"kernel": shape, "bias": shape[1:]} for shape in itertools.pairwise(WIDTHS)]
+    network = perceptron(WIDTHS)
     bert = TREES["bert-base"].shapes()
     cases: dict[str, tuple[Step, Any]] = {
-        "update": (updated, bert),
+        "update": (stepped, bert),
         "training step": (trained, network),
         "macro-batch": (accumulated, network),
     }
@@ -154,27 +150,17 @@ def measure(case: str, rounds: int, batch: int) -> list[dict[str, Any]]:
     running, counted = {}, {}
     for name in tqdm(EVERY, desc=f"{case}: compiling"):
         running[name], counted[name] = prepare(step, shapes, given, name)
-    names = list(EVERY)
-    orders = np.random.default_rng(0)
-    for own in running.values():  # the first step touches its memory for the first time
-        own.run()
-        own.seconds.clear()
-    for _ in tqdm(range(rounds * PERIOD), desc=f"{case}: stepping"):
-        for index in orders.permutation(len(names)):  # what runs after what must not matter
-            running[names[index]].run()
-    seconds = {
-        name: np.reshape(own.seconds, (rounds, PERIOD)).sum(1) for name, own in running.items()
-    }
+    steps = in_turns(running, rounds * PERIOD, shuffled=True, description=f"{case}: stepping")
+    seconds = {name: np.reshape(own, (rounds, PERIOD)).sum(1) for name, own in steps.items()}
     rows = []
-    for name in names[1:]:
-        low, median, high = np.quantile(seconds[name] / seconds[PLAIN], (0.1, 0.5, 0.9))
-        figures = {"ratio": median, "ratio_low": low, "ratio_high": high}
-        figures["ratio_of_all"] = seconds[name].sum() / seconds[PLAIN].sum()
+    for name in list(EVERY)[1:]:
+        of_all = seconds[name].sum() / seconds[PLAIN].sum()
         # Of a macro-batch XLA would count the step of `lamb` in each micro-batch.
-        figures["bytes"] = counted[name] / counted[PLAIN] if case != "macro-batch" else np.nan
+        counts = counted[name] / counted[PLAIN] if case != "macro-batch" else np.nan
         rows.append(
             {"case": case, "step": name, "rounds": rounds}
-            | {key: round(float(value), 4) for key, value in figures.items()}
+            | ratio(seconds[name], seconds[PLAIN]).columns(4)
+            | {"ratio_of_all": round(float(of_all), 4), "bytes": round(counts, 4)}
             | {"machine": machine()}
         )
     return rows
@@ -187,14 +173,10 @@ def main() -> None:
     parser.add_argument("--case", nargs="+", choices=cases, default=cases)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=10, help="of ten steps of each")
-    parser.add_argument("--output", type=Path, default=Path("runs/diagnostics_cost"))
+    add_output(parser, "diagnostics_cost")
     args = parser.parse_args()
     rows = [row for case in args.case for row in measure(case, args.rounds, args.batch)]
-    args.output.mkdir(parents=True, exist_ok=True)
-    with (args.output / "diagnostics_cost.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(rows, args.output / "diagnostics_cost.csv")
     print(machine())
     for row in rows:
         print(

@@ -8,13 +8,12 @@ import contextlib
 import io
 from pathlib import Path
 import re
-import runpy
 
+from benchmarks.critical_batch_of_published_runs import tables
 import optax_largebatch as lb
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "recipes.md"
-BENCHMARK = DOCS.parent / "benchmarks" / "critical_batch_of_published_runs.py"
 
 
 def recipes_table() -> str:
@@ -61,15 +60,10 @@ def rules_table() -> str:
     return "\n".join(lines)
 
 
-def fit_tables() -> str:
-    """The tables of the benchmark."""
-    return runpy.run_path(str(BENCHMARK))["tables"]()
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "recipes": recipes_table,
     "rules": rules_table,
-    "fit": fit_tables,
+    "fit": tables,
 }
 
 

@@ -17,6 +17,7 @@ from benchmarks.batch_size_curve.provenance import record
 from benchmarks.batch_size_curve.report import write_report
 from benchmarks.batch_size_curve.sweep import sweep
 from benchmarks.batch_size_curve.workloads import QUICK, WORKLOADS
+from benchmarks.harness.results import RUNS
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="default: a folder in runs")
     args = parser.parse_args(arguments)
     name = "batch_size_curve_quick" if args.quick else "batch_size_curve"
-    output = args.output or Path("runs", name)
+    output = args.output or RUNS / name
     workloads = QUICK if args.quick else WORKLOADS
     chosen = [workloads[name] for name in args.workload]
     if not args.report:

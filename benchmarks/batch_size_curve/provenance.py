@@ -9,7 +9,7 @@ import shlex
 import sys
 
 from benchmarks.batch_size_curve.workloads import Workload
-from benchmarks.machine import machine
+from benchmarks.harness.machine import machine
 
 
 def record(path: Path, workloads: list[Workload]) -> None:

@@ -21,7 +21,7 @@ class Peer(NamedTuple):
     module: str
     name: str
     floor: int
-    """Bytes for each float32 parameter, as for the optimizers of `step_cost.py`."""
+    """Bytes for each float32 parameter, as for those of `optimizers.py`."""
     options: dict[str, Any]
 
     @property
@@ -49,16 +49,15 @@ PEERS = {
 
 @dataclasses.dataclass
 class RunningPeer:
-    """An optimizer of PyTorch and what it works on; `run` and `seconds` as for those of JAX."""
+    """An optimizer of PyTorch with what it works on."""
 
     optimizer: Any
-    seconds: list[float] = dataclasses.field(default_factory=list)
 
-    def run(self) -> None:
-        """Takes a step, in place, and notes how long it took."""
+    def run(self) -> float:
+        """Takes a step, in place, and returns how many seconds it took."""
         start = time.perf_counter()
         self.optimizer.step()
-        self.seconds.append(time.perf_counter() - start)
+        return time.perf_counter() - start
 
 
 def running_peer(peer: Peer, params: Any, gradients: Any) -> RunningPeer:

@@ -1,0 +1,47 @@
+"""The optimizers whose steps are timed."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import optax
+
+from benchmarks.harness.trees import Tree
+import optax_largebatch as lb
+
+
+class Optimizer(NamedTuple):
+    """An optimizer and what it has to move."""
+
+    make: Callable[..., optax.GradientTransformation]
+    """Takes `stacked`, if it is one of ours."""
+    floor: int
+    """Bytes for each float32 parameter, read and written, if no pass could use a cache."""
+
+
+# AdamW reads p, g, m, v and writes p, m, v: 28. A norm of p or g before that is 4 more, and norms
+# between the moments and the step have p, m and v read again. Ours are looked up when they are
+# built: an older version of the library need not have them all.
+OPTIMIZERS = {
+    "optax.adamw": Optimizer(lambda: optax.adamw(1e-3, weight_decay=0.01), 28),
+    "optax.lamb": Optimizer(lambda: optax.lamb(1e-3, weight_decay=0.01), 40),
+    "optax.lars": Optimizer(lambda: optax.lars(1e-3, weight_decay=0.01), 28),
+    "lamb": Optimizer(lambda **own: lb.lamb(1e-3, weight_decay=0.01, **own), 40),
+    "lans": Optimizer(lambda **own: lb.lans(1e-3, weight_decay=0.01, **own), 48),
+    "lars": Optimizer(lambda **own: lb.lars(1e-3, weight_decay=0.01, **own), 28),
+    "larc": Optimizer(lambda **own: lb.larc(1e-3, weight_decay=0.01, **own), 28),
+    "lbsgd": Optimizer(
+        lambda **own: lb.lbsgd(1e-3, 0.9, weight_decay=0.01, warmup_strategy="lars", **own), 28
+    ),
+    "eve": Optimizer(lambda **own: lb.eve(1e-3, **own), 32),
+    "cain": Optimizer(lambda **own: lb.cain(1e-3, **own), 40),
+    "scaled_adam": Optimizer(lambda **own: lb.scaled_adam(1e-3, **own), 36),
+}
+BASELINE = "optax.adamw"
+
+
+def made_for(name: str, tree: Tree) -> optax.GradientTransformation:
+    """The optimizer; one of ours is told which layers are stacked."""
+    ours = "." not in name
+    if ours and tree.stacked is not None:
+        return OPTIMIZERS[name].make(stacked=lb.stacked_layers(tree.stacked))
+    return OPTIMIZERS[name].make()

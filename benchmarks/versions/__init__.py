@@ -1,0 +1,1 @@
+"""Versions of the library beside each other, each in a process of its own."""

@@ -1,0 +1,77 @@
+"""Configurations of the library, and their processes."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+from typing import Any, NamedTuple, Self
+
+from benchmarks.versions.source_trees import ROOT
+
+
+class Configuration(NamedTuple):
+    """What is compared."""
+
+    version: str
+    root: Path
+    """Of the source tree that has this version."""
+    devices: int
+    """Of the CPU, of which one takes the steps."""
+
+
+@dataclasses.dataclass
+class Process:
+    """An optimizer of a configuration, beside AdamW in the same process; compiled when it is made.
+
+    Leaving the context kills it. If this process is killed, the pipe ends, and the other with it.
+    """
+
+    configuration: Configuration
+    tree: str
+    optimizer: str
+
+    def __enter__(self) -> Self:
+        """Starts it and waits until it has compiled, so that nothing else runs meanwhile."""
+        root, devices = self.configuration[1:]
+        flags = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        )
+        worker = ["-m", "benchmarks.versions.worker", str(root), self.tree, self.optimizer]
+        self.process = subprocess.Popen(
+            [sys.executable, *worker],
+            cwd=ROOT,
+            env=os.environ | {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # an interruption is for this process, which ends that one
+        )
+        try:
+            self.report = self._answer()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kills it, which frees its memory."""
+        self.process.kill()
+        self.process.communicate()
+
+    def run(self) -> tuple[float, ...]:
+        """Takes a turn: the seconds of AdamW's step and of the optimizer's."""
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return tuple(self._answer())
+
+    def _answer(self) -> Any:
+        line = self.process.stdout.readline()
+        if not line:
+            version, _, devices = self.configuration
+            raise RuntimeError(
+                f"The process of {self.optimizer} of {version} with {devices} devices has ended; "
+                f"what it printed above says why."
+            )
+        return json.loads(line)

@@ -1,0 +1,144 @@
+"""Small batches of parameters that are split over devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from tests.transforms.noise.quadratic import (
+    PARTS,
+    STACKED,
+    examples,
+    mesh,
+    needs_shard_map,
+    network,
+)
+
+
+@needs_shard_map
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_parameters_split_over_another_axis(check_vma):
+    """Blocks are split, and a stack between its layers; the state is that of one device."""
+    specs = {"bias": P(), "kernel": P("tensor"), "layers": P("tensor")}
+    optimizer = lb.gradient_noise_scale(stacked=STACKED)
+    params = network()
+    gradients = jax.tree.map(lambda x: x + 3, examples(jax.random.key(0), 4))
+
+    def state(params, own, parts_of, mean, **extra_args):
+        parts = parts_of(own, params, mean=mean(own), stacked=STACKED, **extra_args)
+        start = optimizer.init(network())
+        return optimizer.update(mean(own), start, params, small_batches=parts)[1]
+
+    def on_mesh(params, gradients):
+        return state(
+            params,
+            jax.tree.map(lambda x: x[0], gradients),
+            functools.partial(lb.small_batches_of_devices, axis_name="data"),
+            lambda own: jax.lax.pmean(own, "data"),
+            partition_specs=specs,
+        )
+
+    def on_one_device(params, gradients):
+        def mean(own):
+            return jax.tree.map(lambda x: x.mean(0), own)
+
+        return state(params, gradients, lb.small_batches_of_examples, mean)
+
+    apart = jax.tree.map(
+        lambda spec: P("data", *spec), specs, is_leaf=lambda node: isinstance(node, P)
+    )
+    run = jax.shard_map(
+        on_mesh,
+        mesh=mesh("data", "tensor", shape=(4, 2)),
+        in_specs=(specs, apart),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    ours, theirs = (jax.jit(way)(params, gradients) for way in (run, on_one_device))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), ours, theirs)
+
+
+@needs_shard_map
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_micro_batches_of_split_parameters(check_vma):
+    specs = {"bias": P(), "kernel": P("tensor"), "layers": P("tensor")}
+    watch = lb.gradient_noise_scale(stacked=STACKED)
+    optimizer = lb.accumulate_gradients(watch, 2, small_batches=True, stacked=STACKED)
+    parts = [jax.tree.map(lambda x, i=i: jnp.cos(x + i), network()) for i in range(2)]
+
+    def scale(params, parts, **extra_args):
+        state = optimizer.init(params)._replace(inner_state=watch.init(network()))
+        none = lb.SmallBatches.none(6)  # of the whole stack
+        state = state._replace(small_batches=none)
+        for gradients in parts:
+            _, state = optimizer.update(gradients, state, params, **extra_args)
+        return state.inner_state
+
+    run = jax.shard_map(
+        functools.partial(scale, partition_specs=specs),
+        mesh=mesh("tensor", shape=(2,)),
+        in_specs=(specs, [specs] * 2),
+        out_specs=P(),
+        check_vma=check_vma,
+    )
+    ours, expected = (jax.jit(way)(network(), parts) for way in (run, scale))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), ours, expected)
+
+
+@needs_shard_map
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_under_jit_on_a_mesh(kind, told):
+    """From examples, and from the same in micro-batches."""
+    specs = {"bias": P(), "kernel": P("fsdp"), "layers": P("fsdp")}
+    watch = lb.chain(lb.gradient_noise_scale(stacked=STACKED), lb.lamb(0.1, stacked=STACKED))
+    accumulating = lb.accumulate_gradients(watch, 2, small_batches=True, stacked=STACKED)
+    extra_args = {"partition_specs": specs} if told else {}
+
+    def both(params, gradients, **extra_args):
+        mean = jax.tree.map(lambda x: x.mean(0), gradients)
+        parts = lb.small_batches_of_examples(
+            gradients, params, mean=mean, stacked=STACKED, **extra_args
+        )
+        _, (one, _) = watch.update(
+            mean, watch.init(params), params, small_batches=parts, **extra_args
+        )
+        state = accumulating.init(params)
+        for i in range(2):
+            own = jax.tree.map(lambda x, i=i: x[i], gradients)
+            _, state = accumulating.update(own, state, params, **extra_args)
+        return one, state.inner_state[0]
+
+    gradients = examples(jax.random.key(0), 2)
+    expected = jax.jit(both)(network(), gradients)
+    devices = jax.make_mesh((2,), ("fsdp",), axis_types=(getattr(AxisType, kind),))
+    with jax.set_mesh(devices):
+        split = {name: NamedSharding(devices, spec) for name, spec in specs.items()}
+        behind = {name: NamedSharding(devices, P(None, *spec)) for name, spec in specs.items()}
+        args = jax.device_put(network(), split), jax.device_put(gradients, behind)
+        ours = jax.jit(functools.partial(both, **extra_args))(*args)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), jax.device_get(ours), expected
+    )
+
+
+def reductions(function, *args):
+    """Their number, as traced; the compiler may combine some."""
+    return str(jax.make_jaxpr(function)(*args)).count(" psum")
+
+
+@needs_shard_map
+def test_norms_of_devices_and_of_their_mean_take_one_reduction():
+    def parts(gradients, mean):
+        own = jax.tree.map(lambda x: x[0], gradients)
+        return lb.small_batches_of_devices(own, network(), "data", mean=mean)
+
+    run = jax.shard_map(parts, mesh=mesh("data"), in_specs=(P("data"), P()), out_specs=P())
+    gradients = jax.tree.map(lambda x: jnp.ones((PARTS, *x.shape)), network())
+    assert reductions(run, gradients, network()) == 1

@@ -1,0 +1,149 @@
+"""The noise scale from micro-batches, devices and examples, where it is known."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from tests.transforms.noise.quadratic import (
+    NOISE,
+    PARTS,
+    SIZE,
+    STACKED,
+    examples,
+    loss,
+    mean_loss,
+    mesh,
+    needs_shard_map,
+    network,
+    spread,
+    truth,
+)
+
+STEPS = 200
+
+
+def final(step, state):
+    """The state after all steps, each with its batch of examples."""
+
+    def body(state, key):
+        return step(state, examples(key, PARTS * SIZE)), None
+
+    return jax.lax.scan(body, state, jax.random.split(jax.random.key(1), STEPS))[0]
+
+
+def parted(batch):
+    return jax.tree.map(lambda x: x.reshape(PARTS, SIZE, *x.shape[1:]), batch)
+
+
+@functools.cache
+def from_micro_batches():
+    params, watch = network(), lb.gradient_noise_scale(stacked=STACKED)
+    optimizer = lb.accumulate_gradients(watch, PARTS, small_batches=True, stacked=STACKED)
+
+    def step(state, batch):
+        def micro(state, part):
+            gradients = jax.grad(mean_loss)(params, part)
+            return optimizer.update(gradients, state, params, examples=SIZE)[1], None
+
+        return jax.lax.scan(micro, state, parted(batch))[0]
+
+    return jax.jit(lambda state: final(step, state))(optimizer.init(params))
+
+
+def of_devices(own, params, state, when=True):
+    """The state after a step of which each device has gradients of its own."""
+    mean = jax.lax.pmean(own, "data")
+    parts = lb.small_batches_of_devices(
+        own, params, "data", SIZE, mean=mean, when=when, stacked=STACKED
+    )
+    optimizer = lb.gradient_noise_scale(stacked=STACKED)
+    return optimizer.update(mean, state, params, small_batches=parts)[1]
+
+
+@functools.cache
+def from_devices():
+    params, optimizer = network(), lb.gradient_noise_scale(stacked=STACKED)
+
+    def step(state, batch):
+        own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
+        apart = jax.lax.pcast(params, "data", to="varying")
+        return of_devices(jax.grad(mean_loss)(apart, own), params, state)
+
+    run = jax.shard_map(
+        lambda state: final(step, state), mesh=mesh("data"), in_specs=P(), out_specs=P()
+    )
+    return jax.jit(run)(optimizer.init(params))
+
+
+def from_pmap():
+    params, optimizer = network(), lb.gradient_noise_scale(stacked=STACKED)
+
+    def step(state, batch):
+        own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
+        return of_devices(jax.grad(mean_loss)(params, own), params, state)
+
+    run = jax.pmap(lambda state, _: final(step, state), axis_name="data", in_axes=(None, 0))
+    states = run(optimizer.init(params), jnp.zeros(PARTS))
+    return jax.tree.map(lambda x: x[0], states)
+
+
+@functools.cache
+def from_examples(stacked=STACKED):
+    params, optimizer = network(), lb.gradient_noise_scale(stacked=stacked)
+
+    def step(state, batch):
+        gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)
+        mean = jax.tree.map(lambda x: x.mean(0), gradients)
+        parts = lb.small_batches_of_examples(gradients, params, mean=mean, stacked=stacked)
+        return optimizer.update(mean, state, params, small_batches=parts)[1]
+
+    return jax.jit(lambda state: final(step, state))(optimizer.init(params))
+
+
+SOURCES = {
+    "micro-batches": from_micro_batches,
+    "devices": pytest.param(from_devices, marks=needs_shard_map),
+    "devices of pmap": pytest.param(from_pmap, marks=needs_shard_map),
+    "examples": from_examples,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_is_within_a_tenth_of_the_truth_after_200_steps(source):
+    params, state = network(), source()
+    whole = lb.noise_scale(state)
+    np.testing.assert_allclose(whole.noise_scale, truth(), rtol=0.1)
+    squares = [np.sum(np.square(spread(name))) for name in NOISE]
+    np.testing.assert_allclose(whole.noise, sum(squares), rtol=0.1)
+    assert whole.low < truth() < whole.high
+    assert whole.high / whole.low < 1.25
+    layers = lb.layer_noise_scales(state, params, stacked=STACKED)
+    for name in ("bias", "kernel"):
+        np.testing.assert_allclose(layers[name].noise_scale, truth([name]), rtol=0.2)
+    expected = [truth(["layers"], layer) for layer in range(4)]
+    np.testing.assert_allclose(layers["layers"].noise_scale, expected, rtol=0.2)
+
+
+@needs_shard_map
+def test_eight_devices_give_the_number_of_one():
+    one, eight = (lb.noise_scale(source()) for source in (from_micro_batches, from_devices))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), one, eight)
+
+
+def test_layers_of_a_stack_have_the_numbers_of_layers_apart():
+    params = network()
+    layers = lb.layer_noise_scales(from_examples(), params, stacked=STACKED)
+    whole = lb.layer_noise_scales(from_examples(None), params)
+    for name in ("bias", "kernel"):
+        np.testing.assert_array_equal(layers[name], whole[name])
+    # The noise of a stack is that of its layers together, and so is its gradient.
+    for field in ("noise", "signal"):
+        np.testing.assert_allclose(
+            getattr(layers["layers"], field).sum(), getattr(whole["layers"], field), rtol=1e-4
+        )
+    assert not np.isclose(layers["layers"].noise_scale[0], whole["layers"].noise_scale)
