@@ -5,7 +5,7 @@ it, and `reference` runs it as it reads. The guide "Your own optimizer" shows ho
 this file says what happens inside. Names and arguments here may change with every minor version.
 """
 
-from optax_largebatch.engine.reference import reference
+from optax_largebatch.engine.reference_executor import reference
 from optax_largebatch.engine.requests import (
     Leaf,
     LeafProgram,
@@ -27,8 +27,8 @@ from optax_largebatch.engine.state import (
     VectorOfBlocks,
     declare,
 )
+from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import leaf_transform_of, transformation
 from optax_largebatch.params.layers import Layers
 from optax_largebatch.params.leaves import Leaves
 

@@ -16,8 +16,8 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import bias_correction
 from optax_largebatch.params.groups import Grouped, as_grouped
 

@@ -6,8 +6,8 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
 

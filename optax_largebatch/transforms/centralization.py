@@ -5,8 +5,8 @@ import optax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_means
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask

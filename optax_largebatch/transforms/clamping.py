@@ -9,8 +9,8 @@ import optax
 from optax_largebatch.arguments import Scalar, check_flag, check_integer, check_number
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 

@@ -8,8 +8,8 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_optional_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 
 
 def clip_by_value(

@@ -8,8 +8,8 @@ import optax
 from optax_largebatch.arguments import Scalar, is_zero
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask

@@ -17,8 +17,8 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
 from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip, positive
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves

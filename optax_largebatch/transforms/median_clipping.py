@@ -9,8 +9,8 @@ import optax
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm
 from optax_largebatch.engine.state import Counter, NumberPerBlock, Shared, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
 from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors

@@ -8,8 +8,8 @@ import optax
 from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import PerParameter, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 
 
 class AccumulateMomentumState(NamedTuple):

@@ -8,8 +8,8 @@ import optax
 from optax_largebatch.arguments import Scalar, check_choice
 from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
 from optax_largebatch.engine.state import StateOf, declare
+from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.engine.transform import LeafTransform, given_of
-from optax_largebatch.engine.transformation import leaf_transform_of, transformation
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.transforms.adam import (
     AdamMoments,

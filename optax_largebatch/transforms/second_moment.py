@@ -9,8 +9,8 @@ import optax
 from optax_largebatch.arguments import Scalar, check_choice, check_dtype, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import bias_correction as correction_of
 from optax_largebatch.numerics import quotient
 from optax_largebatch.params.leaves import Leaves

@@ -9,8 +9,8 @@ import optax
 from optax_largebatch.arguments import Bounds, Scalar, check_bounds, check_choice, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
 from optax_largebatch.engine.state import VectorOfBlocks, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 import optax_largebatch as lb
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.transformation import leaf_transform_of
+from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.params.leaves import leaves_of
 
 PARAMS = {"kernel": jnp.linspace(-1.0, 2.0, 6).reshape(2, 3), "gain": jnp.asarray(2.0)}

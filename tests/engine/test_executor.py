@@ -10,13 +10,13 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import transformation as to_optax
+from optax_largebatch.engine import to_optax
 from optax_largebatch.engine.reductions import cpu, folds, tiles
 from optax_largebatch.engine.reductions.cpu import CpuReductions
 from optax_largebatch.engine.reductions.xla import XlaReductions
-from optax_largebatch.engine.reference import reference
+from optax_largebatch.engine.reference_executor import reference
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from tests.optimizers.registry import named
 
 KERNELS = lb.matching("kernel")

@@ -16,8 +16,8 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms
 from optax_largebatch.engine.state import Counter, NumberPerBlock, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.numerics import clip, is_due
 from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
 

@@ -12,8 +12,8 @@ import optax
 from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, block_rms, materialize
 from optax_largebatch.engine.state import Counter, NumberPerBlock, PerAxis, PerParameter, declare
+from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import transformation
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
 from optax_largebatch.numerics import bias_correction, quotient
 from optax_largebatch.params.groups import Hyperparameter, as_grouped

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, Request, Statistic
+from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.engine.transformation import leaf_transform_of
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.leaves import gradients_of
 
