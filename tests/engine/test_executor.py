@@ -68,7 +68,7 @@ def cores(request, monkeypatch):
 def way(request, monkeypatch):
     """The ways in which passes run: what they do depends on where they are, and on sizes."""
     reductions = XlaReductions() if request.param == "several devices" else CpuReductions()
-    monkeypatch.setattr(to_optax, "where_it_runs", lambda step, *own: step(reductions)(*own))
+    monkeypatch.setattr(to_optax, "where_it_runs", lambda step, like, *own: step(reductions)(*own))
     monkeypatch.setattr(cpu, "has_few_cores", lambda: request.param == "tiles")
     if request.param != "few":
         monkeypatch.setattr(cpu, "LEAST_OF_YNN", 4)

@@ -1,0 +1,236 @@
+"""Where a step runs is decided by the step: by the types of its arrays and when it is lowered."""
+
+from collections import Counter
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.engine.reductions.cpu import CpuReductions
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(4)}
+BYTES = 4 * 4 * 2048 * 2048
+
+several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
+
+def step_of(optimizer):
+    def step(params, state, gradients):
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def functions_in(module):
+    """The body of each function of a module, by name."""
+    found = re.split(r"\n  func\.func ", module)[1:]
+    return {re.search(r"@([\w.]+)", text)[1]: text.split("\n", 1)[1] for text in found}
+
+
+def operations(body, functions):
+    """How often each operation stands in some lines and in the functions that they call."""
+    lines = [line for line in body.splitlines() if " = " in line or "call @" in line]
+    count = Counter()
+    for line in lines:
+        name = re.search(r"(?:= |^\s*)\"?((?:stablehlo|func)[\w.]*|call)", line)
+        called = re.search(r"call @([\w.]+)", line)
+        if called:
+            outlined = "outlined " if "inlineable" in line else ""
+            count[f"{outlined}call"] += 1
+            count += operations(functions[called[1]], functions)
+        elif name and name[1] not in ("stablehlo.case", "stablehlo.constant"):
+            count[name[1]] += 1
+    return count
+
+
+def branches_in(body):
+    """The branches of the last choice in a function, and what stands around its choices."""
+    regions = re.split(r"stablehlo\.case", body)
+    own = regions[-1].split("\n    }, {\n")
+    own[-1], after = own[-1].split("\n    }) :", 1)
+    return own, regions[0] + after
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="as modules are written today")
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+def test_a_module_for_three_platforms_has_the_program_of_each(name):
+    """A program that is exported at once for several has what each alone would have."""
+    optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)
+    params = {"kernel": jax.ShapeDtypeStruct((512, 2048), "float32")}
+    params["bias"] = jax.ShapeDtypeStruct((3000,), "float32")
+    arguments = (params, jax.eval_shape(optimizer.init, params), params)
+
+    def exported(*platforms):
+        step = jax.jit(step_of(optimizer))
+        return jax.export.export(step, platforms=platforms)(*arguments).mlir_module()
+
+    together = functions_in(exported(*PLATFORMS))
+    branches, around = branches_in(together["main"])
+    assert len(branches) == 2  # that of a CPU, and that of the others
+    alone = {}
+    for platform in PLATFORMS:
+        own = functions_in(exported(platform))
+        alone[platform] = operations(own["main"], own)
+        branch = branches[0 if platform == "cpu" else 1]
+        of_both = operations(branch, together) + operations(around, together)
+        assert of_both == alone[platform]
+    assert alone["cuda"] == alone["tpu"] != alone["cpu"]
+    assert alone["cpu"]["outlined call"] > 0 == alone["tpu"]["outlined call"]
+
+
+def compiled(optimizer, params, **options):
+    state = jax.eval_shape(optimizer.init, params)
+    step = jax.jit(step_of(optimizer), donate_argnums=(0, 1), **options)
+    return step.lower(params, state, params).compile()
+
+
+@several_devices
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA keeps one leaf")
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+def test_one_of_eight_devices_has_the_program_of_one(name):
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), LARGE)
+    program = compiled(getattr(lb, name)(1e-3, weight_decay=0.01), params)
+    assert program.memory_analysis().temp_size_in_bytes < 0.01 * BYTES
+    assert re.search(r" call\(.*inlineable=.?\"false", program.as_text())
+
+
+def mesh_of_eight():
+    return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+
+
+@several_devices
+@pytest.mark.parametrize("said_by", ["types", "in_shardings", "a constraint inside"])
+def test_several_devices_share_the_leaves(said_by):
+    """However they are said to be several, nothing is gathered and no loop runs over tiles."""
+    split = NamedSharding(mesh_of_eight(), P("data"))
+    optimizer = lb.scale_by_trust_ratio()
+    params = {f"kernel_{index}": jnp.ones((1024, 1024)) for index in range(3)}
+    state = optimizer.init(params)
+
+    def step(gradients, state, params):
+        if said_by == "a constraint inside":
+            gradients, params = jax.lax.with_sharding_constraint((gradients, params), split)
+        return optimizer.update(gradients, state, params)
+
+    options = {"in_shardings": (split, None, split)} if said_by == "in_shardings" else {}
+    if said_by == "types":
+        params = jax.device_put(params, split)
+    program = jax.jit(step, **options).lower(params, state, params).compile().as_text()
+    assert len(re.findall(r" all-reduce(?:-start)?\(", program)) == 1
+    assert " while(" not in program
+    assert " all-gather(" not in program
+
+
+@several_devices
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+def test_the_same_numbers_on_one_device_and_on_eight(name):
+    optimizer = getattr(lb, name)(1e-2, weight_decay=0.01)
+    params = {"kernel": jnp.linspace(-1.0, 2.0, 2**15).reshape(256, 128), "bias": jnp.ones(16)}
+    gradients = jax.tree.map(lambda x: jnp.cos(7 * x), params)
+    split = NamedSharding(mesh_of_eight(), P("data"))
+    step = jax.jit(optimizer.update)
+    results = []
+    for place in (jax.devices()[5], split):
+        own = jax.device_put((gradients, params), place)
+        results.append(jax.device_get(step(own[0], optimizer.init(params), own[1])))
+    chex.assert_trees_all_close(*results, rtol=2e-6, atol=1e-8)
+
+
+def ways(monkeypatch):
+    """Notes in which way sums are taken while programs are lowered."""
+    seen = []
+    groups = CpuReductions.groups
+
+    def noting(self, sizes):
+        seen.append("one CPU")
+        return groups(self, sizes)
+
+    monkeypatch.setattr(CpuReductions, "groups", noting)
+    return seen
+
+
+def test_a_step_is_traced_for_the_place_alone(monkeypatch):
+    seen = ways(monkeypatch)
+    optimizer = lb.lamb(1e-3)
+    params = {"kernel": jnp.ones((4, 4))}
+    traced = jax.jit(optimizer.update).trace(params, optimizer.init(params), params)
+    assert not seen
+    traced.lower(lowering_platforms=("tpu",))
+    assert not seen
+    traced.lower(lowering_platforms=("cpu",))
+    assert seen
+
+
+def test_updates_without_jit_are_compiled_once(monkeypatch):
+    seen = ways(monkeypatch)
+    optimizer = lb.lamb(1e-3)
+    params = {"kernel": jnp.ones((4, 4))}
+    state = optimizer.init(params)
+    for _ in range(3):
+        _, state = optimizer.update(params, state, params)
+    assert len(seen) == 1
+
+
+def test_a_hyperparameter_that_a_program_closes_over_is_no_constant():
+    """It is no argument of the leaf program, so JAX must find it there."""
+    from optax_largebatch.engine import LeafTransform, transformation
+
+    def scale(factor):
+        return transformation(LeafTransform(lambda update, at: (factor * update, at.state)))
+
+    optimizer = optax.inject_hyperparams(scale)(factor=2.0)
+    state = optimizer.init(jnp.ones(3))
+    step = jax.jit(optimizer.update)
+    for factor in (2.0, 5.0):
+        state.hyperparams["factor"] = jnp.asarray(factor)
+        updates, _ = step(jnp.ones(3), state)
+        np.testing.assert_array_equal(updates, factor * np.ones(3))
+
+
+@pytest.mark.parametrize("around", ["vmap", "scan", "grad", "remat", "cond"])
+def test_a_step_inside_of_transformations_of_jax(around):
+    optimizer = lb.lans(1e-1, weight_decay=0.1)
+    params = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
+    state = optimizer.init(params)
+
+    def after(gradients):
+        return params + optimizer.update(gradients, state, params)[0]
+
+    gradients = jnp.cos(5 * params)
+    expected = after(gradients)
+    if around == "vmap":
+        own = jax.jit(jax.vmap(after))(jnp.stack([gradients, 2 * gradients]))
+        np.testing.assert_allclose(own, jnp.stack([expected] * 2), rtol=1e-5)
+    elif around == "scan":
+        _, own = jax.jit(lambda: jax.lax.scan(lambda c, g: (c, after(g)), 0, gradients[None]))()
+        np.testing.assert_allclose(own[0], expected, rtol=1e-6)
+    elif around == "cond":
+        own = jax.jit(lambda yes: jax.lax.cond(yes, after, lambda g: g, gradients))(True)
+        np.testing.assert_allclose(own, expected, rtol=1e-6)
+    else:
+        inner = jax.checkpoint(after) if around == "remat" else after
+        slope = jax.jit(jax.grad(lambda t: inner(gradients + t * params)[0, 0]))(0.0)
+        numeric = (after(gradients + 1e-2 * params) - after(gradients - 1e-2 * params))[0, 0] / 2e-2
+        np.testing.assert_allclose(slope, numeric, rtol=2e-2, atol=1e-5)
+
+
+def test_derivatives_do_not_wait_for_each_other():
+    """A leaf whose gradient is zero has an infinite derivative, which belongs to it alone."""
+    optimizer = lb.lamb(1e-3, weight_decay=0.01)
+    params = {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(4)}
+    state = optimizer.init(params)
+
+    def of_kernel(gradients):
+        return jnp.sum(optimizer.update(gradients, state, params)[0]["kernel"])
+
+    assert np.all(np.isfinite(jax.grad(of_kernel)(params)["bias"]))
