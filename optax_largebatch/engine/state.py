@@ -20,6 +20,7 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
 Ready = Callable[[dict[int, jax.Array]], dict[int, jax.Array]]
@@ -123,6 +124,14 @@ class PerAxis(_TreeLikeParameters):
     initial: Callable[[optax.Params], Any]
 
     def init(self, params: optax.Params) -> Any:
+        for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
+            axes = norms.varying_axes(leaf)
+            if axes:
+                raise ValueError(
+                    f"init must be given whole parameters, because the state has arrays for their "
+                    f"axes; {name!r} is split along {', '.join(map(repr, sorted(axes)))}. Call "
+                    "init outside of shard_map."
+                )
         return self.initial(params)
 
     def like_leaf(self, part: Any) -> Any:

@@ -1,23 +1,15 @@
 """Leaf transforms as the transformations of optax."""
 
-from collections.abc import Callable, Sequence
-import functools
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
-from jax.core import Tracer
+from jax.sharding import PartitionSpec
 import optax
 
-from optax_largebatch.engine.executor import Execution, programs_of
-from optax_largebatch.engine.placement import is_on_a_mesh, where_it_runs
-from optax_largebatch.engine.program import Program
-from optax_largebatch.engine.reductions.protocol import Reductions
-from optax_largebatch.engine.reductions.xla import XlaReductions
-from optax_largebatch.engine.scalars import Scalars
-from optax_largebatch.engine.shards import on_shards
-from optax_largebatch.engine.tracing import LeafArrays
+from optax_largebatch.engine.step import Known, Step
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
+from optax_largebatch.params.leaves import gradients_of, leaves_of
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
@@ -40,18 +32,6 @@ def leaf_transform_of(transform: optax.GradientTransformation) -> LeafTransform 
     return owner.transform if isinstance(owner, _Bound) else None
 
 
-class _Known(NamedTuple):
-    """What is known of a step before any number is."""
-
-    structure: Any
-    """That of the parameters."""
-    choices: tuple[Any, ...]
-    specs: tuple[Any, ...] | None
-    mesh: Any
-    given: tuple[bool, ...]
-    """For each parameter whether it has a gradient."""
-
-
 class _Bound:
     """The `init` and `update` of a leaf transform."""
 
@@ -61,7 +41,10 @@ class _Bound:
         self._step = jax.jit(self._taken, static_argnums=0, inline=True)
 
     def init(self, params: optax.Params) -> optax.OptState:
-        self.transform.choices(leaves_of("params", params))
+        leaves = leaves_of("params", params)
+        # Choices are made for their errors. How a leaf is split matters to a step only.
+        whole = [PartitionSpec()] * len(leaves.arrays)
+        self.transform.choose(dataclasses.replace(leaves, specs=whole))
         return self.transform.init(params)
 
     def update(
@@ -79,103 +62,19 @@ class _Bound:
                 "parameters; got None. Call optimizer.update(grads, state, params)."
             )
         leaves, gradients = gradients_of(updates, params, partition_specs)
-        known = _Known(
+        with_gradient = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        known = Known(
             leaves.treedef,
             tuple(self.transform.choose(leaves)),
             None if leaves.specs is None else tuple(leaves.specs),
             leaves.mesh,
-            tuple(x is not None for x in gradients),
+            tuple(with_gradient),
         )
         arrays = None if params is None else leaves.arrays
-        own, state = self._step(known, [x for x in gradients if x is not None], state, arrays)
-        remaining = iter(own)
-        new = [next(remaining) if given else None for given in known.given]
-        return leaves.rebuild(new), state
+        own, state = self._step(known, [gradients[i] for i in with_gradient], state, arrays)
+        for i, update in zip(with_gradient, own, strict=True):
+            gradients[i] = update
+        return leaves.rebuild(gradients), state
 
-    def _taken(self, known: _Known, gradients: Any, state: Any, params: Any) -> Any:
-        """The updates of the leaves that have a gradient, and the new state."""
-        step = _Step(self.transform, known)
-        arguments = (gradients, state, params, Scalars(self.transform.scalars(state)))
-        told = known.mesh is not None
-        if told or is_on_a_mesh(arguments) or step.closes_over_tracers(*arguments):
-            return step.taken(XlaReductions(), *arguments)
-        parameters = gradients if params is None else params
-        updates = [parameters[i] for i, given in enumerate(known.given) if given]
-
-        def way(reductions: Reductions) -> Callable[..., Any]:
-            return functools.partial(step.taken, reductions)
-
-        return where_it_runs(way, (updates, state), *arguments)
-
-
-class _Step:
-    """A step of a leaf transform, traced for each place where it may run."""
-
-    def __init__(self, transform: LeafTransform, known: _Known):
-        self._transform = transform
-        self._known = known
-        self._programs: dict[Any, Program] = {}
-
-    def closes_over_tracers(self, *arguments: Any) -> bool:
-        """Whether a leaf program uses a traced array that it was not given."""
-        arrays, scalars, leaves, _ = self._arranged(*arguments)
-        programs = self._programs_of(arrays, scalars, leaves)
-        consts = [x for own in programs.values() for x in own.trace.consts]
-        return any(isinstance(x, Tracer) for x in consts)
-
-    def taken(
-        self,
-        reductions: Reductions,
-        gradients: Sequence[jax.Array],
-        state: Any,
-        params: Sequence[jax.Array] | None,
-        scalars: Scalars,
-    ) -> tuple[list[jax.Array], Any]:
-        """The updates and the new state, with sums taken in a given way."""
-        arrays, scalars, leaves, states = self._arranged(gradients, state, params, scalars)
-
-        def run(arrays: Any, scalars: Scalars, leaves: Leaves) -> Any:
-            programs = self._programs_of(arrays, scalars, leaves)
-            return Execution(programs, arrays, scalars, reductions).results()
-
-        results = on_shards(self._transform, run, arrays, scalars, leaves)
-        updates = []
-        for index, (update, part) in results.items():
-            updates.append(update.astype(leaves.arrays[index].dtype))
-            states[index] = part
-        return updates, self._transform.join(state, states, leaves, reductions.ready)
-
-    def _arranged(
-        self,
-        gradients: Sequence[jax.Array],
-        state: Any,
-        params: Sequence[jax.Array] | None,
-        scalars: Scalars,
-    ) -> tuple[dict[int, LeafArrays], Scalars, Leaves, list[Any]]:
-        """The arrays leaf by leaf, and the states of all leaves."""
-        known = self._known
-        arrays = list(gradients if params is None else params)
-        specs = None if known.specs is None else list(known.specs)
-        tree = known.structure.unflatten(arrays)
-        leaves = Leaves(tree, known.structure, arrays, specs, known.mesh)
-        states = self._transform.split(state, leaves)
-        with_gradient = [index for index, given in enumerate(known.given) if given]
-        own = {
-            i: LeafArrays(gradient, None if params is None else arrays[i], states[i])
-            for i, gradient in zip(with_gradient, gradients, strict=True)
-        }
-        return own, scalars, leaves, states
-
-    def _programs_of(
-        self, arrays: dict[int, LeafArrays], scalars: Scalars, leaves: Leaves
-    ) -> dict[int, Program]:
-        known = self._known
-        return programs_of(
-            self._transform,
-            arrays,
-            scalars,
-            known.choices,
-            leaves.split,
-            known.specs,
-            self._programs,
-        )
+    def _taken(self, known: Known, gradients: Any, state: Any, params: Any) -> Any:
+        return Step(self.transform, known).take(gradients, state, params)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import to_optax
+from optax_largebatch.engine import step as step_module
 from optax_largebatch.engine.reductions import cpu, folds, tiles
 from optax_largebatch.engine.reductions.cpu import CpuReductions
 from optax_largebatch.engine.reductions.xla import XlaReductions
@@ -68,7 +68,9 @@ def cores(request, monkeypatch):
 def way(request, monkeypatch):
     """The ways in which passes run: what they do depends on where they are, and on sizes."""
     reductions = XlaReductions() if request.param == "several devices" else CpuReductions()
-    monkeypatch.setattr(to_optax, "where_it_runs", lambda step, like, *own: step(reductions)(*own))
+    monkeypatch.setattr(
+        step_module, "where_it_runs", lambda step, like, *own: step(reductions)(*own)
+    )
     monkeypatch.setattr(cpu, "has_few_cores", lambda: request.param == "tiles")
     if request.param != "few":
         monkeypatch.setattr(cpu, "LEAST_OF_YNN", 4)
