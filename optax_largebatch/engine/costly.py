@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from optax_largebatch.engine.elementwise import Looks, is_costly, looked_through
+from optax_largebatch.engine.contract.elementwise import Looks, is_costly, looked_through
 from optax_largebatch.engine.tracing import Trace
 
 

@@ -15,10 +15,10 @@ import jax
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import merged_inside
+from optax_largebatch.engine.contract.shared import check_shared
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.scalars import Scalars
-from optax_largebatch.engine.shared import check_shared
 from optax_largebatch.engine.tracing import MEANS, LeafArrays
 from optax_largebatch.engine.transform import LeafTransform
 

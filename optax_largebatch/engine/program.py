@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
+from optax_largebatch.engine.contract.elementwise import check_single_elements
 from optax_largebatch.engine.costly import store_what_is_costly
-from optax_largebatch.engine.elementwise import check_single_elements
 from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.tracing import LeafArrays, Round, Splits, traced, variables

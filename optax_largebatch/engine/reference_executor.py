@@ -51,10 +51,9 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
     for i, gradient in enumerate(gradients):
         if gradient is not None:
             dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
-            param = None if params is None else leaves.arrays[i]
-            param, own, numbers, first = _cast((param, parts[i], scalars, gradient), dtypes[i])
-            at = Leaf(param, param, own, numbers, choices[i])
-            programs[i] = transform.program(first, at)
+            given = (gradient, None if params is None else leaves.arrays[i], parts[i], scalars)
+            first, param, own, numbers = _cast(given, dtypes[i])
+            programs[i] = transform.program(first, Leaf(param, param, own, numbers, choices[i]))
     answers: dict[int, Any] = dict.fromkeys(programs)
     waiting: dict[int, Request] = {}
     while answers:

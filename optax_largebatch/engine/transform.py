@@ -26,7 +26,11 @@ import jax
 import optax
 
 from optax_largebatch import norms
-from optax_largebatch.engine import contract
+from optax_largebatch.engine.contract.declaration import (
+    check_declaration,
+    checked_request,
+    checked_result,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import (
     Counter,
@@ -71,7 +75,7 @@ class LeafTransform:
         if not self.name:
             names = getattr(self.leaf, "__qualname__", repr(self.leaf)).split(".")
             object.__setattr__(self, "name", names[0])
-        contract.check_declaration(self)
+        check_declaration(self)
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
@@ -159,15 +163,15 @@ class LeafTransform:
         with jax.named_scope(self.name):
             started = self.leaf(update, at)
         if not isinstance(started, Generator):
-            return contract.checked_result(self, started, update, at)
+            return checked_result(self, started, update, at)
         answer: Any = None
         while True:
             try:
                 with jax.named_scope(self.name):
                     request = started.send(answer)
             except StopIteration as end:
-                return contract.checked_result(self, end.value, update, at)
-            answer = yield contract.checked_request(self, request)
+                return checked_result(self, end.value, update, at)
+            answer = yield checked_request(self, request)
 
 
 class Whole(NamedTuple):

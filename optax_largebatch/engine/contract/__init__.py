@@ -1,0 +1,1 @@
+"""What a transform promises, and where it is checked that it keeps it."""
