@@ -3,6 +3,8 @@
     python -m benchmarks.versions --versions HEAD~5 .        # a revision and the working tree
     python -m benchmarks.versions --versions main . --devices 1 8 --optimizer lamb lans lars
     python -m benchmarks.versions --versions . . --rounds 50 # the same twice: what is noise
+    python -m benchmarks.versions --versions . --without tiles folds  # what a trick saves
+    python -m benchmarks.versions --versions . --devices 1 8 --threads 8  # as many threads each
 
 A configuration is a version and a number of CPU devices, of which one takes the step. Each has a
 process of its own with an optimizer and `optax.adamw`; they take turns, one process at a time, in a
@@ -32,6 +34,7 @@ from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
 from benchmarks.versions.configurations import Configuration, Process
 from benchmarks.versions.source_trees import commit, source_tree
+from benchmarks.versions.tricks import TRICKS
 
 
 def change(prefix: str, own: Any, before: Any) -> dict[str, float]:
@@ -59,11 +62,12 @@ def measure(
     with_as_many: dict[int, Any] = {}
     rows = []
     for configuration, process, own in zip(configurations, processes, ratios, strict=True):
-        version, root, devices = configuration
+        devices = configuration.devices
         report = process.report
         temporaries = report["temporaries_bytes"] / report["parameters_bytes"]
         rows.append(
-            {"tree": tree, "optimizer": optimizer, "version": version, "commit": commit(root)}
+            {"tree": tree, "optimizer": optimizer, "version": configuration.name}
+            | {"commit": commit(configuration.root)}
             | {"devices": devices, "rounds": rounds}
             | ratio(own, 1.0).columns(3)
             | change("change", own, ratios[0])
@@ -109,6 +113,12 @@ def main() -> None:
     )
     parser.add_argument("--devices", nargs="+", type=int, default=[1], help="CPU devices")
     parser.add_argument("--tree", nargs="+", choices=TREES, default=["bert-base"])
+    parser.add_argument(
+        "--threads", nargs="+", type=int, default=[None], help="threads of XLA in a process"
+    )
+    parser.add_argument(
+        "--without", nargs="+", choices=TRICKS, default=[], help="tricks to take out, one by one"
+    )
     names = [name for name in OPTIMIZERS if name != BASELINE]
     parser.add_argument("--optimizer", nargs="+", choices=names, default=["lamb", "lans", "lars"])
     parser.add_argument("--rounds", type=int, default=20, help="turns of each configuration")
@@ -120,8 +130,10 @@ def main() -> None:
             for version in dict.fromkeys(args.versions)
         }
         configurations = [
-            Configuration(version, roots[version], devices)
-            for devices, version in itertools.product(args.devices, args.versions)
+            Configuration(version, roots[version], devices, threads, without)
+            for devices, threads, version, without in itertools.product(
+                args.devices, args.threads, args.versions, [None, *args.without]
+            )
         ]
         rows = []
         for tree, optimizer in itertools.product(args.tree, args.optimizer):

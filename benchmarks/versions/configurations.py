@@ -19,6 +19,17 @@ class Configuration(NamedTuple):
     """Of the source tree that has this version."""
     devices: int
     """Of the CPU, of which one takes the steps."""
+    threads: int | None = None
+    """Those of XLA; None for one for each core, or each device if these are more."""
+    without: str | None = None
+    """The trick that is taken out of the library."""
+
+    @property
+    def name(self) -> str:
+        """The version, and what is different from the others."""
+        threads = f", {self.threads} threads" if self.threads else ""
+        without = f", without {self.without}" if self.without else ""
+        return f"{self.version}{threads}{without}"
 
 
 @dataclasses.dataclass
@@ -34,15 +45,18 @@ class Process:
 
     def __enter__(self) -> Self:
         """Starts it and waits until it has compiled, so that nothing else runs meanwhile."""
-        root, devices = self.configuration[1:]
+        configuration = self.configuration
+        devices = configuration.devices
         flags = (
             f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         )
-        worker = ["-m", "benchmarks.versions.worker", str(root), self.tree, self.optimizer]
+        worker = ["-m", "benchmarks.versions.worker", str(configuration.root), self.tree]
+        worker += [self.optimizer, *([configuration.without] if configuration.without else [])]
+        threads = {"NPROC": str(configuration.threads)} if configuration.threads else {}
         self.process = subprocess.Popen(
             [sys.executable, *worker],
             cwd=ROOT,
-            env=os.environ | {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"},
+            env=os.environ | {"XLA_FLAGS": flags.strip(), "JAX_PLATFORMS": "cpu"} | threads,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -69,9 +83,10 @@ class Process:
     def _answer(self) -> Any:
         line = self.process.stdout.readline()
         if not line:
-            version, _, devices = self.configuration
+            configuration = self.configuration
             raise RuntimeError(
-                f"The process of {self.optimizer} of {version} with {devices} devices has ended; "
+                f"The process of {self.optimizer} of {configuration.name} with "
+                f"{configuration.devices} devices has ended; "
                 f"what it printed above says why."
             )
         return json.loads(line)

@@ -1,6 +1,7 @@
 """The process of a configuration: `python -m benchmarks.versions.worker ROOT TREE OPTIMIZER`.
 
-Compiles the optimizer's step and AdamW's, says so, and takes a turn for every line that it is sent;
+A fourth argument is a trick to take out of the library. It compiles the optimizer's step and
+AdamW's, says so, and takes a turn for every line that it is sent;
 its answers are lines of JSON. The library is that of ROOT; what measures it is in this tree for all
 of them. It imports nothing of the library before it knows where from.
 """
@@ -48,7 +49,7 @@ def answer(value: Any) -> None:
 
 def main() -> None:
     """Compiles, and takes turns for as long as there is a parent."""
-    root, tree, name = sys.argv[1:]
+    root, tree, name, *without = sys.argv[1:]
     lines = lines_of_parent()
     take_library_of(Path(root))
 
@@ -58,6 +59,10 @@ def main() -> None:
     from benchmarks.harness.optimizers import BASELINE, made_for
     from benchmarks.harness.steps import start_update
     from benchmarks.harness.trees import TREES
+    from benchmarks.versions.tricks import TRICKS
+
+    for trick in without:
+        TRICKS[trick]()
 
     # Where there are several devices, one of them takes the step: arrays that are committed to it
     # keep the others out.
