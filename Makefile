@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: demo test test-one-device test-slow test-all lint types contract docs wheel lowest clean
+.PHONY: demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest clean
 
 demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a large batch
 	$(BIN)/python examples/train_digits.py
@@ -23,6 +23,11 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 	  --ignore tests/optimizers/test_checkpoints.py
 
 test-all: test test-one-device test-slow  ## all tests
+
+test-nightly: $(READY)  ## what needs the TPU's compiler (no TPU): steps compiled ahead of time
+	$(PYTHON) -m venv $(VENV)-tpu
+	$(VENV)-tpu/bin/pip install --quiet --editable '.[examples,test]' 'jax[tpu]'
+	$(VENV)-tpu/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -57,4 +62,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest $(VENV)-tpu dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
