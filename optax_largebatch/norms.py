@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -143,7 +143,11 @@ def explicit_spec(x: jax.Array) -> PartitionSpec:
 
 def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     """The array split in this way; nothing is done unless its type or `spec` says so."""
-    return jax.sharding.reshard(x, spec) if any(explicit_spec(x)) or any(spec) else x
+    if not any(explicit_spec(x)) and not any(spec):
+        return x
+    mesh = jax.typeof(x).sharding.mesh
+    # The type of the array knows its mesh, also where none is set.
+    return jax.sharding.reshard(x, spec if mesh.empty else NamedSharding(mesh, spec))
 
 
 def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:

@@ -1,9 +1,9 @@
 """The process of a configuration: `python -m benchmarks.versions.worker ROOT TREE OPTIMIZER`.
 
 A fourth argument is a trick to take out of the library. It compiles the optimizer's step and
-AdamW's, says so, and takes a turn for every line that it is sent; its answers are lines of JSON. The
-library is that of ROOT; what measures it is in this tree for all of them. It imports nothing of the
-library before it knows where from.
+AdamW's, says so, and takes a turn for every line that it is sent; its answers are lines of JSON.
+The library is that of ROOT; what measures it is in this tree for all of them. It imports nothing of
+the library before it knows where from.
 """
 
 import importlib

@@ -23,6 +23,7 @@ import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from optax_largebatch import norms
@@ -40,7 +41,7 @@ from optax_largebatch.engine.state import (
     built_like,
     names_and_fields,
 )
-from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,18 +126,21 @@ class LeafTransform:
         if not isinstance(at.choice, Whole):
             return (yield from self._started(update, at))
         choice, layout = at.choice
-        spec = norms.explicit_spec(update)
+        shape, spec = update.shape, norms.explicit_spec(update)
         if not any((*layout.mesh_axes, *spec)):
             return (yield from self._started(update, at._replace(choice=choice)))
-        alike = self.like_leaf(at.state)
 
         def gathered(x: Any) -> Any:
             return None if x is None else layout.gathered(x)
 
         def own_part(x: Any) -> Any:
-            return norms.with_spec(layout.own_part(x), spec)
+            if not jnp.ndim(x):
+                return x
+            part = layout.own_part(x)
+            return norms.with_spec(part, spec_alike(spec, shape, part.shape))
 
         def state_by(move: Callable[[Any], Any], state: Any) -> Any:
+            alike = self.like_leaf(state)
             return jax.tree.map(lambda x, own: move(x) if own else x, state, alike)
 
         here = at._replace(

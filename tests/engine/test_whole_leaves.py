@@ -1,0 +1,125 @@
+"""A program that is no elementwise one is given whole leaves, however they are split."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.engine import (
+    Counter,
+    Layers,
+    LeafTransform,
+    PerParameter,
+    VectorOfBlocks,
+    block_norms,
+    declare,
+    materialize,
+    transformation,
+)
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8"),
+    pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
+]
+
+STACKED = lb.stacked_layers({"layers": 0})
+PARAMS = {"layers": jnp.sin(jnp.arange(8.0 * 16 * 8)).reshape(8, 16, 8), "bias": jnp.arange(8.0)}
+GRADS = jax.tree.map(lambda x: jnp.cos(3 * x), PARAMS)
+
+
+class State(NamedTuple):
+    count: jax.Array
+    mu: Any
+    lengths: jax.Array
+
+
+def whiten():
+    """Products of whole matrices, a norm of each layer, a moment and a vector of blocks."""
+
+    def leaf(update, at):
+        mu = yield materialize(0.5 * at.state.mu + update)
+        layers = Layers.of(update.shape, at.choice)
+
+        def direction(matrix):
+            return matrix - jnp.mean(matrix) if matrix.ndim == 1 else matrix @ (matrix.T @ matrix)
+
+        new = layers.back(layers.each(direction)(layers.first(mu)))
+        (length,) = yield block_norms(new, stacked=at.choice)
+        return at.param + new / length, at.state._replace(mu=mu, lengths=length)
+
+    return transformation(
+        LeafTransform(
+            leaf,
+            state=declare(
+                State, count=Counter(), mu=PerParameter(), lengths=VectorOfBlocks(STACKED)
+            ),
+            choices=lambda leaves: STACKED.axes(leaves.tree),
+            needs_params=True,
+        )
+    )
+
+
+SPECS = {
+    "rows": {"layers": P(None, "data"), "bias": P("data")},
+    "columns": {"layers": P(None, None, "data"), "bias": P()},
+    "layers": {"layers": P("data"), "bias": P("data")},
+}
+
+
+def two_steps(optimizer, grads, params, state, **extra):
+    for _ in range(2):
+        updates, state = optimizer.update(grads, state, params, **extra)
+        params = jax.tree.map(jnp.add, params, updates)
+    return params, state
+
+
+@pytest.mark.parametrize("way", ["jit", "jit, told", "shard_map", "explicit"])
+@pytest.mark.parametrize("name", SPECS)
+def test_the_numbers_of_one_device(name, way):
+    optimizer = lb.chain(whiten(), lb.scale_by_trust_ratio(stacked=STACKED))
+    state = optimizer.init(PARAMS)
+    expected = jax.jit(lambda *own: two_steps(optimizer, *own))(GRADS, PARAMS, state)
+    specs = SPECS[name]
+    axis_type = AxisType.Explicit if way == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(axis_type,))
+    split = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    grads, params = jax.device_put(GRADS, split), jax.device_put(PARAMS, split)
+    if way == "shard_map":
+        moments = (State(P(), specs, P()), lb.ScaleByTrustRatioState(P()))
+
+        def step(*own):
+            return two_steps(optimizer, *own, partition_specs=specs)
+
+        step = jax.shard_map(
+            step, mesh=mesh, in_specs=(specs, specs, moments), out_specs=(specs, moments)
+        )
+        own = jax.jit(step)(grads, params, state)
+    else:
+        told = {"partition_specs": split} if way == "jit, told" else {}
+        if way == "explicit":
+            moments = (State(P(), specs, P()), lb.ScaleByTrustRatioState(P()))
+            state = jax.tree.map(
+                lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), state, moments
+            )
+        own = jax.jit(lambda *own: two_steps(optimizer, *own, **told))(grads, params, state)
+    chex.assert_trees_all_close(jax.device_get(own), jax.device_get(expected), rtol=2e-5, atol=1e-6)
+
+
+def test_without_specs_it_says_what_it_needs():
+    optimizer = whiten()
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    state = optimizer.init(PARAMS)
+    specs = SPECS["rows"]
+    step = jax.shard_map(
+        lambda grads, params: optimizer.update(grads, state, params)[0],
+        mesh=mesh,
+        in_specs=(specs, specs),
+        out_specs=specs,
+    )
+    with pytest.raises(ValueError, match=r"partition_specs must be given.*whiten works on whole"):
+        jax.jit(step)(GRADS, PARAMS)
