@@ -52,16 +52,14 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
                 "chain() takes gradient transformations as separate arguments; "
                 f"got {transform!r} of type {type(transform).__name__}."
             )
-    links = [leaf_transform_of(transform) for transform in transforms]
-    if all(links):
-        return transformation(chained([link for link in links if link]))
+    own = [leaf_transform_of(transform) for transform in transforms]
+    if all(own):
+        return transformation(chained([x for x in own if x]))
     runs = [
-        (list(run), linked)
-        for linked, run in itertools.groupby(
-            transforms, key=lambda t: leaf_transform_of(t) is not None
-        )
+        (list(run), ours)
+        for ours, run in itertools.groupby(transforms, key=lambda x: bool(leaf_transform_of(x)))
     ]
-    segments = [chain(*run) if linked else optax.chain(*run) for run, linked in runs]
+    segments = [chain(*run) if ours else optax.chain(*run) for run, ours in runs]
     sizes = [len(run) for run, _ in runs]
     inits: list[Callable[[optax.Params], Any]] = [segment.init for segment in segments]
     steps: list[Callable[..., Any]] = [segment.update for segment in segments]

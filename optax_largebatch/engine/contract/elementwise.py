@@ -3,33 +3,34 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from optax_largebatch.engine.tracing import Trace
 
-ELEMENTWISE = frozenset(
+MIXING = frozenset(
     (
-        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2"),
-        *("atanh", "bitcast_convert_type", "broadcast_in_dim", "cbrt", "ceil", "clamp", "complex"),
-        *("conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq"),
-        *("erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag"),
-        *("integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max"),
-        *("min", "mul", "ne", "neg", "nextafter", "not", "optimization_barrier", "or"),
-        *("pbroadcast", "population_count", "pow", "pvary", "real", "reduce_precision", "rem"),
-        *("round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic"),
-        *("shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub"),
-        *("tan", "tanh", "xor"),
+        *(
+            "all_gather",
+            "all_to_all",
+            "approx_top_k",
+            "argmax",
+            "argmin",
+            "cholesky",
+            "cumlogsumexp",
+        ),
+        *("conv_general_dilated", "cummax", "cummin", "cumprod", "cumsum", "custom_call"),
+        *("custom_partitioning", "dot_general", "dynamic_update_slice", "eig", "eigh", "ffi_call"),
+        *("fft", "gather", "householder_product", "io_callback", "lu", "pallas_call", "ppermute"),
+        *("psum", "pure_callback", "qr", "ragged_dot", "reduce_scatter", "reduce_window", "rev"),
+        *("scan", "scatter", "scatter-add", "scatter_add", "scatter_mul", "schur", "shard_map"),
+        *("sort", "svd", "transpose", "triangular_solve", "tridiagonal_solve", "while"),
     )
 )
-"""The primitives of JAX that look at each element for itself."""
+"""The primitives that look at several elements, and may give as many as they were given.
 
-CALLS = frozenset(
-    (
-        *("checkpoint", "closed_call", "cond", "core_call", "custom_jvp_call"),
-        *("custom_vjp_call", "jit", "pjit", "remat"),
-    )
-)
-"""Those that run other programs, which are looked at in their turn."""
+The others are told by their shapes: what gives an element for each element looks at each for
+itself. So a primitive that JAX will have tomorrow is no error.
+"""
 
 LAYOUT = frozenset(
     (
@@ -73,25 +74,31 @@ def looked_through(equations: Sequence[Any], looks: Looks) -> Iterator[tuple[Any
     """
     for equation in equations:
         kinds = {looks.of(x) for x in equation.invars}
-        name = equation.primitive.name
-        if name in CALLS:
-            told = _look_inside(equation, looks)
-            if told:
+        mixes = equation.primitive.name in MIXING
+        inner = [] if mixes else _programs_in(equation)
+        if inner:
+            told = _look_inside(equation, inner, looks)
+            if told is not None:
                 yield equation, told
         elif "leaf" in kinds:
             looks.update(dict.fromkeys(equation.outvars, "leaf"))
-            if name not in ELEMENTWISE or "places" in kinds:
+            shapes = {x.aval.shape for x in equation.invars if looks.of(x) == "leaf"}
+            changed = any(x.aval.shape not in shapes for x in equation.outvars)
+            if mixes or changed or "places" in kinds:
                 yield equation, equation
         else:
-            spread = name in ELEMENTWISE and "places" not in kinds
-            looks.update(dict.fromkeys(equation.outvars, "numbers" if spread else "places"))
+            spread = equation.primitive.name == "broadcast_in_dim"
+            alike = {x.aval.shape for x in equation.invars}
+            kept = all(x.aval.shape in alike for x in equation.outvars)
+            numbers = "places" not in kinds and (spread or (kept and not mixes))
+            looks.update(dict.fromkeys(equation.outvars, "numbers" if numbers else "places"))
 
 
-def _look_inside(equation: Any, looks: Looks) -> Any:
+def _look_inside(equation: Any, programs: Sequence[ClosedJaxpr], looks: Looks) -> Any:
     """The equation to blame in a call, if there is one; `looks` learns of what it returns."""
     blamed = []
     returned = []
-    for inner in _programs_in(equation):
+    for inner in programs:
         own = Looks(dict.fromkeys(inner.jaxpr.constvars, "places"))
         arguments = equation.invars[len(equation.invars) - len(inner.jaxpr.invars) :]
         own.update(zip(inner.jaxpr.invars, map(looks.of, arguments), strict=True))
@@ -103,12 +110,15 @@ def _look_inside(equation: Any, looks: Looks) -> Any:
 
 
 def _programs_in(equation: Any) -> list[ClosedJaxpr]:
-    """The programs that a call may run."""
-    params = equation.params
-    if "branches" in params:
-        return list(params["branches"])
-    inner = next(params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params)
-    return [inner if isinstance(inner, ClosedJaxpr) else ClosedJaxpr(inner, [])]
+    """The programs that an equation may run: those of a call, or the branches of a choice."""
+    programs = []
+    for value in equation.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, Jaxpr):
+                programs.append(ClosedJaxpr(inner, []))
+            elif isinstance(inner, ClosedJaxpr):
+                programs.append(inner)
+    return programs
 
 
 def check_single_elements(trace: Trace, otherwise: str) -> None:

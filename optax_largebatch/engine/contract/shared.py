@@ -23,21 +23,30 @@ def check_shared(traces: Sequence[Trace]) -> None:
     for trace in traces:
         columns = zip(trace.rounds, trace.answers, strict=True)
         of_all = [x for one, own in columns if one.of_all_leaves for x in own]
-        inputs = {*trace.jaxpr.invars, *trace.all_answers}
-        inputs -= {*of_all, *variables(trace.same_inputs)}
+        same = {*variables(trace.same_inputs)}
+        inputs = {*trace.jaxpr.invars, *trace.all_answers} - {*of_all} - same
         for who, name, value in trace.same_for_all:
             targets = jax.tree.leaves(value)
+            if same.issuperset(targets):  # such as a counter: it is as it was
+                continue
             equations = trace.needed(targets, of_all)
             used = {*variables(targets), *(x for own in equations for x in variables(own.invars))}
             way = _written(equations, targets)
-            dtypes = tuple(x.aval.dtype for x in targets)
-            if used & inputs or ways.setdefault((who, name, dtypes), way) != way:
+            # Numbers of other types, or of leaves that are split otherwise, look different.
+            types = (*(x.aval.dtype for x in targets), *map(_specs, trace.like_leaf))
+            if used & inputs or ways.setdefault((who, name, types), way) != way:
                 raise ValueError(
                     f"{who}: the state's field {name!r} is Shared, and its new value differs from "
                     "leaf to leaf. Compute it of the step's scalars and of `yield "
                     "global_norm(...)`, or declare it as PerParameter(), NumberPerBlock(stacked) "
                     "or VectorOfBlocks(stacked)."
                 )
+
+
+def _specs(x: Any) -> str:
+    """How the type of an array says that it is split."""
+    sharding = x.aval.sharding
+    return "" if sharding.mesh.empty else str(sharding.spec)
 
 
 def _written(equations: Sequence[Any], targets: Sequence[Any]) -> str:
