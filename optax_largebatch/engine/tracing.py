@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from optax_largebatch import norms
 from optax_largebatch.engine.requests import Kind, Leaf, Materialize, Statistic
 from optax_largebatch.engine.scalars import Scalars
+from optax_largebatch.engine.state import Counter, Shared
 from optax_largebatch.engine.transform import LeafTransform
 
 ROOTS = ("norm", "rms")
@@ -160,9 +161,11 @@ def traced(
             answer = [_answer(x, given[_identity(x)], dtype) for x in request.statistics]
 
     def shared_values(new: Any, old: Any) -> Any:
-        named = transform.same_for_all(new)
+        named = transform.same_for_all(new, Shared)
         names.extend((who, name) for who, name, _ in named)
-        return [value for *_, value in named], [x for *_, x in transform.same_for_all(old)]
+        return [value for *_, value in named], [
+            x for *_, x in transform.same_for_all(old, Shared, Counter)
+        ]
 
     names: list[tuple[str, str]] = []
     closed, shapes = jax.make_jaxpr(reading, return_shape=True)(leaf, scalars)

@@ -34,9 +34,7 @@ from optax_largebatch.engine.contract.declaration import (
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import (
-    Counter,
     Ready,
-    Shared,
     StateOf,
     built_like,
     names_and_fields,
@@ -111,13 +109,18 @@ class LeafTransform:
             new.append(field.join(name, state[position], own, leaves, ready))
         return built_like(self.state, new)
 
-    def same_for_all(self, part: Any) -> list[tuple[str, str, Any]]:
-        """What is the same for all leaves: who declares it, its name, and its value."""
+    def same_for_all(self, part: Any, *kinds: type) -> list[tuple[str, str, Any]]:
+        """What is the same for all leaves: who declares it, its name, and its value.
+
+        Args:
+            part: the state of a leaf.
+            *kinds: the kinds of fields that are meant.
+        """
         found = []
         for (name, field), value in zip(names_and_fields(self.state), part, strict=True):
             if isinstance(field, StateOf):
-                found += field.transform.same_for_all(value)
-            elif isinstance(field, Counter | Shared):
+                found += field.transform.same_for_all(value, *kinds)
+            elif isinstance(field, kinds):
                 found.append((self.name, name, value))
         return found
 

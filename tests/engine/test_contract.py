@@ -161,8 +161,9 @@ def one_shared_number(new):
         lambda update, at, norm, own: update[0],
         lambda update, at, norm, own: at.state.own + own * norm,
         lambda update, at, norm, own: jnp.asarray(1.0 + at.choice),
+        lambda update, at, norm, own: norm if at.choice else at.state.own,
     ],
-    ids=["a norm of the leaf", "an element", "a sum with one", "a choice"],
+    ids=["a norm of the leaf", "an element", "a sum with one", "a choice", "some leaves only"],
 )
 def test_what_is_shared_may_not_differ_between_leaves(new):
     transform = one_shared_number(new)

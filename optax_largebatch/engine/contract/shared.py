@@ -27,8 +27,6 @@ def check_shared(traces: Sequence[Trace]) -> None:
         inputs = {*trace.jaxpr.invars, *trace.all_answers} - {*of_all} - same
         for who, name, value in trace.same_for_all:
             targets = jax.tree.leaves(value)
-            if same.issuperset(targets):  # such as a counter: it is as it was
-                continue
             equations = trace.needed(targets, of_all)
             used = {*variables(targets), *(x for own in equations for x in variables(own.invars))}
             way = _written(equations, targets)
