@@ -36,6 +36,7 @@ OPTIMIZERS = {
     "lars": lambda: lb.lars(0.1, 0.1, KERNELS, nesterov=True),
     "lars, update": lambda: lb.lars(0.1, 0.1, denominator="update", momentum_of="directions"),
     "larc": lambda: lb.larc(0.1, 0.1, groups=GROUPS),
+    "eve": lambda: lb.eve(0.1),
     "cain": lambda: lb.cain(0.1),
     "learned_gradient": lambda: lb.learned_gradient(0.1, lr_est_period=1),
     "scaled_adam": lambda: lb.scaled_adam(0.1, clipping_scale=1.0),
@@ -100,6 +101,35 @@ def test_equals_the_reference_executor(name):
         expected, plain_state = plain_step(gradients, plain_state, PARAMS)
         chex.assert_trees_all_close(updates, expected, rtol=6e-6, atol=5e-7)
         chex.assert_trees_all_close(state, plain_state, rtol=6e-6, atol=5e-7)
+
+
+# One element below each threshold, at it and above it, as it is measured; and two stacks.
+SIZES = [
+    size + more
+    for size in (cpu.LEAST_OF_YNN, cpu.LEAST_FOLDED, cpu.LEAST_SPLIT, cpu.LEAST_CUT)
+    for more in (-1, 0, 1)
+]
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars", "eve"])
+@pytest.mark.usefixtures("cores")
+def test_at_every_threshold(name):
+    stacked = lb.stacked_layers({"^stack": 0})
+    optimizer = getattr(lb, name)(0.1, stacked=stacked)
+    shapes = {f"leaf_{size}": (size,) for size in SIZES}
+    shapes |= {"stack": (3, 128, 96), "stack_of_large": (2, 1024, 640)}
+    params = {
+        key: jnp.cos(jnp.arange(np.prod(shape), dtype="float32")).reshape(shape) + 0.5
+        for key, shape in shapes.items()
+    }
+    gradients = jax.tree.map(lambda x: jnp.sin(3 * x) + 0.1, params)
+    step, plain_step = jax.jit(optimizer.update), jax.jit(reference(optimizer).update)
+    state = plain_state = optimizer.init(params)
+    for _ in range(2):
+        updates, state = step(gradients, state, params)
+        expected, plain_state = plain_step(gradients, plain_state, params)
+    chex.assert_trees_all_close(updates, expected, rtol=2e-5, atol=1e-7)
+    chex.assert_trees_all_close(state, plain_state, rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.usefixtures("cores")
