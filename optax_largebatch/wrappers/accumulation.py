@@ -23,6 +23,7 @@ from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
     block_square_norms,
 )
+from optax_largebatch.wrappers.inner import check_inner
 
 
 class AccumulateGradientsState(NamedTuple):
@@ -106,8 +107,7 @@ def accumulate_gradients(
         >>> print(updates)
         [-2.]
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    inner = check_inner(inner)
     if not callable(every):
         check_integer("every", every, at_least=1)
     check_dtype("accumulator_dtype", accumulator_dtype)
@@ -119,7 +119,6 @@ def accumulate_gradients(
             "micro-batch says nothing of the noise."
         )
     stacks = check_stacked(stacked)
-    inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> AccumulateGradientsState:
         leaves_of("params", params)

@@ -9,6 +9,7 @@ import optax
 from optax_largebatch.arguments import check_integer, check_number
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import step_if_finite
 
 
@@ -90,13 +91,11 @@ def dynamic_loss_scale(
         Micikevicius et al., *Mixed Precision Training*, arXiv 1710.03740, section 3.2. The
         defaults are those of PyTorch's `GradScaler`.
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    inner = check_inner(inner)
     check_number("initial_scale", initial_scale, "[1, 1e38]")
     check_number("growth_factor", growth_factor, "(1, inf)")
     check_number("backoff_factor", backoff_factor, "(0, 1)")
     check_integer("growth_interval", growth_interval, at_least=1)
-    inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)

@@ -8,6 +8,7 @@ import optax
 
 from optax_largebatch.arguments import check_dtype
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.wrappers.inner import check_inner
 
 
 class MasterWeightsState(NamedTuple):
@@ -75,12 +76,10 @@ def master_weights(
     References:
         Micikevicius et al., *Mixed Precision Training*, arXiv 1710.03740, section 3.1.
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    inner = check_inner(inner)
     check_dtype("dtype", dtype)
     if dtype is None or jnp.finfo(dtype).bits < 32:
         raise ValueError(f"dtype must be float32 or float64, got {dtype!r}.")
-    inner = optax.with_extra_args_support(inner)
 
     def is_less_precise(param: jax.Array) -> bool:
         return jnp.finfo(param.dtype).bits < jnp.finfo(dtype).bits

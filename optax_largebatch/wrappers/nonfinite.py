@@ -8,6 +8,7 @@ import optax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import step_if_finite
 
 
@@ -57,10 +58,8 @@ def skip_nonfinite(
         >>> print(updates, state.skipped)
         [0. 0.] 1
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    inner = check_inner(inner)
     check_integer("max_in_a_row", max_in_a_row, at_least=1)
-    inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> SkipNonfiniteState:
         leaves_of("params", params)

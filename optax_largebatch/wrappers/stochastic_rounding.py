@@ -8,6 +8,7 @@ import optax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.wrappers.inner import check_inner
 
 
 class StochasticRoundingState(NamedTuple):
@@ -83,10 +84,8 @@ def stochastic_rounding(
         Gupta et al., *Deep Learning with Limited Numerical Precision*, arXiv 1502.02551.
         Zamirai et al., *Revisiting BFloat16 Training*, arXiv 2010.06192.
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise TypeError(f"inner must be a gradient transformation, got {inner!r}.")
+    inner = check_inner(inner)
     check_integer("seed", seed, at_least=0)
-    inner = optax.with_extra_args_support(inner)
 
     def is_low(param: jax.Array) -> bool:
         return jnp.finfo(param.dtype).bits < 32
