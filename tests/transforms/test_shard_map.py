@@ -118,7 +118,20 @@ class TestAlongAxes:
         )
 
     def test_types_do_not_say_along_which_axis_a_parameter_is_split(self, name):
+        optimizer = OPTIMIZERS[name].make()
+        state = optimizer.init(network())
+        step = jax.shard_map(
+            lambda params: optimizer.update(params, state, params)[0],
+            mesh=mesh(),
+            in_specs=(SPECS,),
+            out_specs=SPECS,
+        )
         says = r"partition_specs must be given .* 'both', which is split along 'fsdp', 'tensor'"
+        with pytest.raises(ValueError, match=says):
+            step(network())
+
+    def test_arrays_of_axes_are_made_for_whole_parameters(self, name):
+        says = r"init must be given whole parameters.* 'both' is split along 'fsdp', 'tensor'"
         with pytest.raises(ValueError, match=says):
             self.step(name, (SPECS,))(network())
 
