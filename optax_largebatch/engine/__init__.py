@@ -8,7 +8,6 @@ this file says what happens inside. Names and arguments here may change with eve
 from optax_largebatch.engine.reference_executor import reference
 from optax_largebatch.engine.requests import (
     Leaf,
-    LeafProgram,
     block_means,
     block_norms,
     block_rms,
@@ -36,7 +35,6 @@ __all__ = [
     "Counter",
     "Layers",
     "Leaf",
-    "LeafProgram",
     "LeafTransform",
     "Leaves",
     "NumberPerBlock",

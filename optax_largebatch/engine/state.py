@@ -84,7 +84,7 @@ class _TreeLikeParameters:
 class PerParameter(_TreeLikeParameters):
     """One array for each parameter, of its shape; zeros at first.
 
-    Attributes:
+    Args:
         dtype: its dtype; None for float32 (float64 for float64 parameters).
     """
 
@@ -101,7 +101,7 @@ class NumberPerBlock(_TreeLikeParameters):
     Each leaf of it has the axes of its parameter, those that are not stacked of length 1, so that
     it broadcasts.
 
-    Attributes:
+    Args:
         stacked: the parameters that stack layers.
     """
 
@@ -117,7 +117,7 @@ class PerAxis(_TreeLikeParameters):
 
     Every device has them whole, however the parameter is split.
 
-    Attributes:
+    Args:
         initial: the first of them, as a tree of tuples, from the parameters.
     """
 
@@ -148,7 +148,7 @@ class VectorOfBlocks:
     It is written in each step and not read: a leaf program finds None in its place. It returns a
     number, or one for each block.
 
-    Attributes:
+    Args:
         stacked: the parameters that stack layers.
         initial: all numbers before the first step.
     """
@@ -176,7 +176,7 @@ class Shared:
     A leaf program may change them only by what is the same for all leaves: scalars of the step,
     other shared fields and norms of all leaves.
 
-    Attributes:
+    Args:
         initial: the first value, from the parameters.
     """
 
@@ -200,7 +200,7 @@ class Shared:
 class StateOf:
     """The state of another transform.
 
-    Attributes:
+    Args:
         transform: the `LeafTransform`.
     """
 

@@ -46,7 +46,7 @@ from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
 class LeafTransform:
     """A gradient transformation told leaf by leaf.
 
-    Attributes:
+    Args:
         leaf: the leaf program: takes the gradient and a `Leaf`, returns the update and the leaf's
             new state.
         state: the declaration of the state: the state's NamedTuple with a `Field` in the place of
