@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 from optax_largebatch import norms
 
@@ -46,10 +48,30 @@ def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
 
 @jax.custom_jvp
 def _barrier(arrays: dict[Any, jax.Array]) -> dict[Any, jax.Array]:
-    return jax.lax.optimization_barrier(arrays)
+    own, structure = jax.tree.flatten(arrays)
+    return structure.unflatten(_barrier_p.bind(*own))
 
 
 @_barrier.defjvp
 def _no_barrier(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     """Derivatives do not wait: one that is infinite would meet the zeros of all others."""
     return _barrier(*primals), *tangents
+
+
+def _plain(*arrays: jax.Array) -> Any:
+    return jax.lax.optimization_barrier(arrays)
+
+
+def _in_a_call(*arrays: jax.Array) -> Any:
+    """XLA on a CPU drops a barrier before it combines reductions, but not one in a call."""
+    with outlined():
+        return jax.jit(_plain)(*arrays)
+
+
+_barrier_p = Primitive("optax_largebatch_barrier")
+_barrier_p.multiple_results = True
+_barrier_p.def_abstract_eval(lambda *types: types)
+_barrier_p.def_impl(_plain)
+mlir.register_lowering(_barrier_p, mlir.lower_fun(_plain))
+mlir.register_lowering(_barrier_p, mlir.lower_fun(_in_a_call), platform="cpu")
+batching.primitive_batchers[_barrier_p] = lambda arrays, axes: (_barrier_p.bind(*arrays), axes)

@@ -19,7 +19,7 @@ from optax_largebatch.engine.contract.shared import check_shared
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.scalars import Scalars
-from optax_largebatch.engine.tracing import MEANS, LeafArrays
+from optax_largebatch.engine.tracing import MEANS, LeafArrays, accumulation_dtype
 from optax_largebatch.engine.transform import LeafTransform
 
 
@@ -57,13 +57,14 @@ def programs_of(
         TypeError, ValueError: the transform does not keep its promises.
     """
     programs = {}
+    of_all = norms.accumulation_dtype(*map(accumulation_dtype, leaves.values()))
     for i, leaf in leaves.items():
         arrays, structure = jax.tree.flatten(leaf)
         spec = None if specs is None else specs[i]
-        signature = (choices[i], spec, structure, *map(jax.typeof, arrays))
+        signature = (choices[i], spec, of_all, structure, *map(jax.typeof, arrays))
         if signature not in known:
             own = functools.partial(split, i)
-            known[signature] = Program(transform, choices[i], leaf, scalars, own)
+            known[signature] = Program(transform, choices[i], leaf, scalars, own, of_all)
         programs[i] = known[signature]
     check_shared([x.trace for x in known.values()])
     return programs

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
+import jax.numpy as jnp
 
 from optax_largebatch.engine.contract.elementwise import check_single_elements
 from optax_largebatch.engine.costly import store_what_is_costly
@@ -44,6 +45,7 @@ class Program:
         leaf: the arrays of the leaf, or of a part of it.
         scalars: the scalars of the step.
         splits: how the leaf is split between devices.
+        dtype_of_all: the dtype of sums over all leaves.
     """
 
     def __init__(
@@ -53,9 +55,12 @@ class Program:
         leaf: LeafArrays,
         scalars: Scalars,
         splits: Splits,
+        dtype_of_all: jnp.dtype,
     ):
-        self.trace = traced(transform, choice, leaf, scalars, splits)
-        self._retraced = lambda part, scalars: Program(transform, choice, part, scalars, splits)
+        self.trace = traced(transform, choice, leaf, scalars, splits, dtype_of_all)
+        self._retraced = lambda part, scalars: Program(
+            transform, choice, part, scalars, splits, dtype_of_all
+        )
         self._parts: dict[Any, Program] = {}
         self.like_leaf = transform.like_leaf
         self.can_be_cut = transform.given == "parts"

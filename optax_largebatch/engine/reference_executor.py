@@ -13,7 +13,7 @@ import optax
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, Request, Statistic
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.norms import accumulation_dtype, total
 from optax_largebatch.params.leaves import gradients_of
 
 
@@ -72,7 +72,7 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
         if own:
             answers = {i: [_answer(x) for x in one.statistics] for i, one in own.items()}
         else:
-            norm = optax.tree.norm([one.statistics[0].array for one in waiting.values()])
+            norm = jnp.sqrt(total([jnp.sum(x.statistics[0].array ** 2) for x in waiting.values()]))
             answers = {i: [norm.astype(dtypes[i])] for i in waiting}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
     return leaves.rebuild(gradients), transform.join(state, parts, leaves, dict)

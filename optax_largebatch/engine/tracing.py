@@ -117,7 +117,12 @@ def variables(atoms: Iterable[Any]) -> list[Var]:
 
 
 def traced(
-    transform: LeafTransform, choice: Any, leaf: LeafArrays, scalars: Scalars, splits: Splits
+    transform: LeafTransform,
+    choice: Any,
+    leaf: LeafArrays,
+    scalars: Scalars,
+    splits: Splits,
+    dtype_of_all: jnp.dtype,
 ) -> Trace:
     """The trace of the program for a leaf, or for a part of one.
 
@@ -127,6 +132,7 @@ def traced(
         leaf: the arrays of the leaf.
         scalars: the scalars of the step.
         splits: how the leaf is split between devices.
+        dtype_of_all: the dtype of sums over all leaves.
     """
     rounds: list[Round] = []
     passes: list[int] = []  # for each array that is materialized the pass that does it
@@ -156,7 +162,9 @@ def traced(
             rounds.append(_round(request.of_all_leaves, distinct.values(), splits))
             arrays.append([x.array for x in distinct.values()])
             columns = zip(distinct.values(), rounds[-1].asked, strict=True)
-            answers.append([_abstract_sum(x, own.split) for x, own in columns])
+            found = [_abstract_sum(x, own.split) for x, own in columns]
+            of_all = request.of_all_leaves
+            answers.append([x.astype(dtype_of_all) if of_all else x for x in found])
             given = dict(zip(distinct, answers[-1], strict=True))
             answer = [_answer(x, given[_identity(x)], dtype) for x in request.statistics]
 

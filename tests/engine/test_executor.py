@@ -211,3 +211,19 @@ def test_bfloat16_leaves_and_moments_in_one_network():
     assert [x.dtype for x in jax.tree.leaves(updates)] == ["bfloat16", "float32"]
     np.testing.assert_allclose(np.asarray(updates["kernel"], "float32"), -0.1, rtol=1e-2)
     np.testing.assert_allclose(updates["scale"], -0.1, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", ["lamb", "scaled_adam"])
+def test_a_norm_of_leaves_of_two_precisions(name):
+    """The sum over all leaves is of the widest of them, and each leaf has it in its own."""
+    more = {"max_grad_norm": 0.1} if name == "lamb" else {"clipping_scale": 1.0}
+    optimizer = getattr(lb, name)(0.1, **more)
+    params = {"wide": jnp.linspace(1.0, 2.0, 5), "narrow": jnp.linspace(1, 3, 4, dtype="float32")}
+    gradients = jax.tree.map(jnp.cos, params)
+    state = plain_state = optimizer.init(params)
+    for _ in range(2):
+        updates, state = jax.jit(optimizer.update)(gradients, state, params)
+        expected, plain_state = jax.jit(reference(optimizer).update)(gradients, plain_state, params)
+    chex.assert_trees_all_close(updates, expected, rtol=1e-6)
+    assert [x.dtype for x in jax.tree.leaves(updates)] == ["float32", "float64"]
