@@ -69,9 +69,8 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
                 gradients[i] = update.astype(leaves.arrays[i].dtype)
         # A norm of all leaves waits for those that ask for their own before it.
         own = {i: x for i, x in waiting.items() if not x.of_all_leaves}
-        if own:
-            answers = {i: [_answer(x) for x in one.statistics] for i, one in own.items()}
-        else:
+        answers = {i: [_answer(x) for x in one.statistics] for i, one in own.items()}
+        if waiting and not own:
             norm = jnp.sqrt(total([jnp.sum(x.statistics[0].array ** 2) for x in waiting.values()]))
             answers = {i: [norm.astype(dtypes[i])] for i in waiting}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
