@@ -7,8 +7,8 @@ of it, and a large one is cut into tiles, each of which is in the cache when it 
 there are many cores, a large leaf is left to YNN, which splits it between them; XLA runs loops and
 folds on one.
 
-The thresholds were measured with benchmarks/step_cost.py on two cores of a server (Xeon, AVX-512,
-jaxlib 0.10, 21 November 2026).
+The thresholds were measured with benchmarks/step_cost.py on two shared x86-64 cores (jaxlib 0.10,
+21 November 2026).
 """
 
 from collections.abc import Callable, Mapping
