@@ -6,7 +6,7 @@ their rounds in step with each other, since what the devices add to them travels
 Where one device has all leaves, each goes on by itself, in a group with others if it is small.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -80,31 +80,68 @@ class Execution:
         scalars: Scalars,
         reductions: Reductions,
     ):
-        self._programs = programs
-        self._leaves = leaves
+        late = reductions.may_write_late
+        self._programs = {i: x.written_late if late else x for i, x in programs.items()}
+        self._leaves = dict(leaves)
         self._scalars = scalars
         self._reductions = reductions
         self._progress = dict.fromkeys(leaves, Progress())
+        self._results: dict[int, tuple[jax.Array, Any]] = {}
+        self._last: list[int] = []
         self._round_of_leaf = jax.jit(merged_inside(self._stored_and_sums), static_argnums=0)
         self._rounds_of_leaf = jax.jit(merged_inside(self._by_itself), static_argnums=0)
         self._rounds_of_group = jax.jit(merged_inside(self._group_by_itself), static_argnums=0)
+        self._with_ratios = jax.jit(merged_inside(_with_ratios), static_argnums=0)
         self._finish = jax.jit(merged_inside(self._finished), static_argnums=0)
 
     def results(self) -> dict[int, tuple[jax.Array, Any]]:
         """What the programs return."""
         while waiting := [i for i in self._leaves if self._ahead(i)]:
             # A norm of all leaves has to wait for leaves that ask for their own before it.
-            own = [i for i in waiting if not self._ahead(i)[0].of_all_leaves]
-            groups = self._reductions.groups({i: self._leaves[i].gradient.size for i in own})
-            if own and groups is not None:
-                for group in groups:
+            own = self._asking_for_themselves(waiting)
+            if not own:
+                self._take_round_in_step(waiting, of_all_leaves=True)
+            for group in self._reductions.groups({i: self._leaves[i].gradient.size for i in own}):
+                self._take_turn(group)
+                if self._reductions.in_step:
+                    while ready := self._asking_for_themselves(group):
+                        self._take_round_in_step(ready, of_all_leaves=False)
+                else:
                     self._take_rounds_of_group(group)
-            else:
-                self._take_round_in_step(own or waiting, of_all_leaves=not own)
-        return {
-            i: self._finish(self._programs[i], leaf, self._scalars, self._progress[i])
-            for i, leaf in self._leaves.items()
-        }
+                self._finish_leaves(group)
+        self._finish_leaves(self._leaves)
+        return {i: self._results[i] for i in self._leaves}
+
+    def _asking_for_themselves(self, indices: Iterable[int]) -> list[int]:
+        """The leaves among them whose next round is of their own."""
+        return [i for i in indices if self._ahead(i) and not self._ahead(i)[0].of_all_leaves]
+
+    def _finish_leaves(self, indices: Iterable[int]) -> None:
+        """Takes the last pass over those leaves that have all their answers."""
+        for i in indices:
+            if i not in self._results and not self._ahead(i):
+                program, leaf, progress = self._programs[i], self._leaves[i], self._progress[i]
+                if progress.ratios is None:
+                    progress = self._with_ratios(program, leaf, self._scalars, progress)
+                own = self._reductions.before_finishing(program, leaf, progress)
+                self._results[i] = self._finish(program, own[0], self._scalars, own[1])
+
+    def _take_turn(self, group: list[int]) -> None:
+        """Has a group wait until what the group before it has written is there, if that helps."""
+        done = [i for i in self._last if i in self._results]
+        written = {i: x for i in done if (x := _like_leaf(*self._results[i])) is not None}
+        states = {i: jax.tree.flatten(self._results[i][1]) for i in written}
+        before, after = self._reductions.in_turn(
+            [states[i][0][k] for i, k in written.items()],
+            [self._leaves[i].gradient for i in group],
+        )
+        for (i, k), x in zip(written.items(), before, strict=True):
+            arrays, structure = states[i]
+            arrays[k] = x
+            self._results[i] = (self._results[i][0], structure.unflatten(arrays))
+        for i, x in zip(group, after, strict=True):
+            self._leaves[i] = self._leaves[i]._replace(gradient=x)
+        self._last = group
 
     def _ahead(self, i: int) -> Sequence[Any]:
         """The rounds that a leaf has not taken."""
@@ -188,3 +225,16 @@ class Execution:
     ) -> tuple[jax.Array, Any]:
         """What the program returns."""
         return program.result(leaf, scalars, progress)
+
+
+def _like_leaf(update: jax.Array, state: Any) -> int | None:
+    """Which array of a leaf's new state, if there is one, has an element for each of the leaf's."""
+    arrays = enumerate(jax.tree.leaves(state))
+    return next((k for k, x in arrays if x.shape == update.shape), None)
+
+
+def _with_ratios(
+    program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
+) -> Progress:
+    """The progress, with what follows from the answers alone."""
+    return program.with_ratios(leaf, scalars, progress)

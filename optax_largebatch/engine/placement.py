@@ -6,7 +6,8 @@ The platform and the number of devices are known when it is lowered, so a step t
 device is a primitive of its own, with a lowering for each platform.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any
 
 import jax
@@ -16,11 +17,21 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 from optax_largebatch import norms
 from optax_largebatch.engine.reductions.cpu import CpuReductions
+from optax_largebatch.engine.reductions.gpu import GpuReductions
+from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.reductions.xla import XlaReductions
 
 Way = Callable[..., list[jax.Array]]
 """A step with sums taken in one way, from arrays to arrays."""
+
+ON_ONE_DEVICE: Mapping[str, type[Reductions]] = {
+    "cpu": CpuReductions,
+    "cuda": GpuReductions,
+    "rocm": GpuReductions,
+    "tpu": LeafByLeaf,
+}
+"""How sums are taken where one device has all leaves; elsewhere, as wherever there are several."""
 
 
 def where_it_runs(
@@ -43,10 +54,7 @@ def where_it_runs(
         return lambda *arrays: jax.tree.leaves(taken(*structure.unflatten(arrays)))
 
     types = tuple(ShapedArray(x.shape, x.dtype) for x in results)
-    anywhere, on_one_cpu = way(XlaReductions()), way(CpuReductions())
-    return result.unflatten(
-        _step.bind(*arrays, types=types, anywhere=anywhere, on_one_cpu=on_one_cpu)
-    )
+    return result.unflatten(_step.bind(*arrays, types=types, way=way))
 
 
 def is_on_a_mesh(arrays: Any) -> bool:
@@ -65,29 +73,28 @@ def is_on_a_mesh(arrays: Any) -> bool:
 
 _step = Primitive("optax_largebatch_step")
 _step.multiple_results = True
-_step.def_abstract_eval(lambda *arrays, types, anywhere, on_one_cpu: types)
-_step.def_impl(lambda *arrays, types, anywhere, on_one_cpu: anywhere(*arrays))
+_step.def_abstract_eval(lambda *arrays, types, way: types)
+_step.def_impl(lambda *arrays, types, way: way(XlaReductions())(*arrays))
 
 
-def _lowered_anywhere(
-    ctx: Any, *arrays: Any, types: Any, anywhere: Way, on_one_cpu: Way
+def _lowered(
+    ctx: Any,
+    *arrays: Any,
+    types: Any,
+    way: Callable[[Reductions], Way],
+    on_one_device: type[Reductions] = XlaReductions,
 ) -> Sequence[Any]:
-    del types, on_one_cpu
-    return mlir.lower_fun(_without_dead_code(anywhere, ctx.avals_in))(ctx, *arrays)
-
-
-def _lowered_on_cpus(
-    ctx: Any, *arrays: Any, types: Any, anywhere: Way, on_one_cpu: Way
-) -> Sequence[Any]:
-    """The way for one CPU, if the module is for one device."""
+    """The way for the platform, if the module is for one device."""
     del types
     alone = getattr(ctx.module_context.axis_context, "num_devices", None) == 1
-    way = on_one_cpu if alone else anywhere
-    return mlir.lower_fun(_without_dead_code(way, ctx.avals_in))(ctx, *arrays)
+    own = way(on_one_device() if alone else XlaReductions())
+    return mlir.lower_fun(_without_dead_code(own, ctx.avals_in))(ctx, *arrays)
 
 
-mlir.register_lowering(_step, _lowered_anywhere)
-mlir.register_lowering(_step, _lowered_on_cpus, platform="cpu")
+mlir.register_lowering(_step, _lowered)
+for platform, on_one_device in ON_ONE_DEVICE.items():
+    lowered = functools.partial(_lowered, on_one_device=on_one_device)
+    mlir.register_lowering(_step, lowered, platform=platform)
 
 
 def _without_dead_code(way: Way, types: Sequence[ShapedArray]) -> Way:
@@ -104,19 +111,20 @@ def _without_dead_code(way: Way, types: Sequence[ShapedArray]) -> Way:
 
 
 def _derivative(
-    arrays: Sequence[Any], tangents: Sequence[Any], *, types: Any, anywhere: Way, on_one_cpu: Way
+    arrays: Sequence[Any], tangents: Sequence[Any], *, types: Any, way: Callable[[Reductions], Way]
 ) -> Any:
     """A step is differentiated as it runs anywhere."""
-    del types, on_one_cpu
-    return jax.jvp(anywhere, tuple(arrays), tuple(map(ad.instantiate_zeros, tangents)))
+    del types
+    tangents = tuple(map(ad.instantiate_zeros, tangents))
+    return jax.jvp(way(XlaReductions()), tuple(arrays), tangents)
 
 
 def _batched(
-    arrays: Sequence[Any], axes: Sequence[Any], *, types: Any, anywhere: Way, on_one_cpu: Way
+    arrays: Sequence[Any], axes: Sequence[Any], *, types: Any, way: Callable[[Reductions], Way]
 ) -> Any:
     """Steps of many networks at once are taken as they run anywhere."""
-    del types, on_one_cpu
-    results = jax.vmap(anywhere, in_axes=tuple(axes))(*arrays)
+    del types
+    results = jax.vmap(way(XlaReductions()), in_axes=tuple(axes))(*arrays)
     return results, [0] * len(results)
 
 

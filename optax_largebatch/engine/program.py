@@ -8,6 +8,9 @@ program says so or not (`costly.py`).
 """
 
 from collections.abc import Mapping, Sequence
+import copy
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -62,12 +65,29 @@ class Program:
             transform, choice, part, scalars, splits, dtype_of_all
         )
         self._parts: dict[Any, Program] = {}
+        self.writes_late = False
+        """Whether the last pass writes all new state, and not the pass that first needs it."""
         self.like_leaf = transform.like_leaf
         self.can_be_cut = transform.given == "parts"
         if self.can_be_cut:
             check_single_elements(self.trace, transform.name)
         else:
             store_what_is_costly(self.trace)
+
+    @functools.cached_property
+    def written_late(self) -> "Program":
+        """The same program, in which two sums of one round leave state that they share unwritten.
+
+        What a program materializes it computes again in the last pass, which writes it.
+        """
+        if not self._sums_share_state():
+            return self
+        late = copy.copy(self)
+        late.trace = dataclasses.replace(self.trace, stored=[[] for _ in self.trace.stored])
+        late.writes_late = True
+        if not late.can_be_cut:
+            store_what_is_costly(late.trace)
+        return late
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -106,13 +126,24 @@ class Program:
     def result(
         self, leaf: LeafArrays, scalars: Scalars, progress: Progress
     ) -> tuple[jax.Array, Any]:
-        """The update and the leaf's new state."""
+        """The update and the leaf's new state, which has the dtypes of the old one."""
         known: dict[Var, Any] = {}
         if progress.ratios is not None:
             largest = max((x.size for own in progress.answers for x in own), default=1)
             known = dict(zip(self._ratios(largest), progress.ratios, strict=True))
         targets, structure = jax.tree.flatten(self.trace.result)
-        return structure.unflatten(self._values(targets, leaf, scalars, progress, known))
+        values = self._values(targets, leaf, scalars, progress, known)
+        update, state = structure.unflatten(values)
+        return update, jax.tree.map(_cast_like, leaf.state, state, is_leaf=lambda x: x is None)
+
+    def _sums_share_state(self) -> bool:
+        """Whether two sums of a round are taken of the same array of the old state."""
+        trace = self.trace
+        return any(
+            sum(x in trace.inputs_of(own) for own in statistics) > 1
+            for statistics in trace.statistics
+            for x in trace.old_state
+        )
 
     def _values(
         self,
@@ -157,3 +188,8 @@ class Program:
             used += equation.invars
         wanted = {*variables(used)} & follows - answers
         return [x for own in trace.jaxpr.eqns for x in own.outvars if x in wanted]
+
+
+def _cast_like(old: Any, new: Any) -> Any:
+    """An array of the new state, or whatever is in it where the old one had nothing."""
+    return new if old is None else jnp.asarray(new, old.dtype)

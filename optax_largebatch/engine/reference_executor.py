@@ -74,7 +74,7 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             norm = jnp.sqrt(total([jnp.sum(x.statistics[0].array ** 2) for x in waiting.values()]))
             answers = {i: [norm.astype(dtypes[i])] for i in waiting}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
-    return leaves.rebuild(gradients), transform.join(state, parts, leaves, dict)
+    return leaves.rebuild(gradients), transform.join(state, parts, leaves, jnp.concatenate)
 
 
 def _answer(asked: Statistic) -> jax.Array:

@@ -23,8 +23,8 @@ from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
-Ready = Callable[[dict[int, jax.Array]], dict[int, jax.Array]]
-"""Gives the same arrays, none of which is there before all of them are."""
+Concatenated = Callable[[list[jax.Array]], jax.Array]
+"""Makes one vector of many."""
 
 
 @runtime_checkable
@@ -43,7 +43,9 @@ class Field(Protocol):
         """For each array in the part of a leaf, whether it is split between devices as the leaf."""
         ...
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+    def join(
+        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
+    ) -> Any:
         """The new value, from the old one and the new part of each leaf."""
         ...
 
@@ -62,7 +64,9 @@ class Counter:
     def like_leaf(self, part: Any) -> Any:
         return False
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+    def join(
+        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
+    ) -> Any:
         return optax.safe_increment(old)
 
 
@@ -75,7 +79,9 @@ class _TreeLikeParameters:
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: True, part)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+    def join(
+        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
+    ) -> Any:
         columns = zip(parts, leaves.align(f"the state's {name}", old), strict=True)
         return leaves.rebuild([_cast_like(now, like) for now, like in columns])
 
@@ -165,8 +171,10 @@ class VectorOfBlocks:
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: True, part)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
-        return one_for_each_block(name, old, parts, self.stacked, leaves, ready)
+    def join(
+        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
+    ) -> Any:
+        return one_for_each_block(name, old, parts, self.stacked, leaves, concatenated)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +199,9 @@ class Shared:
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: False, part)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+    def join(
+        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
+    ) -> Any:
         moved = (part for part in parts if part is not old)
         return _cast_like(next(moved, old), old)
 
@@ -215,8 +225,10 @@ class StateOf:
     def like_leaf(self, part: Any) -> Any:
         return self.transform.like_leaf(part)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
-        return self.transform.join(old, parts, leaves, ready)
+    def join(
+        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
+    ) -> Any:
+        return self.transform.join(old, parts, leaves, concatenated)
 
 
 def declare(kind: type[tuple[Any, ...]], **fields: Field) -> Any:
@@ -246,7 +258,7 @@ def one_for_each_block(
     entries: Sequence[Any],
     stacked: Stacked,
     leaves: Leaves,
-    ready: Ready,
+    concatenated: Concatenated,
 ) -> jax.Array:
     """A vector with one entry for each block, from what the leaf programs returned.
 
@@ -257,7 +269,7 @@ def one_for_each_block(
             of them, or None where there was no gradient and the old entries stay.
         stacked: the stacks.
         leaves: the leaves.
-        ready: has the entries ready at one time.
+        concatenated: makes one vector of the entries.
 
     Returns:
         The new vector, the same on all devices.
@@ -278,9 +290,7 @@ def one_for_each_block(
             "Call `init` with the whole parameters (outside of shard_map, where a stack is split "
             "between its layers) and with the same `stacked`."
         )
-    # Or the kernel that puts them together would compute them all once more.
-    parts = list(ready(dict(enumerate(parts))).values())
-    return jnp.concatenate(parts) if parts else old
+    return concatenated(parts) if parts else old
 
 
 def blocks_of_leaf(

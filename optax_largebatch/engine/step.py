@@ -92,7 +92,7 @@ class Step:
         for i, (update, part) in results.items():
             updates.append(update.astype(leaves.arrays[i].dtype))
             parts[i] = part
-        return updates, self._transform.join(arrays.state, parts, leaves, reductions.ready)
+        return updates, self._transform.join(arrays.state, parts, leaves, reductions.concatenated)
 
     def _closes_over_tracers(self, arrays: Arrays) -> bool:
         """Whether a leaf program uses a traced array that it is not given; checks all programs."""

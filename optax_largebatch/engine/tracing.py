@@ -66,6 +66,8 @@ class Trace:
     """What is materialized before each round, and last what is after all of them."""
     result: Any
     """The update and the new state."""
+    old_state: list[Any]
+    """Those inputs of the state with an element for each element of the leaf."""
     like_leaf: list[Any]
     """The inputs with an element for each element of the leaf."""
     of_blocks: list[Any]
@@ -95,6 +97,11 @@ class Trace:
                 needed.append(equation)
                 wanted |= {*variables(equation.invars)} - known
         return needed[::-1]
+
+    def inputs_of(self, target: Any) -> set[Any]:
+        """The inputs that a variable is computed from, not counting what answers were."""
+        needed = self.needed([target], self.all_answers)
+        return {*variables(itertools.chain([target], *(x.invars for x in needed)))}
 
     def of_pass(self, position: int) -> list[Any]:
         """The equations of the pass before a round, or of the last one."""
@@ -190,6 +197,9 @@ def traced(
         answers=answers,
         stored=[[] for _ in range(len(rounds) + 1)],
         result=result,
+        old_state=[
+            x for x, own in columns[len(no_state) :] if own and x.aval.shape == leaf.gradient.shape
+        ],
         like_leaf=[x for x, own in columns if own and x.aval.shape == leaf.gradient.shape],
         of_blocks=[x for x, own in columns if own and x.aval.shape != leaf.gradient.shape],
         same_for_all=[(*name, value) for name, value in zip(names, shared, strict=True)],

@@ -34,7 +34,7 @@ from optax_largebatch.engine.contract.declaration import (
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import (
-    Ready,
+    Concatenated,
     StateOf,
     built_like,
     names_and_fields,
@@ -101,12 +101,12 @@ class LeafTransform:
         columns = zip(self.state, part, strict=True)
         return built_like(self.state, [field.like_leaf(own) for field, own in columns])
 
-    def join(self, state: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
+    def join(self, state: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated) -> Any:
         """The new state, from the old one and the new state of each leaf."""
         new = []
         for position, (name, field) in enumerate(names_and_fields(self.state)):
             own = [part[position] for part in parts]
-            new.append(field.join(name, state[position], own, leaves, ready))
+            new.append(field.join(name, state[position], own, leaves, concatenated))
         return built_like(self.state, new)
 
     def same_for_all(self, part: Any, *kinds: type) -> list[tuple[str, str, Any]]:

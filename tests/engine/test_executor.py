@@ -11,8 +11,10 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.engine import step as step_module
-from optax_largebatch.engine.reductions import cpu, folds, tiles
+from optax_largebatch.engine.reductions import cpu, folds, groups, leaf_by_leaf, tiles
 from optax_largebatch.engine.reductions.cpu import CpuReductions
+from optax_largebatch.engine.reductions.gpu import GpuReductions
+from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
 from optax_largebatch.engine.reductions.xla import XlaReductions
 from optax_largebatch.engine.reference_executor import reference
 from optax_largebatch.engine.to_optax import transformation
@@ -65,10 +67,19 @@ def cores(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture(params=["several devices", "few", "small leaves", "folds", "tiles", "many cores"])
+ACCELERATORS = {
+    "several devices": XlaReductions,
+    "one GPU": GpuReductions,
+    "one TPU": LeafByLeaf,
+}
+
+
+@pytest.fixture(params=[*ACCELERATORS, "few", "small leaves", "folds", "tiles", "many cores"])
 def way(request, monkeypatch):
     """The ways in which passes run: what they do depends on where they are, and on sizes."""
-    reductions = XlaReductions() if request.param == "several devices" else CpuReductions()
+    reductions = ACCELERATORS.get(request.param, CpuReductions)()
+    monkeypatch.setattr(leaf_by_leaf, "MOST_OF_A_GROUP", 20)
+    monkeypatch.setattr(groups, "MOST_OF_A_PIECE", 2)
     monkeypatch.setattr(
         step_module, "where_it_runs", lambda step, like, *own: step(reductions)(*own)
     )

@@ -11,18 +11,21 @@ The thresholds were measured with benchmarks/step_cost.py on two shared x86-64 c
 21 November 2026).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
 import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import Key, merged_inside, outlined
+from optax_largebatch.engine.compilation import merged_inside, outlined
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.folds import Fold, sums_of_few
+from optax_largebatch.engine.reductions.groups import in_groups
+from optax_largebatch.engine.reductions.protocol import SumOfLeaf
 from optax_largebatch.engine.reductions.tiles import Tiles
 from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.scalars import Scalars
@@ -60,17 +63,12 @@ def has_few_cores() -> bool:
 class CpuReductions:
     """Each leaf takes all its rounds by itself, and small ones are compiled in groups."""
 
+    may_write_late = False
+    in_step = False
+
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The leaves, several small ones at a time."""
-        groups: list[list[int]] = []
-        room = 0
-        for i, size in sizes.items():
-            if not groups or size > room:
-                groups.append([])
-                room = MOST_OF_A_GROUP
-            groups[-1].append(i)
-            room -= size
-        return groups
+        return in_groups(sizes, MOST_OF_A_GROUP)
 
     def sums(
         self, program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
@@ -97,9 +95,25 @@ class CpuReductions:
         """A group keeps to itself, and in it a leaf that should seldom pass through memory."""
         return outlined() if size is None or is_large(size) else contextlib.nullcontext()
 
-    def ready(self, numbers: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
+    def in_turn(
+        self, before: Sequence[jax.Array], after: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Each group is a call of its own, which is enough."""
+        return list(before), list(after)
+
+    def before_finishing(
+        self, program: Program, leaf: LeafArrays, progress: Progress
+    ) -> tuple[LeafArrays, Progress]:
+        """They are as they were."""
+        return leaf, progress
+
+    def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
         """They are there: nothing travels."""
         return dict(numbers)
+
+    def concatenated(self, vectors: Sequence[jax.Array]) -> jax.Array:
+        """In one kernel."""
+        return jnp.concatenate(list(vectors))
 
 
 def is_large(size: int) -> bool:

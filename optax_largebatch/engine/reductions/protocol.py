@@ -1,22 +1,30 @@
 """What the engine asks of the place where a step runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import contextlib
 from typing import Any, Protocol
 
 import jax
 
-from optax_largebatch.engine.compilation import Key
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.tracing import LeafArrays
+
+SumOfLeaf = tuple[int, int]
+"""The number of a leaf, and that of a sum among those of its round."""
 
 
 class Reductions(Protocol):
     """How sums are taken, and what stands around a pass."""
 
-    def groups(self, sizes: Mapping[int, int]) -> list[list[int]] | None:
-        """Which leaves take their rounds together, each by itself; None if all do, in step.
+    may_write_late: bool
+    """Whether the last pass over a leaf writes all its new state, where two sums share some."""
+
+    in_step: bool
+    """Whether the leaves of a group take each round together, rather than one after the other."""
+
+    def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
+        """Which leaves go together, in the order of the groups.
 
         Args:
             sizes: the elements of each leaf, by number.
@@ -44,6 +52,27 @@ class Reductions(Protocol):
         """
         ...
 
-    def ready(self, numbers: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
-        """The numbers of many leaves, for those who need them all at one time."""
+    def in_turn(
+        self, before: Sequence[jax.Array], after: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """The same arrays, the later ones not there before the earlier ones if that helps.
+
+        Args:
+            before: what the leaves that have been finished have last written.
+            after: what the next leaves are about to read.
+        """
+        ...
+
+    def before_finishing(
+        self, program: Program, leaf: LeafArrays, progress: Progress
+    ) -> tuple[LeafArrays, Progress]:
+        """The same arrays, for the pass that finishes a leaf."""
+        ...
+
+    def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
+        """The sums of many leaves, for those who need them all at one time."""
+        ...
+
+    def concatenated(self, vectors: Sequence[jax.Array]) -> jax.Array:
+        """One vector of the numbers of many leaves."""
         ...

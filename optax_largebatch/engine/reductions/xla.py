@@ -1,23 +1,35 @@
 """Sums as XLA takes them: on accelerators, and wherever several devices have parts of a leaf."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import contextlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import Key, together
+from optax_largebatch.engine.compilation import together
 from optax_largebatch.engine.program import Program, Progress
+from optax_largebatch.engine.reductions.groups import in_pieces
+from optax_largebatch.engine.reductions.protocol import SumOfLeaf
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.tracing import LeafArrays, term
 
 
 class XlaReductions:
-    """All leaves take their rounds in step, and nothing is kept from the compiler."""
+    """All leaves take their rounds in step, and nothing is kept from the compiler.
 
-    def groups(self, sizes: Mapping[int, int]) -> None:
-        """No leaf goes on by itself."""
+    On a GPU a kernel writes over an array that it reads only if it takes at most one sum of it.
+    LANS takes two sums of its second moment in one round: written in that pass, the moment would
+    take a second array and a copy. So the last pass writes it, which costs no byte more.
+    """
+
+    may_write_late = True
+    in_step = True
+
+    def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
+        """All together."""
+        return [list(sizes)] if sizes else []
 
     def sums(
         self, program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
@@ -30,6 +42,30 @@ class XlaReductions:
         """Passes stay open to the compiler, which has to see all leaves to combine their sums."""
         return contextlib.nullcontext()
 
-    def ready(self, numbers: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
+    def in_turn(
+        self, before: Sequence[jax.Array], after: Sequence[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """There are no turns: all leaves go in step."""
+        return list(before), list(after)
+
+    def before_finishing(
+        self, program: Program, leaf: LeafArrays, progress: Progress
+    ) -> tuple[LeafArrays, Progress]:
+        """Not there before the answers are, if this pass is to write what another one computes.
+
+        Otherwise XLA would see that both compute the same, and write it in the earlier pass.
+        """
+        if not program.writes_late:
+            return leaf, progress
+        gradient, answers = jax.lax.optimization_barrier((leaf.gradient, progress.answers))
+        return leaf._replace(gradient=gradient), progress._replace(answers=answers)
+
+    def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
         """All of them together, so that they travel as one."""
         return together(numbers)
+
+    def concatenated(self, vectors: Sequence[jax.Array]) -> jax.Array:
+        """In pieces, or XLA would make a kernel of each number of a long vector."""
+        pieces = [jnp.concatenate(piece) for piece in in_pieces(list(vectors))]
+        # Or the kernel of the last concatenation would compute all numbers once more.
+        return jnp.concatenate(jax.lax.optimization_barrier(pieces))

@@ -1,0 +1,1 @@
+"""What XLA makes of a step for GPUs and TPUs that are not there."""

@@ -1,0 +1,161 @@
+"""What XLA makes of a whole step for GPUs and TPUs, seen without having one.
+
+    python -m benchmarks.compiled_step
+    python -m benchmarks.compiled_step --target "one H100" --case bert-base --optimizer lamb lans
+
+Everything here is compiled and nothing is timed. A step is `update` and `apply_updates`, with
+parameters and state donated. Bytes are what kernels read from and write to the memory of a device,
+for each of its own parameters; what a TPU keeps on its chip is not counted. The passes over a leaf
+follow each other if other kernels move less than `NEAR` bytes between them. Writes
+`compiled_step.csv` and `compiled_step.png`. With `--check` it ends with an error if a step is worse
+than `limits.py` says.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from benchmarks.compiled_step.cases import CASES, OURS, Case
+from benchmarks.compiled_step.limits import failures
+from benchmarks.compiled_step.picture import plot
+from benchmarks.compiled_step.program_text import Program
+from benchmarks.compiled_step.targets import TARGETS
+from benchmarks.harness.machine import versions
+from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.steps import updated
+
+NEAR = 50 * 2**20
+"""The cache of an H100."""
+
+LARGE = 2**20
+"""The bytes of a gradient from which its passes should follow each other."""
+
+SHORT = [
+    (target, "two layers", name)
+    for target in ("one H100", "eight H100", "one v5e", "v5e 2x4")
+    for name in OURS
+]
+
+CELLS = [
+    *((target, "bert-base") for target in ("one H100", "eight H100", "one v5e", "v5e 2x4")),
+    *((target, "1.3B, stacked") for target in ("one H100", "eight H100", "v5e 2x4", "v5e 16x16")),
+    *(("one H100", name) for name in CASES if name not in ("bert-base", "1.3B, stacked")),
+]
+"""What is compiled unless something else is asked for; 1.3B are too many for one v5e."""
+
+
+def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
+    """A row of the table: one optimizer's step for one target."""
+    target, case = TARGETS[target_name], CASES[case_name]
+    params, state, gradients, optimizer = case.arguments(name)
+    own_parameters = sum(x.size for x in jax.tree.leaves(params)) / target.number
+    leaves = len(jax.tree.leaves(params))
+
+    def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
+        return updated(optimizer, gradients, params, state)
+
+    arguments = target.placed((params, state, gradients))
+    start = time.process_time()
+    # Between two steps of training everything stays where it is.
+    own = jax.tree.map(lambda x: x.sharding, arguments[:2])
+    lowered = jax.jit(step, donate_argnums=(0, 1), out_shardings=own).lower(*arguments)
+    traced = time.process_time()
+    compiled = lowered.compile()
+    done = time.process_time()
+    program = Program(compiled.as_text())
+    cost = program.cost()
+    apart = [x > NEAR for x in program.bytes_between_passes(LARGE)]
+    temporaries = compiled.memory_analysis().temp_size_in_bytes
+    parameter_bytes = jax.tree.leaves(params)[0].dtype.itemsize * own_parameters
+    return {
+        "target": target_name,
+        "case": case_name,
+        "optimizer": name,
+        "kernels": cost.kernels,
+        "kernels_for_each_leaf": round(cost.kernels / leaves, 2),
+        "bytes_for_each_parameter": round(cost.bytes / own_parameters, 2),
+        "floor": case.floors.get(name, ""),
+        "bytes_between_steps": round(program.cost(branch=False).bytes / own_parameters, 2),
+        "temporaries_percent": round(100 * temporaries / parameter_bytes, 2),
+        "passes_far_apart": sum(apart) if target.number == 1 else "",
+        "collectives": " ".join(f"{kind}:{n}" for kind, n in program.collectives.items()),
+        "trace_cpu_s": round(traced - start, 2),
+        "compile_cpu_s": round(done - traced, 2),
+        "versions": versions(),
+    }
+
+
+def optimizers_of(case: Case) -> list[str]:
+    """AdamW, and the optimizers of this library that the table is about."""
+    peers = ["optax.lamb", "optax.lars"] if "optax.lamb" in case.floors else []
+    return ["optax.adamw", *peers, *OURS]
+
+
+def main() -> None:
+    """Compiles, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", nargs="+", choices=TARGETS)
+    parser.add_argument("--case", nargs="+", choices=CASES)
+    parser.add_argument("--optimizer", nargs="+", help="default: those of each case")
+    parser.add_argument("--short", action="store_true", help="two layers of BERT, a minute")
+    parser.add_argument("--check", action="store_true", help="compare with limits.py")
+    add_output(parser, "compiled_step")
+    args = parser.parse_args()
+    if args.short:
+        cells = SHORT
+    else:
+        pairs = [
+            (target, case)
+            for target in args.target or TARGETS
+            for case in args.case or CASES
+            if (args.target and args.case) or (target, case) in CELLS
+        ]
+        cells = [
+            (target, case, name)
+            for target, case in pairs
+            for name in args.optimizer or optimizers_of(CASES[case])
+        ]
+    for name in {target for target, *_ in cells if not TARGETS[target].is_available}:
+        print(f"{name}: left out, its compiler is not installed (`make compilers`)")
+    cells = [cell for cell in cells if TARGETS[cell[0]].is_available]
+    rows = []
+    progress = tqdm(cells, desc="compiling")
+    for cell in progress:
+        progress.set_postfix_str(", ".join(cell))
+        rows.append(measure(*cell))
+        write_csv(rows, args.output / "compiled_step.csv")
+    if not rows:
+        return
+    plot(rows, args.output / "compiled_step.png")
+    print(table(rows))
+    if args.check and (worse := failures(rows)):
+        raise SystemExit("worse than limits.py allows:\n" + "\n".join(worse))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows for a terminal."""
+    columns = [
+        ("target", 10),
+        ("case", 30),
+        ("optimizer", 11),
+        ("kernels_for_each_leaf", 8),
+        ("bytes_for_each_parameter", 8),
+        ("floor", 6),
+        ("temporaries_percent", 8),
+        ("passes_far_apart", 6),
+        ("collectives", 20),
+    ]
+    heads = ["target", "case", "optimizer", "kernels", "bytes", "floor", "temp. %", "apart"]
+    lines = [[*heads, "collectives"], *([str(row[name]) for name, _ in columns] for row in rows)]
+    widths = [width for _, width in columns]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+if __name__ == "__main__":
+    main()

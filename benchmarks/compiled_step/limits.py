@@ -1,0 +1,56 @@
+"""How good a step has to stay; `python -m benchmarks.compiled_step --check` compares."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+ROUNDS = {"lamb": 1, "lans": 2, "lars": 1}
+"""The all-reduces of a step where leaves are split: one for each round of norms."""
+
+
+class Limit(NamedTuple):
+    """What a step may cost at most."""
+
+    bytes_for_each_parameter: float
+    kernels_for_each_leaf: float = float("inf")
+    temporaries_percent: float = float("inf")
+    passes_far_apart: float = float("inf")
+
+
+LIMITS = {
+    ("one H100", "bert-base", "lamb"): Limit(40.5, 2.6, 1, 1),
+    ("one H100", "bert-base", "lans"): Limit(48.5, 4.1, 1, 0),
+    ("one H100", "bert-base", "lars"): Limit(28.5, 2.6, 1, 0),
+    ("one H100", "1.3B, stacked", "lamb"): Limit(40.5, temporaries_percent=1),
+    ("one H100", "1.3B, stacked", "lans"): Limit(48.5, temporaries_percent=1),
+    ("one H100", "1.3B, stacked", "lars"): Limit(28.5, temporaries_percent=1),
+    ("eight H100", "1.3B, stacked", "lamb"): Limit(40.5, temporaries_percent=1),
+    ("eight H100", "1.3B, stacked", "lans"): Limit(48.5, temporaries_percent=1),
+    ("eight H100", "1.3B, stacked", "lars"): Limit(28.5, temporaries_percent=1),
+    ("one v5e", "bert-base", "lamb"): Limit(34),
+    ("one v5e", "bert-base", "lans"): Limit(36),
+    ("one v5e", "bert-base", "lars"): Limit(24.5),
+    ("one H100", "two layers", "lamb"): Limit(40.5, 2.6, 1),
+    ("one H100", "two layers", "lans"): Limit(48.5, 4.1, 1),
+    ("one H100", "two layers", "lars"): Limit(28.5, 2.6, 1),
+    ("one v5e", "two layers", "lamb"): Limit(34),
+    ("one v5e", "two layers", "lans"): Limit(36),
+    ("one v5e", "two layers", "lars"): Limit(24.5),
+}
+
+
+def failures(rows: list[Mapping[str, Any]]) -> list[str]:
+    """What is worse than it may be, a line for each."""
+    return [line for row in rows for line in _failures_of(row)]
+
+
+def _failures_of(row: Mapping[str, Any]) -> Iterator[str]:
+    cell = (row["target"], row["case"], row["optimizer"])
+    limit = LIMITS.get(cell)
+    for name, most in limit._asdict().items() if limit else ():
+        if row[name] != "" and row[name] > most:
+            yield f"{', '.join(cell)}: {name} is {row[name]}, allowed are {most}"
+    if row["optimizer"] in ROUNDS:
+        several = row["target"] not in ("one H100", "one v5e")
+        wanted = f"all-reduce:{ROUNDS[row['optimizer']]}" if several else ""
+        if row["collectives"] != wanted:
+            yield f"{', '.join(cell)}: collectives are {row['collectives']!r}, not {wanted!r}"

@@ -1,0 +1,55 @@
+"""The picture of compiled steps."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+COLORS = {
+    "optax.adamw": "#888888",
+    "optax.lamb": "#b9c8dd",
+    "optax.lars": "#d9cbb2",
+    "lamb": "#2f6fb3",
+    "lans": "#b3432f",
+    "lars": "#b3862f",
+}
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Bytes for each parameter, a panel for each target; a mark shows the floor."""
+    targets = list(dict.fromkeys(row["target"] for row in rows))
+    cases = {x: list(dict.fromkeys(r["case"] for r in rows if r["target"] == x)) for x in targets}
+    figure, panels = pyplot.subplots(
+        len(targets),
+        1,
+        figsize=(8, 1.2 * sum(map(len, cases.values())) + len(targets)),
+        height_ratios=[len(cases[x]) for x in targets],
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, target in zip(panels[:, 0], targets, strict=True):
+        for place, case in enumerate(cases[target]):
+            own = [r for r in rows if (r["target"], r["case"]) == (target, case)]
+            for k, row in enumerate(own):
+                y = place + 0.8 * ((k + 0.5) / len(own) - 0.5)
+                height, name = 0.8 / len(own), row["optimizer"]
+                panel.barh(y, row["bytes_for_each_parameter"], 0.9 * height, color=COLORS[name])
+                if row["floor"]:
+                    panel.plot([row["floor"]] * 2, [y - height / 2, y + height / 2], "k", lw=1.5)
+        panel.set_yticks(range(len(cases[target])), cases[target])
+        panel.invert_yaxis()
+        panel.set_title(target, loc="left")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[-1, 0].set_xlabel(
+        "bytes to and from memory for each parameter (black: the least without a cache)"
+    )
+    present = [x for x in COLORS if any(row["optimizer"] == x for row in rows)]
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[name]) for name in present]
+    figure.legend(handles, present, loc="outside upper center", ncols=len(present), frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,119 @@
+"""What GPUs, TPUs and meshes compute, run on a CPU; their programs are chosen when they lower."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.engine import reference
+from optax_largebatch.engine import step as step_module
+from optax_largebatch.engine.reductions import groups, leaf_by_leaf
+from optax_largebatch.engine.reductions.gpu import GpuReductions, sums_at_once
+from optax_largebatch.engine.reductions.groups import in_groups, in_pieces
+from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
+from optax_largebatch.engine.reductions.xla import XlaReductions
+from optax_largebatch.engine.requests import Statistic
+from tests.conftest import enable_x64
+
+PIECE, GROUP = 4, 2**10
+WAYS = {"several devices": XlaReductions, "one GPU": GpuReductions, "one TPU": LeafByLeaf}
+
+
+@pytest.fixture(autouse=True)
+def thresholds(monkeypatch):
+    """Lower, so that a few small leaves lie on both sides of each."""
+    monkeypatch.setattr(groups, "MOST_OF_A_PIECE", PIECE)
+    monkeypatch.setattr(leaf_by_leaf, "MOST_OF_A_GROUP", GROUP)
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    reductions = WAYS[request.param]()
+    monkeypatch.setattr(
+        step_module, "where_it_runs", lambda step, like, *own: step(reductions)(*own)
+    )
+
+
+def network(dtype):
+    """More leaves than a piece has, and leaves on both sides of what a group has."""
+    shapes = {f"bias_{index}": (3 + index % 5,) for index in range(PIECE + 1)}
+    shapes |= {f"large_{n}": (GROUP + n,) for n in (-1, 0, 1)}
+    shapes |= {"stack": (3, 16, 12)}
+    return {
+        key: jnp.cos(jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape) + 0.5
+        for key, shape in shapes.items()
+    }
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [("float32", 1e-6), pytest.param("float64", 1e-13, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+def test_the_numbers_of_the_reference_executor(name, dtype, tolerance):
+    with enable_x64(dtype == "float64"):
+        params = network(dtype)
+        stacked = lb.stacked_layers({"^stack": 0})
+        clipped = {"max_grad_norm": 1.0} if name == "lamb" else {}
+        optimizer = getattr(lb, name)(0.1, weight_decay=0.01, stacked=stacked, **clipped)
+        step, plain_step = jax.jit(optimizer.update), jax.jit(reference(optimizer).update)
+        state = plain_state = optimizer.init(params)
+        for index in range(2):
+            gradients = jax.tree.map(lambda x, i=index: jnp.sin(3 * x + i) + 0.1, params)
+            updates, state = step(gradients, state, params)
+            expected, plain_state = plain_step(gradients, plain_state, params)
+            for found, wanted in ((updates, expected), (state, plain_state)):
+                jax.tree.map(lambda x, y: close(x, y, tolerance), found, wanted)
+
+
+def close(found, expected, tolerance):
+    """Relative to the largest value of a leaf; a CPU adds a GPU's sums one after the other."""
+    chex.assert_trees_all_close(
+        found, expected, rtol=0, atol=tolerance * max(float(jnp.max(jnp.abs(expected))), 1e-30)
+    )
+
+
+@pytest.mark.parametrize("kept", [(), (0,), (1,)])
+def test_several_sums_in_one_reduction(kept):
+    arrays = [jnp.arange(24.0).reshape(2, 3, 4) + k for k in range(3)]
+    kinds = ("norm", "sum", "mean")
+    statistics = [Statistic(x, kind, kept) for x, kind in zip(arrays, kinds, strict=True)]
+    program = jax.make_jaxpr(lambda: sums_at_once(statistics))()
+    assert [x.primitive.name for x in program.eqns].count("reduce") == 1
+    others = tuple(axis for axis in range(3) if axis not in kept)
+    for x, kind, found in zip(arrays, kinds, sums_at_once(statistics), strict=True):
+        terms = x**2 if kind == "norm" else x
+        np.testing.assert_allclose(
+            found, np.sum(terms, axis=others, keepdims=bool(kept)), rtol=1e-6
+        )
+
+
+def test_a_gpu_takes_small_leaves_first():
+    sizes = {0: GROUP, 1: 10, 2: 2 * GROUP, 3: 20}
+    assert GpuReductions().groups(sizes) == [[1, 3], [0], [2]]
+    assert LeafByLeaf().groups(sizes) == [[0], [1], [2], [3]]
+    assert in_groups({0: 3, 1: 3, 2: 3}, 6) == [[0, 1], [2]]
+    assert [len(x) for x in in_pieces(range(2 * PIECE + 1))] == [PIECE, PIECE, 1]
+
+
+def test_lans_writes_its_moments_in_the_last_pass_of_an_accelerator(monkeypatch):
+    """XLA on a GPU would otherwise copy the second moment, of which two sums are taken."""
+    optimizer = lb.lans(1e-3)
+    params = {"kernel": jax.ShapeDtypeStruct((512, 512), "float32")}
+    state = jax.eval_shape(optimizer.init, params)
+    program = jax.jit(optimizer.update).trace(params, state, params)
+
+    def outputs_of_passes(platform):
+        """The number of matrices that each function of the module returns."""
+        text = program.lower(lowering_platforms=(platform,)).as_text()
+        heads = [line for line in text.splitlines() if "func.func private" in line]
+        return {
+            head.split("@")[1].split("(")[0]: head.split("->")[1].count("512x512") for head in heads
+        }
+
+    for platform, written in (("cuda", 0), ("tpu", 0), ("cpu", 2)):
+        sums = [n for name, n in outputs_of_passes(platform).items() if "_stored_and_sums" in name]
+        assert max(sums) == written
