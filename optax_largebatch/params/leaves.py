@@ -146,7 +146,7 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 
     Args:
         name: what the tree is, for messages.
-        tree: parameters or gradients.
+        tree: parameters or gradients; for `init` also their `jax.ShapeDtypeStruct`.
 
     Returns:
         The leaves.
@@ -175,7 +175,8 @@ def leaves_of(name: str, tree: Any) -> Leaves:
                 "Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide it with "
                 "optax.masked."
             )
-    return Leaves(tree, treedef, [jnp.asarray(leaf) for _, leaf in keyed])
+    arrays = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for _, x in keyed]
+    return Leaves(tree, treedef, arrays)
 
 
 def gradients_of(

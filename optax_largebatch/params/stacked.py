@@ -57,7 +57,7 @@ class Stacked:
 
     def numbers(self, params: Any) -> Any:
         """A zero for each block: a tree of scalars, and of arrays that broadcast along stacks."""
-        return self.map(lambda leaf, axes: zeros_of_blocks(jnp.asarray(leaf), axes), params)
+        return self.map(zeros_of_blocks, params)
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""

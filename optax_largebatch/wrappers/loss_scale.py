@@ -99,9 +99,12 @@ def dynamic_loss_scale(
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)
-        zero = jnp.zeros([], jnp.int32)
-        scale = jnp.asarray(initial_scale, jnp.float32)
-        return DynamicLossScaleState(scale, zero, zero, inner.init(params))
+        return DynamicLossScaleState(
+            loss_scale=jnp.asarray(initial_scale, jnp.float32),
+            good_steps=jnp.zeros([], jnp.int32),
+            skipped=jnp.zeros([], jnp.int32),
+            inner_state=inner.init(params),
+        )
 
     def update(
         updates: optax.Updates,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_dtype
+from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 
@@ -86,7 +87,7 @@ def master_weights(
 
     def init(params: optax.Params) -> MasterWeightsState:
         leaves = leaves_of("params", params)
-        columns = [(x.astype(dtype) if is_less_precise(x) else ()) for x in leaves.arrays]
+        columns = [(cast(x, dtype) if is_less_precise(x) else ()) for x in leaves.arrays]
         return MasterWeightsState(leaves.rebuild(columns), inner.init(precise(leaves, columns)))
 
     def precise(leaves: Any, masters: list[Any]) -> optax.Params:

@@ -63,8 +63,12 @@ def skip_nonfinite(
 
     def init(params: optax.Params) -> SkipNonfiniteState:
         leaves_of("params", params)
-        zero = jnp.zeros([], jnp.int32)
-        return SkipNonfiniteState(zero, zero, jnp.zeros([], bool), inner.init(params))
+        return SkipNonfiniteState(
+            skipped=jnp.zeros([], jnp.int32),
+            skipped_in_a_row=jnp.zeros([], jnp.int32),
+            gave_up=jnp.zeros([], bool),
+            inner_state=inner.init(params),
+        )
 
     def update(
         updates: optax.Updates,
