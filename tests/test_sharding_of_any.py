@@ -1,7 +1,7 @@
 """`shard_optimizer_state` for any transformation and any container of parameters.
 
-The oracle is the type that each array gets from `init` where the axes of the mesh are explicit: what
-is made like a parameter is split like it.
+The oracle is the type that each array gets from `init` where the axes of the mesh are explicit:
+what is made like a parameter is split like it.
 """
 
 from typing import NamedTuple

@@ -52,7 +52,7 @@ def test_trust_ratios_under_jit():
 def test_other_states_and_parameters_are_errors():
     with pytest.raises(ValueError, match="state holds no trust ratios"):
         lb.trust_ratios(after_a_step(lb.eve(0.1)), PARAMS)
-    with pytest.raises(ValueError, match="holds 6 trust ratios, and params have 4 blocks"):
+    with pytest.raises(ValueError, match="holds the trust ratios of 6 blocks, and params have 4"):
         lb.trust_ratios(after_a_step(lb.lamb(0.1, stacked=STACKED)), PARAMS)
 
 
