@@ -121,7 +121,7 @@ def step_metrics(
         **_learning_rates(state, params, groups),
         **{name: _norm(name, tree) for name, tree in trees.items() if tree is not None},
         **_trust_ratios(state),
-        **_counted(state),
+        **counted(state),
         **_noise_scales(state),
     }
 
@@ -194,7 +194,7 @@ def _trust_ratios(state: Any) -> dict[str, jax.Array]:
     }
 
 
-def _counted(state: Any) -> dict[str, jax.Array]:
+def counted(state: Any) -> dict[str, jax.Array]:
     """The metrics that stand in a state as they are."""
     metrics = {}
     for name, fields in COUNTED.items():
