@@ -20,7 +20,7 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.paths import leaf_names, stands_for_all
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
 Ready = Callable[[dict[int, jax.Array]], dict[int, jax.Array]]
@@ -124,6 +124,8 @@ class PerAxis(_TreeLikeParameters):
     initial: Callable[[optax.Params], Any]
 
     def init(self, params: optax.Params) -> Any:
+        if stands_for_all(params):
+            return 0  # it is nothing like the parameters
         for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
             axes = norms.varying_axes(leaf)
             if axes:

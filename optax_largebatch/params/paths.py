@@ -52,6 +52,11 @@ def is_placeholder(node: Any) -> bool:
     return type(node).__module__.split(".")[0] == "optax"
 
 
+def stands_for_all(params: Any) -> bool:
+    """Whether `params` is what `optax.tree.map_params` initialises an optimizer with."""
+    return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
+
+
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
     """The node at a path, or None where a key does not say how to get there."""
     for key in path:

@@ -27,7 +27,10 @@ class Stacked:
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
-        columns = zip(jax.tree.leaves(params), self.resolve(params), strict=True)
+        leaves = jax.tree.leaves(params)
+        if not leaves:  # of a placeholder, too, which a function of the parameters does not know
+            return []
+        columns = zip(leaves, self.resolve(params), strict=True)
         checked = []
         for index, (leaf, axes) in enumerate(columns):
             try:

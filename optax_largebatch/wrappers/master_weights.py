@@ -16,7 +16,9 @@ class MasterWeightsState(NamedTuple):
     """State of `master_weights`."""
 
     master: optax.Params
-    """The parameters in full precision; `()` in the place of one that has it already."""
+    """The parameters in full precision; `()` in the place of one that has it already. (With trees
+    beside it, `optax.tree.map_params` needs `is_leaf=lambda node: isinstance(node, tuple)` there.)
+    """
     inner_state: optax.OptState
     """State of the inner transformation, which knows the masters only."""
 
