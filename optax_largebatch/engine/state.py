@@ -57,6 +57,7 @@ class Counter:
         return jnp.zeros([], jnp.int32)
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        check_shape(name, value, ())
         return [value] * len(leaves.arrays)
 
     def like_leaf(self, part: Any) -> Any:
@@ -67,10 +68,10 @@ class Counter:
 
 
 class _TreeLikeParameters:
-    """A tree with something for each parameter."""
+    """A tree with an array for each parameter."""
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return leaves.align(f"the state's {name}", value)
+        return leaves.alike(f"the state's {name}", value)
 
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: True, part)
@@ -110,6 +111,14 @@ class NumberPerBlock(_TreeLikeParameters):
     def init(self, params: optax.Params) -> Any:
         return self.stacked.numbers(params)
 
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        axes = self.stacked.axes(leaves.tree)
+        return leaves.alike(
+            f"the state's {name}",
+            value,
+            lambda index: norms.shape_of_blocks(leaves.arrays[index].shape, axes[index]),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class PerAxis(_TreeLikeParameters):
@@ -135,6 +144,9 @@ class PerAxis(_TreeLikeParameters):
                     "init outside of shard_map."
                 )
         return self.initial(params)
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return leaves.align(f"the state's {name}", value)
 
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: False, part)
@@ -219,6 +231,20 @@ class StateOf:
 
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, ready: Ready) -> Any:
         return self.transform.join(old, parts, leaves, ready)
+
+
+def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
+    """Checks an array of a state that does not belong to single leaves.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    if jnp.shape(value) != expected:
+        raise ValueError(
+            f"the state's {name} has the shape {jnp.shape(value)}, and not {expected}. It belongs "
+            "to an optimizer with other options, or has an axis for several models: call `init` "
+            "of this optimizer, or restore into what that returns."
+        )
 
 
 def declare(kind: type[tuple[Any, ...]], **fields: Field) -> Any:

@@ -63,6 +63,7 @@ class _Bound:
                 "params must be given to `update`, because this transformation depends on the "
                 "parameters; got None. Call optimizer.update(grads, state, params)."
             )
+        self.transform.check(state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         with_gradient = [i for i, gradient in enumerate(gradients) if gradient is not None]
         known = Known(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_dtype
+from optax_largebatch.arguments import check_dtype, check_state
 from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
@@ -108,13 +108,16 @@ def master_weights(
                 "params must be given to `update`, because master_weights moves them to their "
                 "masters; got None. Call optimizer.update(grads, state, params)."
             )
+        check_state("master_weights", MasterWeightsState, state)
         leaves, gradients = gradients_of(updates, params)
         masters = leaves.align("the state's master", state.master)
+        trained = precise(leaves, masters)
+        leaves.alike("the state's master", trained)
         for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
             if gradient is not None and is_less_precise(param):
                 gradients[index] = gradient.astype(dtype)
         steps, inner_state = inner.update(
-            leaves.rebuild(gradients), state.inner_state, precise(leaves, masters), **extra_args
+            leaves.rebuild(gradients), state.inner_state, trained, **extra_args
         )
         steps = leaves.align("the updates", steps)
         for index, (step, param) in enumerate(zip(steps, leaves.arrays, strict=True)):

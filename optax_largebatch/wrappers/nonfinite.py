@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_integer
+from optax_largebatch.arguments import check_integer, check_state
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import step_if_finite
@@ -78,6 +78,7 @@ def skip_nonfinite(
         partition_specs: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipNonfiniteState]:
+        check_state("skip_nonfinite", SkipNonfiniteState, state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         finite, new_updates, inner_state = step_if_finite(
             inner,
