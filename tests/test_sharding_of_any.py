@@ -156,3 +156,14 @@ def test_it_is_what_the_types_say(name, container):
         where = jax.tree_util.keystr(path)
         is_row = ".v_row" in where or ".v_col" in where  # of adafactor: small, and whole for that
         assert entries_of(own) == ([] if is_row else entries_of(leaf.sharding)), where
+
+
+def test_of_lookahead():
+    """Its optimizer has moments of the fast parameters only."""
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    params = CONTAINERS["dict"](*placed(mesh))
+    both = optax.LookaheadParams.init_synced(params)
+    optimizer = optax.lookahead(optax.adam(0.1), sync_period=5, slow_step_size=0.5)
+    shardings = lb.shard_optimizer_state(optimizer, both, mesh)
+    found = optax.tree.get(shardings, "mu")
+    assert jax.tree.map(entries_of, found) == jax.tree.map(lambda x: entries_of(x.sharding), params)

@@ -9,6 +9,7 @@ import itertools
 from typing import Any
 
 import jax
+import optax
 
 from optax_largebatch.params.paths import is_box
 
@@ -32,6 +33,8 @@ def owners(state: Any, params: Any) -> list[int | None]:
         single axes of a parameter.
     """
     numbers = {keys: number for number, (keys, _) in enumerate(keyed_arrays(params))}
+    if isinstance(params, optax.LookaheadParams):  # its optimizer knows the fast ones only
+        numbers |= {keys[1:]: number for keys, number in numbers.items() if keys[0] == "fast"}
     all_keys = [keys for keys, _ in keyed_arrays(state)]
 
     def within(depth: int, part: list[Keys]) -> list[int | None]:
