@@ -23,8 +23,8 @@ class Part(NamedTuple):
     kind: type[tuple[Any, ...]]
     """The NamedTuple that it is, or was before it went through a checkpoint."""
     fields: dict[str, Any]
-    masked_at: Keys | None
-    """Where the innermost `optax.masked` around it is; None if there is none."""
+    masked_at: Keys
+    """Where the innermost `optax.masked` around it is, or the root of the state."""
 
     def array(self, field: str) -> jax.Array:
         """A field that is one array."""
@@ -38,7 +38,7 @@ def parts(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
         state: the state, or what holds one, such as an `nnx.Optimizer`.
         *kinds: the NamedTuples that are looked for. A dictionary with just their fields counts.
     """
-    found = _nodes(state, (), None)
+    found = _nodes(state, (), ())
     return [part._replace(kind=kind) for part in found for kind in kinds if _is(part, kind)]
 
 
@@ -79,10 +79,9 @@ def by_parameter(
     about: list[list[int]] = []
     for part in found:
         blocks = check_one_model(field, part.array(field), ndim=1).size - others
-        about.append(_seen(part, state, params) if part.masked_at is not None else [])
-        if sum(sizes) == blocks:
-            about[-1] = list(range(len(sizes)))
-        elif sum(sizes[number] for number in about[-1]) != blocks:
+        whole = sum(sizes) == blocks
+        about.append(list(range(len(sizes))) if whole else _seen(part, state, params))
+        if sum(sizes[number] for number in about[-1]) != blocks:
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {blocks} blocks, and params "
                 f"have {sum(sizes)}. Pass the parameters and the `stacked` that the optimizer has; "
@@ -136,7 +135,7 @@ def check_one_model(name: str, array: jax.Array, ndim: int) -> jax.Array:
     return array
 
 
-def _nodes(node: Any, keys: Keys, masked_at: Keys | None) -> Iterator[Part]:
+def _nodes(node: Any, keys: Keys, masked_at: Keys) -> Iterator[Part]:
     """All nodes of a tree that have others below them."""
     below = children(node)
     if not below:
@@ -158,14 +157,13 @@ def _is(part: Part, kind: type[tuple[Any, ...]]) -> bool:
 def _seen(part: Part, state: Any, params: Any) -> list[int]:
     """The parameters of which there are moments behind the same mask as a part."""
     leaves = jax.tree.leaves(params)
-    place = part.masked_at or ()
     pairs = zip(keyed_arrays(state), owners(state, params), strict=True)
     return sorted(
         {
             owner
             for (keys, array), owner in pairs
             if owner is not None
-            and keys[: len(place)] == place
+            and keys[: len(part.masked_at)] == part.masked_at
             and array.shape == leaves[owner].shape
         }
     )

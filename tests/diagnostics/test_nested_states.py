@@ -217,6 +217,12 @@ def test_other_containers(params):
     np.testing.assert_allclose(list(masked.values()), [2.0], rtol=1e-5)
 
 
+def test_an_optimizer_of_a_part_of_the_parameters():
+    """As with `wrt=` of `nnx.Optimizer`."""
+    ratios = lb.trust_ratios(after_a_step(lamb(), {"rest": PARAMS["rest"]}), PARAMS)
+    assert_ratios(ratios, {"rest/b": 3.0, "rest/c": 5.0})
+
+
 def test_stacks_behind_a_mask():
     optimizer = optax.masked(lamb(stacked=STACKED), only("a", "rest/c"))
     ratios = lb.trust_ratios(after_a_step(optimizer), PARAMS, stacked=STACKED)
