@@ -137,7 +137,14 @@ def entries_of(sharding):
     return entries
 
 
-@pytest.mark.parametrize("container", CONTAINERS)
+QUICK = ("dict", "tuple", "NamedTuple", "nnx.State")
+"""The containers that are tested without `slow`, too."""
+
+
+@pytest.mark.parametrize(
+    "container",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CONTAINERS],
+)
 @pytest.mark.parametrize("name", ALL)
 def test_it_is_what_the_types_say(name, container):
     if name == "a tree as mask" and container == "array":

@@ -108,7 +108,12 @@ def assert_ratios(ratios, expected):
         np.testing.assert_allclose(ratios[name], ratio, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("name", NESTED)
+SLOW = ("masked", "in wrappers of optax", "inject_hyperparams", "partition")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NESTED]
+)
 def test_trust_ratios_are_those_of_their_parameters(name):
     make, expected = NESTED[name]
     ratios = lb.trust_ratios(after_a_step(make()), PARAMS)

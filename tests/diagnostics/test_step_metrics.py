@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import OPTIMIZERS, named
 
 PARAMS = {
     "bias": jnp.zeros(3),
@@ -68,7 +68,7 @@ def test_of_a_plain_optimizer():
     )
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", named(OPTIMIZERS))
 def test_every_optimizer_tells_its_learning_rate(name):
     """The rate of the last step, as it was used."""
     entry = OPTIMIZERS[name]
