@@ -15,6 +15,7 @@ import optax_largebatch as lb
 from tests.clients.training import (
     MICRO_BATCHES,
     NAMES,
+    NEEDS_JAX_0_8,
     OPTIMIZERS,
     accumulated,
     assert_log,
@@ -59,6 +60,7 @@ def train_step(state, x, y):
     return new, (loss, metrics)
 
 
+@NEEDS_JAX_0_8
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_saves_and_goes_on(name, tmp_path):
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)

@@ -12,6 +12,7 @@ import optax_largebatch as lb
 from tests.clients.training import (
     MICRO_BATCHES,
     NAMES,
+    NEEDS_JAX_0_8,
     OPTIMIZERS,
     accumulated,
     assert_log,
@@ -39,6 +40,7 @@ def batch(number):
     return x, jnp.sum(x, axis=1, keepdims=True)
 
 
+@NEEDS_JAX_0_8
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_saves_and_goes_on(name, tmp_path):
     optimizer = accumulated(OPTIMIZERS[name]())

@@ -11,6 +11,7 @@ import optax_largebatch as lb
 from tests.clients.training import (
     MICRO_BATCHES,
     NAMES,
+    NEEDS_JAX_0_8,
     OPTIMIZERS,
     accumulated,
     assert_log,
@@ -56,6 +57,7 @@ def optimizer_of(name):
     return accumulated(optax.partition(transforms, labels))
 
 
+@NEEDS_JAX_0_8
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_saves_and_goes_on(name, tmp_path):
     optimizer = optimizer_of(name)

@@ -24,6 +24,10 @@ OPTIMIZERS = {
 
 NAMES = [pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS]
 
+NEEDS_JAX_0_8 = pytest.mark.skipif(
+    not hasattr(jax, "shard_map"), reason="Flax's scan, and Orbax on meshes, want jax 0.8"
+)
+
 
 def accumulated(optimizer):
     """A step for two micro-batches, none for one that is not finite."""
