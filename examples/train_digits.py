@@ -85,6 +85,9 @@ COLOURS = {
 }
 LINE_STYLES = ("-", "--", ":", "-.")
 
+# What the progress bar shows of `lb.step_metrics`, as far as the optimizer has it.
+SHOWN = ("learning_rate", "trust_ratio/median", "loss_scale", "skipped_steps")
+
 # Biases and normalisation scales are neither decayed nor adapted: they start at 0 or 1, and their
 # norms do not say how far a step should go.
 KERNELS = lb.excluding("bias", "scale")
@@ -305,8 +308,8 @@ def build_schedule(run: Run, args: argparse.Namespace) -> optax.Schedule:
 @nnx.jit
 def train_step(
     model: ConvNet, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array
-) -> jax.Array:
-    """Updates the model with one batch and returns the loss before."""
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Updates the model with one batch; returns the loss before, and what is worth a log."""
     loss_scale = jnp.asarray(optax.tree.get(optimizer.opt_state, "loss_scale", 1.0))
 
     def scaled_loss_of(model: ConvNet) -> tuple[jax.Array, jax.Array]:
@@ -316,7 +319,7 @@ def train_step(
 
     (_, loss), grads = nnx.value_and_grad(scaled_loss_of, has_aux=True)(model)
     optimizer.update(model, grads)
-    return loss
+    return loss, lb.step_metrics(optimizer.opt_state)
 
 
 @nnx.jit
@@ -361,10 +364,13 @@ def train(run: Run, data: Data, args: argparse.Namespace) -> Result:
     batches = order.reshape(run.steps, run.micro_batches, run.batch_size)
     with open_checkpoints(run, args) as checkpoints:
         start = restore(checkpoints, model, optimizer, losses, accuracies)
-        for step in tqdm(range(start, run.steps), desc=f"{run.optimizer} {run.batch}"):
-            losses[step] = np.mean(
-                [float(train_step(model, optimizer, images[i], labels[i])) for i in batches[step]]
-            )
+        progress = tqdm(range(start, run.steps), desc=f"{run.optimizer} {run.batch}")
+        for step in progress:
+            results = [train_step(model, optimizer, images[i], labels[i]) for i in batches[step]]
+            losses[step] = np.mean([float(loss) for loss, _ in results])
+            _, metrics = results[-1]
+            shown = {name: f"{metrics[name]:.3g}" for name in SHOWN if name in metrics}
+            progress.set_postfix(shown, refresh=False)
             done = step + 1
             if done % args.evaluate_every == 0 or done == run.steps:
                 accuracies[step] = accuracy(model, *data.validation)

@@ -18,6 +18,7 @@ from optax_largebatch.diagnostics.noise_scale import (
     layer_noise_scales,
     noise_scale,
 )
+from optax_largebatch.diagnostics.step_metrics import step_metrics
 from optax_largebatch.diagnostics.trust_ratios import trust_ratios
 from optax_largebatch.engine.branches import sum_of
 from optax_largebatch.engine.chain import chain
@@ -198,6 +199,7 @@ __all__ = [
     "small_batches_of_devices",
     "small_batches_of_examples",
     "stacked_layers",
+    "step_metrics",
     "stochastic_rounding",
     "sum_of",
     "trust_ratios",

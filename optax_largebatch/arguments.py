@@ -127,6 +127,40 @@ def check_dtype(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
 
 
+def check_state(who: str, kind: Any, state: Any) -> None:
+    """Checks that a state given to `update` can be that of the transformation `who`.
+
+    Args:
+        who: the transformation.
+        kind: the NamedTuple of its state, or a plain tuple as long as the state.
+        state: what was given.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(state, tuple) and _fields(state) == _fields(kind):
+        return
+    raise TypeError(
+        f"state must be that of {who}, which keeps {_described(kind)}; got {_described(state)}. "
+        "It is the state of another optimizer or of other options, or was read from a checkpoint "
+        "as dictionaries and lists: call `init` of this optimizer, or restore into what that "
+        "returns."
+    )
+
+
+def _fields(kind: Any) -> Any:
+    """What tells states apart: the names of their fields, or how many they are."""
+    return getattr(kind, "_fields", None) or len(kind)
+
+
+def _described(kind: Any) -> str:
+    """A state in words."""
+    name = (kind if isinstance(kind, type) else type(kind)).__name__
+    if hasattr(kind, "_fields"):
+        return f"{name}({', '.join(kind._fields)})"
+    return f"a tuple of {len(kind)} states" if isinstance(kind, tuple) else f"a {name}"
+
+
 def is_zero(value: Any) -> bool:
     """Whether `value` is known, without tracing, to be zero."""
     return isinstance(value, int | float) and math.isclose(value, 0.0, abs_tol=0.0)

@@ -141,23 +141,30 @@ def explicit_spec(x: jax.Array) -> PartitionSpec:
     return jax.typeof(x).sharding.spec
 
 
-def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """The array split in this way; nothing is done unless its type or `spec` says so."""
+def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) -> jax.Array:
+    """The array split in this way; nothing is done unless its type or `spec` says so.
+
+    Args:
+        x: the array.
+        spec: how it shall be split.
+        like: an array that knows the mesh, where the type of `x` does not and none is set.
+    """
     if not any(explicit_spec(x)) and not any(spec):
         return x
     mesh = jax.typeof(x).sharding.mesh
-    # The type of the array knows its mesh, also where none is set.
+    if like is not None:  # an array that is not traced says which devices, too
+        mesh = getattr(like, "sharding", jax.typeof(like).sharding).mesh
     return jax.sharding.reshard(x, spec if mesh.empty else NamedSharding(mesh, spec))
 
 
 def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:
     """What `block_sum` gives of zeros, the same on all devices that have parts of a block."""
-    zeros = jnp.zeros(shape_of_blocks(x.shape, kept), accumulation_dtype(x.dtype))
+    zeros = jnp.zeros(shape_of_blocks(jnp.shape(x), kept), accumulation_dtype(jnp.result_type(x)))
     if not kept:
         return zeros
     columns = enumerate(explicit_spec(x))
     return with_spec(
-        zeros, PartitionSpec(*(name if axis in kept else None for axis, name in columns))
+        zeros, PartitionSpec(*(name if axis in kept else None for axis, name in columns)), like=x
     )
 
 

@@ -1,5 +1,7 @@
 """Small pieces of arithmetic that several transforms share."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,13 @@ def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:
 def is_due(count: jax.Array, period: int) -> jax.Array:
     """Whether the parameters are looked at: in the first step and in the last of each period."""
     return (count == 0) | (count % period == period - 1)
+
+
+def cast(x: Any, dtype: jax.typing.DTypeLike) -> Any:
+    """An array in a dtype; of a `jax.ShapeDtypeStruct`, which `init` may be given, another one."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+    return x.astype(dtype)
 
 
 def zeros_like(params: optax.Params, dtype: jax.typing.DTypeLike | None) -> optax.Updates:

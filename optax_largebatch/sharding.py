@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import optax
 
 from optax_largebatch.params.leaves import mesh_axes, spec_alike
+from optax_largebatch.params.owners import owners
 
 
 def shard_optimizer_state(
@@ -22,6 +23,9 @@ def shard_optimizer_state(
     that can be: ZeRO stage 1. The parameters stay whole; each device updates its part of the
     moments, and the compiler gathers the updates.
 
+    What belongs to which parameter is told by keys: a part of the state with the keys of the
+    parameters, all or some of them, is about these.
+
     Hand the result to `jax.jit` as `out_shardings` of `init` and of the step. For
     `jax.shard_map`, `jax.tree.map(lambda s: s.spec, shardings)` are the specs.
 
@@ -33,8 +37,8 @@ def shard_optimizer_state(
         axis: the mesh axis, or axes, to split moments along; None for none.
 
     Returns:
-        A tree like the state, of `NamedSharding`. What is not like a parameter, such as counters
-        and trust ratios, is whole on every device.
+        A tree like the state, of `NamedSharding`. What is not like a parameter, such as counters,
+        trust ratios and the rows and columns of `optax.adafactor`, is whole on every device.
 
     Raises:
         ValueError: `mesh` has no axis of that name.
@@ -62,26 +66,20 @@ def shard_optimizer_state(
                 f"axis names {name!r}, and the mesh has the axes {', '.join(mesh.shape)}."
             )
 
-    def like_its_parameter(moment: Any, param: Any) -> NamedSharding:
+    def like_its_parameter(moment: Any, param: Any) -> PartitionSpec:
         sharding = getattr(param, "sharding", None)
         spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
         if moment.shape == param.shape:
             spec = _split_further(spec, moment.shape, names, mesh)
-        return NamedSharding(mesh, spec_alike(spec, param.shape, moment.shape))
+        return spec_alike(spec, param.shape, moment.shape)
 
-    def of_one_parameter(own: Any, param: Any) -> Any:
-        if isinstance(own, tuple):  # some optimizers keep vectors or matrices for its axes
-            return (NamedSharding(mesh, PartitionSpec()),) * len(own)
-        return like_its_parameter(own, param)
-
-    return optax.tree.map_params(
-        optimizer,
-        of_one_parameter,
-        jax.eval_shape(optimizer.init, params),
-        params,
-        transform_non_params=lambda _: NamedSharding(mesh, PartitionSpec()),
-        is_leaf=lambda node: type(node) is tuple,
-    )
+    arrays, structure = jax.tree.flatten(jax.eval_shape(optimizer.init, params))
+    leaves = jax.tree.leaves(params)
+    specs = [
+        PartitionSpec() if owner is None else like_its_parameter(array, leaves[owner])
+        for array, owner in zip(arrays, owners(structure.unflatten(arrays), params), strict=True)
+    ]
+    return structure.unflatten([NamedSharding(mesh, spec) for spec in specs])
 
 
 def _split_further(

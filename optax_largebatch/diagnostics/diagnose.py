@@ -1,19 +1,51 @@
 """What a run's state says about the way it is set up, in plain sentences."""
 
-from typing import Any
+import inspect
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
-from optax_largebatch.diagnostics.trust_ratios import trust_ratios
+from optax_largebatch.diagnostics.state_parts import Part, by_parameter, parts
+from optax_largebatch.diagnostics.step_metrics import counted
+from optax_largebatch.diagnostics.trust_ratios import ratios_of
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
+from optax_largebatch.optimizers.lamb import lamb
+from optax_largebatch.optimizers.lans import lans
+from optax_largebatch.optimizers.lars import larc, lars
+from optax_largebatch.optimizers.lbsgd import lbsgd
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+from optax_largebatch.transforms.lars import ScaleByLarsState
+from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
+from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
+from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
 
 EXPLODED = 100
 """How many times the median a trust ratio is when it is worth a sentence."""
+
+SMALL_LOSS_SCALE = 128
+"""A loss scale that fell below this keeps little of a float16 gradient from vanishing."""
+
+
+class _Ratio(NamedTuple):
+    """The trust ratios of one parameter in one part of the state."""
+
+    name: str
+    number: int
+    """That of the parameter."""
+    values: np.ndarray
+    options: frozenset[str]
+    """The arguments of the optimizer that adapts it."""
+
+    def largest(self) -> float:
+        """The largest ratio of a block that is adapted."""
+        return float(np.max(self.values, where=self.values != 1, initial=-np.inf))
+
+    def smallest(self) -> float:
+        """The smallest one."""
+        return float(np.min(self.values, where=self.values != 1, initial=np.inf))
 
 
 def diagnose(
@@ -27,21 +59,26 @@ def diagnose(
 
     It finds adapted biases and scales, parameters that are zero, ratios that stand at a bound,
     are not finite or are more than 100 times the median (or its 100th part), a decay mask that
-    leaves out everything, and steps that `skip_nonfinite` left out. It reads arrays that are
-    there anyway: call it between steps, outside of `jit`.
+    leaves out everything, groups of parameters whose learning rate is 0, steps that were left out
+    because a gradient was not finite, and a loss scale that fell. What it advises are arguments
+    that the optimizer has. It reads arrays that are there anyway: call it between steps, outside
+    of `jit`.
 
     Args:
-        state: the state of an optimizer of this library after at least one step.
+        state: the state of an optimizer of this library after at least one step, however it is
+            wrapped.
         params: the parameters.
         weight_decay_mask: what the optimizer was given.
         stacked: what the optimizer was given.
 
     Returns:
-        Sentences with the evidence and what to do; none if nothing was found.
+        Sentences with the evidence and what to do; none if nothing was found. One of them says so
+        if there is nothing layer-wise.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: there are no trust ratios in the state, or not those of these parameters.
+        ValueError: the state is not that of these parameters, or it is that of many models, of
+            `jax.vmap` or `jax.pmap`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -57,49 +94,76 @@ def diagnose(
     """
     check_mask("weight_decay_mask", weight_decay_mask)
     stacks = check_stacked(stacked)
-    by_name = {
-        name: np.asarray(ratio)
-        for name, ratio in trust_ratios(state, params, stacked=stacked).items()
-    }
-    everything = np.concatenate([ratio.ravel() for ratio in by_name.values()])
+    ratios = [
+        _Ratio(own.name, own.number, np.asarray(values), _options(own.part))
+        for own, values in ratios_of(state, params, stacks)
+    ]
     return [
-        *_not_finite(by_name),
-        *_adapted_vectors(by_name, params, stacks),
+        *_nothing_layer_wise(ratios),
+        *_not_finite(ratios),
+        *_adapted_vectors(ratios, params, stacks),
         *_zero(params),
-        *_at_a_bound(everything),
-        *_exploded(by_name, everything),
+        *_at_a_bound(ratios),
+        *_exploded(ratios),
         *_nothing_decayed(weight_decay_mask, params, stacks),
+        *_without_rate(state, params),
         *_left_out(state),
+        *_small_loss_scale(state),
     ]
 
 
-def _not_finite(by_name: dict[str, np.ndarray]) -> list[str]:
-    bad = [name for name, ratio in by_name.items() if not np.all(np.isfinite(ratio))]
+def _options(part: Part) -> frozenset[str]:
+    """The arguments of the optimizer that has this part, as far as its state tells which it is."""
+    if part.kind is ScaleByLarsState:
+        candidates = [lars, larc, lbsgd]
+    else:
+        candidates = [
+            lans if "momentum_branch" in part.keys or "gradient_branch" in part.keys else lamb
+        ]
+    return frozenset.intersection(*(frozenset(inspect.signature(x).parameters) for x in candidates))
+
+
+def _all(ratios: list[_Ratio]) -> np.ndarray:
+    """The ratios of all blocks."""
+    return np.concatenate([np.zeros(0), *(ratio.values.ravel() for ratio in ratios)])
+
+
+def _nothing_layer_wise(ratios: list[_Ratio]) -> list[str]:
+    if ratios:
+        return []
+    return [
+        "There is nothing layer-wise here: the state holds no trust ratios, and only the rest was "
+        "looked at. Optimizers with a ratio for each layer are lamb, lans, lars, larc and lbsgd."
+    ]
+
+
+def _not_finite(ratios: list[_Ratio]) -> list[str]:
+    bad = [ratio.name for ratio in ratios if not np.all(np.isfinite(ratio.values))]
     if not bad:
         return []
     return [
-        f"{len(bad)} of {len(by_name)} parameters have a trust ratio that is not finite, such as "
+        f"{len(bad)} of {len(ratios)} parameters have a trust ratio that is not finite, such as "
         f"{bad[0]!r}: their weights are not, or their norm overflows. Go back to a checkpoint, and "
         "wrap the optimizer in skip_nonfinite."
     ]
 
 
-def _adapted_vectors(by_name: dict[str, np.ndarray], params: Any, stacks: Stacked) -> list[str]:
+def _adapted_vectors(ratios: list[_Ratio], params: Any, stacks: Stacked) -> list[str]:
     blocks = jax.tree.leaves(stacks.blocks(params))
-    vectors = [name for name, leaf in zip(leaf_names(params), blocks, strict=True) if leaf.ndim < 2]
+    vectors = {number for number, leaf in enumerate(blocks) if leaf.ndim < 2}
+    names = leaf_names(params)
     adapted = {
-        name: ratio
-        for name in vectors
-        for key, ratio in by_name.items()
-        if f"/{key}".endswith(f"/{name}") and not np.allclose(ratio, 1, rtol=1e-3)
+        ratio.number: ratio.values
+        for ratio in ratios
+        if ratio.number in vectors and not np.allclose(ratio.values, 1, rtol=1e-3)
     }
     if not adapted:
         return []
-    name, ratio = max(adapted.items(), key=lambda item: float(np.max(np.abs(item[1]))))
+    number, values = max(adapted.items(), key=lambda item: float(np.max(np.abs(item[1]))))
     return [
         f"{len(adapted)} of {len(vectors)} parameters with a single axis are adapted, such as "
-        f"{name!r} (ratio {float(np.max(ratio)):.3g}): biases and scales start at 0 or 1, so that "
-        "their norms say little about their step. Leave them out with "
+        f"{names[number]!r} (ratio {float(np.max(values)):.3g}): biases and scales start at 0 or "
+        "1, so that their norms say little about their step. Leave them out with "
         "trust_ratio_mask=at_least_ndim(2)."
     ]
 
@@ -116,41 +180,56 @@ def _zero(params: Any) -> list[str]:
     ]
 
 
-def _at_a_bound(ratios: np.ndarray) -> list[str]:
+def _at_a_bound(ratios: list[_Ratio]) -> list[str]:
     found = []
-    finite = ratios[np.isfinite(ratios) & (ratios != 1)]
+    everything = _all(ratios)
+    bounds = ("trust_ratio_bounds", "param_norm_bounds")
+    bounded = _all([ratio for ratio in ratios if ratio.options.intersection(bounds)])
+    finite = bounded[np.isfinite(bounded) & (bounded != 1)]
     ends = {"upper": finite.max(initial=-np.inf), "lower": finite.min(initial=np.inf)}
+    has = frozenset().union(*(ratio.options for ratio in ratios))
     for name, bound in ends.items():
         share = int(np.sum(finite == bound))
         if share >= 2:
             found.append(
-                f"{share} of {ratios.size} trust ratios are exactly {bound:.4g}, as an {name} "
+                f"{share} of {everything.size} trust ratios are exactly {bound:.4g}, as an {name} "
                 "bound makes them: there the step no longer follows the size of the weights. "
-                "Widen trust_ratio_bounds or param_norm_bounds, if that was not meant."
+                f"Widen {' or '.join(x for x in bounds if x in has)}, if that was not meant."
             )
     return found
 
 
-def _exploded(by_name: dict[str, np.ndarray], ratios: np.ndarray) -> list[str]:
-    adapted = ratios[np.isfinite(ratios) & (ratios != 1)]
+def _exploded(ratios: list[_Ratio]) -> list[str]:
+    everything = _all(ratios)
+    adapted = everything[np.isfinite(everything) & (everything != 1)]
     if adapted.size < 3:
         return []
     median = float(np.median(adapted))
-    far = {
-        name: float(extreme)
-        for name, ratio in by_name.items()
-        for extreme in (np.max(ratio), np.min(ratio))
-        if extreme != 1 and not median / EXPLODED <= extreme <= median * EXPLODED
-    }
-    if not far:
-        return []
-    shown = ", ".join(f"{name!r} ({ratio:.3g})" for name, ratio in list(far.items())[:3])
-    return [
-        f"{len(far)} of {len(by_name)} parameters have a trust ratio far from the median "
-        f"{median:.3g}: {shown}. A large one comes of updates that are small beside the weights, "
-        "often an embedding with few gradients or a layer that no loss reaches; bound it with "
-        "trust_ratio_bounds=(None, 10.0)."
-    ]
+    large = [one for one in ratios if one.largest() > median * EXPLODED]
+    small = [one for one in ratios if one.smallest() < median / EXPLODED]
+    sentences = []
+    if large:
+        shown = ", ".join(f"{one.name!r} ({one.largest():.3g})" for one in large[:3])
+        cure = "bound it with trust_ratio_bounds=(None, 10.0)"
+        if any("trust_ratio_bounds" not in one.options for one in large):
+            cure = "leave it out with trust_ratio_mask"
+        sentences.append(
+            f"{len(large)} of {len(ratios)} parameters have a trust ratio far above the median "
+            f"{median:.3g}: {shown}. That comes of updates that are small beside the weights, "
+            f"often in an embedding with few gradients or a layer that no loss reaches; {cure}."
+        )
+    if small:
+        shown = ", ".join(f"{one.name!r} ({one.smallest():.3g})" for one in small[:3])
+        cure = "give its norm a floor with param_norm_bounds=(low, None), or leave it out with "
+        if any("param_norm_bounds" not in one.options for one in small):
+            cure = "leave it out with "
+        sentences.append(
+            f"{len(small)} of {len(ratios)} parameters have a trust ratio far below the median "
+            f"{median:.3g}: {shown}. That comes of weights that are small beside their updates, as "
+            "after an initialization near 0, and such a layer hardly moves; "
+            f"{cure}trust_ratio_mask."
+        )
+    return sentences
 
 
 def _nothing_decayed(mask: Mask, params: Any, stacks: Stacked) -> list[str]:
@@ -162,13 +241,41 @@ def _nothing_decayed(mask: Mask, params: Any, stacks: Stacked) -> list[str]:
     ]
 
 
-def _left_out(state: Any) -> list[str]:
+def _without_rate(state: Any, params: Any) -> list[str]:
     found = []
-    for _, skipped in optax.tree.get_all_with_path(state, "skipped"):
-        if int(skipped):
+    for part in parts(state, ScaleByLearningRateState):
+        rates = np.asarray(part.array("learning_rates"))
+        owned = by_parameter([part], "learning_rates", state, params, NOT_STACKED)
+        still = [own.name for own in owned if rates[own.entries.start] == 0]
+        if 0 < len(still) < len(owned):
             found.append(
-                f"{int(skipped)} steps were left out because a gradient was not finite. A few at "
-                "the start of a run with a loss scale are usual; more call for a lower learning "
-                "rate or a longer warm-up."
+                f"{len(still)} of {len(owned)} parameters had a learning rate of 0 in the last "
+                f"step, such as {still[0]!r}: their group says so, or they never had a gradient. "
+                "Parameters that are frozen for good need no moments: optax.partition with "
+                "optax.set_to_zero() saves these."
             )
     return found
+
+
+def _left_out(state: Any) -> list[str]:
+    skipped = int(counted(state).get("skipped_steps", 0))
+    gave_up = any(part.array("gave_up") for part in parts(state, SkipNonfiniteState))
+    if not skipped:
+        return []
+    return [
+        f"{skipped} steps were left out because a gradient was not finite. A few at "
+        "the start of a run with a loss scale are usual; more call for a lower learning "
+        "rate or a longer warm-up."
+        + (" There were too many in a row: gave_up is True." if gave_up else "")
+    ]
+
+
+def _small_loss_scale(state: Any) -> list[str]:
+    return [
+        f"The loss scale fell to {float(part.array('loss_scale')):.4g}, and "
+        f"{int(part.array('skipped'))} steps were left out on the way: the gradients themselves "
+        "are large, and at so small a scale the small ones among them vanish in float16. Look at "
+        "the loss, take a lower learning rate or a longer warm-up, or train in bfloat16."
+        for part in parts(state, DynamicLossScaleState)
+        if part.array("skipped") and part.array("loss_scale") < SMALL_LOSS_SCALE
+    ]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.arguments import check_number
-from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.diagnostics.state_parts import Part, by_parameter, check_one_model, parts
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleState
 
@@ -73,7 +73,7 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
         McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162,
         appendix A.1. Fieller, *Some Problems in Interval Estimation*, 1954.
     """
-    return jax.tree.map(lambda x: x[-1], _of_entries(_found(state), confidence))
+    return jax.tree.map(lambda x: x[-1], _of_entries(_state_of(_found(state)), confidence))
 
 
 def layer_noise_scales(
@@ -111,41 +111,31 @@ def layer_noise_scales(
         bias 0.25
         kernel 0.0
     """
-    stacks = check_stacked(stacked)
-    of_entries = _of_entries(_found(state), confidence)
-    sizes = stacks.sizes(params)
-    if of_entries.noise.size != sum(sizes) + 1:
-        raise ValueError(
-            f"the state holds the noise scales of {of_entries.noise.size - 1} blocks, and params "
-            f"have {sum(sizes)}. Pass the parameters and the `stacked` that the optimizer has."
-        )
-    scales = {}
-    start = 0
-    columns = zip(
-        leaf_names(params), jax.tree.leaves(params), sizes, stacks.axes(params), strict=True
-    )
-    for name, leaf, size, axes in columns:
-        shape = tuple(leaf.shape[axis] for axis in axes)
-        own = slice(start, start + size)
-        scales[name] = NoiseScale(*(x[own].reshape(shape) for x in of_entries))
-        start += size
-    return scales
+    found = _found(state)
+    of_entries = _of_entries(_state_of(found), confidence)
+    owned = by_parameter([found], "noise", state, params, check_stacked(stacked), others=1)
+    return {
+        own.name: NoiseScale(*(x[own.entries].reshape(own.shape) for x in of_entries))
+        for own in owned
+    }
 
 
-def _found(state: Any) -> GradientNoiseScaleState:
-    """The one state of a `gradient_noise_scale`."""
-
-    def is_one(node: Any) -> bool:
-        return isinstance(node, GradientNoiseScaleState)
-
-    found = [node for node in jax.tree.leaves(state, is_leaf=is_one) if is_one(node)]
+def _found(state: Any) -> Part:
+    """The one part of a `gradient_noise_scale`."""
+    found = parts(state, GradientNoiseScaleState)
     if len(found) != 1:
         raise ValueError(
             f"state must hold one noise scale, got a {type(state).__name__} with {len(found)}. "
             "Pass the state of an optimizer such as chain(gradient_noise_scale(), lamb(1e-3)); of "
             "several, pass the part with one."
         )
+    check_one_model("noise", found[0].array("noise"), ndim=1)
     return found[0]
+
+
+def _state_of(part: Part) -> GradientNoiseScaleState:
+    """A part with arrays in its fields."""
+    return GradientNoiseScaleState(*map(part.array, GradientNoiseScaleState._fields))
 
 
 def _of_entries(state: GradientNoiseScaleState, confidence: float) -> NoiseScale:

@@ -3,10 +3,14 @@
 from typing import Any
 
 import jax
-import optax
 
-from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.diagnostics.state_parts import OfParameter, by_parameter, parts
 from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.lars import ScaleByLarsState
+from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
+
+LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
+"""The parts of a state that hold trust ratios."""
 
 
 def trust_ratios(
@@ -18,18 +22,22 @@ def trust_ratios(
     training goes on, and works under `jit` and after a checkpoint is restored.
 
     Args:
-        state: the state of an optimizer of this library, however it is wrapped.
-        params: the parameters; only their structure and shapes count.
+        state: the state of an optimizer of this library, however it is wrapped: by the wrappers of
+            optax and of this library, in an `nnx.Optimizer` or a `TrainState`, or read back from a
+            checkpoint.
+        params: the parameters; only their structure and shapes count. Those that `optax.masked` or
+            `optax.partition` hide from the optimizer are left out of the result.
         stacked: what the optimizer was given.
 
     Returns:
         By the name of the parameter a scalar, or for one that stacks layers an array with an
         entry for each. An optimizer that adapts two directions, as LANS does, has two for each
-        parameter, with the names of the states before that of the parameter:
-        `momentum_branch/kernel` and `gradient_branch/kernel`.
+        parameter, named `momentum_branch/kernel` and `gradient_branch/kernel`; so have parameters
+        that several optimizers of a chain adapt, named after the places of these in the state.
 
     Raises:
-        ValueError: there are no trust ratios in the state, or not those of these parameters.
+        ValueError: there are no trust ratios in the state, or not those of these parameters; or
+            it is the state of many models, of `jax.vmap` or `jax.pmap`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -40,31 +48,23 @@ def trust_ratios(
         >>> print({name: round(float(r), 2) for name, r in trust_ratios(state, params).items()})
         {'bias': 1.0, 'kernel': 3.54}
     """
-    stacks = check_stacked(stacked)
-    found = optax.tree.get_all_with_path(state, "trust_ratios")
-    if not found:
+    ratios = ratios_of(state, params, check_stacked(stacked))
+    if not ratios:
         raise ValueError(
             "state holds no trust ratios. Pass the state of an optimizer with layer-wise "
             f"adaptation, such as lamb, lans or lars; got a {type(state).__name__}."
         )
-    names, sizes, axes = leaf_names(params), stacks.sizes(params), stacks.axes(params)
-    ratios = {}
-    for path, vector in found:
-        if vector.shape != (sum(sizes),):
-            raise ValueError(
-                f"the state holds {vector.shape[0]} trust ratios, and params have {sum(sizes)} "
-                "blocks. Pass the parameters and the `stacked` that the optimizer has."
-            )
-        prefix = f"{_branch(path)}/" if len(found) > 1 else ""
-        start = 0
-        columns = zip(names, jax.tree.leaves(params), sizes, axes, strict=True)
-        for name, leaf, size, own in columns:
-            shape = tuple(leaf.shape[axis] for axis in own)
-            ratios[prefix + name] = vector[start : start + size].reshape(shape)
-            start += size
-    return ratios
+    return {own.name: values for own, values in ratios}
 
 
-def _branch(path: tuple[Any, ...]) -> str:
-    """The fields of the states on the way to a vector."""
-    return "/".join(key.name for key in path[:-1] if hasattr(key, "name"))
+def ratios_of(state: Any, params: Any, stacks: Stacked) -> list[tuple[OfParameter, jax.Array]]:
+    """The trust ratios of each parameter, part by part of the state; none if it has no such part.
+
+    Raises:
+        ValueError: the parts are not about these parameters.
+    """
+    found = parts(state, *LAYER_WISE)
+    return [
+        (own, own.part.array("trust_ratios")[own.entries].reshape(own.shape))
+        for own in by_parameter(found, "trust_ratios", state, params, stacks)
+    ]

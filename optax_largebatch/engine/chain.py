@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.requests import Leaf, LeafProgram
 from optax_largebatch.engine.several import each_at, several
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
@@ -73,6 +74,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, tuple[Any, ...]]:
+        check_state("chain", (None,) * len(transforms), state)
         rest = list(state)
         new_state: list[Any] = []
         for step, size in zip(steps, sizes, strict=True):

@@ -20,7 +20,7 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.paths import leaf_names, stands_for_all
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
 Concatenated = Callable[[list[jax.Array]], jax.Array]
@@ -59,6 +59,7 @@ class Counter:
         return jnp.zeros([], jnp.int32)
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        check_shape(name, value, ())
         return [value] * len(leaves.arrays)
 
     def like_leaf(self, part: Any) -> Any:
@@ -71,10 +72,10 @@ class Counter:
 
 
 class _TreeLikeParameters:
-    """A tree with something for each parameter."""
+    """A tree with an array for each parameter."""
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return leaves.align(f"the state's {name}", value)
+        return leaves.alike(f"the state's {name}", value)
 
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: True, part)
@@ -116,6 +117,14 @@ class NumberPerBlock(_TreeLikeParameters):
     def init(self, params: optax.Params) -> Any:
         return self.stacked.numbers(params)
 
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        axes = self.stacked.axes(leaves.tree)
+        return leaves.alike(
+            f"the state's {name}",
+            value,
+            lambda index: norms.shape_of_blocks(leaves.arrays[index].shape, axes[index]),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class PerAxis(_TreeLikeParameters):
@@ -130,6 +139,8 @@ class PerAxis(_TreeLikeParameters):
     initial: Callable[[optax.Params], Any]
 
     def init(self, params: optax.Params) -> Any:
+        if stands_for_all(params):
+            return 0  # it is nothing like the parameters
         for name, leaf in zip(leaf_names(params), jax.tree.leaves(params), strict=True):
             axes = norms.varying_axes(leaf)
             if axes:
@@ -139,6 +150,9 @@ class PerAxis(_TreeLikeParameters):
                     "init outside of shard_map."
                 )
         return self.initial(params)
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return leaves.align(f"the state's {name}", value)
 
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: False, part)
@@ -229,6 +243,20 @@ class StateOf:
         self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
     ) -> Any:
         return self.transform.join(old, parts, leaves, concatenated)
+
+
+def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
+    """Checks an array of a state that does not belong to single leaves.
+
+    Raises:
+        ValueError: it has another shape.
+    """
+    if jnp.shape(value) != expected:
+        raise ValueError(
+            f"the state's {name} has the shape {jnp.shape(value)}, and not {expected}. It belongs "
+            "to an optimizer with other options, or has an axis for several models: call `init` "
+            "of this optimizer, or restore into what that returns."
+        )
 
 
 def declare(kind: type[tuple[Any, ...]], **fields: Field) -> Any:

@@ -42,9 +42,11 @@ class _Bound:
 
     def init(self, params: optax.Params) -> optax.OptState:
         leaves = leaves_of("params", params)
-        # Choices are made for their errors. How a leaf is split matters to a step only.
-        whole = [PartitionSpec()] * len(leaves.arrays)
-        self.transform.choose(dataclasses.replace(leaves, specs=whole))
+        # Choices are made for their errors. How a leaf is split matters to a step only. What
+        # stands for parameters has none that a mask or a group could be asked about.
+        if leaves.arrays:
+            whole = [PartitionSpec()] * len(leaves.arrays)
+            self.transform.choose(dataclasses.replace(leaves, specs=whole))
         return self.transform.init(params)
 
     def update(
@@ -61,6 +63,7 @@ class _Bound:
                 "params must be given to `update`, because this transformation depends on the "
                 "parameters; got None. Call optimizer.update(grads, state, params)."
             )
+        self.transform.check(state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         with_gradient = [i for i, gradient in enumerate(gradients) if gradient is not None]
         known = Known(

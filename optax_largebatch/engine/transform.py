@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import norms
+from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.contract.declaration import (
     check_declaration,
     checked_request,
@@ -87,6 +88,13 @@ class LeafTransform:
             return choices
         who = f"{self.name} works on whole leaves"
         return [Whole(own, leaves.layout(i, who)) for i, own in enumerate(choices)]
+
+    def check(self, state: Any) -> None:
+        """Checks that a state has the fields that are declared."""
+        check_state(self.name, self.state, state)
+        for field, value in zip(self.state, state, strict=True):
+            if isinstance(field, StateOf):
+                field.transform.check(value)
 
     def split(self, state: Any, leaves: Leaves) -> list[Any]:
         """The state of each leaf."""

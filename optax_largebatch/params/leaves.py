@@ -1,5 +1,6 @@
 """The leaves of the trees that meet in one update, side by side and checked."""
 
+from collections.abc import Callable
 import dataclasses
 import math
 from typing import Any, NamedTuple
@@ -44,6 +45,34 @@ class Leaves:
             raise ValueError(
                 f"{name} must have the tree structure of the parameters given to `init`: {error}"
             ) from None
+
+    def alike(
+        self, name: str, tree: Any, shape_of: Callable[[int], tuple[int, ...]] | None = None
+    ) -> list[Any]:
+        """The parts of another tree that stand at these leaves, with the shapes that they have.
+
+        Args:
+            name: what the tree is, for messages.
+            tree: the tree.
+            shape_of: the shape that belongs to a leaf; None for its own.
+
+        Raises:
+            ValueError: the tree has another structure, or an array another shape.
+        """
+        parts = self.align(name, tree)
+        for index, part in enumerate(parts):
+            own = self.arrays[index].shape
+            expected = own if shape_of is None else shape_of(index)
+            found = getattr(part, "shape", None)
+            if found != expected:
+                with_it = "" if expected == own else f", and not {expected},"
+                raise ValueError(
+                    f"{name} has the shape {found}{with_it} for the parameter "
+                    f"{leaf_names(self.tree)[index]!r} of shape {own}. It belongs to other "
+                    "parameters or options, or has an axis for several models: call `init` of this "
+                    "optimizer with these parameters, or restore into what that returns."
+                )
+        return parts
 
     def split(self, index: int, kept: tuple[int, ...] = ()) -> Split:
         """How a leaf is split whose blocks are the slices along the axes `kept`.
@@ -146,7 +175,7 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 
     Args:
         name: what the tree is, for messages.
-        tree: parameters or gradients.
+        tree: parameters or gradients; for `init` also their `jax.ShapeDtypeStruct`.
 
     Returns:
         The leaves.
@@ -175,7 +204,8 @@ def leaves_of(name: str, tree: Any) -> Leaves:
                 "Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide it with "
                 "optax.masked."
             )
-    return Leaves(tree, treedef, [jnp.asarray(leaf) for _, leaf in keyed])
+    arrays = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for _, x in keyed]
+    return Leaves(tree, treedef, arrays)
 
 
 def gradients_of(

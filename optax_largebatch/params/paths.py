@@ -20,7 +20,7 @@ def path_name(tree: Any, path: tuple[Any, ...]) -> str:
     Returns:
         The keys joined by `/`.
     """
-    if path and path[-1] == GetAttrKey("value") and _is_box(_node_at(tree, path[:-1])):
+    if path and path[-1] == GetAttrKey("value") and is_box(_node_at(tree, path[:-1])):
         path = path[:-1]
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
@@ -52,6 +52,11 @@ def is_placeholder(node: Any) -> bool:
     return type(node).__module__.split(".")[0] == "optax"
 
 
+def stands_for_all(params: Any) -> bool:
+    """Whether `params` is what `optax.tree.map_params` initialises an optimizer with."""
+    return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
+
+
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
     """The node at a path, or None where a key does not say how to get there."""
     for key in path:
@@ -67,7 +72,10 @@ def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
     return tree
 
 
-def _is_box(node: Any) -> bool:
+def is_box(node: Any) -> bool:
     """Whether `node` is a box of Flax around one array."""
     modules = [base.__module__ for base in type(node).__mro__]
-    return any(module.startswith(("flax.core.meta", "flax.nnx")) for module in modules)
+    if not any(module.startswith(("flax.core.meta", "flax.nnx")) for module in modules):
+        return False
+    inside, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [path for path, _ in inside] == [(GetAttrKey("value"),)]

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from optax_largebatch.norms import zeros_of_blocks
@@ -28,7 +27,10 @@ class Stacked:
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
-        columns = zip(jax.tree.leaves(params), self.resolve(params), strict=True)
+        leaves = jax.tree.leaves(params)
+        if not leaves:  # of a placeholder, too, which a function of the parameters does not know
+            return []
+        columns = zip(leaves, self.resolve(params), strict=True)
         checked = []
         for index, (leaf, axes) in enumerate(columns):
             try:
@@ -57,7 +59,7 @@ class Stacked:
 
     def numbers(self, params: Any) -> Any:
         """A zero for each block: a tree of scalars, and of arrays that broadcast along stacks."""
-        return self.map(lambda leaf, axes: zeros_of_blocks(jnp.asarray(leaf), axes), params)
+        return self.map(zeros_of_blocks, params)
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""

@@ -6,7 +6,7 @@ import jax
 import optax
 
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter, declare
+from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -17,6 +17,9 @@ class ScaleByLearningRateState(NamedTuple):
 
     count: jax.Array
     """Steps taken, shape ()."""
+    learning_rates: jax.Array
+    """The rate of each parameter in the last step, in the order of `jax.tree.leaves`; 0 before the
+    first."""
 
 
 def scale_by_learning_rate(
@@ -52,12 +55,15 @@ def scale_by_learning_rate(
     values = as_grouped("learning_rate", learning_rate)
 
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
-        return -at.scalars[at.choice] * update, at.state
+        rate = at.scalars[at.choice]
+        return -rate * update, at.state._replace(learning_rates=rate)
 
     return transformation(
         LeafTransform(
             leaf,
-            state=declare(ScaleByLearningRateState, count=Counter()),
+            state=declare(
+                ScaleByLearningRateState, count=Counter(), learning_rates=VectorOfBlocks()
+            ),
             scalars=lambda state: values.at(state.count),
             choices=lambda leaves: values.indices(leaves.tree),
             given="parts",

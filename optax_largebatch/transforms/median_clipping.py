@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm
-from optax_largebatch.engine.state import Counter, NumberPerBlock, Shared, declare
+from optax_largebatch.engine.state import Counter, NumberPerBlock, Shared, check_shape, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype
@@ -111,6 +111,7 @@ def clip_by_median_norm(
         return jnp.asarray(jnp.finfo(_dtype(params)).max, _dtype(params))
 
     def scalars(state: ClipByMedianNormState) -> _Scalars:
+        check_shape("norms", state.norms, (window,))
         return _Scalars(state.count, clipping_scale, scalar_scale, is_due(state.count, period))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:

@@ -13,6 +13,7 @@ from optax_largebatch.arguments import (
     check_dtype,
     check_integer,
     check_number,
+    check_state,
 )
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
@@ -140,6 +141,7 @@ def accumulate_gradients(
         flush: Any = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateGradientsState]:
+        check_state("accumulate_gradients", AccumulateGradientsState, state)
         leaves, gradients = gradients_of(updates, params)
         _check_extra_args(examples, flush)
         if every != 1 and extra_args.get("small_batches") is not None:
@@ -175,7 +177,7 @@ def accumulate_gradients(
         total_weight = state.examples + weight
         sums = [
             jnp.where(state.examples > 0, before, 0)
-            for before in leaves.align("the state's accumulator", state.accumulator)
+            for before in leaves.alike("the state's accumulator", state.accumulator)
         ]
         for index in given:
             part = gradients[index].astype(sums[index].dtype)

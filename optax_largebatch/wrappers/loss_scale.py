@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_integer, check_number
+from optax_largebatch.arguments import check_integer, check_number, check_state
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
@@ -99,9 +99,12 @@ def dynamic_loss_scale(
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)
-        zero = jnp.zeros([], jnp.int32)
-        scale = jnp.asarray(initial_scale, jnp.float32)
-        return DynamicLossScaleState(scale, zero, zero, inner.init(params))
+        return DynamicLossScaleState(
+            loss_scale=jnp.asarray(initial_scale, jnp.float32),
+            good_steps=jnp.zeros([], jnp.int32),
+            skipped=jnp.zeros([], jnp.int32),
+            inner_state=inner.init(params),
+        )
 
     def update(
         updates: optax.Updates,
@@ -111,6 +114,7 @@ def dynamic_loss_scale(
         partition_specs: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, DynamicLossScaleState]:
+        check_state("dynamic_loss_scale", DynamicLossScaleState, state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         for index, gradient in enumerate(gradients):
             if gradient is not None:  # as float32, since what scaling saved would vanish again

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_dtype
+from optax_largebatch.arguments import check_dtype, check_state
+from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 
@@ -15,7 +16,9 @@ class MasterWeightsState(NamedTuple):
     """State of `master_weights`."""
 
     master: optax.Params
-    """The parameters in full precision; `()` in the place of one that has it already."""
+    """The parameters in full precision; `()` in the place of one that has it already. (With trees
+    beside it, `optax.tree.map_params` needs `is_leaf=lambda node: isinstance(node, tuple)` there.)
+    """
     inner_state: optax.OptState
     """State of the inner transformation, which knows the masters only."""
 
@@ -86,7 +89,7 @@ def master_weights(
 
     def init(params: optax.Params) -> MasterWeightsState:
         leaves = leaves_of("params", params)
-        columns = [(x.astype(dtype) if is_less_precise(x) else ()) for x in leaves.arrays]
+        columns = [(cast(x, dtype) if is_less_precise(x) else ()) for x in leaves.arrays]
         return MasterWeightsState(leaves.rebuild(columns), inner.init(precise(leaves, columns)))
 
     def precise(leaves: Any, masters: list[Any]) -> optax.Params:
@@ -105,13 +108,16 @@ def master_weights(
                 "params must be given to `update`, because master_weights moves them to their "
                 "masters; got None. Call optimizer.update(grads, state, params)."
             )
+        check_state("master_weights", MasterWeightsState, state)
         leaves, gradients = gradients_of(updates, params)
         masters = leaves.align("the state's master", state.master)
+        trained = precise(leaves, masters)
+        leaves.alike("the state's master", trained)
         for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
             if gradient is not None and is_less_precise(param):
                 gradients[index] = gradient.astype(dtype)
         steps, inner_state = inner.update(
-            leaves.rebuild(gradients), state.inner_state, precise(leaves, masters), **extra_args
+            leaves.rebuild(gradients), state.inner_state, trained, **extra_args
         )
         steps = leaves.align("the updates", steps)
         for index, (step, param) in enumerate(zip(steps, leaves.arrays, strict=True)):

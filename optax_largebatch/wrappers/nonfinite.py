@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_integer
+from optax_largebatch.arguments import check_integer, check_state
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import step_if_finite
@@ -63,8 +63,12 @@ def skip_nonfinite(
 
     def init(params: optax.Params) -> SkipNonfiniteState:
         leaves_of("params", params)
-        zero = jnp.zeros([], jnp.int32)
-        return SkipNonfiniteState(zero, zero, jnp.zeros([], bool), inner.init(params))
+        return SkipNonfiniteState(
+            skipped=jnp.zeros([], jnp.int32),
+            skipped_in_a_row=jnp.zeros([], jnp.int32),
+            gave_up=jnp.zeros([], bool),
+            inner_state=inner.init(params),
+        )
 
     def update(
         updates: optax.Updates,
@@ -74,6 +78,7 @@ def skip_nonfinite(
         partition_specs: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipNonfiniteState]:
+        check_state("skip_nonfinite", SkipNonfiniteState, state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         finite, new_updates, inner_state = step_if_finite(
             inner,

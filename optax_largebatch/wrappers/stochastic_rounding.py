@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_integer
+from optax_largebatch.arguments import check_integer, check_state
+from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 
@@ -93,7 +94,7 @@ def stochastic_rounding(
     def wide(arrays: list[Any], params: list[jax.Array]) -> list[Any]:
         """What belongs to low-precision parameters in float32, all else as it is."""
         columns = zip(arrays, params, strict=True)
-        return [x.astype(jnp.float32) if is_low(p) and x is not None else x for x, p in columns]
+        return [cast(x, jnp.float32) if is_low(p) and x is not None else x for x, p in columns]
 
     def init(params: optax.Params) -> StochasticRoundingState:
         leaves = leaves_of("params", params)
@@ -113,6 +114,7 @@ def stochastic_rounding(
                 "params must be given to `update`, because stochastic_rounding rounds them; got "
                 "None. Call optimizer.update(grads, state, params)."
             )
+        check_state("stochastic_rounding", StochasticRoundingState, state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         before = wide(leaves.arrays, leaves.arrays)
         new, inner_state = inner.update(

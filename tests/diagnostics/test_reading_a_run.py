@@ -1,5 +1,8 @@
 """Trust ratios by name, sentences about a run, and what an optimizer will do with what."""
 
+import inspect
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +55,7 @@ def test_trust_ratios_under_jit():
 def test_other_states_and_parameters_are_errors():
     with pytest.raises(ValueError, match="state holds no trust ratios"):
         lb.trust_ratios(after_a_step(lb.eve(0.1)), PARAMS)
-    with pytest.raises(ValueError, match="holds 6 trust ratios, and params have 4 blocks"):
+    with pytest.raises(ValueError, match="holds the trust ratios of 6 blocks, and params have 4"):
         lb.trust_ratios(after_a_step(lb.lamb(0.1, stacked=STACKED)), PARAMS)
 
 
@@ -91,7 +94,7 @@ def test_ratios_that_exploded():
     params = MATRICES | {"embedding": jnp.full((2, 2), 500.0)}
     (sentence,) = sentences(lb.lamb(0.1), params)
     assert sentence.startswith(
-        "1 of 6 parameters have a trust ratio far from the median 1.75: 'emb"
+        "1 of 6 parameters have a trust ratio far above the median 1.75: 'emb"
     )
 
 
@@ -119,6 +122,65 @@ def test_steps_that_were_left_out():
     state = after_a_step(optimizer, MATRICES, gradients)
     (sentence,) = lb.diagnose(state, MATRICES)
     assert sentence.startswith("1 steps were left out")
+
+
+ADAPTING = {"lamb": {}, "lans": {}, "lars": {}, "larc": {"clip": False}}
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e-6])
+@pytest.mark.parametrize("name", ADAPTING)
+def test_it_advises_what_the_optimizer_has(name, factor):
+    """A bound from above is no cure for a ratio that is too small."""
+    make = getattr(lb, name)
+    arguments = inspect.signature(make).parameters
+    params = MATRICES | {"far": jnp.full((2, 2), factor)}
+    found = " ".join(sentences(make(0.1, **ADAPTING[name]), params))
+    assert ("far above" in found) == (factor > 1)
+    assert ("far below" in found) == (factor < 1)
+    wanted = "trust_ratio_bounds" if factor > 1 else "param_norm_bounds"
+    assert set(re.findall(r"\w+_bounds", found)) == {wanted} & set(arguments)
+    assert wanted in found or "leave it out with trust_ratio_mask" in found
+
+
+def test_nothing_layer_wise():
+    for name in ("eve", "scaled_adam"):
+        first, *_ = sentences(getattr(lb, name)(0.1))
+        assert first.startswith("There is nothing layer-wise here")
+    first, second = lb.diagnose(
+        optax.tree.set(lb.skip_nonfinite(lb.eve(0.1)).init(MATRICES), skipped=jnp.int32(3)),
+        MATRICES,
+    )
+    assert first.startswith("There is nothing layer-wise here")
+    assert second.startswith("3 steps were left out")
+
+
+def test_a_loss_scale_that_fell():
+    optimizer = lb.dynamic_loss_scale(lb.lamb(0.1))
+    assert sentences(optimizer, MATRICES) == []
+    state = optax.tree.set(
+        optimizer.init(MATRICES), loss_scale=jnp.float32(8), skipped=jnp.int32(13)
+    )
+    left_out, fell = lb.diagnose(state, MATRICES)
+    assert left_out.startswith("13 steps were left out")
+    assert fell.startswith("The loss scale fell to 8, and 13 steps")
+
+
+def test_groups_that_do_not_move():
+    groups = lb.param_groups({"params": lb.matching("kernel_[01]"), "learning_rate": 0.0})
+    (sentence,) = sentences(lb.lamb(0.1, groups=groups), MATRICES)
+    assert sentence.startswith("2 of 5 parameters had a learning rate of 0 in the last step, such")
+    assert sentences(lb.lamb(0.0), MATRICES) == []  # the end of a schedule
+
+
+def test_each_part_of_a_partition_is_looked_at():
+    params = MATRICES | {"bias": jnp.full(2, 0.5), "new": jnp.zeros((2, 2))}
+    optimizer = optax.partition(
+        {"lamb": lb.lamb(0.1), "frozen": optax.set_to_zero()},
+        {name: "frozen" if name == "new" else "lamb" for name in params},
+    )
+    adapted, zero = sentences(optimizer, params)
+    assert adapted.startswith("1 of 1 parameters with a single axis are adapted, such as 'bias'")
+    assert zero.startswith("1 of 7 parameters are zero, such as 'new'")
 
 
 def test_explain():

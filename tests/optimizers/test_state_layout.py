@@ -5,6 +5,7 @@
 
 import json
 import pathlib
+import re
 
 import chex
 import jax
@@ -13,6 +14,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.params.owners import owners
 from tests.optimizers.checkpointed import CHECKPOINTED, parameters
 from tests.optimizers.registry import OPTIMIZERS
 
@@ -80,7 +82,55 @@ def test_optax_reads_writes_and_maps_it(name):
     moved = {jax.tree_util.keystr(path): moves for path, moves in jax.tree.leaves_with_path(differ)}
     assert sum(moved.values()) >= len(params)
     for path, like_a_parameter in moved.items():
-        assert like_a_parameter == any(f"['{leaf}']" in path for leaf in params), path
+        of_axes = re.search(r"factors|matrices|covariances", path)  # those are of its axes
+        of_one = any(f"['{leaf}']" in path for leaf in params) and not of_axes
+        assert like_a_parameter == of_one, path
+
+
+MAPPED = {
+    **{name: entry.make for name, entry in OPTIMIZERS.items()},
+    "groups": lambda: lb.lamb(
+        0.1, groups=lb.param_groups({"params": lb.matching("bias"), "learning_rate": 0.2})
+    ),
+    "a tree as mask": lambda: lb.lans(
+        0.1, weight_decay_mask={"bias": False, "gain": False, "kernel": True}
+    ),
+    "a function of keys": lambda: lb.lars(
+        0.1, weight_decay_mask=lambda params: {name: name == "kernel" for name in params}
+    ),
+    "a function of stacks": lambda: lb.accumulate_gradients(
+        lb.cain(stacked=lb.stacked_layers(stacks)), 2, stacked=lb.stacked_layers(stacks)
+    ),
+    "in optax.masked": lambda: optax.masked(
+        lb.lamb(0.1, trust_ratio_mask={"bias": optax.MaskedNode(), "gain": False, "kernel": True}),
+        {"bias": False, "gain": True, "kernel": True},
+    ),
+}
+
+
+def stacks(params):
+    return {"bias": None, "gain": None, "kernel": 0}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_optax_maps_it_beside_other_trees(name):
+    """Each array like a parameter meets what stands for this parameter in the other tree."""
+    optimizer, params = MAPPED[name](), parameters()
+    state = optimizer.init(params)
+    numbers = {"bias": 0, "gain": 1, "kernel": 2}
+    mapped = optax.tree.map_params(
+        optimizer,
+        lambda _, number: number,
+        state,
+        numbers,
+        transform_non_params=lambda _: None,
+        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+    )
+    of_parameters = [own for own in owners(state, params) if own is not None]
+    found = [x for x in jax.tree.leaves(mapped) if not isinstance(x, optax.MaskedNode)]
+    if name == "in optax.masked":
+        found = [number for number in found if number]
+    assert found == of_parameters
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def test_the_table_is_true(name):
         + numbers(for_each_axis) * entries
         + numbers(for_each_block)
         + numbers(for_all)
+        + 1  # the learning rate
     )
     assert sum(x.size for x in floats_of_state(name, shape)) == expected
 

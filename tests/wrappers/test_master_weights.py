@@ -196,3 +196,18 @@ def test_bad_arguments():
     optimizer = lb.master_weights(lb.lamb(0.1))
     with pytest.raises(ValueError, match="params must be given to `update`"):
         optimizer.update(params, optimizer.init(params))
+
+
+def test_optax_maps_masters_beside_other_trees():
+    """As the state's docstring says it."""
+    params = {"half": jnp.ones(2, "bfloat16"), "single": jnp.ones(2)}
+    optimizer = lb.master_weights(lb.lamb(0.1))
+    mapped = optax.tree.map_params(
+        optimizer,
+        lambda _, name: name,
+        optimizer.init(params),
+        {"half": "h", "single": "s"},
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+    assert mapped.master == {"half": "h", "single": "s"}
+    assert mapped.inner_state[2].mu == mapped.master

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.arguments import Scalar, check_number, check_state
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.noise.small_batches import SmallBatches
 
@@ -120,6 +120,7 @@ def gradient_noise_scale(
         **extra_args: Any,
     ) -> tuple[optax.Updates, GradientNoiseScaleState]:
         del params, extra_args
+        check_state("gradient_noise_scale", GradientNoiseScaleState, state)
         return updates, _with_step(state, _checked(small_batches, state), decay)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -75,7 +75,7 @@ MISTAKES = {
     "a state without one": (lambda: lb.noise_scale(optax.EmptyState()), "must hold one noise"),
     "other parameters": (
         lambda: lb.layer_noise_scales(lb.gradient_noise_scale().init(ONE), [ONE, ONE]),
-        "noise scales of 1 blocks, and params have 2",
+        "noise of 1 blocks, and params have 2",
     ),
     "a mean of another shape": (
         lambda: lb.small_batches_of_examples(TWO, TWO[0], mean=TWO),

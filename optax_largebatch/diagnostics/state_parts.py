@@ -1,0 +1,169 @@
+"""Parts of an optimizer's state, found by their fields through any nesting.
+
+A part is found in the state of a training loop as it is: inside the wrappers of this library and of
+optax, in the boxes of `nnx.Optimizer`, and in the dictionaries that a checkpoint makes of tuples.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from optax_largebatch.params.owners import Keys, children, keyed_arrays, owners, unboxed
+from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.stacked import Stacked
+
+
+class Part(NamedTuple):
+    """A part of a state."""
+
+    keys: Keys
+    """Where it is."""
+    kind: type[tuple[Any, ...]]
+    """The NamedTuple that it is, or was before it went through a checkpoint."""
+    fields: dict[str, Any]
+    masked_at: Keys
+    """Where the innermost `optax.masked` around it is, or the root of the state."""
+
+    def array(self, field: str) -> jax.Array:
+        """A field that is one array."""
+        return unboxed(self.fields[field])
+
+
+def parts(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
+    """The parts of a state that are of one of some kinds, in order.
+
+    Args:
+        state: the state, or what holds one, such as an `nnx.Optimizer`.
+        *kinds: the NamedTuples that are looked for. A dictionary with just their fields counts.
+    """
+    found = _nodes(state, (), ())
+    return [part._replace(kind=kind) for part in found for kind in kinds if _is(part, kind)]
+
+
+class OfParameter(NamedTuple):
+    """The entries of a vector of blocks that belong to one parameter."""
+
+    part: Part
+    number: int
+    """That of the parameter among `jax.tree.leaves(params)`."""
+    name: str
+    """That of the parameter; where several parts have an entry for it, after that of the part."""
+    entries: slice
+    shape: tuple[int, ...]
+    """The lengths of its stacked axes."""
+
+
+def by_parameter(
+    found: Sequence[Part], field: str, state: Any, params: Any, stacked: Stacked, *, others: int = 0
+) -> list[OfParameter]:
+    """Says of vectors with a number for each block to which parameters their entries belong.
+
+    Args:
+        found: parts of the state.
+        field: the vector.
+        state: the state.
+        params: the parameters.
+        stacked: the stacks among them.
+        others: entries at the end that belong to no block.
+
+    Returns:
+        The entries of each parameter, part by part.
+
+    Raises:
+        ValueError: the state is not that of these parameters; or it is that of many models.
+    """
+    sizes, axes, leaves = stacked.sizes(params), stacked.axes(params), jax.tree.leaves(params)
+    names = leaf_names(params)
+    about: list[list[int]] = []
+    for part in found:
+        blocks = check_one_model(field, part.array(field), ndim=1).size - others
+        whole = sum(sizes) == blocks
+        about.append(list(range(len(sizes))) if whole else _seen(part, state, params))
+        if sum(sizes[number] for number in about[-1]) != blocks:
+            raise ValueError(
+                f"the state holds the {field.replace('_', ' ')} of {blocks} blocks, and params "
+                f"have {sum(sizes)}. Pass the parameters and the `stacked` that the optimizer has; "
+                "of one that is behind optax.masked and keeps no moments, the part of both that "
+                "it sees."
+            )
+    results = []
+    for part, own in zip(found, about, strict=True):
+        start = 0
+        for number in own:
+            several = [one for one, numbers in zip(found, about, strict=True) if number in numbers]
+            prefix = labels([one.keys for one in several])[several.index(part)]
+            name = f"{prefix}/{names[number]}" if prefix else names[number]
+            entries = slice(start, start + sizes[number])
+            shape = tuple(leaves[number].shape[axis] for axis in axes[number])
+            results.append(OfParameter(part, number, name, entries, shape))
+            start = entries.stop
+    return results
+
+
+def labels(places: Sequence[Keys]) -> list[str]:
+    """Names for several places in a state: the keys at which their ways part; "" for a single one.
+
+    Wrappers around all of them, and what is below the last fork, do not change the names.
+    """
+    heads = {keys[:1] for keys in places}
+    if len(places) == 1 or (len(heads) == 1 and () in heads):
+        return [""] * len(places)
+    names = [""] * len(places)
+    for head in heads:
+        group = [index for index, keys in enumerate(places) if keys[:1] == head]
+        below = labels([places[index][1:] for index in group])
+        for index, name in zip(group, below, strict=True):
+            own = (*(head if len(heads) > 1 else ()), *([name] if name else []))
+            names[index] = "/".join(own)
+    return names
+
+
+def check_one_model(name: str, array: jax.Array, ndim: int) -> jax.Array:
+    """An array of a state, after checking that the state is that of a single model.
+
+    Raises:
+        ValueError: it has a first axis for models of `jax.vmap` or copies of `jax.pmap`.
+    """
+    if array.ndim != ndim:
+        raise ValueError(
+            f"the state's {name} has the shape {array.shape}, with an axis for the copies of "
+            "jax.pmap or the models of jax.vmap. Pass one of them, as in "
+            "jax.tree.map(lambda x: x[0], (state, params)), or map over them with jax.vmap."
+        )
+    return array
+
+
+def _nodes(node: Any, keys: Keys, masked_at: Keys) -> Iterator[Part]:
+    """All nodes of a tree that have others below them."""
+    below = children(node)
+    if not below:
+        return
+    if list(below) == list(optax.MaskedState._fields):
+        masked_at = keys
+    yield Part(keys, type(node), below, masked_at)
+    for key, child in below.items():
+        yield from _nodes(child, (*keys, key), masked_at)
+
+
+def _is(part: Part, kind: type[tuple[Any, ...]]) -> bool:
+    """Whether a part is of a kind."""
+    if issubclass(part.kind, Mapping):
+        return set(part.fields) == set(getattr(kind, "_fields", ()))
+    return part.kind is kind
+
+
+def _seen(part: Part, state: Any, params: Any) -> list[int]:
+    """The parameters of which there are moments behind the same mask as a part."""
+    leaves = jax.tree.leaves(params)
+    pairs = zip(keyed_arrays(state), owners(state, params), strict=True)
+    return sorted(
+        {
+            owner
+            for (keys, array), owner in pairs
+            if owner is not None
+            and keys[: len(part.masked_at)] == part.masked_at
+            and array.shape == leaves[owner].shape
+        }
+    )

@@ -1,0 +1,222 @@
+"""What a training loop logs of a step, as one flat dictionary of scalars."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch import norms
+from optax_largebatch.diagnostics.noise_scale import noise_scale
+from optax_largebatch.diagnostics.state_parts import (
+    Part,
+    by_parameter,
+    check_one_model,
+    labels,
+    parts,
+)
+from optax_largebatch.diagnostics.trust_ratios import LAYER_WISE
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.params.owners import unboxed
+from optax_largebatch.params.rules import Rule
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
+from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleState
+from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
+from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
+from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
+
+COUNTED = {
+    "skipped_steps": {
+        SkipNonfiniteState: "skipped",
+        DynamicLossScaleState: "skipped",
+        optax.ApplyIfFiniteState: "total_notfinite",
+    },
+    "loss_scale": {DynamicLossScaleState: "loss_scale"},
+    "micro_step": {AccumulateGradientsState: "micro_step", optax.MultiStepsState: "mini_step"},
+    "macro_step": {AccumulateGradientsState: "macro_step", optax.MultiStepsState: "gradient_step"},
+}
+"""The metrics that stand in a state as they are: where each does."""
+
+SUMMED = ("skipped_steps",)
+"""Those that several wrappers of one optimizer count together."""
+
+INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
+
+
+def step_metrics(
+    state: Any,
+    params: Any = None,
+    *,
+    gradients: Any = None,
+    updates: Any = None,
+    stacked: Stacked | None = None,
+    groups: ParamGroups | None = None,
+) -> dict[str, jax.Array]:
+    r"""What a training loop logs of a step: a flat dictionary of scalars with stable names.
+
+    It reads the state, however it is wrapped, and takes the norms of what it is given. It may be
+    part of a compiled step, inside `jax.shard_map` too, or be called between steps.
+
+    ================================ ==============================================================
+    `learning_rate`                  of the last step; the largest, where groups of parameters have
+                                     their own
+    `learning_rate/<rule>`           that of each group, if `groups` are given
+    `gradient_norm`, `update_norm`,  L2 norms of all of `gradients`, `updates` and `params`, as far
+    `param_norm`                     as they are given
+    `trust_ratio/min`, `.../median`, of the last step, over all blocks and layers. A ratio of
+    `.../max`                        exactly 1 is that of a block that is not adapted and does not
+                                     count; they are 1 if none is
+    `skipped_steps`                  steps left out because a gradient was not finite
+    `loss_scale`                     the factor for the next loss
+    `micro_step`, `macro_step`       micro-batches in the accumulator, and steps taken so far
+    `noise_scale`                    the gradient noise scale, where it is measured
+    ================================ ==============================================================
+
+    What a state does not have is left out, so that the names are the same from the first step to
+    the last. Where a state has several of a kind, as behind `optax.partition`, the name is followed
+    by what differs between their places: `learning_rate/embedding`.
+
+    The learning rate is that of this library's optimizers, or what `optax.inject_hyperparams` has
+    in its state; other optimizers do not keep theirs.
+
+    Args:
+        state: the state after the step.
+        params: the parameters, for their norm and for `groups`; None for neither.
+        gradients: the gradients of the step; None for no norm.
+        updates: what the optimizer made of them; None for no norm.
+        stacked: what the optimizer was given.
+        groups: what the optimizer was given, for the learning rate of each group.
+
+    Returns:
+        Scalars by name.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: it is the state of many models, of `jax.vmap` or `jax.pmap`; `groups` are given
+            and `params` are not, or the state is not that of these parameters.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import lamb, skip_nonfinite, step_metrics
+        >>> params = {"bias": jnp.zeros(1), "kernel": jnp.array([3.0, 4.0])}
+        >>> optimizer = skip_nonfinite(lamb(optax.linear_schedule(0.1, 0.0, 10)))
+        >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+        >>> for name, value in step_metrics(state, params, updates=updates).items():
+        ...     print(name, round(float(value), 2))
+        learning_rate 0.1
+        update_norm 0.5
+        param_norm 5.0
+        trust_ratio/min 3.54
+        trust_ratio/median 3.54
+        trust_ratio/max 3.54
+        skipped_steps 0.0
+    """
+    check_stacked(stacked)
+    groups = check_groups(groups, stacked)
+    trees = {"gradient_norm": gradients, "update_norm": updates, "param_norm": params}
+    return {
+        **_learning_rates(state, params, groups),
+        **{name: _norm(name, tree) for name, tree in trees.items() if tree is not None},
+        **_trust_ratios(state),
+        **counted(state),
+        **_noise_scales(state),
+    }
+
+
+def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, jax.Array]:
+    """The rates that parts of a state had, and those of groups of parameters."""
+    own = parts(state, ScaleByLearningRateState)
+    injected = [
+        part
+        for part in parts(state, *INJECTED)
+        if "learning_rate" in part.fields["hyperparams"]
+        and not any(one.keys[: len(part.keys)] == part.keys for one in own)
+    ]
+    found = sorted([*own, *injected], key=lambda part: part.keys)
+    metrics = {}
+    for part, name in zip(found, _named("learning_rate", found), strict=True):
+        if part in injected:
+            metrics[name] = jnp.asarray(unboxed(part.fields["hyperparams"]["learning_rate"]))
+            continue
+        rates = check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
+        metrics[name] = jnp.max(rates)
+        for rule, entry in _first_of_each_group(part, state, params, groups):
+            metrics[f"{name}/{rule}"] = rates[entry]
+    return metrics
+
+
+def _first_of_each_group(
+    part: Part, state: Any, params: Any, groups: ParamGroups
+) -> list[tuple[Rule, int]]:
+    """For the groups with members among a part's parameters the entry of the first."""
+    if not groups.rules:
+        return []
+    if params is None:
+        raise ValueError(
+            "params must be given with groups, whose rules speak of their names; got None. Call "
+            "step_metrics(state, params, groups=groups)."
+        )
+    members = groups.indices(params)
+    owned = by_parameter([part], "learning_rates", state, params, NOT_STACKED)
+    first = {members[own.number]: own.entries.start for own in reversed(owned)}
+    return [(rule, first[index]) for index, rule in enumerate(groups.rules) if index in first]
+
+
+def _norm(name: str, tree: Any) -> jax.Array:
+    """The L2 norm of a tree, the same on all devices that share it."""
+    leaves = leaves_of(name.removesuffix("_norm"), tree)
+    squares = {index: norms.sum_of_squares(x) for index, x in enumerate(leaves.arrays)}
+    squares = norms.over_shards(squares, {index: leaves.split(index) for index in squares})
+    return norms.from_sum_of_squares(norms.total([jnp.zeros([]), *squares.values()]))
+
+
+def _trust_ratios(state: Any) -> dict[str, jax.Array]:
+    """The least, the middle and the largest of those that are not exactly 1."""
+    found = parts(state, *LAYER_WISE)
+    if not found:
+        return {}
+    vectors = [
+        check_one_model("trust_ratios", part.array("trust_ratios"), ndim=1) for part in found
+    ]
+    ratios = jnp.concatenate(vectors)
+    adapted = ratios != 1
+    some = jnp.any(adapted)
+    # A ratio of NaN is what one looks for here, and a median that leaves out NaN would hide it.
+    unknown = jnp.any(jnp.isnan(ratios))
+    median = jnp.nanmedian(jnp.where(adapted, ratios, jnp.nan))
+    return {
+        "trust_ratio/min": jnp.where(some, jnp.min(jnp.where(adapted, ratios, jnp.inf)), 1),
+        "trust_ratio/median": jnp.where(some, jnp.where(unknown, jnp.nan, median), 1),
+        "trust_ratio/max": jnp.where(some, jnp.max(jnp.where(adapted, ratios, -jnp.inf)), 1),
+    }
+
+
+def counted(state: Any) -> dict[str, jax.Array]:
+    """The metrics that stand in a state as they are."""
+    metrics = {}
+    for name, fields in COUNTED.items():
+        found = parts(state, *fields)
+        values = [
+            check_one_model(name, jnp.asarray(part.array(fields[part.kind])), ndim=0)
+            for part in found
+        ]
+        if name in SUMMED and values:
+            metrics[name] = sum(values[1:], values[0])
+        else:
+            metrics |= zip(_named(name, found), values, strict=True)
+    return metrics
+
+
+def _noise_scales(state: Any) -> dict[str, jax.Array]:
+    """The gradient noise scale of each part that measures one."""
+    found = parts(state, GradientNoiseScaleState)
+    columns = zip(_named("noise_scale", found), found, strict=True)
+    return {name: noise_scale(part.fields).noise_scale for name, part in columns}
+
+
+def _named(name: str, found: list[Part]) -> list[str]:
+    """A metric's name for each part that has it."""
+    return [f"{name}/{label}" if label else name for label in labels([x.keys for x in found])]

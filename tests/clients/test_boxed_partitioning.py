@@ -1,0 +1,106 @@
+"""Flax linen on a mesh: logical axes in boxes, `eval_shape`, `out_shardings` and donation."""
+
+import functools
+
+from flax import linen
+from flax.training.train_state import TrainState
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.clients.training import (
+    MICRO_BATCHES,
+    NAMES,
+    NEEDS_JAX_0_8,
+    OPTIMIZERS,
+    accumulated,
+    assert_log,
+    through_a_checkpoint,
+)
+
+RULES = (("embed", "fsdp"), ("mlp", "tensor"), ("batch", "fsdp"))
+
+
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        def dense(width, axes):
+            init = linen.with_logical_partitioning(linen.initializers.lecun_normal(), axes)
+            return linen.Dense(width, kernel_init=init)
+
+        x = jnp.tanh(dense(8, ("embed", "mlp"))(x))
+        return dense(4, ("mlp", "embed"))(x)
+
+
+NET = Net()
+
+
+def batch(number):
+    x = jax.random.normal(jax.random.key(number), (16, 4))
+    return x, jnp.roll(x, 1, axis=1)
+
+
+def first_state(name):
+    params = NET.init(jax.random.key(0), batch(0)[0])["params"]
+    return TrainState.create(apply_fn=NET.apply, params=params, tx=accumulated(OPTIMIZERS[name]()))
+
+
+def train_step(state, x, y):
+    def loss_of(params):
+        return jnp.mean((state.apply_fn({"params": params}, x) - y) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_of)(state.params)
+    new = state.apply_gradients(grads=gradients)
+    updates = jax.tree.map(jnp.subtract, new.params, state.params)
+    metrics = lb.step_metrics(new.opt_state, new.params, gradients=gradients, updates=updates)
+    return new, (loss, metrics)
+
+
+@NEEDS_JAX_0_8
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_saves_and_goes_on(name, tmp_path):
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    make = functools.partial(first_state, name)
+    abstract = jax.eval_shape(make)
+    specs = linen.get_partition_spec(abstract)
+    shardings = linen.logical_to_mesh_sharding(specs, mesh, RULES)
+    step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+
+    def run(state, numbers):
+        results = []
+        for number in numbers:
+            state, result = step(state, *batch(number))
+            results.append(result)
+        return state, results
+
+    state = jax.jit(make, out_shardings=shardings)()
+    state, first = run(state, range(MICRO_BATCHES // 2))
+    saved = through_a_checkpoint(tmp_path / "run", state)
+    state, rest = run(state, range(MICRO_BATCHES // 2, MICRO_BATCHES))
+    losses, log = zip(*first, *rest, strict=True)
+    assert_log(log, losses)
+    _, again = run(saved, range(MICRO_BATCHES // 2, MICRO_BATCHES))
+    jax.tree.map(np.testing.assert_array_equal, again, rest)
+
+    # The boxes say where the moments lie, and so does shard_optimizer_state.
+    params = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        linen.meta.unbox(abstract.params),
+        shardings.params,
+    )
+    ours = lb.shard_optimizer_state(abstract.tx, params, mesh)
+    for one, other, leaf in zip(
+        jax.tree.leaves(ours),
+        jax.tree.leaves(shardings.opt_state),
+        jax.tree.leaves(abstract.opt_state),
+        strict=True,
+    ):
+        assert one.is_equivalent_to(other, leaf.ndim)
+    ratios = lb.trust_ratios(state, state.params)
+    names = {ratio.removeprefix("momentum_branch/") for ratio in ratios}
+    assert names >= {"Dense_0/kernel", "Dense_1/kernel"}
+    assert not optax.tree.get(state.opt_state, "gave_up")

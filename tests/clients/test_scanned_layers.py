@@ -1,0 +1,99 @@
+"""Flax linen with `nn.scan`: layers stacked along axis 1, and an embedding that is frozen."""
+
+from flax import linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.clients.training import (
+    MICRO_BATCHES,
+    NAMES,
+    NEEDS_JAX_0_8,
+    OPTIMIZERS,
+    accumulated,
+    assert_log,
+    through_a_checkpoint,
+)
+
+LAYERS, WIDTH = 3, 8
+STACKED = lb.stacked_layers({"layers/": 1})
+
+
+class Layer(linen.Module):
+    @linen.compact
+    def __call__(self, x, _):
+        return x + linen.Dense(WIDTH, use_bias=False)(jnp.tanh(x)), None
+
+
+class Net(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        x = linen.Dense(WIDTH, name="embed")(x)
+        layers = linen.scan(
+            Layer,
+            variable_axes={"params": 1},
+            split_rngs={"params": True},
+            length=LAYERS,
+        )
+        x, _ = layers(name="layers")(x, None)
+        return linen.Dense(1, name="head")(x)
+
+
+NET = Net()
+
+
+def batch(number):
+    x = jax.random.normal(jax.random.key(number), (16, 4))
+    return x, jnp.sum(x, axis=1, keepdims=True)
+
+
+def optimizer_of(name):
+    """The frozen part has no moments."""
+    labels = {"embed": "frozen", "layers": "trained", "head": "trained"}
+    transforms = {"trained": OPTIMIZERS[name](stacked=STACKED), "frozen": optax.set_to_zero()}
+    return accumulated(optax.partition(transforms, labels))
+
+
+@NEEDS_JAX_0_8
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_saves_and_goes_on(name, tmp_path):
+    optimizer = optimizer_of(name)
+
+    @jax.jit
+    def step(params, state, x, y):
+        def loss_of(params):
+            return jnp.mean((NET.apply({"params": params}, x) - y) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_of)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        metrics = lb.step_metrics(
+            state, params, gradients=gradients, updates=updates, stacked=STACKED
+        )
+        return params, state, (loss, metrics)
+
+    def run(params, state, numbers):
+        results = []
+        for number in numbers:
+            params, state, result = step(params, state, *batch(number))
+            results.append(result)
+        return params, state, results
+
+    start = NET.init(jax.random.key(0), batch(0)[0])["params"]
+    *halfway, first = run(start, optimizer.init(start), range(MICRO_BATCHES // 2))
+    saved = through_a_checkpoint(tmp_path / "run", tuple(halfway))
+    params, state, rest = run(*halfway, range(MICRO_BATCHES // 2, MICRO_BATCHES))
+    losses, log = zip(*first, *rest, strict=True)
+    assert_log(log, losses)
+    *_, again = run(*saved, range(MICRO_BATCHES // 2, MICRO_BATCHES))
+    jax.tree.map(np.testing.assert_array_equal, again, rest)
+
+    jax.tree.map(np.testing.assert_array_equal, params["embed"], start["embed"])
+    ratios = lb.trust_ratios(state, params, stacked=STACKED)
+    layers, *_ = (ratio for key, ratio in ratios.items() if "layers" in key)
+    assert layers.shape == (LAYERS,)
+    assert len(set(layers.tolist())) == LAYERS
+    assert not any("embed" in name for name in ratios)

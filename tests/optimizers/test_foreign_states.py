@@ -1,0 +1,101 @@
+"""A state that is not the optimizer's own is an error that says what it is and what to do."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
+
+PARAMS = {"bias": jnp.ones(4), "kernel": jnp.ones((8, 4))}
+CURE = "call `init` of this optimizer"
+
+
+def updated(optimizer, state, params=PARAMS):
+    return jax.eval_shape(optimizer.update, params, state, params)
+
+
+def is_like_kernel(leaf):
+    return leaf.shape == (8, 4)
+
+
+@pytest.mark.parametrize("shape", [(8, 1), (1, 4), (4, 8), (2, 8, 4)], ids=str)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_moments_of_another_shape_would_broadcast(name, shape):
+    """Each of the arrays like a parameter by itself."""
+    optimizer = OPTIMIZERS[name].make()
+    leaves, structure = jax.tree.flatten_with_path(optimizer.init(PARAMS))
+    alike = [index for index, (_, leaf) in enumerate(leaves) if is_like_kernel(leaf)]
+    assert alike
+    for index in alike:
+        path, leaf = leaves[index]
+        (field,) = [key.name for key in path if hasattr(key, "name")][-1:]
+        others = [leaf for _, leaf in leaves]
+        others[index] = jnp.zeros(shape, leaf.dtype)
+        message = rf"the state's {field} has the shape {shape} for the parameter 'kernel' of shape"
+        with pytest.raises(ValueError, match=re.escape(message)) as raised:
+            updated(optimizer, structure.unflatten(others))
+        assert CURE in str(raised.value)
+
+
+PAIRS = [pair for pair in itertools.permutations(OPTIMIZERS, 2) if set(pair) != {"lars", "larc"}]
+
+
+@pytest.mark.parametrize(("own", "other"), PAIRS, ids="-".join)
+def test_the_state_of_another_optimizer(own, other):
+    optimizer = OPTIMIZERS[own].make()
+    with pytest.raises(TypeError, match=r"state must be that of .*; got ") as raised:
+        updated(optimizer, OPTIMIZERS[other].make().init(PARAMS))
+    assert CURE in str(raised.value)
+
+
+WRAPPERS = {
+    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, 2),
+    "dynamic_loss_scale": lb.dynamic_loss_scale,
+    "master_weights": lb.master_weights,
+    "skip_nonfinite": lb.skip_nonfinite,
+    "stochastic_rounding": lb.stochastic_rounding,
+    "gradient_noise_scale": lambda inner: lb.gradient_noise_scale(),
+    "chain": lambda inner: lb.chain(optax.identity(), inner),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_names_itself(name):
+    inner = lb.lamb(0.1)
+    with pytest.raises(TypeError, match=f"state must be that of {name}, which keeps "):
+        updated(WRAPPERS[name](inner), inner.init(PARAMS))
+
+
+@pytest.mark.parametrize("field", ["accumulator", "master"])
+def test_arrays_of_wrappers_of_another_shape(field):
+    params = jax.tree.map(lambda x: x.astype("bfloat16"), PARAMS)
+    optimizer = lb.master_weights(lb.accumulate_gradients(optax.sgd(0.1), 2))
+    state = optimizer.init(params)
+    other = optax.tree.set(state, **{field: {"bias": jnp.ones(4), "kernel": jnp.ones((8, 1))}})
+    with pytest.raises(ValueError, match=rf"the state's {field} has the shape \(8, 1\) for the"):
+        updated(optimizer, other, params)
+
+
+def test_copies_of_a_state():
+    optimizer = lb.lamb(0.1)
+    counted = optax.tree.set(optimizer.init(PARAMS), count=jnp.zeros(3, "int32"))
+    with pytest.raises(ValueError, match=r"the state's count has the shape \(3,\), and not \(\)"):
+        updated(optimizer, counted)
+
+
+def test_another_window_of_norms():
+    state = lb.scaled_adam(0.1, clipping_scale=2.0).init(PARAMS)
+    optimizer = lb.scaled_adam(0.1, clipping_scale=2.0, clipping_update_period=50)
+    with pytest.raises(ValueError, match=r"the state's norms has the shape \(100,\), and not \(50"):
+        updated(optimizer, state)
+
+
+def test_what_a_checkpoint_made_of_it():
+    state = lb.scale_by_adam().init(PARAMS)
+    with pytest.raises(TypeError, match=r"keeps ScaleByAdamState\(count, mu, nu\); got a dict. "):
+        updated(lb.scale_by_adam(), state._asdict())
