@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPILERS := $(VENV)-compilers
 WORKERS ?= 2
 
-.PHONY: demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest clean
+.PHONY: compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest clean
 
 demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a large batch
 	$(BIN)/python examples/train_digits.py
@@ -24,10 +25,23 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests
 
-test-nightly: $(READY)  ## what needs the TPU's compiler (no TPU): steps compiled ahead of time
-	$(PYTHON) -m venv $(VENV)-tpu
-	$(VENV)-tpu/bin/pip install --quiet --editable '.[examples,test]' 'jax[tpu]'
-	$(VENV)-tpu/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
+test-nightly: compilers  ## what needs the TPU's compiler (no TPU): steps compiled ahead of time
+	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
+
+# XLA's compilers for TPUs and for NVIDIA's GPUs, 1.2 GB: wheels only, no driver, no CUDA libraries.
+compilers:
+	$(PYTHON) -m venv $(COMPILERS)
+	$(COMPILERS)/bin/pip install --quiet --editable '.[examples,test]' 'jax[tpu]'
+	version=$$($(COMPILERS)/bin/python -c 'import jaxlib; print(jaxlib.__version__)'); \
+	$(COMPILERS)/bin/pip install --quiet --no-deps \
+	  jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version nvidia-cuda-nvcc-cu12
+
+compiled: compilers  ## what XLA makes of steps for H100s and TPUs that are not there
+	$(COMPILERS)/bin/python -m benchmarks.compiled_step --check
+
+compiled-short:  ## the same of two layers, if the compilers can be had
+	$(MAKE) compilers || { echo "compiled-short: left out, the compilers cannot be had"; exit 0; } && \
+	$(COMPILERS)/bin/python -m benchmarks.compiled_step --short --check
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -62,4 +76,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest $(VENV)-tpu dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest $(COMPILERS) dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
