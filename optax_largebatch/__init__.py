@@ -26,7 +26,7 @@ from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
-from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
+from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState, batch_scale, lbsgd
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
@@ -137,6 +137,7 @@ __all__ = [
     "ScaleByParameterRmsState",
     "ScaleBySecondMomentState",
     "ScaleByTrustRatioState",
+    "ScaleByWarmedUpRateState",
     "ScaledHyperparameters",
     "SkipNonfiniteState",
     "SmallBatches",

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from optax_largebatch.arguments import check_flag, check_number_or_schedule
+from optax_largebatch.arguments import check_flag, check_number_or_schedule, number_at
 from optax_largebatch.params.masks import resolve_mask
 from optax_largebatch.params.paths import leaf_names, named_leaves
 from optax_largebatch.params.rules import Rule
@@ -47,15 +47,18 @@ class ParamGroups:
     def vary(self, name: str, default: Any) -> "Grouped":
         """The hyperparameter `name`, with `default` for the groups that do not set it."""
         values = tuple(setting.get(name, default) for setting in self.settings)
-        return Grouped(self, (*values, default))
+        return Grouped(name, self, (*values, default))
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
     """One hyperparameter with a value for each group; the last is for parameters in none."""
 
+    name: str
     groups: ParamGroups
     values: tuple[Any, ...]
+    allowed: str = "[0, inf)"
+    """The range of its values."""
 
     def indices(self, params: Any) -> list[int]:
         """For each leaf the index into `values`."""
@@ -63,11 +66,11 @@ class Grouped:
 
     def map(self, function: Callable[[Any], Any]) -> "Grouped":
         """The hyperparameter with `function` applied to the value of each group."""
-        return Grouped(self.groups, tuple(map(function, self.values)))
+        return dataclasses.replace(self, values=tuple(map(function, self.values)))
 
     def at(self, count: jax.Array) -> tuple[Any, ...]:
         """The values at the step `count`, schedules evaluated."""
-        return tuple(value(count) if callable(value) else value for value in self.values)
+        return tuple(number_at(count, self.name, value, self.allowed) for value in self.values)
 
 
 def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
@@ -148,10 +151,10 @@ def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGr
 
 def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     """A hyperparameter as one that may differ by group, its values checked to be allowed."""
-    grouped = value if isinstance(value, Grouped) else Grouped(ParamGroups((), ()), (value,))
+    grouped = value if isinstance(value, Grouped) else Grouped(name, ParamGroups((), ()), (value,))
     for one in grouped.values:
         check_number_or_schedule(name, one, allowed)
-    return grouped
+    return dataclasses.replace(grouped, allowed=allowed)
 
 
 def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from optax_largebatch.arguments import (
     check_flag,
     check_number,
     is_zero,
+    number_at,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
@@ -202,7 +203,7 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
 
     def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-            own: Any = rate(count) if callable(rate) else rate
+            own = number_at(jnp.asarray(count), "learning_rate", rate)
             t = jnp.asarray(count) + 1
             return own * jnp.sqrt(bias_correction(b2, t)) / bias_correction(b1, t)
 

@@ -13,6 +13,7 @@ from optax_largebatch.arguments import (
     check_dtype,
     check_integer,
     check_number,
+    number_at,
 )
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
@@ -72,7 +73,8 @@ def accumulate_gradients(
     Args:
         inner: the transformation, from this library or any other.
         every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
-            macro-batches so far.
+            macro-batches so far, whose fractions are rounded up. `init` tries it at 0 and at the
+            powers of 2.
         accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
         small_batches: hands the squared norms of the micro-batches' gradients and of their mean to
             `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs: those
@@ -85,8 +87,9 @@ def accumulate_gradients(
         A transformation; its state is an `AccumulateGradientsState`.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: `every` is less than 1, or is 1 with `small_batches`.
+        TypeError: an argument has the wrong type, or the schedule `every` returns no number.
+        ValueError: `every` is less than 1, or is 1 with `small_batches`; and, from `init` and every
+            step that is not compiled, the schedule `every` returns a number less than 1 or a NaN.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -122,6 +125,7 @@ def accumulate_gradients(
 
     def init(params: optax.Params) -> AccumulateGradientsState:
         leaves_of("params", params)
+        _check_schedule(every)
         return AccumulateGradientsState(
             micro_step=jnp.zeros([], jnp.int32),
             macro_step=jnp.zeros([], jnp.int32),
@@ -182,7 +186,7 @@ def accumulate_gradients(
             if examples is not None:
                 part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
             sums[index] = sums[index] + part
-        wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
+        wanted = _micro_batches(every, state.macro_step)
         complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
         parts: SmallBatches = state.small_batches
         if small_batches:
@@ -234,6 +238,24 @@ def accumulate_gradients(
 def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
     """The dtype itself where it holds the numbers of the other, else that."""
     return dtype if jnp.finfo(dtype).bits > jnp.finfo(other).bits else other
+
+
+def _micro_batches(every: Any, macro_step: jax.Array) -> Any:
+    """The micro-batches in a macro-batch; raises on fewer than 1, as far as the number is known."""
+    if not callable(every):
+        return every
+    wanted = number_at(macro_step, "every", every, "[1, inf)")
+    if isinstance(wanted, jax.Array) and not isinstance(wanted, jax.core.Tracer):
+        check_number(f"every, at the macro-batch {macro_step},", float(wanted), "[1, inf)")
+    return jnp.ceil(wanted).astype(jnp.int32)
+
+
+def _check_schedule(every: Any) -> None:
+    """Looks at the schedule `every` where a compiled step, which cannot raise, will."""
+    if callable(every):
+        with jax.ensure_compile_time_eval():
+            for macro_step in (0, *(2**power for power in range(31)), 2**31 - 1):
+                _micro_batches(every, jnp.asarray(macro_step, jnp.int32))
 
 
 def _check_extra_args(examples: Any, flush: Any) -> None:

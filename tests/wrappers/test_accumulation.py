@@ -144,11 +144,6 @@ def test_every_may_be_a_schedule_of_the_macro_batches(dtype):
     assert [int(state.macro_step) for _, state in seen] == [0, 1, 1, 1, 2, 3, 4]
 
 
-def test_a_schedule_below_1_counts_as_1():
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), lambda step: -step)
-    assert [value for value, _ in values(optimizer, [(1.0, {})] * 2)] == [-1, -2]
-
-
 @pytest.mark.parametrize("every", [1, 2], ids="every {}".format)
 def test_micro_batches_weigh_as_many_examples_as_they_have(every):
     optimizer = lb.accumulate_gradients(optax.sgd(1.0), every)
