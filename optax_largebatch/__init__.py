@@ -30,7 +30,7 @@ from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState, batch_sc
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
-from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
+from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching, named
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.recipes.scaling import (
     Hyperparameters,
@@ -178,6 +178,7 @@ __all__ = [
     "master_weights",
     "matching",
     "measure_critical_batch_size",
+    "named",
     "nesterov_split",
     "noise_scale",
     "normalize_by_block_norm",

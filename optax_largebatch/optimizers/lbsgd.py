@@ -20,7 +20,6 @@ from optax_largebatch.params.groups import (
     check_groups,
 )
 from optax_largebatch.params.masks import Mask, check_mask
-from optax_largebatch.params.rules import NOTHING
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.schedules.warmup import as_float, large_batch_warmup
 from optax_largebatch.transforms.centralization import centralize_gradients
@@ -138,7 +137,7 @@ def lbsgd(
                     weight_decay_mask,
                     trust_coefficient=1.0,
                     eps=1e-18,
-                    trust_ratio_mask=trust_ratio_mask if adapts else NOTHING,
+                    trust_ratio_mask=trust_ratio_mask if adapts else False,
                     denominator="squares",
                     trust_ratio_bounds=(0.01, 100.0),
                     zero_ratio="formula",

@@ -8,8 +8,8 @@ import jax
 import optax
 
 from optax_largebatch.arguments import check_flag, check_number_or_schedule, number_at
-from optax_largebatch.params.masks import resolve_mask
-from optax_largebatch.params.paths import leaf_names, named_leaves
+from optax_largebatch.params.masks import select_leaves
+from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
 
@@ -28,10 +28,9 @@ class ParamGroups:
     def indices(self, params: Any) -> list[int]:
         """The group of each leaf: its number, or -1 for a parameter that is in none."""
         blocks = self.stacked.blocks(params)
-        members = [resolve_mask("groups", rule, blocks) for rule in self.rules]
-        for rule in self.rules:
-            if not any(rule.select(named_leaves(blocks))):
-                raise ValueError(f"groups: {rule} selects no parameter. Leave the group out.")
+        members = [
+            select_leaves("groups", rule, blocks, "Leave the group out.") for rule in self.rules
+        ]
         indices = []
         for leaf, flags in enumerate(zip(*members, strict=True)):
             chosen = [index for index, member in enumerate(flags) if member]

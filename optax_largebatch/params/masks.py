@@ -6,34 +6,68 @@ from typing import Any
 import jax
 import numpy as np
 
+from optax_largebatch.params.paths import is_placeholder, leaf_names, named_leaves
 from optax_largebatch.params.prefixes import broadcast_prefix
-from optax_largebatch.params.rules import Rule
+from optax_largebatch.params.rules import Rule, listed
 
 Mask = Rule | Callable[[Any], Any] | Any
-"""None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans."""
+"""None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans: False
+for no leaf, since a mask that selects nothing by what it says of them is an error."""
 
 
 def check_mask(name: str, mask: Mask) -> None:
     """Checks, when an optimizer is built, that `mask` can be a mask.
 
-    A single boolean is refused: it chooses nothing leaf by leaf, and it is what
-    `optax.inject_hyperparams` makes of a mask function that it takes for a schedule.
+    An array is refused: it is what `optax.inject_hyperparams` makes of a boolean, and of a mask
+    function that it takes for a schedule.
 
     Args:
         name: the argument's name, for the message.
         mask: the mask.
 
     Raises:
-        TypeError: `mask` is a single boolean, number, string or array.
+        TypeError: `mask` is a number, a string or an array.
     """
-    if isinstance(mask, bool | np.bool_ | int | float | str | np.ndarray | jax.Array):
+    if isinstance(mask, bool | np.bool_):
+        return
+    if isinstance(mask, int | float | str | np.ndarray | jax.Array):
         raise TypeError(
-            f"{name} must be None (every parameter), a rule such as excluding('bias'), a function "
-            f"of the parameters, or a tree of booleans; got {mask!r}. To switch the option off "
-            "for all parameters, use its number (a weight decay of 0). If you passed a function "
-            "through optax.inject_hyperparams, it was called as a schedule: name it in "
-            f"static_args=({name!r},), or pass a rule."
+            f"{name} must be None (every parameter), False (none), a rule such as "
+            "excluding('bias'), a function of the parameters, or a tree of booleans; got "
+            f"{mask!r}. If you passed False or a function through optax.inject_hyperparams, it was "
+            f"taken for a number or a schedule: name it in static_args=({name!r},), or pass a rule."
         )
+
+
+def select_leaves(
+    name: str, mask: Mask, params: Any, cure: str = "Correct it; for no parameter say False."
+) -> list[bool]:
+    """`resolve_mask`, for a mask that has to select something unless it is False.
+
+    Args:
+        name: the argument's name, for messages.
+        mask: see `Mask`.
+        params: the parameters, or a tree of the same structure.
+        cure: what to do where it selects nothing, for the message.
+
+    Returns:
+        One Python boolean for each leaf.
+
+    Raises:
+        TypeError: a leaf of the mask is no boolean.
+        ValueError: the mask selects nothing, is no prefix of `params`, or a pattern of the rule
+            matches nothing.
+    """
+    choices = resolve_mask(name, mask, params)
+    deliberate = isinstance(mask, bool | np.bool_)
+    if any(choices) or not choices or deliberate or _has_placeholders(params):
+        return choices
+    if isinstance(mask, Rule) and any(mask.select(named_leaves(params))):
+        return choices  # what it selects is frozen, as None
+    raise ValueError(
+        f"{name}: {mask!r} selects no parameter. {cure} The names are: "
+        f"{listed(leaf_names(params))}."
+    )
 
 
 def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
@@ -66,3 +100,11 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
                 f"it holds {choice!r} of type {type(choice).__name__}."
             )
     return [bool(choice) for choice in broadcast_prefix(name, tree, params)]
+
+
+def _has_placeholders(params: Any) -> bool:
+    """Whether other parameters, of which nothing is known, may be behind a placeholder of optax.
+
+    Then the mask may be meant for those: `optax.partition` builds several optimizers alike.
+    """
+    return any(map(is_placeholder, jax.tree.leaves(params, is_leaf=is_placeholder)))

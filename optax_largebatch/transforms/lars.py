@@ -22,7 +22,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, positive
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
 
@@ -149,7 +149,7 @@ def scale_by_lars(
 
     def choices(leaves: Leaves) -> list[Any]:
         blocks = stacks.blocks(leaves.tree)
-        adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
+        adapted = select_leaves("trust_ratio_mask", trust_ratio_mask, blocks)
         indices = [0] * len(adapted) if limits is None else limits.indices(leaves.tree)
         axes = stacks.axes(leaves.tree)
         return list(zip(decay.choices(leaves), adapted, indices, axes, strict=True))
