@@ -99,6 +99,7 @@ from optax_largebatch.transforms.trust_ratio import (
 from optax_largebatch.wrappers.accumulation import (
     AccumulateGradientsState,
     accumulate_gradients,
+    has_updated,
 )
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState, dynamic_loss_scale
 from optax_largebatch.wrappers.master_weights import MasterWeightsState, master_weights
@@ -166,6 +167,7 @@ __all__ = [
     "fit_critical_batch_size",
     "gradient_noise_scale",
     "gradient_scale",
+    "has_updated",
     "lamb",
     "lans",
     "larc",

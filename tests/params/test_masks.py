@@ -71,9 +71,7 @@ def test_a_mask_that_selects_nothing_is_an_error(form):
 
 def test_what_is_hidden_may_be_what_is_meant():
     """`optax.partition` builds one optimizer for matrices and one for vectors, both alike."""
-    parts = dict.fromkeys(
-        ("matrix", "vector"), lb.lamb(0.1, weight_decay_mask=lb.at_least_ndim(2))
-    )
+    parts = dict.fromkeys(("matrix", "vector"), lb.lamb(0.1, weight_decay_mask=lb.at_least_ndim(2)))
     labels = jax.tree.map(lambda leaf: "matrix" if leaf.ndim > 1 else "vector", PARAMS)
     optimizer = optax.partition(parts, labels)
     optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
