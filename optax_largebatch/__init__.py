@@ -1,6 +1,7 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch import recipes
+from optax_largebatch.adoption import adopt_state
 from optax_largebatch.diagnostics import plots
 from optax_largebatch.diagnostics.branched_runs import (
     MeasuredCriticalBatchSize,
@@ -147,6 +148,7 @@ __all__ = [
     "accumulate_gradients",
     "accumulate_momentum",
     "add_decayed_weights",
+    "adopt_state",
     "at_least_ndim",
     "batch_scale",
     "cain",

@@ -5,6 +5,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
@@ -325,7 +326,7 @@ def _micro_batches(every: Any, macro_step: jax.Array) -> Any:
     if not callable(every):
         return every
     wanted = number_at(macro_step, "every", every, "[1, inf)")
-    if isinstance(wanted, jax.Array) and not isinstance(wanted, jax.core.Tracer):
+    if isinstance(wanted, jax.Array) and not isinstance(wanted, Tracer):
         check_number(f"every, at the macro-batch {macro_step},", float(wanted), "[1, inf)")
     return jnp.ceil(wanted).astype(jnp.int32)
 
