@@ -4,13 +4,17 @@ A value that is already a JAX array (a traced one above all, as `optax.inject_hy
 them) cannot be compared with a range at trace time; its shape is checked and its value is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import functools
 import math
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Scalar = float | jax.Array
 """A number, or a scalar array such as `optax.inject_hyperparams` passes."""
@@ -137,6 +141,25 @@ def check_dtype(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.")
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
+
+
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: a keyword that other libraries have is an error that says its name here."""
+
+    def decorator(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for theirs, ours in names.items():
+                if theirs in kwargs:
+                    raise TypeError(
+                        f"{function.__name__}() has no argument {theirs!r}; here it is called "
+                        f"{ours!r}: {function.__name__}(..., {ours}={kwargs[theirs]!r})."
+                    )
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorator
 
 
 def is_zero(value: Any) -> bool:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_flag
+from optax_largebatch.arguments import Scalar, check_choice, check_flag, renamed
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
@@ -15,6 +15,7 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
 
 
+@renamed(mask="weight_decay_mask")
 def lars(
     learning_rate: Scalar | optax.Schedule,
     weight_decay: Scalar | optax.Schedule = 0.0,
@@ -117,6 +118,7 @@ def lars(
     )
 
 
+@renamed(mask="weight_decay_mask")
 def larc(
     learning_rate: Scalar | optax.Schedule,
     weight_decay: Scalar | optax.Schedule = 0.0,

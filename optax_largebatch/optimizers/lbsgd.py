@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number
+from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number, renamed
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, Shared, declare
@@ -28,6 +28,7 @@ from optax_largebatch.transforms.momentum import accumulate_momentum
 from optax_largebatch.wrappers.accumulation import accumulate_gradients
 
 
+@renamed(mask="weight_decay_mask")
 def lbsgd(
     learning_rate: Scalar | optax.Schedule,
     momentum: Scalar = 0.0,

@@ -18,8 +18,8 @@ for no leaf, since a mask that selects nothing by what it says of them is an err
 def check_mask(name: str, mask: Mask) -> None:
     """Checks, when an optimizer is built, that `mask` can be a mask.
 
-    An array is refused: it is what `optax.inject_hyperparams` makes of a boolean, and of a mask
-    function that it takes for a schedule.
+    An array is refused: it is what `optax.inject_hyperparams` makes of a mask function that it
+    takes for a schedule.
 
     Args:
         name: the argument's name, for the message.
@@ -34,8 +34,8 @@ def check_mask(name: str, mask: Mask) -> None:
         raise TypeError(
             f"{name} must be None (every parameter), False (none), a rule such as "
             "excluding('bias'), a function of the parameters, or a tree of booleans; got "
-            f"{mask!r}. If you passed False or a function through optax.inject_hyperparams, it was "
-            f"taken for a number or a schedule: name it in static_args=({name!r},), or pass a rule."
+            f"{mask!r}. If you passed a function through optax.inject_hyperparams, it was called as a "
+            f"schedule: name it in static_args=({name!r},), or pass a rule."
         )
 
 

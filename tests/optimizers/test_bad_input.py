@@ -125,6 +125,15 @@ def test_wrong_argument(name, argument, value, error, says):
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in OPTIMIZERS if "weight_decay_mask" in OPTIMIZERS[name].arguments]
+)
+def test_the_keyword_mask_of_optax(name):
+    says = rf"{name}\(\) has no argument 'mask'; here it is called 'weight_decay_mask': .*True"
+    with pytest.raises(TypeError, match=says):
+        OPTIMIZERS[name].make(mask={"dense": True})
+
+
 def test_no_epsilon_at_all():
     with pytest.raises(ValueError, match="eps=0 and eps_root=0"):
         lb.lamb(1e-3, eps=0.0)
