@@ -105,6 +105,7 @@ from optax_largebatch.wrappers.accumulation import (
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState, dynamic_loss_scale
 from optax_largebatch.wrappers.master_weights import MasterWeightsState, master_weights
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState, skip_nonfinite
+from optax_largebatch.wrappers.spikes import SkipSpikesState, skip_spikes
 from optax_largebatch.wrappers.stochastic_rounding import (
     StochasticRoundingState,
     stochastic_rounding,
@@ -142,6 +143,7 @@ __all__ = [
     "ScaleByWarmedUpRateState",
     "ScaledHyperparameters",
     "SkipNonfiniteState",
+    "SkipSpikesState",
     "SmallBatches",
     "Stacked",
     "StochasticRoundingState",
@@ -201,6 +203,7 @@ __all__ = [
     "scaled_adam",
     "shard_optimizer_state",
     "skip_nonfinite",
+    "skip_spikes",
     "small_batches_of_devices",
     "small_batches_of_examples",
     "stacked_layers",

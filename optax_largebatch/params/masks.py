@@ -34,8 +34,8 @@ def check_mask(name: str, mask: Mask) -> None:
         raise TypeError(
             f"{name} must be None (every parameter), False (none), a rule such as "
             "excluding('bias'), a function of the parameters, or a tree of booleans; got "
-            f"{mask!r}. If you passed a function through optax.inject_hyperparams, it was called as a "
-            f"schedule: name it in static_args=({name!r},), or pass a rule."
+            f"{mask!r}. If you passed a function through optax.inject_hyperparams, it was called "
+            f"as a schedule: name it in static_args=({name!r},), or pass a rule."
         )
 
 
