@@ -29,6 +29,7 @@ def lans(
     *,
     trust_ratio_mask: Mask = None,
     param_norm_bounds: Bounds = None,
+    trust_ratio_bounds: Bounds = None,
     clip_gradient: Scalar | None = None,
     normalization_eps: Scalar = 0.0,
     order: Literal["simultaneous", "sequential"] = "simultaneous",
@@ -68,6 +69,8 @@ def lans(
         trust_ratio_mask: the parameters that are adapted; None for all.
         param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, either None
             for no bound.
+        trust_ratio_bounds: bounds on the two ratios :math:`\phi(\lVert w_t \rVert) /
+            \lVert u_t \rVert` and :math:`\phi(\lVert w_t \rVert) / \lVert c_t \rVert`, likewise.
         clip_gradient: clips the elements of :math:`\tilde g_t` to this magnitude; None for no
             clipping.
         normalization_eps: added to :math:`\lVert g_t \rVert`, 0 or more.
@@ -122,6 +125,7 @@ def lans(
                 ),
                 scale_by_trust_ratio(
                     param_norm_bounds=param_norm_bounds,
+                    trust_ratio_bounds=trust_ratio_bounds,
                     trust_ratio_mask=trust_ratio_mask,
                     stacked=stacked,
                 ),

@@ -7,13 +7,23 @@ from typing import Any
 import jax
 import optax
 
-from optax_largebatch.arguments import check_flag, check_number_or_schedule, number_at
+from optax_largebatch.arguments import (
+    check_flag,
+    check_number,
+    check_number_or_schedule,
+    number_at,
+)
 from optax_largebatch.params.masks import select_leaves
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
 
-_HYPERPARAMETERS = ("learning_rate", "weight_decay", "grad_centralization")
+_HYPERPARAMETERS = (
+    "learning_rate",
+    "learning_rate_scale",
+    "weight_decay",
+    "grad_centralization",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +56,9 @@ class ParamGroups:
     def vary(self, name: str, default: Any) -> "Grouped":
         """The hyperparameter `name`, with `default` for the groups that do not set it."""
         values = tuple(setting.get(name, default) for setting in self.settings)
+        if name == "learning_rate":
+            scales = (setting.get("learning_rate_scale") for setting in self.settings)
+            values = tuple(map(_scaled_rate, values, scales))
         return Grouped(name, self, (*values, default))
 
 
@@ -78,6 +91,8 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     Each group is a dictionary with the key `params`, a rule that selects its members, and any of
 
     - `learning_rate`: a float or a schedule, in place of the optimizer's;
+    - `learning_rate_scale`: a factor, 0 or more, of that or of the optimizer's: 0.1 for a tenth of
+      the schedule that all follow;
     - `weight_decay`: a float or a schedule, in place of the optimizer's;
     - `grad_centralization`: True to subtract from the gradient of each member its mean over all
       axes but the first (see `centralize_gradients`).
@@ -103,6 +118,7 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
         >>> groups = param_groups(
         ...     {"params": matching("bias", "scale"), "weight_decay": 0.0},
         ...     {"params": matching("embed"), "learning_rate": optax.linear_schedule(0.0, 1e-3, 9)},
+        ...     {"params": matching("head"), "learning_rate_scale": 0.1},
         ... )
         >>> optimizer = lamb(1e-2, weight_decay=0.01, groups=groups)
 
@@ -156,6 +172,16 @@ def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     return dataclasses.replace(grouped, allowed=allowed)
 
 
+def _scaled_rate(rate: Any, scale: Any) -> Any:
+    """A learning rate, or a schedule of it, times a factor; None for none."""
+    if scale is None:
+        return rate
+    check_number_or_schedule("learning_rate", rate, "[0, inf)")
+    if callable(rate):
+        return lambda count: scale * number_at(count, "learning_rate", rate)
+    return scale * rate
+
+
 def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
     if not isinstance(group, Mapping):
         raise TypeError(
@@ -177,6 +203,9 @@ def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
     setting = {key: value for key, value in group.items() if key != "params"}
     for key in ("learning_rate", "weight_decay"):
         as_grouped(f"a group's {key!r}", setting.get(key, 0.0))
+    if "learning_rate_scale" in setting:
+        scale = setting["learning_rate_scale"]
+        check_number("a group's 'learning_rate_scale'", scale, "[0, inf)")
     if "grad_centralization" in setting:
         check_flag("a group's 'grad_centralization'", setting["grad_centralization"])
     return rule, setting
