@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import bias_correction
+from optax_largebatch.numerics import bias_correction, root
 from optax_largebatch.params.groups import Grouped, as_grouped
 
 BiasCorrection = Literal["full", "none", "step_size"]
@@ -104,7 +104,7 @@ class AdamScalars(NamedTuple):
 
     def denominator(self, nu: jax.Array) -> jax.Array:
         """`sqrt(v_hat + eps_root) + eps`."""
-        return jnp.sqrt(nu * self.nu_scale + self.eps_root) + self.eps
+        return root(nu * self.nu_scale + self.eps_root) + self.eps
 
 
 def scale_by_adam(

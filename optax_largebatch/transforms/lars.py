@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
 from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import clip, positive
+from optax_largebatch.numerics import clip, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
@@ -168,7 +168,7 @@ def scale_by_lars(
         wd = decay.of(step.decays, decay_index)
         if denominator == "squares":
             squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
-            ratio = coefficient * jnp.sqrt(jnp.square(param_norm) / positive(squares))
+            ratio = coefficient * root(jnp.square(param_norm) / positive(squares))
         else:
             length = norm + eps if denominator == "update" else norm + wd * param_norm + eps
             ratio = coefficient * param_norm / positive(length)
