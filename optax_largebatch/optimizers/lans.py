@@ -55,8 +55,9 @@ def lans(
 
     The norms are those of one block; a block whose gradient is 0 keeps it, and a ratio is 1 where
     one of its norms is 0. The size of the gradient does not matter, so it needs no clipping by
-    norm and no loss scale. As with LAMB, leave biases and scales that start at 0 out of the
-    adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
+    norm and no loss scale, as long as float32 holds its squares: the norm of a block has to lie
+    between 1e-15 and 1e18 (see `normalize_by_block_norm`). As with LAMB, leave biases and scales
+    that start at 0 out of the adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule (the paper's is
