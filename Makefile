@@ -24,7 +24,8 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests
 
-test-nightly: $(READY)  ## what needs the TPU's compiler (no TPU): steps compiled ahead of time
+test-nightly: $(READY)  ## 2,000 compositions, and what needs the TPU's compiler (no TPU)
+	COMPOSITIONS=2000 $(BIN)/python -m pytest -m slow -q tests/test_compositions.py
 	$(PYTHON) -m venv $(VENV)-tpu
 	$(VENV)-tpu/bin/pip install --quiet --editable '.[examples,test]' 'jax[tpu]'
 	$(VENV)-tpu/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
