@@ -138,7 +138,7 @@ def lbsgd(
                     weight_decay_mask,
                     trust_coefficient=1.0,
                     eps=1e-18,
-                    trust_ratio_mask=trust_ratio_mask if adapts else False,
+                    trust_ratio_mask=trust_ratio_mask if adapts else lambda params: False,
                     denominator="squares",
                     trust_ratio_bounds=(0.01, 100.0),
                     zero_ratio="formula",

@@ -11,38 +11,38 @@ from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import Rule, listed
 
 Mask = Rule | Callable[[Any], Any] | Any
-"""None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans: False
-for no leaf, since a mask that selects nothing by what it says of them is an error."""
+"""None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans.
+
+One that selects nothing is an error, unless it is a function that returns False and so means it."""
 
 
 def check_mask(name: str, mask: Mask) -> None:
     """Checks, when an optimizer is built, that `mask` can be a mask.
 
-    An array is refused: it is what `optax.inject_hyperparams` makes of a mask function that it
-    takes for a schedule.
+    A single boolean is refused: it is what `optax.inject_hyperparams` makes of a mask function that
+    it takes for a schedule.
 
     Args:
         name: the argument's name, for the message.
         mask: the mask.
 
     Raises:
-        TypeError: `mask` is a number, a string or an array.
+        TypeError: `mask` is a single boolean, number, string or array.
     """
-    if isinstance(mask, bool | np.bool_):
-        return
-    if isinstance(mask, int | float | str | np.ndarray | jax.Array):
+    if isinstance(mask, bool | np.bool_ | int | float | str | np.ndarray | jax.Array):
         raise TypeError(
-            f"{name} must be None (every parameter), False (none), a rule such as "
-            "excluding('bias'), a function of the parameters, or a tree of booleans; got "
-            f"{mask!r}. If you passed a function through optax.inject_hyperparams, it was called "
-            f"as a schedule: name it in static_args=({name!r},), or pass a rule."
+            f"{name} must be None (every parameter), a rule such as excluding('bias'), a function "
+            f"of the parameters, or a tree of booleans; got {mask!r}. To switch the option off "
+            "for all parameters, use its number (a weight decay of 0) or a function that returns "
+            "False. If you passed a function through optax.inject_hyperparams, it was called as a "
+            f"schedule: name it in static_args=({name!r},), or pass a rule."
         )
 
 
 def select_leaves(
-    name: str, mask: Mask, params: Any, cure: str = "Correct it; for no parameter say False."
+    name: str, mask: Mask, params: Any, cure: str = "If that is meant, say `lambda params: False`."
 ) -> list[bool]:
-    """`resolve_mask`, for a mask that has to select something unless it is False.
+    """`resolve_mask`, for a mask that has to select something, or be a function that says False.
 
     Args:
         name: the argument's name, for messages.
@@ -59,8 +59,9 @@ def select_leaves(
             matches nothing.
     """
     choices = resolve_mask(name, mask, params)
-    deliberate = isinstance(mask, bool | np.bool_)
-    if any(choices) or not choices or deliberate or _has_placeholders(params):
+    if any(choices) or not choices or _has_placeholders(params):
+        return choices
+    if callable(mask) and mask(params) is False:
         return choices
     if isinstance(mask, Rule) and any(mask.select(named_leaves(params))):
         return choices  # what it selects is frozen, as None

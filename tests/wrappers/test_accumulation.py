@@ -248,6 +248,34 @@ def test_a_leaf_without_a_gradient_in_the_last_micro_batch_steps_on_its_mean(nam
         chex.assert_trees_all_close(params, expected, rtol=1e-5)
 
 
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_on_all_devices_if_one_has_a_sum(check_vma):
+    """What one of eight devices has of a split leaf decides for all, whose norms are one."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("fsdp")
+    params = {"bias": jnp.ones(3), "kernel": jnp.ones((8, 2))}
+    specs = {"bias": whole, "kernel": split}
+    first = {"bias": jnp.ones(3), "kernel": jnp.zeros((8, 2)).at[5].set(2.0)}
+    optimizer = lb.accumulate_gradients(lb.lars(1.0, momentum=0.0, trust_coefficient=1.0), 2)
+
+    def steps(params, first, **extra_args):
+        state = optimizer.init(params)
+        for gradients in (first, {"bias": first["bias"], "kernel": None}):
+            updates, state = optimizer.update(gradients, state, params, **extra_args)
+        return updates
+
+    given = {} if check_vma else {"partition_specs": specs}
+    sharded = jax.shard_map(
+        lambda params, first: steps(params, first, **given),
+        mesh=mesh,
+        in_specs=(specs, specs),
+        out_specs=specs,
+        check_vma=check_vma,
+    )
+    chex.assert_trees_all_close(jax.jit(sharded)(params, first), steps(params, first), rtol=1e-6)
+
+
 def test_an_inner_that_needs_all_gradients_says_so():
     """The momentum of optax turns the state of a leaf without a gradient into None."""
     optimizer = lb.accumulate_gradients(optax.sgd(0.1, momentum=0.9), 2)
