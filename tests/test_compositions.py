@@ -5,13 +5,12 @@
 
 from collections.abc import Callable
 import os
+import random
 from typing import Any, NamedTuple
 
 import equinox as eqx
 from flax import nnx
 from flax.core import FrozenDict
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
@@ -28,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8"),
 ]
 
+COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
 STEPS = 6
 SHAPES = ((8, 3), (8,), (), (2, 8))
 SPECS = (P("d"), P("d"), P(), P(None, "d"))
@@ -255,58 +255,69 @@ PLACEMENTS = {
 }
 
 
-@st.composite
-def compositions(draw):
-    wrappers = draw(st.lists(st.sampled_from(list(WRAPPERS)), max_size=3, unique=True))
+def drawn(seed):
+    """The composition of a seed, every part of it uniform and for itself.
+
+    (Hypothesis draws neighbours of what it has drawn: few compositions in many cases.)
+    """
+    draw = random.Random(seed)
+    wrappers = draw.sample(list(WRAPPERS), draw.choice((1, 2, 3, 4)))
     accumulating = [name for name in wrappers if name.startswith("accumulate")]
     for second in accumulating[1:]:  # the extra arguments are for one of them
         wrappers.remove(second)
     may_fail = any(name in SKIPPING for name in wrappers)
-    faults = st.sampled_from([None, None, np.nan, np.inf]) if may_fail else st.none()
-    micro_batches = st.tuples(faults, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0, 0, 1]))
+    faults = (None, None, np.nan, np.inf) if may_fail else (None,)
     return {
-        "name": draw(st.sampled_from(list(OPTIMIZERS))),
+        "name": draw.choice(list(OPTIMIZERS)),
         "wrappers": wrappers,
-        "container": draw(st.sampled_from(list(CONTAINERS))),
-        "placement": draw(st.sampled_from(list(PLACEMENTS))),
-        "told": draw(st.lists(micro_batches, min_size=STEPS, max_size=STEPS)),
-        "seed": draw(st.integers(0, 2**16)),
+        "container": draw.choice(list(CONTAINERS)),
+        "placement": draw.choice(list(PLACEMENTS)),
+        "told": [
+            (draw.choice(faults), draw.choice((0.5, 1.0, 3.0)), draw.random() < 0.3)
+            for _ in range(STEPS)
+        ],
     }
 
 
-@settings(
-    max_examples=int(os.environ.get("COMPOSITIONS", "60")),
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate],
-    print_blob=True,
-)
-@given(compositions())
-def test_a_composition_gives_the_numbers_of_the_formula(drawn):
-    random = np.random.default_rng(drawn["seed"])
-    weights = [np.asarray(random.normal(size=shape), "float32") for shape in SHAPES]
-    wrap = CONTAINERS[drawn["container"]]
+def check(seed):
+    """A composition gives the numbers of the formula."""
+    composition = drawn(seed)
+    name, wrappers = composition["name"], composition["wrappers"]
+    numbers = np.random.default_rng(seed)
+
+    def arrays():
+        return [np.asarray(numbers.normal(size=shape), "float32") for shape in SHAPES]
+
+    weights = arrays()
+    wrap = CONTAINERS[composition["container"]]
     micro_batches, given = [], []
-    for fault, examples, flush in drawn["told"]:
-        gradients = [np.asarray(random.normal(size=shape), "float32") for shape in SHAPES]
+    for fault, examples, flush in composition["told"]:
+        gradients = arrays()
         if fault is not None:
-            gradients[random.integers(4)].flat[-1] = fault
-        micro_batches.append((gradients, examples, bool(flush)))
-        arrays = wrap([jnp.asarray(g) for g in gradients])
-        given.append((arrays, jnp.float32(examples), jnp.asarray(bool(flush))))
-    wrappers = drawn["wrappers"]
+            gradients[numbers.integers(len(SHAPES))].flat[-1] = fault
+        micro_batches.append((gradients, examples, flush))
+        placed = wrap([jnp.asarray(g) for g in gradients])
+        given.append((placed, jnp.float32(examples), jnp.asarray(flush)))
     params = wrap([jnp.asarray(w) for w in weights])
-    with jax.numpy_dtype_promotion("standard"):
-        result = PLACEMENTS[drawn["placement"]](
-            composed(drawn["name"], wrappers), wrappers, params, given, wrap(list(SPECS))
-        )
+    result = PLACEMENTS[composition["placement"]](
+        composed(name, wrappers), wrappers, params, given, wrap(list(SPECS))
+    )
     assert jax.tree.structure(result) == jax.tree.structure(params)
-    for own, weight in zip(
-        jax.tree.leaves(result),
-        expected(drawn["name"], wrappers, weights, micro_batches),
-        strict=True,
-    ):
-        own = np.asarray(own)
-        assert own.dtype == np.float32
-        np.testing.assert_allclose(own, weight, rtol=0, atol=2e-4 * max(np.abs(weight).max(), 0.1))
+    leaves = zip(
+        jax.tree.leaves(result), expected(name, wrappers, weights, micro_batches), strict=True
+    )
+    for own, weight in leaves:
+        tolerance = 2e-4 * max(np.abs(weight).max(), 0.1)
+        np.testing.assert_allclose(np.asarray(own), weight, rtol=0, atol=tolerance)
+        assert own.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("first", range(0, COMPOSITIONS, 10))
+def test_compositions_give_the_numbers_of_the_formulas(first):
+    for seed in range(first, min(first + 10, COMPOSITIONS)):
+        try:
+            with jax.numpy_dtype_promotion("standard"):
+                check(seed)
+        except Exception as error:
+            error.add_note(f"composition {seed}: {drawn(seed)}")
+            raise
