@@ -38,13 +38,11 @@ def adopt_state(
     The moments of Adam, or the momentum buffer of SGD and LARS, are taken over, and so is the
     number of steps, by which schedules and bias corrections go: the next steps are those of an
     optimizer that had seen all gradients. They must mean the same in both: the same `b1`, `b2` or
-    `momentum`, and gradients that are clipped alike.
+    `momentum`, and gradients that are clipped alike. They go from states
 
-    | from `optax` | to |
-    |---|---|
-    | `adam`, `adamw`, `lamb` | `lamb`, `eve`, or a chain with `scale_by_adam` |
-    | `lars` | `lars` |
-    | `sgd` with momentum | a chain with `accumulate_momentum` before all trust ratios |
+    - of `optax.adam`, `adamw` and `lamb` to `lamb`, `eve`, or a chain with `scale_by_adam`;
+    - of `optax.lars` to `lars`;
+    - of `optax.sgd` with momentum to a chain with `accumulate_momentum` before all trust ratios.
 
     SGD's momentum is of no use to `lars`, which sums gradients times trust ratios. Either optimizer
     may be inside `chain`, `inject_hyperparams` or another wrapper. Between the parts of a
