@@ -82,7 +82,7 @@ def accumulate_gradients(
       macro-batch of an epoch.
 
     There is no step before the first example. A gradient that is None adds nothing; a leaf that had
-    none in the whole macro-batch has none in the step.
+    none in the whole macro-batch has none in the step. Its update is zeros, unless `every` is 1.
 
     In the place of `optax.MultiSteps` its state answers `mini_step` and `gradient_step` too, and
     `has_updated(state)` says whether the last micro-batch completed a step.
