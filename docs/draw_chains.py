@@ -78,6 +78,7 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY,),
     },
     "lbsgd": {
+        "count_micro_batches": (r"$c \leftarrow c + 1$",),
         "accumulate_gradients": (
             r"$g = \dfrac{1}{S} \sum_{i=1}^{S} g_i$",
             "and then, once for each macro-batch:",
@@ -89,7 +90,7 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
             r"{\Vert g \Vert^2 + \lambda \Vert w \Vert^2}}$",
             r"within 0.01 and 100, else $M = 1$",
         ),
-        "scale_by_learning_rate": (
+        "scale_by_warmed_up_rate": (
             r"$u \leftarrow -\eta\, M(c)\, u$",
             r"strategy lars: $M(c) = 1$",
         ),

@@ -1,6 +1,7 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch import recipes
+from optax_largebatch.adoption import adopt_state
 from optax_largebatch.diagnostics import plots
 from optax_largebatch.diagnostics.branched_runs import (
     MeasuredCriticalBatchSize,
@@ -27,11 +28,11 @@ from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
-from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
+from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState, batch_scale, lbsgd
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
-from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
+from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching, named
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.recipes.scaling import (
     Hyperparameters,
@@ -100,10 +101,12 @@ from optax_largebatch.transforms.trust_ratio import (
 from optax_largebatch.wrappers.accumulation import (
     AccumulateGradientsState,
     accumulate_gradients,
+    has_updated,
 )
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState, dynamic_loss_scale
 from optax_largebatch.wrappers.master_weights import MasterWeightsState, master_weights
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState, skip_nonfinite
+from optax_largebatch.wrappers.spikes import SkipSpikesState, skip_spikes
 from optax_largebatch.wrappers.stochastic_rounding import (
     StochasticRoundingState,
     stochastic_rounding,
@@ -138,14 +141,17 @@ __all__ = [
     "ScaleByParameterRmsState",
     "ScaleBySecondMomentState",
     "ScaleByTrustRatioState",
+    "ScaleByWarmedUpRateState",
     "ScaledHyperparameters",
     "SkipNonfiniteState",
+    "SkipSpikesState",
     "SmallBatches",
     "Stacked",
     "StochasticRoundingState",
     "accumulate_gradients",
     "accumulate_momentum",
     "add_decayed_weights",
+    "adopt_state",
     "at_least_ndim",
     "batch_scale",
     "cain",
@@ -166,6 +172,7 @@ __all__ = [
     "fit_critical_batch_size",
     "gradient_noise_scale",
     "gradient_scale",
+    "has_updated",
     "lamb",
     "lans",
     "larc",
@@ -178,6 +185,7 @@ __all__ = [
     "master_weights",
     "matching",
     "measure_critical_batch_size",
+    "named",
     "nesterov_split",
     "noise_scale",
     "normalize_by_block_norm",
@@ -196,6 +204,7 @@ __all__ = [
     "scaled_adam",
     "shard_optimizer_state",
     "skip_nonfinite",
+    "skip_spikes",
     "small_batches_of_devices",
     "small_batches_of_examples",
     "stacked_layers",

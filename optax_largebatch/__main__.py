@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(options.run(options))
     except (ImportError, OSError, TypeError, ValueError) as error:
-        print(f"optax_largebatch {options.command}: {error}", file=sys.stderr)
+        said = " ".join(str(error).split())
+        print(f"optax_largebatch {options.command}: {said}", file=sys.stderr)
         return 2
     return 0
 

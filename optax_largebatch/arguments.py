@@ -4,13 +4,17 @@ A value that is already a JAX array (a traced one above all, as `optax.inject_hy
 them) cannot be compared with a range at trace time; its shape is checked and its value is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import functools
 import math
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Scalar = float | jax.Array
 """A number, or a scalar array such as `optax.inject_hyperparams` passes."""
@@ -25,10 +29,10 @@ _NO_DTYPE = (jax.Array, np.ndarray, np.generic, tuple, list, dict)
 def check_number(name: str, value: Any, allowed: str) -> None:
     """Checks that `value` is a real number in the interval `allowed`, such as `"[0, 1)"`."""
     if isinstance(value, jax.Array):
-        _check_scalar_array(name, value)
+        _check_scalar_array(name, value, allowed)
         return
     scalar = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
-    if isinstance(value, bool) or not scalar:
+    if isinstance(value, bool | np.bool_ | np.complexfloating) or not scalar:
         raise TypeError(f"{name} must be a number in {allowed}, got {_show(value)}.")
     low, high = (float(end) for end in allowed[1:-1].split(","))
     number = float(value)
@@ -55,6 +59,18 @@ def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:
             f"{name} must be a number in {allowed} or a schedule (a function of the step), "
             f"got {_show(value)}."
         ) from None
+
+
+def number_at(step: jax.Array, name: str, value: Any, allowed: str = "[0, inf)") -> Any:
+    """What `value`, a number or a schedule, is at a step; a schedule has to give one real number.
+
+    Anything else would go far: of an array of three, each column would take its own rate.
+    """
+    if not callable(value):
+        return value
+    number = value(step)
+    check_number(f"{name}: what the schedule returns", number, allowed)
+    return number
 
 
 def check_integer(name: str, value: Any, at_least: int) -> None:
@@ -161,14 +177,35 @@ def _described(kind: Any) -> str:
     return f"a tuple of {len(kind)} states" if isinstance(kind, tuple) else f"a {name}"
 
 
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: a keyword that other libraries have is an error that says its name here."""
+
+    def decorator(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for theirs, ours in names.items():
+                if theirs in kwargs:
+                    raise TypeError(
+                        f"{function.__name__}() has no argument {theirs!r}; here it is called "
+                        f"{ours!r}: {function.__name__}(..., {ours}={kwargs[theirs]!r})."
+                    )
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorator
+
+
 def is_zero(value: Any) -> bool:
     """Whether `value` is known, without tracing, to be zero."""
     return isinstance(value, int | float) and math.isclose(value, 0.0, abs_tol=0.0)
 
 
-def _check_scalar_array(name: str, value: jax.Array) -> None:
+def _check_scalar_array(name: str, value: jax.Array, allowed: str) -> None:
     if value.ndim != 0:
         raise ValueError(f"{name} must be a scalar, got an array of shape {value.shape}.")
+    if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
+        raise TypeError(f"{name} must be a number in {allowed}, got one of dtype {value.dtype}.")
 
 
 def _show(value: Any) -> str:

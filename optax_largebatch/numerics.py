@@ -8,7 +8,14 @@ import numpy as np
 import optax
 
 from optax_largebatch.arguments import Bounds, Scalar
-from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.norms import accumulation_dtype, from_sum_of_squares
+
+root = from_sum_of_squares
+"""The square root, of second moments too: with a derivative of 0 at 0.
+
+There a moment of squares is flat, and so is its root times anything that is 0 with it. The rule for
+roots would make a NaN of the infinite slope of the one and the zero of the other.
+"""
 
 
 def quotient(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -1,8 +1,12 @@
 """The commands of `python -m optax_largebatch`."""
 
+import io
 import json
+import os
+import pickle
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 from orbax.checkpoint import StandardCheckpointer
@@ -149,6 +153,91 @@ def test_explain_says_what_it_reads(capsys, tmp_path):
     ):
         assert main(("explain", str(tmp_path / name))) == 2
         assert said in capsys.readouterr().err
+
+
+def npz(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+
+
+def header(shape, dtype="<f4"):
+    """An array of the format of NumPy, without its data."""
+    written = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        written, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return written.getvalue()
+
+
+class Malicious:
+    """An object whose pickle, loaded, would write a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+BROKEN = {
+    "empty.json": lambda path: path.write_text(""),
+    "truncated.json": lambda path: path.write_text('{"dense": {"bias": [4'),
+    "binary.json": lambda path: path.write_bytes(b"\x80\xff\x00"),
+    "nested.json": lambda path: path.write_text('{"a":' * 100_000 + "[1]" + "}" * 100_000),
+    "deep.json": lambda path: path.write_text('{"a":' * 500 + "[1]" + "}" * 500),
+    "lists.json": lambda path: path.write_text("[" * 100_000 + "]" * 100_000),
+    "digits.json": lambda path: path.write_text('{"a": [' + "9" * 5000 + "]}"),
+    "large.json": lambda path: path.write_text('{"a": [' + "9" * 300 + "]}"),
+    "long.json": lambda path: path.write_text(json.dumps({"a": ["x" * 99] * 9999})),
+    "lines.json": lambda path: path.write_text('{"a": "one\\ntwo"}'),
+    "huge.json": lambda path: (path.touch(), os.truncate(path, 2**36)),
+    "nothing.json": lambda path: path.write_text("{}"),
+    "null.json": lambda path: path.write_text('{"a": null, "b": NaN}'),
+    "empty.npz": lambda path: path.write_bytes(b""),
+    "truncated.npz": lambda path: path.write_bytes(zipped(path)[:-40]),
+    "damaged.npz": lambda path: path.write_bytes(zipped(path).replace(b"NUMPY", b"PYNUM")),
+    "no_zip.npz": lambda path: path.write_text("PK no"),
+    "no_array.npz": lambda path: npz(path, a=b"text"),
+    "no_header.npz": lambda path: npz(path, a=b"\x93NUMPY\x01\x00\xff\xff{"),
+    "wrong_header.npz": lambda path: npz(path, a=header((4,)).replace(b"'shape'", b"'shope'")),
+    "new_format.npz": lambda path: npz(path, a=b"\x93NUMPY\x09\x00"),
+    "objects.npz": lambda path: npz(path, a=header((), "|O") + pickle.dumps(Malicious(path))),
+    "nothing.npz": lambda path: npz(path),
+    "folder": lambda path: path.mkdir(),
+    "folder_of.json": lambda path: path.mkdir(),
+    "no_metadata": lambda path: (path.mkdir(), (path / "_METADATA").write_text("{")),
+    "link.json": lambda path: path.symlink_to(path),
+    "fifo.json": lambda path: os.mkfifo(path),
+    "device.json": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+def zipped(path):
+    np.savez(path, a=np.ones(4))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_one_line_and_no_traceback(capsys, tmp_path, name):
+    path = tmp_path / name
+    BROKEN[name](path)
+    before = sorted(tmp_path.iterdir())
+    assert main(("explain", str(path))) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith(f"optax_largebatch explain: {str(path)!r} cannot be read: ")
+    assert error.count("\n") == 1
+    assert len(error) < 800
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_shapes_are_read_without_the_data(capsys, tmp_path):
+    """A terabyte, of which only the header is in the file."""
+    path = tmp_path / "params.npz"
+    npz(path, **{"dense/kernel": header((2**20, 2**18)), "dense/bias": header((2**18,))})
+    said = printed(capsys, "explain", str(path))
+    assert "1048576x262144" in said
 
 
 def test_runs_as_a_module():

@@ -464,7 +464,9 @@ def train_second_block(name, params_of):
 def test_parameters_without_gradients_are_left_alone(name):
     model, state, updates = train_second_block(name, every_array)
     assert changed(weights_of(model)) == {weight for weight in WEIGHTS if "blocks/1" in weight}
-    assert jax.tree.structure(updates) == jax.tree.structure(second_block(model))
+    # An earlier micro-batch may have had a gradient for every leaf: its update is zeros, not None.
+    moved = every_array(model) if name == "lbsgd" else second_block(model)
+    assert jax.tree.structure(updates) == jax.tree.structure(moved)
     buffers = trees_like(every_array(model), state)
     assert len(buffers) == BUFFERS[name]
     assert not any(np.any(leaf) for leaf in jax.tree.leaves([tree.blocks[0] for tree in buffers]))

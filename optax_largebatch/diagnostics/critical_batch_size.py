@@ -1,11 +1,10 @@
 """The critical batch size, fitted to runs that reached the same target at several batch sizes."""
 
 from collections.abc import Sequence
+import functools
 from typing import NamedTuple
 
 import numpy as np
-
-from optax_largebatch.arguments import check_integer
 
 
 class CriticalBatchSize(NamedTuple):
@@ -16,7 +15,8 @@ class CriticalBatchSize(NamedTuple):
     minimum_steps: float
     """The steps to the target that no batch size saves."""
     interval: tuple[float, float] | None
-    """90% of the bootstrap's critical batch sizes; None where no batch size has several runs."""
+    """The 90% confidence interval of the critical batch size, for the noise of single runs; None
+    where no batch size has several runs, and 0 or infinity where the runs do not bound it."""
     residuals: tuple[float, ...]
     """The logarithm of the measured over the fitted steps, for each batch size."""
 
@@ -38,9 +38,6 @@ class CriticalBatchSize(NamedTuple):
 def fit_critical_batch_size(
     batch_sizes: Sequence[float],
     steps: Sequence[float | Sequence[float]],
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
 ) -> CriticalBatchSize:
     r"""Fits the steps to a target as a function of the batch size.
 
@@ -50,15 +47,25 @@ def fit_critical_batch_size(
     fit is that of least squares in :math:`\log S`. Several runs of a batch size count as their
     mean.
 
-    The interval says what another draw of the same runs would give, not how well the runs were
-    tuned: where every batch size had settings of its own, their quality moves the fit more than
-    the noise of single runs does. Look at the residuals as well.
+    The interval has the batch sizes at which the slope of the squared error differs from 0 by less
+    than the noise of the runs explains. With :math:`n_i` runs of batch size :math:`B_i`, their mean
+    :math:`y_i` of :math:`\log S`, and :math:`s^2` the variance of single runs within the batch
+    sizes, which has :math:`\nu = \sum_i (n_i - 1)` degrees of freedom, they are the :math:`B` with
+
+    .. math::
+
+        \Bigl|\sum_i h_i \bigl(y_i - \log(1 + B / B_i)\bigr)\Bigr|
+            \le t_{0.95, \nu}\, s \sqrt{\textstyle\sum_i h_i^2 / n_i}, \qquad
+        h_i = d_i - \bar d, \quad d_i = \frac{B}{B + B_i}.
+
+    If the runs of all batch sizes vary alike and log-normally, it holds the truth in 90 of 100
+    cases, however few the runs are. It says what other runs with the same settings would give, not
+    how well these were tuned: where every batch size had settings of its own, their quality moves
+    the fit more than the noise of single runs does. Look at the residuals as well.
 
     Args:
         batch_sizes: at least three different batch sizes, positive.
         steps: for each of them the steps to the target, of one run or of several; positive.
-        resamples: how often the bootstrap draws from the runs of every batch size, 1 or more.
-        seed: of these draws.
 
     Returns:
         The fit: `critical_batch_size`, `minimum_steps`, `interval`, `residuals`.
@@ -77,8 +84,6 @@ def fit_critical_batch_size(
     References:
         McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162.
     """
-    check_integer("resamples", resamples, at_least=1)
-    check_integer("seed", seed, at_least=0)
     batches = _positive("batch_sizes", batch_sizes)
     if len(set(batches)) < 3:
         raise ValueError(
@@ -102,13 +107,8 @@ def fit_critical_batch_size(
             f"critical batch size between {low:.3g} and {high:.3g} fits best. Add "
             f"{'smaller' if critical < high / 2 else 'larger'} batch sizes."
         )
-    interval = None
-    if any(own.size > 1 for own in runs):
-        draw = np.random.default_rng(seed)
-        drawn = [draw.choice(own, (resamples, own.size)).mean(axis=1) for own in runs]
-        again, _ = _least_squares(batches, np.log(np.stack(drawn, axis=1)))
-        interval = (float(np.quantile(again, 0.05)), float(np.quantile(again, 0.95)))
     residuals = np.log(means[0]) - np.log(minimum * (1 + critical / batches))
+    interval = _interval(batches, runs, np.log(means[0]), float(critical))
     return CriticalBatchSize(float(critical), float(minimum), interval, tuple(residuals.tolist()))
 
 
@@ -128,6 +128,56 @@ def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[np.ndarr
     critical = np.exp((low + high) / 2)
     left = log_steps - np.log1p(critical[:, None] / batches)
     return critical, np.exp(left.mean(axis=1))
+
+
+def _interval(
+    batches: np.ndarray, runs: list[np.ndarray], log_means: np.ndarray, critical: float
+) -> tuple[float, float] | None:
+    """The batch sizes that a test of the slope does not refuse; see `fit_critical_batch_size`.
+
+    The slope is a weighted sum of the means: its noise is known exactly, whatever the curve.
+    """
+    counts = np.array([own.size for own in runs])
+    freedom = int(np.sum(counts - 1))
+    if freedom == 0:
+        return None
+    logs = [np.log(own) for own in runs]
+    noise = np.sqrt(sum(np.sum(np.square(own - own.mean())) for own in logs) / freedom)
+    allowed = _student_quantile(0.95, freedom) * noise
+
+    def held(point: np.ndarray) -> np.ndarray:
+        """Whether the logarithms of batch sizes are in the interval."""
+        ratio = np.exp(point)[..., None] / batches
+        share = ratio / (1 + ratio)
+        weights = share - share.mean(axis=-1, keepdims=True)
+        slope = np.sum(weights * (log_means - np.log1p(ratio)), axis=-1)
+        return np.abs(slope) <= allowed * np.sqrt(np.sum(np.square(weights) / counts, axis=-1))
+
+    def end(beyond: float, unbounded: float) -> float:
+        """The last batch size on the way from the fit that is held."""
+        way = np.linspace(np.log(critical), np.log(beyond), 501)
+        found = held(way)
+        found[0] = True
+        last = int(np.flatnonzero(found)[-1])
+        if last == len(way) - 1:
+            return unbounded
+        inside, outside = way[last], way[last + 1]
+        for _ in range(50):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if held(middle) else (inside, middle)
+        return float(np.exp(inside))
+
+    low, high = _searched(batches)
+    return end(low, 0.0), end(high, np.inf)
+
+
+@functools.cache
+def _student_quantile(probability: float, freedom: int) -> float:
+    """The quantile of Student's t: with t = sqrt(n) tan(x) the density of x is cos(x)**(n - 1)."""
+    angles = (np.arange(20_000) + 0.5) / 20_000 * np.pi - np.pi / 2
+    density = np.cos(angles) ** (freedom - 1)
+    below = (np.cumsum(density) - density / 2) / np.sum(density)
+    return float(np.sqrt(freedom) * np.tan(np.interp(probability, below, angles)))
 
 
 def _searched(batches: np.ndarray) -> tuple[float, float]:

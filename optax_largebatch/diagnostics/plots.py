@@ -208,10 +208,11 @@ def steps_to_target(
         (ax,) = _new_axes(6, 4.2)
     critical, least = fit.critical_batch_size, fit.minimum_steps
     low, high = fit.interval or (critical, critical)
-    x = np.geomspace(min(*batch_sizes, low) / 1.6, max(*batch_sizes, high) * 1.6, 200)
+    shown = [*batch_sizes, *(end for end in (low, high) if 0 < end < np.inf)]
+    x = np.geomspace(min(shown) / 1.6, max(shown) * 1.6, 200)
     top = fit.steps(float(x[0]))
     if fit.interval is not None:
-        ax.axvspan(low, high, color=COLOURS[1], alpha=0.18, linewidth=0)
+        ax.axvspan(max(low, x[0]), min(high, x[-1]), color=COLOURS[1], alpha=0.18, linewidth=0)
     ax.plot(
         x, least * critical / x, color="0.45", linestyle="--", linewidth=1, label="perfect scaling"
     )

@@ -26,10 +26,12 @@ from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleStat
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
+from optax_largebatch.wrappers.spikes import SkipSpikesState
 
 COUNTED = {
     "skipped_steps": {
         SkipNonfiniteState: "skipped",
+        SkipSpikesState: "skipped",
         DynamicLossScaleState: "skipped",
         optax.ApplyIfFiniteState: "total_notfinite",
     },

@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Scalar
+from optax_largebatch.arguments import Scalar, renamed
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
@@ -15,6 +15,7 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.parameter_scale.target_rms_decay import decay_to_target_rms
 
 
+@renamed(mask="weight_decay_mask")
 def eve(
     learning_rate: Scalar | optax.Schedule = 1e-3,
     b1: Scalar = 0.9,

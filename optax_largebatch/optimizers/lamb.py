@@ -4,7 +4,7 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_optional_number
+from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_optional_number, renamed
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
@@ -21,6 +21,7 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 
 
+@renamed(mask="weight_decay_mask")
 def lamb(
     learning_rate: Scalar | optax.Schedule,
     b1: Scalar = 0.9,

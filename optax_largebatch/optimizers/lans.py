@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_number, check_optional_number
+from optax_largebatch.arguments import Bounds, Scalar, check_number, check_optional_number, renamed
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
@@ -18,6 +18,7 @@ from optax_largebatch.transforms.nesterov import nesterov_split
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 
 
+@renamed(mask="weight_decay_mask")
 def lans(
     learning_rate: Scalar | optax.Schedule,
     b1: Scalar = 0.9,
@@ -28,6 +29,7 @@ def lans(
     *,
     trust_ratio_mask: Mask = None,
     param_norm_bounds: Bounds = None,
+    trust_ratio_bounds: Bounds = None,
     clip_gradient: Scalar | None = None,
     normalization_eps: Scalar = 0.0,
     order: Literal["simultaneous", "sequential"] = "simultaneous",
@@ -53,8 +55,9 @@ def lans(
 
     The norms are those of one block; a block whose gradient is 0 keeps it, and a ratio is 1 where
     one of its norms is 0. The size of the gradient does not matter, so it needs no clipping by
-    norm and no loss scale. As with LAMB, leave biases and scales that start at 0 out of the
-    adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
+    norm and no loss scale, as long as float32 holds its squares: the norm of a block has to lie
+    between 1e-15 and 1e18 (see `normalize_by_block_norm`). As with LAMB, leave biases and scales
+    that start at 0 out of the adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule (the paper's is
@@ -67,6 +70,8 @@ def lans(
         trust_ratio_mask: the parameters that are adapted; None for all.
         param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, either None
             for no bound.
+        trust_ratio_bounds: bounds on the two ratios :math:`\phi(\lVert w_t \rVert) /
+            \lVert u_t \rVert` and :math:`\phi(\lVert w_t \rVert) / \lVert c_t \rVert`, likewise.
         clip_gradient: clips the elements of :math:`\tilde g_t` to this magnitude; None for no
             clipping.
         normalization_eps: added to :math:`\lVert g_t \rVert`, 0 or more.
@@ -121,6 +126,7 @@ def lans(
                 ),
                 scale_by_trust_ratio(
                     param_norm_bounds=param_norm_bounds,
+                    trust_ratio_bounds=trust_ratio_bounds,
                     trust_ratio_mask=trust_ratio_mask,
                     stacked=stacked,
                 ),

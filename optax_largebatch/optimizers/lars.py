@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_flag
+from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_flag, renamed
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
@@ -15,6 +15,7 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
 
 
+@renamed(mask="weight_decay_mask")
 def lars(
     learning_rate: Scalar | optax.Schedule,
     weight_decay: Scalar | optax.Schedule = 0.0,
@@ -25,6 +26,7 @@ def lars(
     momentum: Scalar = 0.9,
     nesterov: bool = False,
     *,
+    trust_ratio_bounds: Bounds = None,
     denominator: Denominator = "paper",
     zero_ratio: Literal["one", "coefficient"] = "one",
     clip_gradient: Scalar | None = None,
@@ -57,6 +59,8 @@ def lars(
         trust_ratio_mask: the parameters that are adapted; None for all. The others have ratio 1.
         momentum: :math:`\mu`, in [0, 1).
         nesterov: whether to look one step ahead.
+        trust_ratio_bounds: `(low, high)`, bounds on :math:`r_t`, the coefficient included; either
+            None for no bound. They leave `zero_ratio` alone.
         denominator: `"update"` divides by :math:`\lVert g_t + \lambda w_t \rVert + \epsilon`;
             for `"squares"` see `scale_by_lars`.
         zero_ratio: the ratio where a norm is 0: `"one"`, or `"coefficient"` for
@@ -109,6 +113,7 @@ def lars(
             eps,
             trust_ratio_mask,
             denominator=denominator,
+            trust_ratio_bounds=trust_ratio_bounds,
             zero_ratio=zero_ratio,
             clip_gradient=clip_gradient,
             stacked=stacked,
@@ -117,6 +122,7 @@ def lars(
     )
 
 
+@renamed(mask="weight_decay_mask")
 def larc(
     learning_rate: Scalar | optax.Schedule,
     weight_decay: Scalar | optax.Schedule = 0.0,

@@ -1,26 +1,38 @@
 """LBSGD: large-batch SGD with warm-up strategies and macro-batches."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number
+from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number, renamed
 from optax_largebatch.engine.chain import chain
-from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
+from optax_largebatch.engine.requests import Leaf
+from optax_largebatch.engine.state import Shared, StateOf, declare
+from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.params.groups import (
+    Hyperparameter,
+    ParamGroups,
+    as_grouped,
+    check_groups,
+)
 from optax_largebatch.params.masks import Mask, check_mask
-from optax_largebatch.params.rules import NOTHING
 from optax_largebatch.params.stacked import Stacked
-from optax_largebatch.schedules.warmup import large_batch_warmup
+from optax_largebatch.schedules.warmup import as_float, large_batch_warmup
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.lars import scale_by_lars
-from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.learning_rate import (
+    ScaleByLearningRateState,
+    scale_by_learning_rate,
+)
 from optax_largebatch.transforms.momentum import accumulate_momentum
 from optax_largebatch.wrappers.accumulation import accumulate_gradients
 
 
+@renamed(mask="weight_decay_mask")
 def lbsgd(
     learning_rate: Scalar | optax.Schedule,
     momentum: Scalar = 0.0,
@@ -55,7 +67,8 @@ def lbsgd(
         M = \operatorname{clip}\left(\sqrt{\frac{\lVert w \rVert^2}
             {\lVert g \rVert^2 + \lambda \lVert w \rVert^2 + 10^{-18}}},\ 0.01,\ 100\right).
 
-    Between two macro-batches the updates are exact zeros and only the sum of the gradients moves.
+    Between two macro-batches the updates are exact zeros and only the sum of the gradients and the
+    counts move.
 
     Args:
         learning_rate: :math:`\eta`, the rate that suits one micro-batch; 0 or more. A schedule
@@ -114,33 +127,38 @@ def lbsgd(
     check_number("begin_epoch", begin_epoch, "[0, inf)")
     check_mask("trust_ratio_mask", trust_ratio_mask)
     adapts = warmup_strategy == "lars"
-    rate = as_grouped("learning_rate", groups.vary("learning_rate", learning_rate))
-    if not adapts:
-        multiplier = large_batch_warmup(
-            1.0, batch_scale, warmup_epochs * updates_per_epoch, warmup_strategy
-        )
-        first = begin_epoch * updates_per_epoch
-        rate = rate.map(lambda own: _multiplied(own, multiplier, first, batch_scale))
-    return accumulate_gradients(
-        chain(
-            centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
-            scale_by_lars(
-                groups.vary("weight_decay", weight_decay),
-                weight_decay_mask,
-                trust_coefficient=1.0,
-                eps=1e-18,
-                trust_ratio_mask=trust_ratio_mask if adapts else NOTHING,
-                denominator="squares",
-                trust_ratio_bounds=(0.01, 100.0),
-                zero_ratio="formula",
-                clip_gradient=clip_gradient,
-                stacked=stacked,
+    multiplier = large_batch_warmup(
+        1.0,
+        1 if adapts else batch_scale,
+        warmup_epochs * updates_per_epoch,
+        "linear" if adapts else warmup_strategy,
+    )
+    return count_micro_batches(
+        accumulate_gradients(
+            chain(
+                centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+                scale_by_lars(
+                    groups.vary("weight_decay", weight_decay),
+                    weight_decay_mask,
+                    trust_coefficient=1.0,
+                    eps=1e-18,
+                    trust_ratio_mask=trust_ratio_mask if adapts else lambda params: False,
+                    denominator="squares",
+                    trust_ratio_bounds=(0.01, 100.0),
+                    zero_ratio="formula",
+                    clip_gradient=clip_gradient,
+                    stacked=stacked,
+                ),
+                scale_by_warmed_up_rate(
+                    groups.vary("learning_rate", learning_rate),
+                    multiplier,
+                    first=begin_epoch * updates_per_epoch,
+                ),
+                accumulate_momentum(momentum, accumulator_dtype=accumulator_dtype),
             ),
-            scale_by_learning_rate(rate),
-            accumulate_momentum(momentum, accumulator_dtype=accumulator_dtype),
-        ),
-        every=batch_scale,
-        accumulator_dtype=accumulator_dtype,
+            every=batch_scale,
+            accumulator_dtype=accumulator_dtype,
+        )
     )
 
 
@@ -172,16 +190,72 @@ def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> 
     return math.ceil(macrobatch_size / (batch_size * num_workers))
 
 
-def _multiplied(
-    rate: Scalar | optax.Schedule,
-    multiplier: optax.Schedule,
-    first: Scalar,
-    scale: int,
-) -> optax.Schedule:
-    """`rate` at a macro-batch times the multiplier at the micro-batch that completes it."""
+class ScaleByWarmedUpRateState(NamedTuple):
+    """State of the learning rate of `lbsgd`."""
 
-    def schedule(macro_step: jax.typing.ArrayLike) -> jax.Array:
-        own: Any = rate(macro_step) if callable(rate) else rate
-        return own * multiplier(first + scale * (jnp.asarray(macro_step) + 1))
+    rate: ScaleByLearningRateState
+    """The macro-batches so far, and the rates of the last step."""
+    micro_batches: jax.Array
+    """Micro-batches so far, shape (); the warm-up goes by them, and `flush` makes macro-batches of
+    fewer than usual."""
 
-    return schedule
+
+def scale_by_warmed_up_rate(
+    learning_rate: Hyperparameter, multiplier: optax.Schedule, first: Scalar
+) -> optax.GradientTransformationExtraArgs:
+    """`scale_by_learning_rate`, times a schedule of the micro-batches.
+
+    Args:
+        learning_rate: the rate; a schedule counts steps.
+        multiplier: the schedule of the micro-batches, which `count_micro_batches` counts.
+        first: micro-batches before the first.
+
+    Returns:
+        A transformation; its state is a `ScaleByWarmedUpRateState`.
+    """
+    rates = as_grouped("learning_rate", learning_rate)
+
+    def scalars(state: ScaleByWarmedUpRateState) -> tuple[Any, ...]:
+        grown = multiplier(first + as_float(state.micro_batches))
+        return tuple(rate * grown for rate in rates.at(state.rate.count))
+
+    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+        rate = at.scalars[at.choice]
+        own = at.state.rate._replace(learning_rates=rate)
+        return -rate * update, at.state._replace(rate=own)
+
+    return transformation(
+        LeafTransform(
+            leaf,
+            state=declare(
+                ScaleByWarmedUpRateState,
+                rate=StateOf(leaf_transform_of(scale_by_learning_rate(learning_rate))),
+                micro_batches=Shared(lambda params: jnp.zeros([], jnp.int32)),
+            ),
+            scalars=scalars,
+            choices=lambda leaves: rates.indices(leaves.tree),
+            given="parts",
+        )
+    )
+
+
+def count_micro_batches(
+    accumulated: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """Keeps `micro_batches` in the chain that `accumulate_gradients` stands around."""
+
+    def counted(link: Any) -> Any:
+        if not isinstance(link, ScaleByWarmedUpRateState):
+            return link
+        return link._replace(micro_batches=optax.safe_increment(link.micro_batches))
+
+    def update(
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, Any]:
+        state = state._replace(inner_state=tuple(map(counted, state.inner_state)))
+        return accumulated.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(accumulated.init, update)

@@ -7,13 +7,23 @@ from typing import Any
 import jax
 import optax
 
-from optax_largebatch.arguments import check_flag, check_number_or_schedule
-from optax_largebatch.params.masks import resolve_mask
-from optax_largebatch.params.paths import leaf_names, named_leaves
+from optax_largebatch.arguments import (
+    check_flag,
+    check_number,
+    check_number_or_schedule,
+    number_at,
+)
+from optax_largebatch.params.masks import select_leaves
+from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
 
-_HYPERPARAMETERS = ("learning_rate", "weight_decay", "grad_centralization")
+_HYPERPARAMETERS = (
+    "learning_rate",
+    "learning_rate_scale",
+    "weight_decay",
+    "grad_centralization",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +38,9 @@ class ParamGroups:
     def indices(self, params: Any) -> list[int]:
         """The group of each leaf: its number, or -1 for a parameter that is in none."""
         blocks = self.stacked.blocks(params)
-        members = [resolve_mask("groups", rule, blocks) for rule in self.rules]
-        for rule in self.rules:
-            if not any(rule.select(named_leaves(blocks))):
-                raise ValueError(f"groups: {rule} selects no parameter. Leave the group out.")
+        members = [
+            select_leaves("groups", rule, blocks, "Leave the group out.") for rule in self.rules
+        ]
         indices = []
         for leaf, flags in enumerate(zip(*members, strict=True)):
             chosen = [index for index, member in enumerate(flags) if member]
@@ -47,15 +56,21 @@ class ParamGroups:
     def vary(self, name: str, default: Any) -> "Grouped":
         """The hyperparameter `name`, with `default` for the groups that do not set it."""
         values = tuple(setting.get(name, default) for setting in self.settings)
-        return Grouped(self, (*values, default))
+        if name == "learning_rate":
+            scales = (setting.get("learning_rate_scale") for setting in self.settings)
+            values = tuple(map(_scaled_rate, values, scales))
+        return Grouped(name, self, (*values, default))
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
     """One hyperparameter with a value for each group; the last is for parameters in none."""
 
+    name: str
     groups: ParamGroups
     values: tuple[Any, ...]
+    allowed: str = "[0, inf)"
+    """The range of its values."""
 
     def indices(self, params: Any) -> list[int]:
         """For each leaf the index into `values`."""
@@ -63,11 +78,11 @@ class Grouped:
 
     def map(self, function: Callable[[Any], Any]) -> "Grouped":
         """The hyperparameter with `function` applied to the value of each group."""
-        return Grouped(self.groups, tuple(map(function, self.values)))
+        return dataclasses.replace(self, values=tuple(map(function, self.values)))
 
     def at(self, count: jax.Array) -> tuple[Any, ...]:
         """The values at the step `count`, schedules evaluated."""
-        return tuple(value(count) if callable(value) else value for value in self.values)
+        return tuple(number_at(count, self.name, value, self.allowed) for value in self.values)
 
 
 def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
@@ -76,6 +91,8 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     Each group is a dictionary with the key `params`, a rule that selects its members, and any of
 
     - `learning_rate`: a float or a schedule, in place of the optimizer's;
+    - `learning_rate_scale`: a factor, 0 or more, of that or of the optimizer's: 0.1 for a tenth of
+      the schedule that all follow;
     - `weight_decay`: a float or a schedule, in place of the optimizer's;
     - `grad_centralization`: True to subtract from the gradient of each member its mean over all
       axes but the first (see `centralize_gradients`).
@@ -101,6 +118,7 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
         >>> groups = param_groups(
         ...     {"params": matching("bias", "scale"), "weight_decay": 0.0},
         ...     {"params": matching("embed"), "learning_rate": optax.linear_schedule(0.0, 1e-3, 9)},
+        ...     {"params": matching("head"), "learning_rate_scale": 0.1},
         ... )
         >>> optimizer = lamb(1e-2, weight_decay=0.01, groups=groups)
 
@@ -148,10 +166,20 @@ def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGr
 
 def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     """A hyperparameter as one that may differ by group, its values checked to be allowed."""
-    grouped = value if isinstance(value, Grouped) else Grouped(ParamGroups((), ()), (value,))
+    grouped = value if isinstance(value, Grouped) else Grouped(name, ParamGroups((), ()), (value,))
     for one in grouped.values:
         check_number_or_schedule(name, one, allowed)
-    return grouped
+    return dataclasses.replace(grouped, allowed=allowed)
+
+
+def _scaled_rate(rate: Any, scale: Any) -> Any:
+    """A learning rate, or a schedule of it, times a factor; None for none."""
+    if scale is None:
+        return rate
+    check_number_or_schedule("learning_rate", rate, "[0, inf)")
+    if callable(rate):
+        return lambda count: scale * number_at(count, "learning_rate", rate)
+    return scale * rate
 
 
 def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
@@ -175,6 +203,9 @@ def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
     setting = {key: value for key, value in group.items() if key != "params"}
     for key in ("learning_rate", "weight_decay"):
         as_grouped(f"a group's {key!r}", setting.get(key, 0.0))
+    if "learning_rate_scale" in setting:
+        scale = setting["learning_rate_scale"]
+        check_number("a group's 'learning_rate_scale'", scale, "[0, inf)")
     if "grad_centralization" in setting:
         check_flag("a group's 'grad_centralization'", setting["grad_centralization"])
     return rule, setting

@@ -6,18 +6,21 @@ from typing import Any
 import jax
 import numpy as np
 
+from optax_largebatch.params.paths import is_placeholder, leaf_names, named_leaves
 from optax_largebatch.params.prefixes import broadcast_prefix
-from optax_largebatch.params.rules import Rule
+from optax_largebatch.params.rules import Rule, listed
 
 Mask = Rule | Callable[[Any], Any] | Any
-"""None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans."""
+"""None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans.
+
+One that selects nothing is an error, unless it is a function that returns False and so means it."""
 
 
 def check_mask(name: str, mask: Mask) -> None:
     """Checks, when an optimizer is built, that `mask` can be a mask.
 
-    A single boolean is refused: it chooses nothing leaf by leaf, and it is what
-    `optax.inject_hyperparams` makes of a mask function that it takes for a schedule.
+    A single boolean is refused: it is what `optax.inject_hyperparams` makes of a mask function that
+    it takes for a schedule.
 
     Args:
         name: the argument's name, for the message.
@@ -29,11 +32,43 @@ def check_mask(name: str, mask: Mask) -> None:
     if isinstance(mask, bool | np.bool_ | int | float | str | np.ndarray | jax.Array):
         raise TypeError(
             f"{name} must be None (every parameter), a rule such as excluding('bias'), a function "
-            f"of the parameters, or a tree of booleans; got {mask!r}. To switch the option off "
-            "for all parameters, use its number (a weight decay of 0). If you passed a function "
-            "through optax.inject_hyperparams, it was called as a schedule: name it in "
+            f"of the parameters, or a tree of booleans; got {mask!r}. To select nothing, pass a "
+            "function that returns False. If you passed a function through "
+            "optax.inject_hyperparams, it was called as a schedule: name it in "
             f"static_args=({name!r},), or pass a rule."
         )
+
+
+def select_leaves(
+    name: str, mask: Mask, params: Any, cure: str = "If that is meant, say `lambda params: False`."
+) -> list[bool]:
+    """`resolve_mask`, for a mask that has to select something, or be a function that says False.
+
+    Args:
+        name: the argument's name, for messages.
+        mask: see `Mask`.
+        params: the parameters, or a tree of the same structure.
+        cure: what to do where it selects nothing, for the message.
+
+    Returns:
+        One Python boolean for each leaf.
+
+    Raises:
+        TypeError: a leaf of the mask is no boolean.
+        ValueError: the mask selects nothing, is no prefix of `params`, or a pattern of the rule
+            matches nothing.
+    """
+    choices = resolve_mask(name, mask, params)
+    if any(choices) or not choices or _has_placeholders(params):
+        return choices
+    if callable(mask) and mask(params) is False:
+        return choices
+    if isinstance(mask, Rule) and any(mask.select(named_leaves(params))):
+        return choices  # what it selects is frozen, as None
+    raise ValueError(
+        f"{name}: {mask!r} selects no parameter. {cure} The names are: "
+        f"{listed(leaf_names(params))}."
+    )
 
 
 def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
@@ -66,3 +101,11 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
                 f"it holds {choice!r} of type {type(choice).__name__}."
             )
     return [bool(choice) for choice in broadcast_prefix(name, tree, params)]
+
+
+def _has_placeholders(params: Any) -> bool:
+    """Whether other parameters, of which nothing is known, may be behind a placeholder of optax.
+
+    Then the mask may be meant for those: `optax.partition` builds several optimizers alike.
+    """
+    return any(map(is_placeholder, jax.tree.leaves(params, is_leaf=is_placeholder)))

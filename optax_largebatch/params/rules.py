@@ -31,28 +31,45 @@ class Rule:
         return jax.tree.structure(params).unflatten(visible)
 
     def __and__(self, other: "Rule") -> "Rule":
-        return _combine(f"({self} & {other})", lambda a, b: a and b, self, other)
+        return self._with("&", other, lambda a, b: a and b)
 
     def __or__(self, other: "Rule") -> "Rule":
-        return _combine(f"({self} | {other})", lambda a, b: a or b, self, other)
+        return self._with("|", other, lambda a, b: a or b)
 
     def __invert__(self) -> "Rule":
         return Rule(f"~{self}", lambda named: [not chosen for chosen in self.select(named)])
 
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"{self} is neither true nor false before it meets the parameters. Combine rules with "
+            "&, | and ~ in place of `and`, `or` and `not`; where a rule may be None, compare: "
+            "`rule is None`."
+        )
+
     def __repr__(self) -> str:
         return self.description
 
+    def _with(self, sign: str, other: Any, choose: Callable[[bool, bool], bool]) -> "Rule":
+        """The combination with another rule."""
+        if not isinstance(other, Rule):
+            raise TypeError(
+                f"{self} {sign} ... needs a rule on its right, such as at_least_ndim(2), got "
+                f"{other!r} of type {type(other).__name__}. A mask that is a function or a tree "
+                "stands alone."
+            )
 
-NOTHING = Rule("nothing", lambda named: [False] * len(named))
-"""Selects no parameter."""
+        def select(named: list[tuple[str, Any]]) -> list[bool]:
+            return list(map(choose, self.select(named), other.select(named)))
+
+        return Rule(f"({self} {sign} {other})", select)
 
 
 def matching(*patterns: str) -> Rule:
     r"""Selects the parameters whose name matches one of the patterns.
 
     A name is the path joined by `/`, as in `encoder/layer_0/dense/kernel`, and a pattern is
-    searched for in it with `re.search`: anchor it (`bias$`) to be stricter. The names are the
-    same in Flax linen (boxed or not), Flax nnx, Equinox and plain dictionaries.
+    searched for in it with `re.search`: anchor it (`bias$`) to be stricter, or see `named`. The
+    names are the same in Flax linen (boxed or not), Flax nnx, Equinox and plain dictionaries.
 
     Args:
         *patterns: regular expressions, at least one.
@@ -72,27 +89,49 @@ def matching(*patterns: str) -> Rule:
         >>> matching("bias$").mask(params)
         {'dense': {'bias': True, 'kernel': False}}
     """
-    compiled = _compile("matching", patterns)
+    return _searching("matching", patterns, _compile("matching", patterns))
 
-    def select(named: list[tuple[str, Any]]) -> list[bool]:
-        names = [name for name, _ in named]
-        for pattern in compiled:
-            # No names at all: optax initialises with a placeholder in the place of parameters.
-            if names and not any(map(pattern.search, names)):
-                raise ValueError(
-                    f"the pattern {pattern.pattern!r} matches no parameter. The names are: "
-                    f"{_listed(names)}. Correct the pattern, or leave it out."
-                )
-        return [any(pattern.search(name) for pattern in compiled) for name in names]
 
-    return Rule(f"matching({', '.join(map(repr, patterns))})", select)
+def named(*names: str) -> Rule:
+    r"""Selects the parameters that have one of the names, letter for letter.
+
+    The name of a parameter is a path, as in `encoder/embeddings/b`, and a name is one of its
+    parts or several in a row: `named("b")` selects that one, and `named("encoder")` all that is
+    under it. No name is a part of another: `matching("b")` finds the "b" of `embeddings/kernel` as
+    well. To leave parameters out write `~named("b")`.
+
+    Args:
+        *names: parts of paths such as `"b"`, or several joined by `/` as in `"layer_norm/scale"`;
+            at least one.
+
+    Returns:
+        A rule, for any argument that takes a mask.
+
+    Raises:
+        TypeError: a name is not a string.
+        ValueError: there is no name or an empty one; and, when the rule meets the parameters, no
+            parameter has one of them.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import excluding, named
+        >>> params = {"embeddings": jnp.ones((5, 2)), "linear": {"b": jnp.ones(2)}}
+        >>> (~named("b")).mask(params)
+        {'embeddings': True, 'linear': {'b': False}}
+        >>> excluding("b").mask(params)
+        {'embeddings': False, 'linear': {'b': False}}
+    """
+    _check_strings("named", names)
+    whole = [re.compile(f"(^|/){re.escape(name)}(/|$)") for name in names]
+    return _searching("named", names, whole)
 
 
 def excluding(*patterns: str) -> Rule:
     r"""Selects the parameters whose name matches none of the patterns.
 
     The usual mask of weight decay and of layer-wise adaptation: `excluding("bias", "scale")`.
-    Names and patterns are those of `matching`.
+    Names and patterns are those of `matching`, and so short patterns find more than they seem to:
+    `excluding("b")` leaves out "embeddings" as well, where `~named("b")` does not.
 
     Args:
         *patterns: regular expressions, at least one.
@@ -146,22 +185,40 @@ def at_least_ndim(ndim: int) -> Rule:
     )
 
 
-def _combine(description: str, choose: Callable[[bool, bool], bool], *rules: Rule) -> Rule:
-    def select(named: list[tuple[str, Any]]) -> list[bool]:
-        return [choose(a, b) for a, b in zip(*(rule.select(named) for rule in rules), strict=True)]
+def _searching(function: str, given: tuple[str, ...], patterns: list[re.Pattern[str]]) -> Rule:
+    """Selects what is found by one of the patterns, which go with what the user gave."""
 
-    return Rule(description, select)
+    def select(named: list[tuple[str, Any]]) -> list[bool]:
+        names = [name for name, _ in named]
+        for own, pattern in zip(given, patterns, strict=True):
+            # No names at all: optax initialises with a placeholder in the place of parameters.
+            if names and not any(map(pattern.search, names)):
+                what = "name" if function == "named" else "pattern"
+                raise ValueError(
+                    f"the {what} {own!r} matches no parameter. The names are: {listed(names)}. "
+                    f"Correct the {what}, or leave it out."
+                )
+        return [any(pattern.search(name) for pattern in patterns) for name in names]
+
+    return Rule(f"{function}({', '.join(map(repr, given))})", select)
+
+
+def _check_strings(function: str, strings: tuple[str, ...]) -> None:
+    """Checks that there are strings and none of them is empty."""
+    if not strings:
+        raise ValueError(f"{function}() needs at least one string, such as {function}('bias').")
+    for string in strings:
+        if not isinstance(string, str):
+            raise TypeError(
+                f"{function}() takes separate strings, as in {function}('bias', 'scale'); got "
+                f"{string!r} of type {type(string).__name__}."
+            )
+        if not string:
+            raise ValueError(f"{function}() got an empty string, which would select everything.")
 
 
 def _compile(function: str, patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
-    if not patterns:
-        raise ValueError(f"{function}() needs at least one pattern, such as {function}('bias').")
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(
-                f"{function}() takes patterns as separate strings, as in "
-                f"{function}('bias', 'scale'); got {pattern!r} of type {type(pattern).__name__}."
-            )
+    _check_strings(function, patterns)
     try:
         return [re.compile(pattern) for pattern in patterns]
     except re.error as error:
@@ -171,6 +228,7 @@ def _compile(function: str, patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
         ) from None
 
 
-def _listed(names: list[str], most: int = 12) -> str:
+def listed(names: list[str], most: int = 12) -> str:
+    """The first of the names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
+import numpy as np
 
 from optax_largebatch.norms import zeros_of_blocks
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
+from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import matching
 
@@ -124,6 +125,10 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
         return _of_patterns(where)
     if callable(where):
         return _of_tree(f"stacked_layers({where!r})", where)
+    for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
+        if not _is_axes(axes):
+            at = f" {path_name(where, path)!r}" if path else ""
+            raise TypeError(f"stacked_layers:{at} {_no_axes(axes)}")
     return _of_tree("stacked_layers(a tree of axes)", lambda params: where)
 
 
@@ -172,13 +177,22 @@ def _is_patterns(where: Any) -> bool:
 
 
 def _is_axes(node: Any) -> bool:
-    if isinstance(node, tuple):
-        return type(node) is tuple and all(type(axis) is int for axis in node)
-    return node is None or type(node) is int
+    return node is None or all(map(_is_axis, node if type(node) is tuple else (node,)))
+
+
+def _is_axis(node: Any) -> bool:
+    return type(node) is int or isinstance(node, np.integer)
+
+
+def _no_axes(node: Any) -> str:
+    return (
+        "must have an integer, a tuple of integers or None for its stacked axes, got "
+        f"{node!r} of type {type(node).__name__}."
+    )
 
 
 def _as_tuple(axes: Axes) -> tuple[int, ...]:
-    return () if axes is None else (axes,) if isinstance(axes, int) else axes
+    return () if axes is None else tuple(map(int, axes if isinstance(axes, tuple) else (axes,)))
 
 
 def _has_names(node: Any) -> bool:
@@ -215,10 +229,7 @@ def _axis_names(spec: Any) -> list[tuple[Any, ...]]:
 def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
     """The axes of a leaf in order, counted from 0."""
     if not _is_axes(axes):
-        raise TypeError(
-            "must have an integer, a tuple of integers or None for its stacked axes, got "
-            f"{axes!r} of type {type(axes).__name__}."
-        )
+        raise TypeError(_no_axes(axes))
     own = _as_tuple(axes)
     if not own or not hasattr(leaf, "ndim"):  # optax initialises with placeholders, too
         return ()

@@ -13,12 +13,13 @@ from optax_largebatch.arguments import (
     check_flag,
     check_number,
     is_zero,
+    number_at,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import bias_correction
+from optax_largebatch.numerics import bias_correction, root
 from optax_largebatch.params.groups import Grouped, as_grouped
 
 BiasCorrection = Literal["full", "none", "step_size"]
@@ -103,7 +104,7 @@ class AdamScalars(NamedTuple):
 
     def denominator(self, nu: jax.Array) -> jax.Array:
         """`sqrt(v_hat + eps_root) + eps`."""
-        return jnp.sqrt(nu * self.nu_scale + self.eps_root) + self.eps
+        return root(nu * self.nu_scale + self.eps_root) + self.eps
 
 
 def scale_by_adam(
@@ -202,7 +203,7 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
 
     def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-            own: Any = rate(count) if callable(rate) else rate
+            own = number_at(jnp.asarray(count), "learning_rate", rate)
             t = jnp.asarray(count) + 1
             return own * jnp.sqrt(bias_correction(b2, t)) / bias_correction(b1, t)
 

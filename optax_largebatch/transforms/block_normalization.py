@@ -18,7 +18,9 @@ def normalize_by_block_norm(
 
     .. math:: g \leftarrow \frac{g}{\lVert g \rVert + \epsilon}
 
-    A block whose gradient is zero stays zero.
+    A block whose gradient is zero stays zero. In float32 the norm has to lie between 1e-15 and
+    1e18: squares beyond count as 0, which leaves a tiny gradient as it is, or as infinite, which
+    makes a huge one 0.
 
     Args:
         eps: :math:`\epsilon`, 0 or more.

@@ -9,7 +9,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
@@ -62,7 +62,7 @@ def centralize_gradients(
         if isinstance(mask, Grouped):
             chosen = [mask.values[index] for index in mask.indices(leaves.tree)]
         else:
-            chosen = resolve_mask("mask", mask, stacks.blocks(leaves.tree))
+            chosen = select_leaves("mask", mask, stacks.blocks(leaves.tree))
         kept: list[tuple[int, ...] | None] = [None] * len(chosen)
         for index, axes in enumerate(stacks.axes(leaves.tree)):
             others = [axis for axis in range(leaves.arrays[index].ndim) if axis not in axes]

@@ -12,7 +12,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
@@ -95,7 +95,7 @@ class WeightDecay:
 
     def choices(self, leaves: Leaves) -> list[int | None]:
         """For each leaf the index of its decay, or None where that is known to be zero."""
-        decayed = resolve_mask("weight_decay_mask", self.mask, self.stacked.blocks(leaves.tree))
+        decayed = select_leaves("weight_decay_mask", self.mask, self.stacked.blocks(leaves.tree))
         indices = self.values.indices(leaves.tree)
         return [
             None if not flag or is_zero(self.values.values[index]) else index

@@ -19,10 +19,10 @@ from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
 from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import clip, positive
+from optax_largebatch.numerics import clip, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
 
@@ -149,7 +149,7 @@ def scale_by_lars(
 
     def choices(leaves: Leaves) -> list[Any]:
         blocks = stacks.blocks(leaves.tree)
-        adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
+        adapted = select_leaves("trust_ratio_mask", trust_ratio_mask, blocks)
         indices = [0] * len(adapted) if limits is None else limits.indices(leaves.tree)
         axes = stacks.axes(leaves.tree)
         return list(zip(decay.choices(leaves), adapted, indices, axes, strict=True))
@@ -168,7 +168,7 @@ def scale_by_lars(
         wd = decay.of(step.decays, decay_index)
         if denominator == "squares":
             squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
-            ratio = coefficient * jnp.sqrt(jnp.square(param_norm) / positive(squares))
+            ratio = coefficient * root(jnp.square(param_norm) / positive(squares))
         else:
             length = norm + eps if denominator == "update" else norm + wd * param_norm + eps
             ratio = coefficient * param_norm / positive(length)

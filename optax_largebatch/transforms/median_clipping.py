@@ -125,7 +125,7 @@ def clip_by_median_norm(
         (norm,) = yield global_norm(weight * update)
         norms = jnp.where(step.count > 0, at.state.norms.at[step.count % window].set(norm), 0)
         threshold = _threshold(step.count, step.clipping_scale, norms, at.state.threshold)
-        factor = jnp.minimum(1, threshold / (norm + 1e-20))
+        factor = threshold / jnp.maximum(norm, threshold)
         clipped = jnp.where(factor > 0, factor * update, 0)  # a norm of NaN makes a factor of NaN
         return clipped, at.state._replace(rms=rms, norms=norms, threshold=threshold)
 

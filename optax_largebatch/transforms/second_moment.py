@@ -12,7 +12,7 @@ from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import bias_correction as correction_of
-from optax_largebatch.numerics import quotient
+from optax_largebatch.numerics import quotient, root
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
@@ -111,7 +111,7 @@ def scale_by_second_moment(
         nu = step.decay * at.state.nu + step.weight * jnp.square(update)
         nu = yield materialize(nu, nu_dtype)
         ramp = step.ramp_of_one if at.choice else step.ramp
-        direction = quotient(update, jnp.sqrt(nu * step.nu_scale) + step.eps)
+        direction = quotient(update, root(nu * step.nu_scale) + step.eps)
         return ramp * direction, at.state._replace(nu=nu)
 
     return transformation(

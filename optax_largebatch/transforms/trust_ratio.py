@@ -13,7 +13,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
@@ -97,7 +97,7 @@ def scale_by_trust_ratio(
 
     def choices(leaves: Leaves) -> list[Any]:
         blocks = stacks.blocks(leaves.tree)
-        adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
+        adapted = select_leaves("trust_ratio_mask", trust_ratio_mask, blocks)
         return list(zip(adapted, stacks.axes(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:

@@ -5,19 +5,23 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch import norms
 from optax_largebatch.arguments import (
     check_condition,
     check_dtype,
     check_integer,
     check_number,
     check_state,
+    number_at,
 )
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.noise.small_batches import (
     Gradients,
@@ -44,6 +48,16 @@ class AccumulateGradientsState(NamedTuple):
     inner_state: optax.OptState
     """State of the inner transformation."""
 
+    @property
+    def mini_step(self) -> jax.Array:
+        """`micro_step`, as `optax.MultiStepsState` calls it."""
+        return self.micro_step
+
+    @property
+    def gradient_step(self) -> jax.Array:
+        """`macro_step`, as `optax.MultiStepsState` calls it."""
+        return self.macro_step
+
 
 def accumulate_gradients(
     inner: optax.GradientTransformation,
@@ -68,12 +82,17 @@ def accumulate_gradients(
     - `flush`: True takes the step now, with the micro-batches that there are: for the last
       macro-batch of an epoch.
 
-    There is no step before the first example.
+    There is no step before the first example. A gradient that is None adds nothing; a leaf that had
+    none in the whole macro-batch has none in the step. Its update is zeros, unless `every` is 1.
+
+    In the place of `optax.MultiSteps` its state answers `mini_step` and `gradient_step` too, and
+    `has_updated(state)` says whether the last micro-batch completed a step.
 
     Args:
         inner: the transformation, from this library or any other.
         every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
-            macro-batches so far.
+            macro-batches so far, whose fractions are rounded up. `init` tries it at 0 and at the
+            powers of 2.
         accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
         small_batches: hands the squared norms of the micro-batches' gradients and of their mean to
             `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs: those
@@ -86,8 +105,9 @@ def accumulate_gradients(
         A transformation; its state is an `AccumulateGradientsState`.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: `every` is less than 1, or is 1 with `small_batches`.
+        TypeError: an argument has the wrong type, or the schedule `every` returns no number.
+        ValueError: `every` is less than 1, or is 1 with `small_batches`; and, from `init` and every
+            step that is not compiled, the schedule `every` returns a number less than 1 or a NaN.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -123,6 +143,7 @@ def accumulate_gradients(
 
     def init(params: optax.Params) -> AccumulateGradientsState:
         leaves_of("params", params)
+        _check_schedule(every)
         return AccumulateGradientsState(
             micro_step=jnp.zeros([], jnp.int32),
             macro_step=jnp.zeros([], jnp.int32),
@@ -152,23 +173,37 @@ def accumulate_gradients(
             )
 
         given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+        # A leaf without a gradient here may have had one in an earlier part of the macro-batch.
+        missing = [i for i, gradient in enumerate(gradients) if gradient is None and every != 1]
+        moved = list(range(len(gradients))) if missing else given
 
         def inner_step(means: list[Any]) -> tuple[list[Any], optax.OptState]:
-            """The update of each leaf that has a gradient, and the new state of `inner`."""
+            """The updates of the leaves that may move, and the new state of `inner`."""
             new_updates, inner_state = inner.update(
                 leaves.rebuild(means), state.inner_state, params, **extra_args
             )
             new = leaves.align("the updates", new_updates)
-            return [new[index].astype(leaves.arrays[index].dtype) for index in given], inner_state
+            if jax.tree.structure(inner_state) != jax.tree.structure(state.inner_state):
+                names = ", ".join(repr(leaf_names(leaves.tree)[index]) for index in missing)
+                raise ValueError(
+                    f"the gradient of {names} is None, and `inner` drops the state of a leaf "
+                    "without a gradient. Give it zeros, or hide such leaves with optax.masked."
+                )
+            for index in moved:
+                like = leaves.arrays[index]
+                new[index] = (
+                    jnp.zeros_like(like) if new[index] is None else new[index].astype(like.dtype)
+                )
+            return [new[index] for index in moved], inner_state
 
-        def with_gradient(parts: Any) -> list[Any]:
-            """A column of all leaves from one of those that have a gradient."""
-            own = dict(zip(given, parts, strict=True))
+        def all_leaves(indices: list[int], parts: Any) -> list[Any]:
+            """A column of all leaves from one of some, None for the others."""
+            own = dict(zip(indices, parts, strict=True))
             return [own.get(index) for index in range(len(gradients))]
 
         if every == 1 and examples is None:  # it is its own mean, and nothing is ever summed
             new, inner_state = inner_step(gradients)
-            return leaves.rebuild(with_gradient(new)), state._replace(
+            return leaves.rebuild(all_leaves(moved, new)), state._replace(
                 macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
                 inner_state=inner_state,
             )
@@ -184,7 +219,7 @@ def accumulate_gradients(
             if examples is not None:
                 part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
             sums[index] = sums[index] + part
-        wanted = jnp.ceil(every(state.macro_step)).astype(jnp.int32) if callable(every) else every
+        wanted = _micro_batches(every, state.macro_step)
         complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
         parts: SmallBatches = state.small_batches
         if small_batches:
@@ -194,32 +229,43 @@ def accumulate_gradients(
             (own,) = square_norms(measured, Gradients(gradients))
             parts = parts.with_part(own, jnp.where(measured, weight, 0))
             # Of the sum, which lies in memory anyway, and not in `step`, which may overwrite it.
-            total = with_gradient([sums[index] for index in given])
+            total = all_leaves(moved, [sums[index] for index in moved])
             (of_sum,) = square_norms(measured & complete, Gradients(total))
             of_mean = of_sum / jnp.square(jnp.where(complete, total_weight, 1))
             extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
 
         # A micro-batch that only waits need not move more than the sum. So the updates of a step
         # take the memory of the sum, which is done with by then, and need none of their own.
-        dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in given]
+        dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in moved]
 
         def step() -> tuple[list[Any], optax.OptState]:
-            wide = [sums[index].astype(accumulation_dtype(sums[index].dtype)) for index in given]
+            wide = [sums[index].astype(accumulation_dtype(sums[index].dtype)) for index in moved]
             means = [total / total_weight.astype(total.dtype) for total in wide]
-            new, inner_state = inner_step(with_gradient(means))
+            means = all_leaves(moved, means)
+            new, inner_state = inner_step(means) if not missing else without_the_missing(means)
             return [x.astype(dtype) for x, dtype in zip(new, dtypes, strict=True)], inner_state
 
+        def without_the_missing(means: list[Any]) -> tuple[list[Any], optax.OptState]:
+            """The step, with None for the leaves without a gradient unless one has a sum."""
+            placed, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
+            nothing = norms.everywhere(
+                [jnp.all(sums[index] == 0) for index in missing],
+                [placed.split(index) for index in missing],
+            )
+            without = all_leaves(given, [means[index] for index in given])
+            return jax.lax.cond(nothing, lambda: inner_step(without), lambda: inner_step(means))
+
         def wait() -> tuple[list[Any], optax.OptState]:
-            kept = [sums[index].astype(dtype) for index, dtype in zip(given, dtypes, strict=True)]
+            kept = [sums[index].astype(dtype) for index, dtype in zip(moved, dtypes, strict=True)]
             return kept, state.inner_state
 
         results, inner_state = jax.lax.cond(complete, step, wait)
         new = []
-        for index, result in zip(given, results, strict=True):
+        for index, result in zip(moved, results, strict=True):
             new.append(jnp.where(complete, result, 0).astype(leaves.arrays[index].dtype))
             if result.dtype == sums[index].dtype:
                 sums[index] = result
-        return leaves.rebuild(with_gradient(new)), AccumulateGradientsState(
+        return leaves.rebuild(all_leaves(moved, new)), AccumulateGradientsState(
             micro_step=jnp.where(complete, 0, state.micro_step + 1),
             macro_step=jnp.where(
                 complete, optax.safe_increment(state.macro_step), state.macro_step
@@ -233,9 +279,66 @@ def accumulate_gradients(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def has_updated(state: optax.OptState) -> jax.Array:
+    r"""Whether the last micro-batch completed a macro-batch, so that the parameters moved.
+
+    Args:
+        state: the state of `accumulate_gradients`, or of what stands around it; that of
+            `optax.MultiSteps`, whose method this is, will do as well.
+
+    Returns:
+        A boolean, shape (); False before the first step.
+
+    Raises:
+        ValueError: there is no such state in it, or more than one.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import accumulate_gradients, has_updated
+        >>> optimizer = accumulate_gradients(optax.sgd(1.0), every=2)
+        >>> state = optimizer.init(jnp.zeros(1))
+        >>> for _ in range(3):
+        ...     updates, state = optimizer.update(jnp.ones(1), state)
+        ...     print(has_updated(state), state.gradient_step)
+        False 0
+        True 1
+        False 1
+    """
+
+    def accumulates(node: Any) -> bool:
+        return isinstance(node, AccumulateGradientsState | optax.MultiStepsState)
+
+    found = [part for part in jax.tree.leaves(state, is_leaf=accumulates) if accumulates(part)]
+    if len(found) != 1:
+        raise ValueError(
+            f"state must hold one state of accumulate_gradients, got {len(found)} of them in a "
+            f"{type(state).__name__}. Pass the state of the optimizer as `update` returned it."
+        )
+    return (found[0].mini_step == 0) & (found[0].gradient_step > 0)
+
+
 def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
     """The dtype itself where it holds the numbers of the other, else that."""
     return dtype if jnp.finfo(dtype).bits > jnp.finfo(other).bits else other
+
+
+def _micro_batches(every: Any, macro_step: jax.Array) -> Any:
+    """The micro-batches in a macro-batch; raises on fewer than 1, as far as the number is known."""
+    if not callable(every):
+        return every
+    wanted = number_at(macro_step, "every", every, "[1, inf)")
+    if isinstance(wanted, jax.Array) and not isinstance(wanted, Tracer):
+        check_number(f"every, at the macro-batch {macro_step},", float(wanted), "[1, inf)")
+    return jnp.ceil(wanted).astype(jnp.int32)
+
+
+def _check_schedule(every: Any) -> None:
+    """Looks at the schedule `every` where a compiled step, which cannot raise, will."""
+    if callable(every):
+        with jax.ensure_compile_time_eval():
+            for macro_step in (0, *(2**power for power in range(31)), 2**31 - 1):
+                _micro_batches(every, jnp.asarray(macro_step, jnp.int32))
 
 
 def _check_extra_args(examples: Any, flush: Any) -> None:

@@ -1,4 +1,4 @@
-"""Steps that are taken where the gradient is finite, and left out elsewhere."""
+"""Steps that are taken on a condition, and left out elsewhere."""
 
 from typing import Any
 
@@ -39,6 +39,35 @@ def step_if_finite(
         [jnp.all(jnp.isfinite(gradients[index])) for index in given],
         [leaves.split(index) for index in given],
     )
+    taken = step_if(finite, inner, leaves, gradients, inner_state, params, **extra_args)
+    return finite, *taken
+
+
+def step_if(
+    condition: jax.Array,
+    inner: optax.GradientTransformationExtraArgs,
+    leaves: Leaves,
+    gradients: list[Any],
+    inner_state: optax.OptState,
+    params: optax.Params | None,
+    **extra_args: Any,
+) -> tuple[optax.Updates, optax.OptState]:
+    """Takes a step of `inner` on a condition, which is the same on all devices.
+
+    Args:
+        condition: whether to take it.
+        inner: the transformation.
+        leaves: the parameters.
+        gradients: the gradient of each, or None.
+        inner_state: the state of `inner`.
+        params: the parameters as `update` was given them.
+        **extra_args: what else `inner` is given.
+
+    Returns:
+        The updates in the parameters' dtypes (zeros, if it was not taken) and the state of `inner`
+        (the old one, if it was not).
+    """
+    given = [index for index, gradient in enumerate(gradients) if gradient is not None]
 
     def step() -> tuple[list[Any], optax.OptState]:
         updates, new_state = inner.update(
@@ -51,8 +80,8 @@ def step_if_finite(
         zeros = [jnp.zeros_like(gradients[i], leaves.arrays[i].dtype) for i in given]
         return zeros, inner_state
 
-    own, new_state = jax.lax.cond(finite, step, skip)
+    own, new_state = jax.lax.cond(condition, step, skip)
     updates: list[Any] = [None] * len(gradients)
     for index, update in zip(given, own, strict=True):
         updates[index] = update
-    return finite, leaves.rebuild(updates), new_state
+    return leaves.rebuild(updates), new_state

@@ -125,6 +125,15 @@ def test_wrong_argument(name, argument, value, error, says):
     assert says in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in OPTIMIZERS if "weight_decay_mask" in OPTIMIZERS[name].arguments]
+)
+def test_the_keyword_mask_of_optax(name):
+    says = rf"{name}\(\) has no argument 'mask'; here it is called 'weight_decay_mask': .*True"
+    with pytest.raises(TypeError, match=says):
+        OPTIMIZERS[name].make(mask={"dense": True})
+
+
 def test_no_epsilon_at_all():
     with pytest.raises(ValueError, match="eps=0 and eps_root=0"):
         lb.lamb(1e-3, eps=0.0)
@@ -204,6 +213,22 @@ class TestWrongTrees:
             ValueError, match=rf"{argument}: .*'gamma' matches no parameter.*dense/kernel"
         ):
             start(name, **settings)
+
+    @pytest.mark.parametrize("argument", ["weight_decay_mask", "trust_ratio_mask"])
+    def test_mask_that_selects_nothing(self, name, argument):
+        if argument not in OPTIMIZERS[name].arguments:
+            pytest.skip(f"it has no {argument}")
+        settings = {"warmup_strategy": "lars"} if name == "lbsgd" else {}
+        masks = (
+            lb.at_least_ndim(3),
+            lb.matching("bias") & lb.at_least_ndim(2),
+            lambda params: jax.tree.map(lambda leaf: False, params),
+            {"dense": False},
+        )
+        for mask in masks:
+            with pytest.raises(ValueError, match=rf"{argument}: .* selects no parameter.*False"):
+                start(name, **settings | {argument: mask})
+        start(name, **settings | {argument: lambda params: False})
 
     def test_mask_of_another_structure(self, name):
         if "weight_decay_mask" not in OPTIMIZERS[name].arguments:

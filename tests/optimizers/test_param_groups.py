@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optax_largebatch as lb
@@ -88,6 +89,30 @@ def test_what_a_group_does_not_set_follows_schedules_of_the_optimizer(x64):
     assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("correction", ["full", "step_size"])
+def test_a_group_follows_a_fraction_of_the_schedule(x64, correction):
+    rate = lb.values_schedule(RATES)
+    groups = lb.param_groups({"params": lb.matching("dense"), "learning_rate_scale": 0.1})
+    optimizer = lb.lamb(rate, groups=groups, bias_correction=correction)
+    theirs = reference.trajectory(
+        reference.lamb,
+        WEIGHTS,
+        GRADIENTS,
+        lr=lambda name: 0.1 * RATES if "dense" in name else RATES,
+        wd=0.0,
+        **({"correction": "step size"} if correction == "step_size" else {}),
+    )
+    assert_same(run(optimizer, WEIGHTS, GRADIENTS), theirs)
+
+
+def test_a_fraction_of_an_injected_rate():
+    groups = lb.param_groups({"params": lb.matching("dense"), "learning_rate_scale": 0.0})
+    optimizer = optax.inject_hyperparams(lb.lamb)(0.5, groups=groups)
+    updates, _ = optimizer.update(WEIGHTS, optimizer.init(WEIGHTS), WEIGHTS)
+    for name, update in updates.items():
+        assert np.any(update) == ("dense" not in name and np.any(WEIGHTS[name]))
+
+
 def test_the_masks_hold_inside_the_groups(x64):
     groups = lb.param_groups({"params": lb.matching("dense"), "weight_decay": 0.5})
     mask = lb.excluding("bias")
@@ -109,7 +134,7 @@ def test_groups_do_not_change_the_layout_of_the_state(factory):
 
 
 BIAS = lb.matching("bias")
-KEYS = ("params", "learning_rate", "weight_decay", "grad_centralization")
+KEYS = ("params", "learning_rate", "learning_rate_scale", "weight_decay", "grad_centralization")
 BAD_GROUPS = {
     "unknown key": ({"params": BIAS, "lr": 0.1}, ValueError, ("'lr'", *KEYS)),
     "no dictionary": ("bias", TypeError, ("each group", "'bias'", "str", "dictionary")),
@@ -145,6 +170,16 @@ BAD_GROUPS = {
         {"params": BIAS, "weight_decay": float("nan")},
         ValueError,
         ("'weight_decay'", "nan", "[0, inf)"),
+    ),
+    "scale negative": (
+        {"params": BIAS, "learning_rate_scale": -0.1},
+        ValueError,
+        ("'learning_rate_scale'", "-0.1", "[0, inf)"),
+    ),
+    "scale a schedule": (
+        {"params": BIAS, "learning_rate_scale": lambda step: 0.1},
+        TypeError,
+        ("'learning_rate_scale'", "[0, inf)"),
     ),
     "centralization a number": (
         {"params": BIAS, "grad_centralization": 1},

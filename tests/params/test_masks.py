@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.params.masks import resolve_mask
+from optax_largebatch.params.masks import resolve_mask, select_leaves
 
 PARAMS = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "scale": jnp.ones(2)}
 
@@ -44,3 +44,36 @@ def test_decays_what_optax_decays(form):
     updates, _ = ours.update(zeros, ours.init(PARAMS), PARAMS)
     expected, _ = theirs.update(zeros, theirs.init(PARAMS), PARAMS)
     jax.tree.map(np.testing.assert_array_equal, updates, expected)
+
+
+def test_a_function_that_says_false_means_it():
+    nothing = lambda params: False  # noqa: E731
+    assert select_leaves("mask", nothing, PARAMS) == [False] * 3
+    decay = lb.add_decayed_weights(0.5, nothing)
+    updates = jax.tree.map(jnp.zeros_like, PARAMS)
+    updates, _ = decay.update(updates, decay.init(PARAMS), PARAMS)
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), updates)
+
+
+NOTHING = {
+    "rule": lb.at_least_ndim(3),
+    "function": lambda params: jax.tree.map(lambda leaf: leaf.ndim > 2, params),
+    "function giving a prefix": lambda params: {"dense": False, "scale": False},
+    "tree": {"dense": False, "scale": False},
+}
+
+
+@pytest.mark.parametrize("form", NOTHING)
+def test_a_mask_that_selects_nothing_is_an_error(form):
+    with pytest.raises(ValueError, match=r"mask: .* selects no parameter.*dense/kernel"):
+        select_leaves("mask", NOTHING[form], PARAMS)
+
+
+def test_what_is_hidden_may_be_what_is_meant():
+    """`optax.partition` builds one optimizer for matrices and one for vectors, both alike."""
+    parts = dict.fromkeys(("matrix", "vector"), lb.lamb(0.1, weight_decay_mask=lb.at_least_ndim(2)))
+    labels = jax.tree.map(lambda leaf: "matrix" if leaf.ndim > 1 else "vector", PARAMS)
+    optimizer = optax.partition(parts, labels)
+    optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+    frozen = {"dense": {"kernel": None, "bias": jnp.ones(2)}}
+    assert select_leaves("mask", lb.matching("kernel"), frozen) == [False]

@@ -45,6 +45,10 @@ EVERYTHING = {
         (lb.at_least_ndim(0), EVERYTHING),
         (lb.at_least_ndim(2) & lb.excluding("embed"), {"layers/0/dense/kernel"}),
         (lb.matching("gain") | lb.matching("embed"), {"gain", "embed"}),
+        (lb.named("bias"), {"layers/0/dense/bias", "norm/bias"}),
+        (lb.named("norm/bias", "gain"), {"norm/bias", "gain"}),
+        (lb.named("layers/0"), {"layers/0/dense/kernel", "layers/0/dense/bias"}),
+        (~lb.named("norm"), EVERYTHING - {"norm/scale", "norm/bias"}),
         (~lb.matching("bias"), EVERYTHING - {"layers/0/dense/bias", "norm/bias"}),
     ],
     ids=lambda value: repr(value) if isinstance(value, lb.Rule) else "",
@@ -89,12 +93,46 @@ def test_a_field_called_value_keeps_its_name():
     assert lb.matching("value").mask(params) == {"attention": Attention(False, True)}
 
 
-@pytest.mark.parametrize("make", [lb.matching, lb.excluding])
-def test_wrong_patterns(make):
-    with pytest.raises(ValueError, match=f"{make.__name__}.* at least one pattern"):
+def test_a_name_is_no_part_of_another():
+    """What a searched pattern finds is more than its reader thinks."""
+    params = {"embeddings": jnp.ones((5, 2)), "linear": {"b": jnp.ones(2), "b2": jnp.ones(2)}}
+    assert chosen(lb.matching("b"), params) == {"embeddings", "linear/b", "linear/b2"}
+    assert chosen(lb.named("b"), params) == {"linear/b"}
+    assert chosen(~lb.named("b"), params) == {"embeddings", "linear/b2"}
+    for no_name in ("embed", "inear/b", "linear/", "b.", "B"):
+        with pytest.raises(ValueError, match=r"the name '.*' matches no parameter.*linear/b"):
+            lb.named(no_name).mask(params)
+
+
+@pytest.mark.parametrize(
+    ("combine", "says"),
+    [
+        (lambda rule: rule and rule, "&, | and ~"),
+        (lambda rule: rule or rule, "&, | and ~"),
+        (lambda rule: not rule, "&, | and ~"),
+        (lambda rule: rule & (lambda params: True), r"matching\('bias'\) & .* a rule on its right"),
+        (lambda rule: rule | True, r"matching\('bias'\) \| .* got True of type bool"),
+        (lambda rule: rule & None, "got None"),
+    ],
+)
+def test_wrong_combinations(combine, says):
+    """Written `a and b`, the first rule was forgotten; the others failed where they were used."""
+    with pytest.raises(TypeError, match=says):
+        combine(lb.matching("bias"))
+
+
+@pytest.mark.parametrize("make", [lb.matching, lb.excluding, lb.named])
+def test_wrong_strings(make):
+    with pytest.raises(ValueError, match=f"{make.__name__}.* at least one string"):
         make()
+    with pytest.raises(ValueError, match=f"{make.__name__}.* empty string"):
+        make("bias", "")
     with pytest.raises(TypeError, match=r"separate strings.*got \['bias'\] of type list"):
         make(["bias"])
+
+
+@pytest.mark.parametrize("make", [lb.matching, lb.excluding])
+def test_wrong_patterns(make):
     with pytest.raises(ValueError, match=r"'\(' is not a regular expression"):
         make("(")
 

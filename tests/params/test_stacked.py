@@ -182,6 +182,28 @@ def test_what_is_wrong_is_an_error(where, kind, message):
         lb.stacked_layers(where).axes(PARAMS)
 
 
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"layers/": 0.0}, "'layers/' must have an integer.*got 0.0 of type float"),
+        ({"layers/": "0"}, "'layers/' must have an integer.*got '0' of type str"),
+        ({"layers/": True}, "'layers/' must have an integer.*got True of type bool"),
+        ({"layers/": (0, 1.5)}, "'layers//1' must have an integer.*got 1.5 of type float"),
+        ({"layers": {"kernel": 0, "bias": 0.5}}, "'layers/bias' must have an integer.*got 0.5"),
+        ("layers/", "stacked_layers: must have an integer.*got 'layers/' of type str"),
+    ],
+)
+def test_axes_that_are_no_integers_are_an_error_when_they_are_written(where, message):
+    with pytest.raises(TypeError, match=message):
+        lb.stacked_layers(where)
+
+
+def test_integers_of_numpy_are_axes():
+    written = {"layers/": np.int64(0), "experts": (np.int32(0), 1)}
+    params = {"layers": {"bias": jnp.ones((3, 5))}, "experts": jnp.ones((2, 3, 4))}
+    assert lb.stacked_layers(written).axes(params) == [(0, 1), (0,)]
+
+
 def test_the_argument_of_an_optimizer_is_what_stacked_layers_returns():
     with pytest.raises(TypeError, match=r"stacked must be None or what stacked_layers\(...\) ret"):
         lb.lamb(0.1, stacked={"layers/": 0})

@@ -14,6 +14,7 @@ from optax_largebatch.engine.state import Counter, PerAxis, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, sum_of_squares
+from optax_largebatch.numerics import root
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
@@ -158,7 +159,7 @@ def refreshed(
         by_slice = size > 2 * shape[axis]
         kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
         elements = size // shape[axis] if by_slice else size
-        rms = jnp.sqrt(sum_of_squares(ratio, kept) / elements)
+        rms = root(sum_of_squares(ratio, kept) / elements)
         return (*factors[:position], factor * rms, *factors[position + 1 :])
 
     def all_fitted() -> tuple[jax.Array, ...]:

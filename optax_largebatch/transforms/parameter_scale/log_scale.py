@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statist
 from optax_largebatch.engine.state import Counter, NumberPerBlock, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import bias_correction, quotient
+from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
@@ -171,7 +171,7 @@ def learn_log_scale(
         nu = step.nu_decay * at.state.nu + step.nu_weight * squares / period
 
         largest = step.rates[index] * step.speed
-        change = -largest * step.correction * quotient(mu, jnp.sqrt(nu) + step.eps)
+        change = -largest * step.correction * quotient(mu, root(nu) + step.eps)
         if step.max_change is not None:
             change = jnp.clip(change, -step.max_change, step.max_change)
         if step.rms_bounds is not None:

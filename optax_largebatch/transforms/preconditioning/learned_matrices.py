@@ -15,7 +15,7 @@ from optax_largebatch.engine.state import Counter, NumberPerBlock, PerAxis, PerP
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
-from optax_largebatch.numerics import bias_correction, quotient
+from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.layers import Layers
 from optax_largebatch.params.leaves import Layout, Leaves
@@ -188,7 +188,7 @@ def scale_by_learned_matrices(
         if kind == "small":
             (rms,) = yield block_rms(update, stacked=layers.axes)
             nu = step.b2 * state.nu + step.nu_weight * jnp.square(rms)
-            direction = quotient(mu, jnp.sqrt(nu * step.nu_scale) + step.eps)
+            direction = quotient(mu, root(nu * step.nu_scale) + step.eps)
             return direction, state._replace(mu=mu, nu=nu)
         direction, matrices, covariances = mu, (), ()
         if kind == "matrix":

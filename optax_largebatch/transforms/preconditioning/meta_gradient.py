@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.norms import sum_of_squares
-from optax_largebatch.numerics import quotient
+from optax_largebatch.numerics import quotient, root
 
 Matrices = tuple[jax.Array, ...]
 """A matrix, or the vector of its diagonal, for each axis of a block."""
@@ -63,7 +63,7 @@ def meta_gradient(
     rho_squared = jnp.mean(weighted * direction)
     defined = rho_squared > 0
     rho_squared = jnp.where(defined, rho_squared, 1)
-    rho = jnp.sqrt(rho_squared)
+    rho = root(rho_squared)
     value = jnp.sum(gradient * direction) / rho
     outer = gradient / rho - value / (gradient.size * rho_squared) * weighted
     slopes = (
@@ -80,10 +80,10 @@ def ascended(matrix: jax.Array, slope: jax.Array, rate: Any) -> jax.Array:
     """
     if matrix.ndim == 1:
         along = slope * matrix
-        new = matrix * jnp.square(1 + rate * quotient(along, jnp.sqrt(sum_of_squares(along))))
+        new = matrix * jnp.square(1 + rate * quotient(along, root(sum_of_squares(along))))
         return new / jnp.mean(new)
     along = jnp.matmul((slope + slope.T) / 2, matrix, precision="highest")
-    step = rate * quotient(along, jnp.sqrt(sum_of_squares(along)))
+    step = rate * quotient(along, root(sum_of_squares(along)))
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
     factor = identity + step
     new = jnp.matmul(jnp.matmul(factor, matrix, precision="highest"), factor.T, precision="highest")

@@ -1,0 +1,47 @@
+"""The warm-up of LBSGD goes by micro-batches, however many make a macro-batch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+
+SCALE, WARMUP = 4, 12
+
+
+@pytest.mark.parametrize("begin", [0, 2], ids="begins at epoch {}".format)
+def test_the_warm_up_counts_micro_batches_under_flush(begin):
+    """Macro-batches of 4, 2, 4, 1 and 4 micro-batches end after 4, 6, 10, 11 and 15 of them."""
+    optimizer = lb.lbsgd(
+        1.0,
+        batch_scale=SCALE,
+        warmup_epochs=4,
+        updates_per_epoch=WARMUP // 4,
+        begin_epoch=begin,
+    )
+    step = jax.jit(optimizer.update)
+    params = jnp.zeros(1)
+    state = optimizer.init(params)
+    steps = {}
+    for c in range(1, 16):
+        updates, state = step(jnp.ones(1), state, params, flush=c in (6, 11))
+        if updates[0]:
+            steps[c] = -float(updates[0])
+    assert list(steps) == [4, 6, 10, 11, 15]
+    counts = begin * WARMUP / 4 + np.array(list(steps))
+    expected = 1 + (SCALE - 1) * np.minimum(counts / WARMUP, 1)
+    np.testing.assert_allclose(list(steps.values()), expected, rtol=1e-6)
+    assert int(state.inner_state[2].micro_batches) == 15
+
+
+def test_an_older_state_goes_on():
+    """What the changelog says of a checkpoint whose rate counted macro-batches alone."""
+    optimizer = lb.lbsgd(1.0, batch_scale=SCALE, warmup_epochs=4, updates_per_epoch=WARMUP // 4)
+    params = jnp.zeros(1)
+    state = optimizer.init(params)
+    for _ in range(SCALE + 1):
+        _, state = optimizer.update(jnp.ones(1), state, params)
+    found = state.inner_state[2]
+    micro_batches = SCALE * found.rate.count + state.micro_step
+    assert lb.ScaleByWarmedUpRateState(found.rate, micro_batches) == found
