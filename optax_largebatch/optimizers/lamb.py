@@ -4,7 +4,13 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_optional_number
+from optax_largebatch.arguments import (
+    Bounds,
+    Scalar,
+    check_choice,
+    check_number,
+    check_optional_number,
+)
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
@@ -110,6 +116,7 @@ def lamb(
         arXiv 1904.00962 (v5), Algorithm 2.
     """
     groups = check_groups(groups, stacked)
+    check_number("trust_ratio_eps", trust_ratio_eps, "[0, inf)")
     check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
     check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.vary("learning_rate", learning_rate)
