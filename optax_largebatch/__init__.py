@@ -30,6 +30,7 @@ from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
+from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.recipes.scaling import (
@@ -37,7 +38,10 @@ from optax_largebatch.recipes.scaling import (
     ScaledHyperparameters,
     scale_hyperparameters,
 )
+from optax_largebatch.schedules.cosine import warmup_cosine
+from optax_largebatch.schedules.drops import warmup_drops
 from optax_largebatch.schedules.eden import eden, eden2
+from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
 from optax_largebatch.schedules.values import values_schedule
 from optax_largebatch.schedules.warmup import (
     large_batch_warmup,
@@ -161,6 +165,7 @@ __all__ = [
     "eden2",
     "eve",
     "excluding",
+    "excluding_kinds",
     "explain",
     "fit_critical_batch_size",
     "gradient_noise_scale",
@@ -176,6 +181,7 @@ __all__ = [
     "learned_gradient",
     "master_weights",
     "matching",
+    "matching_kinds",
     "measure_critical_batch_size",
     "nesterov_split",
     "noise_scale",
@@ -202,6 +208,9 @@ __all__ = [
     "sum_of",
     "trust_ratios",
     "values_schedule",
+    "warmup_cosine",
+    "warmup_drops",
     "warmup_hold_decay",
+    "warmup_inverse_sqrt",
     "warmup_polynomial",
 ]
