@@ -55,8 +55,9 @@ def lamb(
     wd: Any = 0.0,
     eps: float = 1e-6,
     eps_in_root: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
     correction: str = "moments",
-    b3: float = 0.1,
+    b3: float | None = None,
     decay: str = "direction",
     clip: float = np.inf,
     adapted: bool = True,
@@ -65,7 +66,8 @@ def lamb(
     ratio_eps: float = 0.0,
 ) -> Iterator[np.ndarray]:
     """LAMB; `decay` says what is decayed: the direction, the gradient, or first the weights."""
-    b1, b2 = 0.9, 0.999
+    b1, b2 = betas
+    b3 = 1 - b1 if b3 is None else b3
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, g, eta, lam in _steps(gradients, lr, wd):
         bc1, bc2 = (1 - b1**t, 1 - b2**t) if correction == "moments" else (1, 1)

@@ -119,8 +119,8 @@ def full_name(name: str) -> str:
         return name if name in entries else having[0]
     near = having or difflib.get_close_matches(str(name), entries, cutoff=0.3)
     raise ValueError(
-        f"name must be that of a recipe, or a part between slashes that no other has; got {name!r}. "
-        f"{'It is a part of' if having else 'Near it are'} {', '.join(near) or 'none'}; "
+        f"name must be that of a recipe, or a part between slashes that no other has; got "
+        f"{name!r}. {'It is a part of' if having else 'Near it are'} {', '.join(near) or 'none'}; "
         f"recipes.table() prints them all."
     )
 

@@ -467,7 +467,7 @@ def test_a_recipe_is_frozen_plain_and_says_its_source():
 
 def test_batch_sizes():
     assert lb.recipes.batch_sizes("resnet50/sgd/linear") == [256, 512, 1024, 2048, 4096, 8192]
-    with pytest.raises(ValueError, match="name must be that of a recipe.*resnet50/sgd/linear"):
+    with pytest.raises(ValueError, match=r"name must be that of a recipe.*resnet50/sgd/linear"):
         lb.recipes.batch_sizes("resnet50/adam")
 
 
