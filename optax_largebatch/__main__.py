@@ -46,7 +46,7 @@ def _recipes(options: argparse.Namespace) -> str:
     recipe = recipes.get(options.name, **given)
     if options.json:
         return json.dumps(dataclasses.asdict(recipe) | {"code": recipe.code()})
-    return f"{recipe.summary()}\n\n{recipe.code().rstrip()}"
+    return f"{recipe.summary()}\n\n{recipe.code()}"
 
 
 def _scale(options: argparse.Namespace) -> str:

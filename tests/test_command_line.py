@@ -28,7 +28,7 @@ def test_prints_a_recipe(capsys):
     name = "bert-large/lamb/mlperf"
     recipe = recipes.get(name, 10000)
     said = printed(capsys, "recipes", name, "--batch-size", "10000")
-    assert said == f"{recipe.summary()}\n\n{recipe.code()}"
+    assert said == f"{recipe.summary()}\n\n{recipe.code()}\n"
     numbers = json.loads(printed(capsys, "recipes", name, "--batch-size", "10000", "--json"))
     assert numbers["learning_rate"] == recipe.learning_rate
     assert numbers["origin"] == recipe.origin
@@ -37,7 +37,7 @@ def test_prints_a_recipe(capsys):
 def test_prints_the_numbers_and_the_code_of_a_part_of_a_name(capsys):
     said = printed(capsys, "recipes", "byol", "--batch-size", "2048", "--epochs", "300")
     recipe = recipes.get("byol", 2048, epochs=300)
-    assert said == f"{recipe.summary()}\n\n{recipe.code()}"
+    assert said == f"{recipe.summary()}\n\n{recipe.code()}\n"
     assert "schedule = lb.warmup_cosine(peak_value=2.4, total_steps=187670" in said
     given = ("--total-steps", "9000", "--learning-rate", "0.5", "--weight-decay", "0")
     numbers = json.loads(printed(capsys, "recipes", "barlow-twins", *given, "--json"))

@@ -177,7 +177,7 @@ class Recipe:
         assigned = "".join(f"{one.name} = {one.call.code()}\n" for one in _variables(optimizer))
         imports = "import optax\n" if "optax." in assigned else ""
         imports += "import optax_largebatch as lb\n"
-        return f"{imports}\n{assigned}optimizer = {optimizer.code()}\n"
+        return f"{imports}\n{assigned}optimizer = {optimizer.code()}"
 
     def summary(self) -> str:
         """The recipe in a few lines, for people."""
