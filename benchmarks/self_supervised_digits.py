@@ -1,0 +1,344 @@
+"""Barlow Twins on scikit-learn's digits: LARS by its recipe against tuned LARS, SGD and AdamW.
+
+    python -m benchmarks.self_supervised_digits --output benchmarks/results/cpu-2-cores \
+        --guide docs/guides/self_supervised_digits.md
+
+At each batch size an encoder is pretrained on 1024 images without their labels, for the same number
+of epochs, with the schedule of the recipe. Then a linear probe is fitted to its features and the
+labels of 100 of the images. SGD, AdamW and LARS get their learning rate from a grid, by the probe's
+accuracy on validation images with seeds that the comparison does not use; LARS by the recipe gets
+none. The table has the accuracy on test images, mean and standard deviation over five seeds. Writes
+`self_supervised_digits.csv` and `.png`, and with --guide the table of the guide. Takes ten minutes
+on one core.
+"""
+
+import argparse
+from collections.abc import Callable
+import csv
+import functools
+from pathlib import Path
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.ndimage import map_coordinates
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+from benchmarks.harness.results import add_output, write_csv
+import optax_largebatch as lb
+
+NAME = "self_supervised_digits"
+BATCH_SIZES = (64, 128, 256, 512, 1024)
+TRAIN, LABELLED, VALIDATION = 1024, 100, 386
+EPOCHS, SEEDS, TUNING_SEEDS = 50, 5, 2
+AT_ONCE = 5
+"""Runs in one program."""
+WIDTH, FEATURES = 128, 64
+OFF_DIAGONAL = 0.0051
+"""What the loss multiplies the redundancy of features by, as in the paper."""
+
+Params = dict[str, dict[str, jax.Array]]
+
+
+class Images(NamedTuple):
+    """Images of 8 x 8 numbers from 0 to 1, and their labels."""
+
+    train: tuple[jax.Array, jax.Array]
+    validation: tuple[jax.Array, jax.Array]
+    test: tuple[jax.Array, jax.Array]
+
+
+class Arm(NamedTuple):
+    """One line of the table."""
+
+    optimizer: Callable[[int, int, Params], optax.GradientTransformation]
+    """From batch size, epochs and parameters; with a learning rate of 1, or of the recipe."""
+    rates: tuple[float, ...]
+    """What multiplies it: the grid."""
+
+
+def recipe(batch_size: int, epochs: int) -> lb.recipes.Recipe:
+    """That of Barlow Twins, on this many images."""
+    return lb.recipes.get("barlow-twins", batch_size, epochs=epochs, examples=TRAIN)
+
+
+def schedule(batch_size: int, epochs: int) -> optax.Schedule:
+    """The course of the recipe's learning rate, with a peak of 1."""
+    by_recipe = recipe(batch_size, epochs)
+    return lambda step: by_recipe.schedule()(step) / by_recipe.learning_rate
+
+
+KERNELS = lb.excluding_kinds("bias", "norm")
+ARMS = {
+    "LARS, rate tuned": Arm(
+        lambda batch_size, epochs, params: recipe(batch_size, epochs).optimizer(params),
+        (0.0625, 0.25, 1.0, 4.0, 16.0),  # times the recipe's
+    ),
+    "SGD, rate tuned": Arm(
+        lambda batch_size, epochs, params: optax.sgd(schedule(batch_size, epochs), momentum=0.9),
+        (0.0001, 0.0003, 0.001, 0.003, 0.01),
+    ),
+    "AdamW, rate tuned": Arm(
+        lambda batch_size, epochs, params: optax.adamw(
+            schedule(batch_size, epochs), weight_decay=1e-4, mask=KERNELS.mask
+        ),
+        (0.001, 0.003, 0.01, 0.03, 0.1),
+    ),
+}
+BY_RECIPE = "LARS by the recipe"
+UNTRAINED, PIXELS = "untrained encoder", "pixels"
+
+
+def images() -> Images:
+    """The digits, shuffled once."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    pixels = jnp.asarray(digits.images[order] / 16, "float32")
+    labels = jnp.asarray(digits.target[order], "int32")
+    ends = (TRAIN, TRAIN + VALIDATION)
+    return Images(*zip(jnp.split(pixels, ends), jnp.split(labels, ends), strict=True))
+
+
+def initial(key: jax.Array) -> Params:
+    """An encoder of two layers and a projector of two."""
+    sizes = {
+        "encoder_0": (64, WIDTH), "encoder_1": (WIDTH, FEATURES),
+        "projector_0": (FEATURES, WIDTH), "projector_1": (WIDTH, WIDTH),
+    }  # fmt: skip
+    params: Params = {}
+    for own, (name, shape) in zip(jax.random.split(key, 4), sizes.items(), strict=True):
+        kernel = jax.random.normal(own, shape) * jnp.sqrt(2 / shape[0])
+        params[name] = {"kernel": kernel, "bias": jnp.zeros(shape[1])}
+        if name.endswith("_0"):
+            scale = jnp.ones(shape[1])
+            params[f"{name}_norm"] = {"scale": scale, "bias": jnp.zeros(shape[1])}
+    return params
+
+
+def encoded(params: Params, pixels: jax.Array) -> jax.Array:
+    """The features of images."""
+    x = dense(params["encoder_0"], pixels.reshape(len(pixels), -1))
+    x = jax.nn.relu(affine(params["encoder_0_norm"], standardized(x, axis=1)))
+    return jax.nn.relu(dense(params["encoder_1"], x))
+
+
+def projected(params: Params, features: jax.Array) -> jax.Array:
+    """What the loss compares, standardized over the batch."""
+    x = dense(params["projector_0"], features)
+    x = jax.nn.relu(affine(params["projector_0_norm"], standardized(x, axis=0)))
+    return standardized(dense(params["projector_1"], x), axis=0)
+
+
+def dense(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """A linear layer."""
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def affine(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Scale and shift after a normalisation."""
+    return x * layer["scale"] + layer["bias"]
+
+
+def standardized(x: jax.Array, axis: int) -> jax.Array:
+    """With mean 0 and variance 1."""
+    return (x - x.mean(axis, keepdims=True)) / (x.std(axis, keepdims=True) + 1e-3)
+
+
+def augmented(key: jax.Array, pixels: jax.Array) -> jax.Array:
+    """Each image turned, stretched, sheared, shifted, brighter or darker, with noise."""
+    keys = jax.random.split(key)
+    rows, columns = jnp.meshgrid(jnp.arange(8.0) - 3.5, jnp.arange(8.0) - 3.5, indexing="ij")
+
+    def view(image: jax.Array, amounts: jax.Array) -> jax.Array:
+        angle, tall, wide, sheared, up, left, bright = amounts
+        sine, cosine = jnp.sin(0.4 * angle), jnp.cos(0.4 * angle)
+        y = (cosine * rows - sine * columns) * (1 + 0.2 * tall) + 0.2 * sheared * columns + up
+        x = (sine * rows + cosine * columns) * (1 + 0.2 * wide) + left
+        return map_coordinates(image, [y + 3.5, x + 3.5], order=1) * (1 + 0.3 * bright)
+
+    amounts = jax.random.uniform(keys[0], (len(pixels), 7), minval=-1.0, maxval=1.0)
+    return jax.vmap(view)(pixels, amounts) + 0.1 * jax.random.normal(keys[1], pixels.shape)
+
+
+def loss(params: Params, key: jax.Array, pixels: jax.Array) -> jax.Array:
+    """That of Barlow Twins: two views of an image alike, features not redundant."""
+    one, other = (
+        projected(params, encoded(params, augmented(own, pixels))) for own in jax.random.split(key)
+    )
+    correlation = one.T @ other / len(pixels)
+    diagonal = jnp.diag(correlation)
+    alike = jnp.sum((1 - diagonal) ** 2)
+    return alike + OFF_DIAGONAL * (jnp.sum(correlation**2) - jnp.sum(diagonal**2))
+
+
+def probed(encode: Callable[[jax.Array], jax.Array], given: Images) -> jax.Array:
+    """The accuracies of a linear probe on validation and test images, by least squares."""
+    seen = encode(given.train[0])
+    mean, deviation = seen.mean(axis=0), seen.std(axis=0) + 1e-3
+
+    def inputs(pixels: jax.Array) -> jax.Array:
+        found = (encode(pixels) - mean) / deviation
+        return jnp.concatenate([found, jnp.ones((len(found), 1))], axis=1)
+
+    x, labels = inputs(given.train[0][:LABELLED]), jax.nn.one_hot(given.train[1][:LABELLED], 10)
+    weights = jnp.linalg.solve(x.T @ x + 10 * jnp.eye(x.shape[1]), x.T @ labels)
+    right = [
+        jnp.mean(jnp.argmax(inputs(own) @ weights, axis=1) == own_labels)
+        for own, own_labels in (given.validation, given.test)
+    ]
+    return jnp.nan_to_num(jnp.stack(right))
+
+
+def trained(arm: Arm, batch_size: int, epochs: int, given: Images) -> Callable[..., jax.Array]:
+    """A compiled function from rates and seeds to the accuracies of each pair of them."""
+    pixels = given.train[0]
+    steps = recipe(batch_size, epochs).total_steps
+
+    def one(rate: jax.Array, seed: jax.Array) -> jax.Array:
+        start, training = jax.random.split(jax.random.key(seed))
+        params = initial(start)
+        optimizer = optax.chain(arm.optimizer(batch_size, epochs, params), optax.scale(rate))
+
+        def step(carry: Any, key: jax.Array) -> tuple[Any, None]:
+            params, state = carry
+            chosen, views = jax.random.split(key)
+            rows = jax.random.permutation(chosen, TRAIN)[:batch_size]
+            gradients = jax.grad(loss)(params, views, pixels[rows])
+            updates, state = optimizer.update(gradients, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        keys = jax.random.split(training, steps)
+        (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+        return probed(functools.partial(encoded, params), given)
+
+    return jax.jit(jax.vmap(one))
+
+
+def compared(batch_sizes: tuple[int, ...], epochs: int, seeds: int) -> list[dict[str, Any]]:
+    """One row for each line of the table and batch size."""
+    given = images()
+    rows = []
+    for batch_size in batch_sizes:
+        for name, arm in ARMS.items():
+            run = trained(arm, batch_size, epochs, given)
+            tuning = accuracies(run, arm.rates, [1000 + n for n in range(TUNING_SEEDS)])
+            best = int(tuning[..., 0].mean(axis=1).argmax())
+            lines = {name: arm.rates[best]}
+            if name.startswith("LARS"):
+                lines = {BY_RECIPE: 1.0} | lines
+            test = accuracies(run, tuple(lines.values()), list(range(seeds)))[..., 1]
+            at_edge = best in (0, len(arm.rates) - 1)
+            for (line, rate), own in zip(lines.items(), test, strict=True):
+                edge = at_edge and line != BY_RECIPE
+                rows.append(_row(line, batch_size, rate, edge, own))
+    params = [initial(jax.random.key(seed)) for seed in range(seeds)]
+    untrained = [probed(functools.partial(encoded, own), given)[1] for own in params]
+    flat = [probed(lambda pixels: pixels.reshape(len(pixels), -1), given)[1]]
+    for line, own in ((UNTRAINED, untrained), (PIXELS, flat)):
+        rows += [_row(line, size, 0.0, False, own) for size in batch_sizes]
+    return rows
+
+
+def accuracies(
+    run: Callable[..., jax.Array], rates: tuple[float, ...], seeds: list[int]
+) -> np.ndarray:
+    """By rate, seed and set of images; always as many runs at once, so that one program does."""
+    pairs = [(rate, seed) for rate in rates for seed in seeds]
+    found = []
+    for begin in range(0, len(pairs), AT_ONCE):
+        own = pairs[begin : begin + AT_ONCE]
+        filled = own + own[:1] * (AT_ONCE - len(own))
+        found += [*np.asarray(run(*map(jnp.asarray, zip(*filled, strict=True))))[: len(own)]]
+    return np.stack(found).reshape(len(rates), len(seeds), 2)
+
+
+def _row(line: str, batch_size: int, rate: float, edge: bool, test: Any) -> dict[str, Any]:
+    made = {
+        "line": line,
+        "batch_size": batch_size,
+        "rate": f"{rate:g}",
+        "at_edge": edge,
+        "accuracy": f"{np.mean(test):.4f}",
+        "deviation": f"{np.std(test, ddof=1) if len(test) > 1 else 0:.4f}",
+    }
+    print(", ".join(f"{name} {value}" for name, value in made.items()), flush=True)
+    return made
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Accuracy by line and batch size, in Markdown; the rate, or its factor, in brackets."""
+    sizes = list(dict.fromkeys(str(row["batch_size"]) for row in rows))
+    lines = [
+        f"| | {' | '.join(f'batch {size}' for size in sizes)} |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
+        cells = []
+        for row in (row for row in rows if row["line"] == name):
+            rate = f" ({row['rate']}{'!' if str(row['at_edge']) == 'True' else ''})"
+            number = f"{100 * float(row['accuracy']):.1f} ± {100 * float(row['deviation']):.1f}"
+            cells.append(number + (rate if name in ARMS else ""))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy against batch size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
+        own = [row for row in rows if row["line"] == name]
+        sizes, means, deviations = (
+            [float(row[key]) for row in own] for key in ("batch_size", "accuracy", "deviation")
+        )
+        style = {"marker": "o"} if name in (BY_RECIPE, *ARMS) else {"linestyle": ":"}
+        axes.errorbar(sizes, means, deviations, capsize=3, label=name, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([row["batch_size"] for row in rows], [row["batch_size"] for row in rows])
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("accuracy of a linear probe")
+    axes.legend()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of the file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def written(guide: str, rows: list[dict[str, Any]]) -> str:
+    """The guide with the table in its place."""
+    begin, end = f"<!-- digits: made by benchmarks.{NAME} -->", "<!-- end of digits -->"
+    between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
+    return between.sub(lambda match: f"\n{table(rows)}\n\n", guide)
+
+
+def main() -> None:
+    """Runs everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_output(parser, NAME)
+    parser.add_argument("--guide", type=Path, help="the page whose table to write")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    options = parser.parse_args()
+    jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # threefry would be most of the time
+    rows = compared(tuple(options.batch_sizes), options.epochs, options.seeds)
+    print(table(rows))
+    write_csv(rows, options.output / f"{NAME}.csv")
+    plot(rows, options.output / f"{NAME}.png")
+    if options.guide is not None:
+        options.guide.write_text(written(options.guide.read_text(), rows))
+
+
+if __name__ == "__main__":
+    main()
