@@ -75,11 +75,11 @@ KERNELS = lb.excluding_kinds("bias", "norm")
 ARMS = {
     "LARS, rate tuned": Arm(
         lambda batch_size, epochs, params: recipe(batch_size, epochs).optimizer(params),
-        (0.0625, 0.25, 1.0, 4.0, 16.0),  # times the recipe's
+        (0.25, 1.0, 4.0, 16.0, 64.0),  # times the recipe's
     ),
     "SGD, rate tuned": Arm(
         lambda batch_size, epochs, params: optax.sgd(schedule(batch_size, epochs), momentum=0.9),
-        (0.0001, 0.0003, 0.001, 0.003, 0.01),
+        (0.0003, 0.001, 0.003, 0.01, 0.03),
     ),
     "AdamW, rate tuned": Arm(
         lambda batch_size, epochs, params: optax.adamw(
