@@ -294,19 +294,21 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
         own = [row for row in rows if row["line"] == name]
         sizes, means, deviations = (
             [float(row[key]) for row in own] for key in ("batch_size", "accuracy", "deviation")
         )
-        style = {"marker": "o"} if name in (BY_RECIPE, *ARMS) else {"linestyle": ":"}
-        axes.errorbar(sizes, means, deviations, capsize=3, label=name, **style)
+        if name in (UNTRAINED, PIXELS):
+            axes.plot(sizes, means, ":", label=name)
+        else:
+            axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=name)
     axes.set_xscale("log", base=2)
-    axes.set_xticks([row["batch_size"] for row in rows], [row["batch_size"] for row in rows])
+    axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
     axes.set_xlabel("batch size")
     axes.set_ylabel("accuracy of a linear probe")
-    axes.legend()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -121,6 +121,8 @@ def get(
         key: tuple(entry[key]) for key in ("not_decayed", "not_adapted")
     }
     found.setdefault("result", entry.get("result"))
+    if origin != "as published":  # what was reached was reached by another run
+        found["result"] = None
     return Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **described, **found)
 
 
@@ -206,8 +208,11 @@ def _between(
     low, high = next(pair for pair in pairs if pair[0] < batch_size < pair[1])
     part = math.log(batch_size / low) / math.log(high / low)
     at_low, at_high = (numbers(name, entry, known[size], given) for size in (low, high))
-    at_low.pop("result", None)
-    point = {key: _interpolated(value, at_high[key], part) for key, value in at_low.items()}
+    point = {
+        key: _interpolated(value, at_high[key], part)
+        for key, value in at_low.items()
+        if key != "result"
+    }
     origin = f"interpolated between the published batch sizes {low} and {high}: nobody has run them"
     return point | {"batch_size": batch_size}, origin
 
@@ -243,7 +248,6 @@ def _beyond(point: Numbers, nearest: int, batch_size: int, rule: Rule) -> tuple[
         "learning_rate": scaled.learning_rate,
         "warmup_steps": scaled.warmup_steps,
         "total_steps": scaled.total_steps,
-        "result": None,
     }, origin
 
 

@@ -77,7 +77,7 @@ def test_a_short_run_learns_and_writes_what_is_committed(tmp_path):
     """With AdamW, in a few epochs, the features become better than untrained ones."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         given = digits.images()
-        run = digits.trained(digits.ARMS["AdamW, rate tuned"], 64, 30, given)
+        run = digits.trained(digits.ARMS["AdamW, rate tuned"], 64, 20, given)
         trained = run(jnp.asarray(0.01), jnp.arange(5))[:, 1].mean()
         starts = [digits.initial(jax.random.key(seed)) for seed in range(5)]
         untrained = [
@@ -85,7 +85,7 @@ def test_a_short_run_learns_and_writes_what_is_committed(tmp_path):
         ]
     assert trained > np.mean(untrained) + 0.02
     command = [sys.executable, "-m", f"benchmarks.{digits.NAME}", "--output", str(tmp_path)]
-    options = ["--epochs", "12", "--seeds", "1", "--batch-sizes", "1024"]
+    options = ["--epochs", "11", "--seeds", "1", "--batch-sizes", "1024"]
     subprocess.run([*command, *options], cwd=ROOT, check=True, timeout=300)
     rows = digits.read(tmp_path / f"{digits.NAME}.csv")
     committed = digits.read(COMMITTED / f"{digits.NAME}.csv")

@@ -96,6 +96,15 @@ def test_between_published_sizes():
     rnnt.optimizer()
 
 
+def test_a_result_is_that_of_the_published_run_alone():
+    assert lb.recipes.get("barlow-twins").result == "73.5% top-1"
+    assert "Reached:  73.5% top-1." in lb.recipes.get("barlow-twins").summary()
+    for given in ({"batch_size": 512}, {"weight_decay": 0.0}, {"epochs": 300}, {"examples": 99}):
+        assert lb.recipes.get("barlow-twins", **given).result is None
+    assert lb.recipes.get("resnet50/lars/mlperf", 1632).result == "75.9% top-1 (the target)"
+    assert lb.recipes.get("resnet50/lars/mlperf", 2000).result is None
+
+
 def test_replaces_what_the_source_says():
     recipe = lb.recipes.get("barlow-twins", total_steps=20_000, learning_rate=0.8, weight_decay=0)
     assert (recipe.total_steps, recipe.learning_rate, recipe.weight_decay) == (20_000, 0.8, 0)
