@@ -57,13 +57,28 @@ def recorded() -> dict[tuple[str, str], list[golden.Case]]:
     """The recorded runs by system and optimizer."""
     runs: dict[tuple[str, str], list[golden.Case]] = {}
     for peer in PEERS:
-        about = json.loads((Path(golden.__file__).parent / f"{peer}.json").read_text())["cases"]
+        about = json.loads((Path(golden.__file__).parent / f"{peer}.json").read_text())
         for case in golden.load(peer):
-            name = about[case.name]["optimizer"].split(" ")[0]
-            keys = (f"{peer} {name}", name.partition(".")[0], peer)
-            system = next(VERSIONS[key] for key in keys if key in VERSIONS)
-            runs.setdefault((system, name.rpartition(".")[2]), []).append(case)
+            own = about["cases"][case.name]
+            if "dialect" in own:
+                key = _of_repository(about["dialects"][own["dialect"]]["source"], case.dtype)
+            else:
+                key = _of_package(peer, own["optimizer"].split(" ")[0])
+            runs.setdefault(key, []).append(case)
     return runs
+
+
+def _of_package(peer: str, name: str) -> tuple[str, str]:
+    keys = (f"{peer} {name}", name.partition(".")[0], peer)
+    system = next(VERSIONS[key] for key in keys if key in VERSIONS)
+    return system, name.rpartition(".")[2]
+
+
+def _of_repository(source: str, dtype: str) -> tuple[str, str]:
+    """Of `owner/name@commit path/of/file.py Class`; only TensorFlow 1 ran in float32."""
+    repository, commit = source.split(" ")[0].split("@")
+    system = "training repositories" + (", TensorFlow 1" if dtype == "float32" else "")
+    return f"{system} ({repository}@{commit[:8]})", source.partition(" (")[0].split(" ")[-1]
 
 
 def measured(runs: dict[tuple[str, str], list[golden.Case]]) -> list[Row]:

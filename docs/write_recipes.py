@@ -3,7 +3,7 @@
 python docs/write_recipes.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 import io
 from pathlib import Path
@@ -11,29 +11,45 @@ import re
 
 from benchmarks.critical_batch_of_published_runs import tables
 import optax_largebatch as lb
+from optax_largebatch.recipes.numbers import STATED_RULES
+from optax_largebatch.recipes.published import Entry, published, rows
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "recipes.md"
 
 
+HEAD = (
+    "Recipe", "batch sizes", "epochs", "rate", "weight decay", "reached", "to be given", "Source"
+)  # fmt: skip
+
+
 def recipes_table() -> str:
-    """One line for each recipe: what it has, and at which batch sizes."""
-    lines = [
-        "| Recipe | batch sizes | rate | warm-up, steps | all steps | decay | other | Source |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name in lb.recipes.names():
-        sizes = lb.recipes.batch_sizes(name)
-        runs = [lb.recipes.get(name, size) for size in sizes]
-        algorithm, source = runs[0].algorithm, runs[0].source
-        others = ("momentum",) if algorithm in ("lars", "sgd") else ("b1", "b2")
-        rest = ", ".join(f"{key} {_range(runs, key)}" for key in others)
-        lines.append(
-            f"| `{name}` | {', '.join(map(str, sizes))} | {_range(runs, 'learning_rate')} "
-            f"| {_range(runs, 'warmup_steps')} | {_range(runs, 'total_steps')} "
-            f"| {_range(runs, 'weight_decay')} | {rest} | {source} |"
-        )
-    return "\n".join(lines)
+    """The catalogue by field, one line for each recipe."""
+    parts = []
+    for field, lines in lb.recipes.table().fields.items():
+        parts += [
+            f"### {field[0].upper()}{field[1:]}\n",
+            f"| {' | '.join(HEAD)} |",
+            "|---" * len(HEAD) + "|",
+        ]
+        for line in lines:
+            entry = published()[line.name]
+            decay = _range([row["weight_decay"] for row in rows(entry) if "weight_decay" in row])
+            parts.append(
+                f"| `{line.name}` | {line.batch_sizes} | {line.epochs} | {_rate(entry)} | {decay} "
+                f"| {line.result} | {line.not_said} | {line.source} |"
+            )
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _rate(entry: Entry) -> str:
+    """The published rates, or the rule that they are published as."""
+    own = rows(entry)
+    bases = [row["base_learning_rate"] for row in own if "base_learning_rate" in row]
+    if bases:
+        return f"{_range(bases)} {STATED_RULES[entry['rule']][0]}"
+    return _range([row["learning_rate"] for row in own])
 
 
 def rules_table() -> str:
@@ -95,8 +111,9 @@ def _with_outputs(page: str) -> str:
     return block.sub(ran, page)
 
 
-def _range(runs: list[lb.recipes.Recipe], key: str) -> str:
-    values = [getattr(run, key) for run in runs]
+def _range(values: Sequence[float]) -> str:
+    if not values:
+        return ""
     low, high = min(values), max(values)
     return f"{low:.4g}" if low == high else f"{low:.7g} to {high:.7g}"
 

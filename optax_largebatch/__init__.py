@@ -32,6 +32,7 @@ from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState, batch_sc
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
+from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching, named
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.recipes.scaling import (
@@ -39,7 +40,10 @@ from optax_largebatch.recipes.scaling import (
     ScaledHyperparameters,
     scale_hyperparameters,
 )
+from optax_largebatch.schedules.cosine import warmup_cosine
+from optax_largebatch.schedules.drops import warmup_drops
 from optax_largebatch.schedules.eden import eden, eden2
+from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
 from optax_largebatch.schedules.values import values_schedule
 from optax_largebatch.schedules.warmup import (
     large_batch_warmup,
@@ -168,6 +172,7 @@ __all__ = [
     "eden2",
     "eve",
     "excluding",
+    "excluding_kinds",
     "explain",
     "fit_critical_batch_size",
     "gradient_noise_scale",
@@ -184,6 +189,7 @@ __all__ = [
     "learned_gradient",
     "master_weights",
     "matching",
+    "matching_kinds",
     "measure_critical_batch_size",
     "named",
     "nesterov_split",
@@ -213,6 +219,9 @@ __all__ = [
     "sum_of",
     "trust_ratios",
     "values_schedule",
+    "warmup_cosine",
+    "warmup_drops",
     "warmup_hold_decay",
+    "warmup_inverse_sqrt",
     "warmup_polynomial",
 ]

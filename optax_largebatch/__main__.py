@@ -35,10 +35,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _recipes(options: argparse.Namespace) -> str:
-    if options.name is None:
-        return json.dumps(recipes.names()) if options.json else "\n".join(recipes.names())
-    recipe = recipes.get(options.name, options.batch_size, extrapolate=options.extrapolate)
-    return json.dumps(dataclasses.asdict(recipe)) if options.json else recipe.summary()
+    given = {
+        name: value
+        for name, value in vars(options).items()
+        if name in _OF_RECIPES and value is not None
+    }
+    chosen = recipes.names(options.name)
+    meant = [name for name in chosen if options.name in (name, *name.split("/"))]
+    if options.name is None or (len(meant) != 1 and not given):
+        return json.dumps(chosen) if options.json else str(recipes.table(options.name))
+    recipe = recipes.get(options.name, **given)
+    if options.json:
+        return json.dumps(dataclasses.asdict(recipe) | {"code": recipe.code()})
+    return f"{recipe.summary()}\n\n{recipe.code()}"
 
 
 def _scale(options: argparse.Namespace) -> str:
@@ -94,11 +103,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     found = commands.add_parser("recipes", help="lists the published recipes, or prints one")
-    found.add_argument("name", nargs="?", help="a recipe; without it, all names")
-    found.add_argument("--batch-size", type=int, help="examples in a step")
     found.add_argument(
-        "--extrapolate", action="store_true", help="go beyond the published batch sizes"
-    )
+        "name", nargs="?",
+        help="a recipe, or a word of its name that no other has; a word of several, such as lars, "
+        "lists them; without it, all",
+    )  # fmt: skip
+    for name, (kind, text) in _OF_RECIPES.items():
+        flag = f"--{name.replace('_', '-')}"
+        if kind is bool:
+            found.add_argument(flag, action="store_true", default=None, help=text)
+        else:
+            found.add_argument(flag, type=kind, help=text)
     found.set_defaults(run=_recipes)
 
     scaled = commands.add_parser("scale", help="takes settings to another batch size by a rule")
@@ -131,6 +146,20 @@ def _parser() -> argparse.ArgumentParser:
     for command in (found, scaled, told):
         command.add_argument("--json", action="store_true", help="for scripts")
     return parser
+
+
+_OF_RECIPES: dict[str, tuple[type, str]] = {
+    "batch_size": (int, "examples in a step"),
+    "epochs": (int, "where a recipe was published for several, one of them"),
+    "examples": (int, "those of an epoch"),
+    "total_steps": (int, "steps of the run"),
+    "warmup_steps": (int, "steps of the warm-up"),
+    "learning_rate": (float, "its peak"),
+    "bias_learning_rate": (float, "the peak of biases and norms, where they have their own"),
+    "weight_decay": (float, "of the parameters that are decayed"),
+    "extrapolate": (bool, "go beyond the published batch sizes where the source states no rule"),
+}
+"""What `recipes.get` takes besides the name."""
 
 
 def _settings_and_types() -> list[tuple[str, type]]:

@@ -55,8 +55,9 @@ def lamb(
     wd: Any = 0.0,
     eps: float = 1e-6,
     eps_in_root: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
     correction: str = "moments",
-    b3: float = 0.1,
+    b3: float | None = None,
     decay: str = "direction",
     clip: float = np.inf,
     adapted: bool = True,
@@ -65,7 +66,8 @@ def lamb(
     ratio_eps: float = 0.0,
 ) -> Iterator[np.ndarray]:
     """LAMB; `decay` says what is decayed: the direction, the gradient, or first the weights."""
-    b1, b2 = 0.9, 0.999
+    b1, b2 = betas
+    b3 = 1 - b1 if b3 is None else b3
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, g, eta, lam in _steps(gradients, lr, wd):
         bc1, bc2 = (1 - b1**t, 1 - b2**t) if correction == "moments" else (1, 1)
@@ -128,6 +130,7 @@ def lars(
     of_update: bool = False,
     scaled_momentum: bool = True,
     nesterov: bool = False,
+    dampening: float = 0.0,
     clip: float = np.inf,
     adapted: bool = True,
     at_most_sgd: bool = False,
@@ -135,15 +138,34 @@ def lars(
     """LARS; `of_update` puts `||g + wd*w||` under the ratio, in place of `||g|| + wd*||w||`."""
     mu = 0.9
     buffer = np.zeros_like(w)
-    for _, g, rate, lam in _steps(gradients, lr, wd):
+    for t, g, rate, lam in _steps(gradients, lr, wd):
         length = _norm(g + lam * w) if of_update else _norm(g)
         extra = eps if of_update else lam * _norm(w) + eps
         r = _ratio(eta * _norm(w), length, extra) if adapted else 1
         r = min(r / rate, 1) if at_most_sgd else r
         step = r * (np.clip(g, -clip, clip) + lam * w) * (rate if scaled_momentum else 1)
-        buffer = mu * buffer + step
+        buffer = mu * buffer + (1 if t == 1 else 1 - dampening) * step
         step = step + mu * buffer if nesterov else buffer
         w = w - step * (1 if scaled_momentum else rate)
+        yield w
+
+
+def lars_of_buffer(
+    w: np.ndarray,
+    gradients: np.ndarray,
+    *,
+    lr: Any,
+    wd: Any = 0.0,
+    nesterov: bool = False,
+    adapted: bool = True,
+) -> Iterator[np.ndarray]:
+    """LARS whose ratio has the length of the direction that comes out of the momentum buffer."""
+    mu, eta = 0.9, 0.001
+    buffer = np.zeros_like(w)
+    for _, g, rate, lam in _steps(gradients, lr, wd):
+        buffer = mu * buffer + g + lam * w
+        direction = g + lam * w + mu * buffer if nesterov else buffer
+        w = w - rate * (_ratio(eta * _norm(w), _norm(direction)) if adapted else 1) * direction
         yield w
 
 
@@ -154,17 +176,21 @@ def larc(
     lr: Any,
     wd: Any = 0.0,
     clip: bool = True,
+    trust: float = 0.02,
+    nesterov: bool = False,
+    dampening: float = 0.0,
+    adapted: bool = True,
 ) -> Iterator[np.ndarray]:
     """Apex's LARC in front of SGD with momentum: no ratio and no decay where a norm is zero."""
-    mu, trust, eps = 0.9, 0.02, 1e-8
+    mu, eps = 0.9, 1e-8
     buffer = np.zeros_like(w)
-    for _, g, rate, lam in _steps(gradients, lr, wd):
-        if _norm(w) > 0 and _norm(g) > 0:
+    for t, g, rate, lam in _steps(gradients, lr, wd):
+        if adapted and _norm(w) > 0 and _norm(g) > 0:
             r = trust * _norm(w) / (_norm(g) + lam * _norm(w) + eps)
             r = min(r / rate, 1) if clip else r
             g = r * (g + lam * w)
-        buffer = mu * buffer + g
-        w = w - rate * buffer
+        buffer = mu * buffer + (1 if t == 1 else 1 - dampening) * g
+        w = w - rate * (g + mu * buffer if nesterov else buffer)
         yield w
 
 

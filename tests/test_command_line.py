@@ -22,17 +22,41 @@ def printed(capsys, *arguments):
 
 
 def test_lists_the_recipes(capsys):
-    assert printed(capsys, "recipes").split() == recipes.names()
+    assert printed(capsys, "recipes") == f"{recipes.table()}\n"
+    assert printed(capsys, "recipes", "lars") == f"{recipes.table('lars')}\n"
+    assert json.loads(printed(capsys, "recipes", "lars", "--json")) == recipes.names("lars")
     assert json.loads(printed(capsys, "recipes", "--json")) == recipes.names()
 
 
 def test_prints_a_recipe(capsys):
     name = "bert-large/lamb/mlperf"
     recipe = recipes.get(name, 10000)
-    assert printed(capsys, "recipes", name, "--batch-size", "10000") == recipe.summary() + "\n"
+    said = printed(capsys, "recipes", name, "--batch-size", "10000")
+    assert said == f"{recipe.summary()}\n\n{recipe.code()}\n"
     numbers = json.loads(printed(capsys, "recipes", name, "--batch-size", "10000", "--json"))
     assert numbers["learning_rate"] == recipe.learning_rate
     assert numbers["origin"] == recipe.origin
+
+
+def test_prints_the_numbers_and_the_code_of_a_part_of_a_name(capsys):
+    said = printed(capsys, "recipes", "byol", "--batch-size", "2048", "--epochs", "300")
+    recipe = recipes.get("byol", 2048, epochs=300)
+    assert said == f"{recipe.summary()}\n\n{recipe.code()}\n"
+    assert "schedule = lb.warmup_cosine(peak_value=2.4, total_steps=187670" in said
+    given = ("--total-steps", "9000", "--learning-rate", "0.5", "--weight-decay", "0")
+    numbers = json.loads(printed(capsys, "recipes", "barlow-twins", *given, "--json"))
+    assert (numbers["total_steps"], numbers["learning_rate"]) == (9000, 0.5)
+    assert numbers["weight_decay"] == 0
+    assert "optimizer = lb.lars(" in numbers["code"]
+
+
+def test_says_what_a_recipe_still_needs(capsys):
+    assert main(("recipes", "byol")) == 2
+    assert "recipes: epochs must be given for 'resnet50/lars/byol'" in capsys.readouterr().err
+    assert main(("recipes", "lars", "--batch-size", "512")) == 2
+    assert "It is a part of" in capsys.readouterr().err
+    assert main(("recipes", "adam")) == 2
+    assert "part must be a field (language" in capsys.readouterr().err
 
 
 def test_goes_beyond_when_asked(capsys):
@@ -243,4 +267,4 @@ def test_shapes_are_read_without_the_data(capsys, tmp_path):
 def test_runs_as_a_module():
     command = [sys.executable, "-W", "error", "-m", "optax_largebatch", "recipes"]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.split() == recipes.names()
+    assert run.stdout == f"{recipes.table()}\n"

@@ -8,7 +8,9 @@ import pathlib
 import re
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optax_largebatch as lb
@@ -18,10 +20,18 @@ from tests.trajectories import STEPS, assert_same, difference, network, run
 _TESTS = pathlib.Path(__file__).parent
 PAGE = (_TESTS.parent / "docs" / "dialects.md").read_text()
 FAMILIES = ("LAMB", "LANS", "LARS and LARC", "LBSGD")
-RECORDED = ("mxnet_2_0_0b1", "mxnet_1_9_1", "torch_peers", "tensorflow_peers", "keras")
+RECORDED = (
+    "mxnet_2_0_0b1",
+    "mxnet_1_9_1",
+    "torch_peers",
+    "tensorflow_peers",
+    "keras",
+    "vision_peers",
+)
 
 
 WD = 0.1
+DAMPENING = 0.3
 LR = {
     "LAMB": 0.02,
     "LANS": np.linspace(0.01, 0.05, STEPS),
@@ -37,6 +47,9 @@ NAMES = {
     "wd_schedule": lb.values_schedule(DECAYS),
     "decayed": lb.excluding("bias", "beta", "gamma"),
     "adapted": lb.excluding("bias"),
+    "not_vectors": lb.at_least_ndim(2) | ~lb.at_least_ndim(1),
+    "optax": optax,
+    "first_and_others": lambda step: jnp.where(step == 0, 1.0, 1.0 - DAMPENING),
 }
 WEIGHTS, GRADIENTS = network()
 CLIPPED = reference.clip_by_global_norm(GRADIENTS, 1.0)
@@ -89,6 +102,10 @@ def matrix(name):
     return WEIGHTS[name].ndim > 1
 
 
+def not_vector(name):
+    return WEIGHTS[name].ndim != 1
+
+
 def only(rule):
     """The weight decay of the leaves that a rule selects."""
     return lambda name: WD if rule(name) else 0.0
@@ -121,6 +138,16 @@ def timm_lars(**switches):
     return lars(eps=1e-8, scaled_momentum=False, **switches)
 
 
+def fair_lars(rule=lambda name: True, **switches):
+    """Where the rate lies outside of the buffer and the denominator is that of the update."""
+    switches = {"wd": only(rule), "adapted": rule, **switches}
+    return lars(of_update=True, scaled_momentum=False, **switches)
+
+
+def solo_lars(**switches):
+    return lars(reference.larc, **{"trust": 0.001, "clip": False, **switches})
+
+
 def lbsgd(strategy, **switches):
     switches = {"lr": LR["LBSGD"], "wd": WD, "scale": 4, "warmup": 16, **switches}
     return reference.trajectory(reference.lbsgd, WEIGHTS, GRADIENTS, strategy=strategy, **switches)
@@ -138,6 +165,11 @@ def mindspore_groups():
 FORMULAS = {
     "arXiv v5, ICLR 2020, optax": lamb,
     "arXiv v3, BERT-style TF1 scripts": lambda: lamb(wd=only(decayed), correction="none"),
+    "ALBERT, exclude_from_weight_decay alone": lambda: lamb(
+        wd=only(decayed), adapted=decayed, correction="none"
+    ),
+    "ALBERT, both lists": lambda: lamb(wd=only(decayed), adapted=adapted, correction="none"),
+    "NVIDIA BERT (TF1)": lambda: lamb(wd=only(decayed)),
     "arXiv v1": lambda: lamb(eps=0.0, eps_in_root=1e-6),
     "MXNet 2.0 LAMB": lambda: lamb(clip=0.1, bounds=(0.5, 2.0)),
     "MXNet 2.0 LAMB, bias_correction=False": lambda: lamb(correction="none"),
@@ -146,8 +178,9 @@ FORMULAS = {
     ),
     "TensorFlow Addons 0.19, both lists": lambda: lamb(wd=only(decayed), adapted=adapted),
     "MLPerf v1 BERT": apex,
-    "Apex FusedLAMB, timm Lamb": apex,
+    "Apex FusedLAMB, timm Lamb, mmpretrain Lamb": apex,
     "NVLAMB: Apex use_nvlamb=True, timm always_adapt=True": lambda: apex(adapted=True),
+    "Perceiver IO": lambda: apex(adapted=True),
     "Apex and timm, grad_averaging=False": lambda: apex(b3=1.0),
     "Apex and timm, bias_correction=False": lambda: apex(correction="none"),
     "Apex FusedLAMB, adam_w_mode=False": lambda: apex(decay="gradient"),
@@ -160,10 +193,14 @@ FORMULAS = {
     "DeepSpeed FusedLamb, eps_inside_sqrt=True, max_coeff=0.5": lambda: lamb(
         eps=0.0, eps_in_root=1e-8, correction="step size", ratio_bounds=(0.01, 0.5)
     ),
+    "DeepSpeed OnebitLamb, before it compresses": lambda: lamb(
+        eps=1e-8, correction="none", ratio_bounds=(0.01, 10.0)
+    ),
     "cybertronai pytorch-lamb": lambda: lamb(correction="none", bounds=(0.0, 10.0)),
     "NVIDIA Transformer-XL, pytorch_optimizer weight_decouple=False": lambda: lamb(
         correction="none", bounds=(0.0, 10.0), ratio_eps=1e-6
     ),
+    "NVIDIA Transformer-XL Lamb, adam=True": lambda: lamb(correction="none", adapted=False),
     "pytorch_optimizer 4.1 Lamb": lambda: lamb(
         correction="none", bounds=(0.0, 10.0), ratio_eps=1e-6, decay="weights"
     ),
@@ -190,6 +227,31 @@ FORMULAS = {
         wd=only(decayed), adapted=decayed, eps=1e-7, nesterov=True
     ),
     "optax": lambda: lars(of_update=True),
+    "SimCLR (TF1, TF2)": lambda: lars(wd=only(decayed), adapted=decayed, of_update=True),
+    "SimCLR, use_nesterov=True": lambda: lars(
+        wd=only(decayed), adapted=decayed, of_update=True, nesterov=True
+    ),
+    "SimCLR, both lists": lambda: lars(wd=only(decayed), adapted=adapted, of_update=True),
+    "SimCLR, classic_momentum=False": lambda: lars(
+        reference.lars_of_buffer, wd=only(decayed), adapted=decayed
+    ),
+    "SimCLR, classic_momentum=False, use_nesterov=True": lambda: lars(
+        reference.lars_of_buffer, wd=only(decayed), adapted=decayed, nesterov=True
+    ),
+    "Barlow Twins, VICReg and BYOL without filters": fair_lars,
+    "BYOL and DetCon": lambda: fair_lars(decayed),
+    "BYOL, weight_decay_filter alone": lambda: fair_lars(decayed, adapted=True),
+    "Barlow Twins and VICReg with both filters, DINO": lambda: fair_lars(not_vector),
+    "Barlow Twins, weight_decay_filter alone": lambda: fair_lars(not_vector, adapted=True),
+    "Barlow Twins, two rates": lambda: fair_lars(
+        not_vector, lr=lambda name: LR["LARS and LARC"] if not_vector(name) else RATES
+    ),
+    "VISSL, exclude_bias_and_norm=True": lambda: fair_lars(not_vector, wd=WD),
+    "MoCo v3, linear probe of MAE and EVA": lambda: fair_lars(matrix),
+    "mmpretrain LARS": lambda: lars(eps=1e-8),
+    "mmpretrain LARS, nesterov=True": lambda: lars(eps=1e-8, nesterov=True),
+    "mmpretrain LARS, lars_exclude": lambda: lars(eps=1e-8, adapted=adapted),
+    "mmpretrain LARS, dampening": lambda: lars(eps=1e-8, dampening=DAMPENING),
     "timm Lars": lambda: timm_lars(wd=only(decayed), adapted=decayed),
     "timm Lars, nesterov=True": lambda: timm_lars(wd=only(decayed), adapted=decayed, nesterov=True),
     "timm Lars, trust_clip=True": lambda: timm_lars(at_most_sgd=True),
@@ -198,6 +260,15 @@ FORMULAS = {
     ),
     "Apex LARC": lambda: lars(reference.larc),
     "Apex LARC, clip=False": lambda: lars(reference.larc, clip=False),
+    "Apex LARC, nesterov=True, a group without decay": lambda: lars(
+        reference.larc, wd=only(decayed), nesterov=True
+    ),
+    "solo-learn LARS": lambda: solo_lars(wd=only(decayed), nesterov=True),
+    "solo-learn LARS, exclude_bias_n_norm=True": lambda: solo_lars(
+        wd=only(not_vector), adapted=not_vector
+    ),
+    "solo-learn LARS, clip_lr=True": lambda: solo_lars(clip=True),
+    "solo-learn LARS, dampening": lambda: solo_lars(dampening=DAMPENING),
     "MXNet 1.9 LBSGD, linear": lambda: lbsgd("linear"),
     "MXNet 1.9 LBSGD, power2": lambda: lbsgd("power2"),
     "MXNet 1.9 LBSGD, sqrt": lambda: lbsgd("sqrt"),

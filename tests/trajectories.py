@@ -11,8 +11,9 @@ STEPS = 20
 def network() -> tuple[Tree, Tree]:
     """Weights, and gradients with the steps on their first axis.
 
-    There are matrices, a kernel of a convolution, vectors and a leaf of one element. One leaf
-    starts at zero and one has a gradient of zero; the norms differ much from leaf to leaf.
+    There are matrices, a kernel of a convolution, vectors, a leaf of one element and one of no
+    axes. One leaf starts at zero and one has a gradient of zero; the norms differ much from leaf to
+    leaf.
     """
     shapes = {
         "conv/kernel": (4, 3, 2, 2),
@@ -22,6 +23,7 @@ def network() -> tuple[Tree, Tree]:
         "norm/beta": (4,),
         "norm/gamma": (4,),
         "unused/kernel": (2, 3),
+        "temperature": (),
     }
     random = np.random.default_rng(0)
     weights = {name: random.normal(size=shape) for name, shape in shapes.items()}

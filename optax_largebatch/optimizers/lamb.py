@@ -4,7 +4,14 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_optional_number, renamed
+from optax_largebatch.arguments import (
+    Bounds,
+    Scalar,
+    check_choice,
+    check_number,
+    check_optional_number,
+    renamed,
+)
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
@@ -34,6 +41,7 @@ def lamb(
     trust_ratio_mask: Mask = None,
     param_norm_bounds: Bounds = None,
     trust_ratio_bounds: Bounds = None,
+    trust_ratio_eps: Scalar = 0.0,
     bias_correction: BiasCorrection = "full",
     grad_averaging: bool = True,
     max_grad_norm: Scalar | None = None,
@@ -70,6 +78,7 @@ def lamb(
         param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, either None
             for no bound.
         trust_ratio_bounds: bounds on the whole ratio, likewise; `(None, 1.0)` is LAMBC.
+        trust_ratio_eps: added to :math:`\lVert u_t \rVert` in the ratio; 0 or more.
         bias_correction: `"full"` as above, `"none"` without the divisions by :math:`1 - b^t`,
             `"step_size"` with :math:`\eta \sqrt{1 - b_2^t} / (1 - b_1^t)` in place of them.
         grad_averaging: False gives :math:`g_t` the weight 1 in :math:`m_t`.
@@ -109,6 +118,7 @@ def lamb(
         arXiv 1904.00962 (v5), Algorithm 2.
     """
     groups = check_groups(groups, stacked)
+    check_number("trust_ratio_eps", trust_ratio_eps, "[0, inf)")
     check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
     check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.vary("learning_rate", learning_rate)
@@ -131,6 +141,7 @@ def lamb(
             groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
         ),
         scale_by_trust_ratio(
+            eps=trust_ratio_eps,
             param_norm_bounds=param_norm_bounds,
             trust_ratio_bounds=trust_ratio_bounds,
             trust_ratio_mask=trust_ratio_mask,

@@ -1,7 +1,8 @@
 """Published settings with their sources, and the rules that take them to another batch size."""
 
 from optax_largebatch.recipes.lookup import get
+from optax_largebatch.recipes.published import batch_sizes, examples_to_target, names
 from optax_largebatch.recipes.recipe import Recipe
-from optax_largebatch.recipes.table import batch_sizes, examples_to_target, names
+from optax_largebatch.recipes.table import Catalogue, table
 
-__all__ = ["Recipe", "batch_sizes", "examples_to_target", "get", "names"]
+__all__ = ["Catalogue", "Recipe", "batch_sizes", "examples_to_target", "get", "names", "table"]

@@ -1,20 +1,21 @@
 """A recipe: the numbers of one run, and the optimizer and the schedule made of them."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.optimizers.lamb import lamb
-from optax_largebatch.optimizers.lans import lans
-from optax_largebatch.optimizers.lars import lars
+from optax_largebatch.diagnostics.explain import Explanation, explain
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.rules import excluding
-from optax_largebatch.recipes.sgd import sgd, warmup_and_drops
-from optax_largebatch.schedules.warmup import warmup_hold_decay, warmup_polynomial
-
-KERNELS = excluding("bias", "scale")
-"""What every recipe decays and adapts: all but biases and normalisation scales."""
+from optax_largebatch.params.rules import Rule
+from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.recipes.building import (
+    ARGUMENTS,
+    excluding,
+    optimizer_call,
+    schedule_call,
+)
+from optax_largebatch.recipes.calls import Call, Variable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,19 +26,33 @@ class Recipe:
     """
 
     name: str
-    """The task, the algorithm, and whose settings they are."""
+    """What is trained, the algorithm, and whose settings they are."""
+    field: str
+    """Language, speech, supervised or self-supervised vision."""
     task: str
     """What is trained, and to what."""
     source: str
     """Where the settings were published."""
     note: str
-    """What else there is to know."""
+    """What else there is to know: above all, where sources contradict one another."""
     origin: str
     """Whether exactly these numbers were published, and if not, how they were made."""
+    dialect: str | None
+    """The row of the page on dialects that the original is; None where it is none of them."""
+    result: str | None
+    """What the published run reached; None where its source does not say."""
 
-    algorithm: Literal["lamb", "lans", "lars", "sgd"]
+    algorithm: Literal["lamb", "lans", "lars", "larc", "sgd"]
+    not_decayed: tuple[str, ...]
+    """The kinds of parameters without weight decay, see `excluding_kinds`."""
+    not_adapted: tuple[str, ...]
+    """The kinds of parameters with a trust ratio of 1."""
     batch_size: int
+    epochs: int | None = None
+    """Those of the source; None where it counts in steps."""
     learning_rate: float
+    bias_learning_rate: float | None = None
+    """The peak of what is not decayed; None where it is that of all."""
     weight_decay: float
     total_steps: int
     warmup_steps: int
@@ -46,6 +61,10 @@ class Recipe:
     warmup_begin_value: float = 0.0
     hold_steps: int | None = None
     """Steps at the peak after the warm-up."""
+    decay: Literal["polynomial", "cosine", "drops", "exponential", "inverse_sqrt", "constant"] = (
+        "polynomial"
+    )
+    """What the learning rate does after that."""
     power: float | None = None
     """The power of the polynomial decay."""
     end_value: float = 0.0
@@ -53,112 +72,198 @@ class Recipe:
     """Whether the decay is counted from step 0 and not from the end of the warm-up."""
     drops: tuple[float, ...] | None = None
     """The parts of the run after which the rate falls to a tenth."""
+    decay_rate: float | None = None
+    """The factor of each epoch of an exponential decay."""
+    steps_per_stair: int | None = None
+    """The steps of an epoch, where the rate changes once in each."""
 
     b1: float | None = None
     b2: float | None = None
     eps: float | None = None
     momentum: float | None = None
     momentum_of: Literal["steps", "directions"] = "steps"
-    bias_correction: Literal["full", "none"] = "full"
+    bias_correction: Literal["full", "none", "step_size"] = "full"
     max_grad_norm: float | None = None
+    param_norm_bounds: tuple[float | None, float | None] | None = None
+    trust_ratio_bounds: tuple[float | None, float | None] | None = None
+    trust_ratio_eps: float | None = None
+    trust_coefficient: float | None = None
+    denominator: Literal["paper", "update"] | None = None
+    clip: bool | None = None
+    """Whether LARC is no further than SGD."""
 
     def schedule(self) -> optax.Schedule:
         """The learning rate: step (0 first) to value."""
-        if self.drops is not None:
-            return warmup_and_drops(
-                self.learning_rate,
-                self.warmup_begin_value,
-                self.warmup_steps,
-                [round(part * self.total_steps) for part in self.drops],
-            )
-        if self.hold_steps is not None:
-            return warmup_hold_decay(
-                self.learning_rate, self.warmup_steps, self.hold_steps, self.total_steps
-            )
-        return warmup_polynomial(
-            self.learning_rate,
-            self.total_steps,
-            power=1.0 if self.power is None else self.power,
-            end_value=self.end_value,
-            warmup_steps=self.warmup_steps,
-            warmup_begin_value=self.warmup_begin_value,
-            warmup_begin_step=self.warmup_begin_step,
-            decay_begin_step=0 if self.decay_from_start else None,
-        )
+        return schedule_call(self, self.learning_rate)()
 
-    def optimizer(self, mask: Mask = KERNELS) -> optax.GradientTransformationExtraArgs:
+    def optimizer(
+        self, params: Any = None, *, mask: Mask = None, stacked: Stacked | None = None
+    ) -> optax.GradientTransformationExtraArgs:
         """The optimizer, with its schedule.
 
         Args:
-            mask: the parameters that are decayed and adapted; the published runs leave out biases
-                and normalisation scales. A network where one of the names `bias` and `scale` does
-                not occur needs a mask of its own, such as `at_least_ndim(2)`.
+            params: the parameters, or their shapes from `jax.eval_shape`. With them it is checked
+                now, and not at the first `init`, that what the recipe excludes is among them;
+                `explain` says what it is.
+            mask: the parameters that are decayed and adapted, in place of all but the kinds
+                `not_decayed` and `not_adapted`.
+            stacked: the parameters that stack layers, from `stacked_layers`; None for none.
 
         Returns:
             The optimizer. Its `update` needs the parameters.
 
         Raises:
-            TypeError: `mask` is no mask.
-            ValueError: a pattern of the mask matches no parameter, when the optimizer meets them.
+            TypeError: `mask` or `stacked` has the wrong type.
+            ValueError: the recipe excludes kinds of parameters of which there are none, or a
+                pattern of the mask matches none.
 
         Examples:
             >>> import jax.numpy as jnp
             >>> from optax_largebatch import recipes
-            >>> optimizer = recipes.get("bert-large/lamb/mlperf", batch_size=256).optimizer()
             >>> kernel = jnp.array([3.0, -4.0])
             >>> params = {"kernel": kernel, "bias": jnp.zeros(2), "scale": jnp.ones(2)}
+            >>> recipe = recipes.get("bert-large/lamb/mlperf", batch_size=256)
+            >>> optimizer = recipe.optimizer(params)
             >>> updates, _ = optimizer.update(params, optimizer.init(params), params)
             >>> length = jnp.linalg.norm(updates["kernel"]) / jnp.linalg.norm(kernel)
             >>> print(f"{length:.6f}")
             0.000350
         """
-        rate = self.schedule()
-        given = {name: getattr(self, name) for name in _ARGUMENTS[self.algorithm]}
-        if self.algorithm == "sgd":
-            return sgd(rate, weight_decay_mask=mask, **given)
-        family = {"lamb": lamb, "lans": lans, "lars": lars}[self.algorithm]
-        return family(rate, weight_decay_mask=mask, trust_ratio_mask=mask, **given)
+        if params is not None:
+            self.explain(params, mask=mask, stacked=stacked)
+        return optimizer_call(self, *self._masks(mask), stacked)()
+
+    def explain(
+        self, params: Any, *, mask: Mask = None, stacked: Stacked | None = None
+    ) -> Explanation:
+        """Says for each parameter whether the recipe decays and adapts it.
+
+        Args:
+            params: the parameters, or their shapes from `jax.eval_shape`.
+            mask: as in `optimizer`.
+            stacked: as in `optimizer`.
+
+        Returns:
+            An `Explanation`, to be printed.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: what the recipe excludes is not among the parameters.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> from optax_largebatch import recipes
+            >>> params = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
+            >>> print(recipes.get("barlow-twins").explain(params))
+            parameter  shape  blocks  decayed  adapted  group
+            bias       3      1       -        -        matching_kinds('bias', 'norm', 'vector')
+            kernel     2x3    1       yes      yes      -
+            2 parameters, 2 blocks, 9 numbers: 6 decayed, 6 adapted
+        """
+        masks = self._masks(mask)
+        decayed, adapted = (one() if isinstance(one, Call) else one for one in masks)
+        groups = optimizer_call(self, *masks).named.get("groups", lambda: None)()
+        return explain(
+            params,
+            weight_decay_mask=decayed,
+            trust_ratio_mask=adapted,
+            groups=groups,
+            stacked=stacked,
+        )
+
+    def code(self) -> str:
+        """The optimizer as a program: what to change is there to be changed."""
+        optimizer = optimizer_call(self, excluding(self.not_decayed), excluding(self.not_adapted))
+        assigned = "".join(f"{one.name} = {one.call.code()}\n" for one in _variables(optimizer))
+        imports = "import optax\n" if "optax." in assigned else ""
+        imports += "import optax_largebatch as lb\n"
+        return f"{imports}\n{assigned}optimizer = {optimizer.code()}"
 
     def summary(self) -> str:
         """The recipe in a few lines, for people."""
-        values = {name: getattr(self, name) for name in _ARGUMENTS[self.algorithm]}
-        numbers = {"learning_rate": self.learning_rate} | {
-            name: value for name, value in values.items() if isinstance(value, float)
-        }
+        values = {name: getattr(self, name) for name in ARGUMENTS[self.algorithm]}
+        numbers = {"learning_rate": self.learning_rate}
+        if self.bias_learning_rate is not None:
+            numbers["bias_learning_rate"] = self.bias_learning_rate
+        numbers |= {name: value for name, value in values.items() if isinstance(value, float)}
         listed = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
-        return "\n".join(
-            [
-                f"{self.name} at batch size {self.batch_size}: {self.task}.",
-                f"  Numbers:  {self.origin}.",
-                f"  {self.algorithm.upper()}:  {listed}.",
-                f"  Schedule:  {self._schedule_in_words()}.",
-                f"  Note:  {self.note}",
-                f"  Source:  {self.source}.",
-            ]
-        )
+        lines = [
+            f"{self.name} at batch size {self.batch_size}: {self.task}.",
+            f"  Numbers:  {self.origin}.",
+            f"  {self.algorithm.upper()}:  {listed}.",
+            f"  Schedule:  {self._schedule_in_words()}.",
+            f"  Excluded:  {self._excluded_in_words()}.",
+        ]
+        if self.result is not None:
+            lines.append(f"  Reached:  {self.result}.")
+        return "\n".join([*lines, f"  Note:  {self.note}", f"  Source:  {self.source}."])
+
+    def _masks(self, mask: Mask) -> tuple[Any, Any]:
+        """Those of decay and adaptation."""
+        if mask is None:
+            return excluding(self.not_decayed), excluding(self.not_adapted)
+        if self.bias_learning_rate is not None and not isinstance(mask, Rule):
+            raise TypeError(
+                f"mask must be a rule for {self.name!r}, where what it leaves out has a learning "
+                f"rate of its own; got {mask!r}. Give excluding(...) or excluding_kinds(...)."
+            )
+        return mask, mask
 
     def _schedule_in_words(self) -> str:
         warmup = f"{self.warmup_steps} steps of warm-up" if self.warmup_steps else "no warm-up"
         if self.warmup_begin_step:
             warmup += f", {-self.warmup_begin_step} of them before training begins"
-        if self.drops is not None:
+        parts = [warmup]
+        if self.hold_steps:
+            parts.append(f"{self.hold_steps} steps of hold")
+        parts.append(self._decay_in_words())
+        if self.steps_per_stair:
+            parts.append(f"changed every {self.steps_per_stair} steps")
+        return f"{', '.join(parts)}, {self.total_steps} steps in all"
+
+    def _decay_in_words(self) -> str:
+        if self.decay == "constant":
+            return "then constant"
+        if self.decay == "inverse_sqrt":
+            return "decay with the inverse root of the step"
+        if self.decay == "drops":
+            assert self.drops is not None
             steps = ", ".join(str(round(part * self.total_steps)) for part in self.drops)
-            decay = f"a tenth of the rate after steps {steps}"
+            return f"a tenth of the rate after steps {steps}"
+        if self.decay == "exponential":
+            decay = f"then {self.decay_rate:g} of the rate in each epoch"
+        elif self.decay == "cosine":
+            decay = "half a cosine"
         elif self.hold_steps is not None:
-            decay = f"{self.hold_steps} steps of hold, then a linear decay"
+            decay = "then a linear decay"
         else:
             decay = f"decay with power {self.power:g}"
-            if self.decay_from_start:
-                decay += " counted from step 0"
-            if self.end_value:
-                decay += f" to {self.end_value:g}"
-        return f"{warmup}, {decay}, {self.total_steps} steps in all"
+        if self.decay_from_start:
+            decay += " counted from step 0"
+        return f"{decay} to {self.end_value:g}" if self.end_value else decay
+
+    def _excluded_in_words(self) -> str:
+        decayed, adapted = (
+            ", ".join(kinds) or "nothing" for kinds in (self.not_decayed, self.not_adapted)
+        )
+        if decayed == adapted:
+            return f"{decayed}, from decay and adaptation"
+        return f"{decayed} from decay, {adapted} from adaptation"
 
 
-_ARGUMENTS = {
-    "lamb": ("b1", "b2", "eps", "weight_decay", "max_grad_norm", "bias_correction"),
-    "lans": ("b1", "b2", "eps", "weight_decay"),
-    "lars": ("momentum", "eps", "weight_decay", "momentum_of"),
-    "sgd": ("momentum", "weight_decay"),
-}
-"""What an algorithm takes from its recipe, besides the learning rate."""
+def _variables(optimizer: Call) -> list[Variable]:
+    """The variables of a call, in the order in which they come."""
+    found: list[Variable] = []
+
+    def look(argument: Any) -> None:
+        if isinstance(argument, Variable):
+            found.append(argument)
+        elif isinstance(argument, dict):
+            for one in argument.values():
+                look(one)
+        elif isinstance(argument, Call):
+            for one in (*argument.arguments, *argument.named.values()):
+                look(one)
+
+    look(optimizer)
+    return found

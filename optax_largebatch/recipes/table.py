@@ -1,112 +1,100 @@
-"""The published settings, read from the package's own tables and brought to one form.
+"""The recipes as a catalogue."""
 
-`published.json` has them as their sources give them: a warm-up in steps, in epochs or as a part of
-the run. Here all lengths become steps.
-"""
+import dataclasses
+from typing import NamedTuple
 
-import functools
-from importlib import resources
-import json
-from typing import Any
-
-from optax_largebatch.arguments import check_choice
-
-Point = dict[str, Any]
-"""The fields of a `Recipe` that belong to one batch size."""
+from optax_largebatch.recipes.published import FIELDS, Entry, names, published, rows
 
 
-def names() -> list[str]:
-    """The names of all recipes, for `get`.
+class Line(NamedTuple):
+    """A recipe in the catalogue. What its source does not say is empty."""
 
-    Returns:
-        The names, in alphabetical order.
-
-    Examples:
-        >>> from optax_largebatch import recipes
-        >>> print(recipes.names()[:2])
-        ['bert-large/lamb/mlperf', 'bert-large/lamb/nvidia-phase1']
-    """
-    return sorted(published())
+    name: str
+    batch_sizes: str
+    epochs: str
+    result: str
+    not_said: str
+    """What has to be given to `get`."""
+    source: str
 
 
-def batch_sizes(name: str) -> list[int]:
-    """The batch sizes at which a recipe was published.
+@dataclasses.dataclass(frozen=True)
+class Catalogue:
+    """What `table` returns: print it, or read its `fields`."""
 
-    Args:
-        name: one of `names()`.
+    fields: dict[str, tuple[Line, ...]]
+    """The lines of each field."""
 
-    Returns:
-        The batch sizes, in ascending order.
-
-    Raises:
-        ValueError: there is no such recipe.
-
-    Examples:
-        >>> from optax_largebatch import recipes
-        >>> print(recipes.batch_sizes("resnet50/lars/square-root"))
-        [512, 1024, 4096, 8192]
-    """
-    check_choice("name", name, names())
-    return sorted(points(name))
+    def __str__(self) -> str:
+        head = Line("recipe", "batch sizes", "epochs", "reached", "to be given", "source")
+        everything = [head, *(line for lines in self.fields.values() for line in lines)]
+        widths = [max(map(len, column)) for column in zip(*everything, strict=True)]
+        text = []
+        for field, lines in self.fields.items():
+            text += [field.upper(), _aligned(head, widths)]
+            text += [_aligned(line, widths) for line in lines] + [""]
+        return "\n".join(text).rstrip()
 
 
-def examples_to_target(name: str) -> dict[int, list[int]]:
-    """What every reference run of a recipe needed to reach the target of its benchmark.
+def table(part: str | None = None) -> Catalogue:
+    """The recipes by field, with batch sizes, results and sources.
 
     Args:
-        name: a recipe of MLPerf's; the others did not publish single runs.
+        part: as for `names`.
 
     Returns:
-        Examples seen, of each run, by batch size.
+        The catalogue, to be printed. A cell that no source backs is empty.
 
     Raises:
-        ValueError: there are no such runs.
+        ValueError: there is no such name or field.
 
     Examples:
         >>> from optax_largebatch import recipes
-        >>> print(recipes.examples_to_target("bert-large/lamb/mlperf")[8192][:3])
-        [4251648, 4153344, 4055040]
+        >>> for line in recipes.table("byol").fields["self-supervised vision"]:
+        ...     print(line.name, line.batch_sizes, line.epochs)
+        resnet50/lars/byol 4096 40, 100, 300, 1000
     """
-    check_choice("name", name, sorted(_load("runs.json")))
-    unit = published()[name]["examples"] if _load("runs.json")[name]["unit"] == "epochs" else 1
-    runs = _load("runs.json")[name]["runs"]
-    return {int(batch): [unit * length for length in runs[batch]] for batch in runs}
+    chosen = names(part)
+    found = {}
+    for field in FIELDS.values():
+        lines = tuple(
+            _line(name, published()[name]) for name in chosen if published()[name]["field"] == field
+        )
+        if lines:
+            found[field] = lines
+    return Catalogue(found)
 
 
-def published() -> dict[str, Any]:
-    """The table as it is in the file."""
-    return _load("published.json")
+def _line(name: str, entry: Entry) -> Line:
+    runs = rows(entry)
+    return Line(
+        name,
+        _listed([run.get("batch_size") for run in runs]),
+        _listed([run.get("epochs") for run in runs]),
+        entry.get("result") or _results(runs),
+        ", ".join(entry.get("not_said", ())),
+        entry["source"],
+    )
 
 
-def points(name: str) -> dict[int, Point]:
-    """The settings of one recipe by batch size, all lengths in steps."""
-    entry = published()[name]
-    return {
-        row["batch_size"]: _in_steps(entry["common"] | row, entry.get("examples"))
-        for row in entry["points"]
-    }
+def _results(runs: list[Entry]) -> str:
+    """The results; each with what makes its run another one, where there are several."""
+    having = [run for run in runs if "result" in run]
+    if len(runs) < 2:
+        return "".join(run["result"] for run in having)
+    by_batch = len({run.get("batch_size") for run in having}) > 1
+    return "; ".join(
+        f"{run['batch_size'] if by_batch else run['epochs']}: {run['result']}" for run in having
+    )
 
 
-def _in_steps(row: dict[str, Any], examples: int | None) -> Point:
-    row = dict(row)
-    for name in ("warmup", "hold"):
-        if f"{name}_ratio" in row:
-            row[f"{name}_steps"] = round(row.pop(f"{name}_ratio") * row["total_steps"])
-    if examples is not None:
-        steps_per_epoch = examples / row["batch_size"]
-        row["warmup_steps"] = round(row.pop("warmup_epochs") * steps_per_epoch)
-        if "epochs" in row:
-            row["total_steps"] = round(row.pop("epochs") * steps_per_epoch)
-    if "decay_steps" in row:
-        before = row["warmup_steps"] if row.pop("decay_steps_of") == "decay" else 0
-        row["total_steps"] = before + row.pop("decay_steps")
-    if "drops" in row:
-        row["drops"] = tuple(row["drops"])
-    if row["warmup_steps"] == 0:  # what has no length begins nowhere
-        row["warmup_begin_step"] = 0
-    return row
+def _listed(values: list[int | None]) -> str:
+    known = sorted({value for value in values if value is not None})
+    if len(known) > 7:
+        return f"{len(known)} from {known[0]} to {known[-1]}"
+    return ", ".join(map(str, known))
 
 
-@functools.cache
-def _load(file: str) -> dict[str, Any]:
-    return json.loads(resources.files("optax_largebatch.recipes").joinpath(file).read_text())
+def _aligned(line: Line, widths: list[int]) -> str:
+    cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+    return "  ".join(cells).rstrip()

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 import optax_largebatch as lb
+from tests.golden import vision_peers
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -162,7 +163,11 @@ def icefall(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformat
     return factories[optimizer.split()[0]](kwargs.pop("lr"), b1, b2, **kwargs)
 
 
-def _translate(peer: str, case: dict[str, Any]) -> optax.GradientTransformation:
+def _translate(
+    peer: str, case: dict[str, Any], dialects: dict[str, Any] | None
+) -> optax.GradientTransformation:
+    if dialects is not None:
+        return vision_peers.optimizer(case, dialects[case["dialect"]]["defaults"])
     optimizer, kwargs = case["optimizer"], case["kwargs"]
     if peer.startswith("mxnet"):
         return mxnet(optimizer, kwargs)
@@ -190,7 +195,8 @@ def _tree(leaves: list[str], get: Callable[[str], np.ndarray]) -> dict[str, Any]
 
 def load(peer: str) -> list[Case]:
     """All recorded runs of a peer."""
-    cases = json.loads((_HERE / f"{peer}.json").read_text())["cases"]
+    recorded = json.loads((_HERE / f"{peer}.json").read_text())
+    cases = recorded["cases"]
     with np.load(_HERE / f"{peer}.npz") as arrays:
         return [
             Case(
@@ -201,7 +207,7 @@ def load(peer: str) -> list[Case]:
                     _tree(case["leaves"], lambda leaf, n=name, p=part: arrays[f"{n}:{p}:{leaf}"])
                     for part in ("params", "grads", "trajectory")
                 ),
-                optimizer=_translate(peer, case),
+                optimizer=_translate(peer, case, recorded.get("dialects")),
             )
             for name, case in cases.items()
             if name != "_schedules"

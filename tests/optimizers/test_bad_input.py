@@ -49,6 +49,7 @@ WRONG = {
         ((-1.0, None), ValueError, "[0, inf), got -1.0"),
     ],
     "trust_ratio_bounds": [((0.0, 1.0, 2.0), TypeError, "(low, high)")],
+    "trust_ratio_eps": [(-1.0, ValueError, "[0, inf), got -1.0")],
     "bias_correction": [("maybe", ValueError, "'full', 'none'"), (True, ValueError, "got True")],
     "grad_averaging": [("yes", TypeError, "True or False, got 'yes'")],
     "max_grad_norm": [(0.0, ValueError, "(0, inf), got 0.0")],

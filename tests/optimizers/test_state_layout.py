@@ -52,7 +52,13 @@ OPTIONS = {
     },
     "no clipping": {"clipping_scale": None},
     "groups": {"groups": lb.param_groups({"params": lb.matching("bias"), "learning_rate": 0.5})},
-    "other numbers": {"nesterov": True, "momentum": 0.0, "b1": 0.0, "grad_averaging": False},
+    "other numbers": {
+        "nesterov": True,
+        "momentum": 0.0,
+        "b1": 0.0,
+        "grad_averaging": False,
+        "trust_ratio_eps": 1e-6,
+    },
 }
 
 

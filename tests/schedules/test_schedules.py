@@ -101,6 +101,39 @@ def test_hold_to_the_end():
     np.testing.assert_allclose(over(lb.warmup_hold_decay(1.0, 1, 2, 3), 5), [0, 1, 1, 0, 0])
 
 
+def test_cosine_is_that_of_optax():
+    theirs = optax.warmup_cosine_decay_schedule(0.1, 2.0, 5, 17, 0.2)
+    ours = lb.warmup_cosine(2.0, 17, end_value=0.2, warmup_steps=5, warmup_begin_value=0.1)
+    with jax.numpy_dtype_promotion("standard"):
+        expected = over(theirs, 25)
+    np.testing.assert_allclose(over(ours, 25), expected, rtol=1e-5)
+
+
+def test_cosine_that_holds_and_counts_the_warmup_from_one():
+    found = over(lb.warmup_cosine(1.0, 8, warmup_steps=4, warmup_begin_step=-1, hold_steps=1), 10)
+    half = [0.5 * (1 + np.cos(np.pi * n / 4)) for n in range(4)]
+    np.testing.assert_allclose(found, [0.25, 0.5, 0.75, 1.0, *half, 0.0, 0.0], atol=1e-7)
+
+
+def test_cosine_over_the_whole_run_in_stairs():
+    """timm's: 5 epochs of 2 steps; the warm-up replaces the first two."""
+    schedule = lb.warmup_cosine(
+        1.0, 10, warmup_steps=4, warmup_begin_value=0.2, decay_begin_step=0, steps_per_stair=2
+    )
+    epochs = [0.2, 0.6, *(0.5 * (1 + np.cos(np.pi * n / 5)) for n in (2, 3, 4)), 0.0]
+    np.testing.assert_allclose(over(schedule, 12), np.repeat(epochs, 2), atol=1e-7)
+
+
+def test_inverse_sqrt():
+    found = over(lb.warmup_inverse_sqrt(3.0, 4), 17)
+    np.testing.assert_allclose(found[[0, 1, 4, 9, 16]], [0, 0.75, 3, 2, 1.5], rtol=1e-6)
+
+
+def test_drops():
+    found = over(lb.warmup_drops(2.0, [4, 6], factor=0.5, warmup_steps=2), 8)
+    np.testing.assert_allclose(found, [0, 1, 2, 2, 1, 1, 0.5, 0.5])
+
+
 def test_short_warmup_does_not_grow():
     np.testing.assert_allclose(over(lb.large_batch_warmup(0.5, 8, 1), 3), [0.5, 4.0, 4.0])
     np.testing.assert_allclose(over(lb.large_batch_warmup(0.5, 8, 0), 2), [4.0, 4.0])
@@ -123,6 +156,9 @@ SCHEDULES = {
     "large_batch_warmup": lb.large_batch_warmup(0.1, 4, 3),
     "polynomial": lb.warmup_polynomial(0.1, 5, warmup_steps=2),
     "hold": lb.warmup_hold_decay(0.1, 1, 1, 5),
+    "cosine": lb.warmup_cosine(0.1, 5, warmup_steps=2),
+    "drops": lb.warmup_drops(0.1, [3], warmup_steps=1),
+    "inverse_sqrt": lb.warmup_inverse_sqrt(0.1, 2),
     "eden": lb.eden(0.1, 3, 2, steps_per_epoch=2),
     "eden2": lb.eden2(0.1, 3),
 }
@@ -169,6 +205,15 @@ def test_is_an_optax_schedule(name):
         (lambda: lb.warmup_polynomial(0.1, 9, decay_begin_step=1), ValueError, "decay_begin"),
         (lambda: lb.warmup_hold_decay(0.1, 5, 6, 10), ValueError, "total_steps"),
         (lambda: lb.warmup_hold_decay(0.1, -1, 6, 10), ValueError, "warmup_steps"),
+        (lambda: lb.warmup_cosine(0.1, 0), ValueError, "total_steps"),
+        (lambda: lb.warmup_cosine(-0.1, 9), ValueError, "peak_value"),
+        (lambda: lb.warmup_cosine(0.1, 9, warmup_steps=5, hold_steps=5), ValueError, "hold, 10"),
+        (lambda: lb.warmup_cosine(0.1, 9, decay_begin_step=1), ValueError, "decay_begin_step"),
+        (lambda: lb.warmup_cosine(0.1, 9, warmup_begin_step=1), ValueError, "begin_step"),
+        (lambda: lb.warmup_cosine(0.1, 9, steps_per_stair=0), ValueError, "steps_per_stair"),
+        (lambda: lb.warmup_drops(0.1, [0]), ValueError, "drop_steps[0]"),
+        (lambda: lb.warmup_drops(0.1, [4], factor=1.0), ValueError, "factor"),
+        (lambda: lb.warmup_inverse_sqrt(0.1, 0), ValueError, "warmup_steps"),
         (lambda: lb.eden(0.1, 0), ValueError, "lr_batches"),
         (lambda: lb.eden(0.1, lr_epochs=0), ValueError, "lr_epochs"),
         (lambda: lb.eden(0.1, steps_per_epoch=0), ValueError, "steps_per_epoch"),

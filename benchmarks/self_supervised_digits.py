@@ -1,0 +1,347 @@
+"""Barlow Twins on scikit-learn's digits: LARS by its recipe against tuned LARS, SGD and AdamW.
+
+    python -m benchmarks.self_supervised_digits --output benchmarks/results/cpu-2-cores \
+        --guide docs/guides/self_supervised_digits.md
+
+At each batch size an encoder is pretrained on 1024 images without their labels, for the same number
+of epochs, with the schedule of the recipe. Then a linear probe is fitted to its features and the
+labels of 100 of the images. SGD, AdamW and LARS get their learning rate from a grid, by the probe's
+accuracy on validation images with seeds that the comparison does not use; LARS by the recipe gets
+none. The table has the accuracy on test images, mean and standard deviation over five seeds. Writes
+`self_supervised_digits.csv` and `.png`, and with --guide the table of the guide. Takes ten minutes
+on one core.
+"""
+
+import argparse
+from collections.abc import Callable
+import csv
+import functools
+from pathlib import Path
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.ndimage import map_coordinates
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+from benchmarks.harness.results import add_output, write_csv
+import optax_largebatch as lb
+
+NAME = "self_supervised_digits"
+BATCH_SIZES = (64, 128, 256, 512, 1024)
+TRAIN, LABELLED, VALIDATION = 1024, 100, 386
+EPOCHS, SEEDS = 40, 5
+MOST_RATES = 5
+"""How often a grid is extended, and one more."""
+WIDTH, FEATURES = 128, 64
+OFF_DIAGONAL = 0.0051
+"""What the loss multiplies the redundancy of features by, as in the paper."""
+
+Params = dict[str, dict[str, jax.Array]]
+
+
+class Images(NamedTuple):
+    """Images of 8 x 8 numbers from 0 to 1, and their labels."""
+
+    train: tuple[jax.Array, jax.Array]
+    validation: tuple[jax.Array, jax.Array]
+    test: tuple[jax.Array, jax.Array]
+
+
+class Arm(NamedTuple):
+    """One line of the table."""
+
+    optimizer: Callable[[int, int, Params], optax.GradientTransformation]
+    """From batch size, epochs and parameters; with a learning rate of 1, or of the recipe."""
+    rates: tuple[float, ...]
+    """What multiplies it: where the grid begins."""
+    factor: float
+    """From one rate of the grid to the next."""
+
+
+def recipe(batch_size: int, epochs: int) -> lb.recipes.Recipe:
+    """That of Barlow Twins, on this many images."""
+    return lb.recipes.get("barlow-twins", batch_size, epochs=epochs, examples=TRAIN)
+
+
+def schedule(batch_size: int, epochs: int) -> optax.Schedule:
+    """The course of the recipe's learning rate, with a peak of 1."""
+    by_recipe = recipe(batch_size, epochs)
+    return lambda step: by_recipe.schedule()(step) / by_recipe.learning_rate
+
+
+KERNELS = lb.excluding_kinds("bias", "norm")
+ARMS = {
+    "LARS, rate tuned": Arm(
+        lambda batch_size, epochs, params: recipe(batch_size, epochs).optimizer(params),
+        (1.0, 4.0, 16.0),  # times the recipe's
+        4.0,
+    ),
+    "SGD, rate tuned": Arm(
+        lambda batch_size, epochs, params: optax.sgd(schedule(batch_size, epochs), momentum=0.9),
+        (0.001, 0.003, 0.009),
+        3.0,
+    ),
+    "AdamW, rate tuned": Arm(
+        lambda batch_size, epochs, params: optax.adamw(
+            schedule(batch_size, epochs), weight_decay=1e-4, mask=KERNELS.mask
+        ),
+        (0.003, 0.009, 0.027),
+        3.0,
+    ),
+}
+BY_RECIPE = "LARS by the recipe"
+UNTRAINED, PIXELS = "untrained encoder", "pixels"
+
+
+def images() -> Images:
+    """The digits, shuffled once."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    pixels = jnp.asarray(digits.images[order] / 16, "float32")
+    labels = jnp.asarray(digits.target[order], "int32")
+    ends = (TRAIN, TRAIN + VALIDATION)
+    return Images(*zip(jnp.split(pixels, ends), jnp.split(labels, ends), strict=True))
+
+
+def initial(key: jax.Array) -> Params:
+    """An encoder of two layers and a projector of two."""
+    sizes = {
+        "encoder_0": (64, WIDTH), "encoder_1": (WIDTH, FEATURES),
+        "projector_0": (FEATURES, WIDTH), "projector_1": (WIDTH, WIDTH),
+    }  # fmt: skip
+    params: Params = {}
+    for own, (name, shape) in zip(jax.random.split(key, 4), sizes.items(), strict=True):
+        kernel = jax.random.normal(own, shape) * jnp.sqrt(2 / shape[0])
+        params[name] = {"kernel": kernel, "bias": jnp.zeros(shape[1])}
+        if name.endswith("_0"):
+            scale = jnp.ones(shape[1])
+            params[f"{name}_norm"] = {"scale": scale, "bias": jnp.zeros(shape[1])}
+    return params
+
+
+def encoded(params: Params, pixels: jax.Array) -> jax.Array:
+    """The features of images."""
+    x = dense(params["encoder_0"], pixels.reshape(len(pixels), -1))
+    x = jax.nn.relu(affine(params["encoder_0_norm"], standardized(x, axis=1)))
+    return jax.nn.relu(dense(params["encoder_1"], x))
+
+
+def projected(params: Params, features: jax.Array) -> jax.Array:
+    """What the loss compares, standardized over the batch."""
+    x = dense(params["projector_0"], features)
+    x = jax.nn.relu(affine(params["projector_0_norm"], standardized(x, axis=0)))
+    return standardized(dense(params["projector_1"], x), axis=0)
+
+
+def dense(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """A linear layer."""
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def affine(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Scale and shift after a normalisation."""
+    return x * layer["scale"] + layer["bias"]
+
+
+def standardized(x: jax.Array, axis: int) -> jax.Array:
+    """With mean 0 and variance 1."""
+    return (x - x.mean(axis, keepdims=True)) / (x.std(axis, keepdims=True) + 1e-3)
+
+
+def augmented(key: jax.Array, pixels: jax.Array) -> jax.Array:
+    """Each image turned, stretched, sheared, shifted, and brighter or darker."""
+    rows, columns = jnp.meshgrid(jnp.arange(8.0) - 3.5, jnp.arange(8.0) - 3.5, indexing="ij")
+
+    def view(image: jax.Array, amounts: jax.Array) -> jax.Array:
+        angle, tall, wide, sheared, up, left, bright = amounts
+        sine, cosine = jnp.sin(0.4 * angle), jnp.cos(0.4 * angle)
+        y = (cosine * rows - sine * columns) * (1 + 0.2 * tall) + 0.2 * sheared * columns + up
+        x = (sine * rows + cosine * columns) * (1 + 0.2 * wide) + left
+        return map_coordinates(image, [y + 3.5, x + 3.5], order=1) * (1 + 0.3 * bright)
+
+    return jax.vmap(view)(
+        pixels, jax.random.uniform(key, (len(pixels), 7), minval=-1.0, maxval=1.0)
+    )
+
+
+def loss(params: Params, key: jax.Array, pixels: jax.Array) -> jax.Array:
+    """That of Barlow Twins: two views of an image alike, features not redundant."""
+    one, other = (
+        projected(params, encoded(params, augmented(own, pixels))) for own in jax.random.split(key)
+    )
+    correlation = one.T @ other / len(pixels)
+    diagonal = jnp.diag(correlation)
+    alike = jnp.sum((1 - diagonal) ** 2)
+    return alike + OFF_DIAGONAL * (jnp.sum(correlation**2) - jnp.sum(diagonal**2))
+
+
+def probed(encode: Callable[[jax.Array], jax.Array], given: Images) -> jax.Array:
+    """The accuracies of a linear probe on validation and test images, by least squares."""
+    seen = encode(given.train[0])
+    mean, deviation = seen.mean(axis=0), seen.std(axis=0) + 1e-3
+
+    def inputs(pixels: jax.Array) -> jax.Array:
+        found = (encode(pixels) - mean) / deviation
+        return jnp.concatenate([found, jnp.ones((len(found), 1))], axis=1)
+
+    x, labels = inputs(given.train[0][:LABELLED]), jax.nn.one_hot(given.train[1][:LABELLED], 10)
+    weights = jnp.linalg.solve(x.T @ x + 10 * jnp.eye(x.shape[1]), x.T @ labels)
+    right = [
+        jnp.mean(jnp.argmax(inputs(own) @ weights, axis=1) == own_labels)
+        for own, own_labels in (given.validation, given.test)
+    ]
+    return jnp.nan_to_num(jnp.stack(right))
+
+
+def trained(arm: Arm, batch_size: int, epochs: int, given: Images) -> Callable[..., jax.Array]:
+    """A compiled function from a rate and seeds to the accuracies of each seed."""
+    pixels = given.train[0]
+    steps = recipe(batch_size, epochs).total_steps
+
+    def one(rate: jax.Array, seed: jax.Array) -> jax.Array:
+        start, training = jax.random.split(jax.random.key(seed))
+        params = initial(start)
+        optimizer = optax.chain(arm.optimizer(batch_size, epochs, params), optax.scale(rate))
+
+        def step(carry: Any, key: jax.Array) -> tuple[Any, None]:
+            params, state = carry
+            chosen, views = jax.random.split(key)
+            rows = jax.random.permutation(chosen, TRAIN)[:batch_size]
+            gradients = jax.grad(loss)(params, views, pixels[rows])
+            updates, state = optimizer.update(gradients, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        keys = jax.random.split(training, steps)
+        (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
+        return probed(functools.partial(encoded, params), given)
+
+    return jax.jit(jax.vmap(one, (None, 0)))
+
+
+def compared(batch_sizes: tuple[int, ...], epochs: int, seeds: int) -> list[dict[str, Any]]:
+    """One row for each line of the table and batch size."""
+    given = images()
+    rows = []
+    for batch_size in batch_sizes:
+        for name, arm in ARMS.items():
+            run = trained(arm, batch_size, epochs, given)
+            rates = {name: tuned(run, arm, seeds)}
+            if name.startswith("LARS"):
+                rates = {BY_RECIPE: 1.0} | rates
+            for line, rate in rates.items():
+                test = run(jnp.asarray(rate), jnp.arange(seeds))[:, 1]
+                rows.append(_row(line, batch_size, rate, test))
+    params = [initial(jax.random.key(seed)) for seed in range(seeds)]
+    untrained = [probed(functools.partial(encoded, own), given)[1] for own in params]
+    flat = [probed(lambda pixels: pixels.reshape(len(pixels), -1), given)[1]]
+    for line, own in ((UNTRAINED, untrained), (PIXELS, flat)):
+        rows += [_row(line, size, 0.0, own) for size in batch_sizes]
+    return rows
+
+
+def tuned(run: Callable[..., jax.Array], arm: Arm, seeds: int) -> float:
+    """The best rate on validation images. Where it is at an edge, the grid grows beyond it."""
+    found: dict[float, float] = {}
+    rates = list(arm.rates)
+    for _ in range(MOST_RATES):
+        for rate in set(rates) - set(found):
+            validation = run(jnp.asarray(rate), 1000 + jnp.arange(seeds))[:, 0]
+            found[rate] = float(validation.mean())
+        best = max(found, key=found.__getitem__)
+        if best not in (min(found), max(found)):
+            return best
+        rates = [best * arm.factor if best == max(found) else best / arm.factor]
+    return best
+
+
+def _row(line: str, batch_size: int, rate: float, test: Any) -> dict[str, Any]:
+    made = {
+        "line": line,
+        "batch_size": batch_size,
+        "rate": f"{rate:.2g}",
+        "accuracy": f"{np.mean(test):.4f}",
+        "deviation": f"{np.std(test, ddof=1) if len(test) > 1 else 0:.4f}",
+    }
+    print(", ".join(f"{name} {value}" for name, value in made.items()), flush=True)
+    return made
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Accuracy by line and batch size, in Markdown; the rate, or its factor, in brackets."""
+    sizes = list(dict.fromkeys(str(row["batch_size"]) for row in rows))
+    lines = [
+        f"| | {' | '.join(f'batch {size}' for size in sizes)} |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
+        cells = []
+        for row in (row for row in rows if row["line"] == name):
+            rate = f" ({row['rate']})"
+            number = f"{100 * float(row['accuracy']):.1f} ± {100 * float(row['deviation']):.1f}"
+            cells.append(number + (rate if name in ARMS else ""))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy against batch size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
+        own = [row for row in rows if row["line"] == name]
+        sizes, means, deviations = (
+            [float(row[key]) for row in own] for key in ("batch_size", "accuracy", "deviation")
+        )
+        if name in (UNTRAINED, PIXELS):
+            axes.plot(sizes, means, ":", label=name)
+        else:
+            axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("accuracy of a linear probe")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of the file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def written(guide: str, rows: list[dict[str, Any]]) -> str:
+    """The guide with the table in its place."""
+    begin, end = f"<!-- digits: made by benchmarks.{NAME} -->", "<!-- end of digits -->"
+    between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
+    return between.sub(lambda match: f"\n{table(rows)}\n\n", guide)
+
+
+def main() -> None:
+    """Runs everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_output(parser, NAME)
+    parser.add_argument("--guide", type=Path, help="the page whose table to write")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    options = parser.parse_args()
+    rows = compared(tuple(options.batch_sizes), options.epochs, options.seeds)
+    print(table(rows))
+    write_csv(rows, options.output / f"{NAME}.csv")
+    plot(rows, options.output / f"{NAME}.png")
+    if options.guide is not None:
+        options.guide.write_text(written(options.guide.read_text(), rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Which parameters by what they are: biases, normalisations, tensors of one axis."""
+
+import re
+from typing import Any
+
+from optax_largebatch.params.rules import Rule
+
+_NAMES = {
+    "bias": r"(^|/)(bias|b)$",
+    "norm": r"(^|/)(scale|gamma|beta)$|norm[^/]*/|(^|/)(bn|ln)(_[^/]*|\d*)/",
+    "position": r"pos(ition)?(al)?_?emb",
+    "token": r"(^|/)(cls|class)(_?token)?$",
+}
+_AXES = {"vector": 1, "scalar": 0}
+KINDS = (*_NAMES, *_AXES)
+"""The kinds of parameters that `excluding_kinds` knows."""
+
+
+def matching_kinds(*kinds: str) -> Rule:
+    r"""Selects the parameters that are of one of some kinds.
+
+    What `matching` does by the names of one network this does for networks that follow the names of
+    Flax, Haiku or Equinox. The kinds are
+
+    - `"bias"`: called `bias` or `b`;
+    - `"norm"`: called `scale`, `gamma` or `beta`, or in a module whose name has `norm` in it or is
+      `bn` or `ln`, with or without a number;
+    - `"vector"`: of exactly one axis;
+    - `"scalar"`: of no axes;
+    - `"position"`: a position embedding, such as `pos_embedding`;
+    - `"token"`: a class token, such as `cls`.
+
+    A bias may have two axes, as in the attention of Flax: there `"vector"` alone would miss what it
+    means in PyTorch.
+
+    Args:
+        *kinds: at least one.
+
+    Returns:
+        A rule, for any argument that takes a mask.
+
+    Raises:
+        ValueError: there is no kind or an unknown one; and, when the rule meets the parameters,
+            none of them is of any of the kinds.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import matching_kinds
+        >>> params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+        >>> matching_kinds("bias", "norm").mask(params)
+        {'dense': {'bias': True, 'kernel': False}}
+    """
+    return Rule(_said("matching_kinds", kinds), lambda named: _select(kinds, named))
+
+
+def excluding_kinds(*kinds: str) -> Rule:
+    r"""Selects the parameters that are of none of some kinds.
+
+    Args:
+        *kinds: at least one, as in `matching_kinds`.
+
+    Returns:
+        A rule, for any argument that takes a mask.
+
+    Raises:
+        ValueError: there is no kind or an unknown one; and, when the rule meets the parameters,
+            none of them is of any of the kinds.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import excluding_kinds
+        >>> params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+        >>> excluding_kinds("bias", "norm").mask(params)
+        {'dense': {'bias': False, 'kernel': True}}
+    """
+    return Rule(_said("excluding_kinds", kinds), (~matching_kinds(*kinds)).select)
+
+
+def _said(function: str, kinds: tuple[str, ...]) -> str:
+    """The call as it is written, its arguments checked."""
+    listed = ", ".join(map(repr, kinds))
+    if not kinds or any(kind not in KINDS for kind in kinds):
+        raise ValueError(
+            f"{function}() needs one or more of {', '.join(map(repr, KINDS))}; got "
+            f"{listed or 'nothing'}."
+        )
+    return f"{function}({listed})"
+
+
+def _select(kinds: tuple[str, ...], named: list[tuple[str, Any]]) -> list[bool]:
+    selected = [any(_is_of(kind, name, leaf) for kind in kinds) for name, leaf in named]
+    known = all(hasattr(leaf, "ndim") for _, leaf in named)  # neither hidden nor a placeholder
+    if named and known and not any(selected):
+        names = ", ".join(name for name, _ in named[:12])
+        raise ValueError(
+            f"no parameter is of the kinds {', '.join(kinds)}. The names are: "
+            f"{names}{', ...' if len(named) > 12 else ''}. Select by name with matching(...) or "
+            f"excluding(...), or select all."
+        )
+    return selected
+
+
+def _is_of(kind: str, name: str, leaf: Any) -> bool:
+    if kind in _AXES:
+        return getattr(leaf, "ndim", None) == _AXES[kind]
+    return re.search(_NAMES[kind], name, re.IGNORECASE) is not None

@@ -1,0 +1,104 @@
+"""The numbers of one run: what a source gives in epochs, parts or rules, in steps and values."""
+
+import math
+from typing import Any
+
+from optax_largebatch.recipes.published import Entry
+
+Numbers = dict[str, Any]
+"""The fields of a `Recipe` that belong to one run."""
+
+_STEPS = {
+    "nearest": lambda epochs, examples, batch: round(epochs * examples / batch),
+    "down": lambda epochs, examples, batch: epochs * examples // batch,
+    "full batches": lambda epochs, examples, batch: epochs * (examples // batch),
+    "all batches": lambda epochs, examples, batch: epochs * math.ceil(examples / batch),
+    "nearest batches": lambda epochs, examples, batch: epochs * round(examples / batch),
+}
+"""How a source rounds epochs to steps: the whole run, or each epoch."""
+
+STATED_RULES = {"linear": ("B / 256", lambda batch: batch / 256), "sqrt": ("sqrt(B)", math.sqrt)}
+"""What a source multiplies a base learning rate by."""
+
+
+def numbers(name: str, entry: Entry, row: Entry, given: Numbers) -> Numbers:
+    """The numbers of one run.
+
+    Args:
+        name: of the recipe, for messages.
+        entry: of the recipe.
+        row: of the run.
+        given: what the caller says in place of the source, or because the source does not.
+
+    Returns:
+        The numbers, all lengths in steps.
+
+    Raises:
+        ValueError: something is neither in the source nor given.
+    """
+    _check_complete(name, entry, row, given)
+    row = row | {key: given[key] for key in ("batch_size", "epochs") if key in given}
+    examples = given.get("examples", entry.get("examples"))
+    rounding = entry.get("steps", "nearest")
+
+    def steps(epochs: float) -> int:
+        if epochs == 0:
+            return 0
+        if examples is None:
+            raise ValueError(f"examples must be given for {name!r}: it has none in its source.")
+        return _STEPS[rounding.removesuffix(" and one")](epochs, examples, row["batch_size"])
+
+    found: Numbers = {key: tuple(x) if isinstance(x, list) else x for key, x in row.items()}
+    for key in ("learning_rate", "bias_learning_rate"):
+        base = found.pop(f"base_{key}", None)
+        if base is not None:
+            _, factor = STATED_RULES[entry["rule"]]
+            found[key] = base * factor(row["batch_size"])
+    found |= {key: given[key] for key in given.keys() - {"examples"}}
+    for key in ("end", "warmup_begin"):
+        if f"{key}_ratio" in found:
+            found[f"{key}_value"] = found.pop(f"{key}_ratio") * found["learning_rate"]
+
+    if "total_steps" not in found and "decay_steps" not in found:
+        found["total_steps"] = steps(found["epochs"]) + rounding.endswith(" and one")
+    for key in ("warmup", "hold"):
+        epochs, ratio = found.pop(f"{key}_epochs", None), found.pop(f"{key}_ratio", None)
+        if f"{key}_steps" in given:
+            continue
+        if epochs is not None:
+            found[f"{key}_steps"] = steps(epochs)
+        if ratio is not None:
+            found[f"{key}_steps"] = round(ratio * found["total_steps"])
+    if "decay_steps" in found:
+        before = found["warmup_steps"] if found.pop("decay_steps_of") == "decay" else 0
+        found.setdefault("total_steps", before + found["decay_steps"])
+        del found["decay_steps"]
+    if found.pop("stairs", False) or found.get("decay") == "exponential":
+        found["steps_per_stair"] = steps(1)
+    if found["warmup_steps"] == 0:  # what has no length begins nowhere
+        found["warmup_begin_step"] = 0
+    return found
+
+
+def _check_complete(name: str, entry: Entry, row: Entry, given: Numbers) -> None:
+    missing = [
+        key for key in entry.get("not_said", ()) if key not in given and _needed(key, row, given)
+    ]
+    if missing:
+        listed = " and ".join(missing)
+        raise ValueError(
+            f"{listed} must be given for {name!r}: its source does not say "
+            f"{'it' if len(missing) == 1 else 'them'}, and nothing is filled in. The source is "
+            f"{entry['source']}."
+        )
+
+
+def _needed(key: str, row: Entry, given: Numbers) -> bool:
+    """Whether the run cannot be said in steps without what its source leaves open."""
+    if key == "epochs":
+        return "total_steps" not in given
+    if key != "examples":
+        return True
+    lengths = [row.get(f"{of}_epochs") for of in ("warmup", "hold") if f"{of}_steps" not in given]
+    in_epochs = any(lengths) or row.get("stairs") or row.get("decay") == "exponential"
+    return bool(in_epochs) or "total_steps" not in given

@@ -1,0 +1,112 @@
+"""The comparison of the guide: a short run, and what is committed."""
+
+import functools
+from pathlib import Path
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks import self_supervised_digits as digits
+import optax_largebatch as lb
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "benchmarks" / "results" / "cpu-2-cores"
+GUIDE = ROOT / "docs" / "guides" / "self_supervised_digits.md"
+
+
+def test_the_guide_has_the_committed_table():
+    rows = digits.read(COMMITTED / f"{digits.NAME}.csv")
+    assert digits.written(GUIDE.read_text(), rows) == GUIDE.read_text()
+    assert digits.table(rows) in GUIDE.read_text()
+    assert {int(row["batch_size"]) for row in rows} == set(digits.BATCH_SIZES)
+    assert (COMMITTED / f"{digits.NAME}.png").exists()
+
+
+def test_every_line_has_the_schedule_of_the_recipe():
+    recipe = lb.recipes.get("barlow-twins", 256, epochs=40, examples=1024)
+    assert (recipe.warmup_steps, recipe.total_steps) == (40, 160)
+    assert recipe.learning_rate == 0.2
+    course = digits.schedule(256, 40)
+    for step in (0, 20, 40, 120, 160):
+        np.testing.assert_allclose(course(step), recipe.schedule()(step) / 0.2, rtol=1e-6)
+
+
+def test_views_are_of_the_same_image():
+    """Not the image itself, and nearer to it than to another."""
+    pixels = digits.images().train[0][:64]
+    views = digits.augmented(jax.random.key(0), pixels)
+    assert views.shape == pixels.shape
+    own = jnp.mean((views - pixels) ** 2)
+    other = jnp.mean((views - jnp.roll(pixels, 1, axis=0)) ** 2)
+    assert 0.01 < own < 0.7 * other
+
+
+def test_the_loss_is_zero_for_equal_views_of_uncorrelated_features(monkeypatch):
+    """Rows of a Hadamard matrix as features: alike in both views, and not redundant."""
+    monkeypatch.setattr(digits, "augmented", lambda key, pixels: pixels)
+    monkeypatch.setattr(digits, "projected", lambda params, features: features)
+    monkeypatch.setattr(digits, "encoded", lambda params, pixels: pixels)
+    square = jnp.asarray([[1.0, 1], [1, -1]])
+    features = jnp.kron(square, square)
+    assert digits.loss({}, jax.random.key(0), features) == 0
+    assert digits.loss({}, jax.random.key(0), jnp.abs(features)) > 0
+
+
+@pytest.mark.parametrize(
+    ("peak", "best", "count"), [(5.0, 4.0, 3), (60.0, 64.0, 5), (0.3, 0.25, 5), (1e9, 4096.0, 7)]
+)
+def test_the_grid_grows_until_the_best_is_within(peak, best, count):
+    """The grid of LARS begins with 1, 4 and 16; a rate out of reach is not looked for for ever."""
+    tried = []
+
+    def run(rate, seeds):
+        tried.append(float(rate))
+        return jnp.full((len(seeds), 2), -jnp.abs(jnp.log(rate / peak)))
+
+    assert digits.tuned(run, digits.ARMS["LARS, rate tuned"], 1) == best
+    assert len(tried) == len(set(tried)) == count
+
+
+@pytest.mark.slow
+def test_a_short_run_learns_and_writes_what_is_committed(tmp_path):
+    """With AdamW, in a few epochs, the features become better than untrained ones."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        given = digits.images()
+        run = digits.trained(digits.ARMS["AdamW, rate tuned"], 64, 20, given)
+        trained = run(jnp.asarray(0.01), jnp.arange(5))[:, 1].mean()
+        starts = [digits.initial(jax.random.key(seed)) for seed in range(5)]
+        untrained = [
+            digits.probed(functools.partial(digits.encoded, params), given)[1] for params in starts
+        ]
+    assert trained > np.mean(untrained) + 0.02
+    command = [sys.executable, "-m", f"benchmarks.{digits.NAME}", "--output", str(tmp_path)]
+    options = ["--epochs", "11", "--seeds", "1", "--batch-sizes", "1024"]
+    subprocess.run([*command, *options], cwd=ROOT, check=True, timeout=300)
+    rows = digits.read(tmp_path / f"{digits.NAME}.csv")
+    committed = digits.read(COMMITTED / f"{digits.NAME}.csv")
+    assert rows[0].keys() == committed[0].keys()
+    assert {row["line"] for row in rows} == {row["line"] for row in committed}
+    assert all(0.3 < float(row["accuracy"]) <= 1 for row in rows)
+
+
+def test_the_factor_of_lars_multiplies_both_rates():
+    """`optax.scale` behind the optimizer is the recipe with other rates."""
+    params = digits.initial(jax.random.key(0))
+    gradients = jax.tree.map(jnp.cos, params)
+    recipe = lb.recipes.get("barlow-twins", 256, epochs=40, examples=1024)
+    times = lb.recipes.get(
+        "barlow-twins", 256, epochs=40, examples=1024,
+        learning_rate=4 * recipe.learning_rate, bias_learning_rate=4 * recipe.bias_learning_rate,
+    )  # fmt: skip
+    results = []
+    for optimizer in (optax.chain(recipe.optimizer(), optax.scale(4.0)), times.optimizer()):
+        state = optimizer.init(params)
+        for _ in range(3):
+            updates, state = jax.jit(optimizer.update)(gradients, state, params)
+        results.append(updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *results)

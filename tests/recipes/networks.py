@@ -1,0 +1,117 @@
+"""Networks of the kinds that recipes are for: small ones to train, whole ones as shapes."""
+
+from flax import linen
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class ResNet(linen.Module):
+    """A residual network of bottlenecks: with the defaults ResNet-50."""
+
+    blocks: tuple[int, ...] = (3, 4, 6, 3)
+    width: int = 64
+    classes: int = 1000
+
+    @linen.compact
+    def __call__(self, images):
+        def norm(x):
+            return linen.BatchNorm(use_running_average=False)(x)
+
+        x = linen.Conv(self.width, (7, 7), 2, use_bias=False, name="conv_init")(images)
+        x = linen.relu(linen.BatchNorm(use_running_average=False, name="bn_init")(x))
+        x = linen.max_pool(x, (3, 3), (2, 2), "SAME")
+        for stage, count in enumerate(self.blocks):
+            features = self.width * 2**stage
+            for block in range(count):
+                strides = 2 if stage and not block else 1
+                y = linen.relu(norm(linen.Conv(features, (1, 1), use_bias=False)(x)))
+                y = linen.relu(norm(linen.Conv(features, (3, 3), strides, use_bias=False)(y)))
+                y = norm(linen.Conv(4 * features, (1, 1), use_bias=False)(y))
+                if x.shape != y.shape:
+                    x = norm(linen.Conv(4 * features, (1, 1), strides, use_bias=False)(x))
+                x = linen.relu(x + y)
+        return linen.Dense(self.classes, name="head")(x.mean(axis=(1, 2)))
+
+
+class ViT(linen.Module):
+    """A vision transformer: with the defaults ViT-S/16. The biases of attention have two axes."""
+
+    depth: int = 12
+    width: int = 384
+    heads: int = 6
+    patch: int = 16
+    classes: int = 1000
+
+    @linen.compact
+    def __call__(self, images):
+        patches = (self.patch, self.patch)
+        x = linen.Conv(self.width, patches, patches, name="embedding")(images)
+        x = x.reshape(len(x), -1, self.width)
+        token = self.param("cls", linen.initializers.normal(0.02), (1, 1, self.width))
+        x = jnp.concatenate([jnp.tile(token, (len(x), 1, 1)), x], axis=1)
+        shape = (1, x.shape[1], self.width)
+        x = x + self.param("pos_embedding", linen.initializers.normal(0.02), shape)
+        for _ in range(self.depth):
+            x = x + linen.MultiHeadDotProductAttention(self.heads)(linen.LayerNorm()(x))
+            y = linen.gelu(linen.Dense(4 * self.width)(linen.LayerNorm()(x)))
+            x = x + linen.Dense(self.width)(y)
+        x = linen.LayerNorm(name="norm")(x)[:, 0]
+        return linen.Dense(self.classes, name="head")(x)
+
+
+class TwoTowers(linen.Module):
+    """The image tower of CLIP, with the temperature that its loss divides by."""
+
+    @linen.compact
+    def __call__(self, images):
+        temperature = self.param("logit_scale", linen.initializers.ones, ())
+        return jnp.exp(temperature) * ViT(1, 8, 2, 4, 3, name="visual")(images)
+
+
+class Transformer(linen.Module):
+    """A block of a language model."""
+
+    @linen.compact
+    def __call__(self, tokens):
+        x = linen.Embed(7, 8, name="embedding")(tokens)
+        x = linen.LayerNorm()(x + linen.MultiHeadDotProductAttention(2)(x))
+        x = linen.LayerNorm()(x + linen.Dense(8)(linen.gelu(linen.Dense(16)(x))))
+        return linen.Dense(7, name="head")(x)
+
+
+class Recurrent(linen.Module):
+    """A recurrent network on frames of sound."""
+
+    @linen.compact
+    def __call__(self, frames):
+        x = linen.LayerNorm()(linen.RNN(linen.LSTMCell(4))(frames))
+        return linen.Dense(3, name="head")(x)
+
+
+def shapes(network, *image_shape):
+    """The shapes of the parameters of a network for images, without memory for them."""
+    image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+    return jax.eval_shape(network.init, jax.random.key(0), image)["params"]
+
+
+def trainable(kind):
+    """The parameters of a small network of a kind, and the gradient of its loss."""
+    images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
+    tokens = jnp.asarray([[1, 2, 3, 4], [5, 6, 0, 1]])
+    frames = jax.random.normal(jax.random.key(1), (2, 5, 4))
+    network, inputs, labels = {
+        "resnet": lambda: (ResNet((1, 1), 4, 3), images, jnp.asarray([0, 2])),
+        "vit": lambda: (ViT(1, 8, 2, 8, 3), images, jnp.asarray([0, 2])),
+        "towers": lambda: (TwoTowers(), images[:, :8, :8], jnp.asarray([0, 2])),
+        "probe": lambda: (linen.Dense(3), images[:, 0, :, 0], jnp.asarray([0, 2])),
+        "transformer": lambda: (Transformer(), tokens, tokens[:, ::-1]),
+        "recurrent": lambda: (Recurrent(), frames, jnp.ones((2, 5), int)),
+    }[kind]()
+    variables = jax.jit(network.init)(jax.random.key(0), inputs)
+
+    def loss(params):
+        found = network.apply(variables | {"params": params}, inputs, mutable=["batch_stats"])[0]
+        return optax.softmax_cross_entropy_with_integer_labels(found, labels).mean()
+
+    return variables["params"], jax.jit(jax.grad(loss))(variables["params"])

@@ -1,0 +1,129 @@
+"""What recipes leave out of decay and adaptation, on the parameters of whole networks."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import optax_largebatch as lb
+from tests.recipes import networks
+from tests.recipes.test_training_repositories import FIRST
+
+SHAPES = {
+    "resnet50": networks.shapes(networks.ResNet(), 224, 224, 3),
+    "vit": networks.shapes(networks.ViT(), 224, 224, 3),
+    "clip": networks.shapes(networks.TwoTowers(), 8, 8, 3),
+}
+RESNET_NORMS = 53 * 2
+VIT_LAYER_NORMS = 25
+
+
+def explained(name, network, **given):
+    asked = next((run.asked for run in FIRST if run.name == name), {}) | given
+    return lb.recipes.get(name, **asked).explain(SHAPES[network]).parameters
+
+
+def spared(parameters, what):
+    return {one.name for one in parameters if not getattr(one, what)}
+
+
+def test_the_networks_are_what_they_are_called():
+    sizes = {
+        name: sum(leaf.size for leaf in jax.tree.leaves(shapes)) for name, shapes in SHAPES.items()
+    }
+    assert sizes["resnet50"] == 25_557_032
+    assert sizes["vit"] == 22_050_664
+
+
+# By recipe: what is spared from decay and from adaptation in ResNet-50 and ViT, how many of each.
+COUNTS = {
+    "resnet50/lars/byol": ((RESNET_NORMS + 1,) * 2, (124, 124)),
+    "resnet50/lars/simclr": ((RESNET_NORMS + 1,) * 2, (124, 124)),
+    "resnet50/lars/barlow-twins": ((RESNET_NORMS + 1,) * 2, (124, 124)),
+    "resnet50/lars/moco-v3": ((RESNET_NORMS + 1,) * 2, (124, 124)),
+    "resnet50/larc/swav": ((0, 0), (0, 0)),
+    "vit-s16/lamb/deit-iii": ((RESNET_NORMS + 1,) * 2, (126, 126)),
+    "eva-clip/lamb/eva02-b16": ((RESNET_NORMS + 1, 0), (124, 0)),
+    "perceiver-io/lamb/deepmind": ((RESNET_NORMS + 1, 0), (124, 0)),
+    "fastpitch/lamb/nvidia": ((0, 0), (0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_what_is_spared(name):
+    """ViT: a bias in each of 12 * 6 + 2 layers, scale and bias of 25 norms, token, positions."""
+    for network, expected in zip(("resnet50", "vit"), COUNTS[name], strict=True):
+        found = explained(name, network)
+        assert (len(spared(found, "decayed")), len(spared(found, "adapted"))) == expected
+
+
+@pytest.mark.parametrize("run", FIRST, ids=lambda run: run.name)
+def test_every_recipe_lists_what_it_spares(run):
+    """Of what is spared all is of a kind that is meant, and of what is not spared nothing is."""
+    recipe = lb.recipes.get(run.name, **run.asked)
+    for network, shapes in SHAPES.items():
+        for one in recipe.explain(shapes).parameters:
+            last, where = one.name.split("/")[-1], one.name.lower()
+            is_of = {
+                "bias": last == "bias",
+                "norm": last == "scale" or "norm" in where or "bn_" in where,
+                "vector": len(one.shape) == 1,
+                "scalar": one.shape == (),
+                "position": last == "pos_embedding",
+                "token": last == "cls",
+            }
+            assert one.decayed != any(is_of[kind] for kind in recipe.not_decayed), (network, one)
+            assert one.adapted != any(is_of[kind] for kind in recipe.not_adapted), (network, one)
+
+
+def test_a_bias_of_attention_is_a_bias_in_flax_too():
+    """It has two axes there, and one in PyTorch, where 'tensors of one axis' means it."""
+    biases = {
+        one.name: one for one in explained("barlow-twins", "vit") if one.name.endswith("bias")
+    }
+    (query,) = {one.shape for name, one in biases.items() if "query" in name}
+    assert query == (6, 64)
+    assert not any(one.decayed or one.adapted for one in biases.values())
+
+
+def test_a_temperature_is_spared_by_moco_and_not_by_barlow_twins():
+    for name, adapted in (("moco-v3", False), ("barlow-twins", True)):
+        given = {"epochs": 100} if name == "moco-v3" else {}
+        found = {one.name: one for one in explained(name, "clip", **given)}
+        assert found["logit_scale"].adapted == found["logit_scale"].decayed == adapted
+
+
+def test_the_optimizer_checks_that_its_exclusions_select_something():
+    recipe = lb.recipes.get("byol", epochs=100)
+    matrices = {"encoder": {"weights": jnp.ones((2, 3))}}
+    with pytest.raises(
+        ValueError, match=r"no parameter is of the kinds bias, norm.*encoder/weights"
+    ):
+        recipe.optimizer(matrices)
+    with pytest.raises(ValueError, match="no parameter is of the kinds bias, norm"):
+        recipe.optimizer().init(matrices)
+    own = recipe.optimizer(matrices, mask=lb.matching("weights"))
+    own.init(matrices)
+    lb.recipes.get("swav", epochs=100).optimizer(matrices)
+    with pytest.raises(ValueError, match="pattern 'bais' matches no parameter"):
+        recipe.optimizer(SHAPES["resnet50"], mask=lb.excluding("bais"))
+
+
+def test_a_mask_of_ones_own_takes_the_bias_rate_along():
+    recipe = lb.recipes.get("barlow-twins")
+    mask = lb.excluding("bias", "scale", "cls")
+    found = recipe.explain(SHAPES["vit"], mask=mask).parameters
+    grouped = {one.name for one in found if one.group}
+    assert grouped == spared(found, "decayed") == spared(found, "adapted")
+    assert "cls" in grouped
+    with pytest.raises(TypeError, match="mask must be a rule for 'resnet50/lars/barlow-twins'"):
+        recipe.optimizer(mask=lambda params: params)
+
+
+def test_stacked_layers_count_for_themselves():
+    params = {"layers": {"kernel": jnp.ones((5, 2, 3)), "bias": jnp.ones((5, 3))}}
+    stacked = lb.stacked_layers({"layers/": 0})
+    recipe = lb.recipes.get("moco-v3", epochs=100)
+    assert [one.blocks for one in recipe.explain(params, stacked=stacked).parameters] == [5, 5]
+    state = recipe.optimizer(params, stacked=stacked).init(params)
+    (ratios,) = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (10,)]
+    assert ratios.shape == (10,)
