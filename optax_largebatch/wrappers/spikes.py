@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import norms
-from optax_largebatch.arguments import check_choice, check_integer, check_number
+from optax_largebatch.arguments import check_choice, check_integer, check_number, check_state
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import step_if
@@ -125,6 +125,7 @@ def skip_spikes(
         partition_specs: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, SkipSpikesState]:
+        check_state("skip_spikes", SkipSpikesState, state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         watched = _norm(leaves, gradients) if of == "gradient_norm" else _loss(**extra_args)
         watched = watched.astype(state.values.dtype)

@@ -58,6 +58,7 @@ WRAPPERS = {
     "dynamic_loss_scale": lb.dynamic_loss_scale,
     "master_weights": lb.master_weights,
     "skip_nonfinite": lb.skip_nonfinite,
+    "skip_spikes": lb.skip_spikes,
     "stochastic_rounding": lb.stochastic_rounding,
     "gradient_noise_scale": lambda inner: lb.gradient_noise_scale(),
     "chain": lambda inner: lb.chain(optax.identity(), inner),
