@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_integer
+from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.adam import ScaleByAdamState
@@ -21,9 +22,16 @@ from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 _MOMENTS = (ScaleByAdamState, optax.ScaleByAdamState)
 _BUFFERS = (AccumulateMomentumState, optax.TraceState)
 _MACRO_BATCHES = (AccumulateGradientsState, optax.MultiStepsState)
+_RATES = (ScaleByLearningRateState, ScaleByWarmedUpRateState)
 _RATIOS = (ScaleByLarsState, ScaleByTrustRatioState)
-_COUNT_BESIDE_OTHERS = (ScaleByLarsState, optax.schedules.InjectStatefulHyperparamsState)
+_COUNT_BESIDE_OTHERS = (
+    ScaleByLarsState,
+    ScaleByLearningRateState,
+    optax.schedules.InjectStatefulHyperparamsState,
+)
 """States where only the number of steps goes on; in other states of several fields, more does."""
+_OF_THEIR_OWN = (NesterovSplitState, ScaleByWarmedUpRateState)
+"""States that hold others, with what only their optimizer gathers."""
 
 
 def adopt_state(
@@ -130,7 +138,7 @@ class _Adoption:
         new: Any = type(part)(*map(self.adopted, part))
         if new._fields == ("count",) or isinstance(part, _COUNT_BESIDE_OTHERS):
             return new._replace(count=jnp.full_like(new.count, self.steps))
-        if isinstance(part, NesterovSplitState) or "count" in new._fields:
+        if isinstance(part, _OF_THEIR_OWN) or "count" in new._fields:
             raise ValueError(
                 f"optimizer has a {type(part).__name__}, whose numbers no other optimizer "
                 "gathers. Begin it with optimizer.init(params)."
@@ -231,7 +239,7 @@ def _momentum(node: Any) -> _Momentum | None:
     if not buffers:
         return next(filter(None, map(_momentum, parts)), None)
     before = parts[: buffers[0]]
-    rates = any(isinstance(part, ScaleByLearningRateState) for part in before)
+    rates = any(isinstance(part, _RATES) for part in before)
     ratios = any(isinstance(part, _RATIOS) for part in before)
     if isinstance(parts[buffers[0]], AccumulateMomentumState):
         return _Momentum(ratios, rates)

@@ -161,6 +161,11 @@ REFUSED = {
         lb.lars(0.1, momentum_of="directions"),
         "times learning rates, and optimizer one of gradients times trust ratios. What",
     ),
+    "no micro-batches": (
+        optax.lars(SCHEDULE),
+        lb.lbsgd(0.1, 0.9),
+        "optimizer has a ScaleByWarmedUpRateState, whose numbers",
+    ),
     "moments of normalised gradients": (
         optax.adamw(SCHEDULE),
         lb.lans(0.1),

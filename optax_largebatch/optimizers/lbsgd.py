@@ -7,7 +7,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_integer, check_number, renamed
+from optax_largebatch.arguments import (
+    Scalar,
+    check_choice,
+    check_integer,
+    check_number,
+    check_state,
+    renamed,
+)
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Shared, StateOf, declare
@@ -29,7 +36,7 @@ from optax_largebatch.transforms.learning_rate import (
     scale_by_learning_rate,
 )
 from optax_largebatch.transforms.momentum import accumulate_momentum
-from optax_largebatch.wrappers.accumulation import accumulate_gradients
+from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, accumulate_gradients
 
 
 @renamed(mask="weight_decay_mask")
@@ -255,6 +262,7 @@ def count_micro_batches(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
+        check_state("lbsgd", AccumulateGradientsState, state)
         state = state._replace(inner_state=tuple(map(counted, state.inner_state)))
         return accumulated.update(updates, state, params, **extra_args)
 

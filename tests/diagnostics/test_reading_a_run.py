@@ -138,7 +138,10 @@ def test_it_advises_what_the_optimizer_has(name, factor):
     assert ("far above" in found) == (factor > 1)
     assert ("far below" in found) == (factor < 1)
     wanted = "trust_ratio_bounds" if factor > 1 else "param_norm_bounds"
-    assert set(re.findall(r"\w+_bounds", found)) == {wanted} & set(arguments)
+    advised = set(re.findall(r"\w+_bounds", found))
+    assert advised <= {wanted} & set(arguments)
+    if name in ("lamb", "lans"):  # the states of lars, larc and lbsgd do not tell which one it is
+        assert advised == {wanted} & set(arguments)
     assert wanted in found or "leave it out with trust_ratio_mask" in found
 
 

@@ -50,6 +50,11 @@ def barlow_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     return fair_lars(decayed, adapted)(case, own)
 
 
+def either(rule: lb.Rule | None, other: Any) -> Any:
+    """The rule, or the other one where there is none."""
+    return other if rule is None else rule
+
+
 def vissl_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     """The same with a switch that stops the ratio and not the decay."""
     return fair_lars(None, ALL_BUT_VECTORS if own["exclude_bias_and_norm"] else None)(case, own)
@@ -66,7 +71,7 @@ def byol_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
 def simclr_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     """SimCLR, whose second list falls back to the first; TF2 adds `:0` to the names."""
     decayed = excluding(own["exclude_from_weight_decay"], case)
-    adapted = excluding(own["exclude_from_layer_adaptation"], case) or decayed
+    adapted = either(excluding(own["exclude_from_layer_adaptation"], case), decayed)
     rate, nesterov = lb.values_schedule(case["rates"]), own["use_nesterov"]
     if own["classic_momentum"]:
         return lb.lars(
@@ -96,7 +101,8 @@ def solo_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     matrices = ALL_BUT_VECTORS if own["exclude_bias_n_norm"] else None
     return lb.chain(
         lb.scale_by_lars(
-            own["weight_decay"], matrices or decayed_groups(case), own["eta"], own["eps"], matrices,
+            own["weight_decay"], either(matrices, decayed_groups(case)),
+            own["eta"], own["eps"], matrices,
             zero_ratio="gradient", larc_learning_rate=rate if own["clip_lr"] else None,
         ),
         optax.scale_by_schedule(first_and_others(own["dampening"])),
@@ -145,7 +151,7 @@ def tensorflow_lamb(bias_correction: bool, falls_back: bool) -> Callable[..., An
             "weight_decay": own["weight_decay_rate"],
             "bias_correction": bias_correction,
         }
-        return lamb(case, own, decayed, adapted or (decayed if falls_back else None))
+        return lamb(case, own, decayed, either(adapted, decayed if falls_back else None))
 
     return build
 

@@ -45,7 +45,7 @@ def test_moments_of_another_shape_would_broadcast(name, shape):
 PAIRS = [pair for pair in itertools.permutations(OPTIMIZERS, 2) if set(pair) != {"lars", "larc"}]
 
 
-@pytest.mark.parametrize(("own", "other"), PAIRS, ids="-".join)
+@pytest.mark.parametrize(("own", "other"), PAIRS, ids=str)
 def test_the_state_of_another_optimizer(own, other):
     optimizer = OPTIMIZERS[own].make()
     with pytest.raises(TypeError, match=r"state must be that of .*; got ") as raised:
