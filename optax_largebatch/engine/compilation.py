@@ -13,6 +13,7 @@ from optax_largebatch import norms
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
+Tree = TypeVar("Tree")
 
 
 def outlined() -> contextlib.AbstractContextManager[Any]:
@@ -30,6 +31,18 @@ def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
     Otherwise each `jnp.where` of it, which is a jitted function too, would be a call of its own.
     """
     return set_xla_metadata(inlineable=None)(function)
+
+
+@jax.custom_jvp
+def barrier(arrays: Tree) -> Tree:
+    """The same tree, of which no array is there before all of them are."""
+    return jax.lax.optimization_barrier(arrays)
+
+
+@barrier.defjvp
+def _no_barrier(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """Derivatives do not wait: one that is infinite would meet the zeros of all others."""
+    return barrier(*primals), *tangents
 
 
 def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
@@ -53,8 +66,8 @@ def _barrier(arrays: dict[Any, jax.Array]) -> dict[Any, jax.Array]:
 
 
 @_barrier.defjvp
-def _no_barrier(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """Derivatives do not wait: one that is infinite would meet the zeros of all others."""
+def _no_barrier_in_a_call(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """As of `barrier`."""
     return _barrier(*primals), *tangents
 
 

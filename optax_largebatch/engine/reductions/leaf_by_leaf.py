@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.engine.compilation import Key
+from optax_largebatch.engine.compilation import Key, barrier
 from optax_largebatch.engine.reductions.groups import in_groups, in_pieces
 from optax_largebatch.engine.reductions.protocol import SumOfLeaf
 from optax_largebatch.engine.reductions.xla import XlaReductions
@@ -34,7 +34,7 @@ class LeafByLeaf(XlaReductions):
         """
         if not before:
             return [], list(after)
-        return jax.lax.optimization_barrier((list(before), list(after)))
+        return barrier((list(before), list(after)))
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
         """In vectors of the same sum of several leaves.
@@ -54,8 +54,7 @@ class LeafByLeaf(XlaReductions):
 
 def as_one_vector(numbers: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     """The same numbers, after they have been in one vector."""
-    vector = jnp.concatenate([jnp.ravel(x) for x in numbers.values()])
-    vector = jax.lax.optimization_barrier(vector)
+    vector = barrier(jnp.concatenate([jnp.ravel(x) for x in numbers.values()]))
     parts = jax.lax.split(vector, [x.size for x in numbers.values()])
     return {
         key: part.reshape(x.shape) for (key, x), part in zip(numbers.items(), parts, strict=True)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import together
+from optax_largebatch.engine.compilation import barrier, together
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.groups import in_pieces
 from optax_largebatch.engine.reductions.protocol import SumOfLeaf
@@ -51,14 +51,14 @@ class XlaReductions:
     def before_finishing(
         self, program: Program, leaf: LeafArrays, progress: Progress
     ) -> tuple[LeafArrays, Progress]:
-        """Not there before the answers are, if this pass is to write what another one computes.
+        """The gradient not there before the answers, if this pass is to write what it computes.
 
-        Otherwise XLA would see that both compute the same, and write it in the earlier pass.
+        Otherwise XLA would see that an earlier pass computes the same, and write it there.
         """
         if not program.writes_late:
             return leaf, progress
-        gradient, answers = jax.lax.optimization_barrier((leaf.gradient, progress.answers))
-        return leaf._replace(gradient=gradient), progress._replace(answers=answers)
+        gradient, _ = barrier((leaf.gradient, progress.answers))
+        return leaf._replace(gradient=gradient), progress
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
         """All of them together, so that they travel as one."""
@@ -68,4 +68,4 @@ class XlaReductions:
         """In pieces, or XLA would make a kernel of each number of a long vector."""
         pieces = [jnp.concatenate(piece) for piece in in_pieces(list(vectors))]
         # Or the kernel of the last concatenation would compute all numbers once more.
-        return jnp.concatenate(jax.lax.optimization_barrier(pieces))
+        return jnp.concatenate(barrier(pieces))
