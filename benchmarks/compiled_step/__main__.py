@@ -5,8 +5,8 @@
 
 Everything here is compiled and nothing is timed. A step is `update` and `apply_updates`, with
 parameters and state donated. Bytes are what kernels read from and write to the memory of a device,
-for each of its own parameters; what a TPU keeps on its chip is not counted. The passes over a leaf
-follow each other if other kernels move less than `NEAR` bytes between them. Writes
+for each of its own parameters; what a TPU keeps on its chip is not counted. On one GPU the passes
+over a leaf follow each other if other kernels move less than `NEAR` bytes between them. Writes
 `compiled_step.csv` and `compiled_step.png`. With `--check` it ends with an error if a step is worse
 than `limits.py` says.
 """
@@ -80,7 +80,7 @@ def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
         "floor": case.floors.get(name, ""),
         "bytes_between_steps": round(program.cost(branch=False).bytes / own_parameters, 2),
         "temporaries_percent": round(100 * temporaries / parameter_bytes, 2),
-        "passes_far_apart": sum(apart) if target.number == 1 else "",
+        "passes_far_apart": sum(apart) if target == TARGETS["one H100"] else "",
         "collectives": " ".join(f"{kind}:{n}" for kind, n in program.collectives.items()),
         "trace_cpu_s": round(traced - start, 2),
         "compile_cpu_s": round(done - traced, 2),
