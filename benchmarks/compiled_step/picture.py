@@ -29,6 +29,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         figsize=(8, 1.2 * sum(map(len, cases.values())) + len(targets)),
         height_ratios=[len(cases[x]) for x in targets],
         squeeze=False,
+        sharex=True,
         layout="constrained",
     )
     for panel, target in zip(panels[:, 0], targets, strict=True):
