@@ -33,16 +33,20 @@ def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
     return set_xla_metadata(inlineable=None)(function)
 
 
-@jax.custom_jvp
 def barrier(arrays: Tree) -> Tree:
     """The same tree, of which no array is there before all of them are."""
+    return _barred(arrays)
+
+
+@jax.custom_jvp
+def _barred(arrays: Any) -> Any:
     return jax.lax.optimization_barrier(arrays)
 
 
-@barrier.defjvp
-def _no_barrier(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+@_barred.defjvp
+def _derivative_of_barred(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
     """Derivatives do not wait: one that is infinite would meet the zeros of all others."""
-    return barrier(*primals), *tangents
+    return _barred(*primals), *tangents
 
 
 def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
@@ -66,8 +70,8 @@ def _barrier(arrays: dict[Any, jax.Array]) -> dict[Any, jax.Array]:
 
 
 @_barrier.defjvp
-def _no_barrier_in_a_call(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """As of `barrier`."""
+def _derivative_of_barrier(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """They do not wait either."""
     return _barrier(*primals), *tangents
 
 
