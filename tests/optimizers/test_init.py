@@ -22,6 +22,8 @@ WRAPPERS = {
     "stochastic_rounding": lb.stochastic_rounding,
 }
 
+several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+
 
 def watched(inner):
     return lb.accumulate_gradients(
@@ -89,6 +91,7 @@ def test_from_shapes_it_is_the_same(name):
             np.testing.assert_array_equal(one, other)
 
 
+@several_devices
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
 @pytest.mark.parametrize("name", ["lamb", "cain", "learned_gradient"])
 def test_inside_shard_map_it_is_the_same_for_whole_parameters(name):
@@ -101,6 +104,7 @@ def test_inside_shard_map_it_is_the_same_for_whole_parameters(name):
 STACKED = lb.stacked_layers({"layers/": 0})
 
 
+@several_devices
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="explicit axes are jax 0.8")
 @pytest.mark.parametrize("spec", [P("data"), P(None, "tensor")], ids=str)
 @pytest.mark.parametrize("name", ["lamb", "cain", "learned_gradient"])
