@@ -28,7 +28,7 @@ from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
-from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState, batch_scale, lbsgd
+from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
@@ -102,6 +102,7 @@ from optax_largebatch.transforms.trust_ratio import (
     ScaleByTrustRatioState,
     scale_by_trust_ratio,
 )
+from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
 from optax_largebatch.wrappers.accumulation import (
     AccumulateGradientsState,
     accumulate_gradients,

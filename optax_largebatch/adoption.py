@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.adam import ScaleByAdamState
@@ -17,6 +16,7 @@ from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.momentum import AccumulateMomentumState
 from optax_largebatch.transforms.nesterov import NesterovSplitState
 from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
+from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 
 _MOMENTS = (ScaleByAdamState, optax.ScaleByAdamState)

@@ -35,18 +35,8 @@ def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
 
 def barrier(arrays: Tree) -> Tree:
     """The same tree, of which no array is there before all of them are."""
-    return _barred(arrays)
-
-
-@jax.custom_jvp
-def _barred(arrays: Any) -> Any:
-    return jax.lax.optimization_barrier(arrays)
-
-
-@_barred.defjvp
-def _derivative_of_barred(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """Derivatives do not wait: one that is infinite would meet the zeros of all others."""
-    return _barred(*primals), *tangents
+    own, structure = jax.tree.flatten(arrays)
+    return structure.unflatten(_wait(*own))
 
 
 def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
@@ -59,20 +49,15 @@ def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     result = dict(arrays)
     for varying in {norms.varying_axes(x) for x in arrays.values()}:
         alike = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
-        result |= _barrier(alike)
+        result |= zip(alike, _wait_for_reductions(*alike.values()), strict=True)
     return result
 
 
-@jax.custom_jvp
-def _barrier(arrays: dict[Any, jax.Array]) -> dict[Any, jax.Array]:
-    own, structure = jax.tree.flatten(arrays)
-    return structure.unflatten(_barrier_p.bind(*own))
-
-
-@_barrier.defjvp
-def _derivative_of_barrier(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """They do not wait either."""
-    return _barrier(*primals), *tangents
+def _derivatives_do_not_wait(barrier: Callable[..., Any]) -> Callable[..., Any]:
+    """A derivative that is infinite would meet the zeros of all others."""
+    waiting = jax.custom_jvp(barrier)
+    waiting.defjvp(lambda primals, tangents: (waiting(*primals), tangents))
+    return waiting
 
 
 def _plain(*arrays: jax.Array) -> Any:
@@ -92,3 +77,7 @@ _barrier_p.def_impl(_plain)
 mlir.register_lowering(_barrier_p, mlir.lower_fun(_plain))
 mlir.register_lowering(_barrier_p, mlir.lower_fun(_in_a_call), platform="cpu")
 batching.primitive_batchers[_barrier_p] = lambda arrays, axes: (_barrier_p.bind(*arrays), axes)
+
+_wait = _derivatives_do_not_wait(_plain)
+# A call copies what goes through it: it is for numbers, and not for the arrays of `barrier`.
+_wait_for_reductions = _derivatives_do_not_wait(lambda *arrays: tuple(_barrier_p.bind(*arrays)))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import merged_inside
+from optax_largebatch.engine.compilation import barrier, merged_inside
 from optax_largebatch.engine.contract.shared import check_shared
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.protocol import Reductions
@@ -87,12 +87,11 @@ class Execution:
         self._reductions = reductions
         self._progress = dict.fromkeys(leaves, Progress())
         self._results: dict[int, tuple[jax.Array, Any]] = {}
-        self._last: list[int] = []
         self._round_of_leaf = jax.jit(merged_inside(self._stored_and_sums), static_argnums=0)
         self._rounds_of_leaf = jax.jit(merged_inside(self._by_itself), static_argnums=0)
         self._rounds_of_group = jax.jit(merged_inside(self._group_by_itself), static_argnums=0)
-        self._with_ratios = jax.jit(merged_inside(_with_ratios), static_argnums=0)
-        self._finish = jax.jit(merged_inside(self._finished), static_argnums=0)
+        self._with_ratios = jax.jit(merged_inside(Program.with_ratios), static_argnums=0)
+        self._finish = jax.jit(merged_inside(Program.result), static_argnums=0)
 
     def results(self) -> dict[int, tuple[jax.Array, Any]]:
         """What the programs return."""
@@ -101,8 +100,11 @@ class Execution:
             own = self._asking_for_themselves(waiting)
             if not own:
                 self._take_round_in_step(waiting, of_all_leaves=True)
+            before: list[int] = []
             for group in self._reductions.groups({i: self._leaves[i].gradient.size for i in own}):
-                self._take_turn(group)
+                if self._reductions.in_turn:
+                    self._wait_for(before, group)
+                before = group
                 if self._reductions.in_step:
                     while ready := self._asking_for_themselves(group):
                         self._take_round_in_step(ready, of_all_leaves=False)
@@ -119,29 +121,33 @@ class Execution:
     def _finish_leaves(self, indices: Iterable[int]) -> None:
         """Takes the last pass over those leaves that have all their answers."""
         for i in indices:
-            if i not in self._results and not self._ahead(i):
-                program, leaf, progress = self._programs[i], self._leaves[i], self._progress[i]
-                if progress.ratios is None:
-                    progress = self._with_ratios(program, leaf, self._scalars, progress)
-                own = self._reductions.before_finishing(program, leaf, progress)
-                self._results[i] = self._finish(program, own[0], self._scalars, own[1])
+            if i in self._results or self._ahead(i):
+                continue
+            program, leaf, progress = self._programs[i], self._leaves[i], self._progress[i]
+            if progress.ratios is None:
+                progress = self._with_ratios(program, leaf, self._scalars, progress)
+            if program.writes_late:
+                # Or XLA would see that an earlier pass computes the same, and write it there.
+                gradient, _ = barrier((leaf.gradient, progress.answers))
+                leaf = leaf._replace(gradient=gradient)
+            self._results[i] = self._finish(program, leaf, self._scalars, progress)
 
-    def _take_turn(self, group: list[int]) -> None:
-        """Has a group wait until what the group before it has written is there, if that helps."""
-        done = [i for i in self._last if i in self._results]
-        written = {i: x for i in done if (x := _like_leaf(*self._results[i])) is not None}
-        states = {i: jax.tree.flatten(self._results[i][1]) for i in written}
-        before, after = self._reductions.in_turn(
-            [states[i][0][k] for i, k in written.items()],
-            [self._leaves[i].gradient for i in group],
-        )
-        for (i, k), x in zip(written.items(), before, strict=True):
-            arrays, structure = states[i]
-            arrays[k] = x
-            self._results[i] = (self._results[i][0], structure.unflatten(arrays))
-        for i, x in zip(group, after, strict=True):
-            self._leaves[i] = self._leaves[i]._replace(gradient=x)
-        self._last = group
+    def _wait_for(self, before: list[int], group: list[int]) -> None:
+        """Has the gradients of a group wait for state that the group before it has written.
+
+        Otherwise XLA takes the sums of all leaves first and finishes them later.
+        """
+        done = {i: self._results[i] for i in before if i in self._results}
+        written = {
+            i: [x for x in jax.tree.leaves(state) if x.shape == update.shape]
+            for i, (update, state) in done.items()
+        }
+        gradients = {i: self._leaves[i].gradient for i in group}
+        written, gradients = barrier((written, gradients))
+        for i, (update, state) in done.items():
+            self._results[i] = update, _replaced(state, update.shape, written[i])
+        for i, gradient in gradients.items():
+            self._leaves[i] = self._leaves[i]._replace(gradient=gradient)
 
     def _ahead(self, i: int) -> Sequence[Any]:
         """The rounds that a leaf has not taken."""
@@ -220,21 +226,8 @@ class Execution:
             x / own.elements if own.kind in MEANS else x for x, own in zip(sums, asked, strict=True)
         ]
 
-    def _finished(
-        self, program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
-    ) -> tuple[jax.Array, Any]:
-        """What the program returns."""
-        return program.result(leaf, scalars, progress)
 
-
-def _like_leaf(update: jax.Array, state: Any) -> int | None:
-    """Which array of a leaf's new state, if there is one, has an element for each of the leaf's."""
-    arrays = enumerate(jax.tree.leaves(state))
-    return next((k for k, x in arrays if x.shape == update.shape), None)
-
-
-def _with_ratios(
-    program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
-) -> Progress:
-    """The progress, with what follows from the answers alone."""
-    return program.with_ratios(leaf, scalars, progress)
+def _replaced(state: Any, shape: tuple[int, ...], arrays: Iterable[jax.Array]) -> Any:
+    """A state with others in the place of its arrays of a shape."""
+    others = iter(arrays)
+    return jax.tree.map(lambda x: next(others) if x.shape == shape else x, state)

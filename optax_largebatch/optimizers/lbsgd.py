@@ -1,10 +1,8 @@
 """LBSGD: large-batch SGD with warm-up strategies and macro-batches."""
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import (
@@ -16,26 +14,17 @@ from optax_largebatch.arguments import (
     renamed,
 )
 from optax_largebatch.engine.chain import chain
-from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Shared, StateOf, declare
-from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
-from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.params.groups import (
-    Hyperparameter,
-    ParamGroups,
-    as_grouped,
-    check_groups,
-)
+from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacked
-from optax_largebatch.schedules.warmup import as_float, large_batch_warmup
+from optax_largebatch.schedules.warmup import large_batch_warmup
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.lars import scale_by_lars
-from optax_largebatch.transforms.learning_rate import (
-    ScaleByLearningRateState,
-    scale_by_learning_rate,
-)
 from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.transforms.warmed_up_rate import (
+    ScaleByWarmedUpRateState,
+    scale_by_warmed_up_rate,
+)
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, accumulate_gradients
 
 
@@ -134,6 +123,7 @@ def lbsgd(
     check_number("begin_epoch", begin_epoch, "[0, inf)")
     check_mask("trust_ratio_mask", trust_ratio_mask)
     adapts = warmup_strategy == "lars"
+    # Where the trust ratio finds the size of a step, the rate does not grow: a scale of 1.
     multiplier = large_batch_warmup(
         1.0,
         1 if adapts else batch_scale,
@@ -195,55 +185,6 @@ def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> 
     check_integer("batch_size", batch_size, at_least=1)
     check_integer("num_workers", num_workers, at_least=1)
     return math.ceil(macrobatch_size / (batch_size * num_workers))
-
-
-class ScaleByWarmedUpRateState(NamedTuple):
-    """State of the learning rate of `lbsgd`."""
-
-    rate: ScaleByLearningRateState
-    """The macro-batches so far, and the rates of the last step."""
-    micro_batches: jax.Array
-    """Micro-batches so far, shape (); the warm-up goes by them, and `flush` makes macro-batches of
-    fewer than usual."""
-
-
-def scale_by_warmed_up_rate(
-    learning_rate: Hyperparameter, multiplier: optax.Schedule, first: Scalar
-) -> optax.GradientTransformationExtraArgs:
-    """`scale_by_learning_rate`, times a schedule of the micro-batches.
-
-    Args:
-        learning_rate: the rate; a schedule counts steps.
-        multiplier: the schedule of the micro-batches, which `count_micro_batches` counts.
-        first: micro-batches before the first.
-
-    Returns:
-        A transformation; its state is a `ScaleByWarmedUpRateState`.
-    """
-    rates = as_grouped("learning_rate", learning_rate)
-
-    def scalars(state: ScaleByWarmedUpRateState) -> tuple[Any, ...]:
-        grown = multiplier(first + as_float(state.micro_batches))
-        return tuple(rate * grown for rate in rates.at(state.rate.count))
-
-    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
-        rate = at.scalars[at.choice]
-        own = at.state.rate._replace(learning_rates=rate)
-        return -rate * update, at.state._replace(rate=own)
-
-    return transformation(
-        LeafTransform(
-            leaf,
-            state=declare(
-                ScaleByWarmedUpRateState,
-                rate=StateOf(leaf_transform_of(scale_by_learning_rate(learning_rate))),
-                micro_batches=Shared(lambda params: jnp.zeros([], jnp.int32)),
-            ),
-            scalars=scalars,
-            choices=lambda leaves: rates.indices(leaves.tree),
-            given="parts",
-        )
-    )
 
 
 def count_micro_batches(

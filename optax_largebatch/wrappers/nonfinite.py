@@ -9,7 +9,7 @@ import optax
 from optax_largebatch.arguments import check_integer, check_state
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
-from optax_largebatch.wrappers.skipping import step_if_finite
+from optax_largebatch.wrappers.skipping import counted, step_if_finite
 
 
 class SkipNonfiniteState(NamedTuple):
@@ -89,12 +89,8 @@ def skip_nonfinite(
             partition_specs=partition_specs,
             **extra_args,
         )
-        in_a_row = jnp.where(finite, 0, optax.safe_increment(state.skipped_in_a_row))
         return new_updates, SkipNonfiniteState(
-            skipped=jnp.where(finite, state.skipped, optax.safe_increment(state.skipped)),
-            skipped_in_a_row=in_a_row,
-            gave_up=state.gave_up | (in_a_row >= max_in_a_row),
-            inner_state=inner_state,
+            **counted(finite, state, max_in_a_row), inner_state=inner_state
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

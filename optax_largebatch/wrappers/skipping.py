@@ -85,3 +85,19 @@ def step_if(
     for index, update in zip(given, own, strict=True):
         updates[index] = update
     return leaves.rebuild(updates), new_state
+
+
+def counted(taken: jax.Array, state: Any, max_in_a_row: int) -> dict[str, jax.Array]:
+    """The fields of a wrapper's state that count the steps left out.
+
+    Args:
+        taken: whether this step was taken.
+        state: the wrapper's state before it.
+        max_in_a_row: as many steps left out after each other are too many.
+    """
+    in_a_row = jnp.where(taken, 0, optax.safe_increment(state.skipped_in_a_row))
+    return {
+        "skipped": jnp.where(taken, state.skipped, optax.safe_increment(state.skipped)),
+        "skipped_in_a_row": in_a_row,
+        "gave_up": state.gave_up | (in_a_row >= max_in_a_row),
+    }

@@ -10,7 +10,7 @@ from optax_largebatch import norms
 from optax_largebatch.arguments import check_choice, check_integer, check_number, check_state
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
-from optax_largebatch.wrappers.skipping import step_if
+from optax_largebatch.wrappers.skipping import counted, step_if
 
 _NORMAL = 1.4826
 """The standard deviation of normal numbers over their median absolute deviation."""
@@ -142,15 +142,12 @@ def skip_spikes(
             partition_specs=partition_specs,
             **extra_args,
         )
-        in_a_row = jnp.where(calm, 0, optax.safe_increment(state.skipped_in_a_row))
         return new_updates, SkipSpikesState(
             values=jnp.where(
                 known, state.values.at[state.seen % window].set(watched), state.values
             ),
             seen=jnp.where(known, optax.safe_increment(state.seen), state.seen),
-            skipped=jnp.where(calm, state.skipped, optax.safe_increment(state.skipped)),
-            skipped_in_a_row=in_a_row,
-            gave_up=state.gave_up | (in_a_row >= max_in_a_row),
+            **counted(calm, state, max_in_a_row),
             inner_state=inner_state,
         )
 

@@ -172,6 +172,29 @@ def test_what_is_shared_may_not_differ_between_leaves(new):
         transform.update(params, transform.init(params))
 
 
+def test_what_jax_has_in_its_caches_says_nothing():
+    """Two leaves compute the same; of one of them JAX forgets the inner function in between."""
+
+    @jax.jit
+    def inner(x):
+        return 2 * x + 1
+
+    def leaf(update, at):
+        def outer(x):
+            once = inner(x)
+            if update.shape == (2,):
+                jax.clear_caches()
+            return inner(once)
+
+        return update, at.state._replace(own=jax.jit(outer)(at.state.own))
+
+    declared = OneArray(own=Shared(lambda params: jnp.ones([])))
+    transform = transformation(LeafTransform(leaf, state=declared, given="parts"))
+    params = {"first": jnp.ones(2), "second": jnp.ones(3)}
+    _, state = transform.update(params, transform.init(params))
+    assert state.own == 7
+
+
 def test_what_is_shared_may_follow_norms_of_all_leaves():
     transform = one_shared_number(lambda update, at, norm, own: at.state.own + at.scalars * norm)
     params = {"a": jnp.full(3, 2.0), "b": jnp.full((1, 1), 2.0)}

@@ -1,11 +1,11 @@
 """Fields of a state that are the same for all leaves."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import re
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from optax_largebatch.engine.tracing import Trace, variables
 
@@ -47,17 +47,33 @@ def _specs(x: Any) -> str:
     return "" if sharding.mesh.empty else str(sharding.spec)
 
 
-def _written(equations: Sequence[Any], targets: Sequence[Any]) -> str:
+def _written(equations: Sequence[Any], targets: Sequence[Any], inputs: Sequence[Any] = ()) -> str:
     """Equations with numbers for the names of their variables, in the order of their use."""
     numbers: dict[Any, int] = {}
 
     def name(x: Any) -> str:
         return repr(x.val) if isinstance(x, Literal) else f"x{numbers.setdefault(x, len(numbers))}"
 
+    head = str([*map(name, inputs)])
     lines = [
-        f"{[*map(name, own.outvars)]} = {own.primitive.name}[{own.params}] "
+        f"{[*map(name, own.outvars)]} = {own.primitive.name}[{_parameter(own.params)}] "
         f"{[*map(name, own.invars)]}"
         for own in equations
     ]
-    text = "\n".join([*lines, str([*map(name, targets)])])
-    return re.sub(r"0x[0-9a-f]+", "", text)  # where functions lie in memory says nothing
+    return "\n".join([head, *lines, str([*map(name, targets)])])
+
+
+def _parameter(value: Any) -> str:
+    """A parameter of an equation; a program in it is written equation by equation.
+
+    JAX would print a part of it once or several times, depending on what is left in its caches.
+    """
+    if isinstance(value, ClosedJaxpr):
+        return f"{_parameter(value.jaxpr)} {value.consts}"
+    if isinstance(value, Jaxpr):
+        return _written(value.eqns, value.outvars, [*value.constvars, *value.invars])
+    if isinstance(value, Mapping):
+        return str({key: _parameter(own) for key, own in value.items()})
+    if isinstance(value, tuple | list):
+        return str([*map(_parameter, value)])
+    return re.sub(r"0x[0-9a-f]+", "", repr(value))  # where functions lie in memory says nothing

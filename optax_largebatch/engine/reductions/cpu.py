@@ -64,6 +64,7 @@ class CpuReductions:
     """Each leaf takes all its rounds by itself, and small ones are compiled in groups."""
 
     may_write_late = False
+    in_turn = False
     in_step = False
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
@@ -94,18 +95,6 @@ class CpuReductions:
     def apart(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
         """A group keeps to itself, and in it a leaf that should seldom pass through memory."""
         return outlined() if size is None or is_large(size) else contextlib.nullcontext()
-
-    def in_turn(
-        self, before: Sequence[jax.Array], after: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Each group is a call of its own, which is enough."""
-        return list(before), list(after)
-
-    def before_finishing(
-        self, program: Program, leaf: LeafArrays, progress: Progress
-    ) -> tuple[LeafArrays, Progress]:
-        """They are as they were."""
-        return leaf, progress
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
         """They are there: nothing travels."""

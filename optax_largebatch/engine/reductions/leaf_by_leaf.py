@@ -4,7 +4,7 @@ What is read twice should be near when it is read again: in the 50 MB of an H100
 the memory of a TPU's core. So the passes over one leaf follow each other, as on a CPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +21,11 @@ MOST_OF_A_GROUP = 2**18
 class LeafByLeaf(XlaReductions):
     """Each leaf takes all its passes by itself, one after the other; small ones in groups."""
 
+    in_turn = True
+
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The leaves, several small ones at a time."""
         return in_groups(sizes, MOST_OF_A_GROUP)
-
-    def in_turn(
-        self, before: Sequence[jax.Array], after: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The later ones are not there before the earlier ones are.
-
-        Otherwise XLA takes the sums of all leaves first and finishes them later.
-        """
-        if not before:
-            return [], list(after)
-        return barrier((list(before), list(after)))
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
         """In vectors of the same sum of several leaves.

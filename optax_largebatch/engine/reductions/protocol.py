@@ -20,6 +20,9 @@ class Reductions(Protocol):
     may_write_late: bool
     """Whether the last pass over a leaf writes all its new state, where two sums share some."""
 
+    in_turn: bool
+    """Whether a group waits until the group before it has written its state."""
+
     in_step: bool
     """Whether the leaves of a group take each round together, rather than one after the other."""
 
@@ -50,23 +53,6 @@ class Reductions(Protocol):
         Args:
             size: the elements that it passes over; None for a group of leaves.
         """
-        ...
-
-    def in_turn(
-        self, before: Sequence[jax.Array], after: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """The same arrays, the later ones not there before the earlier ones if that helps.
-
-        Args:
-            before: what the leaves that have been finished have last written.
-            after: what the next leaves are about to read.
-        """
-        ...
-
-    def before_finishing(
-        self, program: Program, leaf: LeafArrays, progress: Progress
-    ) -> tuple[LeafArrays, Progress]:
-        """The same arrays, for the pass that finishes a leaf."""
         ...
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:

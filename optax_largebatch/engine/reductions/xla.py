@@ -25,6 +25,7 @@ class XlaReductions:
     """
 
     may_write_late = True
+    in_turn = False
     in_step = True
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
@@ -41,24 +42,6 @@ class XlaReductions:
     def apart(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
         """Passes stay open to the compiler, which has to see all leaves to combine their sums."""
         return contextlib.nullcontext()
-
-    def in_turn(
-        self, before: Sequence[jax.Array], after: Sequence[jax.Array]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        """There are no turns: all leaves go in step."""
-        return list(before), list(after)
-
-    def before_finishing(
-        self, program: Program, leaf: LeafArrays, progress: Progress
-    ) -> tuple[LeafArrays, Progress]:
-        """The gradient not there before the answers, if this pass is to write what it computes.
-
-        Otherwise XLA would see that an earlier pass computes the same, and write it there.
-        """
-        if not program.writes_late:
-            return leaf, progress
-        gradient, _ = barrier((leaf.gradient, progress.answers))
-        return leaf._replace(gradient=gradient), progress
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
         """All of them together, so that they travel as one."""
