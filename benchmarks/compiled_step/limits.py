@@ -17,7 +17,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    ("one H100", "bert-base", "lamb"): Limit(40.5, 2.6, 1, 1),
+    ("one H100", "bert-base", "lamb"): Limit(40.5, 2.6, 1, 0),
     ("one H100", "bert-base", "lans"): Limit(48.5, 4.1, 1, 0),
     ("one H100", "bert-base", "lars"): Limit(28.5, 2.6, 1, 0),
     ("one H100", "1.3B, stacked", "lamb"): Limit(40.5, temporaries_percent=1),
@@ -29,9 +29,9 @@ LIMITS = {
     ("one v5e", "bert-base", "lamb"): Limit(34),
     ("one v5e", "bert-base", "lans"): Limit(36),
     ("one v5e", "bert-base", "lars"): Limit(24.5),
-    ("one H100", "two layers", "lamb"): Limit(40.5, 2.6, 1),
-    ("one H100", "two layers", "lans"): Limit(48.5, 4.1, 1),
-    ("one H100", "two layers", "lars"): Limit(28.5, 2.6, 1),
+    ("one H100", "two layers", "lamb"): Limit(40.5, 2.6, 1, 0),
+    ("one H100", "two layers", "lans"): Limit(48.5, 4.1, 1, 0),
+    ("one H100", "two layers", "lars"): Limit(28.5, 2.6, 1, 0),
     ("one v5e", "two layers", "lamb"): Limit(34),
     ("one v5e", "two layers", "lans"): Limit(36),
     ("one v5e", "two layers", "lars"): Limit(24.5),

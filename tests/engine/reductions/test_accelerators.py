@@ -117,3 +117,15 @@ def test_lans_writes_its_moments_in_the_last_pass_of_an_accelerator(monkeypatch)
     for platform, written in (("cuda", 0), ("tpu", 0), ("cpu", 2)):
         sums = [n for name, n in outputs_of_passes(platform).items() if "_stored_and_sums" in name]
         assert max(sums) == written
+
+
+def test_a_large_leaf_waits_for_the_state_of_the_one_before_it():
+    """Or XLA takes the sums of all leaves before it finishes the first."""
+    optimizer = lb.lars(1e-3)
+    params = {name: jax.ShapeDtypeStruct((64, 64), "float32") for name in ("first", "second")}
+    state = jax.eval_shape(optimizer.init, params)
+    program = jax.jit(optimizer.update).trace(params, state, params)
+    for platform, waiting in (("cuda", 1), ("tpu", 1), ("cpu", 0)):
+        text = program.lower(lowering_platforms=(platform,)).as_text()
+        barriers = [line for line in text.splitlines() if "optimization_barrier" in line]
+        assert sum(line.count("64x64xf32") == 2 for line in barriers) == waiting
