@@ -108,7 +108,8 @@ def test_a_group_follows_a_fraction_of_the_schedule(x64, correction):
 def test_a_fraction_of_an_injected_rate():
     groups = lb.param_groups({"params": lb.matching("dense"), "learning_rate_scale": 0.0})
     optimizer = optax.inject_hyperparams(lb.lamb)(0.5, groups=groups)
-    updates, _ = optimizer.update(WEIGHTS, optimizer.init(WEIGHTS), WEIGHTS)
+    weights = jax.tree.map(jnp.float32, WEIGHTS)
+    updates, _ = optimizer.update(weights, optimizer.init(weights), weights)
     for name, update in updates.items():
         assert np.any(update) == ("dense" not in name and np.any(WEIGHTS[name]))
 
