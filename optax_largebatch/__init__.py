@@ -30,6 +30,7 @@ from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
+from optax_largebatch.optimizers.muon import muon
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
@@ -73,6 +74,11 @@ from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
     small_batches_of_devices,
     small_batches_of_examples,
+)
+from optax_largebatch.transforms.orthogonalization.matrix_scale import scale_by_matrix_shape
+from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
+    OrthogonalizeMomentumState,
+    orthogonalize_momentum,
 )
 from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
     ScaleByFactoredParameterRmsState,
@@ -136,6 +142,7 @@ __all__ = [
     "MeasuredCriticalBatchSize",
     "NesterovSplitState",
     "NoiseScale",
+    "OrthogonalizeMomentumState",
     "ParamGroups",
     "Rule",
     "ScaleByAdamState",
@@ -192,10 +199,12 @@ __all__ = [
     "matching",
     "matching_kinds",
     "measure_critical_batch_size",
+    "muon",
     "named",
     "nesterov_split",
     "noise_scale",
     "normalize_by_block_norm",
+    "orthogonalize_momentum",
     "param_groups",
     "plots",
     "recipes",
@@ -204,6 +213,7 @@ __all__ = [
     "scale_by_lars",
     "scale_by_learned_matrices",
     "scale_by_learning_rate",
+    "scale_by_matrix_shape",
     "scale_by_parameter_rms",
     "scale_by_second_moment",
     "scale_by_trust_ratio",

@@ -47,6 +47,19 @@ def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:
     return -jnp.expm1(log * t.astype(dtype))
 
 
+def momentum_weights(
+    decay: Scalar, t: jax.Array, nesterov: bool
+) -> tuple[jax.Array, jax.Array | float]:
+    r"""What a running mean and the gradient count in a step, so that early steps are as long.
+
+    The mean counts :math:`1 / (1 - b^t)`. With Nesterov's momentum it counts
+    :math:`b / (1 - b^{t+1})`, and the gradient :math:`(1 - b) / (1 - b^t)`.
+    """
+    if not nesterov:
+        return 1 / bias_correction(decay, t), 0.0
+    return decay / bias_correction(decay, t + 1), (1 - decay) / bias_correction(decay, t)
+
+
 def is_due(count: jax.Array, period: int) -> jax.Array:
     """Whether the parameters are looked at: in the first step and in the last of each period."""
     return (count == 0) | (count % period == period - 1)

@@ -16,7 +16,7 @@ def store_what_is_costly(trace: Trace) -> None:
         costly = _computed_twice(trace, position)
         while costly:
             results = [x for own in costly for x in own.outvars]
-            arrays = [x for x in trace.statistics[position] if _lead_to(costly, x, trace)]
+            arrays = [x for x in trace.handed_in[position] if _lead_to(costly, x, trace)]
             if arrays and _size(arrays) < _size(results):
                 trace.store(position, *arrays)
             else:
@@ -37,7 +37,8 @@ def _computed_twice(trace: Trace, position: int) -> list[Any]:
 def _lead_to(equations: list[Any], target: Any, trace: Trace) -> bool:
     """Whether a variable is computed from what equations give."""
     sources = {id(x) for x in equations}
-    return any(id(x) in sources for x in trace.needed([target], trace.all_stored))
+    known = [*trace.all_stored, *trace.all_worked_on]
+    return any(id(x) in sources for x in trace.needed([target], known))
 
 
 def _size(some: list[Any]) -> int:

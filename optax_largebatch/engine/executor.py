@@ -16,6 +16,7 @@ import jax
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import barrier, merged_inside
 from optax_largebatch.engine.contract.shared import check_shared
+from optax_largebatch.engine.exchange import worked_on
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.scalars import Scalars
@@ -89,6 +90,7 @@ class Execution:
         self._progress = dict.fromkeys(leaves, Progress())
         self._results: dict[int, tuple[jax.Array, Any]] = {}
         self._round_of_leaf = jax.jit(merged_inside(self._stored_and_sums), static_argnums=0)
+        self._matrices_of_leaf = jax.jit(merged_inside(_stored_and_matrices), static_argnums=0)
         self._rounds_of_leaf = jax.jit(merged_inside(self._by_itself), static_argnums=0)
         self._rounds_of_group = jax.jit(merged_inside(self._group_by_itself), static_argnums=0)
         self._with_ratios = jax.jit(merged_inside(Program.with_ratios), static_argnums=0)
@@ -174,6 +176,10 @@ class Execution:
 
     def _take_round_in_step(self, waiting: list[int], of_all_leaves: bool) -> None:
         """Takes leaves through one round, for which devices or leaves need each other."""
+        on_matrices = [i for i in waiting if self._ahead(i)[0].on_matrices]
+        if on_matrices:
+            self._work_on_matrices(on_matrices)
+            return
         stored: dict[int, list[jax.Array]] = {}
         sums: dict[tuple[int, int], jax.Array] = {}
         for i in waiting:
@@ -194,6 +200,18 @@ class Execution:
             answers = [whole[i, k] for k in range(len(self._ahead(i)[0].asked))]
             self._progress[i] = self._progress[i].after(stored[i], answers)
 
+    def _work_on_matrices(self, waiting: list[int]) -> None:
+        """Takes leaves through a round of work on their matrices."""
+        stored: dict[int, list[jax.Array]] = {}
+        asked: dict[int, Any] = {}
+        for i in waiting:
+            stored[i], array = self._matrices_of_leaf(
+                self._programs[i], self._leaves[i], self._scalars, self._progress[i]
+            )
+            asked[i] = array, self._ahead(i)[0].on_matrices
+        for i, x in worked_on(asked).items():
+            self._progress[i] = self._progress[i].after(stored[i], worked_on=[x])
+
     def _group_by_itself(
         self,
         plans: tuple[Plan, ...],
@@ -209,10 +227,15 @@ class Execution:
         self, plan: Plan, leaf: LeafArrays, scalars: Scalars, progress: Progress
     ) -> Progress:
         """The progress of one leaf of a group."""
-        for _ in range(plan.rounds):
+        for one in plan.program.rounds[len(progress.answers) :][: plan.rounds]:
             with self._reductions.apart(leaf.gradient.size):
-                taken = self._round_of_leaf(plan.program, leaf, scalars, progress)
-            progress = progress.after(*taken)
+                if one.on_matrices:
+                    stored, array = self._matrices_of_leaf(plan.program, leaf, scalars, progress)
+                    done = worked_on({0: (array, one.on_matrices)})[0]
+                    progress = progress.after(stored, worked_on=[done])
+                else:
+                    taken = self._round_of_leaf(plan.program, leaf, scalars, progress)
+                    progress = progress.after(*taken)
         return plan.program.with_ratios(leaf, scalars, progress) if plan.to_the_end else progress
 
     def _stored_and_sums(
@@ -226,6 +249,16 @@ class Execution:
         return stored, [
             x / own.elements if own.kind in MEANS else x for x, own in zip(sums, asked, strict=True)
         ]
+
+
+def _stored_and_matrices(
+    program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
+) -> tuple[list[jax.Array], jax.Array]:
+    """What is stored before the next round, and the array whose matrices it works on."""
+    stored = program.stored(leaf, scalars, progress)
+    so_far = progress._replace(stored=(*progress.stored, *stored))
+    (array,) = program.handed_in(leaf, scalars, so_far)
+    return stored, array
 
 
 def _replaced(state: Any, shape: tuple[int, ...], arrays: Iterable[jax.Array]) -> Any:

@@ -31,12 +31,21 @@ class Progress(NamedTuple):
     stored: tuple[jax.Array, ...] = ()
     answers: tuple[tuple[jax.Array, ...], ...] = ()
     """The sums and means of each round that has been taken."""
+    worked_on: tuple[jax.Array, ...] = ()
+    """What matrices have become."""
     ratios: tuple[jax.Array, ...] | None = None
     """What follows from all statistics alone, if that is known already."""
 
-    def after(self, stored: Sequence[jax.Array], answers: Sequence[jax.Array]) -> "Progress":
+    def after(
+        self,
+        stored: Sequence[jax.Array],
+        answers: Sequence[jax.Array] = (),
+        worked_on: Sequence[jax.Array] = (),
+    ) -> "Progress":
         """The progress one round later."""
-        return Progress((*self.stored, *stored), (*self.answers, tuple(answers)))
+        return Progress(
+            (*self.stored, *stored), (*self.answers, tuple(answers)), (*self.worked_on, *worked_on)
+        )
 
 
 class Program:
@@ -106,10 +115,15 @@ class Program:
         targets = self.trace.stored[len(progress.answers)]
         return self._values(targets, leaf, scalars, progress)
 
+    def handed_in(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> list[jax.Array]:
+        """The arrays that the next round is about."""
+        targets = self.trace.handed_in[len(progress.answers)]
+        return self._values(targets, leaf, scalars, progress)
+
     def statistics(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> list[Statistic]:
         """What the next round asks of the leaf; `progress` has what is stored before it."""
         position = len(progress.answers)
-        arrays = self._values(self.trace.statistics[position], leaf, scalars, progress)
+        arrays = self.handed_in(leaf, scalars, progress)
         columns = zip(arrays, self.rounds[position].asked, strict=True)
         return [Statistic(x, own.kind, own.kept) for x, own in columns]
 
@@ -141,7 +155,7 @@ class Program:
         trace = self.trace
         return any(
             sum(x in trace.inputs_of(own) for own in statistics) > 1
-            for statistics in trace.statistics
+            for statistics in trace.handed_in
             for x in trace.old_state
         )
 
@@ -157,6 +171,7 @@ class Program:
         trace = self.trace
         known = dict(zip(trace.all_stored, progress.stored, strict=False))
         known |= zip(trace.all_answers, (x for own in progress.answers for x in own), strict=False)
+        known |= zip(trace.all_worked_on, progress.worked_on, strict=False)
         known |= ratios or {}
         run = trace.jaxpr.replace(
             eqns=trace.needed(targets, known),
@@ -177,7 +192,8 @@ class Program:
         known, follows = inputs | answers, {*answers}
         results = jax.tree.leaves(trace.result)
         used = [*results]
-        for equation in trace.needed(results, [*trace.all_stored, *answers]):
+        written = [*trace.all_stored, *trace.all_worked_on]
+        for equation in trace.needed(results, [*written, *answers]):
             operands = {*variables(equation.invars)}
             # What is larger, such as a number spread over a leaf, belongs to the leaf's kernels.
             if operands <= known and all(x.aval.size <= largest for x in equation.outvars):

@@ -10,7 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, Request, Statistic
+from optax_largebatch.engine.requests import (
+    EachMatrix,
+    Leaf,
+    LeafProgram,
+    Request,
+    Statistic,
+)
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, total
@@ -60,9 +66,11 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
         for i, answer in answers.items():
             try:
                 request = programs[i].send(answer)
-                while isinstance(request, Materialize):
-                    stored = request.array.astype(request.dtype or dtypes[i])
-                    request = programs[i].send(stored.astype(dtypes[i]))
+                while not isinstance(request, Request):
+                    written = request.array.astype(request.dtype or dtypes[i])
+                    if isinstance(request, EachMatrix):
+                        written = _worked_on(request, written)
+                    request = programs[i].send(written.astype(dtypes[i]))
                 waiting[i] = request
             except StopIteration as end:
                 update, parts[i] = end.value
@@ -87,6 +95,12 @@ def _answer(asked: Statistic) -> jax.Array:
     if asked.kind in ("mean", "rms"):
         total = total * total.size / max(x.size, 1)
     return jnp.sqrt(total) if square else total
+
+
+def _worked_on(asked: EachMatrix, x: jax.Array) -> jax.Array:
+    """The array with the function of each of its matrices in the place of the matrix."""
+    done = [asked.function(matrix) for matrix in asked.matrices.lying(x)]
+    return asked.matrices.back(jnp.stack(done), x.shape)
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

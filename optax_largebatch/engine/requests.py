@@ -9,10 +9,12 @@ All leaves make their requests in rounds, and a round of a whole network travels
 one vector.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Literal, NamedTuple
 
 import jax
+
+from optax_largebatch.params.matrices import Matrices
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
@@ -36,6 +38,17 @@ class Request(NamedTuple):
 
     statistics: tuple[Statistic, ...]
     of_all_leaves: bool = False
+
+
+class EachMatrix(NamedTuple):
+    """A request to work on whole matrices, answered by an array like the one handed in."""
+
+    array: jax.Array
+    matrices: Matrices
+    function: Callable[[jax.Array], jax.Array]
+    dtype: jax.typing.DTypeLike | None
+    of_whole: bool = False
+    """Whether every device has the whole array, although the leaf is split."""
 
 
 class Materialize(NamedTuple):
@@ -70,6 +83,26 @@ def global_norm(array: jax.Array) -> Request:
     return Request((Statistic(array, "norm"),), of_all_leaves=True)
 
 
+def each_matrix(
+    function: Callable[[jax.Array], jax.Array],
+    array: jax.Array,
+    matrices: Matrices,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> EachMatrix:
+    """Asks for a function of each matrix of an array, wherever the parts of the matrix are.
+
+    Args:
+        function: takes a matrix with at most as many rows as columns to one of the same shape; a
+            higher one is transposed before and after. All leaves give the same function, so that
+            their matrices are exchanged together.
+        array: an array of the shape of the leaf.
+        matrices: which of its axes are rows and columns, from `matrices_of`.
+        dtype: in which the function is given its matrix and the devices exchange it; None for the
+            leaf's accumulation dtype.
+    """
+    return EachMatrix(array, matrices, function, dtype)
+
+
 def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> Materialize:
     """Asks for an array to be written to memory, in `dtype` or the leaf's accumulation dtype.
 
@@ -80,7 +113,7 @@ def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> 
     return Materialize(array, dtype)
 
 
-LeafProgram = Generator[Request | Materialize, Any, tuple[jax.Array, Any]]
+LeafProgram = Generator[Request | EachMatrix | Materialize, Any, tuple[jax.Array, Any]]
 
 
 class Leaf(NamedTuple):

@@ -11,10 +11,11 @@ from jax.extend.core import Jaxpr, Literal, Var
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.requests import Kind, Leaf, Materialize, Statistic
+from optax_largebatch.engine.requests import EachMatrix, Kind, Leaf, Materialize, Statistic
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.state import Counter, Shared
 from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.params.matrices import Matrices
 
 ROOTS = ("norm", "rms")
 """The kinds of statistics that are roots of a sum of squares."""
@@ -34,6 +35,13 @@ class LeafArrays(NamedTuple):
     state: Any
 
 
+class OnMatrices(NamedTuple):
+    """What a leaf program asks to be done with each matrix of an array."""
+
+    function: Callable[[jax.Array], jax.Array]
+    matrices: Matrices
+
+
 class Asked(NamedTuple):
     """A statistic, as it is known before any number is."""
 
@@ -49,6 +57,8 @@ class Round(NamedTuple):
 
     of_all_leaves: bool
     asked: tuple[Asked, ...]
+    on_matrices: OnMatrices | None = None
+    """What is done with an array, if the round is that and no statistics."""
 
 
 @dataclasses.dataclass
@@ -58,10 +68,12 @@ class Trace:
     jaxpr: Jaxpr
     consts: Sequence[Any]
     rounds: tuple[Round, ...]
-    statistics: list[list[Any]]
-    """The array of each statistic, by round."""
+    handed_in: list[list[Any]]
+    """The array of each statistic, by round, or that with the matrices."""
     answers: list[list[Any]]
     """The sum or mean that answers it, before any root is taken."""
+    worked_on: list[list[Any]]
+    """What the matrices have become, by round."""
     stored: list[list[Any]]
     """What is materialized before each round, and last what is after all of them."""
     result: Any
@@ -87,6 +99,11 @@ class Trace:
         """The answers of all rounds."""
         return list(itertools.chain(*self.answers))
 
+    @property
+    def all_worked_on(self) -> list[Any]:
+        """What matrices have become, of all rounds."""
+        return list(itertools.chain(*self.worked_on))
+
     def needed(self, targets: Iterable[Any], known: Iterable[Any]) -> list[Any]:
         """The equations that lead to variables from those that are known."""
         known = set(variables(known))
@@ -100,14 +117,15 @@ class Trace:
 
     def inputs_of(self, target: Any) -> set[Any]:
         """The inputs that a variable is computed from, not counting what answers were."""
-        needed = self.needed([target], self.all_answers)
+        needed = self.needed([target], [*self.all_answers, *self.all_worked_on])
         return {*variables(itertools.chain([target], *(x.invars for x in needed)))}
 
     def of_pass(self, position: int) -> list[Any]:
         """The equations of the pass before a round, or of the last one."""
         last = position == len(self.rounds)
-        targets = jax.tree.leaves(self.result) if last else self.statistics[position]
-        known = itertools.chain(*self.stored[:position], *self.answers[:position])
+        targets = jax.tree.leaves(self.result) if last else self.handed_in[position]
+        before = (own[:position] for own in (self.stored, self.answers, self.worked_on))
+        known = itertools.chain.from_iterable(itertools.chain.from_iterable(before))
         return self.needed([*self.stored[position], *targets], known)
 
     def store(self, position: int, *targets: Any) -> None:
@@ -153,18 +171,30 @@ def traced(
         stored: list[jax.Array] = []
         arrays: list[list[jax.Array]] = []
         answers: list[list[jax.Array]] = []
+        worked_on: list[list[jax.Array]] = []
         answer: Any = None
         while True:
             try:
                 request = program.send(answer)
             except StopIteration as end:
                 own = leaf.state
-                return end.value, stored, arrays, answers, shared_values(end.value[1], own)
+                shared = shared_values(end.value[1], own)
+                return end.value, stored, arrays, answers, worked_on, shared
             if isinstance(request, Materialize):
                 stored.append(request.array.astype(request.dtype or dtype))
                 passes.append(len(rounds))
                 answer = stored[-1].astype(dtype)
                 continue
+            if isinstance(request, EachMatrix):
+                whole = request.matrices.whole if request.of_whole else request.matrices
+                rounds.append(Round(False, (), OnMatrices(request.function, whole)))
+                arrays.append([request.array.astype(request.dtype or dtype)])
+                answers.append([])
+                # Of what they become only the type matters here.
+                worked_on.append([jnp.negative(arrays[-1][0])])
+                answer = worked_on[-1][0].astype(dtype)
+                continue
+            worked_on.append([])
             distinct = {_identity(x): x for x in request.statistics}
             rounds.append(_round(request.of_all_leaves, distinct.values(), splits))
             arrays.append([x.array for x in distinct.values()])
@@ -185,7 +215,7 @@ def traced(
     names: list[tuple[str, str]] = []
     closed, shapes = jax.make_jaxpr(reading, return_shape=True)(leaf, scalars)
     outputs = jax.tree.unflatten(jax.tree.structure(shapes), closed.jaxpr.outvars)
-    result, stored, statistics, answers, (shared, shared_inputs) = outputs
+    result, stored, handed_in, answers, worked_on, (shared, shared_inputs) = outputs
     no_state = [True] * len(jax.tree.leaves((leaf.gradient, leaf.param)))
     flags = [*no_state, *jax.tree.leaves(transform.like_leaf(leaf.state))]
     columns = list(zip(closed.jaxpr.invars, flags, strict=False))
@@ -193,8 +223,9 @@ def traced(
         jaxpr=closed.jaxpr,
         consts=closed.consts,
         rounds=tuple(rounds),
-        statistics=statistics,
+        handed_in=handed_in,
         answers=answers,
+        worked_on=worked_on,
         stored=[[] for _ in range(len(rounds) + 1)],
         result=result,
         old_state=[

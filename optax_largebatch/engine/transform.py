@@ -33,7 +33,7 @@ from optax_largebatch.engine.contract.declaration import (
     checked_request,
     checked_result,
 )
-from optax_largebatch.engine.requests import Leaf, LeafProgram, Request
+from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import (
     Concatenated,
     StateOf,
@@ -171,6 +171,8 @@ class LeafTransform:
             if isinstance(request, Request):
                 whole = (x._replace(of_whole=True) for x in request.statistics)
                 request = request._replace(statistics=tuple(whole))
+            elif isinstance(request, EachMatrix):
+                request = request._replace(of_whole=True)
             answer = yield request
 
     def _started(self, update: jax.Array, at: Leaf) -> LeafProgram:

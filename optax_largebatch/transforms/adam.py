@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import bias_correction, root
+from optax_largebatch.numerics import bias_correction, momentum_weights, root
 from optax_largebatch.params.groups import Grouped, as_grouped
 
 BiasCorrection = Literal["full", "none", "step_size"]
@@ -47,6 +47,7 @@ class AdamMoments(NamedTuple):
     grad_averaging: bool
     mu_dtype: Any
     nu_dtype: Any
+    nesterov: bool = False
 
     def check(self) -> None:
         """Raises on an argument out of its range."""
@@ -61,6 +62,12 @@ class AdamMoments(NamedTuple):
             )
         check_choice("bias_correction", self.bias_correction, ("full", "none", "step_size"))
         check_flag("grad_averaging", self.grad_averaging)
+        check_flag("nesterov", self.nesterov)
+        if self.nesterov and not (self.bias_correction == "full" and self.grad_averaging):
+            raise ValueError(
+                "nesterov=True goes with bias_correction='full' and grad_averaging=True, got "
+                f"{self.bias_correction!r} and {self.grad_averaging!r}."
+            )
         check_dtype("mu_dtype", self.mu_dtype)
         check_dtype("nu_dtype", self.nu_dtype)
 
@@ -68,8 +75,9 @@ class AdamMoments(NamedTuple):
         """The numbers of the step that comes after `count` others."""
         t = count + 1
         bc1, bc2 = bias_correction(self.b1, t), bias_correction(self.b2, t)
+        corrected, gradient_scale = momentum_weights(self.b1, t, self.nesterov)
         mu_scale, nu_scale = {
-            "full": (1 / bc1, 1 / bc2),
+            "full": (corrected, 1 / bc2),
             "none": (1.0, 1.0),
             "step_size": (jnp.sqrt(bc2) / bc1, 1.0),
         }[self.bias_correction]
@@ -82,6 +90,7 @@ class AdamMoments(NamedTuple):
             self.eps,
             self.eps_root,
             mu_scale,
+            gradient_scale,
             nu_scale,
         )
 
@@ -99,6 +108,8 @@ class AdamScalars(NamedTuple):
     eps_root: Any
     mu_scale: Any
     """What the first moment is multiplied by: a correction of itself or of the step size."""
+    gradient_scale: Any
+    """What the gradient is multiplied by that Nesterov's momentum adds to it."""
     nu_scale: Any
     """What the second moment is multiplied by."""
 
@@ -115,6 +126,7 @@ def scale_by_adam(
     *,
     bias_correction: BiasCorrection = "full",
     grad_averaging: bool = True,
+    nesterov: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
     nu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -136,6 +148,8 @@ def scale_by_adam(
             :math:`\epsilon` only.
         grad_averaging: False gives the gradient the weight 1 in :math:`m_t`, in place of
             :math:`1 - b_1`.
+        nesterov: True looks one step ahead: :math:`b_1 m_t / (1 - b_1^{t+1}) + (1 - b_1) g_t /
+            (1 - b_1^t)` in place of :math:`m_t / (1 - b_1^t)`.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
         nu_dtype: dtype of the second moment, likewise. In bfloat16 it stops growing early.
 
@@ -158,9 +172,10 @@ def scale_by_adam(
     References:
         Kingma and Ba, *Adam: A Method for Stochastic Optimization*, arXiv 1412.6980, Algorithm 1;
         `"step_size"` is the remark at the end of its section 2.
+        Dozat, *Incorporating Nesterov Momentum into Adam*, 2016, for `nesterov`.
     """
     moments = AdamMoments(
-        b1, b2, eps, eps_root, bias_correction, grad_averaging, mu_dtype, nu_dtype
+        b1, b2, eps, eps_root, bias_correction, grad_averaging, mu_dtype, nu_dtype, nesterov
     )
     moments.check()
 
@@ -173,7 +188,10 @@ def adam_transform(moments: AdamMoments) -> LeafTransform:
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         adam: AdamScalars = at.scalars
         mu, nu = yield from advance_moments(moments, update, at)
-        return mu * adam.mu_scale / adam.denominator(nu), at.state._replace(mu=mu, nu=nu)
+        direction = mu * adam.mu_scale
+        if moments.nesterov:
+            direction = direction + adam.gradient_scale * update
+        return direction / adam.denominator(nu), at.state._replace(mu=mu, nu=nu)
 
     return LeafTransform(
         leaf,

@@ -60,6 +60,13 @@ OPTIMIZERS = {
         peak=0.02,
         static_args=("batch_scale",),
     ),
+    "muon": Entry(
+        lb.muon,
+        {"learning_rate": 1e-2, "weight_decay": 1e-3},
+        peak=0.1,
+        static_args=("ns_coeffs", "ns_steps", "eps", "trust_ratio"),
+        needs_specs=True,
+    ),
     "eve": Entry(lb.eve, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
     "cain": Entry(lb.cain, {"learning_rate": 1e-2}, peak=0.1, needs_specs=True),
     "learned_gradient": Entry(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.engine.requests import Leaf, Materialize, Request
+from optax_largebatch.engine.requests import EachMatrix, Leaf, Materialize, Request
 from optax_largebatch.engine.state import (
     Counter,
     Field,
@@ -58,13 +58,13 @@ def check_declaration(transform: Any) -> None:
         )
 
 
-def checked_request(transform: Any, request: Any) -> Request | Materialize:
+def checked_request(transform: Any, request: Any) -> Request | EachMatrix | Materialize:
     """What a leaf program has yielded.
 
     Raises:
         TypeError: it is no request.
     """
-    if isinstance(request, Request | Materialize):
+    if isinstance(request, Request | EachMatrix | Materialize):
         return request
     raise TypeError(
         f"{transform.name}: a leaf program yields requests, such as block_norms(...) and "

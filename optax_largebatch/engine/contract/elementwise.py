@@ -52,7 +52,8 @@ class Looks(dict):
     def of_trace(cls, trace: Trace) -> "Looks":
         """What is known of the inputs and answers of a leaf program."""
         numbers = [*trace.of_blocks, *trace.all_answers]
-        return cls(dict.fromkeys(numbers, "numbers") | dict.fromkeys(trace.like_leaf, "leaf"))
+        elements = [*trace.like_leaf, *trace.all_worked_on]
+        return cls(dict.fromkeys(numbers, "numbers") | dict.fromkeys(elements, "leaf"))
 
     def of(self, atom: Any) -> str:
         """What an operand depends on; anything with one element is a number."""

@@ -24,10 +24,11 @@ def check_shared(traces: Sequence[Trace]) -> None:
         columns = zip(trace.rounds, trace.answers, strict=True)
         of_all = [x for one, own in columns if one.of_all_leaves for x in own]
         same = {*variables(trace.same_inputs)}
-        inputs = {*trace.jaxpr.invars, *trace.all_answers} - {*of_all} - same
+        inputs = {*trace.jaxpr.invars, *trace.all_answers, *trace.all_worked_on}
+        inputs -= {*of_all, *same}
         for who, name, value in trace.same_for_all:
             targets = jax.tree.leaves(value)
-            equations = trace.needed(targets, of_all)
+            equations = trace.needed(targets, [*of_all, *trace.all_worked_on])
             used = {*variables(targets), *(x for own in equations for x in variables(own.invars))}
             way = _written(equations, targets)
             # Numbers of other types, or of leaves that are split otherwise, look different.

@@ -81,15 +81,15 @@ class CpuReductions:
 
         def computed(arrays: Any) -> list[Statistic]:
             """The statistics of the round, of the leaf or of a part of it."""
-            gradient, param, alike, stored, answers = arrays
+            gradient, param, alike, progress = arrays
             parts = iter(alike)
             own = [next(parts) if flag else x for x, flag in zip(state, flags, strict=True)]
             part = LeafArrays(gradient, param, structure.unflatten(own))
             whole = gradient.shape == leaf.gradient.shape
             here = program if whole else program.of_part(part, scalars)
-            return here.statistics(part, scalars, Progress(stored, answers))
+            return here.statistics(part, scalars, progress)
 
-        arrays = (leaf.gradient, leaf.param, alike, progress.stored, progress.answers)
+        arrays = (leaf.gradient, leaf.param, alike, progress)
         return _sums(computed(arrays), computed, arrays, program.can_be_cut)
 
     def apart(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:

@@ -1,0 +1,218 @@
+"""Work on whole matrices whose parts are on several devices.
+
+Nothing is gathered. Matrices of one shape, of all leaves and of all layers of stacks, are shared
+out: each device gives away its parts of all of them and gets all parts of some, in one all-to-all.
+It works on those, and the parts travel back in a second one. A stack that is split between its
+layers does not move. Devices that have copies of the same parts share the work, and tell each other
+the results. If there are fewer matrices than devices, some devices work on zeros.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+
+from optax_largebatch import norms
+from optax_largebatch.engine.tracing import OnMatrices
+from optax_largebatch.params.leaves import mesh_axes
+from optax_largebatch.params.matrices import Matrices
+
+Key = TypeVar("Key")
+Asked = tuple[jax.Array, OnMatrices]
+"""An array, and what is to be done with its matrices."""
+
+
+class Exchange(NamedTuple):
+    """What the matrices of one exchange have in common."""
+
+    function: Callable[[jax.Array], jax.Array]
+    shape: tuple[int, ...]
+    """Of a matrix that lies on its long side."""
+    dtype: jnp.dtype
+    across: tuple[str, ...]
+    """The mesh axes along which each matrix is split."""
+    copies: tuple[str, ...]
+    """Those along which all devices have the same."""
+
+
+class Cut(NamedTuple):
+    """How a lying matrix is cut into the parts that devices have."""
+
+    lengths: tuple[int, ...]
+    """Of a part, along each axis."""
+    names: tuple[tuple[str, ...], ...]
+    """The mesh axes that cut each axis."""
+
+    def joined(self, parts: jax.Array, exchange: Exchange) -> jax.Array:
+        """Matrices of their parts: (devices, matrices, elements) to (matrices, rows, columns)."""
+        sizes, order = self._order(exchange)
+        x = parts.reshape(*sizes, parts.shape[1], *self.lengths)
+        return jnp.transpose(x, order).reshape(-1, *exchange.shape)
+
+    def apart(self, matrices: jax.Array, exchange: Exchange) -> jax.Array:
+        """The parts of matrices; the reverse of `joined`."""
+        sizes, order = self._order(exchange)
+        lengths = (*sizes, matrices.shape[0], *self.lengths)
+        x = matrices.reshape([lengths[axis] for axis in order])
+        x = jnp.transpose(x, sorted(range(len(order)), key=order.__getitem__))
+        return x.reshape(norms.devices_along(exchange.across), matrices.shape[0], -1)
+
+    def _order(self, exchange: Exchange) -> tuple[list[int], list[int]]:
+        """The lengths of the mesh axes, and where each axis stands in a whole matrix."""
+        across = exchange.across
+        order = [len(across)]
+        for axis, names in enumerate(self.names, len(across) + 1):
+            order += [*map(across.index, names), axis]
+        return [norms.devices_along((name,)) for name in across], order
+
+
+class Share(NamedTuple):
+    """Matrices of an exchange that are cut alike."""
+
+    cut: Cut
+    first: int
+    last: int
+    """The number of the first one, and of the one after the last."""
+
+
+def worked_on(asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
+    """What becomes of the matrices of several arrays, each by its function."""
+    mesh = _explicit_mesh(asked)
+    if mesh is not None:
+        return _by_their_types(asked, mesh)
+    results: dict[Key, jax.Array] = {}
+    exchanges: dict[Exchange, list[Key]] = {}
+    for key, (x, on) in asked.items():
+        own = _exchange(x, on)
+        if own.across or own.copies:
+            exchanges.setdefault(own, []).append(key)
+        else:
+            results[key] = _here(x, on)
+    for exchange, keys in exchanges.items():
+        results |= _exchanged(exchange, {key: asked[key] for key in keys})
+    return {key: results[key] for key in asked}
+
+
+def _here(x: jax.Array, on: OnMatrices) -> jax.Array:
+    """The matrices of a leaf that is whole, or split between matrices only."""
+    lying = on.matrices.lying(x)
+    if len(lying) == 1:
+        return on.matrices.back(on.function(lying[0])[None], x.shape)
+    return on.matrices.back(jax.vmap(on.function)(lying), x.shape)
+
+
+def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
+    """The exchange that an array takes part in."""
+    shorter, longer = on.matrices.sides
+    height, width = sorted(on.matrices.shape)
+    across = _bound(on.matrices, (*shorter, *longer))
+    between = _bound(on.matrices, on.matrices.stack)
+    manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
+    copies = tuple(
+        name for name in sorted({*manual} - {*across, *between}) if norms.devices_along((name,)) > 1
+    )
+    return Exchange(on.function, (height, width), x.dtype, across, copies)
+
+
+def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
+    """The mesh axes along which some axes are split here, in order."""
+    names = {name for axis in axes for name in matrices.layout.mesh_axes[axis]}
+    return tuple(sorted(name for name in names if norms.is_bound(name)))
+
+
+def _exchanged(exchange: Exchange, asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
+    """The results for arrays of one exchange."""
+    # Alike cuts follow each other, so that few devices have to look at matrices in two ways.
+    columns = {key: (_cut(x, on.matrices), on.matrices.lying(x)) for key, (x, on) in asked.items()}
+    keys = sorted(columns, key=lambda key: columns[key][0])
+    units = [columns[key][1].reshape(len(columns[key][1]), -1) for key in keys]
+    shares: dict[Cut, Share] = {}
+    ends: list[int] = []
+    for key, own in zip(keys, units, strict=True):
+        begin = ends[-1] if ends else 0
+        ends.append(begin + len(own))
+        cut = columns[key][0]
+        first = shares[cut].first if cut in shares else begin
+        shares[cut] = Share(cut, first, ends[-1])
+    done = _shared_out(exchange, jnp.concatenate(units), list(shares.values()))
+    results = {}
+    for key, end, own in zip(keys, ends, units, strict=True):
+        x, on = asked[key]
+        results[key] = on.matrices.back(done[end - len(own) : end], x.shape)
+    return results
+
+
+def _cut(x: jax.Array, matrices: Matrices) -> Cut:
+    """How the matrices of an array are cut."""
+    axes = [axis for side in matrices.sides for axis in side]
+    names = [tuple(filter(norms.is_bound, matrices.layout.mesh_axes[axis])) for axis in axes]
+    return Cut(tuple(x.shape[axis] for axis in axes), tuple(names))
+
+
+def _shared_out(exchange: Exchange, parts: jax.Array, shares: Sequence[Share]) -> jax.Array:
+    """The parts of what becomes of matrices, from their parts: (matrices, elements of a part).
+
+    Matrix `i` is worked on by device `i % devices`, those with copies counted, so that a device
+    works on few that are cut otherwise than those of its neighbours.
+    """
+    across, copies = exchange.across, exchange.copies
+    devices, of_copies = norms.devices_along(across), norms.devices_along(copies)
+    number, elements = parts.shape
+    turns = -(-number // (devices * of_copies))
+    padded = jnp.pad(parts, ((0, turns * devices * of_copies - number), (0, 0)))
+    own = padded.reshape(turns, of_copies, devices, elements).transpose(1, 2, 0, 3)
+    place = jax.lax.axis_index(across) if across else 0
+    copy = jax.lax.axis_index(copies) if copies else 0
+    own = jax.lax.dynamic_index_in_dim(own, copy, keepdims=False) if copies else own[0]
+    if across:
+        own = jax.lax.all_to_all(own, across, 0, 0)
+    mine = (jnp.arange(turns, dtype=jnp.int32) * of_copies + copy) * devices + place
+
+    def one_of_ways(ways: Sequence[jax.Array], axis: int) -> jax.Array:
+        """For each matrix the way in which it is cut."""
+        result = ways[0]
+        for share, way in zip(shares[1:], ways[1:], strict=True):
+            is_own = (mine >= share.first) & (mine < share.last)
+            shape = [turns if k == axis else 1 for k in range(result.ndim)]
+            result = jnp.where(is_own.reshape(shape), way, result)
+        return result
+
+    matrices = one_of_ways([x.cut.joined(own, exchange) for x in shares], 0)
+    matrices = jax.vmap(exchange.function)(matrices)
+    own = one_of_ways([x.cut.apart(matrices, exchange) for x in shares], 1)
+    if across:
+        own = jax.lax.all_to_all(own, across, 0, 0)
+    all_own = norms.gathered(own[None], 0, copies) if copies else own[None]
+    done = all_own.transpose(2, 0, 1, 3).reshape(-1, elements)
+    return done[:number]
+
+
+def _explicit_mesh(asked: Mapping[Key, Asked]) -> jax.sharding.AbstractMesh | None:
+    """The mesh that the types of arrays know, where they say how these are split."""
+    for x, _ in asked.values():
+        mesh = jax.typeof(x).sharding.mesh
+        if not mesh.empty and AxisType.Explicit in mesh.axis_types and mesh.size > 1:
+            return mesh
+    return None
+
+
+def _by_their_types(
+    asked: Mapping[Key, Asked], mesh: jax.sharding.AbstractMesh
+) -> dict[Key, jax.Array]:
+    """The results for arrays on a mesh of explicit axes, on the shards of each device."""
+    specs = {key: norms.explicit_spec(x) for key, (x, _) in asked.items()}
+    on_shards = {}
+    for key, (x, on) in asked.items():
+        names = tuple(mesh_axes(entry) for entry in (*specs[key], *[None] * x.ndim)[: x.ndim])
+        layout = on.matrices.layout._replace(mesh_axes=names)
+        on_shards[key] = on._replace(matrices=on.matrices._replace(layout=layout))
+
+    def on_one_device(arrays: dict[Key, jax.Array]) -> dict[Key, jax.Array]:
+        return worked_on({key: (x, on_shards[key]) for key, x in arrays.items()})
+
+    arrays = {key: x for key, (x, _) in asked.items()}
+    return jax.shard_map(
+        on_one_device, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False
+    )(arrays)

@@ -1,0 +1,152 @@
+"""Muon: orthogonalised momentum for matrices."""
+
+from typing import Any
+
+import jax
+import optax
+
+from optax_largebatch.arguments import Scalar, check_flag, renamed
+from optax_largebatch.engine.chain import chain
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask, select_leaves
+from optax_largebatch.params.matrices import MatrixAxes, axes_of_matrices
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.adam import scale_by_adam
+from optax_largebatch.transforms.decay import add_decayed_weights
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.orthogonalization.matrix_scale import scale_by_matrix_shape
+from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
+    orthogonalize_momentum,
+)
+from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
+
+
+@renamed(muon_weight_dimension_numbers="matrix_axes")
+def muon(
+    learning_rate: Scalar | optax.Schedule,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    beta: Scalar = 0.95,
+    eps: float = 1e-8,
+    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay_mask: Mask = None,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+    consistent_rms: Scalar | None = None,
+    trust_ratio: bool = False,
+    others: optax.GradientTransformation | None = None,
+    matrix_mask: Mask = None,
+    matrix_axes: MatrixAxes = None,
+    ns_dtype: Any = None,
+    groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Muon: steps whose matrices have all their singular values near 1.
+
+    .. math::
+
+        m_t &= \beta m_{t-1} + (1 - \beta) g_t, \qquad
+        d_t = \frac{\beta m_t}{1 - \beta^{t+1}} + \frac{(1 - \beta) g_t}{1 - \beta^t} \\
+        u_t &= s \, \operatorname{NS}(d_t) + \lambda w_t, \qquad
+        w_{t+1} = w_t - \eta u_t
+
+    :math:`\operatorname{NS}` is the Newton-Schulz iteration of `orthogonalize_momentum`, :math:`s`
+    the factor of `scale_by_matrix_shape`. All parameters that are no matrices, and those that
+    `matrix_mask` leaves out, are left to another optimizer. Embeddings and the last layer usually
+    belong there too: `matrix_mask=excluding("embed", "head")`.
+
+    Called as `optax.contrib.muon` is called it gives the numbers of `optax.contrib.muon`.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
+        ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.
+        ns_steps: how many iterations, 1 or more.
+        beta: :math:`\beta`, in [0, 1).
+        eps: added to the norm that a matrix is divided by first; 0 or more, a Python number.
+        weight_decay: :math:`\lambda` of the matrices, 0 or more; a float or a schedule.
+        weight_decay_mask: the matrices that are decayed; None for all.
+        mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
+        nesterov: False leaves the gradient out of :math:`d_t`, which is then
+            :math:`m_t / (1 - \beta^t)`.
+        consistent_rms: the root mean square of a step; 0.2 is about Adam's, so that Adam's learning
+            rate and decay serve. None for :math:`s = \sqrt{\max(1, n_\text{columns} /
+            n_\text{rows})}`.
+        trust_ratio: True gives :math:`u_t` of each matrix the norm of the matrix, as LAMB does.
+        others: the optimizer of all other parameters, such as `lamb(...)`; None for
+            Adam with this learning rate and Nesterov's momentum.
+        matrix_mask: the parameters that Muon is for, if they are matrices; None for all.
+        matrix_axes: which axes are rows and columns, where parameters have more than two axes: see
+            `orthogonalize_momentum`. (The argument `muon_weight_dimension_numbers` of
+            `optax.contrib.muon`.)
+        ns_dtype: dtype of the iterations, and of what travels between devices; None for float32
+            (float64 for float64 parameters).
+        groups: matrices with another learning rate or decay, from `param_groups`.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a matrix of its own. None for none.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import lamb, muon
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 1.0]]), "bias": jnp.ones(2)}
+        >>> optimizer = muon(1e-2, consistent_rms=0.2, others=lamb(1e-2))
+        >>> state = optimizer.init(params)
+        >>> grads = jax.grad(lambda p: jnp.sum(p["kernel"] ** 2) + jnp.sum(p["bias"]))(params)
+        >>> updates, state = optimizer.update(grads, state, params)
+        >>> print(updates["bias"])
+        [-0.01 -0.01]
+
+    References:
+        Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024,
+        https://kellerjordan.github.io/posts/muon.
+        Liu et al., *Muon is Scalable for LLM Training*, arXiv 2502.16982, Algorithm 1.
+    """
+    groups = check_groups(groups, stacked, unknown="grad_centralization")
+    check_flag("trust_ratio", trust_ratio)
+    rate = groups.vary("learning_rate", learning_rate)
+    matrices = chain(
+        orthogonalize_momentum(
+            beta,
+            eps,
+            nesterov=nesterov,
+            ns_coeffs=ns_coeffs,
+            ns_steps=ns_steps,
+            ns_dtype=ns_dtype,
+            matrix_axes=matrix_axes,
+            stacked=stacked,
+            mu_dtype=mu_dtype,
+        ),
+        scale_by_matrix_shape(consistent_rms, matrix_axes=matrix_axes, stacked=stacked),
+        add_decayed_weights(
+            groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
+        ),
+        scale_by_trust_ratio(
+            trust_ratio_mask=None if trust_ratio else lambda params: False, stacked=stacked
+        ),
+        scale_by_learning_rate(rate),
+    )
+    if others is None:
+        others = chain(
+            scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype),
+            scale_by_learning_rate(rate),
+        )
+    stacks = check_stacked(stacked)
+
+    def owners(params: optax.Params) -> Any:
+        axes = axes_of_matrices(matrix_axes, stacks, params)
+        chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
+        labels = [
+            "matrices" if own and pair else "others" for own, pair in zip(chosen, axes, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(params), labels)
+
+    return optax.partition({"matrices": matrices, "others": others}, owners)

@@ -1,0 +1,181 @@
+"""Matrices among the parameters: which axes are rows and which are columns."""
+
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.paths import leaf_names, named_leaves
+from optax_largebatch.params.prefixes import broadcast_prefix
+from optax_largebatch.params.rules import matching
+from optax_largebatch.params.stacked import Stacked
+
+MatrixAxes = Mapping[str, Any] | Callable[[Any], Any] | Any
+"""Patterns, a function of the parameters, or a tree (or prefix): for each parameter a pair of the
+axes of rows and those of columns, or None for no matrix."""
+
+
+class Matrices(NamedTuple):
+    """The matrices in one parameter; the axes that are neither rows nor columns stack them."""
+
+    rows: tuple[int, ...]
+    """The axes that one multiplies over, in `inputs @ matrix`."""
+    columns: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def whole(self) -> "Matrices":
+        """The same, of a parameter that every device has whole."""
+        nothing = tuple(() for _ in self.layout.shape)
+        return self._replace(layout=self.layout._replace(mesh_axes=nothing))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of one matrix."""
+        height, width = (
+            math.prod(self.layout.shape[axis] for axis in axes)
+            for axes in (self.rows, self.columns)
+        )
+        return height, width
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """The axes that stack matrices."""
+        own = {*self.rows, *self.columns}
+        return tuple(axis for axis in range(len(self.layout.shape)) if axis not in own)
+
+    @property
+    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The axes of the shorter side and those of the longer one."""
+        height, width = self.shape
+        return (self.rows, self.columns) if height <= width else (self.columns, self.rows)
+
+    def lying(self, x: jax.Array) -> jax.Array:
+        """The matrices of an array like the parameter, one after the other, on their long sides."""
+        shorter, _ = self.sides
+        order = (*self.stack, *shorter, *self.sides[1])
+        sizes = [math.prod(x.shape[axis] for axis in axes) for axes in (shorter, self.sides[1])]
+        return jnp.transpose(x, order).reshape(-1, *sizes)
+
+    def back(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The array of this shape that `lying` was made of."""
+        order = (*self.stack, *self.sides[0], *self.sides[1])
+        turned = matrices.reshape([shape[axis] for axis in order])
+        return jnp.transpose(turned, sorted(range(len(order)), key=order.__getitem__))
+
+
+def axes_of_matrices(
+    matrix_axes: MatrixAxes, stacked: Stacked, params: Any
+) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
+    """The axes of rows and of columns of each parameter, None for one that is no matrix.
+
+    Args:
+        matrix_axes: the argument of this name; what it does not speak of is a matrix if its blocks
+            have two axes.
+        stacked: the stacks among the parameters.
+        params: the parameters.
+
+    Raises:
+        TypeError: what stands for a parameter is no pair of axes.
+        ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
+    """
+    own = [
+        _two_axes(leaf.ndim, axes)
+        for leaf, axes in zip(jax.tree.leaves(params), stacked.axes(params), strict=True)
+    ]
+    if matrix_axes is None or not own:
+        return own
+    if _is_patterns(matrix_axes):
+        for pattern, pair in matrix_axes.items():
+            try:
+                chosen = matching(pattern).select(named_leaves(params))
+            except ValueError as error:
+                raise ValueError(f"matrix_axes: {error}") from None
+            visible = [
+                flag
+                for flag, (name, _) in zip(chosen, named_leaves(params), strict=True)
+                if name in {*leaf_names(params)}
+            ]
+            own = [pair if flag else old for flag, old in zip(visible, own, strict=True)]
+    else:
+        tree = matrix_axes(params) if callable(matrix_axes) else matrix_axes
+        own = broadcast_prefix("matrix_axes", tree, params, lambda x: x is None or _is_pair(x))
+    names = leaf_names(params)
+    columns = zip(names, jax.tree.leaves(params), own, strict=True)
+    return [_checked(name, leaf.ndim, pair) for name, leaf, pair in columns]
+
+
+def matrices_of(
+    matrix_axes: MatrixAxes, stacked: Stacked, leaves: Leaves, who: str
+) -> list[Matrices]:
+    """The matrices of each parameter.
+
+    Args:
+        matrix_axes: the argument of this name.
+        stacked: the stacks among the parameters.
+        leaves: the parameters.
+        who: the transformation, for messages.
+
+    Raises:
+        ValueError: a parameter is no matrix; or, inside `jax.shard_map`, it is split and its type
+            does not say along which axis.
+    """
+    found = []
+    for index, pair in enumerate(axes_of_matrices(matrix_axes, stacked, leaves.tree)):
+        if pair is None:
+            name, shape = leaf_names(leaves.tree)[index], leaves.arrays[index].shape
+            raise ValueError(
+                f"{who} works on matrices, and {name!r} of shape {shape} is none. Say which axes "
+                "are its rows and columns by matrix_axes={'pattern': (rows, columns)}, which axes "
+                "stack layers by stacked=, or leave it to another transformation: muon() does."
+            )
+        found.append(Matrices(*pair, leaves.layout(index, f"{who} works on whole matrices")))
+    return found
+
+
+def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:
+    """The axes of a block, if it has two."""
+    axes = [axis for axis in range(ndim) if axis not in stacked]
+    return ((axes[0],), (axes[1],)) if len(axes) == 2 else None
+
+
+def _is_patterns(matrix_axes: Any) -> bool:
+    return isinstance(matrix_axes, dict) and all(
+        isinstance(key, str) and (own is None or _is_pair(own)) for key, own in matrix_axes.items()
+    )
+
+
+def _is_pair(node: Any) -> bool:
+    return isinstance(node, tuple) and len(node) == 2 and all(map(_is_axes, node))
+
+
+def _is_axes(node: Any) -> bool:
+    axes = node if isinstance(node, tuple | list) else (node,)
+    return bool(axes) and all(type(axis) is int for axis in axes)
+
+
+def _checked(name: str, ndim: int, pair: Any) -> Any:
+    """The axes of a parameter, counted from 0."""
+    if pair is None:
+        return None
+    if not _is_pair(pair):
+        raise TypeError(
+            f"matrix_axes: for {name!r} it must have a pair (rows, columns) of axes, such as "
+            f"(0, 1) or ((0, 1, 2), 3), or None for no matrix; got {pair!r}."
+        )
+    rows, columns = (tuple(x) if isinstance(x, tuple | list) else (x,) for x in pair)
+    if not all(-ndim <= axis < ndim for axis in (*rows, *columns)):
+        raise ValueError(
+            f"matrix_axes: {name!r} has {ndim} axes, and is given the pair {pair!r}. Count axes "
+            "from 0, or narrow the pattern."
+        )
+    rows, columns = (tuple(axis % ndim for axis in axes) for axes in (rows, columns))
+    if len({*rows, *columns}) < len(rows) + len(columns):
+        raise ValueError(
+            f"matrix_axes: for {name!r} an axis stands twice in {pair!r}. Each axis is one of the "
+            "rows, one of the columns, or in neither."
+        )
+    return rows, columns

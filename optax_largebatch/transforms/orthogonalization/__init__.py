@@ -1,0 +1,1 @@
+"""Updates of matrices with all singular values near 1, as Muon takes them."""

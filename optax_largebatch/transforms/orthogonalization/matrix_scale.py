@@ -1,0 +1,80 @@
+"""A factor for each matrix that follows from its shape."""
+
+import jax
+import optax
+
+from optax_largebatch.arguments import Scalar, check_optional_number
+from optax_largebatch.engine.requests import Leaf
+from optax_largebatch.engine.to_optax import transformation
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.matrices import MatrixAxes, matrices_of
+from optax_largebatch.params.stacked import Stacked, check_stacked
+
+
+def scale_by_matrix_shape(
+    consistent_rms: Scalar | None = None,
+    *,
+    matrix_axes: MatrixAxes = None,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Scales each matrix by a number that its rows and columns give.
+
+    .. math::
+
+        u \leftarrow r \sqrt{\max(n_\text{rows}, n_\text{columns})} \, u
+        \quad\text{or, of no } r\text{,}\quad
+        u \leftarrow \sqrt{\max(1, n_\text{columns} / n_\text{rows})} \, u
+
+    An orthogonal matrix has a root mean square of :math:`1 / \sqrt{\max(n_\text{rows},
+    n_\text{columns})}`, so the first gives all matrices the root mean square :math:`r`. With
+    :math:`r = 0.2` that is about what Adam's steps have, whose learning rates and decay then serve
+    Muon too.
+
+    Args:
+        consistent_rms: :math:`r`, positive; None for the second rule.
+        matrix_axes: which axes are the rows and columns, as in `orthogonalize_momentum`.
+        stacked: the parameters that stack layers, from `stacked_layers`. None for none.
+
+    Returns:
+        A transformation without state.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range, or a parameter is no matrix.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_matrix_shape
+        >>> transform = scale_by_matrix_shape(0.2)
+        >>> update = jnp.eye(4)
+        >>> updates, _ = transform.update(update, transform.init(update))
+        >>> print(updates[0])
+        [0.4 0.  0.  0. ]
+
+    References:
+        Liu et al., *Muon is Scalable for LLM Training*, arXiv 2502.16982, equation 4.
+        Jordan et al., *Muon*, 2024, https://kellerjordan.github.io/posts/muon.
+    """
+    check_optional_number("consistent_rms", consistent_rms, "(0, inf)")
+    stacks = check_stacked(stacked)
+
+    def choices(leaves: Leaves) -> list[float]:
+        shapes = [
+            x.shape for x in matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
+        ]
+        if consistent_rms is None:
+            return [max(1.0, columns / rows) ** 0.5 for rows, columns in shapes]
+        return [max(shape) ** 0.5 for shape in shapes]
+
+    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, optax.EmptyState]:
+        return at.scalars * at.choice * update, at.state
+
+    return transformation(
+        LeafTransform(
+            leaf,
+            scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
+            choices=choices,
+            given="parts",
+        )
+    )

@@ -1,0 +1,88 @@
+"""Newton-Schulz iterations: the orthogonal factor of a matrix, by products of matrices alone."""
+
+from collections.abc import Sequence
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch.norms import sum_of_squares
+
+Coefficients = tuple[tuple[float, float, float], ...]
+"""The three coefficients of each iteration."""
+
+PUBLISHED: dict[str, Coefficients] = {
+    "standard": ((3.4445, -4.7750, 2.0315),),
+    "dion": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+    "polar_express": (
+        (8.28721201814563, -23.595886519098837, 17.300387312530933),
+        (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+        (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+        (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+        (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    ),
+}
+"""Those of Jordan, of Dion (arXiv 2504.05295), and of the Polar Express (arXiv 2505.16932)."""
+
+
+def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> jax.Array:
+    """The matrix with all its singular values near 1.
+
+    Args:
+        matrix: has at most as many rows as columns.
+        coefficients: those of each iteration.
+        eps: added to the norm that the matrix is divided by.
+    """
+    norm = jnp.sqrt(sum_of_squares(matrix)).astype(matrix.dtype)
+    x = matrix / (norm + eps)
+    for a, b, c in coefficients:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x
+
+
+def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:
+    """The coefficients of each iteration that the arguments of these names mean.
+
+    Raises:
+        TypeError: `ns_coeffs` holds something else than numbers.
+        ValueError: they are none of the published ones, no three numbers, nor a sequence of such.
+    """
+    allowed = (
+        f"one of {', '.join(map(repr, PUBLISHED))}, three numbers, which serve every iteration, or "
+        "a sequence of three numbers for each of them"
+    )
+    if isinstance(ns_coeffs, str):
+        if ns_coeffs not in PUBLISHED:
+            raise ValueError(f"ns_coeffs must be {allowed}; got {ns_coeffs!r}.")
+        published = PUBLISHED[ns_coeffs]
+        return published * ns_steps if len(published) == 1 else published
+    if _is_triple(ns_coeffs):
+        return (_triple(ns_coeffs),) * ns_steps
+    if isinstance(ns_coeffs, Sequence) and ns_coeffs and all(map(_is_triple, ns_coeffs)):
+        return tuple(map(_triple, ns_coeffs))
+    raise ValueError(
+        f"ns_coeffs must be {allowed}; got {ns_coeffs!r}. They are Python numbers, known when the "
+        "step is traced: with optax.inject_hyperparams name ns_coeffs in static_args."
+    )
+
+
+def _is_triple(node: Any) -> bool:
+    return (
+        isinstance(node, Sequence)
+        and not isinstance(node, str)
+        and len(node) == 3
+        and all(isinstance(x, numbers.Real) for x in node)
+    )
+
+
+def _triple(node: Any) -> tuple[float, float, float]:
+    a, b, c = map(float, node)
+    return a, b, c

@@ -1,0 +1,156 @@
+"""Momentum whose matrices are made orthogonal: the direction of Muon."""
+
+import functools
+import numbers
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from optax_largebatch.arguments import (
+    Scalar,
+    check_dtype,
+    check_flag,
+    check_integer,
+    check_number,
+)
+from optax_largebatch.engine.requests import Leaf, LeafProgram, each_matrix, materialize
+from optax_largebatch.engine.state import Counter, PerParameter, declare
+from optax_largebatch.engine.to_optax import transformation
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.numerics import momentum_weights
+from optax_largebatch.params.matrices import MatrixAxes, matrices_of
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.orthogonalization.newton_schulz import (
+    checked_coefficients,
+    newton_schulz,
+)
+
+
+class OrthogonalizeMomentumState(NamedTuple):
+    """State of `orthogonalize_momentum`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    mu: optax.Updates
+    """Running means of the gradients, like the parameters."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    beta: Any
+    momentum: Any
+    """The weight of the running mean in the direction."""
+    gradient: Any
+    """The weight of the gradient in it."""
+
+
+def orthogonalize_momentum(
+    beta: Scalar = 0.95,
+    eps: float = 1e-8,
+    *,
+    nesterov: bool = True,
+    ns_coeffs: Any = "standard",
+    ns_steps: int = 5,
+    ns_dtype: jax.typing.DTypeLike | None = None,
+    matrix_axes: MatrixAxes = None,
+    stacked: Stacked | None = None,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Replaces each matrix of a running mean of the gradient by its orthogonal factor, nearly.
+
+    .. math::
+
+        m_t &= \beta m_{t-1} + (1 - \beta) g_t, \qquad
+        d_t = \frac{\beta m_t}{1 - \beta^{t+1}} + \frac{(1 - \beta) g_t}{1 - \beta^t} \\
+        X_0 &= \frac{d_t}{\lVert d_t \rVert_F + \epsilon}, \qquad
+        X_{k+1} = a_k X_k + \left(b_k X_k X_k^\top + c_k (X_k X_k^\top)^2\right) X_k, \qquad
+        u_t = X_K
+
+    Of :math:`d_t = U \Sigma V^\top` that leaves about :math:`U V^\top`: all singular values lie
+    near 1 (with the standard coefficients between 0.7 and 1.2). Where a matrix is split between
+    devices, nothing is gathered: matrices of one shape are exchanged, so that each device works on
+    some of them. That needs to know how they are split: see `partition_specs` in `chain`.
+
+    Args:
+        beta: :math:`\beta`, in [0, 1).
+        eps: :math:`\epsilon`, 0 or more; a Python number.
+        nesterov: False leaves the gradient out of the direction:
+            :math:`d_t = m_t / (1 - \beta^t)`.
+        ns_coeffs: :math:`(a_k, b_k, c_k)`: three numbers, which serve all iterations, or a
+            sequence of three numbers for each of them; or `"standard"`, `"dion"` or
+            `"polar_express"`, which are published ones.
+        ns_steps: :math:`K`, 1 or more, where three numbers serve all iterations.
+        ns_dtype: dtype of the iterations, and of what travels between devices; None for float32
+            (float64 for float64 parameters). bfloat16 is what Muon is mostly used with.
+        matrix_axes: which axes are the rows and columns of matrices: patterns, such as
+            `{"conv": ((0, 1, 2), 3)}`, a function of the parameters, or a tree or prefix of pairs
+            `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The axes of a parameter
+            that are neither stack matrices. What it does not name must have two axes.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is a matrix.
+            None for none.
+        mu_dtype: dtype of :math:`m_t`; None for float32 (float64 for float64 parameters).
+
+    Returns:
+        A transformation; its state is an `OrthogonalizeMomentumState`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range, a parameter is no matrix; or, inside
+            `jax.shard_map`, it is split and `partition_specs` are not given.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import orthogonalize_momentum
+        >>> transform = orthogonalize_momentum(ns_coeffs=(1.5, -0.5, 0.0), ns_steps=12)
+        >>> gradient = jnp.array([[3.0, 0.0], [0.0, -0.5]])
+        >>> updates, _ = transform.update(gradient, transform.init(gradient))
+        >>> print(updates.round(3) + 0.0)
+        [[ 1.  0.]
+         [ 0. -1.]]
+
+    References:
+        Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024,
+        https://kellerjordan.github.io/posts/muon.
+        Ahn et al., *Dion: Distributed Orthonormalized Updates*, arXiv 2504.05295.
+        Amsel et al., *The Polar Express*, arXiv 2505.16932, for its coefficients.
+    """
+    check_number("beta", beta, "[0, 1)")
+    if not isinstance(eps, numbers.Real):
+        raise TypeError(
+            f"eps must be a Python number in [0, inf), got {eps!r}. With optax.inject_hyperparams "
+            "name it in static_args=('eps',)."
+        )
+    check_number("eps", eps, "[0, inf)")
+    check_flag("nesterov", nesterov)
+    check_integer("ns_steps", ns_steps, at_least=1)
+    check_dtype("ns_dtype", ns_dtype)
+    check_dtype("mu_dtype", mu_dtype)
+    stacks = check_stacked(stacked)
+    coefficients = checked_coefficients(ns_coeffs, ns_steps)
+    orthogonal = functools.partial(newton_schulz, coefficients=coefficients, eps=float(eps))
+
+    def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
+        return _Scalars(beta, *momentum_weights(beta, state.count + 1, nesterov))
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        step: _Scalars = at.scalars
+        mu = yield materialize(step.beta * at.state.mu + (1 - step.beta) * update, mu_dtype)
+        direction = step.momentum * mu
+        if nesterov:
+            direction = direction + step.gradient * update
+        matrices = yield each_matrix(orthogonal, direction, at.choice, ns_dtype)
+        return matrices, at.state._replace(mu=mu)
+
+    return transformation(
+        LeafTransform(
+            leaf,
+            state=declare(OrthogonalizeMomentumState, count=Counter(), mu=PerParameter(mu_dtype)),
+            scalars=scalars,
+            choices=lambda leaves: matrices_of(
+                matrix_axes, stacks, leaves, "orthogonalize_momentum"
+            ),
+            given="parts",
+        )
+    )
