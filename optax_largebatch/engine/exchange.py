@@ -8,16 +8,20 @@ the results. If there are fewer matrices than devices, some devices work on zero
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+import itertools
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.tracing import OnMatrices
 from optax_largebatch.params.leaves import mesh_axes
 from optax_largebatch.params.matrices import Matrices
+
+AT_A_TIME = 2**22
+"""The elements of matrices from which their products fill a device."""
 
 Key = TypeVar("Key")
 Asked = tuple[jax.Array, OnMatrices]
@@ -38,12 +42,14 @@ class Exchange(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a lying matrix is cut into the parts that devices have."""
+    """How a matrix is cut into the parts that devices have."""
 
     lengths: tuple[int, ...]
-    """Of a part, along each axis."""
+    """Of a part, along the axes of its rows and those of its columns."""
     names: tuple[tuple[str, ...], ...]
     """The mesh axes that cut each axis."""
+    turned: int
+    """How many axes come last in the exchange, where a high matrix lies on its long side."""
 
     def joined(self, parts: jax.Array, exchange: Exchange) -> jax.Array:
         """Matrices of their parts: (devices, matrices, elements) to (matrices, rows, columns)."""
@@ -62,10 +68,12 @@ class Cut(NamedTuple):
     def _order(self, exchange: Exchange) -> tuple[list[int], list[int]]:
         """The lengths of the mesh axes, and where each axis stands in a whole matrix."""
         across = exchange.across
-        order = [len(across)]
-        for axis, names in enumerate(self.names, len(across) + 1):
-            order += [*map(across.index, names), axis]
-        return [norms.devices_along((name,)) for name in across], order
+        whole = [
+            [*map(across.index, names), axis]
+            for axis, names in enumerate(self.names, len(across) + 1)
+        ]
+        whole = [*whole[self.turned :], *whole[: self.turned]]
+        return [norms.devices_along((x,)) for x in across], [len(across), *itertools.chain(*whole)]
 
 
 class Share(NamedTuple):
@@ -77,11 +85,24 @@ class Share(NamedTuple):
     """The number of the first one, and of the one after the last."""
 
 
+def turns(asked: Mapping[Key, Asked]) -> list[list[Key]]:
+    """Which arrays are worked on together: those whose matrices are exchanged together."""
+    alike: dict[Any, list[Key]] = {}
+    on_a_mesh = _mesh_of_types(asked) is not None
+    for key, (x, on) in asked.items():
+        own = _exchange(x, on)
+        moves = own.across or own.copies or on_a_mesh
+        alike.setdefault(own if moves else key, []).append(key)
+    return list(alike.values())
+
+
 def worked_on(asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
     """What becomes of the matrices of several arrays, each by its function."""
-    mesh = _explicit_mesh(asked)
-    if mesh is not None:
+    mesh = _mesh_of_types(asked)
+    if mesh is not None and AxisType.Explicit in mesh.axis_types:
         return _by_their_types(asked, mesh)
+    if mesh is not None:
+        return _spread(asked, mesh)
     results: dict[Key, jax.Array] = {}
     exchanges: dict[Exchange, list[Key]] = {}
     for key, (x, on) in asked.items():
@@ -97,17 +118,34 @@ def worked_on(asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
 
 def _here(x: jax.Array, on: OnMatrices) -> jax.Array:
     """The matrices of a leaf that is whole, or split between matrices only."""
-    lying = on.matrices.lying(x)
-    if len(lying) == 1:
-        return on.matrices.back(on.function(lying[0])[None], x.shape)
-    return on.matrices.back(jax.vmap(on.function)(lying), x.shape)
+    return on.matrices.back(_each(on.function, on.matrices.apart(x)), x.shape)
+
+
+def _each(function: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
+    """A function of each matrix, of as many at a time as make products that fill a device.
+
+    Each result is written over its matrix, so that little memory is taken besides.
+    """
+    number, height, width = matrices.shape
+    together = max(AT_A_TIME // max(height * width, 1), 1)
+    of_several = jax.vmap(function)
+    if number <= together:
+        return of_several(matrices) if number > 1 else function(matrices[0])[None]
+    whole = number // together
+
+    def step(turn: Any, matrices: jax.Array) -> jax.Array:
+        own = jax.lax.dynamic_slice_in_dim(matrices, turn * together, together)
+        return jax.lax.dynamic_update_slice_in_dim(matrices, of_several(own), turn * together, 0)
+
+    matrices = jax.lax.fori_loop(0, whole, step, matrices)
+    rest = matrices[whole * together :]
+    return matrices.at[whole * together :].set(of_several(rest)) if len(rest) else matrices
 
 
 def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
     """The exchange that an array takes part in."""
-    shorter, longer = on.matrices.sides
     height, width = sorted(on.matrices.shape)
-    across = _bound(on.matrices, (*shorter, *longer))
+    across = _bound(on.matrices, (*on.matrices.rows, *on.matrices.columns))
     between = _bound(on.matrices, on.matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     copies = tuple(
@@ -125,7 +163,7 @@ def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
 def _exchanged(exchange: Exchange, asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
     """The results for arrays of one exchange."""
     # Alike cuts follow each other, so that few devices have to look at matrices in two ways.
-    columns = {key: (_cut(x, on.matrices), on.matrices.lying(x)) for key, (x, on) in asked.items()}
+    columns = {key: (_cut(x, on.matrices), on.matrices.apart(x)) for key, (x, on) in asked.items()}
     keys = sorted(columns, key=lambda key: columns[key][0])
     units = [columns[key][1].reshape(len(columns[key][1]), -1) for key in keys]
     shares: dict[Cut, Share] = {}
@@ -146,9 +184,11 @@ def _exchanged(exchange: Exchange, asked: Mapping[Key, Asked]) -> dict[Key, jax.
 
 def _cut(x: jax.Array, matrices: Matrices) -> Cut:
     """How the matrices of an array are cut."""
-    axes = [axis for side in matrices.sides for axis in side]
+    axes = (*matrices.rows, *matrices.columns)
     names = [tuple(filter(norms.is_bound, matrices.layout.mesh_axes[axis])) for axis in axes]
-    return Cut(tuple(x.shape[axis] for axis in axes), tuple(names))
+    height, width = matrices.shape
+    turned = len(matrices.rows) if height > width else 0
+    return Cut(tuple(x.shape[axis] for axis in axes), tuple(names), turned)
 
 
 def _shared_out(exchange: Exchange, parts: jax.Array, shares: Sequence[Share]) -> jax.Array:
@@ -180,7 +220,7 @@ def _shared_out(exchange: Exchange, parts: jax.Array, shares: Sequence[Share]) -
         return result
 
     matrices = one_of_ways([x.cut.joined(own, exchange) for x in shares], 0)
-    matrices = jax.vmap(exchange.function)(matrices)
+    matrices = _each(exchange.function, matrices)
     own = one_of_ways([x.cut.apart(matrices, exchange) for x in shares], 1)
     if across:
         own = jax.lax.all_to_all(own, across, 0, 0)
@@ -189,13 +229,45 @@ def _shared_out(exchange: Exchange, parts: jax.Array, shares: Sequence[Share]) -
     return done[:number]
 
 
-def _explicit_mesh(asked: Mapping[Key, Asked]) -> jax.sharding.AbstractMesh | None:
-    """The mesh that the types of arrays know, where they say how these are split."""
+def _mesh_of_types(asked: Mapping[Key, Asked]) -> jax.sharding.AbstractMesh | None:
+    """The mesh of several devices that the types of arrays know, outside of `jax.shard_map`."""
     for x, _ in asked.values():
         mesh = jax.typeof(x).sharding.mesh
-        if not mesh.empty and AxisType.Explicit in mesh.axis_types and mesh.size > 1:
+        if mesh.size > 1 and AxisType.Manual not in mesh.axis_types:
             return mesh
     return None
+
+
+def _spread(asked: Mapping[Key, Asked], mesh: jax.sharding.AbstractMesh) -> dict[Key, jax.Array]:
+    """The results for arrays of which nobody says how they are split: the compiler knows it.
+
+    It is told to have whole matrices on each device, and makes all-to-alls of that.
+    """
+    results: dict[Key, jax.Array] = {}
+    alike: dict[Any, list[Key]] = {}
+    for key, (x, on) in asked.items():
+        alike.setdefault((on.function, on.matrices.shape, x.dtype), []).append(key)
+    some_each = jax.sharding.NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    for (function, *_), keys in alike.items():
+        apart = [asked[key][1].matrices.apart(asked[key][0]) for key in keys]
+        number = sum(map(len, apart))
+        zeros = jnp.zeros((-number % mesh.size, *apart[0].shape[1:]), apart[0].dtype)
+        matrices = jnp.concatenate([*apart, zeros])
+        matrices = jax.lax.with_sharding_constraint(matrices, some_each)
+        matrices = jax.lax.with_sharding_constraint(jax.vmap(function)(matrices), some_each)
+        for key, own in zip(keys, apart, strict=True):
+            x, on = asked[key]
+            results[key] = on.matrices.back(matrices[: len(own)], x.shape)
+            matrices = matrices[len(own) :]
+    return results
+
+
+def _by_its_type(x: jax.Array, on: OnMatrices) -> OnMatrices:
+    """The same, for an array whose type says how it is split."""
+    spec = norms.explicit_spec(x)
+    names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
+    layout = on.matrices.layout._replace(mesh_axes=names)
+    return on._replace(matrices=on.matrices._replace(layout=layout))
 
 
 def _by_their_types(
@@ -203,11 +275,7 @@ def _by_their_types(
 ) -> dict[Key, jax.Array]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
     specs = {key: norms.explicit_spec(x) for key, (x, _) in asked.items()}
-    on_shards = {}
-    for key, (x, on) in asked.items():
-        names = tuple(mesh_axes(entry) for entry in (*specs[key], *[None] * x.ndim)[: x.ndim])
-        layout = on.matrices.layout._replace(mesh_axes=names)
-        on_shards[key] = on._replace(matrices=on.matrices._replace(layout=layout))
+    on_shards = {key: _by_its_type(x, on) for key, (x, on) in asked.items()}
 
     def on_one_device(arrays: dict[Key, jax.Array]) -> dict[Key, jax.Array]:
         return worked_on({key: (x, on_shards[key]) for key, x in arrays.items()})

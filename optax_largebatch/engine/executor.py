@@ -16,11 +16,11 @@ import jax
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import barrier, merged_inside
 from optax_largebatch.engine.contract.shared import check_shared
-from optax_largebatch.engine.exchange import worked_on
+from optax_largebatch.engine.exchange import turns, worked_on
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.scalars import Scalars
-from optax_largebatch.engine.tracing import MEANS, LeafArrays, accumulation_dtype
+from optax_largebatch.engine.tracing import MEANS, LeafArrays, OnMatrices, accumulation_dtype
 from optax_largebatch.engine.transform import LeafTransform
 
 
@@ -176,7 +176,7 @@ class Execution:
 
     def _take_round_in_step(self, waiting: list[int], of_all_leaves: bool) -> None:
         """Takes leaves through one round, for which devices or leaves need each other."""
-        on_matrices = [i for i in waiting if self._ahead(i)[0].on_matrices]
+        on_matrices = {i: x for i in waiting if (x := self._ahead(i)[0].on_matrices)}
         if on_matrices:
             self._work_on_matrices(on_matrices)
             return
@@ -200,17 +200,27 @@ class Execution:
             answers = [whole[i, k] for k in range(len(self._ahead(i)[0].asked))]
             self._progress[i] = self._progress[i].after(stored[i], answers)
 
-    def _work_on_matrices(self, waiting: list[int]) -> None:
-        """Takes leaves through a round of work on their matrices."""
-        stored: dict[int, list[jax.Array]] = {}
-        asked: dict[int, Any] = {}
-        for i in waiting:
-            stored[i], array = self._matrices_of_leaf(
-                self._programs[i], self._leaves[i], self._scalars, self._progress[i]
-            )
-            asked[i] = array, self._ahead(i)[0].on_matrices
-        for i, x in worked_on(asked).items():
-            self._progress[i] = self._progress[i].after(stored[i], worked_on=[x])
+    def _work_on_matrices(self, waiting: Mapping[int, OnMatrices]) -> None:
+        """Takes leaves through a round of work on their matrices, those of one shape at a time.
+
+        The next gradients wait for what becomes of these, or XLA would work on all at once and need
+        memory for all.
+        """
+        alike = turns({i: (self._leaves[i].gradient, on) for i, on in waiting.items()})
+        for now, following in itertools.zip_longest(alike, alike[1:], fillvalue=[]):
+            stored: dict[int, list[jax.Array]] = {}
+            asked: dict[int, Any] = {}
+            for i in now:
+                stored[i], array = self._matrices_of_leaf(
+                    self._programs[i], self._leaves[i], self._scalars, self._progress[i]
+                )
+                asked[i] = array, waiting[i]
+            gradients = {i: self._leaves[i].gradient for i in following}
+            done, gradients = barrier((worked_on(asked), gradients))
+            for i, x in done.items():
+                self._progress[i] = self._progress[i].after(stored[i], worked_on=[x])
+            for i, gradient in gradients.items():
+                self._leaves[i] = self._leaves[i]._replace(gradient=gradient)
 
     def _group_by_itself(
         self,

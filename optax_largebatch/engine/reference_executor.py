@@ -99,7 +99,7 @@ def _answer(asked: Statistic) -> jax.Array:
 
 def _worked_on(asked: EachMatrix, x: jax.Array) -> jax.Array:
     """The array with the function of each of its matrices in the place of the matrix."""
-    done = [asked.function(matrix) for matrix in asked.matrices.lying(x)]
+    done = [asked.function(matrix) for matrix in asked.matrices.apart(x)]
     return asked.matrices.back(jnp.stack(done), x.shape)
 
 

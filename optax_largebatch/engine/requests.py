@@ -92,9 +92,8 @@ def each_matrix(
     """Asks for a function of each matrix of an array, wherever the parts of the matrix are.
 
     Args:
-        function: takes a matrix with at most as many rows as columns to one of the same shape; a
-            higher one is transposed before and after. All leaves give the same function, so that
-            their matrices are exchanged together.
+        function: takes a matrix to one of the same shape, and the transposed one to the transposed
+            result. All leaves give the same function, so that their matrices are exchanged together.
         array: an array of the shape of the leaf.
         matrices: which of its axes are rows and columns, from `matrices_of`.
         dtype: in which the function is given its matrix and the devices exchange it; None for the

@@ -47,22 +47,15 @@ class Matrices(NamedTuple):
         own = {*self.rows, *self.columns}
         return tuple(axis for axis in range(len(self.layout.shape)) if axis not in own)
 
-    @property
-    def sides(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes of the shorter side and those of the longer one."""
-        height, width = self.shape
-        return (self.rows, self.columns) if height <= width else (self.columns, self.rows)
-
-    def lying(self, x: jax.Array) -> jax.Array:
-        """The matrices of an array like the parameter, one after the other, on their long sides."""
-        shorter, _ = self.sides
-        order = (*self.stack, *shorter, *self.sides[1])
-        sizes = [math.prod(x.shape[axis] for axis in axes) for axes in (shorter, self.sides[1])]
-        return jnp.transpose(x, order).reshape(-1, *sizes)
+    def apart(self, x: jax.Array) -> jax.Array:
+        """The matrices of an array like the parameter, or their parts, one after the other."""
+        order = (*self.stack, *self.rows, *self.columns)
+        sides = [math.prod(x.shape[axis] for axis in own) for own in (self.rows, self.columns)]
+        return jnp.transpose(x, order).reshape(-1, *sides)
 
     def back(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The array of this shape that `lying` was made of."""
-        order = (*self.stack, *self.sides[0], *self.sides[1])
+        """The array of this shape that was taken `apart`."""
+        order = (*self.stack, *self.rows, *self.columns)
         turned = matrices.reshape([shape[axis] for axis in order])
         return jnp.transpose(turned, sorted(range(len(order)), key=order.__getitem__))
 

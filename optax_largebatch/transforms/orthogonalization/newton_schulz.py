@@ -36,15 +36,17 @@ def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> 
     """The matrix with all its singular values near 1.
 
     Args:
-        matrix: has at most as many rows as columns.
+        matrix: two axes.
         coefficients: those of each iteration.
         eps: added to the norm that the matrix is divided by.
     """
     norm = jnp.sqrt(sum_of_squares(matrix)).astype(matrix.dtype)
     x = matrix / (norm + eps)
+    is_high = x.shape[0] > x.shape[1]  # of its two products with itself the smaller one is enough
     for a, b, c in coefficients:
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        gram = x.T @ x if is_high else x @ x.T
+        factor = b * gram + c * gram @ gram
+        x = a * x + (x @ factor if is_high else factor @ x)
     return x
 
 
