@@ -97,6 +97,24 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "accumulate_momentum": (MOMENTUM,),
         "apply_updates": (APPLY_MOMENTUM,),
     },
+    "muon": {
+        "orthogonalize_momentum": (
+            r"$m_t = \beta\, m_{t-1} + (1 - \beta)\, g_t$",
+            r"$d = \dfrac{\beta\, m_t}{1 - \beta^{t+1}} + \dfrac{(1 - \beta)\, g_t}{1 - \beta^t}$",
+            r"$X = d \; / \; \Vert d \Vert$, and five times:",
+            r"$X \leftarrow a X + (b\, X X^\top + c\, (X X^\top)^2)\, X$",
+        ),
+        "scale_by_matrix_shape": (
+            r"$u = \sqrt{\max(1, n_{columns} / n_{rows})}\; X$",
+            r"or $u = 0.2\, \sqrt{\max(n_{rows}, n_{columns})}\; X$",
+        ),
+        "add_decayed_weights": (DECAY,),
+        "scale_by_trust_ratio": (
+            r"if asked for: $u \leftarrow \dfrac{\Vert w \Vert}{\Vert u \Vert}\, u$",
+        ),
+        "scale_by_learning_rate": (RATE,),
+        "apply_updates": (APPLY,),
+    },
     "eve": {
         "centralize_gradients": (CENTRALIZE,),
         "scale_by_adam": ADAM,
@@ -205,6 +223,9 @@ class _Reader:
         if isinstance(node, ast.Tuple):
             return tuple(link for one in node.elts for link in self.links_of(one))
         assert isinstance(node, ast.Call), ast.dump(node)
+        if ast.unparse(node.func) == "optax.partition":  # the first is what the optimizer is named for
+            assert isinstance(node.args[0], ast.Dict)
+            return self.links_of(node.args[0].values[0])
         assert isinstance(node.func, ast.Name), ast.dump(node)
         if node.func.id == "chain":
             return tuple(link for one in node.args for link in self.links_of(one))

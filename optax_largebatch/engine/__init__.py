@@ -12,6 +12,7 @@ from optax_largebatch.engine.requests import (
     block_norms,
     block_rms,
     block_sums,
+    each_matrix,
     global_norm,
     in_parallel,
     materialize,
@@ -30,6 +31,7 @@ from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.layers import Layers
 from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.matrices import Matrices, matrices_of
 
 __all__ = [
     "Counter",
@@ -37,6 +39,7 @@ __all__ = [
     "Leaf",
     "LeafTransform",
     "Leaves",
+    "Matrices",
     "NumberPerBlock",
     "PerAxis",
     "PerParameter",
@@ -48,10 +51,12 @@ __all__ = [
     "block_rms",
     "block_sums",
     "declare",
+    "each_matrix",
     "global_norm",
     "in_parallel",
     "leaf_transform_of",
     "materialize",
+    "matrices_of",
     "reference",
     "transformation",
 ]

@@ -93,7 +93,7 @@ def each_matrix(
 
     Args:
         function: takes a matrix to one of the same shape, and the transposed one to the transposed
-            result. All leaves give the same function, so that their matrices are exchanged together.
+            result. All leaves give the same one, so that their matrices are exchanged together.
         array: an array of the shape of the leaf.
         matrices: which of its axes are rows and columns, from `matrices_of`.
         dtype: in which the function is given its matrix and the devices exchange it; None for the

@@ -81,7 +81,7 @@ def axes_of_matrices(
     ]
     if matrix_axes is None or not own:
         return own
-    if _is_patterns(matrix_axes):
+    if isinstance(matrix_axes, dict) and _is_patterns(matrix_axes):
         for pattern, pair in matrix_axes.items():
             try:
                 chosen = matching(pattern).select(named_leaves(params))
@@ -135,9 +135,10 @@ def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:
     return ((axes[0],), (axes[1],)) if len(axes) == 2 else None
 
 
-def _is_patterns(matrix_axes: Any) -> bool:
-    return isinstance(matrix_axes, dict) and all(
-        isinstance(key, str) and (own is None or _is_pair(own)) for key, own in matrix_axes.items()
+def _is_patterns(tree: Mapping[Any, Any]) -> bool:
+    """Whether it maps patterns to pairs; a tree like the parameters may do so too, by their names."""
+    return all(
+        isinstance(key, str) and (own is None or _is_pair(own)) for key, own in tree.items()
     )
 
 

@@ -1,0 +1,165 @@
+"""What XLA makes of Muon's step for eight H100s and TPUs, seen without having one.
+
+    python -m benchmarks.compiled_muon
+
+Compiles the whole step (update and `apply_updates`, donated) of this library's Muon and of
+`optax.contrib.muon`, with all parameters split by rows between eight devices, or stacks between
+their layers. Counts what travels, temporaries, and the products of each device beside an eighth of
+those of one device. Everything is compiled and nothing is timed. Writes `compiled_muon.csv`.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# This first: the compilers read their settings when jax is loaded.
+from benchmarks.compiled_step.targets import TARGETS  # isort: skip
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+import optax
+from tqdm import tqdm
+
+from benchmarks.compiled_step.products import operations
+from benchmarks.compiled_step.program_text import Program
+from benchmarks.harness.machine import versions
+from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.steps import updated
+from benchmarks.harness.trees import bert, is_shape, stacked_bert
+import optax_largebatch as lb
+from optax_largebatch.params.stacked import Stacked
+
+LAYERS = 24
+MATRICES = lb.excluding("embeddings")
+
+
+class Case(NamedTuple):
+    """A network and how it is split."""
+
+    shapes: Callable[[], dict[str, Any]]
+    stacked: Stacked | None = None
+    between_layers: bool = False
+
+    def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
+        """Matrices by rows, vectors by their one axis, or stacks by their layers."""
+        if self.between_layers and shape[0] == LAYERS:
+            return PartitionSpec("fsdp")
+        axis = max(len(shape) - 2, 0)
+        if not shape or shape[axis] % 8:
+            return PartitionSpec()
+        return PartitionSpec(*[None] * axis, "fsdp")
+
+
+def _stacked() -> dict[str, Any]:
+    return stacked_bert(LAYERS, 1024)
+
+
+STACKED = lb.stacked_layers({"^layers/": 0})
+CASES = {
+    "BERT-base, rows": Case(lambda: bert(12, 768)),
+    "BERT-large stacked, rows": Case(_stacked, STACKED),
+    "BERT-large stacked, layers": Case(_stacked, STACKED, between_layers=True),
+}
+
+
+def _ours(case: Case, dtype: Any = None) -> optax.GradientTransformationExtraArgs:
+    return lb.muon(
+        1e-3,
+        weight_decay=0.01,
+        consistent_rms=0.2,
+        matrix_mask=MATRICES,
+        stacked=case.stacked,
+        ns_dtype=dtype,
+    )
+
+
+def _theirs(case: Case) -> optax.GradientTransformation:
+    def numbers(params: Any) -> Any:
+        def own(chosen: bool, x: Any) -> Any:
+            is_stack = case.stacked is not None and x.shape[0] == LAYERS
+            matrix = optax.contrib.MuonDimensionNumbers(x.ndim - 2, x.ndim - 1)
+            return matrix if chosen and x.ndim - is_stack == 2 else None
+
+        return jax.tree.map(own, MATRICES.mask(params), params)
+
+    return optax.contrib.muon(
+        1e-3, weight_decay=0.01, consistent_rms=0.2, muon_weight_dimension_numbers=numbers
+    )
+
+
+OPTIMIZERS: dict[str, tuple[Callable[[Case], Any], bool]] = {
+    "optax.contrib.muon": (_theirs, False),
+    "muon": (_ours, True),
+    "muon, bfloat16": (lambda case: _ours(case, jnp.bfloat16), True),
+    "muon, not told": (_ours, False),
+}
+"""How each is made, and whether its step is told how parameters are split."""
+
+
+def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
+    """A row of the table."""
+    target, case = TARGETS[target_name], CASES[case_name]
+    make, told = OPTIMIZERS[name]
+    optimizer = make(case)
+    devices = target.devices()[: target.number]
+
+    def compiled(number: int) -> Any:
+        mesh = Mesh(np.array(devices[:number]), ("fsdp",))
+
+        def placed(shape: tuple[int, ...], dtype: Any) -> Any:
+            spec = case.spec(shape) if number > 1 else PartitionSpec()
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+        params = jax.tree.map(lambda x: placed(x, jnp.float32), case.shapes(), is_leaf=is_shape)
+        state = jax.tree.map(lambda x: placed(x.shape, x.dtype), jax.eval_shape(optimizer.init, params))
+        own = jax.tree.map(lambda x: x.sharding, (params, state))
+        extra = {"partition_specs": own[0]} if told and number > 1 else {}
+
+        def step(params: Any, state: Any, gradients: Any) -> Any:
+            return updated(optimizer, gradients, params, state, **extra)
+
+        jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=own)
+        return params, jitted.lower(params, state, params).compile()
+
+    params, split = compiled(target.number)
+    _, alone = compiled(1)
+    own_bytes = sum(4 * x.size for x in jax.tree.leaves(params)) / target.number
+    share = operations(alone.as_text()) / target.number
+    return {
+        "target": target_name,
+        "case": case_name,
+        "optimizer": name,
+        "collectives": " ".join(
+            f"{kind}:{n}" for kind, n in Program(split.as_text()).collectives.items()
+        ),
+        "temporaries_of_own_parameters": round(
+            split.memory_analysis().temp_size_in_bytes / own_bytes, 2
+        ),
+        "products_of_an_eighth": round(operations(split.as_text()) / share, 3),
+        "versions": versions(),
+    }
+
+
+def main() -> None:
+    """Compiles, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", nargs="+", default=["eight H100", "v5e 2x4"])
+    parser.add_argument("--case", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
+    add_output(parser, "compiled")
+    args = parser.parse_args()
+    targets = [name for name in args.target if TARGETS[name].is_available]
+    for name in {*args.target} - {*targets}:
+        print(f"{name}: left out, its compiler is not installed (`make compilers`)")
+    cells = [(x, case, name) for x in targets for case in args.case for name in args.optimizer]
+    rows = []
+    for cell in tqdm(cells, desc="compiling"):
+        rows.append(measure(*cell))
+        write_csv(rows, args.output / "compiled_muon.csv")
+        print(*rows[-1].values(), sep=" | ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Muon: the numbers of optax, and what travels between devices."""
+
+from collections import Counter
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.conftest import enable_x64
+
+SHAPES = {
+    "bias": (5,),
+    "conv": (3, 3, 4, 8),
+    "high": (12, 8),
+    "layers": (3, 8, 12),
+    "square": (6, 6),
+    "wide": (8, 12),
+}
+STACKED = lb.stacked_layers({"layers": 0})
+CONVOLUTION = {"conv": ((0, 1, 2), 3)}
+
+several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+theirs = pytest.mark.skipif(
+    not hasattr(optax.contrib, "MuonDimensionNumbers"), reason="optax 0.2.6 has it"
+)
+
+
+def network(dtype, shapes=SHAPES):
+    rng = np.random.default_rng(0)
+    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in shapes.items()}
+
+
+def trained(optimizer, params, steps=50):
+    def step(carry, index):
+        params, state = carry
+        gradients = jax.tree.map(lambda x: 0.3 * x + jnp.cos(3 * x + index), params)
+        updates, state = optimizer.update(gradients, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    def run(params):
+        indices = jnp.arange(steps, dtype=params["bias"].dtype)
+        return jax.lax.scan(step, (params, optimizer.init(params)), indices)[0][0]
+
+    with jax.numpy_dtype_promotion("standard"):  # optax's is not strict
+        return jax.jit(run)(params)
+
+
+@theirs
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"consistent_rms": 0.2},
+        {
+            "nesterov": False,
+            "weight_decay_mask": lambda params: {name: name != "square" for name in SHAPES},
+        },
+        {"ns_coeffs": (2.0, -1.5, 0.5), "ns_steps": 3},
+    ],
+    ids=["plain", "of Adam's size", "masked", "three steps"],
+)
+@pytest.mark.parametrize(("wide", "tolerance"), [(True, 1e-12), (False, 1e-5)])
+def test_equals_that_of_optax(settings, wide, tolerance):
+    dimensions = optax.contrib.MuonDimensionNumbers
+    matrix = dimensions()
+    numbers = {
+        "bias": None,
+        "conv": dimensions((0, 1, 2), 3),
+        "high": matrix,
+        "layers": dimensions(1, 2),
+        "square": matrix,
+        "wide": matrix,
+    }
+    with enable_x64(wide):
+        params = network("float64" if wide else "float32")
+        rate = optax.linear_schedule(0.02, 0.001, 50)
+        peer = optax.contrib.muon(
+            rate, weight_decay=0.1, muon_weight_dimension_numbers=numbers, **settings
+        )
+        expected = trained(peer, params)
+        by_numbers = lb.muon(rate, weight_decay=0.1, matrix_axes=numbers, **settings)
+        by_rules = lb.muon(
+            rate, weight_decay=0.1, matrix_axes=CONVOLUTION, stacked=STACKED, **settings
+        )
+        for ours in (by_numbers, by_rules):
+            chex.assert_trees_all_close(trained(ours, params), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("coefficients", ["standard", "dion", "polar_express"])
+def test_published_coefficients_make_singular_values_near_one(coefficients):
+    gradient = network("float32", {"w": (40, 64)})["w"] * np.geomspace(1, 30, 40)[:, None].astype("f")
+    transform = lb.orthogonalize_momentum(ns_coeffs=coefficients)
+    updates, _ = transform.update(gradient, transform.init(gradient))
+    values = np.linalg.svd(updates, compute_uv=False)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_steps_have_the_root_mean_square_that_is_asked_for():
+    params = network("float32", {"bias": (4,), "w": (64, 16)})
+    optimizer = lb.muon(1.0, ns_coeffs="polar_express", consistent_rms=0.2)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert jnp.sqrt(jnp.mean(updates["w"] ** 2)) == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_trust_ratio_gives_steps_the_norm_of_their_matrix():
+    params = network("float32")
+    optimizer = lb.muon(
+        0.01, trust_ratio=True, matrix_axes=CONVOLUTION, stacked=STACKED, others=lb.lamb(0.01)
+    )
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    for own, param in zip(updates["layers"], params["layers"], strict=True):
+        assert jnp.linalg.norm(own) == pytest.approx(0.01 * jnp.linalg.norm(param), rel=1e-5)
+    own, _ = lb.lamb(0.01).update(params, lb.lamb(0.01).init(params), params)
+    chex.assert_trees_all_close(updates["bias"], own["bias"], rtol=1e-6)
+
+
+def test_bfloat16_iterations_keep_a_float32_momentum():
+    params = network("bfloat16")
+    optimizer = lb.muon(0.02, ns_dtype="bfloat16", matrix_axes=CONVOLUTION, stacked=STACKED)
+    updates, state = optimizer.update(params, optimizer.init(params), params)
+    assert updates["wide"].dtype == jnp.bfloat16
+    assert state.inner_states["matrices"].inner_state[0].mu["wide"].dtype == jnp.float32
+    full = lb.muon(0.02, matrix_axes=CONVOLUTION, stacked=STACKED)
+    expected, _ = full.update(params, full.init(params), params)
+    difference = updates["wide"].astype("float32") - expected["wide"].astype("float32")
+    assert 0 < jnp.linalg.norm(difference) < 0.05 * jnp.linalg.norm(expected["wide"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ns_coeffs": "jordan"}, "one of 'standard', 'dion', 'polar_express'"),
+        ({"ns_coeffs": (1.0, 2.0)}, "three numbers"),
+        ({"ns_steps": 0}, "ns_steps"),
+        ({"matrix_axes": {"nothing": (0, 1)}}, "matrix_axes: "),
+        ({"matrix_axes": {"conv": (0, 4)}}, "has 4 axes"),
+        ({"matrix_axes": {"conv": ((0, 3), 3)}}, "an axis stands twice"),
+        ({"matrix_mask": lb.matching("nothing")}, "matrix_mask: "),
+    ],
+)
+def test_arguments_out_of_their_range(settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        lb.muon(0.1, **settings).init(network("float32"))
+
+
+def test_the_names_of_optax_are_told_apart():
+    with pytest.raises(TypeError, match="here it is called 'matrix_axes'"):
+        lb.muon(0.1, muon_weight_dimension_numbers={})
+
+
+def test_a_vector_is_no_matrix():
+    with pytest.raises(ValueError, match="'bias' of shape \\(5,\\) is none"):
+        lb.orthogonalize_momentum().init(network("float32"))
+
+
+MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}
+
+
+def collectives(specs, tell, kind=AxisType.Auto):
+    """How often devices speak to each other in a step, and the largest array that all get."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    params = {
+        name: jax.ShapeDtypeStruct(shape, "float32", sharding=shardings[name])
+        for name, shape in MATRICES.items()
+    }
+    optimizer = lb.muon(0.1, stacked=lb.stacked_layers({"stack": 0}))
+    layout = lb.shard_optimizer_state(optimizer, params, mesh)
+    state = jax.tree.map(
+        lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
+        jax.eval_shape(optimizer.init, params),
+        layout,
+    )
+    told = {"partition_specs": shardings} if tell else {}
+    step = jax.jit(lambda g, s, p: optimizer.update(g, s, p, **told), out_shardings=(shardings, layout))
+    text = step.lower(params, state, params).compile().as_text()
+    kinds = r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
+    return Counter(re.findall(rf" {kinds}(?:-start)?\(", text))
+
+
+ROWS = {"bias": P(), **{f"layer_{k}": P("fsdp") for k in range(5)}, "stack": P(None, "fsdp")}
+
+
+@several_devices
+def test_matrices_of_one_shape_are_exchanged_together():
+    """High ones too: a layer of the stack is a matrix of the others, turned."""
+    assert collectives(ROWS, tell=True) == {"all-to-all": 2}
+
+
+@several_devices
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+def test_types_say_how_to_exchange():
+    assert collectives(ROWS, tell=False, kind=AxisType.Explicit) == {"all-to-all": 2}
+
+
+@several_devices
+@pytest.mark.skipif(
+    not hasattr(jax, "shard_map") or jax.__version_info__ < (0, 10), reason="types know the mesh"
+)
+def test_matrices_are_not_gathered_where_nobody_says_how_they_are_split():
+    found = collectives(ROWS, tell=False)
+    assert not found["all-gather"]
+    assert found["all-to-all"] <= 2 * 2
+
+
+@several_devices
+def test_a_stack_that_is_split_between_its_layers_does_not_move():
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    sharding = {"stack": NamedSharding(mesh, P("fsdp"))}
+    params = jax.device_put(network("float32", {"stack": (8, 16, 32)}), sharding)
+    optimizer = lb.orthogonalize_momentum(stacked=lb.stacked_layers({"stack": 0}))
+    state = optimizer.init(params)
+    step = jax.jit(lambda g, s: optimizer.update(g, s, partition_specs=sharding))
+    text = step.lower(params, state).compile().as_text()
+    assert not re.search("all-to-all|all-gather|all-reduce|collective-permute", text)
