@@ -113,7 +113,9 @@ def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
             return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
         params = jax.tree.map(lambda x: placed(x, jnp.float32), case.shapes(), is_leaf=is_shape)
-        state = jax.tree.map(lambda x: placed(x.shape, x.dtype), jax.eval_shape(optimizer.init, params))
+        state = jax.tree.map(
+            lambda x: placed(x.shape, x.dtype), jax.eval_shape(optimizer.init, params)
+        )
         own = jax.tree.map(lambda x: x.sharding, (params, state))
         extra = {"partition_specs": own[0]} if told and number > 1 else {}
 

@@ -223,7 +223,9 @@ class _Reader:
         if isinstance(node, ast.Tuple):
             return tuple(link for one in node.elts for link in self.links_of(one))
         assert isinstance(node, ast.Call), ast.dump(node)
-        if ast.unparse(node.func) == "optax.partition":  # the first is what the optimizer is named for
+        if (
+            ast.unparse(node.func) == "optax.partition"
+        ):  # the first is what the optimizer is named for
             assert isinstance(node.args[0], ast.Dict)
             return self.links_of(node.args[0].values[0])
         assert isinstance(node.func, ast.Name), ast.dump(node)

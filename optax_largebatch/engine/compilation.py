@@ -34,22 +34,29 @@ def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def barrier(arrays: Tree) -> Tree:
-    """The same tree, of which no array is there before all of them are."""
+    """The same tree, of which no array is there before all of them are.
+
+    Inside `jax.shard_map` those that differ between devices wait apart, or all would differ by type.
+    """
     own, structure = jax.tree.flatten(arrays)
-    return structure.unflatten(_wait(*own))
+    return structure.unflatten(_wait_apart(_wait, dict(enumerate(own))).values())
 
 
 def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
-    """The same arrays, none of which is there before all of them are.
+    """The same arrays, none of which is there before all of them are, as with `barrier`.
 
     So the compiler can combine the reductions that made them, whatever it finds to do for one of
-    them in the meantime; and what is done with each of them is compiled alike. Inside
-    `jax.shard_map` those that differ between devices wait apart, or all would differ by type.
+    them in the meantime; and what is done with each of them is compiled alike.
     """
+    return _wait_apart(_wait_for_reductions, arrays)
+
+
+def _wait_apart(wait: Callable[..., Any], arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
+    """The same arrays, after those of one type have waited for each other."""
     result = dict(arrays)
     for varying in {norms.varying_axes(x) for x in arrays.values()}:
         alike = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
-        result |= zip(alike, _wait_for_reductions(*alike.values()), strict=True)
+        result |= zip(alike, wait(*alike.values()), strict=True)
     return result
 
 

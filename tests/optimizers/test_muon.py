@@ -95,7 +95,9 @@ def test_equals_that_of_optax(settings, wide, tolerance):
 
 @pytest.mark.parametrize("coefficients", ["standard", "dion", "polar_express"])
 def test_published_coefficients_make_singular_values_near_one(coefficients):
-    gradient = network("float32", {"w": (40, 64)})["w"] * np.geomspace(1, 30, 40)[:, None].astype("f")
+    gradient = network("float32", {"w": (40, 64)})["w"] * np.geomspace(1, 30, 40)[:, None].astype(
+        "f"
+    )
     transform = lb.orthogonalize_momentum(ns_coeffs=coefficients)
     updates, _ = transform.update(gradient, transform.init(gradient))
     values = np.linalg.svd(updates, compute_uv=False)
@@ -117,7 +119,7 @@ def test_a_trust_ratio_gives_steps_the_norm_of_their_matrix():
     )
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     for own, param in zip(updates["layers"], params["layers"], strict=True):
-        assert jnp.linalg.norm(own) == pytest.approx(0.01 * jnp.linalg.norm(param), rel=1e-5)
+        assert float(jnp.linalg.norm(own) / jnp.linalg.norm(param)) == pytest.approx(0.01, rel=1e-5)
     own, _ = lb.lamb(0.01).update(params, lb.lamb(0.01).init(params), params)
     chex.assert_trees_all_close(updates["bias"], own["bias"], rtol=1e-6)
 
@@ -130,8 +132,8 @@ def test_bfloat16_iterations_keep_a_float32_momentum():
     assert state.inner_states["matrices"].inner_state[0].mu["wide"].dtype == jnp.float32
     full = lb.muon(0.02, matrix_axes=CONVOLUTION, stacked=STACKED)
     expected, _ = full.update(params, full.init(params), params)
-    difference = updates["wide"].astype("float32") - expected["wide"].astype("float32")
-    assert 0 < jnp.linalg.norm(difference) < 0.05 * jnp.linalg.norm(expected["wide"])
+    own, wide = (x["wide"].astype("float32") for x in (updates, expected))
+    assert 0 < jnp.linalg.norm(own - wide) < 0.05 * jnp.linalg.norm(wide)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,9 @@ def collectives(specs, tell, kind=AxisType.Auto):
         layout,
     )
     told = {"partition_specs": shardings} if tell else {}
-    step = jax.jit(lambda g, s, p: optimizer.update(g, s, p, **told), out_shardings=(shardings, layout))
+    step = jax.jit(
+        lambda g, s, p: optimizer.update(g, s, p, **told), out_shardings=(shardings, layout)
+    )
     text = step.lower(params, state, params).compile().as_text()
     kinds = r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
     return Counter(re.findall(rf" {kinds}(?:-start)?\(", text))
