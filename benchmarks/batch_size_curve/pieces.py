@@ -1,0 +1,143 @@
+"""LANS taken apart: what each of its pieces brings, wherever it is added."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+import numpy as np
+
+from benchmarks.batch_size_curve.report import COLOURS, Measured, bootstrap_interval, measured
+from benchmarks.batch_size_curve.sweep import read
+from benchmarks.batch_size_curve.workloads import PIECES, PIECES_OF_LANS
+
+Results = dict[str, dict[int, Measured]]
+
+# Each pair differs in one piece. Of all ways to put the three together only normalised gradients
+# alone are left out.
+ADDED = {
+    "Nesterov's momentum": (
+        ("adamw", "nadamw"),
+        ("lamb", "lans_without_normalization"),
+        ("lans_without_nesterov", "lans"),
+    ),
+    "normalised gradients": (
+        ("nadamw", "lans_without_trust_ratio"),
+        ("lamb", "lans_without_nesterov"),
+        ("lans_without_normalization", "lans"),
+    ),
+    "trust ratio": (
+        ("adamw", "lamb"),
+        ("nadamw", "lans_without_normalization"),
+        ("lans_without_trust_ratio", "lans"),
+    ),
+}
+RESAMPLES = 2000
+
+
+class Saved(NamedTuple):
+    """The part of the steps that an optimizer saves over another; negative where it needs more."""
+
+    share: float
+    low: float
+    high: float
+    """From `low` to `high`: 90% of the bootstrap."""
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval is on one side of 0."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        text = f"{round(100 * self.share)}%"
+        text = f"**{text}**" if self.clear else text
+        return f"{text} ({round(100 * self.low)} to {round(100 * self.high)})"
+
+
+def medians(runs: Sequence[float], draw: np.random.Generator) -> np.ndarray:
+    """The medians of runs drawn from these, again and again."""
+    own = np.asarray(runs)
+    return np.median(own[draw.integers(len(own), size=(RESAMPLES, len(own)))], axis=1)
+
+
+def saved(before: Sequence[Measured], after: Sequence[Measured]) -> Saved:
+    """What the second saves: at a batch size, or in the geometric mean over several."""
+    draw = np.random.default_rng(0)
+    pairs = list(zip(before, after, strict=True))
+    resampled = [medians(b.runs, draw) / medians(a.runs, draw) for b, a in pairs]
+    low, high = np.quantile(1 - 1 / _geometric_mean(resampled), (0.05, 0.95))
+    ratio = _geometric_mean([np.asarray(b.median / a.median) for b, a in pairs])
+    return Saved(float(1 - 1 / ratio), float(low), float(high))
+
+
+def _geometric_mean(ratios: Sequence[np.ndarray]) -> np.ndarray:
+    return np.exp(np.mean(np.log(ratios), axis=0))
+
+
+def common_sizes(results: Results, names: Sequence[str]) -> list[int]:
+    """The batch sizes at which all of these have been measured."""
+    first, *rest = (results.get(name, {}) for name in names)
+    return [size for size in first if all(size in own for own in rest)]
+
+
+def pieces_table(results: Results) -> str:
+    """The steps that each piece saves, by what it is added to and by batch size."""
+    names = dict.fromkeys(name for pairs in ADDED.values() for pair in pairs for name in pair)
+    sizes = common_sizes(results, list(names))
+    columns = [*map(str, sizes), "all of them"]
+    lines = [
+        f"| what is added | from | to | {' | '.join(columns)} |",
+        "|---|---|---|" + "---|" * len(columns),
+    ]
+    for piece, pairs in ADDED.items():
+        for before, after in pairs:
+            groups = [*([size] for size in sizes), sizes]
+            texts = [str(saved_between(results, before, after, own)) for own in groups]
+            lines.append(f"| {piece} | `{before}` | `{after}` | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def saved_between(results: Results, before: str, after: str, sizes: Sequence[int]) -> Saved:
+    """What an optimizer saves over another at these batch sizes."""
+    return saved(
+        [results[before][size] for size in sizes], [results[after][size] for size in sizes]
+    )
+
+
+def plot_pieces(results: Results, path: Path) -> None:
+    """Steps over AdamW's median, at each batch size: bars are over the seeds.
+
+    What has not been run is left out.
+    """
+    reference = results["adamw"]
+    figure, axes = plt.subplots(
+        1, len(reference), figsize=(11, 3.4), sharex=True, sharey=True, layout="constrained"
+    )
+    axes = np.atleast_1d(axes)
+    for (size, adamw), own in zip(reference.items(), axes, strict=True):
+        for row, name in enumerate(PIECES):
+            cell = results.get(name, {}).get(size)
+            if cell is None:
+                continue
+            low, high = bootstrap_interval(cell.runs)
+            bar = [low / adamw.median, high / adamw.median]
+            own.plot(bar, [row, row], lw=2, alpha=0.5, color=COLOURS[name])
+            own.plot(cell.median / adamw.median, row, "o", ms=7, color=COLOURS[name])
+        own.axvline(1, lw=1, color="#000000")
+        own.set(title=f"batch {size}", xlabel="steps over AdamW's")
+        own.grid(axis="x", color="#e5e5e5")
+        own.spines[["top", "right"]].set_visible(False)
+    axes[0].set_yticks(range(len(PIECES)), PIECES)
+    axes[0].invert_yaxis()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def write_pieces(output: Path) -> None:
+    """`pieces.png`, if there are results."""
+    results = measured(PIECES_OF_LANS, read(output / "trials.csv"))
+    if "adamw" in results:
+        plot_pieces(results, output / "pieces.png")
