@@ -52,9 +52,9 @@ class Saved(NamedTuple):
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
-        text = f"{round(100 * self.share)}%"
+        text = f"{100 * self.share:.0f}%"
         text = f"**{text}**" if self.clear else text
-        return f"{text} ({round(100 * self.low)} to {round(100 * self.high)})"
+        return f"{text} ({100 * self.low:.0f} to {100 * self.high:.0f})"
 
 
 def medians(runs: Sequence[float], draw: np.random.Generator) -> np.ndarray:
@@ -67,14 +67,15 @@ def saved(before: Sequence[Measured], after: Sequence[Measured]) -> Saved:
     """What the second saves: at a batch size, or in the geometric mean over several."""
     draw = np.random.default_rng(0)
     pairs = list(zip(before, after, strict=True))
-    resampled = [medians(b.runs, draw) / medians(a.runs, draw) for b, a in pairs]
-    low, high = np.quantile(1 - 1 / _geometric_mean(resampled), (0.05, 0.95))
-    ratio = _geometric_mean([np.asarray(b.median / a.median) for b, a in pairs])
-    return Saved(float(1 - 1 / ratio), float(low), float(high))
+    resampled = [1 / medians(own.runs, draw) * medians(new.runs, draw) for own, new in pairs]
+    low, high = np.quantile(1 - _geometric_mean(resampled), (0.05, 0.95), method="inverted_cdf")
+    share = 1 - _geometric_mean([np.asarray(new.median / own.median) for own, new in pairs])
+    return Saved(float(share), float(low), float(high))
 
 
 def _geometric_mean(ratios: Sequence[np.ndarray]) -> np.ndarray:
-    return np.exp(np.mean(np.log(ratios), axis=0))
+    with np.errstate(divide="ignore"):
+        return np.exp(np.mean(np.log(ratios), axis=0))
 
 
 def common_sizes(results: Results, names: Sequence[str]) -> list[int]:

@@ -6,7 +6,6 @@ nothing else. For the same reason a trial is given up when one of its runs has f
 search begins near the best of the next smaller batch size.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 import csv
 import functools
@@ -125,11 +124,14 @@ class Cell:
         chosen = min(self.space, key=lambda own: (self.score(own.trial), own.learning_rate))
         return chosen if self.score(chosen.trial) < math.inf else None
 
+    def is_smaller_than(self, other: "Cell") -> bool:
+        """Whether it is of the same optimizer, at a smaller batch size."""
+        return self.optimizer == other.optimizer and self.batch_size < other.batch_size
+
     @property
     def middle(self) -> int:
-        """The trial of the coarse search that is nearest to the best, or the middle one."""
-        if self.best is None:
-            return self.workload.trials // 2
+        """The trial of the coarse search that is nearest to the best."""
+        assert self.best is not None
         rates = [own.learning_rate for own in self.space[: self.workload.trials]]
         distances = np.abs(np.log(rates) - math.log(self.best.learning_rate))
         return int(distances.argmin())
@@ -196,12 +198,12 @@ def sweep(
     """Runs what is left of a workload, or of some of its cells, and appends it to the table."""
     cells = cells_of(workload, read(path))
     prepare = functools.cache(functools.partial(workload.prepare, workload.target))
-    middles: dict[str, int] = defaultdict(lambda: workload.trials // 2)
     places = [place for place in cells if chosen(*place)]
     with tqdm(places, desc=workload.name, unit="cell") as progress:
         for optimizer, batch_size in progress:
             progress.set_postfix_str(f"{optimizer} {batch_size}")
             cell = cells[optimizer, batch_size]
             if not cell.complete:
-                cell.run(prepare(optimizer), middles[optimizer], functools.partial(append, path))
-            middles[optimizer] = cell.middle
+                smaller = [own for own in cells.values() if own.is_smaller_than(cell) and own.best]
+                middle = smaller[-1].middle if smaller else workload.trials // 2
+                cell.run(prepare(optimizer), middle, functools.partial(append, path))
