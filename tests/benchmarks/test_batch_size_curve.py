@@ -668,9 +668,11 @@ def test_scanned_layers_are_the_layers(little_text):
     apart, scanned = (bert.Bert(2.6, TINY._replace(stacked=own)) for own in (False, True))
     params, stack = (own.init(jax.random.key(0)) for own in (apart, scanned))
     assert stack["layers"]["query"]["kernel"].shape == (3, 8, 8)
-    np.testing.assert_allclose(
-        apart.loss(params, apart.validation), scanned.loss(stack, scanned.validation), rtol=1e-5
-    )
+    losses = [
+        jax.jit(task.loss)(own, task.validation)
+        for task, own in ((apart, params), (scanned, stack))
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
     assert apart.stacked is None
     assert (0,) in scanned.stacked.axes(stack)
 
@@ -712,19 +714,30 @@ def test_a_run_of_fixed_length_learns_and_its_end_does_not_depend_on_the_budget(
     assert decaying(SETTINGS._replace(learning_rate=1e12), 0, 64, math.inf).ended == "diverged"
 
 
+class Uneven(bert.Bert):
+    """With layers of different size."""
+
+    def init(self, key):
+        params = super().init(key)
+        sizes = jnp.array([1.0, 2.0, 4.0])
+        for own in ("query", "key", "value", "output", "up", "down"):
+            params["layers"][own]["kernel"] *= sizes[:, None, None]
+        return params
+
+
 def test_stack_ratios_are_those_of_each_layer(little_text, tmp_path):
-    task = bert.Bert(2.6, TINY._replace(stacked=True))
+    task = Uneven(2.6, TINY._replace(stacked=True))
     rows = stack_ratios.run(task, SETTINGS._replace(weight_decay=0.0), 32, seed=0, steps=10)
     assert {own.parameter for own in rows} == {"query", "key", "value", "output", "up", "down"}
     assert {own.step for own in rows} == {1, 2, 3, 4, 5, 6, 7, 8, 10}
-    # In the first step of LAMB every entry of the Adam direction is 1 or -1.
+    # In the first step of LAMB every entry of the Adam direction is 1 or -1, or nearly.
     params = task.init(jax.random.split(jax.random.key(0))[0])
     for own in rows[::9]:
         assert own.step == 1
         kernel = np.asarray(params["layers"][own.parameter]["kernel"])
         rms = np.sqrt(np.mean(kernel**2, axis=(1, 2)))
-        np.testing.assert_allclose(own.ratios, rms, rtol=0.03)
-        assert own.times == max(own.ratios) / min(own.ratios)
+        np.testing.assert_allclose(own.ratios, rms, rtol=0.15)
+        assert own.times == max(own.ratios) / min(own.ratios) > 3
     stack_ratios.write(rows, tmp_path / "ratios.csv")
     assert stack_ratios.read_spreads(tmp_path / "ratios.csv") == rows
     stack_ratios.plot(rows, tmp_path / "ratios.png")
