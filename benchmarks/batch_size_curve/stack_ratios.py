@@ -112,6 +112,21 @@ def read_spreads(path: Path) -> list[Spread]:
         ]
 
 
+def spread_table(rows: list[Spread]) -> str:
+    """The largest ratio of a stack over its smallest: the median of all stacks, and the largest."""
+    steps = sorted({own.step for own in rows})
+    noted = [min(steps, key=lambda own: abs(own - mark)) for mark in (1, 10, 50, 100, 200, 500)]
+    noted.append(steps[-1])
+    times = {step: [own.times for own in rows if own.step == step] for step in noted}
+    lines = [
+        f"| step | {' | '.join(map(str, times))} |",
+        "|---|" + "---|" * len(times),
+        f"| median | {' | '.join(f'{np.median(own):.1f}' for own in times.values())} |",
+        f"| largest | {' | '.join(f'{max(own):.1f}' for own in times.values())} |",
+    ]
+    return "\n".join(lines)
+
+
 def plot(rows: list[Spread], path: Path) -> None:
     """The ratios of each layer in one run, and how far apart they are in all."""
     names = list(dict.fromkeys(own.parameter for own in rows))

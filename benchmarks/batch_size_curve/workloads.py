@@ -15,7 +15,7 @@ from benchmarks.batch_size_curve.training import Run
 # The first are compared at all batch sizes before the others begin.
 FIRST = ("adamw", "sgd", "lamb", "lans", "lars")
 OTHERS = tuple(name for name in KNOWN if name not in FIRST)
-# What LANS is made of, and what one would reach for today.
+# What LANS is made of, and Muon.
 PIECES = (
     "adamw",
     "nadamw",
@@ -26,6 +26,7 @@ PIECES = (
     "lans",
     "muon",
 )
+TODAY = ("nadamw", "muon")
 MOMENTA = ("adamw_momentum_0.8", "adamw_momentum_0.95")
 DECAYING_STEPS = 128
 
@@ -120,7 +121,7 @@ DIGITS = Workload(
     title="digits, multilayer perceptron",
     target=0.2,
     batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
-    optimizers=(FIRST, OTHERS),
+    optimizers=(FIRST, OTHERS, TODAY),
     trials=12,
     search_seeds=3,
     seeds=5,
