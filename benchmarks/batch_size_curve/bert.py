@@ -37,8 +37,8 @@ class Sizes(NamedTuple):
 
 SMALL = Sizes(2, 32, 2, 16, 32, 20, 600_000, 2000, stacked=False)
 DEEP = Sizes(8, 32, 2, 16, 32, 20, 60_000, 2000, stacked=True)
-# For a GPU: a batch of 32,768 windows of 128 bytes, in 64 parts.
-LARGE = Sizes(12, 512, 8, 128, 512, 200, 20_000_000, 10_000, stacked=True)
+# For a GPU. A batch of 32,768 is taken in 256 parts.
+LARGE = Sizes(12, 512, 8, 64, 128, 100, 8_000_000, 10_000, stacked=True)
 
 
 class Examples(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks.batch_size_curve import __main__ as command
 from benchmarks.batch_size_curve import (
     bert,
     pieces,
@@ -34,7 +35,13 @@ from benchmarks.batch_size_curve.optimizers import MOMENTUM, OPTIMIZERS, warmed_
 from benchmarks.batch_size_curve.search import Settings
 from benchmarks.batch_size_curve.sweep import Cell, sweep
 from benchmarks.batch_size_curve.training import Outcome
-from benchmarks.batch_size_curve.workloads import ON_A_CPU, QUADRATIC, WORKLOADS, Workload
+from benchmarks.batch_size_curve.workloads import (
+    CONTROLS,
+    ON_A_CPU,
+    QUADRATIC,
+    WORKLOADS,
+    Workload,
+)
 from benchmarks.harness import machine
 import optax_largebatch as lb
 
@@ -80,9 +87,9 @@ def test_an_optimizer_chooses_the_middle_of_its_search_and_nothing_else():
 
 
 def test_every_optimizer_is_in_the_learned_workloads():
-    for name, today in (("digits", {"nadamw", "muon"}), ("bert", set())):
+    for name, controls in (("digits", CONTROLS), ("bert", ())):
         cells = list(WORKLOADS[name].cells())
-        names = {*KNOWN_OPTIMIZERS, *today}
+        names = {*KNOWN_OPTIMIZERS, *controls}
         assert {optimizer for optimizer, _ in cells} == names
         assert len(cells) == len(names) * len(WORKLOADS[name].batch_sizes)
     others = {"bert_pieces", "bert_decaying", "deep_bert", "large_bert"}
@@ -793,6 +800,16 @@ def test_results_that_are_kept_lie_in_a_folder_of_the_chip(monkeypatch, platform
     monkeypatch.setattr(machine.jax, "devices", lambda: [device])
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
     assert machine.folder() == name
+
+
+def test_keeps_results_where_the_chip_says(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "COMMITTED", tmp_path)
+    monkeypatch.setattr(command, "folder", lambda: "some-chip")
+    output = tmp_path / "some-chip" / "batch_size_curve"
+    output.mkdir(parents=True)
+    (output / "trials.csv").write_text(finished.read_text().splitlines()[0] + "\n")
+    command.main(["--keep", "--report"])
+    assert (output / "report.md").exists()
 
 
 @pytest.mark.slow
