@@ -12,11 +12,12 @@ from benchmarks.batch_size_curve.pieces import pieces_table
 from benchmarks.batch_size_curve.report import measured, steps_column, tables
 from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_table
 from benchmarks.batch_size_curve.sweep import read
-from benchmarks.batch_size_curve.workloads import ON_A_CPU, PIECES_OF_LANS, WORKLOADS
+from benchmarks.batch_size_curve.workloads import ON_A_CPU, WORKLOADS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "batch_size_curve"
 TRIALS = RESULTS / "trials.csv"
+APART = ("digits", "bert_pieces")
 # Rows and columns of the README.
 SHORT = ("adamw", "nadamw", "lamb", "lans", "muon")
 SIZES = {"digits": (16, 128, 1024), "bert_pieces": (32, 128, 512)}
@@ -27,9 +28,9 @@ def full_tables(name: str) -> str:
     return tables(WORKLOADS[name], read(TRIALS))
 
 
-def pieces() -> str:
+def saved_steps(name: str) -> str:
     """What each piece of LANS brings."""
-    return pieces_table(measured(PIECES_OF_LANS, read(TRIALS)))
+    return pieces_table(measured(WORKLOADS[name], read(TRIALS)))
 
 
 def spreads() -> str:
@@ -58,7 +59,7 @@ def short_table() -> str:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         **{name: functools.partial(full_tables, name) for name in ON_A_CPU},
-        "pieces": pieces,
+        **{f"{name}, saved": functools.partial(saved_steps, name) for name in APART},
         "stack_ratios": spreads,
     },
     ROOT / "README.md": {"evidence": short_table},

@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         for workload in chosen:
             sweep(workload, output / "trials.csv", piece(args.optimizer, args.batch_size))
     write_report(output, list(workloads.values()))
-    write_pieces(output)
+    write_pieces(output, list(workloads.values()))
     print(f"{output / 'report.md'}")
 
 

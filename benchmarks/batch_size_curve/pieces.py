@@ -1,6 +1,7 @@
 """LANS taken apart: what each of its pieces brings, wherever it is added."""
 
 from collections.abc import Sequence
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from benchmarks.batch_size_curve.report import COLOURS, Measured, bootstrap_interval, measured
 from benchmarks.batch_size_curve.sweep import read
-from benchmarks.batch_size_curve.workloads import PIECES, PIECES_OF_LANS
+from benchmarks.batch_size_curve.workloads import PIECES, Workload
 
 Results = dict[str, dict[int, Measured]]
 
@@ -36,6 +37,8 @@ ADDED = {
     ),
 }
 RESAMPLES = 2000
+MOST_PANELS = 4
+TICKS = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
 
 
 class Saved(NamedTuple):
@@ -109,26 +112,29 @@ def saved_between(results: Results, before: str, after: str, sizes: Sequence[int
 
 
 def plot_pieces(results: Results, path: Path) -> None:
-    """Steps over AdamW's median, at each batch size: bars are over the seeds.
+    """Steps over AdamW's median, at some four batch sizes: bars are over the seeds.
 
     What has not been run is left out.
     """
     reference = results["adamw"]
+    sizes = list(reference)[:: math.ceil(len(reference) / MOST_PANELS)]
     figure, axes = plt.subplots(
-        1, len(reference), figsize=(11, 3.4), sharex=True, sharey=True, layout="constrained"
+        1, len(sizes), figsize=(11, 3.4), sharex=True, sharey=True, layout="constrained"
     )
     axes = np.atleast_1d(axes)
-    for (size, adamw), own in zip(reference.items(), axes, strict=True):
+    for size, own in zip(sizes, axes, strict=True):
+        whole = reference[size].median
         for row, name in enumerate(PIECES):
             cell = results.get(name, {}).get(size)
             if cell is None:
                 continue
-            low, high = bootstrap_interval(cell.runs)
-            bar = [low / adamw.median, high / adamw.median]
-            own.plot(bar, [row, row], lw=2, alpha=0.5, color=COLOURS[name])
-            own.plot(cell.median / adamw.median, row, "o", ms=7, color=COLOURS[name])
+            low, high = (min(end / whole, 1e3) for end in bootstrap_interval(cell.runs))
+            own.plot([low, high], [row, row], lw=2, alpha=0.5, color=COLOURS[name])
+            own.plot(cell.median / whole, row, "o", ms=7, color=COLOURS[name])
         own.axvline(1, lw=1, color="#000000")
-        own.set(title=f"batch {size}", xlabel="steps over AdamW's")
+        own.set(title=f"batch {size}", xlabel="steps over AdamW's", xscale="log", xlim=(0.45, 3))
+        own.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+        own.minorticks_off()
         own.grid(axis="x", color="#e5e5e5")
         own.spines[["top", "right"]].set_visible(False)
     axes[0].set_yticks(range(len(PIECES)), PIECES)
@@ -137,8 +143,10 @@ def plot_pieces(results: Results, path: Path) -> None:
     plt.close(figure)
 
 
-def write_pieces(output: Path) -> None:
-    """`pieces.png`, if there are results."""
-    results = measured(PIECES_OF_LANS, read(output / "trials.csv"))
-    if "adamw" in results:
-        plot_pieces(results, output / "pieces.png")
+def write_pieces(output: Path, workloads: Sequence[Workload]) -> None:
+    """A plot of each workload that has the pieces."""
+    rows = read(output / "trials.csv")
+    for workload in workloads:
+        results = measured(workload, rows)
+        if workload.has_curve and {"adamw", "nadamw"} <= set(results):
+            plot_pieces(results, output / f"{workload.name}_apart.png")
