@@ -37,6 +37,7 @@ from benchmarks.batch_size_curve.sweep import Cell, sweep
 from benchmarks.batch_size_curve.training import Outcome
 from benchmarks.batch_size_curve.workloads import (
     CONTROLS,
+    MOMENTA,
     ON_A_CPU,
     QUADRATIC,
     WORKLOADS,
@@ -87,7 +88,7 @@ def test_an_optimizer_chooses_the_middle_of_its_search_and_nothing_else():
 
 
 def test_every_optimizer_is_in_the_learned_workloads():
-    for name, controls in (("digits", CONTROLS), ("bert", ())):
+    for name, controls in (("digits", CONTROLS + MOMENTA), ("bert", ())):
         cells = list(WORKLOADS[name].cells())
         names = {*KNOWN_OPTIMIZERS, *controls}
         assert {optimizer for optimizer, _ in cells} == names
