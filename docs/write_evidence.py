@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 import re
 
-from benchmarks.batch_size_curve.pieces import pieces_table
+from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, Groups, saved_table
 from benchmarks.batch_size_curve.report import measured, steps_column, tables
 from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_table
 from benchmarks.batch_size_curve.sweep import read
@@ -28,9 +28,9 @@ def full_tables(name: str) -> str:
     return tables(WORKLOADS[name], read(TRIALS))
 
 
-def saved_steps(name: str) -> str:
-    """What each piece of LANS brings."""
-    return pieces_table(measured(WORKLOADS[name], read(TRIALS)))
+def saved_steps(name: str, groups: Groups) -> str:
+    """What one optimizer saves over another."""
+    return saved_table(measured(WORKLOADS[name], read(TRIALS)), groups)
 
 
 def spreads() -> str:
@@ -59,7 +59,11 @@ def short_table() -> str:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         **{name: functools.partial(full_tables, name) for name in ON_A_CPU},
-        **{f"{name}, saved": functools.partial(saved_steps, name) for name in APART},
+        **{
+            f"{name}, {what}": functools.partial(saved_steps, name, groups)
+            for name in APART
+            for what, groups in (("added", ADDED), ("exchanged", EXCHANGED))
+        },
         "stack_ratios": spreads,
     },
     ROOT / "README.md": {"evidence": short_table},

@@ -16,10 +16,11 @@ from benchmarks.batch_size_curve.sweep import read
 from benchmarks.batch_size_curve.workloads import PIECES, Workload
 
 Results = dict[str, dict[int, Measured]]
+Groups = dict[str, tuple[tuple[str, str], ...]]
 
 # Each pair differs in one piece. Of all ways to put the three together only normalised gradients
 # alone are left out.
-ADDED = {
+ADDED: Groups = {
     "Nesterov's momentum": (
         ("adamw", "nadamw"),
         ("lamb", "lans_without_normalization"),
@@ -35,6 +36,11 @@ ADDED = {
         ("nadamw", "lans_without_normalization"),
         ("lans_without_trust_ratio", "lans"),
     ),
+}
+# What one could exchange for what, whatever it is made of.
+EXCHANGED: Groups = {
+    "LANS": (("adamw", "lans"), ("nadamw", "lans")),
+    "Muon": (("adamw", "muon"), ("nadamw", "muon"), ("lans", "muon")),
 }
 RESAMPLES = 2000
 MOST_PANELS = 4
@@ -87,20 +93,22 @@ def common_sizes(results: Results, names: Sequence[str]) -> list[int]:
     return [size for size in first if all(size in own for own in rest)]
 
 
-def pieces_table(results: Results) -> str:
-    """The steps that each piece saves, by what it is added to and by batch size."""
-    names = dict.fromkeys(name for pairs in ADDED.values() for pair in pairs for name in pair)
+def saved_table(results: Results, groups: Groups) -> str:
+    """The steps that are saved from one optimizer to another, by batch size."""
+    names = dict.fromkeys(name for pairs in groups.values() for pair in pairs for name in pair)
     sizes = common_sizes(results, list(names))
     columns = [*map(str, sizes), "all of them"]
     lines = [
-        f"| what is added | from | to | {' | '.join(columns)} |",
+        f"| | from | to | {' | '.join(columns)} |",
         "|---|---|---|" + "---|" * len(columns),
     ]
-    for piece, pairs in ADDED.items():
+    for group, pairs in groups.items():
         for before, after in pairs:
-            groups = [*([size] for size in sizes), sizes]
-            texts = [str(saved_between(results, before, after, own)) for own in groups]
-            lines.append(f"| {piece} | `{before}` | `{after}` | {' | '.join(texts)} |")
+            texts = [
+                str(saved_between(results, before, after, own))
+                for own in (*([size] for size in sizes), sizes)
+            ]
+            lines.append(f"| {group} | `{before}` | `{after}` | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 

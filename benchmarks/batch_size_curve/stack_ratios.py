@@ -19,6 +19,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter
 import numpy as np
 
 from benchmarks.batch_size_curve.bert import DEEP, Bert
@@ -115,7 +116,7 @@ def read_spreads(path: Path) -> list[Spread]:
 def spread_table(rows: list[Spread]) -> str:
     """The largest ratio of a stack over its smallest: the median of all stacks, and the largest."""
     steps = sorted({own.step for own in rows})
-    noted = [min(steps, key=lambda own: abs(own - mark)) for mark in (1, 10, 50, 100, 200, 500)]
+    noted = [min(steps, key=lambda own: abs(own - mark)) for mark in (1, 10, 40, 80, 150, 300)]
     noted.append(steps[-1])
     times = {step: [own.times for own in rows if own.step == step] for step in noted}
     lines = [
@@ -130,7 +131,7 @@ def spread_table(rows: list[Spread]) -> str:
 def plot(rows: list[Spread], path: Path) -> None:
     """The ratios of each layer in one run, and how far apart they are in all."""
     names = list(dict.fromkeys(own.parameter for own in rows))
-    first = rows[0].seed
+    first, most = rows[0].seed, max(own.times for own in rows)
     figure, axes = plt.subplots(2, len(names), figsize=(13, 5.2), sharex=True, layout="constrained")
     for name, (above, below) in zip(names, axes.T, strict=True):
         own = [row for row in rows if row.parameter == name]
@@ -143,12 +144,13 @@ def plot(rows: list[Spread], path: Path) -> None:
             times = [row.times for row in own if row.seed == seed]
             below.plot(steps, times, lw=1.2, color="#0072b2", alpha=0.7)
         above.set(xscale="log", yscale="log", title=name)
-        below.set(xscale="log", ylim=(1, None), xlabel="step")
+        below.set(xscale="log", yscale="log", ylim=(1, 1.1 * most), xlabel="step")
     for own in axes.flat:
+        own.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        own.yaxis.set_major_formatter("{x:g}")
+        own.yaxis.set_minor_formatter(NullFormatter())
         own.grid(color="#e5e5e5")
         own.spines[["top", "right"]].set_visible(False)
-    for own in axes[1]:
-        own.sharey(axes[1, 0])
     axes[0, 0].set_ylabel("trust ratio, one seed")
     axes[1, 0].set_ylabel("largest over smallest, all seeds")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
