@@ -93,10 +93,15 @@ def common_sizes(results: Results, names: Sequence[str]) -> list[int]:
     return [size for size in first if all(size in own for own in rest)]
 
 
+def sizes_of(results: Results, groups: Groups) -> list[int]:
+    """The batch sizes at which all optimizers of a table have been measured."""
+    names = dict.fromkeys(name for pairs in groups.values() for pair in pairs for name in pair)
+    return common_sizes(results, list(names))
+
+
 def saved_table(results: Results, groups: Groups) -> str:
     """The steps that are saved from one optimizer to another, by batch size."""
-    names = dict.fromkeys(name for pairs in groups.values() for pair in pairs for name in pair)
-    sizes = common_sizes(results, list(names))
+    sizes = sizes_of(results, groups)
     columns = [*map(str, sizes), "all of them"]
     lines = [
         f"| | from | to | {' | '.join(columns)} |",
@@ -140,7 +145,7 @@ def plot_pieces(results: Results, path: Path) -> None:
             own.plot([low, high], [row, row], lw=2, alpha=0.5, color=COLOURS[name])
             own.plot(cell.median / whole, row, "o", ms=7, color=COLOURS[name])
         own.axvline(1, lw=1, color="#000000")
-        own.set(title=f"batch {size}", xlabel="steps over AdamW's", xscale="log", xlim=(0.45, 3))
+        own.set(title=f"batch {size}", xlabel="steps over AdamW's", xscale="log", xlim=(0.4, 3))
         own.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
         own.minorticks_off()
         own.grid(axis="x", color="#e5e5e5")

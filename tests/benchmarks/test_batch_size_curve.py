@@ -99,6 +99,12 @@ def test_every_optimizer_is_in_the_learned_workloads():
     assert {*used, *KNOWN_OPTIMIZERS} <= set(report.COLOURS)
 
 
+def test_curves_of_a_picture_have_a_colour_each():
+    for workload in WORKLOADS.values():
+        names = [name for group in workload.optimizers for name in group][: report.MOST_CURVES]
+        assert len({report.COLOURS[name] for name in names}) == len(names)
+
+
 def test_fine_rates_are_about_the_best_on_both_sides():
     best = Settings(3, 0.1, 1e-3)
     fine = search.refined(best, 8, 4)
