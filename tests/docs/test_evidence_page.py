@@ -14,10 +14,11 @@ from benchmarks.batch_size_curve.pieces import (
     saved_between,
     sizes_of,
 )
+from benchmarks.batch_size_curve.provenance import record
 from benchmarks.batch_size_curve.report import bootstrap_interval, fit, measured
 from benchmarks.batch_size_curve.stack_ratios import read_spreads
-from benchmarks.batch_size_curve.sweep import read
-from benchmarks.batch_size_curve.workloads import WORKLOADS
+from benchmarks.batch_size_curve.sweep import cells_of, read
+from benchmarks.batch_size_curve.workloads import ON_A_CPU, WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +43,19 @@ class TestPage:
     def test_refuses_a_page_without_the_places(self, script, name):
         with pytest.raises(ValueError, match="must have one '<!-- "):
             script["written"](ROOT / name, "# Evidence\n")
+
+
+def test_the_committed_sweep_can_be_continued(script, tmp_path):
+    """By the same plan, with every trial in its place."""
+    path = tmp_path / "runs.json"
+    path.write_text((script["RESULTS"] / "runs.json").read_text())
+    record(path, list(ON_A_CPU.values()))
+    rows = read(script["TRIALS"])
+    held = [cells_of(workload, rows) for workload in ON_A_CPU.values()]
+    counted = sum(
+        len(cell.repeats) + sum(map(len, cell.search)) for own in held for cell in own.values()
+    )
+    assert counted == len(rows)
 
 
 # The sentences of the page, in numbers.
