@@ -8,13 +8,19 @@ import functools
 from pathlib import Path
 import re
 
+from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, Groups, saved_table
 from benchmarks.batch_size_curve.report import measured, steps_column, tables
+from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_table
 from benchmarks.batch_size_curve.sweep import read
-from benchmarks.batch_size_curve.workloads import FIRST, WORKLOADS
+from benchmarks.batch_size_curve.workloads import ON_A_CPU, WORKLOADS
 
 ROOT = Path(__file__).parents[1]
-TRIALS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "batch_size_curve" / "trials.csv"
-SHORT = {"digits": (16, 128, 1024), "bert": (32, 512, 2048)}  # the columns of the README
+RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "batch_size_curve"
+TRIALS = RESULTS / "trials.csv"
+APART = ("digits", "bert_pieces")
+# Rows and columns of the README.
+SHORT = ("adamw", "nadamw", "lamb", "lans", "muon")
+SIZES = {"digits": (16, 128, 1024), "bert_pieces": (32, 128, 512)}
 
 
 def full_tables(name: str) -> str:
@@ -22,24 +28,43 @@ def full_tables(name: str) -> str:
     return tables(WORKLOADS[name], read(TRIALS))
 
 
+def saved_steps(name: str, groups: Groups) -> str:
+    """What one optimizer saves over another."""
+    return saved_table(measured(WORKLOADS[name], read(TRIALS)), groups)
+
+
+def spreads() -> str:
+    """How far apart the layers of a stack are."""
+    return spread_table(read_spreads(RESULTS / f"{NAME}.csv"))
+
+
 def short_table() -> str:
     """Some optimizers at some batch sizes."""
     rows = read(TRIALS)
     columns = {
-        f"{name}, batch {size}": steps_column(measured(WORKLOADS[name], rows), size)
-        for name, sizes in SHORT.items()
+        f"{name.partition('_')[0]}, batch {size}": steps_column(
+            {own: cells for own, cells in measured(WORKLOADS[name], rows).items() if own in SHORT},
+            size,
+        )
+        for name, sizes in SIZES.items()
         for size in sizes
     }
     lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-    for optimizer in FIRST:
-        texts = [column[optimizer] for column in columns.values()]
+    for optimizer in SHORT:
+        texts = [column.get(optimizer, "") for column in columns.values()]
         lines.append(f"| `{optimizer}` | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
-        name: functools.partial(full_tables, name) for name in WORKLOADS
+        **{name: functools.partial(full_tables, name) for name in ON_A_CPU},
+        **{
+            f"{name}, {what}": functools.partial(saved_steps, name, groups)
+            for name in APART
+            for what, groups in (("added", ADDED), ("exchanged", EXCHANGED))
+        },
+        "stack_ratios": spreads,
     },
     ROOT / "README.md": {"evidence": short_table},
 }

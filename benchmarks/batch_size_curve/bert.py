@@ -1,4 +1,4 @@
-"""A byte-level BERT, very small, that reads the source code of Python's standard library."""
+"""A byte-level BERT that reads the source code of Python's standard library."""
 
 import hashlib
 from pathlib import Path
@@ -10,19 +10,42 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-LAYERS, WIDTH, HEADS = 2, 32, 2
-LENGTH = 16  # bytes in an example
+import optax_largebatch as lb
+
 STRETCH = 8  # in each such stretch one byte is masked
 MASK = 256  # the token of a masked byte
+SHORTEST = 16  # bytes of a file that is read
 HELD_OUT = 512  # examples for validation, and as many for the test
-MOST_EXAMPLES, MOST_STEPS = 600_000, 2000  # of a trial
+
+
+class Sizes(NamedTuple):
+    """How large the network is, and its trials."""
+
+    layers: int
+    width: int
+    heads: int
+    length: int
+    """Bytes in an example."""
+    micro_batch: int
+    warmup_steps: int
+    most_examples: int
+    """After as many a trial is given up, or after `most_steps`."""
+    most_steps: int
+    stacked: bool
+    """Whether the layers are in one array each, and scanned."""
+
+
+SMALL = Sizes(2, 32, 2, 16, 32, 20, 600_000, 2000, stacked=False)
+DEEP = Sizes(8, 32, 2, 16, 32, 20, 60_000, 2000, stacked=True)
+# For a GPU. A batch of 32,768 is taken in 256 parts.
+LARGE = Sizes(12, 512, 8, 64, 128, 100, 8_000_000, 10_000, stacked=True)
 
 
 class Examples(NamedTuple):
     """Windows of the text and what is masked in them."""
 
-    windows: jax.Array  # (examples, LENGTH), bytes
-    masked: jax.Array  # (examples, LENGTH // STRETCH), positions
+    windows: jax.Array  # (examples, length), bytes
+    masked: jax.Array  # (examples, length // STRETCH), positions
 
 
 def library_text() -> dict[str, np.ndarray]:
@@ -35,7 +58,7 @@ def library_text() -> dict[str, np.ndarray]:
         hashlib.sha256(content).digest(): content
         for path in sorted(root.rglob("*.py"))
         if not {"site-packages", "dist-packages", "test", "tests"} & set(path.parts)
-        and len(content := path.read_bytes()) >= LENGTH
+        and len(content := path.read_bytes()) >= SHORTEST
     }
     parts: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
     for digest in sorted(files):
@@ -56,24 +79,30 @@ def dense(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
     return x @ own["kernel"] + own["bias"]
 
 
-def attention(x: jax.Array, layer: dict[str, Any]) -> jax.Array:
+def attention(x: jax.Array, layer: dict[str, Any], heads: int) -> jax.Array:
     """Every byte looks at every byte."""
     queries, keys, values = (
-        dense(x, layer[name]).reshape(*x.shape[:-1], HEADS, -1)
+        dense(x, layer[name]).reshape(*x.shape[:-1], heads, -1)
         for name in ("query", "key", "value")
     )
     mixed = jax.nn.dot_product_attention(queries, keys, values)
     return dense(mixed.reshape(x.shape), layer["output"])
 
 
+def transformer_layer(x: jax.Array, layer: dict[str, Any], heads: int) -> jax.Array:
+    """Attention and a multilayer perceptron, each after a norm and added to its input."""
+    x = x + attention(layer_norm(x, layer["attention_norm"]), layer, heads)
+    hidden = jax.nn.relu(dense(layer_norm(x, layer["mlp_norm"]), layer["up"]))
+    return x + dense(hidden, layer["down"])
+
+
 class Bert:
     """Cross-entropy of the masked bytes, in windows from anywhere in the training files."""
 
-    warmup_steps = 20
-    micro_batch = 32
-
-    def __init__(self, target: float) -> None:
-        self.target = target
+    def __init__(self, target: float, sizes: Sizes = SMALL) -> None:
+        self.target, self.sizes = target, sizes
+        self.warmup_steps, self.micro_batch = sizes.warmup_steps, sizes.micro_batch
+        self.stacked = lb.stacked_layers({"layers/": 0}) if sizes.stacked else None
         text = library_text()
         self.training = jnp.asarray(text["train"])
         self.validation, self.test = (
@@ -83,7 +112,8 @@ class Bert:
 
     def init(self, key: jax.Array) -> Any:
         """Normal numbers, in the output of a branch smaller; scales of 1, biases of 0."""
-        keys = iter(jax.random.split(key, 3 + 6 * LAYERS))
+        width, count = self.sizes.width, self.sizes.layers
+        keys = iter(jax.random.split(key, 3 + 6 * count))
 
         def normal(*shape: int, scale: float = 1.0) -> jax.Array:
             return scale * jax.random.normal(next(keys), shape)
@@ -93,29 +123,32 @@ class Bert:
             return {"kernel": kernel, "bias": jnp.zeros(columns)}
 
         def norm() -> dict[str, jax.Array]:
-            return {"scale": jnp.ones(WIDTH), "bias": jnp.zeros(WIDTH)}
+            return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
 
-        branch = (2 * LAYERS) ** -0.5
+        branch = (2 * count) ** -0.5
+        embedding = {"byte": normal(MASK + 1, width), "position": normal(self.sizes.length, width)}
+        layers = [
+            {
+                **{name: linear(width, width) for name in ("query", "key", "value")},
+                "output": linear(width, width, branch),
+                "up": linear(width, 4 * width),
+                "down": linear(4 * width, width, branch),
+                "attention_norm": norm(),
+                "mlp_norm": norm(),
+            }
+            for _ in range(count)
+        ]
+        stack = jax.tree.map(lambda *own: jnp.stack(own), *layers) if self.stacked else layers
         return {
-            "embedding": {"byte": normal(MASK + 1, WIDTH), "position": normal(LENGTH, WIDTH)},
-            "layers": [
-                {
-                    **{name: linear(WIDTH, WIDTH) for name in ("query", "key", "value")},
-                    "output": linear(WIDTH, WIDTH, branch),
-                    "up": linear(WIDTH, 4 * WIDTH),
-                    "down": linear(4 * WIDTH, WIDTH, branch),
-                    "attention_norm": norm(),
-                    "mlp_norm": norm(),
-                }
-                for _ in range(LAYERS)
-            ],
+            "embedding": embedding,
+            "layers": stack,
             "norm": norm(),
-            "head": linear(WIDTH, MASK),
+            "head": linear(width, MASK),
         }
 
     def limit(self, batch_size: int) -> int:
         """The steps after which a trial is given up."""
-        return min(MOST_STEPS, MOST_EXAMPLES // batch_size)
+        return min(self.sizes.most_steps, self.sizes.most_examples // batch_size)
 
     def stream(self, key: jax.Array) -> jax.Array:
         """The windows are drawn when they are needed; the key says all."""
@@ -126,10 +159,11 @@ class Bert:
         return self._examples(jax.random.fold_in(stream, start), self.training, self.micro_batch)
 
     def _examples(self, key: jax.Array, text: jax.Array, count: int) -> Examples:
+        length = self.sizes.length
         for_windows, for_masks = jax.random.split(key)
-        begins = jax.random.randint(for_windows, (count,), 0, len(text) - LENGTH)
-        windows = text[begins[:, None] + jnp.arange(LENGTH)[None, :]]
-        stretches = jnp.arange(0, LENGTH, STRETCH)
+        begins = jax.random.randint(for_windows, (count,), 0, len(text) - length)
+        windows = text[begins[:, None] + jnp.arange(length)[None, :]]
+        stretches = jnp.arange(0, length, STRETCH)
         chosen = jax.random.randint(for_masks, (count, len(stretches)), 0, STRETCH)
         return Examples(windows, stretches[None, :] + chosen)
 
@@ -139,10 +173,15 @@ class Bert:
         windows = examples.windows.astype(jnp.int32)
         tokens = windows.at[rows, examples.masked].set(MASK)
         x = params["embedding"]["byte"][tokens] + params["embedding"]["position"]
-        for layer in params["layers"]:
-            x = x + attention(layer_norm(x, layer["attention_norm"]), layer)
-            hidden = jax.nn.relu(dense(layer_norm(x, layer["mlp_norm"]), layer["up"]))
-            x = x + dense(hidden, layer["down"])
+        if self.stacked:
+            x, _ = jax.lax.scan(
+                lambda x, layer: (transformer_layer(x, layer, self.sizes.heads), None),
+                x,
+                params["layers"],
+            )
+        else:
+            for layer in params["layers"]:
+                x = transformer_layer(x, layer, self.sizes.heads)
         logits = dense(layer_norm(x[rows, examples.masked], params["norm"]), params["head"])
         return optax.softmax_cross_entropy_with_integer_labels(
             logits, windows[rows, examples.masked]

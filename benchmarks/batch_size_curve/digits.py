@@ -27,6 +27,7 @@ class Digits:
 
     warmup_steps = 5
     micro_batch = 16
+    stacked = None
 
     def __init__(self, target: float) -> None:
         self.target = target

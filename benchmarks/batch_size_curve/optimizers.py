@@ -1,18 +1,20 @@
 """The optimizers: how each is built, and where its learning rates are centred.
 
-All have a momentum of 0.9 and, where they have one, a second moment with a decay rate of 0.98. All
-get the same warm-up and the same rule: biases and scales are neither decayed nor adapted.
+All have a momentum of 0.9, unless their name says another, and, where they have one, a second
+moment with a decay rate of 0.98. All get the same warm-up and the same rule: biases and scales are
+neither decayed nor adapted.
 `scaled_adam`, `cain` and `learned_gradient` have no weight decay and nothing to exclude; the floor
 under the size of a parameter, which moves biases that start at 0, is 0.01, because the runs are
 short (see `docs/icefall.md`).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 import optax_largebatch as lb
 
@@ -20,21 +22,21 @@ KERNELS = lb.excluding("bias|scale")
 MOMENTUM, B2, FLOOR = 0.9, 0.98, 0.01
 LAYERWISE = {"weight_decay_mask": KERNELS, "trust_ratio_mask": KERNELS}
 
-Build = Callable[[optax.Schedule, jax.Array], optax.GradientTransformation]
+Build = Callable[[optax.Schedule, jax.Array, lb.Stacked | None], optax.GradientTransformation]
 
 
 class Optimizer(NamedTuple):
     """An optimizer, to be tuned."""
 
     centre: float
-    """The middle of the range of learning rates, the same for both networks and all batch sizes."""
+    """The middle of the range of learning rates, the same for all networks and batch sizes."""
     build: Build
-    """From a schedule of the learning rate and a weight decay."""
+    """From a schedule of the learning rate, a weight decay, and the layers that are stacked."""
     decays: bool = True
     """Whether it has a weight decay."""
 
 
-def sgd(rate: optax.Schedule, decay: jax.Array) -> optax.GradientTransformation:
+def sgd(rate: optax.Schedule, decay: jax.Array, _: Any) -> optax.GradientTransformation:
     """SGD with Nesterov's momentum."""
     return optax.chain(
         optax.add_decayed_weights(decay, mask=KERNELS.mask),
@@ -42,46 +44,145 @@ def sgd(rate: optax.Schedule, decay: jax.Array) -> optax.GradientTransformation:
     )
 
 
+def adamw(momentum: float) -> Build:
+    """Adam with decoupled decay, and a momentum of one's choice."""
+    return lambda rate, decay, _: optax.adamw(
+        rate, momentum, B2, 1e-8, 0.0, None, decay, KERNELS.mask
+    )
+
+
+def lamb(rate: optax.Schedule, decay: jax.Array, stacked: Any) -> optax.GradientTransformation:
+    """LAMB."""
+    return lb.lamb(rate, MOMENTUM, B2, weight_decay=decay, stacked=stacked, **LAYERWISE)
+
+
+def lans(rate: optax.Schedule, decay: jax.Array, stacked: Any) -> optax.GradientTransformation:
+    """LANS."""
+    return lb.lans(rate, MOMENTUM, B2, weight_decay=decay, stacked=stacked, **LAYERWISE)
+
+
 # `lars` moves what it does not adapt at the learning rate itself. With the paper's coefficient,
 # 0.001, one large enough for the kernels is far too large for the biases. `lbsgd` is that of the
 # strategy "lars": with the others it is SGD with another warm-up.
-OPTIMIZERS = {
+KNOWN = {
     "sgd": Optimizer(0.1, sgd),
-    "adamw": Optimizer(
-        0.01,
-        lambda rate, decay: optax.adamw(rate, MOMENTUM, B2, 1e-8, 0.0, None, decay, KERNELS.mask),
-    ),
-    "lamb": Optimizer(
-        0.02, lambda rate, decay: lb.lamb(rate, MOMENTUM, B2, weight_decay=decay, **LAYERWISE)
-    ),
-    "lans": Optimizer(
-        0.02, lambda rate, decay: lb.lans(rate, MOMENTUM, B2, weight_decay=decay, **LAYERWISE)
-    ),
+    "adamw": Optimizer(0.01, adamw(MOMENTUM)),
+    "lamb": Optimizer(0.02, lamb),
+    "lans": Optimizer(0.02, lans),
     "lars": Optimizer(
         0.1,
-        lambda rate, decay: lb.lars(
-            rate, decay, trust_coefficient=0.1, momentum=MOMENTUM, nesterov=True, **LAYERWISE
+        lambda rate, decay, stacked: lb.lars(
+            rate,
+            decay,
+            trust_coefficient=0.1,
+            momentum=MOMENTUM,
+            nesterov=True,
+            stacked=stacked,
+            **LAYERWISE,
         ),
     ),
     "lbsgd": Optimizer(
         0.01,
-        lambda rate, decay: lb.lbsgd(rate, MOMENTUM, decay, warmup_strategy="lars", **LAYERWISE),
+        lambda rate, decay, stacked: lb.lbsgd(
+            rate, MOMENTUM, decay, warmup_strategy="lars", stacked=stacked, **LAYERWISE
+        ),
     ),
     "scaled_adam": Optimizer(
         0.05,
-        lambda rate, _: lb.scaled_adam(rate, MOMENTUM, B2, param_min_rms=FLOOR, clipping_scale=2.0),
+        lambda rate, _, stacked: lb.scaled_adam(
+            rate, MOMENTUM, B2, param_min_rms=FLOOR, clipping_scale=2.0, stacked=stacked
+        ),
         decays=False,
     ),
-    "eve": Optimizer(0.01, lambda rate, decay: lb.eve(rate, MOMENTUM, B2, 1e-8, decay, KERNELS)),
+    "eve": Optimizer(
+        0.01,
+        lambda rate, decay, stacked: lb.eve(
+            rate, MOMENTUM, B2, 1e-8, decay, KERNELS, stacked=stacked
+        ),
+    ),
     "cain": Optimizer(
-        0.1, lambda rate, _: lb.cain(rate, MOMENTUM, B2, rms_eps=FLOOR), decays=False
+        0.1,
+        lambda rate, _, stacked: lb.cain(rate, MOMENTUM, B2, rms_eps=FLOOR, stacked=stacked),
+        decays=False,
     ),
     "learned_gradient": Optimizer(
         0.1,
-        lambda rate, _: lb.learned_gradient(rate, MOMENTUM, B2, param_min_rms=FLOOR),
+        lambda rate, _, stacked: lb.learned_gradient(
+            rate, MOMENTUM, B2, param_min_rms=FLOOR, stacked=stacked
+        ),
         decays=False,
     ),
 }
+
+
+def nadamw(rate: optax.Schedule, decay: jax.Array, _: Any) -> optax.GradientTransformation:
+    """Adam with Nesterov's momentum."""
+    return optax.nadamw(rate, MOMENTUM, B2, 1e-8, 0.0, None, decay, KERNELS.mask)
+
+
+def muon(rate: optax.Schedule, decay: jax.Array, _: Any) -> optax.GradientTransformation:
+    """Orthogonalised momentum for matrices, Adam for the rest, at one learning rate."""
+    return optax.contrib.muon(
+        rate,
+        beta=MOMENTUM,
+        weight_decay=decay,
+        weight_decay_mask=KERNELS.mask,
+        adam_b1=MOMENTUM,
+        adam_b2=B2,
+    )
+
+
+def lans_without_nesterov(
+    rate: optax.Schedule, decay: jax.Array, stacked: Any
+) -> optax.GradientTransformation:
+    """The direction of the momentum alone: LAMB on normalised gradients."""
+    return optax.chain(lb.normalize_by_block_norm(stacked=stacked), lamb(rate, decay, stacked))
+
+
+def lans_without_normalization(
+    rate: optax.Schedule, decay: jax.Array, stacked: Any
+) -> optax.GradientTransformation:
+    """On the gradients as they are: LAMB with Nesterov's momentum."""
+    adapted = lb.chain(
+        lb.add_decayed_weights(decay, KERNELS, stacked=stacked),
+        lb.scale_by_trust_ratio(trust_ratio_mask=KERNELS, stacked=stacked),
+    )
+    return lb.chain(lb.nesterov_split(adapted, MOMENTUM, B2), lb.scale_by_learning_rate(rate))
+
+
+def lans_without_trust_ratio(
+    rate: optax.Schedule, decay: jax.Array, stacked: Any
+) -> optax.GradientTransformation:
+    """Adam with Nesterov's momentum on normalised gradients."""
+    return lb.lans(
+        rate,
+        MOMENTUM,
+        B2,
+        weight_decay=decay,
+        weight_decay_mask=KERNELS,
+        trust_ratio_mask=lambda params: False,
+        stacked=stacked,
+    )
+
+
+# From AdamW to LANS, each step one change, on two ways; and what else is at hand. A further control
+# is a line here.
+CONTROLS = {
+    "nadamw": Optimizer(0.01, nadamw),
+    "muon": Optimizer(0.02, muon),
+    "lans_without_nesterov": Optimizer(0.02, lans_without_nesterov),
+    "lans_without_normalization": Optimizer(0.02, lans_without_normalization),
+    "lans_without_trust_ratio": Optimizer(0.01, lans_without_trust_ratio),
+    "adamw_momentum_0.8": Optimizer(0.01, adamw(0.8)),
+    "adamw_momentum_0.95": Optimizer(0.01, adamw(0.95)),
+}
+
+# The same, told nothing of the stack: one norm for all its layers.
+ONE_NORM = {
+    "lamb_one_norm": Optimizer(0.02, lambda rate, decay, _: lamb(rate, decay, None)),
+    "lans_one_norm": Optimizer(0.02, lambda rate, decay, _: lans(rate, decay, None)),
+}
+OPTIMIZERS = KNOWN | CONTROLS | ONE_NORM
 
 
 def warmed_up(rate: jax.Array, warmup_steps: int) -> optax.Schedule:
@@ -90,3 +191,9 @@ def warmed_up(rate: jax.Array, warmup_steps: int) -> optax.Schedule:
     It does not decay: a decay would need to know beforehand how many steps the target takes.
     """
     return lambda step: rate * jnp.minimum((step + 1) / warmup_steps, 1)
+
+
+def warmed_up_and_decayed(rate: jax.Array, warmup_steps: int, steps: int) -> optax.Schedule:
+    """The same, then down in a straight line, to 0 after `steps`."""
+    grown = warmed_up(rate, warmup_steps)
+    return lambda step: grown(step) * jnp.minimum((steps - step) / (steps - warmup_steps), 1)

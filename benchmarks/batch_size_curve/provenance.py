@@ -7,22 +7,29 @@ from pathlib import Path
 import platform
 import shlex
 import sys
+from typing import Any
 
 from benchmarks.batch_size_curve.workloads import Workload
 from benchmarks.harness.machine import machine
 
+MAY_GROW = ("batch_sizes", "centres_of_learning_rate")
+
 
 def record(path: Path, workloads: list[Workload]) -> None:
-    """Notes this run; refuses to continue one with another plan."""
+    """Notes this run; refuses to continue one with another plan.
+
+    A plan may get more optimizers and batch sizes: what has been run stays as it is.
+    """
     noted = json.loads(path.read_text()) if path.exists() else {"plans": {}, "runs": []}
     for workload in workloads:
-        before = noted["plans"].setdefault(workload.name, workload.plan)
-        if before != workload.plan:
-            changed = [key for key in workload.plan if before.get(key) != workload.plan[key]]
+        before = noted["plans"].get(workload.name, workload.plan)
+        changed = [key for key in workload.plan if not _holds(before, workload.plan, key)]
+        if changed:
             raise ValueError(
                 f"{path} is of another plan of {workload.name}: {', '.join(changed)} changed. "
                 f"Choose another --output, or remove that one."
             )
+        noted["plans"][workload.name] = workload.plan
     noted["runs"].append(
         {
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -33,3 +40,13 @@ def record(path: Path, workloads: list[Workload]) -> None:
         }
     )
     path.write_text(json.dumps(noted, indent=2) + "\n")
+
+
+def _holds(before: dict[str, Any], now: dict[str, Any], key: str) -> bool:
+    """Whether an entry of a plan is what it was, or that and more where that is allowed."""
+    old, new = before.get(key), now[key]
+    if key not in MAY_GROW or old is None:
+        return old == new
+    if isinstance(new, dict):
+        return old.items() <= new.items()
+    return set(old) <= set(new)

@@ -1,6 +1,7 @@
 """Tables, fits and plots, from the table of trials alone."""
 
 from collections.abc import Sequence
+import itertools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from benchmarks.batch_size_curve.sweep import Row, cells_of, read
 from benchmarks.batch_size_curve.workloads import Workload
 import optax_largebatch as lb
 
+MOST_CURVES = 10
 COLOURS = {
     "adamw": "#000000",
     "sgd": "#7f7f7f",
@@ -28,6 +30,15 @@ COLOURS = {
     "eve": "#56b4e9",
     "cain": "#8c564b",
     "learned_gradient": "#9467bd",
+    "nadamw": "#7f7f7f",
+    "muon": "#009e73",
+    "lans_without_nesterov": "#e69f00",
+    "lans_without_normalization": "#cc79a7",
+    "lans_without_trust_ratio": "#56b4e9",
+    "adamw_momentum_0.8": "#8c564b",
+    "adamw_momentum_0.95": "#bcbd22",
+    "lamb_one_norm": "#56b4e9",
+    "lans_one_norm": "#e69f00",
 }
 
 
@@ -35,7 +46,7 @@ class Measured(NamedTuple):
     """An optimizer at a batch size."""
 
     runs: tuple[float, ...]
-    """Steps to the target of the best settings, with each seed."""
+    """Steps to the target of the best settings with each seed, or what else is measured."""
     edge: bool
     """Whether these have the smallest or the largest learning rate of the range."""
     settings: Settings | None
@@ -43,7 +54,7 @@ class Measured(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The median of the steps."""
+        """The median of the runs."""
         return float(np.quantile(self.runs, 0.5, method="inverted_cdf"))
 
     @property
@@ -73,8 +84,8 @@ def measured(workload: Workload, rows: list[Row]) -> dict[str, dict[int, Measure
             own = Measured((math.inf,), edge=False, settings=None, test_losses=())
         else:
             own = Measured(
-                tuple(row.steps for row in cell.repeats),
-                on_edge(cell.best.trial, workload.trials),
+                tuple(workload.measure.report(row.outcome) for row in cell.repeats),
+                on_edge(cell.best, cell.space),
                 cell.best,
                 tuple(row.test_loss for row in cell.repeats if row.ended == "reached"),
             )
@@ -97,9 +108,9 @@ def steps_text(cell: Measured, fewest: float) -> str:
     """Median steps, their interval, and what has to be said of them."""
     if not math.isfinite(cell.median):
         return "never"
-    text = f"**{cell.median:g}**" if cell.median == fewest else f"{cell.median:g}"
+    text = f"**{cell.median:.4g}**" if cell.median == fewest else f"{cell.median:.4g}"
     if len(cell.runs) > 1:
-        text += " ({:g} to {:g})".format(*bootstrap_interval(cell.runs))
+        text += " ({:.4g} to {:.4g})".format(*bootstrap_interval(cell.runs))
     return text + "\\*" * cell.edge
 
 
@@ -149,15 +160,18 @@ def tables(workload: Workload, rows: list[Row]) -> str:
     results = measured(workload, rows)
     if not results:
         return "Nothing is complete yet."
+    if not workload.has_curve:
+        return steps_table(workload, results)
     return f"{steps_table(workload, results)}\n\n{fit_table(workload, results)}"
 
 
 def plot(workload: Workload, rows: list[Row], path: Path) -> None:
     """Median steps against batch size; hollow where the best rate is at the edge of its range.
 
-    A bar that leaves at the top is infinite: some runs did not reach the target.
+    A bar that leaves at the top is infinite: some runs did not reach the target. Only the first ten
+    optimizers are drawn, because more cannot be told apart.
     """
-    results = measured(workload, rows)
+    results = dict(itertools.islice(measured(workload, rows).items(), MOST_CURVES))
     figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
     shifts = 1.03 ** (np.arange(len(results)) - (len(results) - 1) / 2)  # so that bars stand apart
     every = []
@@ -176,7 +190,7 @@ def plot(workload: Workload, rows: list[Row], path: Path) -> None:
         every += [*medians, *low, *high[np.isfinite(high)]]
     low, high = min(every) * 0.85, max(every) * 1.15
     axes.set(xscale="log", yscale="log", ylim=(low, high), title=workload.title)
-    axes.set(xlabel="batch size", ylabel=f"steps to a validation loss of {workload.target:g}")
+    axes.set(xlabel="batch size", ylabel=workload.measured)
     axes.set_xticks(workload.batch_sizes, [str(size) for size in workload.batch_sizes])
     marks = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
     marks = [mark for mark in marks if low < mark < high]
@@ -201,15 +215,16 @@ def write_report(output: Path, workloads: Sequence[Workload]) -> None:
     for workload in workloads:
         if not measured(workload, rows):
             continue
-        plot(workload, rows, output / f"{workload.name}.png")
         parts += [
             f"## {workload.title[0].upper()}{workload.title[1:]}",
-            f"Target: a validation loss of {workload.target:g}. For each optimizer and batch size: "
-            f"{workload.trials} settings, {_counted(workload.search_seeds, 'seed')} for each, and "
-            f"{_counted(workload.seeds, 'new seed')} for the best.",
+            f"{workload.measured[0].upper()}{workload.measured[1:]}. For each optimizer and batch "
+            f"size: {workload.tried} settings, {_counted(workload.search_seeds, 'seed')} for each, "
+            f"and {_counted(workload.seeds, 'new seed')} for the best.",
             tables(workload, rows),
-            f"![{workload.title}]({workload.name}.png)",
         ]
+        if workload.has_curve:
+            plot(workload, rows, output / f"{workload.name}.png")
+            parts.append(f"![{workload.title}]({workload.name}.png)")
     (output / "report.md").write_text("\n\n".join(parts) + "\n")
 
 

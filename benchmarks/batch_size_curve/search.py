@@ -4,10 +4,12 @@ An optimizer says where its learning rates are centred and nothing else: the wid
 that of this module, and the number of trials that of the workload.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+FINE = 10**0.1  # 1.26, between the rates that are tried near the best
 DECADES = 3.0  # from the smallest to the largest learning rate
 WEIGHT_DECAYS = (1e-5, 1e-2)
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -33,14 +35,34 @@ def search_space(centre: float, trials: int) -> list[Settings]:
     low, high = WEIGHT_DECAYS
     decays = low * (high / low) ** ((index + 0.5) * GOLDEN_RATIO % 1)
     return [
-        Settings(int(trial), float(f"{rate:.4g}"), float(f"{decay:.4g}"))
+        Settings(int(trial), _rounded(rate), _rounded(decay))
         for trial, rate, decay in zip(index, rates, decays, strict=True)
     ]
 
 
-def on_edge(trial: int, trials: int) -> bool:
-    """Whether the trial is the first or last of the range: a better rate may lie outside."""
-    return trial in (0, trials - 1)
+def refined(best: Settings, trials: int, fine: int) -> list[Settings]:
+    """`fine` more trials, half of them below the best of the others and half above, the near first.
+
+    They keep its weight decay: what it is hardly matters in runs as short as these.
+    """
+    powers = [sign * power for power in range(1, fine // 2 + 1) for sign in (-1, 1)]
+    return [
+        best._replace(
+            trial=trials + index, learning_rate=_rounded(best.learning_rate * FINE**power)
+        )
+        for index, power in enumerate(powers)
+    ]
+
+
+def on_edge(chosen: Settings, space: Sequence[Settings]) -> bool:
+    """Whether its rate is the smallest or largest that was tried: a better one may lie outside."""
+    rates = [own.learning_rate for own in space]
+    return chosen.learning_rate in (min(rates), max(rates))
+
+
+def _rounded(number: float) -> float:
+    """To four digits, as in the table."""
+    return float(f"{number:.4g}")
 
 
 def from_the_middle(trials: int, middle: int) -> list[int]:

@@ -1,22 +1,28 @@
 """Runs the trials of a workload, one line of a table for each, and continues where it was.
 
-A run ends when it is at the target, when it diverges, or when it has had as many steps as the best
-trial of its cell so far: it can then not change the minimum, so that this saves time and nothing
-else. For the same reason a trial is given up when one of its runs has failed, and the search begins
-near the best of the next smaller batch size.
+A run to a target ends when it is there, when it diverges, or when it has had as many steps as the
+best trial of its cell so far: it can then not change the minimum, so that this saves time and
+nothing else. For the same reason a trial is given up when one of its runs has failed, and the
+search begins near the best of the next smaller batch size.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
 import csv
 import functools
+import itertools
 import math
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
-from benchmarks.batch_size_curve.search import Settings, from_the_middle, search_space
+from benchmarks.batch_size_curve.search import (
+    Settings,
+    from_the_middle,
+    refined,
+    search_space,
+)
 from benchmarks.batch_size_curve.training import Outcome, Run
 from benchmarks.batch_size_curve.workloads import Workload
 
@@ -37,6 +43,11 @@ class Row(NamedTuple):
     ended: str
     validation_loss: float
     test_loss: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """What came of it."""
+        return Outcome(self.steps, self.ended, self.validation_loss, self.test_loss)
 
 
 def read(path: Path) -> list[Row]:
@@ -79,31 +90,51 @@ class Cell:
 
     def add(self, row: Row) -> None:
         """Takes a line of the table that belongs here, and refuses one beyond the budget."""
-        runs = self.search[row.trial] if row.role == "search" else self.repeats
+        known = row.trial < len(self.space) and row[4:7] == self.space[row.trial]
+        runs = self.search[row.trial] if known and row.role == "search" else self.repeats
         seeds = self._seeds(row.role)
-        known = row[4:7] == self.space[row.trial]
         if not known or len(runs) == len(seeds) or row.seed != seeds[len(runs)]:
             raise ValueError(
                 f"{self.optimizer} at batch size {self.batch_size} of {self.workload.name} has a "
                 f"trial that is not in its budget: {row}."
             )
         runs.append(row)
+        coarse = len(self.space) == self.workload.trials
+        if coarse and self.best and all(map(self.settled, range(len(self.space)))):
+            fine = refined(self.best, self.workload.trials, self.workload.fine_trials)
+            self.space += fine
+            self.search += [[] for _ in fine]
 
     def score(self, trial: int) -> float:
-        """The steps of its slowest run; infinite while runs are left."""
-        steps = [row.steps for row in self.search[trial]]
-        return max(steps) if len(steps) == self.workload.search_seeds else math.inf
+        """What is to be small, of its worst run; infinite while runs are left."""
+        values = self._values(trial)
+        return max(values) if len(values) == self.workload.search_seeds else math.inf
 
     def settled(self, trial: int) -> bool:
         """Whether more runs could not change the score."""
-        steps = [row.steps for row in self.search[trial]]
-        return len(steps) == self.workload.search_seeds or math.inf in steps
+        values = self._values(trial)
+        return len(values) == self.workload.search_seeds or math.inf in values
+
+    def _values(self, trial: int) -> list[float]:
+        return [self.workload.measure.search(row.outcome) for row in self.search[trial]]
 
     @property
     def best(self) -> Settings | None:
         """Of the search so far; of equal ones that with the smallest rate. None if none reached."""
-        chosen = min(range(len(self.space)), key=self.score)
-        return self.space[chosen] if self.score(chosen) < math.inf else None
+        chosen = min(self.space, key=lambda own: (self.score(own.trial), own.learning_rate))
+        return chosen if self.score(chosen.trial) < math.inf else None
+
+    def is_smaller_than(self, other: "Cell") -> bool:
+        """Whether it is of the same optimizer, at a smaller batch size."""
+        return self.optimizer == other.optimizer and self.batch_size < other.batch_size
+
+    @property
+    def middle(self) -> int:
+        """The trial of the coarse search that is nearest to the best."""
+        assert self.best is not None
+        rates = [own.learning_rate for own in self.space[: self.workload.trials]]
+        distances = np.abs(np.log(rates) - math.log(self.best.learning_rate))
+        return int(distances.argmin())
 
     @property
     def complete(self) -> bool:
@@ -114,7 +145,10 @@ class Cell:
 
     def run(self, run: Run, middle: int, done: Callable[[Row], None]) -> None:
         """Runs what is left; `middle` is the trial to begin with."""
-        for trial in from_the_middle(self.workload.trials, middle):
+        coarse = from_the_middle(self.workload.trials, middle)
+        for trial in itertools.chain(coarse, itertools.count(self.workload.trials)):
+            if trial == len(self.space):
+                break
             while not self.settled(trial):
                 most = min(map(self.score, range(len(self.space))))
                 self._run(run, "search", self.space[trial], most, done)
@@ -158,15 +192,18 @@ def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, int], Cell]
     return cells
 
 
-def sweep(workload: Workload, path: Path) -> None:
-    """Runs what is left of a workload and appends it to the table."""
+def sweep(
+    workload: Workload, path: Path, chosen: Callable[[str, int], bool] = lambda *place: True
+) -> None:
+    """Runs what is left of a workload, or of some of its cells, and appends it to the table."""
     cells = cells_of(workload, read(path))
     prepare = functools.cache(functools.partial(workload.prepare, workload.target))
-    middles: dict[str, int] = defaultdict(lambda: workload.trials // 2)
-    with tqdm(cells.items(), desc=workload.name, unit="cell") as progress:
-        for (optimizer, batch_size), cell in progress:
+    places = [place for place in cells if chosen(*place)]
+    with tqdm(places, desc=workload.name, unit="cell") as progress:
+        for optimizer, batch_size in progress:
             progress.set_postfix_str(f"{optimizer} {batch_size}")
+            cell = cells[optimizer, batch_size]
             if not cell.complete:
-                cell.run(prepare(optimizer), middles[optimizer], functools.partial(append, path))
-            if cell.best:
-                middles[optimizer] = cell.best.trial
+                smaller = [own for own in cells.values() if own.is_smaller_than(cell) and own.best]
+                middle = smaller[-1].middle if smaller else workload.trials // 2
+                cell.run(prepare(optimizer), middle, functools.partial(append, path))

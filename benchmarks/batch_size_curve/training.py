@@ -1,5 +1,6 @@
 """A trial: an optimizer trains a network until the validation loss is at the target."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -7,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.batch_size_curve.optimizers import OPTIMIZERS, warmed_up
+from benchmarks.batch_size_curve.optimizers import OPTIMIZERS, warmed_up, warmed_up_and_decayed
 from benchmarks.batch_size_curve.search import Settings
+import optax_largebatch as lb
 
 RESOLUTION = 25  # from an evaluation to the next the steps grow by 1/25
 
@@ -19,7 +21,10 @@ class Outcome(NamedTuple):
     steps: float
     """To the target, or infinity."""
     ended: str
-    """`reached`, `diverged`, `censored` (it could not beat another trial) or `out of steps`."""
+    """`reached`, `diverged`, `censored` (it could not beat another trial) or `out of steps`.
+
+    A run of a fixed number of steps has `finished` or `diverged`.
+    """
     validation_loss: float
     test_loss: float
 
@@ -34,6 +39,8 @@ class Task(Protocol):
     """Examples whose gradient is taken at once; a batch is the mean over micro-batches."""
     validation: Any
     test: Any
+    stacked: lb.Stacked | None
+    """The layers that are in one array, if there are any."""
 
     def init(self, key: jax.Array) -> Any:
         """The parameters."""
@@ -90,6 +97,26 @@ def mean_gradient(task: Task, params: Any, stream: Any, start: Any, batch_size: 
     return jax.tree.map(lambda leaf: leaf / parts, total)
 
 
+def check_batch_size(task: Task, batch_size: int) -> None:
+    """It has to be made of whole micro-batches."""
+    if batch_size % task.micro_batch:
+        raise ValueError(f"batch_size must be a multiple of {task.micro_batch}, got {batch_size}.")
+
+
+def training_step(
+    task: Task, transformation: optax.GradientTransformation, stream: Any, batch_size: Any
+) -> Callable[[jax.Array, Any], Any]:
+    """From the number of a step, parameters and state to those after it."""
+
+    def train_step(step: jax.Array, carry: Any) -> Any:
+        params, state = carry
+        gradient = mean_gradient(task, params, stream, step * batch_size, batch_size)
+        updates, state = transformation.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return train_step
+
+
 def prepare(task: Task, optimizer: str) -> Run:
     """Compiles the trials of an optimizer: all settings, seeds and batch sizes in one program."""
 
@@ -98,13 +125,9 @@ def prepare(task: Task, optimizer: str) -> Run:
         for_params, for_stream = jax.random.split(jax.random.key(seed))
         params = task.init(for_params)
         stream = task.stream(for_stream)
-        transformation = OPTIMIZERS[optimizer].build(warmed_up(rate, task.warmup_steps), decay)
-
-        def train_step(step: jax.Array, carry: Any) -> Any:
-            params, state = carry
-            gradient = mean_gradient(task, params, stream, step * batch_size, batch_size)
-            updates, state = transformation.update(gradient, state, params)
-            return optax.apply_updates(params, updates), state
+        schedule = warmed_up(rate, task.warmup_steps)
+        transformation = OPTIMIZERS[optimizer].build(schedule, decay, task.stacked)
+        train_step = training_step(task, transformation, stream, batch_size)
 
         def train_on(carry: Any) -> Any:
             step, _, params, state = carry
@@ -125,10 +148,7 @@ def prepare(task: Task, optimizer: str) -> Run:
         return step, loss, task.loss(params, task.test)
 
     def run(settings: Settings, seed: int, batch_size: int, most_steps: float) -> Outcome:
-        if batch_size % task.micro_batch:
-            raise ValueError(
-                f"batch_size must be a multiple of {task.micro_batch}, got {batch_size}."
-            )
+        check_batch_size(task, batch_size)
         limit = task.limit(batch_size)
         last = evaluations(task.warmup_steps, min(most_steps, limit))[-1]
         rate, decay = settings.learning_rate, settings.weight_decay
@@ -139,5 +159,29 @@ def prepare(task: Task, optimizer: str) -> Run:
             return Outcome(step, "reached", loss, test_loss)
         ended = "censored" if most_steps < limit else "out of steps"
         return Outcome(np.inf, ended, loss, test_loss)
+
+    return run
+
+
+def prepare_decaying(task: Task, optimizer: str, steps: int) -> Run:
+    """The same for a fixed number of steps, at whose end the learning rate is 0: no run is cut."""
+
+    @jax.jit
+    def train(rate: Any, decay: Any, seed: Any, batch_size: Any) -> Any:
+        for_params, for_stream = jax.random.split(jax.random.key(seed))
+        params = task.init(for_params)
+        schedule = warmed_up_and_decayed(rate, task.warmup_steps, steps)
+        transformation = OPTIMIZERS[optimizer].build(schedule, decay, task.stacked)
+        train_step = training_step(task, transformation, task.stream(for_stream), batch_size)
+        start = (params, transformation.init(params))
+        params, _ = jax.lax.fori_loop(0, steps, train_step, start)
+        return task.loss(params, task.validation), task.loss(params, task.test)
+
+    def run(settings: Settings, seed: int, batch_size: int, most_steps: float) -> Outcome:
+        check_batch_size(task, batch_size)
+        losses = train(settings.learning_rate, settings.weight_decay, seed, batch_size)
+        loss, test_loss = map(float, losses)
+        ended = "finished" if np.isfinite(loss) else "diverged"
+        return Outcome(steps, ended, loss, test_loss)
 
     return run

@@ -5,15 +5,30 @@ import functools
 from typing import Any, NamedTuple
 
 from benchmarks.batch_size_curve import quadratic, training
-from benchmarks.batch_size_curve.bert import Bert
+from benchmarks.batch_size_curve.bert import DEEP, LARGE, Bert
 from benchmarks.batch_size_curve.digits import Digits
-from benchmarks.batch_size_curve.optimizers import OPTIMIZERS
+from benchmarks.batch_size_curve.measures import FINAL_LOSS, STEPS, Measure
+from benchmarks.batch_size_curve.optimizers import KNOWN, OPTIMIZERS
 from benchmarks.batch_size_curve.search import DECADES, WEIGHT_DECAYS
 from benchmarks.batch_size_curve.training import Run
 
 # The first are compared at all batch sizes before the others begin.
 FIRST = ("adamw", "sgd", "lamb", "lans", "lars")
-OTHERS = tuple(name for name in OPTIMIZERS if name not in FIRST)
+OTHERS = tuple(name for name in KNOWN if name not in FIRST)
+# What LANS is made of, and Muon.
+PIECES = (
+    "adamw",
+    "nadamw",
+    "lamb",
+    "lans_without_nesterov",
+    "lans_without_normalization",
+    "lans_without_trust_ratio",
+    "lans",
+    "muon",
+)
+CONTROLS = tuple(name for name in PIECES if name not in FIRST)
+MOMENTA = ("adamw_momentum_0.8", "adamw_momentum_0.95")
+DECAYING_STEPS = 128
 
 
 class Workload(NamedTuple):
@@ -36,8 +51,27 @@ class Workload(NamedTuple):
     """The middle learning rate of an optimizer."""
     prepare: Callable[[float, str], Run]
     """From the target and an optimizer."""
+    fine_trials: int = 0
+    """Settings around the best of these, with learning rates a factor of 1.26 apart."""
+    measure: Measure = STEPS
+    """What is to be small."""
     exact: Callable[[float], dict[str, tuple[float, float]]] = lambda target: {}
     """From the target: S_min and B_crit of the optimizers for which they are known."""
+
+    @property
+    def tried(self) -> int:
+        """All settings that are tried in a cell."""
+        return self.trials + self.fine_trials
+
+    @property
+    def measured(self) -> str:
+        """What is to be small, in words."""
+        return self.measure.title.format(target=self.target)
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether there is a curve of steps against batch sizes."""
+        return self.measure is STEPS and len(self.batch_sizes) > 2
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -46,6 +80,7 @@ class Workload(NamedTuple):
         return {
             "target": self.target,
             "trials": self.trials,
+            "fine_trials": self.fine_trials,
             "search_seeds": self.search_seeds,
             "seeds": self.seeds,
             "decades_of_learning_rate": DECADES,
@@ -63,12 +98,18 @@ class Workload(NamedTuple):
 
 
 @functools.cache
-def _task(kind: type, target: float) -> training.Task:
+def _task(kind: Callable[[float], training.Task], target: float) -> training.Task:
     return kind(target)
 
 
-def _learned(kind: type) -> Callable[[float, str], Run]:
+def _learned(kind: Callable[[float], training.Task]) -> Callable[[float, str], Run]:
     return lambda target, optimizer: training.prepare(_task(kind, target), optimizer)
+
+
+def _decaying(kind: Callable[[float], training.Task], steps: int) -> Callable[[float, str], Run]:
+    return lambda target, optimizer: training.prepare_decaying(
+        _task(kind, target), optimizer, steps
+    )
 
 
 def _centre(optimizer: str) -> float:
@@ -80,7 +121,7 @@ DIGITS = Workload(
     title="digits, multilayer perceptron",
     target=0.2,
     batch_sizes=(16, 32, 64, 128, 256, 512, 1024),
-    optimizers=(FIRST, OTHERS),
+    optimizers=(FIRST, OTHERS, CONTROLS, MOMENTA),
     trials=12,
     search_seeds=3,
     seeds=5,
@@ -112,7 +153,42 @@ QUADRATIC = Workload(
     prepare=quadratic.prepare,
     exact=quadratic.exact_fit,
 )
-WORKLOADS = {own.name: own for own in (DIGITS, BERT, QUADRATIC)}
+# The network and target of BERT, with finer rates and more seeds.
+PIECES_OF_LANS = BERT._replace(
+    name="bert_pieces",
+    title="small BERT, LANS taken apart",
+    batch_sizes=(32, 128, 512, 2048, 4096),
+    optimizers=(PIECES, MOMENTA),
+    fine_trials=4,
+    seeds=5,
+)
+DECAYING = PIECES_OF_LANS._replace(
+    name="bert_decaying",
+    title=f"small BERT, {DECAYING_STEPS} steps with a rate that decays",
+    batch_sizes=(128, 512),
+    optimizers=(PIECES,),
+    measure=FINAL_LOSS,
+    prepare=_decaying(Bert, DECAYING_STEPS),
+)
+# Layers in stacks: with a norm for each layer, and with one for all of them.
+DEEP_BERT = PIECES_OF_LANS._replace(
+    name="deep_bert",
+    title="BERT of 8 layers, scanned",
+    batch_sizes=(128,),
+    optimizers=(("lamb", "lamb_one_norm", "lans", "lans_one_norm"),),
+    prepare=_learned(functools.partial(Bert, sizes=DEEP)),
+)
+# For a GPU: it has never been run, and its target is a guess until somebody runs a pilot.
+LARGE_BERT = PIECES_OF_LANS._replace(
+    name="large_bert",
+    title="BERT of 12 layers of width 512",
+    target=1.2,
+    batch_sizes=(512, 2048, 8192, 32768),
+    optimizers=(("adamw", "nadamw", "lamb", "lans"), ("lamb_one_norm", "lans_one_norm")),
+    prepare=_learned(functools.partial(Bert, sizes=LARGE)),
+)
+ON_A_CPU = {own.name: own for own in (DIGITS, BERT, QUADRATIC, PIECES_OF_LANS, DECAYING, DEEP_BERT)}
+WORKLOADS = ON_A_CPU | {LARGE_BERT.name: LARGE_BERT}
 
 # The same, for continuous integration: too few trials and seeds to say anything.
 QUICK = {

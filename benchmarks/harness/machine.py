@@ -1,6 +1,8 @@
 """What stands beside every result."""
 
+import os
 import platform
+import re
 
 import jax
 import optax
@@ -12,6 +14,14 @@ def machine() -> str:
     """Where and with what this ran."""
     here = f"{jax.device_count()} x {jax.devices()[0].device_kind}, {platform.machine()}"
     return f"{here}, {versions()}"
+
+
+def folder() -> str:
+    """The name of this machine's folder in `benchmarks/results`: that of its chip."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return f"cpu-{os.cpu_count()}-cores"
+    return re.sub("[^a-z0-9]+", "-", device.device_kind.lower()).strip("-")
 
 
 def versions() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 RUNS = Path("runs")
+COMMITTED = Path(__file__).parents[1] / "results"
 
 
 def add_output(parser: argparse.ArgumentParser, name: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import subprocess
 import sys
 import sysconfig
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,36 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks.batch_size_curve import bert, provenance, quadratic, report, search, training
+from benchmarks.batch_size_curve import __main__ as command
+from benchmarks.batch_size_curve import (
+    bert,
+    pieces,
+    provenance,
+    quadratic,
+    report,
+    search,
+    stack_ratios,
+    training,
+)
 from benchmarks.batch_size_curve import sweep as sweeping
+from benchmarks.batch_size_curve.__main__ import piece
 from benchmarks.batch_size_curve.digits import Digits
-from benchmarks.batch_size_curve.optimizers import OPTIMIZERS
+from benchmarks.batch_size_curve.measures import FINAL_LOSS
+from benchmarks.batch_size_curve.optimizers import KNOWN as KNOWN_OPTIMIZERS
+from benchmarks.batch_size_curve.optimizers import MOMENTUM, OPTIMIZERS, warmed_up_and_decayed
 from benchmarks.batch_size_curve.search import Settings
 from benchmarks.batch_size_curve.sweep import Cell, sweep
 from benchmarks.batch_size_curve.training import Outcome
-from benchmarks.batch_size_curve.workloads import QUADRATIC, WORKLOADS, Workload
+from benchmarks.batch_size_curve.workloads import (
+    CONTROLS,
+    MOMENTA,
+    ON_A_CPU,
+    QUADRATIC,
+    WORKLOADS,
+    Workload,
+)
+from benchmarks.harness import machine
+import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,15 +82,37 @@ def test_an_optimizer_chooses_the_middle_of_its_search_and_nothing_else():
             for optimizer, batch_size in workload.cells()
         }
         assert {len(own) for own in spaces.values()} == {workload.trials}
+        assert workload.fine_trials % 2 == 0
         for optimizer, batch_size in spaces:
             assert spaces[optimizer, batch_size] == spaces[optimizer, workload.batch_sizes[0]]
 
 
 def test_every_optimizer_is_in_the_learned_workloads():
-    for name in ("digits", "bert"):
+    for name, controls in (("digits", CONTROLS + MOMENTA), ("bert", ())):
         cells = list(WORKLOADS[name].cells())
-        assert {optimizer for optimizer, _ in cells} == set(OPTIMIZERS)
-        assert len(cells) == len(OPTIMIZERS) * len(WORKLOADS[name].batch_sizes)
+        names = {*KNOWN_OPTIMIZERS, *controls}
+        assert {optimizer for optimizer, _ in cells} == names
+        assert len(cells) == len(names) * len(WORKLOADS[name].batch_sizes)
+    others = {"bert_pieces", "bert_decaying", "deep_bert", "large_bert"}
+    used = {optimizer for name in others for optimizer, _ in WORKLOADS[name].cells()}
+    assert used | set(KNOWN_OPTIMIZERS) == set(OPTIMIZERS)
+    assert {*used, *KNOWN_OPTIMIZERS} <= set(report.COLOURS)
+
+
+def test_curves_of_a_picture_have_a_colour_each():
+    for workload in WORKLOADS.values():
+        names = [name for group in workload.optimizers for name in group][: report.MOST_CURVES]
+        assert len({report.COLOURS[name] for name in names}) == len(names)
+
+
+def test_fine_rates_are_about_the_best_on_both_sides():
+    best = Settings(3, 0.1, 1e-3)
+    fine = search.refined(best, 8, 4)
+    assert [own.trial for own in fine] == [8, 9, 10, 11]
+    assert {own.weight_decay for own in fine} == {1e-3}
+    rates = sorted([best.learning_rate, *(own.learning_rate for own in fine)])
+    np.testing.assert_allclose(np.diff(np.log10(rates)), 0.1, atol=1e-3)
+    assert rates[2] == 0.1
 
 
 def test_order_of_the_trials():
@@ -113,6 +158,9 @@ KNOWN = Workload(
     centre={"sgd": 0.1, "adamw": 10.0}.__getitem__,
     prepare=known,
 )
+
+
+FINE = KNOWN._replace(name="fine", fine_trials=4)
 
 
 @pytest.fixture
@@ -176,10 +224,67 @@ def test_a_rate_that_went_well_once_is_not_taken():
     assert once.best == lucky
 
 
+def test_a_finer_search_comes_nearer_to_the_best(tmp_path):
+    for workload in (KNOWN, FINE):
+        sweep(workload, tmp_path / "trials.csv")
+    rows = sweeping.read(tmp_path / "trials.csv")
+    for place in KNOWN.cells():
+        coarse, fine = (sweeping.cells_of(own, rows)[place] for own in (KNOWN, FINE))
+        assert len(fine.space) == len(coarse.space) + 4
+        tried = np.ceil([known_steps(own, 2, place[1]) for own in fine.space])
+        assert tried[fine.best.trial] == min(tried) < min(tried[:6])
+        assert {row.trial for row in fine.repeats} == {fine.best.trial}
+        assert fine.middle == coarse.best.trial
+    # Of the optimizer whose rates are all far too large the best is still at the edge.
+    results = report.measured(FINE, rows)
+    assert not any(own.edge for own in results["sgd"].values())
+    assert all(own.edge for own in results["adamw"].values())
+
+
+def test_a_sweep_in_pieces_is_the_whole_sweep(tmp_path):
+    """In any order, and then nothing is left."""
+    whole, pieces = tmp_path / "whole.csv", tmp_path / "pieces.csv"
+    sweep(FINE, whole)
+    sweep(FINE, pieces, piece(["adamw"], [256, 64]))
+    assert {row[1:3] for row in sweeping.read(pieces)} == {("adamw", 64), ("adamw", 256)}
+    assert set(report.measured(FINE, sweeping.read(pieces))) == {"adamw"}
+    sweep(FINE, pieces, piece(None, [256]))
+    sweep(FINE, pieces, piece(["sgd"], None))
+    sweep(FINE, pieces)
+    of_whole, of_pieces = (report.measured(FINE, sweeping.read(own)) for own in (whole, pieces))
+    assert of_whole == of_pieces
+    finished = pieces.read_bytes()
+    sweep(FINE, pieces)
+    assert pieces.read_bytes() == finished
+
+
+def test_the_loss_at_the_end_chooses_by_validation_and_reports_the_test(tmp_path):
+    def prepared(target, optimizer):
+        def run(settings, seed, batch_size, most_steps):
+            if settings.learning_rate > 1:
+                return Outcome(100, "diverged", math.nan, math.nan)
+            loss = 2 + np.log10(settings.learning_rate / 0.08) ** 2 + 0.01 * seed
+            return Outcome(100, "finished", loss, loss + 0.5)
+
+        return run
+
+    ends = KNOWN._replace(measure=FINAL_LOSS, prepare=prepared)
+    sweep(ends, tmp_path / "trials.csv")
+    results = report.measured(ends, sweeping.read(tmp_path / "trials.csv"))
+    own = results["sgd"][64]
+    nearest = min(search.search_space(0.1, 6), key=lambda at: abs(np.log(at.learning_rate / 0.08)))
+    assert own.settings == nearest
+    expected = 2.5 + np.log10(nearest.learning_rate / 0.08) ** 2 + 0.01 * np.array([3, 4, 5])
+    np.testing.assert_allclose(own.runs, expected, rtol=1e-5)
+    assert "S_min" not in report.tables(ends, sweeping.read(tmp_path / "trials.csv"))
+
+
 @pytest.mark.parametrize("stop", [0, 1, 5, 7, 17, 40])
 @pytest.mark.parametrize("torn", [False, True])
-def test_a_killed_sweep_continues_to_the_same_table(finished, tmp_path, monkeypatch, stop, torn):
-    path = tmp_path / "killed.csv"
+@pytest.mark.parametrize("workload", [KNOWN, FINE], ids=["coarse", "fine"])
+def test_a_killed_sweep_continues_to_the_same_table(tmp_path, monkeypatch, workload, stop, torn):
+    finished, path = tmp_path / "finished.csv", tmp_path / "killed.csv"
+    sweep(workload, finished)
     append, written = sweeping.append, []
 
     def killed_append(path, row):
@@ -191,11 +296,11 @@ def test_a_killed_sweep_continues_to_the_same_table(finished, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(sweeping, "append", killed_append)
         with pytest.raises(KeyboardInterrupt):
-            sweep(KNOWN, path)
+            sweep(workload, path)
     if torn and stop:
         path.write_bytes(path.read_bytes()[:-7])
     counted = []
-    again = KNOWN._replace(
+    again = workload._replace(
         prepare=lambda target, name: lambda *args: counted.append(1) or known(target, name)(*args)
     )
     sweep(again, path)
@@ -219,6 +324,19 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
     assert set(noted["runs"][0]) == {"started", "command", "machine", "cores", "python"}
     for changed in (KNOWN._replace(trials=7), KNOWN._replace(target=0.5)):
         with pytest.raises(ValueError, match=r"another plan of known: (trials|target) changed"):
+            provenance.record(path, [changed])
+
+
+def test_a_plan_may_grow_by_optimizers_and_batch_sizes(tmp_path):
+    path = tmp_path / "runs.json"
+    provenance.record(path, [KNOWN])
+    more = KNOWN._replace(batch_sizes=(16, 64, 256, 1024), optimizers=(("sgd",), ("adamw", "new")))
+    more = more._replace(centre={"sgd": 0.1, "adamw": 10.0, "new": 1.0}.__getitem__)
+    provenance.record(path, [more])
+    assert json.loads(path.read_text())["plans"]["known"] == more.plan
+    moved = more._replace(centre={"sgd": 0.2, "adamw": 10.0, "new": 1.0}.__getitem__)
+    for changed, key in ((KNOWN, "batch_sizes"), (moved, "centres_of_learning_rate")):
+        with pytest.raises(ValueError, match=f"another plan of known: {key}"):
             provenance.record(path, [changed])
 
 
@@ -379,7 +497,7 @@ def test_order_of_the_digits_is_epochs(task):
 @pytest.mark.parametrize("optimizer", [name for name, own in OPTIMIZERS.items() if own.decays])
 def test_no_optimizer_decays_or_adapts_a_bias(optimizer):
     """Where a bias is does not change where it goes; where a kernel is does."""
-    transformation = OPTIMIZERS[optimizer].build(optax.constant_schedule(0.1), 1e-2)
+    transformation = OPTIMIZERS[optimizer].build(optax.constant_schedule(0.1), 1e-2, None)
     grads = {"kernel": jnp.full((2, 2), 0.3), "bias": jnp.full(2, 0.3)}
 
     @jax.jit
@@ -390,6 +508,142 @@ def test_no_optimizer_decays_or_adapts_a_bias(optimizer):
     small, large = updates(0.5), updates(2.0)
     np.testing.assert_array_equal(small["bias"], large["bias"])
     assert np.all(np.asarray(small["kernel"]) != np.asarray(large["kernel"]))
+
+
+# The controls -------------------------------------------------------------------------------------
+
+
+def two_steps(transformation, scale=1.0):
+    """The second update of a kernel and a bias."""
+    draw = jax.random.normal
+    params = {"kernel": draw(jax.random.key(0), (4, 3)), "bias": jnp.full(3, 0.1)}
+    state = transformation.init(params)
+    for seed in (1, 2):
+        keys = jax.random.split(jax.random.key(seed))
+        grads = {"kernel": scale * draw(keys[0], (4, 3)), "bias": scale * draw(keys[1], (3,))}
+        updates, state = transformation.update(grads, state, params)
+    return updates
+
+
+def built(name, stacked=None):
+    return OPTIMIZERS[name].build(optax.constant_schedule(0.1), 1e-2, stacked)
+
+
+def close(actual, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), actual, expected)
+
+
+def test_lans_is_its_pieces():
+    """Each control is LANS without one thing."""
+    along_gradient = optax.chain(
+        lb.normalize_by_block_norm(),
+        lb.lamb(
+            0.1,
+            0.0,
+            0.98,
+            weight_decay=1e-2,
+            weight_decay_mask=lb.excluding("bias"),
+            trust_ratio_mask=lb.excluding("bias"),
+        ),
+    )
+    along_momentum, along_gradient = map(
+        two_steps, (built("lans_without_nesterov"), along_gradient)
+    )
+    both = jax.tree.map(
+        lambda m, g: MOMENTUM * m + (1 - MOMENTUM) * g, along_momentum, along_gradient
+    )
+    close(two_steps(built("lans")), both)
+
+    unnormalised = built("lans_without_normalization")
+    close(
+        two_steps(optax.chain(lb.normalize_by_block_norm(), unnormalised)),
+        two_steps(built("lans")),
+    )
+    # The gradients' size does not matter, but their sizes from step to step do.
+    assert not np.allclose(two_steps(unnormalised)["kernel"], both["kernel"], rtol=1e-3)
+
+    unadapted = two_steps(built("lans_without_trust_ratio"))
+    np.testing.assert_allclose(unadapted["bias"], both["bias"], rtol=2e-5)
+    assert not np.allclose(unadapted["kernel"], both["kernel"], rtol=0.1)
+
+
+def test_lans_without_trust_ratio_is_adam_with_nesterovs_momentum():
+    """On normalised gradients; optax corrects the bias of the momentum for one step more."""
+    update = two_steps(built("lans_without_trust_ratio"))["kernel"]
+    draw = jax.random.normal
+    mu, nu, param = 0.0, 0.0, np.asarray(draw(jax.random.key(0), (4, 3)), np.float64)
+    for seed in (1, 2):
+        grad = np.asarray(draw(jax.random.split(jax.random.key(seed))[0], (4, 3)), np.float64)
+        grad /= np.linalg.norm(grad)
+        mu, nu = 0.9 * mu + 0.1 * grad, 0.98 * nu + 0.02 * grad**2
+    denominator = np.sqrt(nu / (1 - 0.98**2)) + 1e-6
+    step = (0.9 * mu / (1 - 0.9**2) + 0.1 * grad) / denominator + 1e-2 * param
+    np.testing.assert_allclose(update, -0.1 * step, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans"])
+def test_one_norm_is_what_an_optimizer_does_that_is_told_nothing(name):
+    stacked = lb.stacked_layers({"kernel": 0})
+    kernels = jnp.stack([jnp.ones((2, 2)), jnp.full((2, 2), 10.0)])
+    params = {"kernel": kernels, "bias": jnp.ones(2)}
+    grads = {"kernel": jnp.ones((2, 2, 2)), "bias": jnp.ones(2)}
+    lengths = {}
+    for own in (name, f"{name}_one_norm"):
+        transformation = built(own, stacked)
+        update = transformation.update(grads, transformation.init(params), params)[0]["kernel"]
+        lengths[own] = np.linalg.norm(np.asarray(update), axis=(1, 2)) / [2, 20]
+    np.testing.assert_allclose(lengths[name], 0.1, rtol=1e-3)
+    assert lengths[f"{name}_one_norm"][0] > 5 * lengths[f"{name}_one_norm"][1]
+
+
+# What the pieces bring ----------------------------------------------------------------------------
+
+
+def runs_of(steps):
+    return report.Measured(tuple(steps), edge=False, settings=None, test_losses=())
+
+
+def test_every_pair_differs_in_one_piece():
+    """By what is left out of LANS."""
+    has = {
+        "adamw": set(),
+        "nadamw": {"Nesterov's momentum"},
+        "lamb": {"trust ratio"},
+        "lans": set(pieces.ADDED),
+    }
+    has["lans_without_nesterov"] = has["lans"] - {"Nesterov's momentum"}
+    has["lans_without_normalization"] = has["lans"] - {"normalised gradients"}
+    has["lans_without_trust_ratio"] = has["lans"] - {"trust ratio"}
+    for piece_added, pairs in pieces.ADDED.items():
+        for before, after in pairs:
+            assert has[after] - has[before] == {piece_added}
+            assert has[before] < has[after]
+
+
+def test_saved_steps():
+    before, after = runs_of([100, 101, 99, 100, 102]), runs_of([50, 51, 49, 50, 52])
+    own = pieces.saved([before], [after])
+    assert own.share == 0.5
+    assert 0.45 < own.low < own.share < own.high < 0.55
+    assert own.clear
+    assert str(own).startswith("**50%**")
+    assert not pieces.saved([before], [before]).clear
+    # Half at one batch size, as many at another: in the geometric mean 1 - sqrt(1/2).
+    np.testing.assert_allclose(
+        pieces.saved([before, before], [after, before]).share, 1 - 0.5**0.5, rtol=1e-6
+    )
+    never = runs_of([100, math.inf, math.inf, math.inf, 99])
+    assert pieces.saved([before], [never]).share == -math.inf
+
+
+def test_a_table_of_pieces_has_the_batch_sizes_that_all_have():
+    names = {name for pairs in pieces.ADDED.values() for pair in pairs for name in pair}
+    results = {name: {32: runs_of([9] * 5), 128: runs_of([8] * 5)} for name in names}
+    results["lans"] = {32: runs_of([6] * 5)}
+    head, _, *lines = pieces.saved_table(results, pieces.ADDED).splitlines()
+    assert head == "| | from | to | 32 | all of them |"
+    assert len(lines) == 9
+    assert sum("**33%** (33 to 33) | **33%**" in line for line in lines) == 3
 
 
 # Text ---------------------------------------------------------------------------------------------
@@ -409,6 +663,100 @@ def test_text_has_each_file_once_and_no_file_in_two_parts(tmp_path, monkeypatch)
     assert sum(map(len, parts.values())) == sum(map(len, contents))
     for content in contents:
         assert sorted(text.count(content) for text in parts.values()) == [0, 0, 1]
+
+
+@pytest.fixture(scope="module")
+def little_text(tmp_path_factory):
+    """A standard library of short files."""
+    folder = tmp_path_factory.mktemp("library")
+    for index in range(200):
+        (folder / f"module_{index}.py").write_bytes(f"x{index} = {index} ** 2\n".encode() * 90)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(folder)})
+        yield
+
+
+TINY = bert.SMALL._replace(layers=3, width=8, most_steps=30)
+
+
+def test_scanned_layers_are_the_layers(little_text):
+    apart, scanned = (bert.Bert(2.6, TINY._replace(stacked=own)) for own in (False, True))
+    params, stack = (own.init(jax.random.key(0)) for own in (apart, scanned))
+    assert stack["layers"]["query"]["kernel"].shape == (3, 8, 8)
+    losses = [
+        jax.jit(task.loss)(own, task.validation)
+        for task, own in ((apart, params), (scanned, stack))
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert apart.stacked is None
+    assert (0,) in scanned.stacked.axes(stack)
+
+
+def test_the_large_workload_takes_a_batch_of_32768_by_accumulation(little_text):
+    """Its shapes; nothing is run."""
+    task = bert.Bert(1.0, bert.LARGE)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    assert params["layers"]["up"]["kernel"].shape == (12, 512, 2048)
+    sizes = WORKLOADS["large_bert"].batch_sizes
+    assert max(sizes) == 32768
+    assert all(size % task.micro_batch == 0 for size in sizes)
+    transformation = built("lans", task.stacked)
+
+    def step(params, batch_size):
+        train_step = training.training_step(task, transformation, jax.random.key(0), batch_size)
+        return train_step(jnp.asarray(0), (params, transformation.init(params)))
+
+    after, _ = jax.eval_shape(step, params, jnp.asarray(32768))
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, params)
+
+
+def test_large_workload_is_only_run_when_it_is_asked_for():
+    assert "large_bert" not in ON_A_CPU
+    assert set(ON_A_CPU) < set(WORKLOADS)
+
+
+def test_a_rate_that_decays():
+    rate = warmed_up_and_decayed(jnp.asarray(0.5), 20, 100)
+    np.testing.assert_allclose([rate(0), rate(19), rate(60), rate(100)], [0.025, 0.5, 0.25, 0])
+
+
+def test_a_run_of_fixed_length_learns_and_its_end_does_not_depend_on_the_budget(task):
+    decaying = training.prepare_decaying(task, "sgd", 40)
+    outcome = decaying(SETTINGS, 0, 64, math.inf)
+    assert outcome[:2] == (40, "finished")
+    assert outcome.validation_loss < 1.5
+    assert decaying(SETTINGS, 0, 64, 3) == outcome
+    assert decaying(SETTINGS._replace(learning_rate=1e12), 0, 64, math.inf).ended == "diverged"
+
+
+class Uneven(bert.Bert):
+    """With layers of different size."""
+
+    def init(self, key):
+        params = super().init(key)
+        sizes = jnp.array([1.0, 2.0, 4.0])
+        for own in ("query", "key", "value", "output", "up", "down"):
+            params["layers"][own]["kernel"] *= sizes[:, None, None]
+        return params
+
+
+def test_stack_ratios_are_those_of_each_layer(little_text, tmp_path):
+    task = Uneven(2.6, TINY._replace(stacked=True))
+    rows = stack_ratios.run(task, SETTINGS._replace(weight_decay=0.0), 32, seed=0, steps=10)
+    assert {own.parameter for own in rows} == {"query", "key", "value", "output", "up", "down"}
+    assert {own.step for own in rows} == {1, 2, 3, 4, 5, 6, 7, 8, 10}
+    # In the first step of LAMB every entry of the Adam direction is 1 or -1, or nearly.
+    params = task.init(jax.random.split(jax.random.key(0))[0])
+    for own in rows[::9]:
+        assert own.step == 1
+        kernel = np.asarray(params["layers"][own.parameter]["kernel"])
+        rms = np.sqrt(np.mean(kernel**2, axis=(1, 2)))
+        np.testing.assert_allclose(own.ratios, rms, rtol=0.15)
+        assert own.times == max(own.ratios) / min(own.ratios) > 3
+    stack_ratios.write(rows, tmp_path / "ratios.csv")
+    assert stack_ratios.read_spreads(tmp_path / "ratios.csv") == rows
+    stack_ratios.plot(rows, tmp_path / "ratios.png")
+    assert (tmp_path / "ratios.png").stat().st_size > 10_000
 
 
 # The quadratic ------------------------------------------------------------------------------------
@@ -444,6 +792,31 @@ def test_the_harness_finds_the_critical_batch_size_of_the_quadratic(tmp_path):
 
 
 # The command --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "name"),
+    [
+        ("gpu", "NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"),
+        ("tpu", "TPU v5 lite", "tpu-v5-lite"),
+        ("cpu", "cpu", "cpu-2-cores"),
+    ],
+)
+def test_results_that_are_kept_lie_in_a_folder_of_the_chip(monkeypatch, platform, kind, name):
+    device = types.SimpleNamespace(platform=platform, device_kind=kind)
+    monkeypatch.setattr(machine.jax, "devices", lambda: [device])
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
+    assert machine.folder() == name
+
+
+def test_keeps_results_where_the_chip_says(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "COMMITTED", tmp_path)
+    monkeypatch.setattr(command, "folder", lambda: "some-chip")
+    output = tmp_path / "some-chip" / "batch_size_curve"
+    output.mkdir(parents=True)
+    (output / "trials.csv").write_text(finished.read_text().splitlines()[0] + "\n")
+    command.main(["--keep", "--report"])
+    assert (output / "report.md").exists()
 
 
 @pytest.mark.slow

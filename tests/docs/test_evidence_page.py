@@ -6,9 +6,19 @@ import runpy
 import numpy as np
 import pytest
 
+from benchmarks.batch_size_curve.optimizers import KNOWN
+from benchmarks.batch_size_curve.pieces import (
+    ADDED,
+    EXCHANGED,
+    common_sizes,
+    saved_between,
+    sizes_of,
+)
+from benchmarks.batch_size_curve.provenance import record
 from benchmarks.batch_size_curve.report import bootstrap_interval, fit, measured
-from benchmarks.batch_size_curve.sweep import read
-from benchmarks.batch_size_curve.workloads import WORKLOADS
+from benchmarks.batch_size_curve.stack_ratios import read_spreads
+from benchmarks.batch_size_curve.sweep import cells_of, read
+from benchmarks.batch_size_curve.workloads import ON_A_CPU, WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,13 +36,26 @@ class TestPage:
 
     def test_the_script_puts_right_what_is_wrong(self, script, name):
         page = (ROOT / name).read_text()
-        wrong = page.replace("| `sgd` | ", "| `sgd` | 7")
+        wrong = page.replace("| `adamw` | ", "| `adamw` | 7")
         assert wrong != page
         assert script["written"](ROOT / name, wrong) == page
 
     def test_refuses_a_page_without_the_places(self, script, name):
         with pytest.raises(ValueError, match="must have one '<!-- "):
             script["written"](ROOT / name, "# Evidence\n")
+
+
+def test_the_committed_sweep_can_be_continued(script, tmp_path):
+    """By the same plan, with every trial in its place."""
+    path = tmp_path / "runs.json"
+    path.write_text((script["RESULTS"] / "runs.json").read_text())
+    record(path, list(ON_A_CPU.values()))
+    rows = read(script["TRIALS"])
+    held = [cells_of(workload, rows) for workload in ON_A_CPU.values()]
+    counted = sum(
+        len(cell.repeats) + sum(map(len, cell.search)) for own in held for cell in own.values()
+    )
+    assert counted == len(rows)
 
 
 # The sentences of the page, in numbers.
@@ -44,12 +67,149 @@ def results(script):
     return {name: measured(workload, rows) for name, workload in WORKLOADS.items()}
 
 
+@pytest.fixture(scope="module")
+def page():
+    """The text, on one line."""
+    return " ".join((ROOT / "docs" / "evidence.md").read_text().split())
+
+
+def saves(results, before, after):
+    """How many steps are saved, at the batch sizes of the table that has the two."""
+    for groups in (ADDED, EXCHANGED):
+        if any((before, after) in pairs for pairs in groups.values()):
+            return saved_between(results, before, after, sizes_of(results, groups))
+    return saved_between(results, before, after, common_sizes(results, [before, after]))
+
+
+def fewer(results, before, after):
+    """As the page says it."""
+    own = saves(results, before, after)
+    assert own.low < own.share < own.high
+    return f"{100 * own.share:.0f}% ({100 * own.low:.0f} to {100 * own.high:.0f})"
+
+
+def more(results, before, after):
+    """The same of what costs steps."""
+    own = saves(results, before, after)
+    assert own.low < own.share < own.high
+    return f"{-100 * own.share:.0f}% ({-100 * own.high:.0f} to {-100 * own.low:.0f})"
+
+
+# The five sentences, and what stands below their tables.
+
+
+def test_conclusion_of_lans(results, page):
+    own = results["bert_pieces"]
+    assert common_sizes(own, ["adamw", "nadamw", "lans"]) == [32, 128, 512, 2048]
+    assert f"{fewer(own, 'adamw', 'lans')} fewer steps than AdamW" in page
+    assert f"but {fewer(own, 'nadamw', 'lans')} fewer than NAdamW" in page
+    assert saves(own, "nadamw", "lans").clear
+
+
+def test_conclusion_of_the_trust_ratio(results, page):
+    bert, digits = results["bert_pieces"], results["digits"]
+    added = fewer(bert, "nadamw", "lans_without_normalization")
+    costs = more(digits, "nadamw", "lans_without_normalization")
+    said = f"trust ratio added to NAdamW saves {added}, no more than the seeds make, and it costs "
+    assert f"{said}{costs} more steps on the digits" in page
+    last = fewer(bert, "lans_without_normalization", "lans")
+    assert f"save {last} there where they come last" in page
+    assert saves(bert, "lans_without_normalization", "lans").clear
+    assert not saves(bert, "nadamw", "lans_without_normalization").clear
+    for size in (16, 32, 64, 128, 256, 512, 1024):
+        steps = medians(digits, size)
+        assert steps["adamw"] < min(steps["lamb"], steps["lans"])
+
+
+def test_conclusion_of_muon(results, page):
+    own = results["bert_pieces"]
+    for size in (32, 128, 512, 2048):
+        steps = medians(own, size)
+        assert steps["muon"] == min(steps.values()) < steps["lans"]
+    assert f"of the BERT, {fewer(own, 'lans', 'muon')} in the mean" in page
+    assert f"and {fewer(own, 'adamw', 'muon')} fewer than AdamW;" in page
+    cells = results["digits"]
+    ahead = [cells["muon"][size].median < cells["lans"][size].median for size in cells["muon"]]
+    assert all(ahead)
+    assert not all(own.reached for own in cells["muon"].values())
+
+
+def test_conclusion_of_the_rate_that_decays(results, page):
+    losses = medians(results["bert_decaying"], 128)
+    assert f"{losses['nadamw']:.2f}" == f"{losses['lans']:.2f}"
+    said = (
+        f"the same test loss, {losses['lans']:.2f}, LAMB at {losses['lamb']:.2f}, AdamW at "
+        f"{losses['adamw']:.2f} and Muon at {losses['muon']:.2f}"
+    )
+    assert said in page
+
+
+def test_conclusion_of_the_stack(results, script, page):
+    own = results["deep_bert"]
+    saved = fewer(own, "lamb", "lamb_one_norm")
+    assert saves(own, "lamb", "lamb_one_norm").clear
+    assert f"did not cost LAMB a step but saved {saved}" in page
+    rows = read_spreads(script["RESULTS"] / "stack_ratios.csv")
+    most = max(rows, key=lambda own: own.times)
+    assert f"up to {most.times:.0f} times apart" in page
+    guide = " ".join((ROOT / "docs" / "guides" / "stacked_layers.md").read_text().split())
+    assert (most.parameter, round(most.times)) == ("query", 11)
+    assert most.step == 83
+    assert "up to eleven times apart after some eighty steps" in guide
+    ratios = ", ".join(f"{ratio:.2f}" for ratio in most.ratios)
+    assert f"jnp.array([{ratios}])" in guide
+    apart = np.mean([own.times < 2 for own in rows])
+    assert apart > 0.8  # less than twice apart most of the time
+    steps = medians(own, 128)
+    assert f"{steps['lamb']:g} steps with a norm for each layer, and in" in guide
+    assert f"and in {steps['lamb_one_norm']:g} with one norm" in guide
+
+
+def test_what_the_pieces_bring(results, page):
+    own = results["bert_pieces"]
+    first = [fewer(own, "adamw", name) for name in ("nadamw", "lamb")]
+    last = [
+        fewer(own, f"lans_without_{name}", "lans")
+        for name in ("nesterov", "trust_ratio", "normalization")
+    ]
+    assert f"Nesterov's momentum saves {first[0]} and the trust ratio {first[1]}; put last" in page
+    said = f"the three save {last[0]}, {last[1]} and, the normalised gradients, {last[2]}."
+    assert said in page
+
+
+def test_what_the_pieces_bring_on_the_digits(results, page):
+    own = results["digits"]
+    assert f"momentum saves AdamW {fewer(own, 'adamw', 'nadamw')} of the steps" in page
+    normalised = (
+        ("nadamw", "lans_without_trust_ratio"),
+        ("lamb", "lans_without_nesterov"),
+        ("lans_without_normalization", "lans"),
+    )
+    assert not any(saves(own, *pair).clear for pair in normalised)
+    trust = (
+        ("adamw", "lamb"),
+        ("lans_without_trust_ratio", "lans"),
+        ("nadamw", "lans_without_normalization"),
+    )
+    costs = [saves(own, *pair).share for pair in trust]
+    assert all(saves(own, *pair).clear for pair in trust)
+    assert costs == sorted(costs, reverse=True)
+    assert f"costs {more(own, *trust[0])} to {more(own, *trust[2])} more wherever" in page
+    assert f"0.8, saves {fewer(own, 'adamw', 'adamw_momentum_0.8')}".replace("-0 ", "0 ") in page
+
+
+def test_the_bad_luck_of_adamw(results, page):
+    fine, coarse = (results[name]["adamw"][128].median for name in ("bert_pieces", "bert"))
+    assert f"took {fine:g} steps in the median of five new ones" in page
+    assert f"grid's took {coarse:g} in the median of three" in page
+
+
 def medians(results, batch_size):
     return {name: own[batch_size].median for name, own in results.items() if batch_size in own}
 
 
 def test_conclusion_of_the_digits(results):
-    own = results["digits"]
+    own = {name: results["digits"][name] for name in KNOWN}
     for batch_size in (128, 256, 512, 1024):
         steps = medians(own, batch_size)
         adams = [steps.pop("adamw"), steps.pop("eve")]
@@ -58,22 +218,26 @@ def test_conclusion_of_the_digits(results):
     for batch_size in (16, 32, 64):
         low, high = bootstrap_interval(own["adamw"][batch_size].runs)
         assert low <= min(medians(own, batch_size).values()) <= high
+    for batch_size in own["adamw"]:
+        steps = medians(results["digits"], batch_size)
+        assert steps["nadamw"] <= steps["adamw"]
+        assert (steps["muon"] == min(steps.values())) == (batch_size not in (64, 256))
 
 
 def test_conclusion_of_bert(results):
     own = results["bert"]
-    fewer = {"lans": [], "lamb": [], "scaled_adam": [], "cain": []}
+    saved = {"lans": [], "lamb": [], "scaled_adam": [], "cain": []}
     for batch_size in (32, 128, 512, 2048):
         steps = medians(own, batch_size)
         assert len(steps) == 10
         assert steps["lans"] == min(steps.values())
         assert steps["sgd"] == max(steps.values())
-        for name, own_fewer in fewer.items():
-            own_fewer.append(round(1 - steps[name] / steps["adamw"], 2))
-    assert (min(fewer["lans"]), max(fewer["lans"])) == (0.21, 0.38)
-    assert fewer["lamb"][0] == 0.21
-    assert max(map(abs, fewer["lamb"][1:])) <= 0.11
-    next_to_lans = fewer["scaled_adam"] + fewer["cain"]
+        for name, own_saved in saved.items():
+            own_saved.append(round(1 - steps[name] / steps["adamw"], 2))
+    assert (min(saved["lans"]), max(saved["lans"])) == (0.21, 0.38)
+    assert saved["lamb"][0] == 0.21
+    assert max(map(abs, saved["lamb"][1:])) <= 0.11
+    next_to_lans = saved["scaled_adam"] + saved["cain"]
     assert (min(next_to_lans), max(next_to_lans)) == (0.20, 0.32)
     others = {name: results["bert"][name] for name in ("adamw", "eve", "lars", "lbsgd", "sgd")}
     assert all(

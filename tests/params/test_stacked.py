@@ -134,6 +134,26 @@ def test_each_layer_is_centralised_by_itself():
         np.testing.assert_allclose(updates[layer], expected, rtol=1e-6)
 
 
+def test_one_norm_for_layers_that_differ_a_hundredfold_moves_the_smallest_fifty_times_too_far():
+    """A constructed case; `benchmarks/batch_size_curve/stack_ratios.py` has measured ones."""
+    keys = jax.random.split(jax.random.key(0))
+    sizes = jnp.array([0.1, 1.0, 3.0, 10.0])[:, None, None]
+    layers = 0.01 * sizes * jax.random.normal(keys[0], (4, 64, 64))
+    gradients = jax.random.normal(keys[1], (4, 64, 64))
+
+    def step(optimizer, params, gradients):
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
+
+    apart = np.stack(step(lb.lamb(0.1), list(layers), list(gradients)))
+    for stacked, farther in (
+        (None, [52, 5.2, 1.7, 0.52]),
+        (lb.stacked_layers(lambda params: 0), [1, 1, 1, 1]),
+    ):
+        together = step(lb.lamb(0.1, stacked=stacked), layers, gradients)
+        lengths = [np.linalg.norm(own, axis=(1, 2)) for own in (together, apart)]
+        np.testing.assert_allclose(lengths[0] / lengths[1], farther, rtol=0.04)
+
+
 def test_a_leaf_without_gradient_keeps_the_ratios_of_its_layers():
     params = {"head": jnp.ones(2), "layers": jnp.ones((3, 4)), "tail": jnp.ones(2)}
     transform = lb.scale_by_trust_ratio(stacked=lb.stacked_layers({"layers": 0}))
