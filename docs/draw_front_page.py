@@ -32,19 +32,19 @@ def distances() -> tuple[dict[str, float], set[str]]:
 
 def draw(values: Mapping[str, float], wrong: set[str]) -> Figure:
     """A bar for each way to train, those that lose the norm of a layer in orange."""
-    figure = Figure(figsize=(6.4, 3.1), layout="constrained")
+    figure = Figure(figsize=(4.6, 2.7), layout="constrained")
     axis = figure.subplots()
     names = sorted(values, key=lambda name: -values[name])
     colours = ["#d55e00" if name in wrong else "#0072b2" for name in names]
     axis.barh(names, [values[name] for name in names], color=colours)
     axis.invert_yaxis()
-    axis.set(xscale="log", xlim=(1e-8, 2), xlabel="distance from one device, 1 = all the way")
+    axis.set(xscale="log", xlim=(1e-8, 2), xlabel="distance from the result of one device")
     axis.axvline(1e-5, color="black", linewidth=0.8)
-    axis.text(1.3e-5, len(names) - 0.75, "rounding of float32", fontsize=9, va="center")
+    axis.text(1.3e-5, len(names) - 0.75, "rounding of float32", fontsize=8, va="center")
     axis.tick_params(axis="y", length=0)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 if __name__ == "__main__":
-    draw(*distances()).savefig(PICTURE, dpi=150)
+    draw(*distances()).savefig(PICTURE, dpi=200)
