@@ -82,12 +82,14 @@ def summarize_api(app: Sphinx) -> None:
         text = page.read_text()
         title = re.findall(r"^# (.+)$", text, re.MULTILINE)[0]
         module, names = "", []
-        for directive, name in re.findall(r"^\.\. (currentmodule|autofunction):: (\S+)$", text, re.M):
+        entries = re.findall(r"^\.\. (currentmodule|autofunction):: (\S+)$", text, re.MULTILINE)
+        for directive, name in entries:
             if directive == "currentmodule":
                 module = name
             else:
                 names.append(f"   ~{module}.{name}")
-        lines += [title, "-" * len(title), "", ".. autosummary::", "   :nosignatures:", "", *names, ""]
+        lines += [title, "-" * len(title), "", ".. autosummary::", "   :nosignatures:", ""]
+        lines += [*names, ""]
     (DOCS / "chains" / "api_summary.rst").write_text("\n".join(lines))
 
 

@@ -147,12 +147,11 @@ def _bytes(row: Row) -> str:
 def compiled() -> str:
     """Bytes and all-reduces of compiled steps, by machine."""
     found = _compiled()
-    reduces = lambda row: row["collectives"].rpartition(":")[2] or "0"
     lines = []
     for (target, case), name in TARGETS.items():
         own = [found[target, case, optimizer] for optimizer in COMPILED]
-        counts = ", ".join(map(reduces, own)) if "one" not in target else ""
-        lines.append([name, *map(_bytes, own), counts])
+        counts = [row["collectives"].rpartition(":")[2] or "0" for row in own]
+        lines.append([name, *map(_bytes, own), "" if "one" in target else ", ".join(counts)])
     return table(["bytes for each parameter", *_names(), "all-reduces"], lines)
 
 

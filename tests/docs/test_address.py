@@ -10,7 +10,7 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-OURS = re.compile(r"github\.com/(?:github/)?(optax-largebatch/[\w-]+)|colab[\w./]+?/github/([\w-]+/[\w-]+)")
+OURS = re.compile(r"github\.com/(optax-largebatch/[\w-]+)|colab[\w./]+?/github/([\w-]+/[\w-]+)")
 INSTALLS = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs/guides/quickstart.md"]
 INSTALLS += sorted((ROOT / "notebooks").glob("*.ipynb"))
 WRITTEN = [*INSTALLS, ROOT / "CITATION.cff", ROOT / "CONTRIBUTING.md"]

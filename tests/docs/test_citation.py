@@ -18,7 +18,9 @@ def test_names_the_version_and_a_date():
 
 
 def test_the_bibtex_of_the_library_is_of_this_version():
-    (entry,) = re.findall(r"^```bibtex\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    (entry,) = re.findall(
+        r"^```bibtex\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S
+    )
     assert f"version = {{{lb.__version__}}}" in entry
 
 
