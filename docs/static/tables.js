@@ -1,0 +1,23 @@
+// A table that is wider than its frame may break its words. Where that is not enough, as on a
+// telephone, it becomes a list of its rows, each cell under its heading.
+const telephone = matchMedia("(max-width: 46em)");
+
+function fit() {
+  for (const table of document.querySelectorAll("article .table-wrapper table")) {
+    const frame = table.parentElement;
+    const overflows = () => frame.scrollWidth > frame.clientWidth + 1;
+    table.classList.remove("tight", "listed");
+    if (!telephone.matches) table.classList.toggle("tight", overflows());
+    table.classList.toggle("listed", overflows());
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  for (const table of document.querySelectorAll("article .table-wrapper table")) {
+    const heads = [...table.querySelectorAll("thead th")].map((head) => head.innerText);
+    for (const row of table.querySelectorAll("tbody tr"))
+      [...row.children].forEach((cell, i) => (cell.dataset.heading = heads[i] || ""));
+  }
+  fit();
+  addEventListener("resize", fit);
+});
