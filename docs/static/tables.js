@@ -6,9 +6,9 @@ function fit() {
   for (const table of document.querySelectorAll("article .table-wrapper table")) {
     const frame = table.parentElement;
     const overflows = () => frame.scrollWidth > frame.clientWidth + 1;
-    table.classList.remove("tight", "listed");
-    if (!telephone.matches) table.classList.toggle("tight", overflows());
-    table.classList.toggle("listed", overflows());
+    table.classList.remove("tight", "tighter", "listed");
+    for (const way of telephone.matches ? ["listed"] : ["tight", "tighter", "listed"])
+      if (overflows()) table.classList.add(way);
   }
 }
 
@@ -16,7 +16,10 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("article .table-wrapper table")) {
     const heads = [...table.querySelectorAll("thead th")].map((head) => head.innerText);
     for (const row of table.querySelectorAll("tbody tr"))
-      [...row.children].forEach((cell, i) => (cell.dataset.heading = heads[i] || ""));
+      [...row.children].forEach((cell, i) => {
+        cell.dataset.heading = heads[i] || "";
+        cell.classList.toggle("empty", !cell.textContent.trim());
+      });
   }
   fit();
   addEventListener("resize", fit);
