@@ -73,3 +73,14 @@ def test_code_is_at_most_84_columns_wide(page):
         pytest.skip("written beside this test, to be narrowed")
     blocks = re.findall(r"^```(?:python|py|sh)\n(.*?)^```", page.read_text(), re.DOTALL | re.M)
     assert not [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS]
+
+
+FRAGMENT = re.compile(r'^\s+"""(?:That of|Those|Of|Likewise|Their|Its)\b.*', re.MULTILINE)
+
+
+def test_docstrings_stand_alone():
+    """An editor shows one without the line before it: `Of a tile.` says nothing there."""
+    files = sorted((ROOT / "optax_largebatch").rglob("*.py"))
+    found = [(file.name, line) for file in files for line in FRAGMENT.findall(file.read_text())]
+    assert files
+    assert not found
