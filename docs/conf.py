@@ -79,8 +79,8 @@ def copy_notebooks(app: Sphinx) -> None:
 def summarize_api(app: Sphinx) -> None:
     """Makes the table of all functions from the pages that document them."""
     lines = []
-    for name in re.findall(r"^api/\w+$", (DOCS / "api.md").read_text(), re.MULTILINE):
-        text = (DOCS / f"{name}.md").read_text()
+    for page in re.findall(r"^api/\w+$", (DOCS / "api.md").read_text(), re.MULTILINE):
+        text = (DOCS / f"{page}.md").read_text()
         title = re.findall(r"^# (.+)$", text, re.MULTILINE)[0]
         module, names = "", []
         entries = re.findall(r"^\.\. (currentmodule|autofunction):: (\S+)$", text, re.MULTILINE)
