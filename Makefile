@@ -57,13 +57,15 @@ contract: $(READY)  ## imports go down the list of rooms
 docs: $(READY)  ## the site, in docs/_build/html/index.html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
 
-wheel: $(READY)  ## builds the wheel, installs it where nothing else is, and imports it
+wheel: $(READY)  ## builds the wheel, installs it where nothing else is, and runs README's program
 	rm -rf dist $(VENV)-wheel
 	$(BIN)/python -m build --wheel --outdir dist .
 	$(PYTHON) -m venv $(VENV)-wheel
 	$(VENV)-wheel/bin/pip install --quiet dist/*.whl
 	cd dist && ../$(VENV)-wheel/bin/python -W error -c \
 	  "import optax_largebatch as lb; print(lb.__version__, len(lb.__all__), 'public names')"
+	sed -n '/^```python/,/^```$$/{/^```/d;p}' README.md > dist/readme.py
+	cd dist && ../$(VENV)-wheel/bin/python -W error readme.py
 
 lowest:  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
 	$(PYTHON) -m venv $(VENV)-lowest

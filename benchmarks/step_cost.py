@@ -34,6 +34,9 @@ from benchmarks.harness.torch_peers import PEERS, RunningPeer, running_peer
 from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import Ratio, in_turns, ratio
 
+COLOURS = {BASELINE: "#000000", "lamb": "#0072b2", "lans": "#d55e00", "lars": "#009e73"}
+"""The four that are compared; the others are grey."""
+
 
 @dataclasses.dataclass
 class Measurement:
@@ -123,23 +126,31 @@ def table(measurements: list[Measurement]) -> str:
 
 
 def plot(measurements: list[Measurement], path: Path) -> None:
-    """A bar for each optimizer, a panel for each tree."""
+    """A panel for each tree, one below the other, so that a telephone shows them in full."""
     trees = list(dict.fromkeys(m.tree for m in measurements))
+    counts = [sum(m.tree == tree for m in measurements) for tree in trees]
     figure, axes = plt.subplots(
-        1, len(trees), figsize=(1.5 + 4 * len(trees), 3.6), sharey=True, layout="constrained"
+        len(trees),
+        1,
+        figsize=(4.2, 0.9 * len(trees) + 0.19 * sum(counts)),
+        height_ratios=counts,
+        squeeze=False,
+        layout="constrained",
     )
-    for axis, tree in zip(np.atleast_1d(axes), trees, strict=True):
-        own = [m for m in measurements if m.tree == tree]
+    for axis, tree in zip(axes[:, 0], trees, strict=True):
+        own = sorted((m for m in measurements if m.tree == tree), key=lambda m: m.ratio)
         names = [m.optimizer for m in own]
         ratios = np.array([m.ratio for m in own])
         spread = [ratios - [m.ratio_low for m in own], [m.ratio_high for m in own] - ratios]
-        colours = ["#0072b2" if "." not in name else "#999999" for name in names]
+        colours = [COLOURS.get(name, "#bbbbbb") for name in names]
         axis.barh(names, ratios, xerr=np.abs(spread), color=colours, error_kw={"lw": 1})
         axis.axvline(1, color="black", lw=0.8)
-        axis.set(title=tree, xlabel="time of a step, x optax.adamw")
+        axis.set_title(tree, loc="left", fontsize=10, fontweight="bold")
+        axis.tick_params(axis="y", length=0)
         axis.spines[["top", "right"]].set_visible(False)
-    np.atleast_1d(axes)[0].invert_yaxis()
-    figure.savefig(path, dpi=150)
+        axis.invert_yaxis()
+    axes[-1, 0].set(xlabel="time of a step, x optax.adamw")
+    figure.savefig(path, dpi=200)
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
 """The settings of the site; `make docs` builds it."""
 
 from pathlib import Path
+import re
 import runpy
 import shutil
+import tomllib
 
 from nbclient import NotebookClient
 from sphinx.application import Sphinx
@@ -10,6 +12,7 @@ from sphinx.application import Sphinx
 import optax_largebatch
 
 DOCS = Path(__file__).parent
+PROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
 
 project = "optax_largebatch"
 author = "the authors of optax_largebatch"
@@ -19,11 +22,13 @@ release = version = optax_largebatch.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",  # the table above the API
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",  # equations need no network
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "chains"]
+autosummary_generate = False  # the pages are written by hand
 
 # Markdown: pages that say so in their head, and notebooks, are executed.
 myst_enable_extensions = ["amsmath", "dollarmath"]
@@ -47,8 +52,15 @@ napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = "optax_largebatch"
+html_theme_options = {
+    "source_repository": PROJECT["urls"]["Repository"],
+    "source_branch": "main",
+    "source_directory": "docs/",
+    "footer_icons": [],
+}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["tables.js"]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
@@ -62,6 +74,24 @@ def copy_notebooks(app: Sphinx) -> None:
     """Sphinx reads what lies under `docs`, and the notebooks lie beside it."""
     for notebook in (DOCS.parent / "notebooks").glob("*.ipynb"):
         shutil.copy(notebook, DOCS / "notebooks")
+
+
+def summarize_api(app: Sphinx) -> None:
+    """Makes the table of all functions from the pages that document them."""
+    lines = []
+    for page in re.findall(r"^api/\w+$", (DOCS / "api.md").read_text(), re.MULTILINE):
+        text = (DOCS / f"{page}.md").read_text()
+        title = re.findall(r"^# (.+)$", text, re.MULTILINE)[0]
+        module, names = "", []
+        entries = re.findall(r"^\.\. (currentmodule|autofunction):: (\S+)$", text, re.MULTILINE)
+        for directive, name in entries:
+            if directive == "currentmodule":
+                module = name
+            else:
+                names.append(f"   ~{module}.{name}")
+        lines += [title, "-" * len(title), "", ".. autosummary::", "   :nosignatures:", ""]
+        lines += [*names, ""]
+    (DOCS / "chains" / "api_summary.rst").write_text("\n".join(lines))
 
 
 def keep_colons(
@@ -80,4 +110,5 @@ def setup(app: Sphinx) -> None:
     """Makes the files that pages show before Sphinx looks for them."""
     app.connect("autodoc-process-docstring", keep_colons, priority=400)  # before napoleon
     app.connect("builder-inited", draw_chains)
+    app.connect("builder-inited", summarize_api)
     app.connect("builder-inited", copy_notebooks)

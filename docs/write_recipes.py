@@ -19,7 +19,7 @@ PAGE = DOCS / "recipes.md"
 
 
 HEAD = (
-    "Recipe", "batch sizes", "epochs", "rate", "weight decay", "reached", "to be given", "Source"
+    "Recipe", "batch sizes", "epochs", "rate", "weight decay", "reached, [to be given]", "Source"
 )  # fmt: skip
 
 
@@ -35,9 +35,10 @@ def recipes_table() -> str:
         for line in lines:
             entry = published()[line.name]
             decay = _range([row["weight_decay"] for row in rows(entry) if "weight_decay" in row])
+            missing = f" [{line.not_said}]" if line.not_said else ""
             parts.append(
                 f"| `{line.name}` | {line.batch_sizes} | {line.epochs} | {_rate(entry)} | {decay} "
-                f"| {line.result} | {line.not_said} | {line.source} |"
+                f"| {line.result}{missing} | {line.source} |"
             )
         parts.append("")
     return "\n".join(parts).rstrip()

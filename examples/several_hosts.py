@@ -102,7 +102,7 @@ def train(name: str, steps: int, directory: Path) -> tuple[Any, Any]:
     batches = Batches(mesh)
     with ocp.CheckpointManager(directory.absolute() / name) as checkpoints:
         start = checkpoints.latest_step() or 0
-        if start:  # each array is read to where its like lies, wherever it was written
+        if start:  # each array goes to the devices that its place in `like` has
             like = ocp.args.StandardRestore((params, state))
             params, state = checkpoints.restore(start, args=like)
         for step in range(start, steps):
@@ -132,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     if args.num_processes > 1:
-        jax.distributed.initialize(args.coordinator, args.num_processes, args.process_id)
+        own = args.num_processes, args.process_id
+        jax.distributed.initialize(args.coordinator, *own)
     for name in args.optimizer:
         train(name, args.steps, args.directory)
 

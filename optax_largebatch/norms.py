@@ -35,7 +35,7 @@ def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
 
 
 def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...]:
-    """That of the `block_sum` of an array of this shape."""
+    """The shape of the `block_sum` of an array of this shape."""
     return tuple(size if axis in kept else 1 for axis, size in enumerate(shape)) if kept else ()
 
 

@@ -34,7 +34,7 @@ def shard_optimizer_state(
         params: the parameters, or `jax.ShapeDtypeStruct` with a `sharding`; parameters without a
             `NamedSharding` count as whole on every device.
         mesh: the mesh.
-        axis: the mesh axis, or axes, to split moments along; None for none.
+        axis: the mesh axis, or axes, to split moments along; None to leave them whole.
 
     Returns:
         A tree like the state, of `NamedSharding`. What is not like a parameter, such as counters,

@@ -187,6 +187,8 @@ FORMULAS = {
     "LAMBC: timm trust_clip=True": lambda: apex(ratio_bounds=(0.0, 1.0)),
     "timm decoupled_decay=True": lambda: lamb(CLIPPED, decay="weights"),
     "Keras 3 Lamb": lambda: lamb(eps=1e-7, decay="weights"),
+    "ColossalAI DistributedLamb": lambda: lamb(correction="step size"),
+    "ColossalAI Lamb": lambda: lamb(correction="none"),
     "DeepSpeed FusedLamb": lambda: lamb(
         eps=1e-8, correction="step size", ratio_bounds=(0.01, 10.0)
     ),

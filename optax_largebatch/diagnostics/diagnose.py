@@ -34,7 +34,7 @@ class _Ratio(NamedTuple):
 
     name: str
     number: int
-    """That of the parameter."""
+    """The number of the parameter among the leaves."""
     values: np.ndarray
     options: frozenset[str]
     """The arguments of the optimizer that adapts it."""

@@ -47,9 +47,9 @@ class OfParameter(NamedTuple):
 
     part: Part
     number: int
-    """That of the parameter among `jax.tree.leaves(params)`."""
+    """The number of the parameter among `jax.tree.leaves(params)`."""
     name: str
-    """That of the parameter; where several parts have an entry for it, after that of the part."""
+    """The name of the parameter; with that of the part before it, where several parts have one."""
     entries: slice
     shape: tuple[int, ...]
     """The lengths of its stacked axes."""

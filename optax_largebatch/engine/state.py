@@ -32,7 +32,7 @@ class Field(Protocol):
     """How one field of a state is made, taken apart by leaves and put together again."""
 
     def init(self, params: optax.Params) -> Any:
-        """Its value before the first step."""
+        """The value of the field before the first step."""
         ...
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:

@@ -23,7 +23,7 @@ class Known(NamedTuple):
     """What is known of a step before any number is; it can be hashed."""
 
     structure: Any
-    """That of the parameters."""
+    """The tree structure of the parameters."""
     choices: tuple[Any, ...]
     """The transform's choice for each parameter."""
     specs: tuple[Any, ...] | None
@@ -38,7 +38,7 @@ class Arrays(NamedTuple):
     """The arrays of a step."""
 
     gradients: list[jax.Array]
-    """Those of the parameters that have one."""
+    """The gradients of the parameters that have one."""
     state: Any
     params: list[jax.Array] | None
     scalars: Scalars
@@ -78,7 +78,7 @@ class Step:
         return where_it_runs(way, (updates, state), arrays)
 
     def _taken(self, reductions: Reductions, arrays: Arrays) -> tuple[list[jax.Array], Any]:
-        """The same, with sums taken in a given way."""
+        """Updates and state, with sums taken in a given way."""
         leaves = self._leaves(arrays)
         parts = self._transform.split(arrays.state, leaves)
 

@@ -49,7 +49,7 @@ class Asked(NamedTuple):
     kept: tuple[int, ...]
     split: norms.Split
     elements: int
-    """Those of a block on this device."""
+    """The number of elements that a block has on this device."""
 
 
 class Round(NamedTuple):
@@ -79,7 +79,7 @@ class Trace:
     result: Any
     """The update and the new state."""
     old_state: list[Any]
-    """Those inputs of the state with an element for each element of the leaf."""
+    """The inputs of the state with an element for each element of the leaf."""
     like_leaf: list[Any]
     """The inputs with an element for each element of the leaf."""
     of_blocks: list[Any]

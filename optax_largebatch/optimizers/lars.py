@@ -73,7 +73,7 @@ def lars(
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None for none.
+            `stacked_layers`; each layer is a block of its own. None if there are none.
         accumulator_dtype: dtype of :math:`b_t`; None for float32 (float64 for float64 parameters).
 
     Returns:
@@ -162,7 +162,7 @@ def larc(
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None for none.
+            `stacked_layers`; each layer is a block of its own. None if there are none.
         accumulator_dtype: dtype of :math:`b_t`; None for float32 (float64 for float64 parameters).
 
     Returns:

@@ -83,7 +83,7 @@ def lbsgd(
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None for none.
+            `stacked_layers`; each layer is a block of its own. None if there are none.
         accumulator_dtype: dtype of the sum of gradients and of :math:`b`; None for float32
             (float64 for float64 parameters).
 

@@ -79,7 +79,7 @@ def scaled_adam(
         groups: parameters with another learning rate or gradient centralisation, from
             `param_groups`; there is no weight decay.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None for none.
+            `stacked_layers`; each layer is a block of its own. None if there are none.
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
         nu_dtype: dtype of the second moment, likewise.
 

@@ -173,7 +173,7 @@ def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
 
 
 def _scaled_rate(rate: Any, scale: Any) -> Any:
-    """A learning rate, or a schedule of it, times a factor; None for none."""
+    """A learning rate, or a schedule of it, times a factor; None if there is none."""
     if scale is None:
         return rate
     check_number_or_schedule("learning_rate", rate, "[0, inf)")

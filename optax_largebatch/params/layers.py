@@ -14,7 +14,7 @@ class Layers(NamedTuple):
     axes: tuple[int, ...]
     """The stacked axes."""
     stack: tuple[int, ...]
-    """Their lengths."""
+    """The lengths of the stacked axes."""
     block: tuple[int, ...]
     """The lengths of the others, those of 1 left out."""
 

@@ -16,7 +16,7 @@ from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import matching
 
 Axes = int | tuple[int, ...] | None
-"""One axis, several, or None for none."""
+"""One stacked axis, several of them, or None."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Recipe:
     """The kinds of parameters with a trust ratio of 1."""
     batch_size: int
     epochs: int | None = None
-    """Those of the source; None where it counts in steps."""
+    """The epochs of the source; None where it counts in steps."""
     learning_rate: float
     bias_learning_rate: float | None = None
     """The peak of what is not decayed; None where it is that of all."""
@@ -64,7 +64,7 @@ class Recipe:
     decay: Literal["polynomial", "cosine", "drops", "exponential", "inverse_sqrt", "constant"] = (
         "polynomial"
     )
-    """What the learning rate does after that."""
+    """The shape of the learning rate after the warm-up."""
     power: float | None = None
     """The power of the polynomial decay."""
     end_value: float = 0.0
@@ -107,7 +107,7 @@ class Recipe:
                 `explain` says what it is.
             mask: the parameters that are decayed and adapted, in place of all but the kinds
                 `not_decayed` and `not_adapted`.
-            stacked: the parameters that stack layers, from `stacked_layers`; None for none.
+            stacked: the parameters that stack layers, from `stacked_layers`, or None.
 
         Returns:
             The optimizer. Its `update` needs the parameters.
@@ -199,7 +199,7 @@ class Recipe:
         return "\n".join([*lines, f"  Note:  {self.note}", f"  Source:  {self.source}."])
 
     def _masks(self, mask: Mask) -> tuple[Any, Any]:
-        """Those of decay and adaptation."""
+        """The masks of weight decay and of adaptation."""
         if mask is None:
             return excluding(self.not_decayed), excluding(self.not_adapted)
         if self.bias_learning_rate is not None and not isinstance(mask, Rule):

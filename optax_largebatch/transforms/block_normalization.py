@@ -25,7 +25,7 @@ def normalize_by_block_norm(
     Args:
         eps: :math:`\epsilon`, 0 or more.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A stateless transformation.

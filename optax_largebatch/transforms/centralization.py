@@ -30,7 +30,7 @@ def centralize_gradients(
             Equinox's layout (and what `optax.centralize` takes); the kernels of Flax have their
             outputs on the last axis, -1. Stacked axes do not count.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A stateless transformation.

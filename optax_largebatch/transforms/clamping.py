@@ -48,7 +48,7 @@ def clamp_parameters(
         period: the number of steps from one clamping to the next; the first is in the first step.
         scalars_only: whether only blocks of one element are clamped.
         stacked: the parameters that stack layers, from `stacked_layers`: what a block of one
-            element is. None for none.
+            element is. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ClampParametersState`.

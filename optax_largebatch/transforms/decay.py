@@ -38,7 +38,8 @@ def add_decayed_weights(
             `ParamGroups.vary` returns.
         weight_decay_mask: the parameters that are decayed; None for all.
         stacked: the parameters that stack layers, from `stacked_layers`: the mask sees the shape
-            of one layer, so that `at_least_ndim(2)` leaves out a stack of biases. None for none.
+            of one layer, so that `at_least_ndim(2)` leaves out a stack of biases.
+            None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is an `AddDecayedWeightsState` whether

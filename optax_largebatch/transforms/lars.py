@@ -99,7 +99,7 @@ def scale_by_lars(
             :math:`\min(r / \mathrm{lr}, 1)`, so that the step is never longer than without LARS;
             None for no such limit.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByLarsState`.

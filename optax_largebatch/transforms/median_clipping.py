@@ -73,7 +73,7 @@ def clip_by_median_norm(
             more.
         period: the number of steps from one look at the parameters to the next.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ClipByMedianNormState`.

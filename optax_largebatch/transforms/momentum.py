@@ -24,7 +24,7 @@ class _Scalars(NamedTuple):
 
     decay: Any
     weight: Any
-    """Of the update in the buffer."""
+    """The weight of the new update in the momentum buffer."""
 
 
 def accumulate_momentum(

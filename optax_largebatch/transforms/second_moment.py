@@ -62,7 +62,7 @@ def scale_by_second_moment(
             out and multiplies :math:`u_t` by :math:`1 - b_2^{t-1}`, for blocks of one element by
             its root, as Cain does. That is 0 in the first step.
         stacked: the parameters that stack layers, from `stacked_layers`: what a block of one
-            element is. None for none.
+            element is. None if there are none.
         nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
 
     Returns:

@@ -64,7 +64,7 @@ def scale_by_trust_ratio(
         zero_ratio: `"one"` takes the update as it is, `"coefficient"` takes :math:`r = c`.
         trust_ratio_mask: the parameters that are adapted; the others pass unchanged, with ratio 1.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByTrustRatioState`.

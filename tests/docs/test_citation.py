@@ -3,13 +3,33 @@
 from pathlib import Path
 import re
 
+import pytest
+
 import optax_largebatch as lb
 
-TEXT = (Path(__file__).parents[2] / "CITATION.cff").read_text()
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CITATION.cff").read_text()
+PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 
 
-def test_names_the_version():
+def test_names_the_version_and_a_date():
     assert re.findall(r"^version: (.+)$", TEXT, re.MULTILINE) == [lb.__version__]
+    assert re.search(r"^date-released: 20\d\d-\d\d-\d\d$", TEXT, re.MULTILINE)
+
+
+def test_the_bibtex_of_the_library_is_of_this_version():
+    (entry,) = re.findall(
+        r"^```bibtex\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S
+    )
+    assert f"version = {{{lb.__version__}}}" in entry
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_algorithm_can_be_cited(page):
+    (entry,) = re.findall(r"^```bibtex\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert entry.count("{") == entry.count("}")
+    papers = re.findall(r"arxiv.org/abs/(\d{4}\.\d{5})", page.read_text().partition("```bibtex")[0])
+    assert not papers or f"https://arxiv.org/abs/{papers[-1]}" in entry
 
 
 def test_has_the_paper_of_every_docstring_that_names_one():

@@ -97,11 +97,11 @@ class CpuReductions:
         return outlined() if size is None or is_large(size) else contextlib.nullcontext()
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
-        """They are there: nothing travels."""
+        """The sums as they are: nothing travels between devices."""
         return dict(numbers)
 
     def concatenated(self, vectors: Sequence[jax.Array]) -> jax.Array:
-        """In one kernel."""
+        """One vector of all, made in one kernel."""
         return jnp.concatenate(list(vectors))
 
 

@@ -35,11 +35,11 @@ class Fold(NamedTuple):
     """How an array is folded: each block for itself, piece by piece, into layers."""
 
     shape: tuple[int, ...]
-    """That of the array."""
+    """The shape of the array."""
     kept: tuple[int, ...]
     """The axes along which its blocks lie, the first of all."""
     layers: int
-    """Of a piece; what is left over of a block is shorter than a piece."""
+    """The layers of a piece; the rest of a block is shorter than a piece."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Fold | None":
@@ -56,7 +56,7 @@ class Fold(NamedTuple):
 
     @property
     def kernels(self) -> int:
-        """Those that read the arrays: one that folds, and one for what is left over."""
+        """The number of kernels that read the arrays: one that folds, and one for the rest."""
         return 2 if self.left_over else 1
 
     def sums(self, terms: Callable[[Any], list[jax.Array]], arrays: Any) -> list[jax.Array]:

@@ -28,7 +28,7 @@ class LeafByLeaf(XlaReductions):
         return in_groups(sizes, MOST_OF_A_GROUP)
 
     def ready(self, numbers: Mapping[SumOfLeaf, jax.Array]) -> dict[SumOfLeaf, jax.Array]:
-        """In vectors of the same sum of several leaves.
+        """The sums as vectors, one for the same sum of several leaves.
 
         XLA fuses the sums of small leaves into one kernel if they are the parts of one vector.
         """

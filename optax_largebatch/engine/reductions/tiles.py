@@ -34,12 +34,12 @@ class Tiles(NamedTuple):
     """How an array is cut: each block is a row, and all rows are cut at the same columns."""
 
     shape: tuple[int, ...]
-    """That of the array."""
+    """The shape of the array."""
     kept: tuple[int, ...]
     """The axes along which its blocks lie, the first of all."""
     rows: int
     columns: int
-    """Of a tile."""
+    """The columns of a tile."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Tiles | None":
@@ -61,7 +61,7 @@ class Tiles(NamedTuple):
 
     @property
     def shape_of_blocks(self) -> tuple[int, ...]:
-        """That of an array with an element for each block, which broadcasts."""
+        """The shape of an array with an element for each block, which broadcasts."""
         return norms.shape_of_blocks(self.shape, self.kept)
 
     def can_cut(self, x: jax.Array) -> bool:

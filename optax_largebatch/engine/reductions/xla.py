@@ -48,7 +48,7 @@ class XlaReductions:
         return together(numbers)
 
     def concatenated(self, vectors: Sequence[jax.Array]) -> jax.Array:
-        """In pieces, or XLA would make a kernel of each number of a long vector."""
+        """One vector of all, made in pieces: XLA would take a kernel for each of many numbers."""
         pieces = [jnp.concatenate(piece) for piece in in_pieces(list(vectors))]
         # Or the kernel of the last concatenation would compute all numbers once more.
         return jnp.concatenate(barrier(pieces))

@@ -27,11 +27,11 @@ class GradientNoiseScaleState(NamedTuple):
     signal: jax.Array
     """The average of the squared norm of the gradient without noise."""
     noise_variance: jax.Array
-    """How single steps vary around the average."""
+    """The variance of the noise of single steps around its average."""
     signal_variance: jax.Array
-    """Likewise."""
+    """The variance of the signal of single steps around its average."""
     covariance: jax.Array
-    """Likewise, of the two."""
+    """The covariance of noise and signal of single steps."""
 
 
 def gradient_noise_scale(
@@ -69,7 +69,7 @@ def gradient_noise_scale(
     Args:
         decay: the weight of a measured step over that of the next, in [0, 1).
         stacked: the parameters that stack layers, from `stacked_layers`; each layer has a noise
-            scale of its own. None for none.
+            scale of its own. None if there are none.
 
     Returns:
         A transformation; its state is a `GradientNoiseScaleState`.

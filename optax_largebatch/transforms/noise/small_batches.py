@@ -205,7 +205,7 @@ class Gradients(NamedTuple):
     """Gradients whose squared norms are added up over first axes and over mesh axes."""
 
     arrays: Sequence[Any]
-    """That of each parameter, or None."""
+    """The array of each parameter, or None."""
     first_axes: int = 0
     """How many axes they have before those of the parameter."""
     over: frozenset[str] = frozenset()

@@ -60,7 +60,7 @@ def scale_by_factored_parameter_rms(
         eps: :math:`\epsilon`, the floor for the size of a parameter; positive.
         refit_period: the number of steps from one fit of all axes to the next.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer has its own
-            vectors. None for none.
+            vectors. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByFactoredParameterRmsState`.

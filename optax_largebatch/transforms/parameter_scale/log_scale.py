@@ -56,7 +56,7 @@ class _Scalars(NamedTuple):
     starts: jax.Array
     """Whether the step is the first of its period."""
     ends: jax.Array
-    """Whether it is the last."""
+    """Whether the step is the last of its period."""
 
 
 def learn_log_scale(
@@ -95,13 +95,13 @@ def learn_log_scale(
         eps: :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
         speed: :math:`\gamma`, 0 or more: how fast the scale is learned.
         period: :math:`T`.
-        max_change: bound on the relative change :math:`u / w`, positive; None for none.
+        max_change: bound on the relative change :math:`u / w`, positive; None for no bound.
         rms_bounds: `(low, high)` for the root mean square of a block, either None for no bound.
         at_bounds: `"stop"` changes nothing below `low` and lets no step lead beyond `high`, as
             ScaledAdam does; `"return"` lets a block grow (below `low`) or shrink (above `high`) by
             :math:`T \eta_t \gamma`, whatever its derivative, as LearnedGradient does.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `LearnLogScaleState`.

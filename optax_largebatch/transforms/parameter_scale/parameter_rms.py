@@ -58,12 +58,12 @@ def scale_by_parameter_rms(
 
     Args:
         min_rms: the floor, positive.
-        max_rms: the ceiling, positive; None for none.
+        max_rms: the ceiling, positive; None for no ceiling.
         period: the number of steps from one look at the parameters to the next. They are looked
             at in the first step and in the last of every period.
         scalar_scale: the factor for blocks of one element, whose size means nothing; 0 or more.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByParameterRmsState`.

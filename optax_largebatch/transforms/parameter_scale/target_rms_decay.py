@@ -55,7 +55,7 @@ def decay_to_target_rms(
         target_rms: :math:`\rho`, in (0, 10].
         weight_decay_mask: the parameters that may be decayed; None for all.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None for none.
+            itself. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `DecayToTargetRmsState`.

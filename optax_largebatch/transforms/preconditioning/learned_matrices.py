@@ -106,7 +106,7 @@ def scale_by_learned_matrices(
         max_step_scale: :math:`c`, positive.
         max_fullcov_size: the longest axis that has a full matrix; a longer one has a diagonal.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer has its own
-            matrices. None for none.
+            matrices. None if there are none.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
 
     Returns:

@@ -1,0 +1,26 @@
+// A table that is wider than its frame may break its words. Where that is not enough, as on a
+// telephone, it becomes a list of its rows, each cell under its heading.
+const telephone = matchMedia("(max-width: 46em)");
+
+function fit() {
+  for (const table of document.querySelectorAll("article .table-wrapper table")) {
+    const frame = table.parentElement;
+    const overflows = () => frame.scrollWidth > frame.clientWidth + 1;
+    table.classList.remove("tight", "tighter", "listed");
+    for (const way of telephone.matches ? ["listed"] : ["tight", "tighter", "listed"])
+      if (overflows()) table.classList.add(way);
+  }
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  for (const table of document.querySelectorAll("article .table-wrapper table")) {
+    const heads = [...table.querySelectorAll("thead th")].map((head) => head.innerText);
+    for (const row of table.querySelectorAll("tbody tr"))
+      [...row.children].forEach((cell, i) => {
+        cell.dataset.heading = heads[i] || "";
+        cell.classList.toggle("empty", !cell.textContent.trim());
+      });
+  }
+  fit();
+  addEventListener("resize", fit);
+});

@@ -1,0 +1,219 @@
+"""Writes the tables of `docs/measured.md` from the committed results of the benchmarks.
+
+python -m docs.write_measured
+"""
+
+from collections.abc import Callable, Sequence
+import csv
+from pathlib import Path
+import re
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "measured.md"
+RESULTS = ROOT / "benchmarks" / "results"
+
+Row = dict[str, str]
+
+STEPS = (
+    "optax.adamw", "lars", "lbsgd", "eve", "lamb", "scaled_adam", "lans", "cain",
+    "optax.lamb", "optax.lars",
+    "torch.AdamW, fused", "timm.Lamb", "timm.Lars", "pytorch_optimizer.Lamb",
+)  # fmt: skip
+TREES = {"bert-base": "BERT-base", "bert-base, stacked": "its layers stacked", "small": "300 small"}
+COMPILED = ("optax.adamw", "lamb", "lans", "lars")
+TARGETS = {
+    ("one H100", "bert-base"): "BERT-base, one H100",
+    ("one H100", "1.3B, stacked"): "1.3B parameters in stacks, one H100",
+    ("eight H100", "bert-base"): "BERT-base, eight H100",
+    ("eight H100", "1.3B, stacked"): "1.3B in stacks, eight H100",
+    ("one v5e", "bert-base"): "BERT-base, one TPU v5e",
+    ("v5e 2x4", "bert-base"): "BERT-base, TPU v5e 2x4",
+    ("v5e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v5e 2x4",
+    ("v5e 16x16", "1.3B, stacked"): "1.3B in stacks, TPU v5e 16x16",
+}
+CASES = {
+    "bert-large": "BERT-large",
+    "300 small leaves": "300 small arrays",
+    "bert-base, clipped": "clipped by the global norm",
+    "bert-base, bfloat16": "parameters in bfloat16",
+    "bert-base, masters": "bfloat16, with `master_weights`",
+    "bert-base, eight micro-batches": "`accumulate_gradients`, every=8",
+}
+
+
+def read(name: str) -> list[Row]:
+    """The rows of a result."""
+    with (RESULTS / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def _range(row: Row) -> str:
+    ratio, low, high = (float(row[name]) for name in ("ratio", "ratio_low", "ratio_high"))
+    return "1" if low == high == 1 else f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+
+
+def step_cost() -> str:
+    """Times of a step over AdamW's, by optimizer and tree."""
+    found = {(row["optimizer"], row["tree"]): row for row in read("cpu-2-cores/step_cost.csv")}
+    return table(
+        ["x `optax.adamw`", *TREES.values(), "temporary memory, MB"],
+        [
+            [
+                f"`{name}`",
+                *(_range(found[name, tree]) for tree in TREES),
+                _megabytes(found[name, "bert-base"]),
+            ]
+            for name in STEPS
+        ],
+    )
+
+
+def _megabytes(row: Row) -> str:
+    size = row["temporaries_bytes"]
+    return f"{int(size) / 1e6:.1f}" if size else ""
+
+
+def training_step() -> str:
+    """Times of a whole training step."""
+    rows = read("cpu-2-cores/training_step.csv")
+    return table(
+        ["optimizer", "x `optax.adamw`"], [[f"`{row['optimizer']}`", _range(row)] for row in rows]
+    )
+
+
+def accumulation() -> str:
+    """Times of eight micro-batches."""
+    return table(
+        ["arrays", "optimizer", "x `MultiSteps(optax.lamb)`", "a call that only adds", "MB"],
+        [
+            [
+                TREES[row["tree"]],
+                f"`{row['optimizer']}`",
+                _range(row),
+                f"{float(row['waiting']):.2f}",
+                _megabytes(row),
+            ]
+            for row in read("cpu-2-cores/accumulation_cost.csv")
+        ],
+    )
+
+
+def sharded() -> str:
+    """All-reduces, and times on eight devices."""
+    rows = read("cpu-2-cores/sharded_step.csv")
+    widths = list(dict.fromkeys(row["width"] for row in rows))
+    found = {(row["optimizer"], row["way"], row["width"]): row for row in rows}
+    keys = dict.fromkeys((row["optimizer"], row["way"]) for row in rows)
+    sizes = {row["width"]: int(row["parameters"]) for row in rows}
+    return table(
+        ["optimizer", "all-reduces", *(f"{sizes[w] / 1e6:.1f}M parameters" for w in widths)],
+        [
+            [
+                f"`{name}`, {way.replace('told', '`partition_specs`')}",
+                found[name, way, widths[0]]["all_reduces"],
+                *(_range(found[name, way, width]) for width in widths),
+            ]
+            for name, way in keys
+        ],
+    )
+
+
+def diagnostics() -> str:
+    """What measuring the noise scale costs."""
+    rows = read("cpu-2-cores/diagnostics_cost.csv")
+    found = {(row["case"], row["step"]): f"{float(row['ratio']):.2f}" for row in rows}
+    cases = {"update": "`update` alone", "training step": "a training step"}
+    steps = {"plain again": "a copy", "every tenth": "every tenth step", "each step": "every step"}
+    return table(
+        ["x the same without it", *steps.values()],
+        [[cases[case], *(found[case, step] for step in steps)] for case in cases],
+    )
+
+
+def _compiled() -> dict[tuple[str, str, str], Row]:
+    rows = read("compiled/compiled_step.csv")
+    return {(row["target"], row["case"], row["optimizer"]): row for row in rows}
+
+
+def _bytes(row: Row) -> str:
+    return f"{float(row['bytes_for_each_parameter']):.1f}"
+
+
+def compiled() -> str:
+    """Bytes and all-reduces of compiled steps, by machine."""
+    found = _compiled()
+    lines = []
+    for (target, case), name in TARGETS.items():
+        own = [found[target, case, optimizer] for optimizer in COMPILED]
+        counts = [row["collectives"].rpartition(":")[2] or "0" for row in own]
+        lines.append([name, *map(_bytes, own), "" if "one" in target else ", ".join(counts)])
+    return table(["bytes for each parameter", *_names(), "all-reduces"], lines)
+
+
+def cases() -> str:
+    """Bytes of compiled steps, by what stands around the optimizer, with the least possible."""
+    found = _compiled()
+    return table(
+        ["bytes (least possible)", *_names(), "temporary memory of `lamb`, %"],
+        [
+            [
+                name,
+                *(
+                    f"{_bytes(own)} ({own['floor']})"
+                    for own in (found["one H100", case, optimizer] for optimizer in COMPILED)
+                ),
+                f"{float(found['one H100', case, 'lamb']['temporaries_percent']):.0f}",
+            ]
+            for case, name in CASES.items()
+        ],
+    )
+
+
+def compilation() -> str:
+    """Seconds of compilation and kernels, on one H100."""
+    found = _compiled()
+    rows = [found["one H100", "bert-base", name] for name in COMPILED]
+    return table(
+        ["BERT-base, one H100", *_names()],
+        [
+            ["kernels for each array", *(f"{float(r['kernels_for_each_leaf']):.1f}" for r in rows)],
+            ["seconds to trace", *(r["trace_cpu_s"] for r in rows)],
+            ["seconds to compile", *(r["compile_cpu_s"] for r in rows)],
+        ],
+    )
+
+
+def _names() -> list[str]:
+    return [f"`{name}`" for name in COMPILED]
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "step cost": step_cost,
+    "training step": training_step,
+    "accumulation": accumulation,
+    "sharded": sharded,
+    "diagnostics": diagnostics,
+    "compiled": compiled,
+    "cases": cases,
+    "compilation": compilation,
+}
+
+
+def written(page: str) -> str:
+    """The page as it should be."""
+    for name, made in TABLES.items():
+        begin, end = f"<!-- {name}: made by docs/write_measured.py -->", f"<!-- end of {name} -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise ValueError(f"page must have one {begin!r} and one {end!r}.")
+        between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
+        page = between.sub(lambda _, made=made: f"\n{made()}\n\n", page)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

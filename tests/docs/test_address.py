@@ -1,0 +1,40 @@
+"""One address of the repository, that of pyproject.toml, wherever it is written."""
+
+from pathlib import Path
+import re
+import tomllib
+
+import pytest
+
+import optax_largebatch as lb
+
+ROOT = Path(__file__).parents[2]
+ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+OURS = re.compile(r"github\.com/(optax-largebatch/[\w-]+)|colab[\w./]+?/github/([\w-]+/[\w-]+)")
+INSTALLS = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "docs/guides/quickstart.md"]
+INSTALLS += sorted((ROOT / "notebooks").glob("*.ipynb"))
+WRITTEN = [*INSTALLS, ROOT / "CITATION.cff", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("file", WRITTEN, ids=lambda file: file.name)
+def test_is_the_one_of_the_project(file):
+    found = {one or other for one, other in OURS.findall(file.read_text())}
+    assert found == {ADDRESS.removeprefix("https://github.com/")}
+
+
+@pytest.mark.parametrize("file", INSTALLS, ids=lambda file: file.name)
+def test_is_what_pip_installs(file):
+    assert f"git+{ADDRESS}" in file.read_text()
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_front_page_names_the_version(name):
+    assert f"ersion {lb.__version__}" in (ROOT / name).read_text()
+
+
+def test_readme_and_front_page_begin_alike():
+    """The same two sentences, the same line to install, the same program."""
+    readme, index = ((ROOT / name).read_text() for name in ("README.md", "docs/index.md"))
+    for part in (r"^Optimizers for large.*?\n\n", r"^```sh\n.*?^```", r"^```python\n.*?^```"):
+        first, second = (re.search(part, text, re.M | re.S)[0] for text in (readme, index))
+        assert first == second

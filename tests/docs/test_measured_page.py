@@ -1,0 +1,54 @@
+"""The page of measurements says what the committed results say."""
+
+from pathlib import Path
+import re
+import runpy
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "measured.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def script():
+    return runpy.run_path(str(DOCS / "write_measured.py"))
+
+
+def test_is_what_the_script_writes(script):
+    assert script["written"](PAGE) == PAGE
+
+
+def test_the_script_puts_right_what_is_wrong(script):
+    wrong = PAGE.replace("| `lamb` | 1.35", "| `lamb` | 1.05")
+    assert wrong != PAGE
+    assert script["written"](wrong) == PAGE
+
+
+def test_refuses_a_page_without_the_places(script):
+    with pytest.raises(ValueError, match="page must have one '<!-- step cost"):
+        script["written"]("# What has been measured\n")
+
+
+def cells(begin):
+    """The numbers of the row that begins like this, the first of each cell."""
+    (row,) = re.findall(rf"^\| {re.escape(begin)} \| (.+) \|$", PAGE, re.MULTILINE)
+    return [float(cell.split(" ")[0]) for cell in row.split(" | ") if cell]
+
+
+def test_the_sentences_on_what_falls_short_say_what_the_tables_say():
+    _, lamb, lans, _, _ = map(round, cells("300 small arrays"))
+    assert f"LAMB moves {lamb} bytes and LANS {lans}, where" in PAGE
+    _, lamb, lans, lars, _ = map(round, cells("bfloat16, with `master_weights`"))
+    assert f"LAMB moves {lamb} of 42, LANS {lans} of 46, LARS {lars} of 28" in PAGE
+    rows = cells("seconds to trace"), cells("seconds to compile")
+    adamw, lamb, lans, _ = map(sum, zip(*rows, strict=True))
+    lans, lamb = f"{lans / adamw:.1f}", f"{lamb / adamw:.1f}"
+    assert f"LANS compiles {lans} times as long as AdamW, LAMB {lamb} times" in PAGE
+
+
+@pytest.mark.parametrize("page", ["measured.md", "guides/adopting.md"])
+def test_says_what_has_only_been_compiled(page):
+    """Of a GPU or a TPU there is no time: whoever times one takes this sentence out."""
+    text = (DOCS / page).read_text()
+    assert "compiled, never run" in text
