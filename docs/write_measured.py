@@ -1,15 +1,16 @@
-"""Writes the tables of `docs/measured.md` from the committed results of the benchmarks.
+"""Writes the tables of `docs/measured.md`, and of `algorithms/muon.md`, from the committed results of the benchmarks.
 
 python -m docs.write_measured
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import csv
 from pathlib import Path
 import re
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "measured.md"
+MUON = ROOT / "docs" / "algorithms" / "muon.md"
 RESULTS = ROOT / "benchmarks" / "results"
 
 Row = dict[str, str]
@@ -188,6 +189,32 @@ def compilation() -> str:
     )
 
 
+def muon() -> str:
+    """What eight devices send each other in a step of Muon, and what each of them computes."""
+    rows = read("compiled/compiled_muon.csv")
+    return table(
+        ["devices", "parameters, split by", "optimizer", "sent", "temporaries", "products"],
+        [
+            [
+                row["target"],
+                row["case"].replace(", ", ", by "),
+                f"`{row['optimizer'].partition(', ')[0]}`{_how(row)}",
+                row["collectives"].replace(":", ": ").replace(" a", ", a").replace(": ", " ")
+                or "nothing",
+                row["temporaries_of_own_parameters"],
+                row["products_of_an_eighth"],
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _how(row: Row) -> str:
+    """What a name says after that of the optimizer."""
+    how = row["optimizer"].partition(", ")[2]
+    return f", {how}" if how else ""
+
+
 def _names() -> list[str]:
     return [f"`{name}`" for name in COMPILED]
 
@@ -204,9 +231,9 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
-def written(page: str) -> str:
+def written(page: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """The page as it should be."""
-    for name, made in TABLES.items():
+    for name, made in tables.items():
         begin, end = f"<!-- {name}: made by docs/write_measured.py -->", f"<!-- end of {name} -->"
         if page.count(begin) != 1 or page.count(end) != 1:
             raise ValueError(f"page must have one {begin!r} and one {end!r}.")
@@ -217,3 +244,4 @@ def written(page: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
+    MUON.write_text(written(MUON.read_text(), {"muon": muon}))

@@ -36,7 +36,8 @@ def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
 def barrier(arrays: Tree) -> Tree:
     """The same tree, of which no array is there before all of them are.
 
-    Inside `jax.shard_map` those that differ between devices wait apart, or all would differ by type.
+    Inside `jax.shard_map` those that differ between devices wait apart, or all would differ by
+    type.
     """
     own, structure = jax.tree.flatten(arrays)
     return structure.unflatten(_wait_apart(_wait, dict(enumerate(own))).values())

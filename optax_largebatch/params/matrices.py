@@ -136,7 +136,7 @@ def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:
 
 
 def _is_patterns(tree: Mapping[Any, Any]) -> bool:
-    """Whether it maps patterns to pairs; a tree like the parameters may do so too, by their names."""
+    """Whether it maps patterns to pairs; a tree of pairs may do so too, by names of parameters."""
     return all(isinstance(key, str) and (own is None or _is_pair(own)) for key, own in tree.items())
 
 

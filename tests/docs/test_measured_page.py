@@ -19,6 +19,11 @@ def test_is_what_the_script_writes(script):
     assert script["written"](PAGE) == PAGE
 
 
+def test_the_table_of_muon_is_what_the_script_writes(script):
+    page = (DOCS / "algorithms" / "muon.md").read_text()
+    assert script["written"](page, {"muon": script["muon"]}) == page
+
+
 def test_the_script_puts_right_what_is_wrong(script):
     wrong = PAGE.replace("| `lamb` | 1.35", "| `lamb` | 1.05")
     assert wrong != PAGE

@@ -133,7 +133,7 @@ def test_bfloat16_iterations_keep_a_float32_momentum():
     full = lb.muon(0.02, matrix_axes=CONVOLUTION, stacked=STACKED)
     expected, _ = full.update(params, full.init(params), params)
     own, wide = (x["wide"].astype("float32") for x in (updates, expected))
-    assert 0 < jnp.linalg.norm(own - wide) < 0.05 * jnp.linalg.norm(wide)
+    assert 0 < jnp.linalg.norm(own - wide) < 0.15 * jnp.linalg.norm(wide)
 
 
 @pytest.mark.parametrize(
