@@ -60,9 +60,12 @@ BFLOAT16 = {"optax.adamw": 22, "lamb": 32, "lans": 36, "lars": 18}
 # The same with a float32 copy of the parameter in the state; the parameter itself is written, and
 # read too, for what an optimizer returns is a difference.
 MASTERS = {"optax.adamw": 30, "lamb": 42, "lans": 46, "lars": 28}
-# The gradient is read and the sum of gradients is, which begins anew at zero: 4 4.
-ACCUMULATING = {name: FLOAT32[name] + 8 for name in ("optax.adamw", "lars")}
-ACCUMULATING |= {"lamb": FLOAT32["lamb"] + 8, "lans": FLOAT32["lans"] + 16}
+# Of the micro-batch that completes a macro-batch. A gradient and the sum are read and the mean is
+# written in the place of the sum: 4 4 4. The optimizer takes its step, at a run-time choice, and
+# so its update cannot be added to the parameter there: it is written instead of the parameter.
+# What the caller adds reads both and writes the parameter: 4 4 4. (A micro-batch that waits moves
+# these 24 alone; its update is zero, but a caller who adds it reads and writes the parameter.)
+ACCUMULATING = {name: FLOAT32[name] + 24 for name in FLOAT32}
 CLIPPED = {name: FLOAT32[name] + 4 for name in ("optax.adamw", "lamb", "lars")} | {"lans": 52}
 
 LARGE_GPT = Tree(lambda: stacked_bert(24, 2048), stacked={"^layers/": 0})

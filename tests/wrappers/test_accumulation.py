@@ -344,6 +344,33 @@ def test_waiting_copies_nothing():
     assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * params.nbytes
 
 
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        lambda inner: lb.accumulate_gradients(inner, 2),
+        lb.skip_nonfinite,
+        lb.skip_spikes,
+        lb.dynamic_loss_scale,
+    ],
+)
+def test_the_order_of_the_branches_is_kept(wrapper):
+    """On a GPU all state would be copied, if XLA took the choice for one by a boolean.
+
+    It puts the branch of True first then, and leaves state in its place in the first one alone.
+    """
+    optimizer = wrapper(lb.lamb(0.1))
+    state = jax.eval_shape(optimizer.init, PARAMS)
+    program = jax.jit(optimizer.update).trace(PARAMS, state, PARAMS)
+    lines = program.lower(lowering_platforms=("cuda",)).as_text().splitlines()
+    (choice,) = [line for line in lines if '"stablehlo.case"' in line]
+    index = re.search(r'case"\((%\d+)\)', choice)[1]
+    place = lines.index(choice)
+    chosen = next(line for line in reversed(lines[:place]) if f" {index} = " in line)
+    assert "clamp" in chosen
+    waiting = lines[place + 1]
+    assert "stablehlo.return" in waiting or "constant" in waiting
+
+
 def test_interrupted_anywhere_it_resumes_to_the_same_bits():
     every = lb.values_schedule([2, 3, 1])
     optimizer = lb.master_weights(
