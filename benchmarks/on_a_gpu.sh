@@ -14,7 +14,7 @@ started=$SECONDS
 
 if [ "${1:-}" = --rehearse ]; then
   python=${PYTHON:-python3} platform=cpu results=runs
-  trees=(tiny) rounds=2 workers=1 suite=(tests/test_golden.py -k "lamb_plain or lars_plain")
+  trees=(tiny) rounds=2 workers=0 suite=(tests/test_golden.py -k "timm_lamb")
 else
   python=.venv-gpu/bin/python platform=cuda results=benchmarks/results
   trees=(bert-base bert-large small) rounds=50 workers=4
