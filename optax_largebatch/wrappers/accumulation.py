@@ -236,17 +236,16 @@ def accumulate_gradients(
             of_mean = of_sum / jnp.square(divisor)
             extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
 
-        # The last sum is written as the mean. One that is too narrow for it is divided in the step.
+        # The last sum is written as the mean, unless it is too narrow for that or its norm is taken.
         wide = [accumulation_dtype(x.dtype) for x in sums]
+        is_mean = [not small_batches and x.dtype == w for x, w in zip(sums, wide, strict=True)]
         for index in moved:
-            if wide[index] == sums[index].dtype:
+            if is_mean[index]:
                 sums[index] = sums[index] / divisor.astype(wide[index])
 
         def mean(index: int) -> jax.Array:
-            own = sums[index]
-            if wide[index] == own.dtype:
-                return own
-            return own.astype(wide[index]) / total_weight.astype(wide[index])
+            own = sums[index].astype(wide[index])
+            return own if is_mean[index] else own / total_weight.astype(own.dtype)
 
         # A micro-batch that only waits need not move more than the sum. So the updates of a step
         # take the memory of the sum, which is done with by then, and need none of their own.
