@@ -53,9 +53,9 @@ class Case(NamedTuple):
 
 FLOAT32 = {name: OPTIMIZERS[name].floor for name in OPTIMIZERS}
 # A parameter and its gradient are read from bfloat16. AdamW of optax has its moments in bfloat16
-# too: 2 2 2 2, and 2 2 2 written. The moments of ours are float32. LAMB reads 2 2 4 4 and writes the moments, 4 4; then it reads 4 4 2 and writes
-# 2. LANS reads 2, reads 2 2 4 4, and reads that again with 2 4 4 written. LARS reads 2 2, and
-# again with 4, and writes 2 4.
+# too: 2 2 2 2, and 2 2 2 written. The moments of ours are float32. LAMB reads 2 2 4 4 and writes
+# the moments, 4 4; then it reads 4 4 2 and writes 2. LANS reads 2, reads 2 2 4 4, and reads that
+# again with 2 4 4 written. LARS reads 2 2, and again with 4, and writes 2 4.
 BFLOAT16 = {"optax.adamw": 14, "lamb": 32, "lans": 36, "lars": 18}
 # The same with a float32 copy of the parameter in the state; the parameter itself is written, and
 # read too, for what an optimizer returns is a difference.

@@ -236,7 +236,7 @@ def accumulate_gradients(
             of_mean = of_sum / jnp.square(divisor)
             extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
 
-        # The last sum is written as the mean, unless it is too narrow for that or its norm is taken.
+        # The last sum is written as the mean, unless it is too narrow for it or its norm is taken.
         wide = [accumulation_dtype(x.dtype) for x in sums]
         is_mean = [not small_batches and x.dtype == w for x, w in zip(sums, wide, strict=True)]
         for index in moved:
