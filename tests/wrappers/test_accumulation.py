@@ -329,9 +329,10 @@ def test_has_updated_finds_the_one_state_that_knows():
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA copies and counts otherwise")
-def test_waiting_copies_nothing():
-    """The step needs memory for the mean. The sum stays in its place, as all else."""
-    optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)
+@pytest.mark.parametrize("inner", [lb.lamb(0.1), optax.sgd(0.1, 0.9)], ids=["ours", "foreign"])
+def test_waiting_copies_nothing(inner):
+    """The mean lies in the place of the sum, and the updates after it; all else in its own."""
+    optimizer = lb.accumulate_gradients(inner, 2)
     params = jnp.zeros((512, 128))
 
     def step(params, state, gradients):
@@ -341,7 +342,7 @@ def test_waiting_copies_nothing():
     state = jax.eval_shape(optimizer.init, params)
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, params).compile()
     assert not re.findall(r"f32\[512,128\]\S* copy\(", compiled.as_text())
-    assert compiled.memory_analysis().temp_size_in_bytes < 1.1 * params.nbytes
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.3 * params.nbytes
 
 
 @pytest.mark.parametrize(
