@@ -248,5 +248,5 @@ def is_long(case: Case) -> bool:
     if case.peer == "torch_peers":
         return False
     if case.peer == "icefall":
-        return case.name.startswith("learned_gradient_") or case.name == "scaled_adam_bounds"
+        return case.name.startswith("learned_gradient") or case.name == "scaled_adam_bounds"
     return case is not next(x for x in cases() if (x.peer, x.system) == (case.peer, case.system))

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import OPTIMIZERS, named
 from tests.optimizers.test_common import compiled
 
 
@@ -52,7 +52,7 @@ def test_parameters_are_the_rounded_masters(dtype):
         assert np.all(error <= 2**-22 * np.maximum(before, np.abs(target)))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", named(OPTIMIZERS))
 def test_trains_as_float32(name):
     optimizer = OPTIMIZERS[name].make()
     rng = np.random.default_rng(0)
