@@ -13,7 +13,7 @@ demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a lar
 	$(BIN)/python examples/train_digits.py
 
 test: $(READY)  ## the tests, without those marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -q
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -q
 
 test-slow: $(READY)  ## the tests marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow -q

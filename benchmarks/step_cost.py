@@ -4,13 +4,16 @@
     python -m benchmarks.step_cost --tree "bert-base, stacked" "bert-base, bfloat16"
     python -m benchmarks.step_cost --tree bert-base --rounds 50 --output benchmarks/results
     python -m benchmarks.step_cost --peers               # with PyTorch's, where they are installed
+    python -m benchmarks.step_cost --bandwidth           # of a float32 tree, beside that of a copy
 
 Each optimizer takes its steps in turns with `optax.adamw`, and they are compared turn by turn,
 because a shared machine is slow at one time and fast at another: only the ratios mean something.
 One optimizer at a time is in memory, or those with large temporaries would slow down the others.
 Parameters and state are donated, as in training. `x floor` is the ratio over that of the bytes that
 the step cannot do without: every pass that a norm forces reads its arrays from memory again. Writes
-`step_cost.csv`, one line for each optimizer and tree, and `step_cost.png`.
+`step_cost.csv`, one line for each optimizer and tree, and `step_cost.png`. With `--bandwidth` a
+second table, `bandwidth.csv`, has milliseconds and the bytes of the floor for each second, beside
+those that an array's copy reads and writes: only where nothing else runs do these mean something.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import matplotlib
 
 matplotlib.use("Agg")
@@ -29,10 +33,10 @@ from tqdm import tqdm
 from benchmarks.harness.machine import machine
 from benchmarks.harness.optimizers import BASELINE, OPTIMIZERS, made_for
 from benchmarks.harness.results import add_output, write_csv
-from benchmarks.harness.steps import Running, start_update
+from benchmarks.harness.steps import Running, start, start_update
 from benchmarks.harness.torch_peers import PEERS, RunningPeer, running_peer
 from benchmarks.harness.trees import TREES
-from benchmarks.harness.turns import Ratio, in_turns, ratio
+from benchmarks.harness.turns import in_turns, ratio
 
 COLOURS = {BASELINE: "#000000", "lamb": "#0072b2", "lans": "#d55e00", "lars": "#009e73"}
 """The four that are compared; the others are grey."""
@@ -54,13 +58,35 @@ class Measurement:
     ratio: float = 1.0
     ratio_low: float = 1.0
     ratio_high: float = 1.0
+    seconds: float = 0.0
 
-    def take(self, over_baseline: Ratio) -> None:
-        """Notes the time of a step."""
+    def take(self, seconds: np.ndarray, baseline: np.ndarray) -> None:
+        """Notes the times of its steps, and those of the baseline beside them."""
+        over_baseline = ratio(seconds, baseline)
+        self.seconds = float(np.median(seconds))
         floor = (OPTIMIZERS | PEERS)[self.optimizer].floor / OPTIMIZERS[BASELINE].floor
         self.times_floor = round(over_baseline.median / floor, 2)
         for name, value in over_baseline.columns(2).items():
             setattr(self, name, value)
+
+    def row(self) -> dict[str, Any]:
+        """The line of the table of ratios."""
+        own = dataclasses.asdict(self) | {"machine": machine()}
+        del own["seconds"]
+        return own
+
+    def bandwidth(self, of_a_copy: float) -> dict[str, Any]:
+        """The line of the table of bandwidths."""
+        moved = (OPTIMIZERS | PEERS)[self.optimizer].floor * self.parameters / self.seconds
+        return {
+            "tree": self.tree,
+            "optimizer": self.optimizer,
+            "milliseconds": round(1e3 * self.seconds, 3),
+            "gigabytes_per_second": round(moved / 1e9, 1),
+            "of_a_copy": round(moved / of_a_copy, 3),
+            "copy_gigabytes_per_second": round(of_a_copy / 1e9, 1),
+            "machine": machine(),
+        }
 
 
 def prepare(tree: str, name: str, gradients: Any) -> tuple[Measurement, Running]:
@@ -92,14 +118,26 @@ def compare(tree: str, name: str, gradients: Any, baseline: Running, rounds: int
     """An optimizer in turns with the baseline; its memory is free again afterwards."""
     measurement, running = (prepare_peer if name in PEERS else prepare)(tree, name, gradients)
     seconds = in_turns({BASELINE: baseline, name: running}, rounds)
-    measurement.take(ratio(seconds[name], seconds[BASELINE]))
+    measurement.take(seconds[name], seconds[BASELINE])
     return measurement
+
+
+def bandwidth_of_a_copy(elements: int, rounds: int) -> float:
+    """The bytes that reading and writing an array in place moves in a second."""
+
+    def step(array: Any, state: Any, given: Any) -> tuple[Any, Any]:
+        return array + 1, state
+
+    running = start(step, jnp.zeros(elements, "float32"), (), ())
+    return 8 * elements / float(np.median(in_turns({"copy": running}, rounds)["copy"]))
 
 
 def measure(tree: str, names: list[str], rounds: int) -> list[Measurement]:
     """All optimizers on one tree, one after the other."""
     gradients = TREES[tree].arrays()
     measurement, baseline = prepare(tree, BASELINE, gradients)
+    alone = in_turns({BASELINE: baseline}, rounds)[BASELINE]
+    measurement.take(alone, alone)
     others = tqdm([name for name in names if name != BASELINE], desc=tree)
     return [measurement, *(compare(tree, name, gradients, baseline, rounds) for name in others)]
 
@@ -161,6 +199,7 @@ def main() -> None:
     parser.add_argument(
         "--peers", action="store_true", help="also those of PyTorch that are installed"
     )
+    parser.add_argument("--bandwidth", action="store_true", help="also the bytes of each second")
     parser.add_argument("--rounds", type=int, default=20, help="steps of each optimizer")
     add_output(parser, "step_cost")
     args = parser.parse_args()
@@ -168,8 +207,11 @@ def main() -> None:
     if args.peers:
         names += [name for name, peer in PEERS.items() if peer.is_installed]
     measurements = [m for tree in args.tree for m in measure(tree, names, args.rounds)]
-    rows = [dataclasses.asdict(own) | {"machine": machine()} for own in measurements]
-    write_csv(rows, args.output / "step_cost.csv")
+    write_csv([own.row() for own in measurements], args.output / "step_cost.csv")
+    if args.bandwidth:
+        of_a_copy = bandwidth_of_a_copy(max(own.parameters for own in measurements), args.rounds)
+        rows = [own.bandwidth(of_a_copy) for own in measurements]
+        write_csv(rows, args.output / "bandwidth.csv")
     plot(measurements, args.output / "step_cost.png")
     print(f"{machine()}\n{table(measurements)}")
 

@@ -3,7 +3,6 @@
 import fnmatch
 import inspect
 import itertools
-import json
 import pathlib
 import re
 from typing import NamedTuple
@@ -14,21 +13,12 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests import reference
+from tests import golden, reference
 from tests.trajectories import STEPS, assert_same, difference, network, run
 
 _TESTS = pathlib.Path(__file__).parent
 PAGE = (_TESTS.parent / "docs" / "dialects.md").read_text()
 FAMILIES = ("LAMB", "LANS", "LARS and LARC", "LBSGD")
-RECORDED = (
-    "mxnet_2_0_0b1",
-    "mxnet_1_9_1",
-    "torch_peers",
-    "tensorflow_peers",
-    "keras",
-    "vision_peers",
-)
-
 
 WD = 0.1
 DAMPENING = 0.3
@@ -279,7 +269,19 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.dialect)
+# One whose recorded run in float64 is among the fast tests is there already.
+RUN = [c.name for c in golden.cases() if c.dtype == "float64" and not golden.is_long(c)]
+MARKED = [
+    pytest.param(
+        row,
+        marks=[pytest.mark.slow] * any(fnmatch.filter(RUN, x) for x in row.recorded),
+        id=row.dialect,
+    )
+    for row in ROWS
+]
+
+
+@pytest.mark.parametrize("row", MARKED)
 def test_the_call_gives_the_numbers_of_the_dialect(row, x64):
     assert_same(run(row.optimizer, WEIGHTS, GRADIENTS), FORMULAS[row.dialect]())
 
@@ -297,12 +299,7 @@ def test_calls_that_are_written_differently_give_different_numbers():
 
 
 def test_every_recorded_run_is_of_a_row_and_every_pattern_of_a_run():
-    runs = [
-        run
-        for peer in RECORDED
-        for run in json.loads((_TESTS / "golden" / f"{peer}.json").read_text())["cases"]
-        if run != "_schedules"
-    ]
+    runs = [case.name for case in golden.cases() if case.peer != "icefall"]
     patterns = {pattern for row in ROWS for pattern in row.recorded}
     matched = {pattern: fnmatch.filter(runs, pattern) for pattern in patterns}
     assert all(matched.values()), matched

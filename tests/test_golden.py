@@ -1,5 +1,7 @@
 """Every recorded run of a peer, reproduced over all its steps."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,16 +10,11 @@ import pytest
 
 from tests import golden
 
-PEERS = (
-    "mxnet_2_0_0b1",
-    "mxnet_1_9_1",
-    "torch_peers",
-    "tensorflow_peers",
-    "keras",
-    "icefall",
-    "vision_peers",
-)
-CASES = [case for peer in PEERS for case in golden.load(peer)]
+
+def cases(dtype: str) -> list[object]:
+    """The runs in a dtype; of those that are left to the slow tests, each is marked."""
+    own = [case for case in golden.cases() if case.dtype == dtype]
+    return [pytest.param(x, marks=[pytest.mark.slow] * golden.is_long(x), id=repr(x)) for x in own]
 
 
 def largest_difference(case: golden.Case, dtype: str) -> float:
@@ -43,7 +40,7 @@ def largest_difference(case: golden.Case, dtype: str) -> float:
 
 
 def test_all_cases_are_here():
-    counts = {peer: sum(case.peer == peer for case in CASES) for peer in PEERS}
+    counts = collections.Counter(case.peer for case in golden.cases())
     assert counts == {
         "mxnet_2_0_0b1": 32,
         "mxnet_1_9_1": 10,
@@ -55,31 +52,19 @@ def test_all_cases_are_here():
     }
 
 
-def is_long(case: golden.Case) -> bool:
-    """Whether a run is left to the slow tests: of each training repository one is not."""
-    if case.peer != "vision_peers":
-        return "learned_gradient_" in case.name
-    repository = case.name.split("_")[0]
-    return case.name != next(c.name for c in CASES if c.name.split("_")[0] == repository)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.dtype == "float32"], ids=repr)
+@pytest.mark.parametrize("case", cases("float32"))
 def test_float32_peers_in_float32(case):
     assert largest_difference(case, "float32") < 2e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [c for c in CASES if c.dtype == "float32"], ids=repr)
+@pytest.mark.parametrize("case", cases("float32"))
 def test_float32_peers_in_float64(case, x64):
     # NVIDIA's TensorFlow code rounds 1 - b^t itself, which is 1e-5 of it.
     limit = 2e-5 if case.name.startswith("nvidia_bert_tf") else 1e-5
     assert largest_difference(case, "float64") < limit
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=[pytest.mark.slow] * is_long(c)) for c in CASES if c.dtype == "float64"],
-    ids=repr,
-)
+@pytest.mark.parametrize("case", cases("float64"))
 def test_float64_peers(case, x64):
     assert largest_difference(case, "float64") < 1e-11

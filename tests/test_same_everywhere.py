@@ -251,7 +251,14 @@ WAYS = [
 
 def marks_of(name, way, precision):
     """Those whose failure one of the others would share are left to `make test-slow`."""
-    usual = name == "lamb" or (way is in_shard_map and name in ("lans", "lars"))
+    usual = name == "lamb" and way in (
+        on_one_device,
+        on_an_explicit_mesh_of_two_axes,
+        with_a_split_state_that_the_step_is_told,
+        in_shard_map_of_two_axes,
+        in_pmap,
+    )
+    usual |= name == "lans" and way is in_shard_map
     return () if usual and precision == "float64" else pytest.mark.slow
 
 

@@ -52,17 +52,20 @@ class Case(NamedTuple):
 
 
 FLOAT32 = {name: OPTIMIZERS[name].floor for name in OPTIMIZERS}
-# A parameter and its gradient are read from bfloat16 and the moments from float32. AdamW: 2 2 4 4,
-# and 2 4 4 written. LAMB reads 2 2 4 4 and writes the moments, 4 4; then it reads 4 4 2 and writes
-# 2. LANS reads 2, reads 2 2 4 4, and reads that again with 2 4 4 written. LARS reads 2 2, and
-# again with 4, and writes 2 4.
-BFLOAT16 = {"optax.adamw": 22, "lamb": 32, "lans": 36, "lars": 18}
+# A parameter and its gradient are read from bfloat16. AdamW of optax has its moments in bfloat16
+# too: 2 2 2 2, and 2 2 2 written. The moments of ours are float32. LAMB reads 2 2 4 4 and writes
+# the moments, 4 4; then it reads 4 4 2 and writes 2. LANS reads 2, reads 2 2 4 4, and reads that
+# again with 2 4 4 written. LARS reads 2 2, and again with 4, and writes 2 4.
+BFLOAT16 = {"optax.adamw": 14, "lamb": 32, "lans": 36, "lars": 18}
 # The same with a float32 copy of the parameter in the state; the parameter itself is written, and
 # read too, for what an optimizer returns is a difference.
 MASTERS = {"optax.adamw": 30, "lamb": 42, "lans": 46, "lars": 28}
-# The gradient is read and the sum of gradients is, which begins anew at zero: 4 4.
-ACCUMULATING = {name: FLOAT32[name] + 8 for name in ("optax.adamw", "lars")}
-ACCUMULATING |= {"lamb": FLOAT32["lamb"] + 8, "lans": FLOAT32["lans"] + 16}
+# Of the micro-batch that completes a macro-batch. A gradient and the sum are read and the mean is
+# written in the place of the sum: 4 4 4. The optimizer takes its step, at a run-time choice, and
+# so its update cannot be added to the parameter there: it is written instead of the parameter.
+# What the caller adds reads both and writes the parameter: 4 4 4. (A micro-batch that waits moves
+# these 24 alone; its update is zero, but a caller who adds it reads and writes the parameter.)
+ACCUMULATING = {name: FLOAT32[name] + 24 for name in FLOAT32}
 CLIPPED = {name: FLOAT32[name] + 4 for name in ("optax.adamw", "lamb", "lars")} | {"lans": 52}
 
 LARGE_GPT = Tree(lambda: stacked_bert(24, 2048), stacked={"^layers/": 0})

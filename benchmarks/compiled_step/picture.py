@@ -42,7 +42,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 if row["floor"]:
                     panel.plot([row["floor"]] * 2, [y - height / 2, y + height / 2], "k", lw=1.5)
         panel.set_yticks(range(len(cases[target])), cases[target])
-        panel.invert_yaxis()
+        panel.set_ylim(len(cases[target]) - 0.5, -0.5)
         panel.set_title(target, loc="left")
         panel.spines[["top", "right"]].set_visible(False)
     panels[-1, 0].set_xlabel(

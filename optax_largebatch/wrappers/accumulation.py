@@ -29,6 +29,7 @@ from optax_largebatch.transforms.noise.small_batches import (
     block_square_norms,
 )
 from optax_largebatch.wrappers.inner import check_inner
+from optax_largebatch.wrappers.skipping import taken_if
 
 
 class AccumulateGradientsState(NamedTuple):
@@ -221,6 +222,7 @@ def accumulate_gradients(
             sums[index] = sums[index] + part
         wanted = _micro_batches(every, state.macro_step)
         complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
+        divisor = jnp.where(complete, total_weight, 1)
         parts: SmallBatches = state.small_batches
         if small_batches:
             split, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
@@ -231,17 +233,26 @@ def accumulate_gradients(
             # Of the sum, which lies in memory anyway, and not in `step`, which may overwrite it.
             total = all_leaves(moved, [sums[index] for index in moved])
             (of_sum,) = square_norms(measured & complete, Gradients(total))
-            of_mean = of_sum / jnp.square(jnp.where(complete, total_weight, 1))
+            of_mean = of_sum / jnp.square(divisor)
             extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
+
+        # The last sum is written as the mean, unless it is too narrow for it or its norm is taken.
+        wide = [accumulation_dtype(x.dtype) for x in sums]
+        is_mean = [not small_batches and x.dtype == w for x, w in zip(sums, wide, strict=True)]
+        for index in moved:
+            if is_mean[index]:
+                sums[index] = sums[index] / divisor.astype(wide[index])
+
+        def mean(index: int) -> jax.Array:
+            own = sums[index].astype(wide[index])
+            return own if is_mean[index] else own / total_weight.astype(own.dtype)
 
         # A micro-batch that only waits need not move more than the sum. So the updates of a step
         # take the memory of the sum, which is done with by then, and need none of their own.
         dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in moved]
 
         def step() -> tuple[list[Any], optax.OptState]:
-            wide = [sums[index].astype(accumulation_dtype(sums[index].dtype)) for index in moved]
-            means = [total / total_weight.astype(total.dtype) for total in wide]
-            means = all_leaves(moved, means)
+            means = all_leaves(moved, [mean(index) for index in moved])
             new, inner_state = inner_step(means) if not missing else without_the_missing(means)
             return [x.astype(dtype) for x, dtype in zip(new, dtypes, strict=True)], inner_state
 
@@ -259,7 +270,7 @@ def accumulate_gradients(
             kept = [sums[index].astype(dtype) for index, dtype in zip(moved, dtypes, strict=True)]
             return kept, state.inner_state
 
-        results, inner_state = jax.lax.cond(complete, step, wait)
+        results, inner_state = taken_if(complete, step, wait)
         new = []
         for index, result in zip(moved, results, strict=True):
             new.append(jnp.where(complete, result, 0).astype(leaves.arrays[index].dtype))

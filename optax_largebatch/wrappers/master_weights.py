@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_dtype, check_state
+from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
@@ -87,6 +88,11 @@ def master_weights(
     def is_less_precise(param: jax.Array) -> bool:
         return jnp.finfo(param.dtype).bits < jnp.finfo(dtype).bits
 
+    def reads(gradient: jax.Array) -> bool:
+        """Whether `inner` casts a gradient where it reads it, and so needs no wider copy of it."""
+        narrow = jnp.finfo(gradient.dtype).bits < jnp.finfo(dtype).bits
+        return narrow and leaf_transform_of(inner) is not None
+
     def init(params: optax.Params) -> MasterWeightsState:
         leaves = leaves_of("params", params)
         columns = [(cast(x, dtype) if is_less_precise(x) else ()) for x in leaves.arrays]
@@ -114,7 +120,7 @@ def master_weights(
         trained = precise(leaves, masters)
         leaves.alike("the state's master", trained)
         for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
-            if gradient is not None and is_less_precise(param):
+            if gradient is not None and is_less_precise(param) and not reads(gradient):
                 gradients[index] = gradient.astype(dtype)
         steps, inner_state = inner.update(
             leaves.rebuild(gradients), state.inner_state, trained, **extra_args

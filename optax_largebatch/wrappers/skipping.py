@@ -1,6 +1,7 @@
 """Steps that are taken on a condition, and left out elsewhere."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,26 @@ import optax
 
 from optax_largebatch import norms
 from optax_largebatch.params.leaves import Leaves
+
+T = TypeVar("T")
+
+
+def taken_if(condition: jax.Array, step: Callable[[], T], left_out: Callable[[], T]) -> T:
+    """What one of two functions returns, where arrays that `left_out` hands on stay in place.
+
+    Of `jax.lax.cond` XLA copies them, twice and whether the step is taken or not, unless the
+    function that hands them on comes first; in `jax.lax.switch` the order is ours (JAX's issue
+    39449).
+
+    Args:
+        condition: whether to take the step, shape ().
+        step: returns what the step does.
+        left_out: returns the same without the step.
+
+    Returns:
+        What the one or the other returns.
+    """
+    return jax.lax.switch(condition.astype(jnp.int32), [left_out, step])
 
 
 def step_if_finite(
@@ -80,7 +101,7 @@ def step_if(
         zeros = [jnp.zeros_like(gradients[i], leaves.arrays[i].dtype) for i in given]
         return zeros, inner_state
 
-    own, new_state = jax.lax.cond(condition, step, skip)
+    own, new_state = taken_if(condition, step, skip)
     updates: list[Any] = [None] * len(gradients)
     for index, update in zip(given, own, strict=True):
         updates[index] = update

@@ -19,7 +19,7 @@ from optax_largebatch.engine.reductions.xla import XlaReductions
 from optax_largebatch.engine.reference_executor import reference
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from tests.optimizers.registry import named
+from tests.optimizers.registry import LONG, named
 
 KERNELS = lb.matching("kernel")
 GROUPS = lb.param_groups(
@@ -74,7 +74,10 @@ ACCELERATORS = {
 }
 
 
-@pytest.fixture(params=[*ACCELERATORS, "few", "small leaves", "folds", "tiles", "many cores"])
+WAYS = [*ACCELERATORS, "few", "small leaves", "folds", "tiles", "many cores"]
+
+
+@pytest.fixture
 def way(request, monkeypatch):
     """The ways in which passes run: what they do depends on where they are, and on sizes."""
     reductions = ACCELERATORS.get(request.param, CpuReductions)()
@@ -99,8 +102,21 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "ALIGNMENT", 1)
 
 
+UNLIKE = ("lamb, clipped", "lans, stacked", "lars", "two rounds and two clips")
+"""Their rounds are unlike; the program of any other is like that of one of them."""
+
+
+def marks_of(name, way):
+    """Of the others one way is among the fast tests, where leaves are cut and folded."""
+    fast = name in UNLIKE or (way == "tiles" and name not in LONG)
+    return () if fast else pytest.mark.slow
+
+
+CASES = [pytest.param(name, way, marks=marks_of(name, way)) for name in OPTIMIZERS for way in WAYS]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES, indirect=["way"])
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("name", named(OPTIMIZERS))
 def test_equals_the_reference_executor(name):
     optimizer = OPTIMIZERS[name]()
     step = jax.jit(lambda *args: optimizer.update(*args))
@@ -122,7 +138,9 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["lamb", "lans", "lars", "eve"])
+@pytest.mark.parametrize(
+    "name", ["lamb", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lans", "lars", "eve"))]
+)
 @pytest.mark.usefixtures("cores")
 def test_at_every_threshold(name):
     stacked = lb.stacked_layers({"^stack": 0})
@@ -225,7 +243,7 @@ def test_bfloat16_leaves_and_moments_in_one_network():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ["lamb", "scaled_adam"])
+@pytest.mark.parametrize("name", named(["lamb", "scaled_adam"]))
 def test_a_norm_of_leaves_of_two_precisions(name):
     """The sum over all leaves is of the widest of them, and each leaf has it in its own."""
     more = {"max_grad_norm": 0.1} if name == "lamb" else {"clipping_scale": 1.0}

@@ -61,7 +61,9 @@ def branches_in(body):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="as modules are written today")
-@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+@pytest.mark.parametrize(
+    "name", ["lamb", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lans", "lars"))]
+)
 def test_a_module_for_three_platforms_has_the_program_of_each(name):
     """A program that is exported at once for several has what each alone would have."""
     optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)

@@ -58,12 +58,17 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("optimizer", "schedule", "initializer"),
     [
-        ("adamw", "constant", "xavier"),
         ("lamb", "steps", "he"),
-        ("lans", "polynomial", "orthogonal"),
         ("lars", "hold-decay", "normal"),
-        ("larc", "eden", "uniform"),
-        ("lbsgd", "polynomial", "he"),
+        *(
+            pytest.param(*settings, marks=pytest.mark.slow)
+            for settings in [
+                ("adamw", "constant", "xavier"),
+                ("lans", "polynomial", "orthogonal"),
+                ("larc", "eden", "uniform"),
+                ("lbsgd", "polynomial", "he"),
+            ]
+        ),
     ],
 )
 def test_loss_falls(optimizer, schedule, initializer, tmp_path):

@@ -5,6 +5,7 @@ by running the public release of the peer on fixed gradients; `about` in the `.j
 """
 
 from collections.abc import Callable
+import functools
 import json
 import pathlib
 from typing import Any, NamedTuple
@@ -16,6 +17,15 @@ import optax_largebatch as lb
 from tests.golden import vision_peers
 
 _HERE = pathlib.Path(__file__).parent
+PEERS = (
+    "mxnet_2_0_0b1",
+    "mxnet_1_9_1",
+    "torch_peers",
+    "tensorflow_peers",
+    "keras",
+    "icefall",
+    "vision_peers",
+)
 
 
 class Case(NamedTuple):
@@ -34,6 +44,11 @@ class Case(NamedTuple):
 
     def __repr__(self) -> str:
         return f"{self.peer}-{self.name}"
+
+    @property
+    def system(self) -> str:
+        """The part of the peer that ran."""
+        return self.name.split("_")[0]
 
 
 def mxnet(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
@@ -214,6 +229,24 @@ def load(peer: str) -> list[Case]:
         ]
 
 
+@functools.cache
+def cases() -> list[Case]:
+    """All recorded runs of all peers."""
+    return [case for peer in PEERS for case in load(peer)]
+
+
 def schedules(peer: str) -> dict[str, Any]:
     """The recorded value tables of a peer."""
     return json.loads((_HERE / f"{peer}.json").read_text())["cases"]["_schedules"]
+
+
+def is_long(case: Case) -> bool:
+    """Whether a run is left to the slow tests.
+
+    Of each system one is not. Of what the others show, `tests/test_dialects.py` has the formulas.
+    """
+    if case.peer == "torch_peers":
+        return False
+    if case.peer == "icefall":
+        return case.name.startswith("learned_gradient") or case.name == "scaled_adam_bounds"
+    return case is not next(x for x in cases() if (x.peer, x.system) == (case.peer, case.system))

@@ -36,8 +36,9 @@ class Entry(NamedTuple):
         return self.factory(**(self.kwargs | changes))
 
 
-LONG = ("cain", "learned_gradient", "scaled_adam")
-"""Those with so many states and norms that what all do is tested by `make test-slow` for them."""
+LONG = ("cain", "larc", "learned_gradient", "scaled_adam")
+"""What all do is tested by `make test-slow` for them: their states and norms are many, and `larc`
+is `lars` but for a limit of its ratios."""
 
 OPTIMIZERS = {
     "lamb": Entry(lb.lamb, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),

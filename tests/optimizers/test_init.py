@@ -93,7 +93,9 @@ def test_from_shapes_it_is_the_same(name):
 
 @several_devices
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
-@pytest.mark.parametrize("name", ["lamb", "cain", "learned_gradient"])
+@pytest.mark.parametrize(
+    "name", ["lamb", "cain", pytest.param("learned_gradient", marks=pytest.mark.slow)]
+)
 def test_inside_shard_map_it_is_the_same_for_whole_parameters(name):
     optimizer, params = OPTIMIZERS[name].make(), parameters()
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))

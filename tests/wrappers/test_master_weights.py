@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import OPTIMIZERS, named
 from tests.optimizers.test_common import compiled
 
 
@@ -52,7 +52,7 @@ def test_parameters_are_the_rounded_masters(dtype):
         assert np.all(error <= 2**-22 * np.maximum(before, np.abs(target)))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", named(OPTIMIZERS))
 def test_trains_as_float32(name):
     optimizer = OPTIMIZERS[name].make()
     rng = np.random.default_rng(0)
@@ -211,3 +211,16 @@ def test_optax_maps_masters_beside_other_trees():
     )
     assert mapped.master == {"half": "h", "single": "s"}
     assert mapped.inner_state[2].mu == mapped.master
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+def test_a_gradient_is_cast_where_it_is_read(name):
+    """On a GPU a wider copy would be written and read again in each pass."""
+    optimizer = lb.master_weights(getattr(lb, name)(1e-3, weight_decay=0.01))
+    params = {"kernel": jax.ShapeDtypeStruct((512, 512), "bfloat16")}
+    state = jax.eval_shape(optimizer.init, params)
+    program = jax.jit(optimizer.update).trace(params, state, params)
+    text = program.lower(lowering_platforms=("cuda",)).as_text()
+    main = text.split("func.func private")[0].splitlines()
+    wider = [line for line in main if "convert" in line and "512x512xbf16" in line]
+    assert len(wider) == 1  # the parameter, for the update is the difference to it

@@ -1,0 +1,73 @@
+"""`benchmarks/on_a_gpu.sh`, which no test can run on a GPU: every line of its commands is right."""
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.harness.trees import TREES
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "on_a_gpu.sh"
+TEXT = SCRIPT.read_text().replace("\\\n", " ")
+COMMANDS = re.findall(r'"\$python" -m (benchmarks\.\w+) (.*)', TEXT)
+TREES_OF = [shlex.split(found) for found in re.findall(r"trees=\(([^)]*)\)", TEXT)]
+
+
+def test_is_a_script_with_two_benchmarks():
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    assert os.access(SCRIPT, os.X_OK)
+    assert [module for module, _ in COMMANDS] == [
+        "benchmarks.step_cost",
+        "benchmarks.accumulation_cost",
+    ]
+
+
+@pytest.mark.parametrize("trees", TREES_OF, ids=" ".join)
+@pytest.mark.parametrize(("module", "options"), COMMANDS, ids=[x for x, _ in COMMANDS])
+def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
+    values = {"${trees[@]}": " ".join(trees), "${trees[0]}": trees[0], "$rounds": "2"}
+    for variable, value in values.items():
+        options = options.replace(f'"{variable}"', value)
+    parse = argparse.ArgumentParser.parse_args
+    taken = []
+
+    def parse_and_end(parser):
+        taken.append(parse(parser))
+        raise SystemExit
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
+    monkeypatch.setattr(sys, "argv", [module, *shlex.split(options)])
+    with pytest.raises(SystemExit):
+        importlib.import_module(module).main()
+    assert set(taken[0].tree) <= set(TREES)
+    assert taken[0].rounds == 2
+
+
+def test_what_it_tests_is_there():
+    suites = re.findall(r"tests/[\w./]+", TEXT)
+    assert len(suites) >= 4
+    assert all((ROOT / path).exists() for path in suites)
+
+
+@pytest.mark.slow
+def test_rehearsal(tmp_path):
+    """All of it on a CPU, and the tables that a card's folder will hold."""
+    subprocess.run(
+        [SCRIPT, "--rehearse"],
+        env=os.environ | {"PYTHON": sys.executable, "OUTPUT": str(tmp_path)},
+        check=True,
+        timeout=600,
+    )
+    assert "passed" in (tmp_path / "tests.txt").read_text()
+    tables = {"step_cost.csv", "bandwidth.csv", "accumulation_cost.csv"}
+    assert tables <= {path.name for path in tmp_path.iterdir()}
+    head, *lines = (tmp_path / "bandwidth.csv").read_text().splitlines()
+    assert head.startswith("tree,optimizer,milliseconds,gigabytes_per_second,of_a_copy")
+    assert len(lines) >= 5
