@@ -57,10 +57,11 @@ COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#0072b2", "#cc79a7", "#e69f00", "#5
 
 
 class Table:
-    """A CSV file with a row for each step, written as the steps are taken."""
+    """A CSV file to which rows are added as they come."""
 
     def __init__(self, path: Path, keep: int = 0) -> None:
         """Goes on after the first `keep` rows of the file; what follows them is dropped."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.rows: list[Mapping[str, Any]] = []
         if keep:
