@@ -18,6 +18,7 @@ import functools
 import itertools
 import math
 from pathlib import Path
+import sys
 from typing import Any
 
 from flax import nnx
@@ -31,17 +32,13 @@ from comparison import Result, draw, one_line, table, verdict
 from digits import DEFAULTS, ConvNet, Data, default_rate, load_data, shuffled
 import optax_largebatch as lb
 
-WARMUP_EPOCHS = 5
-
 
 def build_optimizer(
     name: str, rate: float, decay: float, micro_batches: int, epoch: float, steps: int
 ) -> optax.GradientTransformation:
     """An optimizer for so many steps, `epoch` of them in an epoch; `update` takes micro-batches."""
-    warmup = min(steps, round(WARMUP_EPOCHS * epoch))
-    schedule = lb.warmup_polynomial(
-        rate, steps, power=1, warmup_steps=warmup, warmup_begin_value=rate / 100
-    )
+    warmup = {"warmup_steps": min(steps, round(5 * epoch)), "warmup_begin_value": rate / 100}
+    schedule = lb.warmup_polynomial(rate, steps, power=1, **warmup)
     # Biases and normalisation scales are neither decayed nor adapted: they start at 0 or 1, and
     # their norms do not say how far a step should go.
     kernels = lb.excluding("bias", "scale")
@@ -52,7 +49,7 @@ def build_optimizer(
             momentum=0.9,
             **decayed,
             batch_scale=micro_batches,
-            warmup_epochs=WARMUP_EPOCHS,
+            warmup_epochs=5,
             updates_per_epoch=epoch * micro_batches,
         )
     optimizer = {
@@ -93,8 +90,8 @@ def train(name: str, batch_size: int, data: Data, args: argparse.Namespace) -> I
 
         loss, grads = jax.value_and_grad(loss_of)(params)
         updates, state = optimizer.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        return params, state, {"loss": loss, **lb.step_metrics(state)}
+        metrics = {"loss": loss, **lb.step_metrics(state)}
+        return optax.apply_updates(params, updates), state, metrics
 
     for seed in range(args.seeds):
         graph, params = nnx.split(ConvNet(nnx.Rngs(seed)))
@@ -102,16 +99,14 @@ def train(name: str, batch_size: int, data: Data, args: argparse.Namespace) -> I
         order = shuffled(len(labels), steps * examples, seed)
         for step, batches in enumerate(order.reshape(steps, micro_batches, batch_size)):
             for indices in batches:
-                own = images[indices], labels[indices]
-                params, state, metrics = train_step(params, state, *own)
+                params, state, metrics = train_step(params, state, images[indices], labels[indices])
                 losses.append(metrics["loss"])
-            if reached == math.inf:
-                reads = accuracy(graph, params, *data.validation)
-                reached = step + 1 if reads >= args.target else math.inf
-        ratio = float(metrics.get("trust_ratio/median", math.nan))
+            if reached == math.inf and accuracy(graph, params, *data.validation) >= args.target:
+                reached = step + 1
         tested = float(accuracy(graph, params, *data.test))
-        run = name, batch, seed, rate, args.epochs, steps
-        yield Result(*run, reached, tested, ratio, np.array(losses))
+        ratio = float(metrics.get("trust_ratio/median", math.nan))
+        run = name, batch, seed, rate, args.epochs, steps, reached, tested, ratio
+        yield Result(*run, np.array(losses))
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -133,9 +128,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> list[Result]:
     """Trains, reports, and returns the results."""
+    sys.stdout.reconfigure(line_buffering=True)  # a line is in the log file when it is printed
     args = parse_arguments(argv)
-    data, file = load_data(), Table(args.output / "results.csv")
-    results = []
+    data, file, results = load_data(), Table(args.output / "results.csv"), []
     with tqdm(total=len(args.batch_size) * len(args.optimizer) * args.seeds, disable=None) as bar:
         for batch_size, name in itertools.product(args.batch_size, args.optimizer):
             for result in train(name, batch_size, data, args):
