@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import jax
@@ -186,6 +187,7 @@ def test_a_line_for_a_log_file_and_a_bar_for_a_terminal(text, tmp_path):
     assert lines[-1].endswith("curves.png the curves")
 
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
     process = started(
         options(arguments, text, tmp_path / "bar"), 1, stdin=theirs, stdout=theirs, stderr=theirs
     )
