@@ -5,12 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 COMPILERS := $(VENV)-compilers
+DEMO := $(VENV)-demo
 WORKERS ?= 2
 
 .PHONY: compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest clean
 
-demo: $(READY)  ## the main job: adamw, lamb, lans and lars at a small and a large batch
-	$(BIN)/python examples/train_digits.py
+demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and lars at a small and a large batch
+	$(DEMO)/bin/python examples/train_digits.py
 
 test: $(READY)  ## the tests, without those marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -q
@@ -78,5 +79,11 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(READY)
 
+# What the examples need and no more; modules are compiled when they are first imported.
+$(DEMO)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install --quiet --no-compile --editable '.[examples]'
+	touch $(DEMO)/.ready
+
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(VENV)-lowest $(COMPILERS) dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
+	rm -rf $(VENV) $(DEMO) $(VENV)-wheel $(VENV)-lowest $(COMPILERS) dist build runs docs/_build docs/chains docs/notebooks/*.ipynb

@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/measured.md`, and of `algorithms/muon.md`, from the committed results of the benchmarks.
+"""Writes the tables of `docs/measured.md` and `algorithms/muon.md` from the committed results.
 
 python -m docs.write_measured
 """

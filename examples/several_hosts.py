@@ -97,7 +97,8 @@ def train(name: str, steps: int, directory: Path) -> tuple[Any, Any]:
     def train_step(params: Any, state: Any, images: jax.Array, labels: jax.Array) -> Any:
         loss, grads = jax.value_and_grad(loss_of)(params, images, labels)
         updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, loss
+        params = optax.apply_updates(params, updates)
+        return params, state, {"loss": loss, **lb.step_metrics(state, params)}
 
     batches = Batches(mesh)
     with ocp.CheckpointManager(directory.absolute() / name) as checkpoints:
@@ -106,9 +107,11 @@ def train(name: str, steps: int, directory: Path) -> tuple[Any, Any]:
             like = ocp.args.StandardRestore((params, state))
             params, state = checkpoints.restore(start, args=like)
         for step in range(start, steps):
-            params, state, loss = train_step(params, state, *batches[step])
+            params, state, metrics = train_step(params, state, *batches[step])
             if jax.process_index() == 0 and step in (start, steps - 1):
-                print(f"{name}: step {step}, loss {loss:.3f}", flush=True)
+                loss = metrics.pop("loss")
+                others = ", ".join(f"{metric} {value:.3f}" for metric, value in metrics.items())
+                print(f"{name}: step {step}, loss {loss:.3f}, {others}", flush=True)
         if start < steps:
             checkpoints.save(steps, args=ocp.args.StandardSave((params, state)))
     return params, state

@@ -1,0 +1,98 @@
+"""The handwritten digits of scikit-learn, a network that reads them, and rates that suit it."""
+
+import math
+from typing import NamedTuple
+
+from flax import nnx
+import jax
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+
+class Examples(NamedTuple):
+    """Images and what they show."""
+
+    images: np.ndarray  # (examples, 8, 8, 1), from 0 to 1
+    labels: np.ndarray  # (examples,), from 0 to 9
+
+
+class Data(NamedTuple):
+    """Three parts, each with about the same share of every digit."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
+
+
+def load_data() -> Data:
+    """The 1797 digits of scikit-learn, split in the same way every time."""
+    digits = load_digits()
+    rest = Examples(
+        (digits.images[..., None] / 16).astype(np.float32), digits.target.astype(np.int32)
+    )
+    rest, test = hold_out(rest, 300)
+    train, validation = hold_out(rest, 300)
+    return Data(train, validation, test)
+
+
+def hold_out(examples: Examples, size: int) -> tuple[Examples, Examples]:
+    """All but `size` examples, and these."""
+    images, held_images, labels, held_labels = train_test_split(
+        *examples, test_size=size, stratify=examples.labels, random_state=0
+    )
+    return Examples(images, labels), Examples(held_images, held_labels)
+
+
+def shuffled(num_examples: int, length: int, seed: int) -> np.ndarray:
+    """The order of training, (length,): epoch after epoch, each shuffled.
+
+    It does not depend on the batch size, so that all runs of a seed see the same examples.
+    """
+    rng = np.random.default_rng(seed)
+    epochs = math.ceil(length / num_examples)
+    return np.concatenate([rng.permutation(num_examples) for _ in range(epochs)])[:length]
+
+
+class ConvNet(nnx.Module):
+    """Two convolutions and a linear layer.
+
+    The norms are group norms: a batch norm would mix the examples of a micro-batch, and the mean
+    gradient of many micro-batches would not be that of one large batch.
+    """
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        every = {"kernel_init": jax.nn.initializers.he_normal(), "rngs": rngs}
+        self.conv1 = nnx.Conv(1, 16, (3, 3), **every)
+        self.norm1 = nnx.GroupNorm(16, num_groups=4, rngs=rngs)
+        self.conv2 = nnx.Conv(16, 32, (3, 3), **every)
+        self.norm2 = nnx.GroupNorm(32, num_groups=4, rngs=rngs)
+        self.linear = nnx.Linear(2 * 2 * 32, 10, **every)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """The logits, (examples, 10), of images, (examples, 8, 8, 1)."""
+        x = nnx.relu(self.norm1(self.conv1(images)))
+        x = nnx.avg_pool(x, (2, 2), strides=(2, 2))
+        x = nnx.relu(self.norm2(self.conv2(x)))
+        x = nnx.avg_pool(x, (2, 2), strides=(2, 2))
+        return self.linear(x.reshape(len(x), -1))
+
+
+# Learning rates at batches of 32 and of 1024, and a weight decay. The rates come from a coarse
+# grid, two values for each factor of ten, and two or three seeds: of those whose final validation
+# accuracy was within a hundredth of the best, the one that reached 0.95 in the fewest steps. A
+# finer grid would find a little more. The weight decays are customary values and were not tuned.
+DEFAULTS = {
+    "adamw": (1e-1, 3e-2, 1e-2),
+    "lamb": (3e-2, 1e-1, 1e-2),
+    "lans": (3e-2, 1e-1, 1e-2),
+    "lars": (3e-2, 1e-1, 1e-4),
+    "larc": (3e-1, 3e-1, 1e-4),
+    "lbsgd": (1e-1, 3e-1, 1e-4),
+}
+
+
+def default_rate(name: str, batch_size: float) -> float:
+    """The power of the batch size that goes through the two learning rates of the table."""
+    small, large, _ = DEFAULTS[name]
+    return small * (large / small) ** (math.log(batch_size / 32) / math.log(1024 / 32))

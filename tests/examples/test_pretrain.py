@@ -1,0 +1,296 @@
+"""The pretraining program, run as a user runs it but with a small network and for a few steps."""
+
+import csv
+import multiprocessing
+import os
+from pathlib import Path
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from PIL import Image, ImageColor
+import pytest
+
+if not hasattr(jax, "shard_map"):
+    pytest.skip("flax's scan fails on jax 0.6", allow_module_level=True)
+
+import bert
+import bookkeeping
+import masked_text
+import pretrain
+
+PROGRAM = Path(pretrain.__file__)
+SMALL = "--layers 2 --width 16 --heads 2 --length 16 --micro-batch 8 --micro-batches 2"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def standard_promotion():
+    """The strict promotion of the other tests is too strict for `optax` and Flax."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with a little text, some of it twice, and something that is no text."""
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    for index in range(4):
+        words = rng.choice(["alpha ", "beta ", "gamma ", "delta "], 1000)
+        (folder / f"{index}.txt").write_text("".join(words))
+    (folder / "again.txt").write_bytes((folder / "0.txt").read_bytes())
+    (folder / "picture.bin").write_bytes(b"\0\1\2")
+    return folder
+
+
+def options(text, folder, output):
+    return [*SMALL.split(), *text.split(), "--text", str(folder), "--output", str(output)]
+
+
+def rows(output):
+    with (output / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def column(output, name):
+    return np.array([float(row[name]) for row in rows(output)])
+
+
+def arrays(output, step):
+    """The parameters and the state of a checkpoint."""
+    with ocp.CheckpointManager(output.absolute() / "checkpoints") as checkpoints:
+        return jax.tree.leaves(checkpoints.restore(step, args=ocp.args.StandardRestore()))
+
+
+def assert_same_run(output, expected, step):
+    """The same to the last bit: every metric of every step, every weight, every moment."""
+    assert (output / "metrics.csv").read_bytes() == (expected / "metrics.csv").read_bytes()
+    found, wanted = arrays(output, step), arrays(expected, step)
+    assert len(found) == len(wanted) > 20
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+LENGTH = "--steps 12 --log-every 4 --checkpoint-every 5 --learning-rate 0.05 --dtype bfloat16"
+
+
+@pytest.fixture(scope="module")
+def finished(text, tmp_path_factory):
+    """The folder of a run on all eight devices that was not interrupted."""
+    output = tmp_path_factory.mktemp("finished")
+    pretrain.main(options(LENGTH, text, output))
+    return output
+
+
+def test_loss_falls(finished):
+    losses = column(finished, "loss")
+    assert len(losses) == 12
+    assert losses[-3:].mean() < 0.9 * losses[:3].mean()
+
+
+def test_rows_have_the_metrics_of_the_step(finished):
+    steps = rows(finished)
+    assert [int(row["step"]) for row in steps] == list(range(1, 13))
+    assert [int(row["macro_step"]) for row in steps] == list(range(1, 13))
+    assert all(int(row["micro_step"]) == 0 for row in steps)
+    # After every four steps, after every checkpoint and in the end.
+    assert [int(row["step"]) for row in steps if row["held_out_loss"]] == [4, 5, 8, 10, 12]
+    for name in ("learning_rate", "param_norm", "trust_ratio/median", "noise_scale"):
+        assert np.isfinite(column(finished, name)).all(), name
+
+
+def test_parameters_in_bfloat16_have_masters(finished):
+    kinds = {array.dtype.name for array in arrays(finished, 12) if array.ndim > 1}
+    assert kinds == {"bfloat16", "float32"}
+
+
+def test_the_picture_has_every_curve(finished):
+    with Image.open(finished / "curves.png") as image:
+        colours = {colour for _, colour in image.convert("RGB").getcolors(maxcolors=2**24)}
+        assert min(image.size) > 800
+    for colour in bookkeeping.COLOURS[:3]:
+        assert ImageColor.getrgb(colour) in colours
+
+
+def test_interrupted_run_resumes_to_the_same_bits(finished, text, tmp_path, monkeypatch, capsys):
+    taken = []
+
+    def sample_until(text, shape, length, *seed):
+        if len(seed) == 2:  # a batch of training
+            taken.append(seed[1])
+            if len(taken) == 9:
+                raise KeyboardInterrupt
+        return masked_text.sample(text, shape, length, *seed)
+
+    monkeypatch.setattr(pretrain, "sample", sample_until)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain.main(options(LENGTH, text, tmp_path))
+    assert len(rows(tmp_path)) == 8  # three more than the checkpoint has
+    pretrain.main(options(LENGTH, text, tmp_path))
+    assert taken == [*range(9), *range(5, 12)]
+    assert "continues after step 5" in capsys.readouterr().out
+    assert_same_run(tmp_path, finished, 12)
+
+
+def test_finished_run_is_not_trained_again(finished, text, capsys):
+    before = (finished / "metrics.csv").read_bytes()
+    pretrain.main(options(LENGTH, text, finished))
+    assert "step 12/12" not in capsys.readouterr().out
+    assert (finished / "metrics.csv").read_bytes() == before
+
+
+def test_resume_refuses_other_options(finished, text):
+    with pytest.raises(SystemExit, match=r"--seed must be 0, as when .* began; got 7"):
+        pretrain.main([*options(LENGTH, text, finished), "--seed", "7"])
+
+
+def started(arguments, devices, **streams):
+    """The program in a process of its own, from the command line."""
+    environment = os.environ | {
+        "PYTHONPATH": str(PROGRAM.parents[1]),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    return subprocess.Popen([sys.executable, PROGRAM, *arguments], env=environment, **streams)
+
+
+@pytest.mark.slow
+def test_one_device_and_eight_have_the_same_losses(text, tmp_path):
+    arguments = "--steps 30 --log-every 10 --dtype float32"
+    for devices in (1, 8):
+        own = options(arguments, text, tmp_path / str(devices))
+        assert started(own, devices, stdout=subprocess.DEVNULL).wait(timeout=400) == 0
+    for name in ("loss", "param_norm", "trust_ratio/median", "noise_scale"):
+        one, eight = (column(tmp_path / devices, name) for devices in ("1", "8"))
+        np.testing.assert_allclose(one, eight, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_line_for_a_log_file_and_a_bar_for_a_terminal(text, tmp_path):
+    arguments = "--steps 8 --log-every 4"
+    log = tmp_path / "log.txt"
+    with log.open("w") as file:
+        own = options(arguments, text, tmp_path / "log")
+        assert started(own, 1, stdout=file, stderr=file).wait(timeout=200) == 0
+    lines = log.read_text().splitlines()
+    assert "\r" not in log.read_text()
+    assert [line[:8] for line in lines if line.startswith("step")] == ["step 4/8", "step 8/8"]
+    assert re.search(
+        r"loss \d.* held out \d.* rate .* trust ratio .* noise scale .* steps/s", lines[-2]
+    )
+    assert lines[-1].endswith("curves.png the curves")
+
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    process = started(
+        options(arguments, text, tmp_path / "bar"), 1, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # how Linux says that nobody writes any more
+        pass
+    assert process.wait(timeout=200) == 0
+    assert b"\r" in shown
+    assert b"8/8 [" in shown
+    assert b"step 4/8" in shown
+
+
+def last_checkpoint(output):
+    """The step of the last checkpoint that is complete, else 0."""
+    folders = (output / "checkpoints").glob("*")
+    return max((int(path.name) for path in folders if path.name.isdigit()), default=0)
+
+
+KILLED_STEPS, KILLS = 60, 10
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_with_the_same_bits(text, tmp_path, monkeypatch):
+    """Killed from outside, whatever it is doing.
+
+    The processes are forked from one that has imported all but done nothing, to be quick.
+    """
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["pretrain"])
+    arguments = f"--steps {KILLED_STEPS} --log-every 3 --checkpoint-every 1 --dtype bfloat16"
+    killed = options(arguments, text, tmp_path / "killed")
+    rng = np.random.default_rng()
+    kills = sorted(rng.choice(np.arange(1, KILLED_STEPS - 10), KILLS, replace=False).tolist())
+    print("to be killed after the steps", kills)
+    for kill in kills:
+        before = last_checkpoint(tmp_path / "killed")
+        process = processes.Process(target=pretrain.main, args=(killed,))
+        process.start()
+        while last_checkpoint(tmp_path / "killed") < max(kill, before + 1):
+            assert process.is_alive(), "it ended before it could be killed"
+            time.sleep(rng.uniform(0, 0.005))
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert last_checkpoint(tmp_path / "killed") < KILLED_STEPS
+    pretrain.main(killed)
+    pretrain.main(options(arguments, text, tmp_path / "whole"))
+    assert_same_run(tmp_path / "killed", tmp_path / "whole", KILLED_STEPS)
+
+
+def test_text_is_read_once_and_a_part_held_out(text):
+    training, held_out = masked_text.read_text(text)
+    expected = sum((text / f"{index}.txt").stat().st_size for index in range(4)) + 3
+    assert len(training) + len(held_out) == expected
+    assert len(held_out) == pytest.approx(expected / 16, abs=1)
+    assert 0 not in training
+
+
+def test_sample_masks_as_bert_does():
+    text = np.frombuffer(b"abcdefghij" * 1000, np.uint8)
+    tokens, positions, answers = masked_text.sample(text, (50, 40), 20, 0, 5)
+    assert tokens.shape == (50, 40, 20)
+    assert positions.shape == answers.shape == (50, 40, 3)
+    seen = np.take_along_axis(tokens, positions, axis=-1)
+    assert np.mean(seen == bert.MASK) == pytest.approx(0.8, abs=0.02)
+    assert np.mean(seen == answers) == pytest.approx(0.1, abs=0.02)
+    whole = tokens.copy()
+    np.put_along_axis(whole, positions, answers, axis=-1)
+    assert np.all(np.diff(whole) % 10 == 1)  # what was in the text, from anywhere
+    again = masked_text.sample(text, (50, 40), 20, 0, 5)
+    np.testing.assert_array_equal(tokens, again.tokens)
+    assert np.any(tokens != masked_text.sample(text, (50, 40), 20, 0, 6).tokens)
+
+
+def test_a_text_that_is_too_short_is_an_error(tmp_path):
+    (tmp_path / "short.txt").write_text("short")
+    with pytest.raises(SystemExit, match=r"the text has .* bytes for sequences of 16"):
+        pretrain.main(options("--steps 1", tmp_path, tmp_path / "output"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "got"),
+    [
+        ("--steps 0", "--steps", "'0'"),
+        ("--micro-batches 1", "--micro-batches", "'1'"),
+        ("--heads 3", "--heads", "3"),
+        ("--learning-rate 0", "--learning-rate", "'0'"),
+        ("--weight-decay nan", "--weight-decay", "'nan'"),
+        ("--dtype int8", "--dtype", "'int8'"),
+        ("--seed -1", "--seed", "'-1'"),
+        ("--text missing", "--text", "missing"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, argument, got, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        pretrain.main([*SMALL.split(), "--output", str(tmp_path), *arguments.split()])
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert stopped.value.code == 2
+    assert f"argument {argument}: " in message
+    assert got in message
