@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         """Matrices by rows, vectors by their one axis, or stacks by their layers."""
-        if self.between_layers and shape[0] == LAYERS:
+        if self.between_layers and shape[:1] == (LAYERS,):
             return PartitionSpec("fsdp")
         axis = max(len(shape) - 2, 0)
         if not shape or shape[axis] % 8:

@@ -223,11 +223,10 @@ class _Reader:
         if isinstance(node, ast.Tuple):
             return tuple(link for one in node.elts for link in self.links_of(one))
         assert isinstance(node, ast.Call), ast.dump(node)
-        if (
-            ast.unparse(node.func) == "optax.partition"
-        ):  # the first is what the optimizer is named for
-            assert isinstance(node.args[0], ast.Dict)
-            return self.links_of(node.args[0].values[0])
+        if ast.unparse(node.func) == "partition":
+            _, optimizers, _ = node.args
+            assert isinstance(optimizers, ast.Dict)
+            return self.links_of(optimizers.values[0])  # the optimizer is named for the first
         assert isinstance(node.func, ast.Name), ast.dump(node)
         if node.func.id == "chain":
             return tuple(link for one in node.args for link in self.links_of(one))

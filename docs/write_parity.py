@@ -16,7 +16,8 @@ PAGE = DOCS / "parity.md"
 sys.path.insert(0, str(DOCS.parent))
 
 from tests import golden  # noqa: E402
-from tests.test_golden import PEERS, largest_difference  # noqa: E402
+from tests.golden import PEERS  # noqa: E402
+from tests.test_golden import largest_difference  # noqa: E402
 
 VERSIONS = {
     "mxnet_2_0_0b1": "MXNet 2.0.0b1",

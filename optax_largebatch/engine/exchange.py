@@ -9,6 +9,7 @@ the results. If there are fewer matrices than devices, some devices work on zero
 
 from collections.abc import Callable, Mapping, Sequence
 import itertools
+import math
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -33,19 +34,19 @@ class Exchange(NamedTuple):
 
     function: Callable[[jax.Array], jax.Array]
     shape: tuple[int, ...]
-    """Of a matrix that lies on its long side."""
+    """The sides of a matrix, the shorter one first."""
     dtype: jnp.dtype
     across: tuple[str, ...]
     """The mesh axes along which each matrix is split."""
     copies: tuple[str, ...]
-    """Those along which all devices have the same."""
+    """The mesh axes along which all devices have the same."""
 
 
 class Cut(NamedTuple):
     """How a matrix is cut into the parts that devices have."""
 
     lengths: tuple[int, ...]
-    """Of a part, along the axes of its rows and those of its columns."""
+    """Lengths of a part, along the axes of its rows and those of its columns."""
     names: tuple[tuple[str, ...], ...]
     """The mesh axes that cut each axis."""
     turned: int
@@ -55,7 +56,7 @@ class Cut(NamedTuple):
         """Matrices of their parts: (devices, matrices, elements) to (matrices, rows, columns)."""
         sizes, order = self._order(exchange)
         x = parts.reshape(*sizes, parts.shape[1], *self.lengths)
-        return jnp.transpose(x, order).reshape(-1, *exchange.shape)
+        return jnp.transpose(x, order).reshape(parts.shape[1], *exchange.shape)
 
     def apart(self, matrices: jax.Array, exchange: Exchange) -> jax.Array:
         """The parts of matrices; the reverse of `joined`."""
@@ -63,7 +64,8 @@ class Cut(NamedTuple):
         lengths = (*sizes, matrices.shape[0], *self.lengths)
         x = matrices.reshape([lengths[axis] for axis in order])
         x = jnp.transpose(x, sorted(range(len(order)), key=order.__getitem__))
-        return x.reshape(norms.devices_along(exchange.across), matrices.shape[0], -1)
+        devices = norms.devices_along(exchange.across)
+        return x.reshape(devices, matrices.shape[0], math.prod(self.lengths))
 
     def _order(self, exchange: Exchange) -> tuple[list[int], list[int]]:
         """The lengths of the mesh axes, and where each axis stands in a whole matrix."""
@@ -165,7 +167,8 @@ def _exchanged(exchange: Exchange, asked: Mapping[Key, Asked]) -> dict[Key, jax.
     # Alike cuts follow each other, so that few devices have to look at matrices in two ways.
     columns = {key: (_cut(x, on.matrices), on.matrices.apart(x)) for key, (x, on) in asked.items()}
     keys = sorted(columns, key=lambda key: columns[key][0])
-    units = [columns[key][1].reshape(len(columns[key][1]), -1) for key in keys]
+    units = [columns[key][1] for key in keys]
+    units = [x.reshape(len(x), math.prod(x.shape[1:])) for x in units]
     shares: dict[Cut, Share] = {}
     ends: list[int] = []
     for key, own in zip(keys, units, strict=True):
@@ -225,7 +228,7 @@ def _shared_out(exchange: Exchange, parts: jax.Array, shares: Sequence[Share]) -
     if across:
         own = jax.lax.all_to_all(own, across, 0, 0)
     all_own = norms.gathered(own[None], 0, copies) if copies else own[None]
-    done = all_own.transpose(2, 0, 1, 3).reshape(-1, elements)
+    done = all_own.transpose(2, 0, 1, 3).reshape(turns * of_copies * devices, elements)
     return done[:number]
 
 
@@ -244,12 +247,15 @@ def _spread(asked: Mapping[Key, Asked], mesh: jax.sharding.AbstractMesh) -> dict
     It is told to have whole matrices on each device, and makes all-to-alls of that.
     """
     results: dict[Key, jax.Array] = {}
+    apart_of = {key: on.matrices.apart(x) for key, (x, on) in asked.items()}
     alike: dict[Any, list[Key]] = {}
-    for key, (x, on) in asked.items():
-        alike.setdefault((on.function, on.matrices.shape, x.dtype), []).append(key)
+    for key, x in apart_of.items():
+        # A stack with some for each device goes alone: it may be split between its layers already.
+        alone = key if len(x) % mesh.size == 0 else None
+        alike.setdefault((asked[key][1].function, x.shape[1:], x.dtype, alone), []).append(key)
     some_each = jax.sharding.NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     for (function, *_), keys in alike.items():
-        apart = [asked[key][1].matrices.apart(asked[key][0]) for key in keys]
+        apart = [apart_of[key] for key in keys]
         number = sum(map(len, apart))
         zeros = jnp.zeros((-number % mesh.size, *apart[0].shape[1:]), apart[0].dtype)
         matrices = jnp.concatenate([*apart, zeros])

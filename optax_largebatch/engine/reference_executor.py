@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.engine.requests import (
-    EachMatrix,
-    Leaf,
-    LeafProgram,
-    Request,
-    Statistic,
-)
+from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request, Statistic
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, total
@@ -37,9 +31,7 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
     """
     own = leaf_transform_of(transform)
     if own is None:
-        raise TypeError(
-            f"reference() takes a transformation of leaf transforms; got {transform!r}."
-        )
+        raise TypeError(f"reference() takes one made of leaf transforms; got {transform!r}.")
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return _step(own, updates, state, params)
@@ -67,10 +59,10 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             try:
                 request = programs[i].send(answer)
                 while not isinstance(request, Request):
-                    written = request.array.astype(request.dtype or dtypes[i])
+                    x = request.array.astype(request.dtype or dtypes[i])
                     if isinstance(request, EachMatrix):
-                        written = _worked_on(request, written)
-                    request = programs[i].send(written.astype(dtypes[i]))
+                        x = request.matrices.map(request.function, x)
+                    request = programs[i].send(x.astype(dtypes[i]))
                 waiting[i] = request
             except StopIteration as end:
                 update, parts[i] = end.value
@@ -95,12 +87,6 @@ def _answer(asked: Statistic) -> jax.Array:
     if asked.kind in ("mean", "rms"):
         total = total * total.size / max(x.size, 1)
     return jnp.sqrt(total) if square else total
-
-
-def _worked_on(asked: EachMatrix, x: jax.Array) -> jax.Array:
-    """The array with the function of each of its matrices in the place of the matrix."""
-    done = [asked.function(matrix) for matrix in asked.matrices.apart(x)]
-    return asked.matrices.back(jnp.stack(done), x.shape)
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

@@ -8,7 +8,7 @@ import optax
 from optax_largebatch.arguments import Scalar, check_flag, renamed
 from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.masks import Mask, select_leaves
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, axes_of_matrices
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
@@ -19,9 +19,10 @@ from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum impor
     orthogonalize_momentum,
 )
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
+from optax_largebatch.wrappers.partition import partition
 
 
-@renamed(muon_weight_dimension_numbers="matrix_axes")
+@renamed(mask="weight_decay_mask", muon_weight_dimension_numbers="matrix_axes")
 def muon(
     learning_rate: Scalar | optax.Schedule,
     ns_coeffs: Any = "standard",
@@ -112,6 +113,7 @@ def muon(
     """
     groups = check_groups(groups, stacked, unknown="grad_centralization")
     check_flag("trust_ratio", trust_ratio)
+    check_mask("matrix_mask", matrix_mask)
     rate = groups.vary("learning_rate", learning_rate)
     matrices = chain(
         orthogonalize_momentum(
@@ -139,14 +141,20 @@ def muon(
             scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype),
             scale_by_learning_rate(rate),
         )
+    if not isinstance(others, optax.GradientTransformation):
+        raise TypeError(
+            f"others must be an optimizer, such as lamb(1e-3), or None for Adam; got {others!r}."
+        )
     stacks = check_stacked(stacked)
 
     def owners(params: optax.Params) -> Any:
         axes = axes_of_matrices(matrix_axes, stacks, params)
-        chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
+        blocks = stacks.blocks(params)
+        select_leaves("weight_decay_mask", weight_decay_mask, blocks)  # of all, for its errors
+        chosen = select_leaves("matrix_mask", matrix_mask, blocks)
         labels = [
-            "matrices" if own and pair else "others" for own, pair in zip(chosen, axes, strict=True)
+            "muon" if own and pair else "others" for own, pair in zip(chosen, axes, strict=True)
         ]
         return jax.tree.unflatten(jax.tree.structure(params), labels)
 
-    return optax.partition({"matrices": matrices, "others": others}, owners)
+    return partition("muon", {"muon": matrices, "others": others}, owners)

@@ -50,14 +50,35 @@ class Matrices(NamedTuple):
     def apart(self, x: jax.Array) -> jax.Array:
         """The matrices of an array like the parameter, or their parts, one after the other."""
         order = (*self.stack, *self.rows, *self.columns)
-        sides = [math.prod(x.shape[axis] for axis in own) for own in (self.rows, self.columns)]
-        return jnp.transpose(x, order).reshape(-1, *sides)
+        lengths = [
+            math.prod(x.shape[axis] for axis in own)
+            for own in (self.stack, self.rows, self.columns)
+        ]
+        return jnp.transpose(x, order).reshape(lengths)
 
     def back(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The array of this shape that was taken `apart`."""
         order = (*self.stack, *self.rows, *self.columns)
         turned = matrices.reshape([shape[axis] for axis in order])
         return jnp.transpose(turned, sorted(range(len(order)), key=order.__getitem__))
+
+    def map(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        """The array with a function of each of its matrices in the place of the matrix."""
+        return self.back(jnp.stack([function(matrix) for matrix in self.apart(x)]), x.shape)
+
+
+def check_matrix_axes(matrix_axes: Any) -> None:
+    """Checks, when a transformation is built, that the argument can speak of parameters.
+
+    Raises:
+        TypeError: it is a number, a string, or an array.
+    """
+    if isinstance(matrix_axes, bool | int | float | str | jax.Array):
+        raise TypeError(
+            "matrix_axes must be None, patterns such as {'conv': ((0, 1, 2), 3)}, a function of "
+            "the parameters, or a tree of pairs (rows, columns) of axes; got "
+            f"{matrix_axes!r} of type {type(matrix_axes).__name__}."
+        )
 
 
 def axes_of_matrices(

@@ -11,7 +11,17 @@ import pytest
 import optax_largebatch as lb
 
 DOCS = Path(__file__).parents[2] / "docs"
-OPTIMIZERS = (lb.lamb, lb.lans, lb.lars, lb.larc, lb.lbsgd, lb.eve, lb.cain, lb.scaled_adam)
+OPTIMIZERS = (
+    lb.lamb,
+    lb.lans,
+    lb.lars,
+    lb.larc,
+    lb.lbsgd,
+    lb.muon,
+    lb.eve,
+    lb.cain,
+    lb.scaled_adam,
+)
 OPTIMIZERS += (lb.learned_gradient, lb.scale_by_lars)
 PAGES = sorted([*(DOCS / "coming_from").glob("*.md"), *(DOCS / "algorithms").glob("*.md")])
 OURS = re.compile(r"here(?:, in `(\w+)`)?|argument(?: of `(\w+)`)?")

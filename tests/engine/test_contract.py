@@ -294,5 +294,5 @@ def test_a_transformation_is_shown_in_a_line():
 
 
 def test_foreign_transformations_have_no_reference():
-    with pytest.raises(TypeError, match=r"reference\(\) takes a transformation of leaf transforms"):
+    with pytest.raises(TypeError, match=r"reference\(\) takes one made of leaf transforms"):
         reference(optax.sgd(0.1))

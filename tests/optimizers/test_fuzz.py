@@ -75,7 +75,7 @@ def compiled(name, schedules):
     lengths = {
         number: STEPS if schedules and number in SCHEDULED else 1
         for number in NUMBERS
-        if number in entry.arguments
+        if number in entry.arguments and number not in entry.static_args
     }
 
     def run(numbers, params, gradients):

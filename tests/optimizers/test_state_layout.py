@@ -94,7 +94,8 @@ def test_optax_reads_writes_and_maps_it(name):
 
 
 MAPPED = {
-    **{name: entry.make for name, entry in OPTIMIZERS.items()},
+    # Of a partition, such as Muon, optax maps what is hidden, too.
+    **{name: entry.make for name, entry in OPTIMIZERS.items() if name != "muon"},
     "groups": lambda: lb.lamb(
         0.1, groups=lb.param_groups({"params": lb.matching("bias"), "learning_rate": 0.2})
     ),

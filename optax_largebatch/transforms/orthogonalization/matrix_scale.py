@@ -8,7 +8,7 @@ from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.matrices import MatrixAxes, matrices_of
+from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
@@ -57,6 +57,7 @@ def scale_by_matrix_shape(
         Jordan et al., *Muon*, 2024, https://kellerjordan.github.io/posts/muon.
     """
     check_optional_number("consistent_rms", consistent_rms, "(0, inf)")
+    check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
 
     def choices(leaves: Leaves) -> list[float]:
@@ -64,7 +65,7 @@ def scale_by_matrix_shape(
             x.shape for x in matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
         ]
         if consistent_rms is None:
-            return [max(1.0, columns / rows) ** 0.5 for rows, columns in shapes]
+            return [max(1.0, columns / max(rows, 1)) ** 0.5 for rows, columns in shapes]
         return [max(shape) ** 0.5 for shape in shapes]
 
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, optax.EmptyState]:

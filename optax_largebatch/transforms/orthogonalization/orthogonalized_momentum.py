@@ -19,7 +19,7 @@ from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import momentum_weights
-from optax_largebatch.params.matrices import MatrixAxes, matrices_of
+from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.orthogonalization.newton_schulz import (
     checked_coefficients,
@@ -127,6 +127,7 @@ def orthogonalize_momentum(
     check_integer("ns_steps", ns_steps, at_least=1)
     check_dtype("ns_dtype", ns_dtype)
     check_dtype("mu_dtype", mu_dtype)
+    check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
     coefficients = checked_coefficients(ns_coeffs, ns_steps)
     orthogonal = functools.partial(newton_schulz, coefficients=coefficients, eps=float(eps))
