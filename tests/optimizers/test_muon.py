@@ -26,7 +26,10 @@ SHAPES = {
 STACKED = lb.stacked_layers({"layers": 0})
 CONVOLUTION = {"conv": ((0, 1, 2), 3)}
 
-several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+several_devices = pytest.mark.skipif(
+    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
+    reason="needs eight devices, and jax.shard_map of jax 0.8",
+)
 theirs = pytest.mark.skipif(
     not hasattr(optax.contrib, "MuonDimensionNumbers"), reason="optax 0.2.6 has it"
 )
@@ -200,15 +203,12 @@ def test_matrices_of_one_shape_are_exchanged_together():
 
 
 @several_devices
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
 def test_types_say_how_to_exchange():
     assert collectives(ROWS, tell=False, kind=AxisType.Explicit) == {"all-to-all": 2}
 
 
 @several_devices
-@pytest.mark.skipif(
-    not hasattr(jax, "shard_map") or jax.__version_info__ < (0, 10), reason="types know the mesh"
-)
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="types know the mesh since jax 0.10")
 def test_matrices_are_not_gathered_where_nobody_says_how_they_are_split():
     found = collectives(ROWS, tell=False)
     assert not found["all-gather"]
