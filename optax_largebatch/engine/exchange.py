@@ -132,7 +132,7 @@ def _each(function: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> ja
     together = max(AT_A_TIME // max(height * width, 1), 1)
     of_several = jax.vmap(function)
     if number <= together:
-        return of_several(matrices) if number > 1 else function(matrices[0])[None]
+        return function(matrices[0])[None] if number == 1 else of_several(matrices)
     whole = number // together
 
     def step(turn: Any, matrices: jax.Array) -> jax.Array:

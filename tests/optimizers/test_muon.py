@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.engine import exchange
 from tests.conftest import enable_x64
 
 SHAPES = {
@@ -94,6 +95,22 @@ def test_equals_that_of_optax(settings, wide, tolerance):
         )
         for ours in (by_numbers, by_rules):
             chex.assert_trees_all_close(trained(ours, params), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 5])
+def test_a_stack_is_worked_on_some_at_a_time(number, monkeypatch):
+    """In turns of two; the last may be of one."""
+    stack = network("float32", {"stack": (number, 8, 12)})
+
+    def step(stack):
+        transform = lb.orthogonalize_momentum(stacked=lb.stacked_layers({"stack": 0}))
+        return transform.update(stack, transform.init(stack))[0]
+
+    together = step(stack)
+    monkeypatch.setattr(exchange, "AT_A_TIME", 2 * 8 * 12)
+    chex.assert_trees_all_close(step(stack), together, atol=1e-6)
+    compiled = jax.jit(step).lower(stack).as_text()
+    assert ("stablehlo.while" in compiled) == (number > 2)
 
 
 @pytest.mark.parametrize("coefficients", ["standard", "dion", "polar_express"])
