@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from optax_largebatch.arguments import check_integer
 from optax_largebatch.norms import sum_of_squares
 
 Coefficients = tuple[tuple[float, float, float], ...]
@@ -32,6 +33,10 @@ PUBLISHED: dict[str, Coefficients] = {
 """Those of Jordan, of Dion (arXiv 2504.05295), and of the Polar Express (arXiv 2505.16932)."""
 
 
+LARGEST = 1000
+"""Of coefficients and of the number of iterations, which are compiled one after the other."""
+
+
 def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> jax.Array:
     """The matrix with all its singular values near 1.
 
@@ -54,13 +59,16 @@ def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:
     """The coefficients of each iteration that the arguments of these names mean.
 
     Raises:
-        TypeError: `ns_coeffs` holds something else than numbers.
+        TypeError: `ns_steps` is no integer.
         ValueError: they are none of the published ones, no three numbers, nor a sequence of such.
     """
     allowed = (
         f"one of {', '.join(map(repr, PUBLISHED))}, three numbers, which serve every iteration, or "
         "a sequence of three numbers for each of them"
     )
+    check_integer("ns_steps", ns_steps, at_least=1)
+    if ns_steps > LARGEST:
+        raise ValueError(f"ns_steps must be at most {LARGEST}, got {ns_steps}. 5 are usual.")
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in PUBLISHED:
             raise ValueError(f"ns_coeffs must be {allowed}; got {ns_coeffs!r}.")
@@ -81,7 +89,7 @@ def _is_triple(node: Any) -> bool:
         isinstance(node, Sequence)
         and not isinstance(node, str)
         and len(node) == 3
-        and all(isinstance(x, numbers.Real) for x in node)
+        and all(isinstance(x, numbers.Real) and abs(x) <= LARGEST for x in node)
     )
 
 

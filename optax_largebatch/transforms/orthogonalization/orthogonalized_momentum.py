@@ -11,7 +11,6 @@ from optax_largebatch.arguments import (
     Scalar,
     check_dtype,
     check_flag,
-    check_integer,
     check_number,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, each_matrix, materialize
@@ -124,7 +123,6 @@ def orthogonalize_momentum(
         )
     check_number("eps", eps, "[0, inf)")
     check_flag("nesterov", nesterov)
-    check_integer("ns_steps", ns_steps, at_least=1)
     check_dtype("ns_dtype", ns_dtype)
     check_dtype("mu_dtype", mu_dtype)
     check_matrix_axes(matrix_axes)
