@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.batch_size_curve", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(ON_A_CPU))
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, help="default: all of one CPU")
     parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, help="only these, for now")
     parser.add_argument("--batch-size", nargs="+", type=int, help="only these, for now")
     parser.add_argument("--quick", action="store_true", help="few trials of few optimizers")
@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     kept = COMMITTED / folder() / name if args.keep else RUNS / name
     output = args.output or kept
     workloads = QUICK if args.quick else WORKLOADS
-    chosen = [workloads[name] for name in args.workload]
+    usual = QUICK if args.quick else ON_A_CPU
+    chosen = [workloads[name] for name in args.workload or usual]
     if not args.report:
         output.mkdir(parents=True, exist_ok=True)
         record(output / "runs.json", chosen)

@@ -833,6 +833,5 @@ def test_quick_command_twice(tmp_path):
     assert {path.name for path in tmp_path.glob("*.png")} == {
         "quadratic.png",
         "digits.png",
-        "bert.png",
     }
     assert len(json.loads((tmp_path / "runs.json").read_text())["runs"]) == 2

@@ -168,7 +168,7 @@ def perceiver_lamb(case: Settings, own: Settings) -> optax.GradientTransformatio
 def transformer_xl_lamb(case: Settings, own: Settings) -> optax.GradientTransformation:
     """NVIDIA's Transformer-XL; with `adam` there is no ratio."""
     own = own | {"bias_correction": False}
-    adapted = all_but(case["leaves"]) if own["adam"] else None
+    adapted = (lambda params: False) if own["adam"] else None
     bounds = (None, 10.0)
     return lamb(
         case, own, decayed_groups(case), adapted, param_norm_bounds=bounds,
