@@ -1,6 +1,6 @@
 """Several optimizers, each for parameters of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import optax
@@ -11,7 +11,7 @@ from optax_largebatch.params.leaves import gradients_of, leaves_of
 
 def partition(
     who: str,
-    optimizers: Mapping[str, optax.GradientTransformation],
+    optimizers: Mapping[Hashable, optax.GradientTransformation],
     owners: Callable[[optax.Params], Any],
 ) -> optax.GradientTransformationExtraArgs:
     """As `optax.partition`, with errors that name what is wrong.

@@ -1,11 +1,11 @@
 """Newton-Schulz iterations: the orthogonal factor of a matrix, by products of matrices alone."""
 
 from collections.abc import Sequence
-import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.norms import sum_of_squares
@@ -89,7 +89,7 @@ def _is_triple(node: Any) -> bool:
         isinstance(node, Sequence)
         and not isinstance(node, str)
         and len(node) == 3
-        and all(isinstance(x, numbers.Real) and abs(x) <= LARGEST for x in node)
+        and all(isinstance(x, int | float | np.floating) and abs(x) <= LARGEST for x in node)
     )
 
 
