@@ -3,8 +3,8 @@
 Nothing is gathered. Matrices of one shape, of all leaves and of all layers of stacks, are shared
 out: each device gives away its parts of all of them and gets all parts of some, in one all-to-all.
 It works on those, and the parts travel back in a second one. A stack that is split between its
-layers does not move. Devices that have copies of the same parts share the work, and tell each other
-the results. If there are fewer matrices than devices, some devices work on zeros.
+layers does not move. Devices that are known to have copies of the same parts share the work, and
+tell each other the results. If there are fewer matrices than devices, some devices work on zeros.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -150,10 +150,18 @@ def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
     across = _bound(on.matrices, (*on.matrices.rows, *on.matrices.columns))
     between = _bound(on.matrices, on.matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
-    copies = tuple(
-        name for name in sorted({*manual} - {*across, *between}) if norms.devices_along((name,)) > 1
-    )
+    others = sorted({*manual} - {*across, *between})
+    copies = [x for x in others if on.matrices.is_told or _is_in_types(x)]
+    copies = tuple(name for name in copies if norms.devices_along((name,)) > 1)
     return Exchange(on.function, (height, width), x.dtype, across, copies)
+
+
+def _is_in_types(axis: str) -> bool:
+    """Whether types say what differs along a mesh axis.
+
+    Where they do not, each device may train a network of its own.
+    """
+    return bool(norms.varying_axes(jax.lax.axis_index(axis)))
 
 
 def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
@@ -273,7 +281,7 @@ def _by_its_type(x: jax.Array, on: OnMatrices) -> OnMatrices:
     spec = norms.explicit_spec(x)
     names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
     layout = on.matrices.layout._replace(mesh_axes=names)
-    return on._replace(matrices=on.matrices._replace(layout=layout))
+    return on._replace(matrices=on.matrices._replace(layout=layout, is_told=True))
 
 
 def _by_their_types(

@@ -82,7 +82,8 @@ def muon(
             `optax.contrib.muon`.)
         ns_dtype: dtype of the iterations, and of what travels between devices; None for float32
             (float64 for float64 parameters).
-        groups: matrices with another learning rate or decay, from `param_groups`.
+        groups: matrices with another learning rate or decay, from `param_groups`; the rate holds
+            for Adam's parameters too, if `others` is None.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
             `stacked_layers`; each layer is a matrix of its own. None for none.
 

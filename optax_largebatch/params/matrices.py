@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optax_largebatch.params.leaves import Layout, Leaves
-from optax_largebatch.params.paths import leaf_names, named_leaves
+from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import matching
 from optax_largebatch.params.stacked import Stacked
@@ -25,6 +26,9 @@ class Matrices(NamedTuple):
     """The axes that one multiplies over, in `inputs @ matrix`."""
     columns: tuple[int, ...]
     layout: Layout
+    is_told: bool = False
+    """Whether it was said how the parameter is split: along all other mesh axes devices have the
+    same, which types may say, too."""
 
     @property
     def whole(self) -> "Matrices":
@@ -64,7 +68,7 @@ class Matrices(NamedTuple):
 
     def map(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
         """The array with a function of each of its matrices in the place of the matrix."""
-        return self.back(jnp.stack([function(matrix) for matrix in self.apart(x)]), x.shape)
+        return self.back(jax.vmap(function)(self.apart(x)), x.shape)
 
 
 def check_matrix_axes(matrix_axes: Any) -> None:
@@ -97,29 +101,27 @@ def axes_of_matrices(
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
     own = [
-        _two_axes(leaf.ndim, axes)
+        _two_axes(np.ndim(leaf), axes)
         for leaf, axes in zip(jax.tree.leaves(params), stacked.axes(params), strict=True)
     ]
     if matrix_axes is None or not own:
         return own
     if isinstance(matrix_axes, dict) and _is_patterns(matrix_axes):
+        named = named_leaves(params)
         for pattern, pair in matrix_axes.items():
             try:
-                chosen = matching(pattern).select(named_leaves(params))
+                chosen = matching(pattern).select(named)
             except ValueError as error:
                 raise ValueError(f"matrix_axes: {error}") from None
-            visible = [
-                flag
-                for flag, (name, _) in zip(chosen, named_leaves(params), strict=True)
-                if name in {*leaf_names(params)}
-            ]
-            own = [pair if flag else old for flag, old in zip(visible, own, strict=True)]
+            columns = zip(chosen, named, strict=True)
+            flags = [flag for flag, (_, leaf) in columns if not is_hidden(leaf)]
+            own = [pair if flag else old for flag, old in zip(flags, own, strict=True)]
     else:
         tree = matrix_axes(params) if callable(matrix_axes) else matrix_axes
         own = broadcast_prefix("matrix_axes", tree, params, lambda x: x is None or _is_pair(x))
     names = leaf_names(params)
     columns = zip(names, jax.tree.leaves(params), own, strict=True)
-    return [_checked(name, leaf.ndim, pair) for name, leaf, pair in columns]
+    return [_checked(name, np.ndim(leaf), pair) for name, leaf, pair in columns]
 
 
 def matrices_of(
@@ -146,7 +148,8 @@ def matrices_of(
                 "are its rows and columns by matrix_axes={'pattern': (rows, columns)}, which axes "
                 "stack layers by stacked=, or leave it to another transformation: muon() does."
             )
-        found.append(Matrices(*pair, leaves.layout(index, f"{who} works on whole matrices")))
+        layout = leaves.layout(index, f"{who} works on whole matrices")
+        found.append(Matrices(*pair, layout, is_told=leaves.specs is not None))
     return found
 
 

@@ -1,6 +1,7 @@
 """Muon: the numbers of optax, and what travels between devices."""
 
 from collections import Counter
+import functools
 import re
 
 import chex
@@ -14,6 +15,8 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.engine import exchange
+from optax_largebatch.params import paths
+from optax_largebatch.params.matrices import axes_of_matrices
 from tests.conftest import enable_x64
 
 SHAPES = {
@@ -181,6 +184,92 @@ def test_the_names_of_optax_are_told_apart():
 def test_a_vector_is_no_matrix():
     with pytest.raises(ValueError, match="'bias' of shape \\(5,\\) is none"):
         lb.orthogonalize_momentum().init(network("float32"))
+
+
+# Of one exchange: high and wide, split by rows, by columns and by both in either order, and copies.
+SPLIT = {
+    "columns": ((8, 16), P(None, ("fsdp", "tensor"))),
+    "crossed": ((8, 16), P("tensor", "fsdp")),
+    "filters": ((2, 2, 4, 8), P(None, None, "fsdp", "tensor")),
+    "high": ((16, 8), P(("fsdp", "tensor"))),
+    "layers": ((3, 8, 16), P(None, "fsdp", "tensor")),
+    "of_copies": ((5, 16, 8), P(None, "fsdp")),
+    "pipeline": ((8, 8, 16), P("fsdp", None, "tensor")),
+    "rows": ((16, 8), P(("tensor", "fsdp"))),
+}
+
+
+@several_devices
+@pytest.mark.parametrize("way", ["told", "shard_map", "explicit", "not told"])
+def test_matrices_that_are_split_step_as_whole_ones(way):
+    axes = {"filters": ((0, 1, 2), 3), "layers": (1, 2), "of_copies": (1, 2), "pipeline": (1, 2)}
+    optimizer = lb.orthogonalize_momentum(matrix_axes=axes)
+    kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(kind, kind))
+    specs = {name: spec for name, (_, spec) in SPLIT.items()}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    with enable_x64(True):
+        gradients = network("float64", {name: shape for name, (shape, _) in SPLIT.items()})
+        expected, _ = optimizer.update(gradients, optimizer.init(gradients))
+
+        def step(gradients, **told):
+            return optimizer.update(gradients, optimizer.init(gradients), **told)[0]
+
+        if way == "shard_map":
+            told = functools.partial(step, partition_specs=specs)
+            run = jax.shard_map(told, mesh=mesh, in_specs=(specs,), out_specs=specs)
+        else:
+            told = {"partition_specs": shardings} if way == "told" else {}
+            run = functools.partial(step, **told)
+        found = jax.jit(run)(jax.device_put(gradients, shardings))
+        chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-12)
+
+
+@several_devices
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_devices_that_train_networks_of_their_own_do_not_share_work(check_vma):
+    """Unless types or specs say that they have copies."""
+    optimizer = lb.orthogonalize_momentum()
+    mesh = jax.make_mesh((8,), ("network",), axis_types=(AxisType.Auto,))
+    gradients = network("float32", {"w": (8, 4, 6)})
+
+    def step(gradients):
+        gradients = jax.tree.map(lambda x: x[0], gradients)
+        updates, _ = optimizer.update(gradients, optimizer.init(gradients))
+        return jax.tree.map(lambda x: x[None], updates)
+
+    run = jax.shard_map(
+        step, mesh=mesh, in_specs=P("network"), out_specs=P("network"), check_vma=check_vma
+    )
+    if check_vma:
+        with pytest.raises(ValueError, match="partition_specs must be given"):
+            run(gradients)
+        return
+    for own, alone in zip(run(gradients)["w"], gradients["w"], strict=True):
+        expected, _ = optimizer.update({"w": alone}, optimizer.init({"w": alone}))
+        chex.assert_trees_all_close(own, expected["w"], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_a_gradient_of_zeros_stays_zero(dtype):
+    """In float16 the default of `eps` is 0."""
+    optimizer = lb.orthogonalize_momentum(eps=1e-8 if dtype else 0.0, ns_dtype=dtype)
+    zeros = {"w": jnp.zeros((3, 4))}
+    updates, _ = optimizer.update(zeros, optimizer.init(zeros))
+    chex.assert_trees_all_equal(updates, zeros)
+
+
+def test_many_parameters_are_named_once():
+    """Of a thousand each name was made a thousand times."""
+    params = {f"layer_{k}": jnp.ones((2, 3)) for k in range(300)}
+    params["conv"] = jnp.ones((2, 3, 4))
+    names = []
+    rule = lb.stacked_layers({})
+    with pytest.MonkeyPatch.context() as patch:
+        made = paths.path_name
+        patch.setattr(paths, "path_name", lambda *of: names.append(of) or made(*of))
+        axes_of_matrices({"conv": ((0, 1), 2)}, rule, params)
+    assert len(names) < 10 * len(params)
 
 
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.norms import sum_of_squares
+from optax_largebatch.numerics import positive, root
 
 Coefficients = tuple[tuple[float, float, float], ...]
 """The three coefficients of each iteration."""
@@ -45,8 +45,8 @@ def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> 
         coefficients: those of each iteration.
         eps: added to the norm that the matrix is divided by.
     """
-    norm = jnp.sqrt(sum_of_squares(matrix)).astype(matrix.dtype)
-    x = matrix / (norm + eps)
+    norm = root(sum_of_squares(matrix)).astype(matrix.dtype)
+    x = matrix / positive(norm + eps)
     is_high = x.shape[0] > x.shape[1]  # of its two products with itself the smaller one is enough
     for a, b, c in coefficients:
         gram = x.T @ x if is_high else x @ x.T
