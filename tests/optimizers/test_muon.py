@@ -34,6 +34,9 @@ several_devices = pytest.mark.skipif(
     jax.device_count() < 8 or not hasattr(jax, "shard_map"),
     reason="needs eight devices, and jax.shard_map of jax 0.8",
 )
+since_types_know_the_mesh = pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason="types know the mesh since jax 0.10"
+)
 theirs = pytest.mark.skipif(
     not hasattr(optax.contrib, "MuonDimensionNumbers"), reason="optax 0.2.6 has it"
 )
@@ -192,8 +195,9 @@ SPLIT = {
     "crossed": ((8, 16), P("tensor", "fsdp")),
     "filters": ((2, 2, 4, 8), P(None, None, "fsdp", "tensor")),
     "high": ((16, 8), P(("fsdp", "tensor"))),
-    "layers": ((3, 8, 16), P(None, "fsdp", "tensor")),
-    "of_copies": ((5, 16, 8), P(None, "fsdp")),
+    "layers": ((12, 8, 16), P(None, "fsdp", "tensor")),
+    "of_copies": ((11, 16, 8), P(None, "fsdp")),
+    "of_copies_too": ((8, 16), P("fsdp")),
     "pipeline": ((8, 8, 16), P("fsdp", None, "tensor")),
     "rows": ((16, 8), P(("tensor", "fsdp"))),
 }
@@ -202,7 +206,7 @@ SPLIT = {
 @several_devices
 @pytest.mark.parametrize("way", ["told", "shard_map", "explicit", "not told"])
 def test_matrices_that_are_split_step_as_whole_ones(way):
-    axes = {"filters": ((0, 1, 2), 3), "layers": (1, 2), "of_copies": (1, 2), "pipeline": (1, 2)}
+    axes = {"filters": ((0, 1, 2), 3), "layers": (1, 2), "^of_copies$": (1, 2), "pipeline": (1, 2)}
     optimizer = lb.orthogonalize_momentum(matrix_axes=axes)
     kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(kind, kind))
@@ -275,13 +279,13 @@ def test_many_parameters_are_named_once():
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}
 
 
-def collectives(specs, tell, kind=AxisType.Auto):
+def collectives(specs, tell, kind=AxisType.Auto, shapes=MATRICES):
     """How often devices speak to each other in a step, and the largest array that all get."""
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
     params = {
         name: jax.ShapeDtypeStruct(shape, "float32", sharding=shardings[name])
-        for name, shape in MATRICES.items()
+        for name, shape in shapes.items()
     }
     optimizer = lb.muon(0.1, stacked=lb.stacked_layers({"stack": 0}))
     layout = lb.shard_optimizer_state(optimizer, params, mesh)
@@ -314,7 +318,7 @@ def test_types_say_how_to_exchange():
 
 
 @several_devices
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="types know the mesh since jax 0.10")
+@since_types_know_the_mesh
 def test_matrices_are_not_gathered_where_nobody_says_how_they_are_split():
     found = collectives(ROWS, tell=False)
     assert not found["all-gather"]
@@ -322,12 +326,9 @@ def test_matrices_are_not_gathered_where_nobody_says_how_they_are_split():
 
 
 @several_devices
-def test_a_stack_that_is_split_between_its_layers_does_not_move():
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    sharding = {"stack": NamedSharding(mesh, P("fsdp"))}
-    params = jax.device_put(network("float32", {"stack": (8, 16, 32)}), sharding)
-    optimizer = lb.orthogonalize_momentum(stacked=lb.stacked_layers({"stack": 0}))
-    state = optimizer.init(params)
-    step = jax.jit(lambda g, s: optimizer.update(g, s, partition_specs=sharding))
-    text = step.lower(params, state).compile().as_text()
-    assert not re.search("all-to-all|all-gather|all-reduce|collective-permute", text)
+@pytest.mark.parametrize("tell", [True, pytest.param(False, marks=since_types_know_the_mesh)])
+def test_a_stack_that_is_split_between_its_layers_does_not_move(tell):
+    """Another matrix of the shape does, which is split by rows."""
+    specs = {"bias": P(), "layer": P("fsdp"), "stack": P("fsdp")}
+    shapes = {"bias": (32,), "layer": (16, 32), "stack": (8, 16, 32)}
+    assert collectives(specs, tell, shapes=shapes) == {"all-to-all": 2}
