@@ -3,11 +3,7 @@
 The program is the example that the guide is about; hosts are processes on this machine.
 """
 
-import os
-from pathlib import Path
 import shutil
-import socket
-import subprocess
 import sys
 
 import jax
@@ -16,8 +12,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from examples import several_hosts
+from tests.processes import free_address, run_together
 
-ROOT = Path(__file__).parents[1]
 OPTIMIZERS = ("lamb", "lans", "lars")
 SAVED, STEPS = 4, 8
 
@@ -26,32 +22,12 @@ pytestmark = pytest.mark.slow
 
 def run(directory, steps, processes, devices):
     """Starts the processes, waits for them, and returns what the first one prints."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    options = f"--coordinator localhost:{port} --num-processes {processes} --steps {steps}"
+    options = f"--coordinator {free_address()} --num-processes {processes} --steps {steps}"
     command = [sys.executable, "-W", "error", several_hosts.__file__, *options.split()]
     command += ["--directory", str(directory), "--optimizer", *OPTIMIZERS]
-    environment = os.environ | {
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-    }
-    started = []
+    commands = [[*command, "--process-id", str(index)] for index in range(processes)]
     logs = [directory.with_name(f"{steps}-steps-{index}.txt") for index in range(processes)]
-    try:
-        for index, log in enumerate(logs):
-            own = [*command, "--process-id", str(index)]
-            with log.open("w") as output:
-                started.append(subprocess.Popen(own, env=environment, stdout=output, stderr=output))
-        codes = [process.wait(timeout=120) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    printed = [log.read_text() for log in logs]
-    assert not any(codes), "\n".join(printed)
-    return printed[0]
+    return run_together(commands, devices, logs, seconds=120)
 
 
 @pytest.fixture(scope="module")

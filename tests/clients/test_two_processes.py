@@ -1,54 +1,25 @@
 """Plain JAX in two processes: split parameters, a checkpoint of both, and one goes on alone."""
 
 import json
-import os
-from pathlib import Path
-import socket
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
 from tests.clients.training import MICRO_BATCHES, NEEDS_JAX_0_8, OPTIMIZERS, assert_log
+from tests.processes import free_address, run_together
 
-ROOT = Path(__file__).parents[2]
 DEVICES = 4
 
 
 def lines_of(directory, processes, first, last):
     """What the first of so many processes prints, by optimizer."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
-    environment = os.environ | {
-        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES // processes}",
-    }
-    command = [sys.executable, "-m", "tests.clients.of_two_processes", address, str(processes)]
+    command = [sys.executable, "-m", "tests.clients.of_two_processes", free_address()]
     rest = [str(x) for x in (directory, first, last, *OPTIMIZERS)]
+    commands = [[*command, str(processes), str(index), *rest] for index in range(processes)]
     logs = [directory.with_name(f"{first}-{index}.txt") for index in range(processes)]
-    started = []
-    try:
-        for index, log in enumerate(logs):
-            with log.open("w") as output:
-                started.append(
-                    subprocess.Popen(
-                        [*command, str(index), *rest],
-                        env=environment,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        codes = [process.wait(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    printed = [log.read_text() for log in logs]
-    assert not any(codes), "\n".join(printed)
-    lines = [json.loads(line) for line in printed[0].splitlines() if line.startswith("{")]
+    printed = run_together(commands, DEVICES // processes, logs, seconds=300)
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     by_name = {name: [] for name in OPTIMIZERS}
     for line in lines:
         by_name[line.pop("name")].append(line)

@@ -1,0 +1,49 @@
+"""Several processes that make one program of JAX, as hosts would."""
+
+from collections.abc import Sequence
+import os
+from pathlib import Path
+import socket
+import subprocess
+
+ROOT = Path(__file__).parents[1]
+
+
+def free_address() -> str:
+    """Where the first process can wait for the others."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return f"localhost:{probe.getsockname()[1]}"
+
+
+def run_together(
+    commands: Sequence[Sequence[str]], devices: int, logs: Sequence[Path], seconds: float
+) -> str:
+    """What the first of several processes prints, once all have ended well.
+
+    Args:
+        commands: that of each process.
+        devices: those of each process.
+        logs: where each prints to.
+        seconds: how long they may take.
+    """
+    environment = os.environ | {
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "PYTHONPATH": str(ROOT),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for command, log in zip(commands, logs, strict=True):
+            with log.open("w") as output:
+                started.append(
+                    subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+                )
+        codes = [process.wait(timeout=seconds) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    printed = [log.read_text() for log in logs]
+    assert not any(codes), "\n".join(printed)
+    return printed[0]
