@@ -117,7 +117,7 @@ def train(args: argparse.Namespace) -> Table:
     ) as checkpoints:
         start = checkpoints.latest_step() or 0
         same_options(args, args.output / "options.json", resumed=start > 0)
-        if start:  # each array is read to where its like lies, however many devices there were
+        if start:  # arrays are split as the new ones, however many devices wrote them
             like = ocp.args.StandardRestore((params, state))
             params, state = checkpoints.restore(start, args=like)
             print(f"continues after step {start} of {args.output}")

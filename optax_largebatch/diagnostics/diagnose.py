@@ -23,7 +23,7 @@ from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
 
 EXPLODED = 100
-"""How many times the median a trust ratio is when it is worth a sentence."""
+"""`diagnose` speaks of a trust ratio that is so many times the median of all."""
 
 SMALL_LOSS_SCALE = 128
 """A loss scale that fell below this keeps little of a float16 gradient from vanishing."""

@@ -85,7 +85,7 @@ def muon(
         groups: matrices with another learning rate or decay, from `param_groups`; the rate holds
             for Adam's parameters too, if `others` is None.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a matrix of its own. None for none.
+            `stacked_layers`; each layer is a matrix of its own. None if there are none.
 
     Returns:
         The optimizer. Its `update` needs the parameters.

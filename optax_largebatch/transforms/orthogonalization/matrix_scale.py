@@ -34,7 +34,7 @@ def scale_by_matrix_shape(
     Args:
         consistent_rms: :math:`r`, positive; None for the second rule.
         matrix_axes: which axes are the rows and columns, as in `orthogonalize_momentum`.
-        stacked: the parameters that stack layers, from `stacked_layers`. None for none.
+        stacked: the parameters that stack layers, from `stacked_layers`. None if there are none.
 
     Returns:
         A transformation without state.

@@ -88,7 +88,7 @@ def orthogonalize_momentum(
             `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The axes of a parameter
             that are neither stack matrices. What it does not name must have two axes.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer is a matrix.
-            None for none.
+            None if there are none.
         mu_dtype: dtype of :math:`m_t`; None for float32 (float64 for float64 parameters).
 
     Returns:
