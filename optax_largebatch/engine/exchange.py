@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
+import numpy as np
 
 from optax_largebatch import norms
 from optax_largebatch.engine.tracing import OnMatrices
@@ -63,7 +64,7 @@ class Cut(NamedTuple):
         sizes, order = self._order(exchange)
         lengths = (*sizes, matrices.shape[0], *self.lengths)
         x = matrices.reshape([lengths[axis] for axis in order])
-        x = jnp.transpose(x, sorted(range(len(order)), key=order.__getitem__))
+        x = jnp.transpose(x, np.argsort(order))
         devices = norms.devices_along(exchange.across)
         return x.reshape(devices, matrices.shape[0], math.prod(self.lengths))
 
