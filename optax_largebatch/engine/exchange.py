@@ -64,7 +64,7 @@ class Cut(NamedTuple):
         sizes, order = self._order(exchange)
         lengths = (*sizes, matrices.shape[0], *self.lengths)
         x = matrices.reshape([lengths[axis] for axis in order])
-        x = jnp.transpose(x, np.argsort(order))
+        x = jnp.transpose(x, np.argsort(order).tolist())
         devices = norms.devices_along(exchange.across)
         return x.reshape(devices, matrices.shape[0], math.prod(self.lengths))
 

@@ -64,7 +64,7 @@ class Matrices(NamedTuple):
         """The array of this shape that was taken `apart`."""
         order = (*self.stack, *self.rows, *self.columns)
         turned = matrices.reshape([shape[axis] for axis in order])
-        return jnp.transpose(turned, np.argsort(order))
+        return jnp.transpose(turned, np.argsort(order).tolist())
 
     def map(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
         """The array with a function of each of its matrices in the place of the matrix."""
