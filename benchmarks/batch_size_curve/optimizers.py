@@ -132,6 +132,41 @@ def muon(rate: optax.Schedule, decay: jax.Array, _: Any) -> optax.GradientTransf
     )
 
 
+def muon_with_trust_ratio(
+    rate: optax.Schedule, decay: jax.Array, stacked: Any
+) -> optax.GradientTransformation:
+    """Muon whose steps are as long as LAMB's."""
+    return lb.muon(
+        rate,
+        beta=MOMENTUM,
+        weight_decay=decay,
+        weight_decay_mask=KERNELS,
+        trust_ratio=True,
+        others=adam_of_muon(rate),
+        stacked=stacked,
+    )
+
+
+def adam_of_muon(rate: optax.Schedule) -> optax.GradientTransformation:
+    """What `optax.contrib.muon` does with what is no matrix."""
+    return lb.chain(
+        lb.scale_by_adam(MOMENTUM, B2, nesterov=True), lb.scale_by_learning_rate(rate)
+    )
+
+
+def muon_of_layers(others: Build) -> Build:
+    """Muon for the matrices of the layers, at Adam's rates; embeddings and head go with the rest."""
+    return lambda rate, decay, stacked: lb.muon(
+        rate,
+        beta=MOMENTUM,
+        weight_decay=decay,
+        consistent_rms=0.2,
+        others=others(rate, decay, stacked),
+        matrix_mask=lb.excluding("embedding|head"),
+        stacked=stacked,
+    )
+
+
 def lans_without_nesterov(
     rate: optax.Schedule, decay: jax.Array, stacked: Any
 ) -> optax.GradientTransformation:
@@ -170,6 +205,9 @@ def lans_without_trust_ratio(
 CONTROLS = {
     "nadamw": Optimizer(0.01, nadamw),
     "muon": Optimizer(0.02, muon),
+    "muon_with_trust_ratio": Optimizer(0.02, muon_with_trust_ratio),
+    "muon_and_adamw": Optimizer(0.01, muon_of_layers(adamw(MOMENTUM))),
+    "muon_and_lamb": Optimizer(0.02, muon_of_layers(lamb)),
     "lans_without_nesterov": Optimizer(0.02, lans_without_nesterov),
     "lans_without_normalization": Optimizer(0.02, lans_without_normalization),
     "lans_without_trust_ratio": Optimizer(0.01, lans_without_trust_ratio),

@@ -27,6 +27,7 @@ PIECES = (
     "muon",
 )
 CONTROLS = tuple(name for name in PIECES if name not in FIRST)
+MUONS = ("muon_with_trust_ratio", "muon_and_adamw", "muon_and_lamb")
 MOMENTA = ("adamw_momentum_0.8", "adamw_momentum_0.95")
 DECAYING_STEPS = 128
 
@@ -158,7 +159,7 @@ PIECES_OF_LANS = BERT._replace(
     name="bert_pieces",
     title="small BERT, LANS taken apart",
     batch_sizes=(32, 128, 512, 2048, 4096),
-    optimizers=(PIECES, MOMENTA),
+    optimizers=(PIECES, MUONS, MOMENTA),
     fine_trials=4,
     seeds=5,
 )
