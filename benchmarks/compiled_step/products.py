@@ -7,11 +7,14 @@ from benchmarks.compiled_step.program_text import ARRAY, Instruction, computatio
 
 CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 TURNS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+CONSTANT = re.compile(r"%([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 
 
 def operations(text: str) -> int:
     """The multiplications and additions of all products, loops by their number of turns."""
     found, entry = computations(text)
+    constants = {name: int(value) for name, value in CONSTANT.findall(text)}
     known: dict[str, int] = {}
 
     def of(name: str) -> int:
@@ -21,9 +24,24 @@ def operations(text: str) -> int:
         return known[name]
 
     def _called(own: Instruction) -> int:
-        turns = TURNS.search(own.attributes) if own.kind == "while" else None
         inner = [x for x in CALLED.findall(own.attributes) if x in found]
-        return (int(turns[1]) if turns else 1) * sum(map(of, inner))
+        return (_turns(own) if own.kind == "while" else 1) * sum(map(of, inner))
+
+    def _turns(loop: Instruction) -> int:
+        """As the compiler says, or, on a TPU, the constant that the loop counts to."""
+        if said := TURNS.search(loop.attributes):
+            return int(said[1])
+        condition = CONDITION.search(loop.attributes)
+        ends = {
+            constants[name]
+            for own in (found[condition[1]] if condition else ())
+            if own.kind == "compare" and "direction=LT" in own.attributes
+            for name in own.operands
+            if name in constants
+        }
+        if len(ends) != 1:
+            raise ValueError(f"the turns of the loop {loop.name} cannot be read from the program.")
+        return ends.pop()
 
     return of(entry)
 

@@ -1,0 +1,51 @@
+"""The products of matrices that are counted in the text of a compiled program."""
+
+import pytest
+
+from benchmarks.compiled_step.products import operations
+
+GPU = """HloModule jit_step
+
+%body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %p = (s32[], f32[4,8]{1,0}) parameter(0)
+  %x = f32[4,8]{1,0} get-tuple-element(%p), index=1
+  %dot.1 = f32[4,4]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  ROOT %t = (s32[], f32[4,8]{1,0}) tuple(%x, %x)
+}
+
+%condition (p: (s32[], f32[4,8])) -> pred[] {
+  %q = (s32[], f32[4,8]{1,0}) parameter(0)
+  %end = s32[]{:T(128)} constant(3)
+  %turn = s32[] get-tuple-element(%q), index=0
+  ROOT %lt.1 = pred[] compare(%turn, %end), direction=LT
+}
+
+ENTRY %main (a: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %a = (s32[], f32[4,8]{1,0}) parameter(0)
+  %w = f32[4,8]{1,0} get-tuple-element(%a), index=1
+  %dot.2 = f32[4,4]{1,0} dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  ROOT %loop = (s32[], f32[4,8]{1,0}) while(%a), condition=%condition, body=%body, KNOWN
+}
+"""
+SAID = 'backend_config={"known_trip_count":{"n":"5"}}'
+ONE = 2 * 4 * 4 * 8
+
+
+def test_a_product_in_a_loop_counts_once_for_each_turn():
+    assert operations(GPU.replace("KNOWN", SAID)) == ONE * (1 + 5)
+
+
+def test_a_tpu_says_the_turns_of_a_loop_in_its_condition():
+    assert operations(GPU.replace("KNOWN", "")) == ONE * (1 + 3)
+
+
+def test_a_loop_of_unknown_turns_is_no_number():
+    unknown = GPU.replace("KNOWN", "").replace("compare(%turn, %end)", "compare(%turn, %turn)")
+    with pytest.raises(ValueError, match="turns of the loop loop cannot be read"):
+        operations(unknown)
+
+
+def test_a_product_of_a_tpu_is_a_convolution():
+    dot = "dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+    text = GPU.replace("KNOWN", SAID).replace(dot, "convolution(%w, %w), dim_labels=bf_oi->bf")
+    assert operations(text) == ONE * (1 + 5)
