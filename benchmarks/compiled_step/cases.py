@@ -39,6 +39,8 @@ class Case(NamedTuple):
     floors: Mapping[str, float]
     """The bytes that each parameter's part of a step has to move, by optimizer."""
     make: Callable[[str, Tree], optax.GradientTransformation] = _wrapped
+    told: bool = False
+    """Whether `update` is told how parameters are split, if they are."""
 
     def arguments(self, name: str) -> tuple[Any, Any, Any, optax.GradientTransformation]:
         """Parameters, state and gradients without numbers, and the optimizer."""
@@ -72,6 +74,7 @@ LARGE_GPT = Tree(lambda: stacked_bert(24, 2048), stacked={"^layers/": 0})
 
 CASES = {
     "bert-base": Case(TREES["bert-base"], FLOAT32),
+    "bert-base, told": Case(TREES["bert-base"], FLOAT32, told=True),
     "bert-large": Case(TREES["bert-large"], FLOAT32),
     "300 small leaves": Case(TREES["small"], FLOAT32),
     "1000 leaves": Case(TREES["1000 leaves"], FLOAT32),
