@@ -149,13 +149,11 @@ def muon_with_trust_ratio(
 
 def adam_of_muon(rate: optax.Schedule) -> optax.GradientTransformation:
     """What `optax.contrib.muon` does with what is no matrix."""
-    return lb.chain(
-        lb.scale_by_adam(MOMENTUM, B2, nesterov=True), lb.scale_by_learning_rate(rate)
-    )
+    return lb.chain(lb.scale_by_adam(MOMENTUM, B2, nesterov=True), lb.scale_by_learning_rate(rate))
 
 
 def muon_of_layers(others: Build) -> Build:
-    """Muon for the matrices of the layers, at Adam's rates; embeddings and head go with the rest."""
+    """Muon for the matrices of the layers, at Adam's rates; `others` has embeddings and head."""
     return lambda rate, decay, stacked: lb.muon(
         rate,
         beta=MOMENTUM,

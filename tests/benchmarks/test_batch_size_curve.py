@@ -11,6 +11,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+from matplotlib import pyplot as plt
 import numpy as np
 import optax
 import pytest
@@ -96,13 +97,34 @@ def test_every_optimizer_is_in_the_learned_workloads():
     others = {"bert_pieces", "bert_decaying", "deep_bert", "large_bert"}
     used = {optimizer for name in others for optimizer, _ in WORKLOADS[name].cells()}
     assert used | set(KNOWN_OPTIMIZERS) == set(OPTIMIZERS)
-    assert {*used, *KNOWN_OPTIMIZERS} <= set(report.COLOURS)
 
 
-def test_curves_of_a_picture_have_a_colour_each():
+def test_a_picture_has_at_most_four_colours_beside_grey():
     for workload in WORKLOADS.values():
-        names = [name for group in workload.optimizers for name in group][: report.MOST_CURVES]
-        assert len({report.COLOURS[name] for name in names}) == len(names)
+        names = [name for group in workload.optimizers for name in group]
+        coloured = {
+            name: colour for name, colour in report.colours(names).items() if colour != report.GREY
+        }
+        assert len(set(coloured.values())) == len(coloured) <= 4
+    assert list(report.colours(["sgd", "muon", "lans", "lamb", "adamw", "eve"]).values()) == [
+        report.GREY,
+        *(report.HIGHLIGHTED[name] for name in ("muon", "lans", "lamb", "adamw")),
+        report.GREY,
+    ]
+    assert report.colours(["eve", "sgd"])["sgd"] == report.HIGHLIGHTED["sgd"]
+
+
+def test_names_at_the_ends_of_curves_do_not_overlap():
+    """Though eight curves end at one place, at the bottom of the picture."""
+    figure, axes = plt.subplots()
+    axes.set(xscale="log", yscale="log", xlim=(1, 100), ylim=(1, 100))
+    ends = {f"curve {index}": (100, 1.01) for index in range(8)} | {"above": (100, 90)}
+    report._name_ends(axes, ends, dict.fromkeys(ends, report.GREY))
+    places = sorted(text.xyann[1] for text in axes.texts)
+    assert min(np.diff(places)) > 0.99 * report.LINE_OF_TEXT
+    assert 0 <= places[0] < places[-1] <= 1
+    assert [text.get_text() for text in axes.texts][-1] == "above"
+    plt.close(figure)
 
 
 def test_fine_rates_are_about_the_best_on_both_sides():
