@@ -1,12 +1,14 @@
 """The rates of the guide from AdamW at 512 to 16k have the reasons that it gives."""
 
 from pathlib import Path
+import runpy
 import statistics
 
 import optax_largebatch as lb
 from optax_largebatch.recipes.published import published, rows
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "from_adamw_to_16k.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = (DOCS / "guides" / "from_adamw_to_16k.md").read_text()
 GUIDE = " ".join(GUIDE.split())
 
 
@@ -44,3 +46,25 @@ def test_the_fractions_of_the_warm_up_are_those_of_the_papers():
     ):
         recipe = lb.recipes.get(f"bert-large/{name}", batch_size)
         assert round(100 * recipe.warmup_steps / recipe.total_steps, percent < 1) == percent
+
+
+def test_contrastive_pretraining_and_fine_tuning_take_less():
+    rates = [
+        row["learning_rate"]
+        for name, entry in published().items()
+        if "/lamb/" in name and ("clip" in name or "fine-tune" in name)
+        for row in rows(entry)
+    ]
+    said = [f"{rate:.0e}".replace("e-0", "e-") for rate in (min(rates), max(rates))]
+    assert f"take less ({said[0]} to {said[1]} in published runs)" in GUIDE
+
+
+def test_small_networks_take_more_and_less_than_the_square_root_rule_asks_for():
+    """The table is written from the trials (`test_evidence_page.py`); these are its sentences."""
+    script = runpy.run_path(str(DOCS / "write_evidence.py"))
+    for name, (small, large) in script["APART_BY_64"].items():
+        assert large == 64 * small
+        for optimizer in script["STARTED"]:
+            rates = script["best_rates"](name, optimizer)
+            assert min(rates) > 4e-3
+            assert 1 < rates[1] / rates[0] < 64**0.5
