@@ -16,7 +16,9 @@ def test_every_line_with_a_picture_is_a_card():
     assert len(CARDS) == PAGE.count("![") > 10
 
 
-@pytest.mark.parametrize(("alt", "picture", "text", "target"), CARDS)
+@pytest.mark.parametrize(
+    ("alt", "picture", "text", "target"), CARDS, ids=[Path(card[1]).stem for card in CARDS]
+)
 def test_a_card_shows_and_leads_to_what_there_is(alt, picture, text, target):
     assert (ROOT / "docs" / picture).is_file()
     assert (ROOT / "docs" / target.partition("#")[0]).is_file() or target.startswith("notebooks/")
