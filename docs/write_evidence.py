@@ -76,8 +76,7 @@ def rates_table() -> str:
         cells = [f"`{optimizer}`"]
         for name in APART_BY_64:
             small, large = best_rates(name, optimizer)
-            cells += [*(f"{rate:.1e}".replace("e-0", "e-") for rate in (small, large))]
-            cells.append(f"{large / small:.1f}")
+            cells += [f"{small:.2g}", f"{large:.2g}", f"{large / small:.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
