@@ -104,8 +104,8 @@ def saved_table(results: Results, groups: Groups) -> str:
     sizes = sizes_of(results, groups)
     columns = [*map(str, sizes), "all of them"]
     lines = [
-        f"| | from | to | {' | '.join(columns)} |",
-        "|---|---|---|" + "---|" * len(columns),
+        f"| from one to the other | {' | '.join(columns)} |",
+        "|---|" + "---|" * len(columns),
     ]
     for group, pairs in groups.items():
         for before, after in pairs:
@@ -113,7 +113,7 @@ def saved_table(results: Results, groups: Groups) -> str:
                 str(saved_between(results, before, after, own))
                 for own in (*([size] for size in sizes), sizes)
             ]
-            lines.append(f"| {group} | `{before}` | `{after}` | {' | '.join(texts)} |")
+            lines.append(f"| {group}: `{before}` to `{after}` | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 

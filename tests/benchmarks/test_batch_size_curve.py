@@ -663,7 +663,7 @@ def test_a_table_of_pieces_has_the_batch_sizes_that_all_have():
     results = {name: {32: runs_of([9] * 5), 128: runs_of([8] * 5)} for name in names}
     results["lans"] = {32: runs_of([6] * 5)}
     head, _, *lines = pieces.saved_table(results, pieces.ADDED).splitlines()
-    assert head == "| | from | to | 32 | all of them |"
+    assert head == "| from one to the other | 32 | all of them |"
     assert len(lines) == 9
     assert sum("**33%** (33 to 33) | **33%**" in line for line in lines) == 3
 
