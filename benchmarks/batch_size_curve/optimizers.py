@@ -153,7 +153,7 @@ def adam_of_muon(rate: optax.Schedule) -> optax.GradientTransformation:
 
 
 def muon_of_layers(others: Build) -> Build:
-    """Muon for the matrices of the layers, at Adam's rates; `others` has embeddings and head."""
+    """Muon for the matrices of the layers, at rates like those of Adam; the rest by another."""
     return lambda rate, decay, stacked: lb.muon(
         rate,
         beta=MOMENTUM,
