@@ -7,6 +7,9 @@ READY := $(VENV)/.ready
 COMPILERS := $(VENV)-compilers
 DEMO := $(VENV)-demo
 WORKERS ?= 2
+# The first cells of a notebook, started from `dist`; and a proxy that is not there, for no network.
+FIRST_CELLS = ../$(VENV)-wheel/bin/python ../tests/notebooks/first_cells.py
+NO_NETWORK = http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
 
 .PHONY: compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest clean
 
@@ -58,7 +61,7 @@ contract: $(READY)  ## imports go down the list of rooms
 docs: $(READY)  ## the site, in docs/_build/html/index.html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
 
-wheel: $(READY)  ## builds the wheel, installs it where nothing else is, and runs README's program
+wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs README and notebooks
 	rm -rf dist $(VENV)-wheel
 	$(BIN)/python -m build --wheel --outdir dist .
 	$(PYTHON) -m venv $(VENV)-wheel
@@ -67,6 +70,13 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, and run
 	  "import optax_largebatch as lb; print(lb.__version__, len(lb.__all__), 'public names')"
 	sed -n '/^```python/,/^```$$/{/^```/d;p}' README.md > dist/readme.py
 	cd dist && ../$(VENV)-wheel/bin/python -W error readme.py
+	$(VENV)-wheel/bin/pip uninstall --quiet --yes optax-largebatch
+	$(VENV)-wheel/bin/pip install --quiet ipython
+	cd dist && for notebook in ../notebooks/*.ipynb; do \
+	  $(NO_NETWORK) $(FIRST_CELLS) --missing $$notebook || exit 1; done
+	$(VENV)-wheel/bin/pip install --quiet "$$(echo dist/*.whl)[examples]"
+	cd dist && for notebook in ../notebooks/*.ipynb; do \
+	  $(FIRST_CELLS) $$notebook || exit 1; done
 
 lowest:  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
 	$(PYTHON) -m venv $(VENV)-lowest

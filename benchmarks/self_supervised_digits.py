@@ -294,7 +294,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.6, 4.6), layout="constrained")
     for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
         own = [row for row in rows if row["line"] == name]
         sizes, means, deviations = (
@@ -308,8 +308,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
     axes.set_xlabel("batch size")
     axes.set_ylabel("accuracy of a linear probe")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=130)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, dpi=180)
     plt.close(figure)
 
 

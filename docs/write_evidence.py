@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/evidence.md` and that of the README from the committed trials.
+"""Writes what other pages have from the committed trials: `docs/evidence.md`, a guide, the README.
 
 python -m docs.write_evidence
 """
@@ -21,6 +21,9 @@ APART = ("digits", "bert_pieces")
 # Rows and columns of the README.
 SHORT = ("adamw", "nadamw", "lamb", "lans", "muon")
 SIZES = {"digits": (16, 128, 1024), "bert_pieces": (32, 128, 512)}
+# Rows and columns of the guide: batch sizes that are a factor of 64 apart.
+STARTED = ("adamw", "lamb", "lans")
+APART_BY_64 = {"digits": (16, 1024), "bert_pieces": (32, 2048)}
 
 
 def full_tables(name: str) -> str:
@@ -56,6 +59,28 @@ def short_table() -> str:
     return "\n".join(lines)
 
 
+def best_rates(name: str, optimizer: str) -> list[float]:
+    """The best rates of an optimizer at the smaller and at the larger batch size."""
+    cells = measured(WORKLOADS[name], read(TRIALS))[optimizer]
+    return [cells[size].settings.learning_rate for size in APART_BY_64[name]]
+
+
+def rates_table() -> str:
+    """The best rates of some optimizers at two batch sizes, and how far they grew."""
+    heads = [""]
+    for name, (small, large) in APART_BY_64.items():
+        short = name.partition("_")[0]
+        heads += [f"{short}, batch {small}", f"{short}, batch {large}", "times"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for optimizer in STARTED:
+        cells = [f"`{optimizer}`"]
+        for name in APART_BY_64:
+            small, large = best_rates(name, optimizer)
+            cells += [f"{small:.2g}", f"{large:.2g}", f"{large / small:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         **{name: functools.partial(full_tables, name) for name in ON_A_CPU},
@@ -66,6 +91,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         },
         "stack_ratios": spreads,
     },
+    ROOT / "docs" / "guides" / "from_adamw_to_16k.md": {"small_rates": rates_table},
     ROOT / "README.md": {"evidence": short_table},
 }
 

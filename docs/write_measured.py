@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/measured.md` and `algorithms/muon.md` from the committed results.
+"""Writes `docs/measured.md`, and tables of two other pages, from the committed results.
 
 python -m docs.write_measured
 """
@@ -11,6 +11,7 @@ import re
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "measured.md"
 MUON = ROOT / "docs" / "algorithms" / "muon.md"
+NOISE = ROOT / "docs" / "guides" / "noise_scale.md"
 RESULTS = ROOT / "benchmarks" / "results"
 
 Row = dict[str, str]
@@ -137,6 +138,24 @@ def diagnostics() -> str:
     )
 
 
+def noise_scale() -> str:
+    """Bytes and times of steps that measure the noise scale."""
+    found = {(row["case"], row["step"]): row for row in read("cpu-2-cores/diagnostics_cost.csv")}
+    cases = {"update": "`update` of `lamb` on BERT-base", "training step": "a training step"}
+    steps = ("every tenth", "each step")
+    return table(
+        ["", "bytes, every tenth step", "every step", "time, every tenth step", "every step"],
+        [
+            [
+                name,
+                *(f"{float(found[case, step]['bytes']):.3f}" for step in steps),
+                *(_range(found[case, step]) for step in steps),
+            ]
+            for case, name in cases.items()
+        ],
+    )
+
+
 def _compiled() -> dict[tuple[str, str, str], Row]:
     rows = read("compiled/compiled_step.csv")
     return {(row["target"], row["case"], row["optimizer"]): row for row in rows}
@@ -247,3 +266,4 @@ def written(page: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
     MUON.write_text(written(MUON.read_text(), {"muon": muon}))
+    NOISE.write_text(written(NOISE.read_text(), {"noise scale": noise_scale}))

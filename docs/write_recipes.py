@@ -36,9 +36,10 @@ def recipes_table() -> str:
             entry = published()[line.name]
             decay = _range([row["weight_decay"] for row in rows(entry) if "weight_decay" in row])
             missing = f" [{line.not_said}]" if line.not_said else ""
+            source = line.source.replace("/_", "/\\_")  # a folder `_base_` is no emphasis
             parts.append(
                 f"| `{line.name}` | {line.batch_sizes} | {line.epochs} | {_rate(entry)} | {decay} "
-                f"| {line.result}{missing} | {line.source} |"
+                f"| {line.result}{missing} | {source} |"
             )
         parts.append("")
     return "\n".join(parts).rstrip()

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 import numpy as np
 
-from benchmarks.batch_size_curve.report import COLOURS, Measured, bootstrap_interval, measured
+from benchmarks.batch_size_curve.report import Measured, bootstrap_interval, colours, measured
 from benchmarks.batch_size_curve.sweep import read
 from benchmarks.batch_size_curve.workloads import PIECES, Workload
 
@@ -104,8 +104,8 @@ def saved_table(results: Results, groups: Groups) -> str:
     sizes = sizes_of(results, groups)
     columns = [*map(str, sizes), "all of them"]
     lines = [
-        f"| | from | to | {' | '.join(columns)} |",
-        "|---|---|---|" + "---|" * len(columns),
+        f"| from one to the other | {' | '.join(columns)} |",
+        "|---|" + "---|" * len(columns),
     ]
     for group, pairs in groups.items():
         for before, after in pairs:
@@ -113,7 +113,7 @@ def saved_table(results: Results, groups: Groups) -> str:
                 str(saved_between(results, before, after, own))
                 for own in (*([size] for size in sizes), sizes)
             ]
-            lines.append(f"| {group} | `{before}` | `{after}` | {' | '.join(texts)} |")
+            lines.append(f"| {group}: `{before}` to `{after}` | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -131,28 +131,37 @@ def plot_pieces(results: Results, path: Path) -> None:
     """
     reference = results["adamw"]
     sizes = list(reference)[:: math.ceil(len(reference) / MOST_PANELS)]
+    lines = math.ceil(len(sizes) / 2)
     figure, axes = plt.subplots(
-        1, len(sizes), figsize=(11, 3.4), sharex=True, sharey=True, layout="constrained"
+        *(lines, 2),
+        figsize=(5.6, 2.5 * lines),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
-    axes = np.atleast_1d(axes)
-    for size, own in zip(sizes, axes, strict=True):
+    for unused in axes.flat[len(sizes) :]:
+        unused.remove()
+    own_colours = colours(PIECES)
+    for size, own in zip(sizes, axes.flat, strict=False):
         whole = reference[size].median
         for row, name in enumerate(PIECES):
             cell = results.get(name, {}).get(size)
             if cell is None:
                 continue
             low, high = (min(end / whole, 1e3) for end in bootstrap_interval(cell.runs))
-            own.plot([low, high], [row, row], lw=2, alpha=0.5, color=COLOURS[name])
-            own.plot(cell.median / whole, row, "o", ms=7, color=COLOURS[name])
+            own.plot([low, high], [row, row], lw=1.5, alpha=0.5, color=own_colours[name])
+            own.plot(cell.median / whole, row, "o", ms=5, color=own_colours[name])
         own.axvline(1, lw=1, color="#000000")
-        own.set(title=f"batch {size}", xlabel="steps over AdamW's", xscale="log", xlim=(0.4, 3))
+        own.set(title=f"batch {size}", xscale="log", xlim=(0.4, 3))
         own.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
         own.minorticks_off()
         own.grid(axis="x", color="#e5e5e5")
         own.spines[["top", "right"]].set_visible(False)
-    axes[0].set_yticks(range(len(PIECES)), PIECES)
-    axes[0].invert_yaxis()
-    figure.savefig(path, dpi=130)
+    axes[0, 0].set_yticks(range(len(PIECES)), PIECES)
+    axes[0, 0].invert_yaxis()
+    figure.supxlabel("steps over AdamW's", fontsize=10)
+    figure.savefig(path, dpi=180)
     plt.close(figure)
 
 

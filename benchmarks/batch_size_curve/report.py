@@ -1,7 +1,6 @@
 """Tables, fits and plots, from the table of trials alone."""
 
-from collections.abc import Sequence
-import itertools
+from collections.abc import Iterable, Sequence
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -10,39 +9,25 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from benchmarks.batch_size_curve.search import Settings, on_edge
 from benchmarks.batch_size_curve.sweep import Row, cells_of, read
 from benchmarks.batch_size_curve.workloads import Workload
 import optax_largebatch as lb
 
-MOST_CURVES = 10
-COLOURS = {
+# In colour in every picture, the first four that it has.
+HIGHLIGHTED = {
     "adamw": "#000000",
-    "sgd": "#7f7f7f",
-    "plain sgd": "#bcbd22",
     "lamb": "#0072b2",
     "lans": "#d55e00",
-    "lars": "#009e73",
-    "lbsgd": "#e69f00",
-    "scaled_adam": "#cc79a7",
-    "eve": "#56b4e9",
-    "cain": "#8c564b",
-    "learned_gradient": "#9467bd",
-    "nadamw": "#7f7f7f",
     "muon": "#009e73",
-    "muon_with_trust_ratio": "#e69f00",
-    "muon_and_adamw": "#8c564b",
-    "muon_and_lamb": "#bcbd22",
-    "lans_without_nesterov": "#e69f00",
-    "lans_without_normalization": "#cc79a7",
-    "lans_without_trust_ratio": "#56b4e9",
-    "adamw_momentum_0.8": "#8c564b",
-    "adamw_momentum_0.95": "#bcbd22",
-    "lamb_one_norm": "#56b4e9",
-    "lans_one_norm": "#e69f00",
+    "sgd": "#cc79a7",
 }
+GREY = "#b0b0b0"
+LINE_OF_TEXT = 0.038  # as a share of the height of the axes
 
 
 class Measured(NamedTuple):
@@ -168,42 +153,85 @@ def tables(workload: Workload, rows: list[Row]) -> str:
     return f"{steps_table(workload, results)}\n\n{fit_table(workload, results)}"
 
 
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """The colour of each curve: four are highlighted, the others are grey."""
+    names = list(names)
+    chosen = [name for name in HIGHLIGHTED if name in names][:4]
+    return {name: HIGHLIGHTED[name] if name in chosen else GREY for name in names}
+
+
 def plot(workload: Workload, rows: list[Row], path: Path) -> None:
     """Median steps against batch size; hollow where the best rate is at the edge of its range.
 
-    A bar that leaves at the top is infinite: some runs did not reach the target. Only the first ten
-    optimizers are drawn, because more cannot be told apart.
+    Bars are drawn for what is in colour. One that leaves at the top is infinite: some runs did not
+    reach the target.
     """
-    results = dict(itertools.islice(measured(workload, rows).items(), MOST_CURVES))
-    figure, axes = plt.subplots(figsize=(8.5, 5), layout="constrained")
-    shifts = 1.03 ** (np.arange(len(results)) - (len(results) - 1) / 2)  # so that bars stand apart
-    every = []
-    for (optimizer, cells), shift in zip(results.items(), shifts, strict=True):
+    results = measured(workload, rows)
+    own_colours = colours(results)
+    front = [name for name, colour in own_colours.items() if colour != GREY]
+    figure, axes = plt.subplots(figsize=(5.6, 4.8), layout="constrained")
+    every, ends = [], {}
+    for optimizer, cells in results.items():
         kept = {size: own for size, own in cells.items() if math.isfinite(own.median)}
         if not kept:
             continue
-        style = {"color": COLOURS[optimizer]}
-        x = np.array(list(kept)) * shift
-        medians = np.array([own.median for own in kept.values()])
-        low, high = np.array([bootstrap_interval(own.runs) for own in kept.values()]).T
-        axes.vlines(x, low, np.minimum(high, 1e9), lw=1, alpha=0.5, **style)
-        axes.plot(x, medians, lw=1.3, marker="o", ms=5, label=optimizer, **style)
+        style = {"color": own_colours[optimizer], "zorder": 2 + (optimizer in front)}
+        x, medians = np.array([(size, own.median) for size, own in kept.items()]).T
+        width, dot = 0.8, 2.5
+        if optimizer in front:
+            width, dot = 1.5, 4.5
+            x = x * 1.04 ** (front.index(optimizer) - (len(front) - 1) / 2)  # bars stand apart
+            low, high = np.array([bootstrap_interval(own.runs) for own in kept.values()]).T
+            axes.vlines(x, low, np.minimum(high, 1e9), lw=1, alpha=0.5, **style)
+            every += [*low, *high[np.isfinite(high)]]
+        axes.plot(x, medians, lw=width, marker="o", ms=dot, **style)
         edges = [own.edge for own in kept.values()]
-        axes.plot(x[edges], medians[edges], "o", ms=5, mfc="white", **style)
-        every += [*medians, *low, *high[np.isfinite(high)]]
+        axes.plot(x[edges], medians[edges], "o", ms=dot, mfc="white", **style)
+        every += [*medians]
+        ends[optimizer] = (x[-1], medians[-1])
     low, high = min(every) * 0.85, max(every) * 1.15
-    axes.set(xscale="log", yscale="log", ylim=(low, high), title=workload.title)
+    axes.set(xscale="log", yscale="log", ylim=(low, high))
     axes.set(xlabel="batch size", ylabel=workload.measured)
+    axes.set_title(workload.title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xticks(workload.batch_sizes, [str(size) for size in workload.batch_sizes])
     marks = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
     marks = [mark for mark in marks if low < mark < high]
     axes.set_yticks(marks, [str(mark) for mark in marks])
     axes.minorticks_off()
-    axes.grid(color="#e5e5e5")
+    axes.grid(color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right center", frameon=False)
-    figure.savefig(path, dpi=130)
+    _name_ends(axes, ends, own_colours)
+    figure.savefig(path, dpi=180)
     plt.close(figure)
+
+
+def _name_ends(
+    axes: Axes, ends: dict[str, tuple[float, float]], own_colours: dict[str, str]
+) -> None:
+    """The name of each curve to the right of its end, no two closer than a line of text."""
+    names = sorted(ends, key=lambda name: ends[name][1])
+    to_share = axes.transScale + axes.transLimits  # of the height of the axes
+    wished = np.array([to_share.transform(ends[name])[1] for name in names])
+    steps = LINE_OF_TEXT * np.arange(len(names))
+    places = isotonic_regression(wished - steps).x.clip(0, 1 - steps[-1]) + steps
+    for name, place in zip(names, places, strict=True):
+        grey = own_colours[name] == GREY
+        axes.annotate(
+            name,
+            xy=ends[name],
+            xytext=(1.06, place),
+            textcoords="axes fraction",
+            fontsize=8,
+            va="center",
+            color="#6a6a6a" if grey else own_colours[name],
+            fontweight="normal" if grey else "bold",
+            arrowprops={
+                "arrowstyle": "-",
+                "color": own_colours[name],
+                "lw": 0.5,
+                "relpos": (0, 0.5),
+            },
+        )
 
 
 def _counted(count: int, what: str) -> str:

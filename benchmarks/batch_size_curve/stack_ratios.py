@@ -132,29 +132,35 @@ def plot(rows: list[Spread], path: Path) -> None:
     """The ratios of each layer in one run, and how far apart they are in all."""
     names = list(dict.fromkeys(own.parameter for own in rows))
     first, most = rows[0].seed, max(own.times for own in rows)
-    figure, axes = plt.subplots(2, len(names), figsize=(13, 5.2), sharex=True, layout="constrained")
-    for name, (above, below) in zip(names, axes.T, strict=True):
+    figure, axes = plt.subplots(
+        *(len(names), 2), figsize=(5.6, 1.5 * len(names)), sharex=True, layout="constrained"
+    )
+    for name, (left, right) in zip(names, axes, strict=True):
         own = [row for row in rows if row.parameter == name]
         steps = [row.step for row in own if row.seed == first]
         layers = np.array([row.ratios for row in own if row.seed == first]).T
         colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(layers)))
         for index, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
-            above.plot(steps, layer, lw=1.2, color=colour, label=f"layer {index}")
+            left.plot(steps, layer, lw=1.2, color=colour, label=f"layer {index}")
         for seed in dict.fromkeys(row.seed for row in own):
             times = [row.times for row in own if row.seed == seed]
-            below.plot(steps, times, lw=1.2, color="#0072b2", alpha=0.7)
-        above.set(xscale="log", yscale="log", title=name)
-        below.set(xscale="log", yscale="log", ylim=(1, 1.1 * most), xlabel="step")
+            right.plot(steps, times, lw=1.2, color="#0072b2", alpha=0.7)
+        left.set(xscale="log", yscale="log")
+        left.set_ylabel(name, fontweight="bold")
+        right.set(xscale="log", yscale="log", ylim=(1, 1.1 * most))
     for own in axes.flat:
         own.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         own.yaxis.set_major_formatter("{x:g}")
         own.yaxis.set_minor_formatter(NullFormatter())
         own.grid(color="#e5e5e5")
         own.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("trust ratio, one seed")
-    axes[1, 0].set_ylabel("largest over smallest, all seeds")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    figure.savefig(path, dpi=130)
+    for own, title in zip(axes[0], ("trust ratio, one seed", "largest / smallest"), strict=True):
+        own.set_title(title, loc="left", fontsize=10)
+    axes[-1, 0].set(xlabel="step")
+    axes[-1, 1].set(xlabel="step")
+    curves = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*curves, loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=180)
     plt.close(figure)
 
 

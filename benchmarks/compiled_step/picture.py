@@ -26,7 +26,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, panels = pyplot.subplots(
         len(targets),
         1,
-        figsize=(8, 1.2 * sum(map(len, cases.values())) + len(targets)),
+        figsize=(5.6, 0.9 * sum(map(len, cases.values())) + 0.5 * len(targets)),
         height_ratios=[len(cases[x]) for x in targets],
         squeeze=False,
         sharex=True,
@@ -45,12 +45,10 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.set_ylim(len(cases[target]) - 0.5, -0.5)
         panel.set_title(target, loc="left")
         panel.spines[["top", "right"]].set_visible(False)
-    panels[-1, 0].set_xlabel(
-        "bytes to and from memory for each parameter (black: the least without a cache)"
-    )
+    panels[-1, 0].set_xlabel("bytes for each parameter\n(black: the least without a cache)")
     present = [x for x in COLORS if any(row["optimizer"] == x for row in rows)]
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[name]) for name in present]
     figure.legend(handles, present, loc="outside upper center", ncols=len(present), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=150)
     pyplot.close(figure)

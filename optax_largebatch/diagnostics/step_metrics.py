@@ -42,7 +42,7 @@ COUNTED = {
 """The metrics that stand in a state as they are: where each does."""
 
 SUMMED = ("skipped_steps",)
-"""Those that several wrappers of one optimizer count together."""
+"""The metrics that several wrappers of one optimizer count together."""
 
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 

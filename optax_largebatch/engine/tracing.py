@@ -21,7 +21,7 @@ ROOTS = ("norm", "rms")
 """The kinds of statistics that are roots of a sum of squares."""
 
 MEANS = ("mean", "rms")
-"""Those that are divided by the number of elements."""
+"""The kinds of statistics that are divided by the number of elements."""
 
 Splits = Callable[[tuple[int, ...]], norms.Split]
 """How a leaf is split between devices, by the axes that are kept."""

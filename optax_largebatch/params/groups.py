@@ -134,7 +134,7 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
 
 
 def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGroups:
-    """The groups that the arguments of an optimizer mean: none for None.
+    """The groups that the arguments of an optimizer mean; without `groups` there are none.
 
     Args:
         groups: the argument `groups`.

@@ -133,7 +133,7 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
 
 
 def check_stacked(stacked: Any) -> Stacked:
-    """The stacks that the argument `stacked` means: none for None."""
+    """The stacks that the argument `stacked` means; no parameter is a stack where it is None."""
     if stacked is None:
         return NOT_STACKED
     if not isinstance(stacked, Stacked):

@@ -16,7 +16,7 @@ _NORMAL = 1.4826
 """The standard deviation of normal numbers over their median absolute deviation."""
 
 _LEAST_DEVIATION = 1e-3
-"""Of the level: of numbers that hardly vary not each that does is a spike."""
+"""The least deviation, as a share of the level, so that numbers that hardly vary have no spikes."""
 
 
 class SkipSpikesState(NamedTuple):

@@ -28,7 +28,9 @@ def script():
     return runpy.run_path(str(ROOT / "docs" / "write_evidence.py"))
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/evidence.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/evidence.md", "docs/guides/from_adamw_to_16k.md"]
+)
 class TestPage:
     def test_is_what_the_script_writes(self, script, name):
         page = (ROOT / name).read_text()

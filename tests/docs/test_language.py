@@ -72,7 +72,7 @@ def test_code_is_at_most_84_columns_wide(page):
     assert not [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS]
 
 
-FRAGMENT = re.compile(r'^\s+"""(?:That of|Those|Of|Likewise|Their|Its)\b.*', re.MULTILINE)
+FRAGMENT = re.compile(r'^\s*"""(?:That of|Those|Of|Likewise|Their|Its)\b.*', re.MULTILINE)
 
 
 def test_docstrings_stand_alone():

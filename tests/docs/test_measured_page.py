@@ -19,9 +19,16 @@ def test_is_what_the_script_writes(script):
     assert script["written"](PAGE) == PAGE
 
 
-def test_the_table_of_muon_is_what_the_script_writes(script):
-    page = (DOCS / "algorithms" / "muon.md").read_text()
-    assert script["written"](page, {"muon": script["muon"]}) == page
+@pytest.mark.parametrize(
+    ("path", "name", "function"),
+    [
+        ("algorithms/muon.md", "muon", "muon"),
+        ("guides/noise_scale.md", "noise scale", "noise_scale"),
+    ],
+)
+def test_the_table_of_another_page_is_what_the_script_writes(script, path, name, function):
+    page = (DOCS / path).read_text()
+    assert script["written"](page, {name: script[function]}) == page
 
 
 def test_the_script_puts_right_what_is_wrong(script):

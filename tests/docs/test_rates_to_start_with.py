@@ -1,12 +1,14 @@
 """The rates of the guide from AdamW at 512 to 16k have the reasons that it gives."""
 
 from pathlib import Path
+import runpy
 import statistics
 
 import optax_largebatch as lb
 from optax_largebatch.recipes.published import published, rows
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "from_adamw_to_16k.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = (DOCS / "guides" / "from_adamw_to_16k.md").read_text()
 GUIDE = " ".join(GUIDE.split())
 
 
@@ -24,8 +26,8 @@ def large_lamb_recipes():
 
 def test_lamb_starts_at_the_median_of_the_published():
     rates = list(large_lamb_recipes())
-    assert f"{statistics.median(rates):.0e}".replace("e-0", "e-") == "4e-3"
-    assert f"4e-3 is the median of the {len(rates)} published LAMB recipes" in GUIDE
+    assert round(statistics.median(rates), 3) == 0.004
+    assert f"0.004 is the median of the {len(rates)} published LAMB recipes" in GUIDE
     of_bert = [lb.recipes.get(f"bert-large/lamb/{own}", 16384) for own in ("mlperf", "paper")]
     assert [f"{1000 * recipe.learning_rate:.1f}" for recipe in of_bert] == ["3.3", "3.5"]
 
@@ -44,3 +46,24 @@ def test_the_fractions_of_the_warm_up_are_those_of_the_papers():
     ):
         recipe = lb.recipes.get(f"bert-large/{name}", batch_size)
         assert round(100 * recipe.warmup_steps / recipe.total_steps, percent < 1) == percent
+
+
+def test_contrastive_pretraining_and_fine_tuning_take_less():
+    rates = [
+        row["learning_rate"]
+        for name, entry in published().items()
+        if "/lamb/" in name and ("clip" in name or "fine-tune" in name)
+        for row in rows(entry)
+    ]
+    assert f"take less ({min(rates):.4f} to {max(rates):.4f} in published runs)" in GUIDE
+
+
+def test_small_networks_take_more_and_less_than_the_square_root_rule_asks_for():
+    """The table is written from the trials (`test_evidence_page.py`); these are its sentences."""
+    script = runpy.run_path(str(DOCS / "write_evidence.py"))
+    for name, (small, large) in script["APART_BY_64"].items():
+        assert large == 64 * small
+        for optimizer in script["STARTED"]:
+            rates = script["best_rates"](name, optimizer)
+            assert min(rates) > 0.004
+            assert 1 < rates[1] / rates[0] < 64**0.5

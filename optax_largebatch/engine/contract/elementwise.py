@@ -38,7 +38,7 @@ LAYOUT = frozenset(
         *("split", "squeeze", "transpose"),
     )
 )
-"""Those that move elements and compute nothing."""
+"""The primitives that move elements and compute nothing."""
 
 
 class Looks(dict):

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from optax_largebatch import norms
 
 MOST_ELEMENTS = 2**15
-"""Of a tile: 128 KiB of float32."""
+"""The number of elements of a tile at most: 128 KiB of float32."""
 
 TILES_OF_A_TURN = 4
 """Added to the sums in one expression, which the compiler takes the longer for."""

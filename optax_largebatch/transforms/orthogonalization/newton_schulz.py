@@ -30,11 +30,11 @@ PUBLISHED: dict[str, Coefficients] = {
         (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
     ),
 }
-"""Those of Jordan, of Dion (arXiv 2504.05295), and of the Polar Express (arXiv 2505.16932)."""
+"""Coefficients of Jordan, of Dion (arXiv 2504.05295) and of Polar Express (arXiv 2505.16932)."""
 
 
 LARGEST = 1000
-"""Of coefficients and of the number of iterations, which are compiled one after the other."""
+"""The largest coefficient, and the most iterations, which are compiled one after the other."""
 
 
 def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> jax.Array:
