@@ -148,7 +148,20 @@ class Program:
         targets, structure = jax.tree.flatten(self.trace.result)
         values = self._values(targets, leaf, scalars, progress, known)
         update, state = structure.unflatten(values)
-        return update, jax.tree.map(_cast_like, leaf.state, state, is_leaf=lambda x: x is None)
+        return update, jax.tree.map(self._kept, leaf.state, state, is_leaf=lambda x: x is None)
+
+    def _kept(self, old: Any, new: Any) -> Any:
+        """An array of the new state, or the numbers of blocks where the old one had nothing.
+
+        The number of a leaf that is one block becomes a vector here and not outside, where it would
+        be traced once for each of a thousand leaves that are alike.
+        """
+        if old is not None:
+            return jnp.asarray(new, old.dtype)
+        several_blocks = any(own.kept for one in self.rounds for own in one.asked)
+        if new is None or several_blocks or jnp.size(new) != 1:
+            return new
+        return jnp.ravel(jnp.asarray(new, jnp.result_type(new)))
 
     def _sums_share_state(self) -> bool:
         """Whether two sums of a round are taken of the same array of the old state."""
@@ -204,8 +217,3 @@ class Program:
             used += equation.invars
         wanted = {*variables(used)} & follows - answers
         return [x for own in trace.jaxpr.eqns for x in own.outvars if x in wanted]
-
-
-def _cast_like(old: Any, new: Any) -> Any:
-    """An array of the new state, or whatever is in it where the old one had nothing."""
-    return new if old is None else jnp.asarray(new, old.dtype)

@@ -325,6 +325,8 @@ def blocks_of_leaf(
     entry: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves
 ) -> jax.Array:
     """A vector with one entry for each block of a leaf, the same on all devices."""
+    if not axes:
+        return jax.lax.reshape(entry, (1,))
     shape = enumerate(leaves.arrays[index].shape)
     own = jnp.broadcast_to(entry, [size if axis in axes else 1 for axis, size in shape])
     for axis in axes:
