@@ -30,7 +30,7 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 test-all: test test-one-device test-slow  ## all tests
 
 test-nightly: $(READY) compilers  ## 2,000 compositions, and what needs the TPU's compiler (no TPU)
-	COMPOSITIONS=2000 $(BIN)/python -m pytest -m slow -q tests/test_compositions.py
+	COMPOSITIONS=2000 $(BIN)/python -m pytest -n $(WORKERS) -m slow -q tests/test_compositions.py
 	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
 
 # XLA's compilers for TPUs and for NVIDIA's GPUs, 1.2 GB: wheels only, no driver, no CUDA libraries.

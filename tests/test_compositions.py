@@ -312,6 +312,14 @@ def check(seed):
         assert own.dtype == jnp.float32
 
 
+@pytest.fixture
+def programs_are_thrown_away():
+    """A process has room for the programs of some 700 compositions: each takes pages of its own."""
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("programs_are_thrown_away")
 @pytest.mark.parametrize("first", range(0, COMPOSITIONS, 10))
 def test_compositions_give_the_numbers_of_the_formulas(first):
     for seed in range(first, min(first + 10, COMPOSITIONS)):
