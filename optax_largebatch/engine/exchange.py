@@ -90,13 +90,36 @@ class Share(NamedTuple):
 
 def turns(asked: Mapping[Key, Asked]) -> list[list[Key]]:
     """Which arrays are worked on together: those whose matrices are exchanged together."""
-    alike: dict[Any, list[Key]] = {}
-    on_a_mesh = _mesh_of_types(asked) is not None
+    exchanges: dict[Exchange, list[Key]] = {}
     for key, (x, on) in asked.items():
-        own = _exchange(x, on)
-        moves = own.across or own.copies or on_a_mesh
-        alike.setdefault(own if moves else key, []).append(key)
-    return list(alike.values())
+        exchanges.setdefault(_exchange(x, on), []).append(key)
+    if _mesh_of_types(asked) is not None:
+        return list(exchanges.values())
+    return list(
+        itertools.chain.from_iterable(
+            _turns_of(own, {key: asked[key] for key in keys}) for own, keys in exchanges.items()
+        )
+    )
+
+
+def _turns_of(exchange: Exchange, asked: Mapping[Key, Asked]) -> list[list[Key]]:
+    """Arrays whose matrices do not move one by one, and the others together or in two turns.
+
+    To look at matrices in several ways takes memory for each way. So those that are cut alike go
+    by themselves, if each device then has as many of them to work on.
+    """
+    devices = norms.devices_along((*exchange.across, *exchange.copies))
+    if devices == 1:
+        return [[key] for key in asked]
+    alike: dict[Cut, list[Key]] = {}
+    numbers: dict[Cut, int] = {}
+    for key, (x, on) in asked.items():
+        cut = _cut(x, on.matrices)
+        alike.setdefault(cut, []).append(key)
+        numbers[cut] = numbers.get(cut, 0) + x.size // math.prod(cut.lengths)
+    if all(number % devices == 0 for number in numbers.values()):
+        return list(alike.values())
+    return [list(asked)]
 
 
 def worked_on(asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:

@@ -279,7 +279,7 @@ def test_many_parameters_are_named_once():
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}
 
 
-def collectives(specs, tell, kind=AxisType.Auto, shapes=MATRICES):
+def collectives(specs, tell, kind=AxisType.Auto, shapes=MATRICES, stacked="stack"):
     """How often devices speak to each other in a step, and the largest array that all get."""
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
@@ -287,7 +287,7 @@ def collectives(specs, tell, kind=AxisType.Auto, shapes=MATRICES):
         name: jax.ShapeDtypeStruct(shape, "float32", sharding=shardings[name])
         for name, shape in shapes.items()
     }
-    optimizer = lb.muon(0.1, stacked=lb.stacked_layers({"stack": 0}))
+    optimizer = lb.muon(0.1, stacked=lb.stacked_layers({stacked: 0}))
     layout = lb.shard_optimizer_state(optimizer, params, mesh)
     state = jax.tree.map(
         lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
@@ -332,3 +332,13 @@ def test_a_stack_that_is_split_between_its_layers_does_not_move(tell):
     specs = {"bias": P(), "layer": P("fsdp"), "stack": P("fsdp")}
     shapes = {"bias": (32,), "layer": (16, 32), "stack": (8, 16, 32)}
     assert collectives(specs, tell, shapes=shapes) == {"all-to-all": 2}
+
+
+@several_devices
+def test_matrices_that_are_cut_alike_go_by_themselves_if_they_fill_all_devices():
+    """Else a part of the devices would look at each matrix in a way that is not its own."""
+    stacks = {"high": P(None, "fsdp"), "wide": P(None, "fsdp")}
+    for layers, exchanges in ((8, 2), (4, 1)):
+        shapes = {"high": (layers, 64, 32), "wide": (layers, 32, 64)}
+        found = collectives(stacks, tell=True, shapes=shapes, stacked="high|wide")
+        assert found == {"all-to-all": 2 * exchanges}
