@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 import re
 
-from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, Groups, saved_table
+from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, VARIED, Groups, saved_table
 from benchmarks.batch_size_curve.report import measured, steps_column, tables
 from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_table
 from benchmarks.batch_size_curve.sweep import read
@@ -89,6 +89,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
             for name in APART
             for what, groups in (("added", ADDED), ("exchanged", EXCHANGED))
         },
+        "bert_pieces, varied": functools.partial(saved_steps, "bert_pieces", VARIED),
         "stack_ratios": spreads,
     },
     ROOT / "docs" / "guides" / "from_adamw_to_16k.md": {"small_rates": rates_table},

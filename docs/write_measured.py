@@ -220,8 +220,7 @@ def muon() -> str:
                 row["target"],
                 row["case"].replace(", ", ", by "),
                 f"`{row['optimizer'].partition(', ')[0]}`{_how(row)}",
-                row["collectives"].replace(":", ": ").replace(" a", ", a").replace(": ", " ")
-                or "nothing",
+                ", ".join(x.replace(":", " ") for x in row["collectives"].split()) or "nothing",
                 row["temporaries_of_own_parameters"],
                 row["products_of_an_eighth"],
             ]

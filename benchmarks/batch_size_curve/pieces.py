@@ -42,6 +42,12 @@ EXCHANGED: Groups = {
     "LANS": (("adamw", "lans"), ("nadamw", "lans")),
     "Muon": (("adamw", "muon"), ("nadamw", "muon"), ("lans", "muon")),
 }
+# Muon's steps as long as LAMB's; embeddings and the last layer left to others, as its authors do.
+VARIED: Groups = {
+    "with a trust ratio": (("muon", "muon_with_trust_ratio"),),
+    "layers alone, the rest by AdamW": (("muon", "muon_and_adamw"), ("lans", "muon_and_adamw")),
+    "layers alone, the rest by LAMB": (("muon", "muon_and_lamb"), ("lans", "muon_and_lamb")),
+}
 RESAMPLES = 2000
 MOST_PANELS = 4
 TICKS = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
