@@ -33,6 +33,10 @@ TARGETS = {
     ("v5e 2x4", "bert-base, told"): "the same, told `partition_specs`",
     ("v5e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v5e 2x4",
     ("v5e 16x16", "1.3B, stacked"): "1.3B in stacks, TPU v5e 16x16",
+    ("one v6e", "bert-base"): "BERT-base, one TPU v6e",
+    ("v6e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v6e 2x4",
+    ("one v5p", "bert-base"): "BERT-base, one TPU v5p",
+    ("v5p 2x2x2", "1.3B, stacked"): "1.3B in stacks, TPU v5p 2x2x2",
 }
 CASES = {
     "bert-large": "BERT-large",

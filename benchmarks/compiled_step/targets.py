@@ -108,4 +108,8 @@ TARGETS = {
     "one v5e": Target("tpu", "v5e:2x4"),
     "v5e 2x4": Target("tpu", "v5e:2x4", (4, 2)),
     "v5e 16x16": Target("tpu", "v5e:16x16", (64, 4)),
+    "one v6e": Target("tpu", "v6e:2x4"),
+    "v6e 2x4": Target("tpu", "v6e:2x4", (4, 2)),
+    "one v5p": Target("tpu", "v5p:2x2x2"),
+    "v5p 2x2x2": Target("tpu", "v5p:2x2x2", (4, 2)),
 }
