@@ -14,12 +14,13 @@ def partition(
     optimizers: Mapping[Hashable, optax.GradientTransformation],
     owners: Callable[[optax.Params], Any],
 ) -> optax.GradientTransformationExtraArgs:
-    """As `optax.partition`, with errors that name what is wrong.
+    """Like `optax.partition`, but its errors name the cause.
 
     Args:
         who: the optimizer that is made of the others, for messages.
-        optimizers: the others, by name.
-        owners: from the parameters a tree like them, of these names.
+        optimizers: the other optimizers, by name.
+        owners: a function of the parameters that returns a tree of these names, like the
+            parameters.
     """
     partitioned = optax.partition(optimizers, owners)
 
