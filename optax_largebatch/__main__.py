@@ -76,8 +76,8 @@ def _rule(flag: str, patterns: list[str] | None) -> Rule | None:
     left_out = [pattern.removeprefix("~") for pattern in patterns if pattern.startswith("~")]
     if left_out and len(left_out) < len(patterns):
         raise ValueError(
-            f"{flag} takes patterns of what it selects, or with ~ of what it leaves out, not "
-            f"both; got {' '.join(patterns)}."
+            f"{flag} takes patterns that select names, or patterns with ~ that leave out names, "
+            f"not both; got {' '.join(patterns)}."
         )
     return excluding(*left_out) if left_out else matching(*patterns)
 

@@ -97,16 +97,16 @@ def adopt_state(
         found = [part for part in old if isinstance(part, kinds)]
         if len(new) != len(found) or len(found) > 1:
             raise ValueError(
-                f"state must hold what optimizer needs, once: it has {what} {len(found)} times, "
-                f"and optimizer {len(new)} times. optimizer.init(params) begins without the "
-                "gradients so far."
+                f"state must hold what optimizer needs, once: state has {what} {len(found)} times, "
+                f"and optimizer has {what} {len(new)} times. optimizer.init(params) begins "
+                "without the gradients so far."
             )
     if _momentum(wanted) != _momentum(state):
         raise ValueError(
-            f"state must have a momentum of the same kind: it has one of {_momentum(state)}, and "
-            f"optimizer one of {_momentum(wanted)}. What optax.sgd gathered is of use to "
+            f"state must have a momentum of the same kind: state has one of {_momentum(state)}, "
+            f"and optimizer has one of {_momentum(wanted)}. The momentum of optax.sgd fits "
             "chain(accumulate_momentum(0.9), scale_by_trust_ratio(0.001), "
-            "scale_by_learning_rate(...)), what optax.lars gathered to lars(...)."
+            "scale_by_learning_rate(...)), and that of optax.lars fits lars(...)."
         )
     return _Adoption(params, old, steps).adopted(wanted)
 
@@ -141,7 +141,7 @@ class _Adoption:
         if isinstance(part, _OF_THEIR_OWN) or "count" in new._fields:
             raise ValueError(
                 f"optimizer has a {type(part).__name__}, whose numbers no other optimizer "
-                "gathers. Begin it with optimizer.init(params)."
+                "keeps. Begin with optimizer.init(params)."
             )
         return new
 
@@ -181,9 +181,9 @@ class _Adoption:
             if own.shape != shape:
                 raise ValueError(
                     f"the moments in state must have the shapes of params: "
-                    f"{leaf_names(self.leaves.tree)[index]!r} has {own.shape} and they have "
-                    f"{shape}. Give the parameters that the old optimizer moved, and of a state "
-                    "of pmap one replica."
+                    f"{leaf_names(self.leaves.tree)[index]!r} has {own.shape} and its moments "
+                    f"have {shape}. Pass the parameters that the old optimizer moved, and from a "
+                    "state of pmap one replica."
                 )
             taken.append(jnp.asarray(other, own.dtype))
         return self.leaves.rebuild(taken)

@@ -160,8 +160,8 @@ def check_state(who: str, kind: Any, state: Any) -> None:
     raise TypeError(
         f"state must be that of {who}, which keeps {_described(kind)}; got {_described(state)}. "
         "It is the state of another optimizer or of other options, or was read from a checkpoint "
-        "as dictionaries and lists: call `init` of this optimizer, or restore into what that "
-        "returns."
+        "as dictionaries and lists. Call `init` of this optimizer, or restore into the state that "
+        "`init` returns."
     )
 
 

@@ -298,8 +298,8 @@ def _checked_grid(
     batches = [int(batch) for batch in batch_sizes]
     if len(batches) < 3 or len(set(batches)) < len(batches):
         raise ValueError(
-            f"batch_sizes must hold at least three different ones, got {batches}: two fit every "
-            f"curve."
+            f"batch_sizes must hold at least three different sizes, got {batches}: every curve "
+            f"fits two."
         )
     for index, rate in enumerate(learning_rates):
         check_number(f"learning_rates[{index}]", rate, "(0, inf)")
@@ -339,7 +339,7 @@ def _check_arrived(
         )
     if len(rates) > 1 and np.all(finite) and np.all(steps == steps[0]):
         raise ValueError(
-            f"make_optimizer must use its learning rate: at batch size {batch} all of them took "
+            f"make_optimizer must use its learning rate: at batch size {batch} all rates took "
             f"the same steps. (An optimizer_state of optax.inject_hyperparams holds a learning "
-            f"rate of its own, which then counts.)"
+            f"rate of its own, which is used instead.)"
         )

@@ -88,8 +88,8 @@ def fit_critical_batch_size(
     batches = _positive("batch_sizes", batch_sizes)
     if len(set(batches)) < 3:
         raise ValueError(
-            f"batch_sizes must hold at least three different ones, got {list(batch_sizes)!r}: two "
-            f"fit every curve."
+            f"batch_sizes must hold at least three different sizes, got {list(batch_sizes)!r}: "
+            f"every curve fits two."
         )
     if len(steps) != len(batches):
         raise ValueError(

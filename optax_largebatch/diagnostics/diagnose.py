@@ -143,8 +143,8 @@ def _not_finite(ratios: list[_Ratio]) -> list[str]:
         return []
     return [
         f"{len(bad)} of {len(ratios)} parameters have a trust ratio that is not finite, such as "
-        f"{bad[0]!r}: their weights are not, or their norm overflows. Go back to a checkpoint, and "
-        "wrap the optimizer in skip_nonfinite."
+        f"{bad[0]!r}: their weights are not finite, or the norm overflows. Go back to a "
+        "checkpoint, and wrap the optimizer in skip_nonfinite."
     ]
 
 
@@ -175,8 +175,8 @@ def _zero(params: Any) -> list[str]:
         return []
     return [
         f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: a zero has no "
-        "trust ratio, and its next step is that of the optimizer without adaptation. That is as "
-        "it should be at the start; later, look whether it gets a gradient."
+        "trust ratio, and its next step is that of the optimizer without adaptation. That is "
+        "normal at the start; later, check whether it gets a gradient."
     ]
 
 
@@ -215,7 +215,7 @@ def _exploded(ratios: list[_Ratio]) -> list[str]:
             cure = "leave it out with trust_ratio_mask"
         sentences.append(
             f"{len(large)} of {len(ratios)} parameters have a trust ratio far above the median "
-            f"{median:.3g}: {shown}. That comes of updates that are small beside the weights, "
+            f"{median:.3g}: {shown}. The cause is updates that are small beside the weights, "
             f"often in an embedding with few gradients or a layer that no loss reaches; {cure}."
         )
     if small:
@@ -225,7 +225,7 @@ def _exploded(ratios: list[_Ratio]) -> list[str]:
             cure = "leave it out with "
         sentences.append(
             f"{len(small)} of {len(ratios)} parameters have a trust ratio far below the median "
-            f"{median:.3g}: {shown}. That comes of weights that are small beside their updates, as "
+            f"{median:.3g}: {shown}. The cause is weights that are small beside their updates, as "
             "after an initialization near 0, and such a layer hardly moves; "
             f"{cure}trust_ratio_mask."
         )
@@ -236,8 +236,8 @@ def _nothing_decayed(mask: Mask, params: Any, stacks: Stacked) -> list[str]:
     if mask is None or any(resolve_mask("weight_decay_mask", mask, stacks.blocks(params))):
         return []
     return [
-        "weight_decay_mask leaves out every parameter, so that nothing is decayed. Its True are "
-        "the parameters that are decayed; turn it round with ~ if it is a rule."
+        "weight_decay_mask leaves out every parameter, so that nothing is decayed. True stands "
+        "for the parameters that are decayed; invert it with ~ if it is a rule."
     ]
 
 

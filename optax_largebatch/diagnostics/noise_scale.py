@@ -127,8 +127,8 @@ def _found(state: Any) -> Part:
     if len(found) != 1:
         raise ValueError(
             f"state must hold one noise scale, got a {type(state).__name__} with {len(found)}. "
-            "Pass the state of an optimizer such as chain(gradient_noise_scale(), lamb(1e-3)); of "
-            "several, pass the part with one."
+            "Pass the state of an optimizer such as chain(gradient_noise_scale(), lamb(1e-3)); if "
+            "there are several, pass the part with one."
         )
     check_one_model("noise", found[0].array("noise"), ndim=1)
     return found[0]

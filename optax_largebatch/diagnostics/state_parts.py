@@ -85,8 +85,8 @@ def by_parameter(
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {blocks} blocks, and params "
                 f"have {sum(sizes)}. Pass the parameters and the `stacked` that the optimizer has; "
-                "of one that is behind optax.masked and keeps no moments, the part of both that "
-                "it sees."
+                "for an optimizer that is behind optax.masked and keeps no moments, pass the part "
+                "of both that it sees."
             )
     results = []
     for part, own in zip(found, about, strict=True):

@@ -158,7 +158,7 @@ def _first_of_each_group(
         return []
     if params is None:
         raise ValueError(
-            "params must be given with groups, whose rules speak of their names; got None. Call "
+            "params must be given with groups, whose rules select them by name; got None. Call "
             "step_metrics(state, params, groups=groups)."
         )
     members = groups.indices(params)

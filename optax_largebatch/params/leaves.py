@@ -69,8 +69,9 @@ class Leaves:
                 raise ValueError(
                     f"{name} has the shape {found}{with_it} for the parameter "
                     f"{leaf_names(self.tree)[index]!r} of shape {own}. It belongs to other "
-                    "parameters or options, or has an axis for several models: call `init` of this "
-                    "optimizer with these parameters, or restore into what that returns."
+                    "parameters or options, or has an axis for several models. Call `init` of this "
+                    "optimizer with these parameters, or restore into the state that `init` "
+                    "returns."
                 )
         return parts
 

@@ -144,9 +144,9 @@ def matrices_of(
         if pair is None:
             name, shape = leaf_names(leaves.tree)[index], leaves.arrays[index].shape
             raise ValueError(
-                f"{who} works on matrices, and {name!r} of shape {shape} is none. Say which axes "
-                "are its rows and columns by matrix_axes={'pattern': (rows, columns)}, which axes "
-                "stack layers by stacked=, or leave it to another transformation: muon() does."
+                f"{who} works on matrices, and {name!r} of shape {shape} is no matrix. Give its "
+                "rows and columns by matrix_axes={'pattern': (rows, columns)}, or its stacked "
+                "layers by stacked=, or leave it to another transformation, as muon() does."
             )
         layout = leaves.layout(index, f"{who} works on whole matrices")
         found.append(Matrices(*pair, layout, is_told=leaves.specs is not None))
@@ -179,7 +179,7 @@ def _checked(name: str, ndim: int, pair: Any) -> Any:
         return None
     if not _is_pair(pair):
         raise TypeError(
-            f"matrix_axes: for {name!r} it must have a pair (rows, columns) of axes, such as "
+            f"matrix_axes: the entry for {name!r} must be a pair (rows, columns) of axes, such as "
             f"(0, 1) or ((0, 1, 2), 3), or None for no matrix; got {pair!r}."
         )
     rows, columns = (tuple(x) if isinstance(x, tuple | list) else (x,) for x in pair)
@@ -191,7 +191,7 @@ def _checked(name: str, ndim: int, pair: Any) -> Any:
     rows, columns = (tuple(axis % ndim for axis in axes) for axes in (rows, columns))
     if len({*rows, *columns}) < len(rows) + len(columns):
         raise ValueError(
-            f"matrix_axes: for {name!r} an axis stands twice in {pair!r}. Each axis is one of the "
-            "rows, one of the columns, or in neither."
+            f"matrix_axes: for {name!r} an axis stands twice in {pair!r}. Each axis belongs to the "
+            "rows, to the columns, or to neither."
         )
     return rows, columns

@@ -107,8 +107,8 @@ def get(
         check_integer("batch_size", batch_size, at_least=1)
     if "bias_learning_rate" in given and not _has_bias_rate(entry):
         raise ValueError(
-            f"bias_learning_rate must be None for {name!r}, whose biases have the rate of all "
-            f"parameters; got {bias_learning_rate!r}."
+            f"bias_learning_rate must be None for {name!r}, whose biases have the same rate as "
+            f"all parameters; got {bias_learning_rate!r}."
         )
     runs = _of_epochs(name, rows(entry), batch_size, given)
     found, origin = _at(name, entry, runs, batch_size, given, extrapolate)
@@ -164,8 +164,8 @@ def _at(
         raise ValueError(
             f"batch_size must be within the batch sizes at which {name!r} was published, "
             f"{_listed(known)}; got {batch_size}. Beyond them there is no evidence that it trains: "
-            f"past its critical batch size a task gains ever less from a larger batch, and the "
-            f"learning rates that it bears stop growing. Take {nearest}, or "
+            f"past its critical batch size a task gains less and less from a larger batch, and the "
+            f"learning rates at which it trains stop growing. Take {nearest}, or "
             f"pass extrapolate=True to scale that by the rule {entry['rule']!r}, and tune from "
             f"there."
         )

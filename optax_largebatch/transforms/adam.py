@@ -65,7 +65,7 @@ class AdamMoments(NamedTuple):
         check_flag("nesterov", self.nesterov)
         if self.nesterov and not (self.bias_correction == "full" and self.grad_averaging):
             raise ValueError(
-                "nesterov=True goes with bias_correction='full' and grad_averaging=True, got "
+                "nesterov=True needs bias_correction='full' and grad_averaging=True, got "
                 f"{self.bias_correction!r} and {self.grad_averaging!r}."
             )
         check_dtype("mu_dtype", self.mu_dtype)

@@ -131,7 +131,7 @@ def scale_by_lars(
     check_bounds("trust_ratio_bounds", trust_ratio_bounds)
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient", "gradient", "formula"))
     if zero_ratio == "formula" and is_zero(eps):
-        raise ValueError("zero_ratio='formula' divides by eps where all is zero: got eps=0.")
+        raise ValueError("zero_ratio='formula' divides by eps where both norms are 0; got eps=0.")
     check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
     limits = None
     if larc_learning_rate is not None:

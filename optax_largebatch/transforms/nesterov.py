@@ -110,8 +110,8 @@ def nesterov_split(
     branch = leaf_transform_of(inner)
     if branch is None:
         raise TypeError(
-            "inner must be one link of this library or a chain of them, because its norms are "
-            f"taken together with those of the other direction; got {inner!r}."
+            "inner must be one transformation of this library or a chain of them, because the "
+            f"norms of both directions are taken together; got {inner!r}."
         )
     adam = adam_transform(moments)
 

@@ -141,7 +141,7 @@ def accumulate_gradients(
     if small_batches and every == 1:
         raise ValueError(
             f"every must be 2 or more with small_batches={small_batches}, got 1: a single "
-            "micro-batch says nothing of the noise."
+            "micro-batch says nothing about the noise."
         )
     stacks = check_stacked(stacked)
 
@@ -171,9 +171,9 @@ def accumulate_gradients(
         _check_extra_args(examples, flush)
         if every != 1 and extra_args.get("small_batches") is not None:
             raise ValueError(
-                "small_batches must not be given to the `update` of accumulate_gradients, whose "
-                "step is that of several of them. Build it with small_batches=True instead, and "
-                "it hands its micro-batches to the inner transformation."
+                "small_batches must not be given to the `update` of accumulate_gradients, because "
+                "its step has several micro-batches. Build it with small_batches=True instead: it "
+                "passes their norms to the inner transformation."
             )
 
         given = [index for index, gradient in enumerate(gradients) if gradient is not None]

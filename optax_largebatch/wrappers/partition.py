@@ -36,8 +36,9 @@ def partition(
     ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
             raise ValueError(
-                f"params must be given to `update` of {who}, because they say which optimizer is "
-                "for which; got None. Call optimizer.update(grads, state, params)."
+                f"params must be given to `update` of {who}, because they decide which "
+                "optimizer moves which parameter; got None. Call "
+                "optimizer.update(grads, state, params)."
             )
         check_state(who, optax.transforms.PartitionState, state)
         gradients_of(updates, params)

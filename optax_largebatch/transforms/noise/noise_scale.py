@@ -133,7 +133,7 @@ def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches
         raise ValueError(
             "small_batches must be given to `update`, because gradient_noise_scale compares the "
             "gradient with those of parts of its batch; got None. There are three ways: "
-            "accumulate_gradients(optimizer, every, small_batches=True) hands in its "
+            "accumulate_gradients(optimizer, every, small_batches=True) passes on its "
             "micro-batches; inside shard_map and pmap pass "
             "small_batches=small_batches_of_devices(own_grads, params, axis_name, mean=grads), "
             "with the gradients of each device; or pass "
@@ -149,7 +149,7 @@ def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches
     if small_batches.square_norms.size != blocks:
         raise ValueError(
             f"small_batches has {small_batches.square_norms.size} blocks and gradient_noise_scale "
-            f"{blocks}. Give both the same parameters and the same `stacked`."
+            f"has {blocks}. Give both the same parameters and the same `stacked`."
         )
     return small_batches
 

@@ -116,7 +116,7 @@ def small_batches_of_devices(
     if number < 2:
         raise ValueError(
             f"axis_name must name mesh axes with two devices or more, got {axis_name!r} with one: "
-            "a single batch says nothing of the noise. Use the micro-batches of "
+            "a single batch says nothing about the noise. Use the micro-batches of "
             "accumulate_gradients, or small_batches_of_examples."
         )
     _check_when(when)
@@ -133,7 +133,7 @@ def small_batches_of_devices(
             )
         if name:
             raise ValueError(
-                "gradients must be those of each device's examples; that of "
+                "gradients must be those of each device's examples; the gradient of "
                 f"{name!r} is the same on all devices along {axis_name!r}. Inside jax.shard_map, "
                 "differentiate with respect to "
                 f"jax.lax.pcast(params, {axis_name!r}, to='varying'), and take the mean after this."
@@ -192,7 +192,7 @@ def small_batches_of_examples(
     if len(lengths) != 1 or min(lengths) < (2,):
         raise ValueError(
             "gradients must have a first axis of two examples or more, the same for each "
-            f"parameter; got {sorted(lengths)}. A single batch says nothing of the noise."
+            f"parameter; got {sorted(lengths)}. A single batch says nothing about the noise."
         )
     ((number,),) = lengths
     own = _checked(gradients, leaves, (number,))
@@ -279,7 +279,8 @@ def _check_when(when: Any) -> None:
     if axes:
         raise ValueError(
             "when must be the same on all devices; it differs along the mesh axes "
-            f"{', '.join(map(repr, sorted(axes)))}. Take it from a step that they count alike."
+            f"{', '.join(map(repr, sorted(axes)))}. Compute it from a step count "
+            "that is the same on all."
         )
 
 
@@ -292,8 +293,8 @@ def _checked(gradients: Any, leaves: Leaves, first: tuple[int, ...]) -> list[Any
         own[index] = jnp.asarray(gradient)
         if own[index].shape != (*first, *param.shape):
             raise ValueError(
-                f"gradients: that of {leaf_names(leaves.tree)[index]!r} must have the shape "
-                f"{(*first, *param.shape)}, got {own[index].shape}."
+                f"gradients: the gradient of {leaf_names(leaves.tree)[index]!r} must have the "
+                f"shape {(*first, *param.shape)}, got {own[index].shape}."
             )
     return own
 

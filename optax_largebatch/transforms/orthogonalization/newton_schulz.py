@@ -64,8 +64,8 @@ def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:
             three numbers each.
     """
     allowed = (
-        f"one of {', '.join(map(repr, PUBLISHED))}, three numbers, which serve every iteration, or "
-        "a sequence of three numbers for each of them"
+        f"one of {', '.join(map(repr, PUBLISHED))}, three numbers for all iterations, or "
+        "a sequence with three numbers for each iteration"
     )
     check_integer("ns_steps", ns_steps, at_least=1)
     if ns_steps > LARGEST:
