@@ -149,17 +149,17 @@ REFUSED = {
     "gradients for steps": (
         optax.sgd(SCHEDULE, 0.9),
         lb.lars(0.1),
-        "one of gradients, and optimizer one of gradients times trust ratios times learning rates",
+        "one of gradients, and optimizer has one of gradients times trust ratios times learning",
     ),
     "gradients for directions": (
         optax.sgd(SCHEDULE, 0.9),
         lb.larc(0.1),
-        "one of gradients, and optimizer one of gradients times trust ratios",
+        "one of gradients, and optimizer has one of gradients times trust ratios",
     ),
     "steps for directions": (
         optax.lars(SCHEDULE),
         lb.lars(0.1, momentum_of="directions"),
-        "times learning rates, and optimizer one of gradients times trust ratios. What",
+        "times learning rates, and optimizer has one of gradients times trust ratios. The",
     ),
     "no micro-batches": (
         optax.lars(SCHEDULE),
