@@ -1,7 +1,7 @@
-"""What is measured: each module or package in here is a command, and `harness` is what they share.
+"""Measurements: each module or package in here is a command; they share `harness`.
 
     python -m benchmarks.step_cost --help
 
-From the repository's root, so that the library and the harness are those of the tree one stands in.
-`python benchmarks/step_cost.py` is the same where that tree is installed in place, as `make` does.
+Run commands from the repository's root, so that the library and the harness are those of that tree.
+`python benchmarks/step_cost.py` does the same if that tree is installed in place, as `make` does.
 """

@@ -1,12 +1,12 @@
-"""What a macro-batch of eight micro-batches costs, beside `optax.MultiSteps(optax.lamb)`.
+"""The cost of a macro-batch of eight micro-batches, beside `optax.MultiSteps(optax.lamb)`.
 
     python -m benchmarks.accumulation_cost
     python -m benchmarks.accumulation_cost --quick
     python -m benchmarks.accumulation_cost --rounds 20 --output benchmarks/results/cpu-2-cores
 
 Every update is compiled with `optax.apply_updates`; parameters and state are donated, the gradient
-is not. Micro-steps are interleaved and their sums compared macro-step by macro-step, because a
-shared machine is slow at one time and fast at another: only the ratios mean something. Writes
+is not. Micro-steps are interleaved, and their sums are compared macro-step by macro-step. A shared
+machine is slow at one time and fast at another, so only the ratios are meaningful. Writes
 `accumulation_cost.csv`.
 """
 

@@ -1,11 +1,12 @@
-"""What XLA makes of Muon's step for eight H100s and TPUs, seen without having one.
+"""Muon's step as XLA compiles it for eight H100s and TPUs, on any machine.
 
     python -m benchmarks.compiled_muon
 
 Compiles the whole step (update and `apply_updates`, donated) of this library's Muon and of
 `optax.contrib.muon`, with all parameters split by rows between eight devices, or stacks between
-their layers. Counts what travels, temporaries, and the products of each device beside an eighth of
-those of one device. Everything is compiled and nothing is timed. Writes `compiled_muon.csv`.
+their layers. Counts the bytes between devices, temporaries, and the products of each device,
+compared with an eighth of the products on one device. Everything is compiled and nothing is timed.
+Writes `compiled_muon.csv`.
 """
 
 import argparse
@@ -95,7 +96,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[Case], Any], bool]] = {
     "muon, bfloat16": (lambda case: _ours(case, jnp.bfloat16), True),
     "muon, not told": (_ours, False),
 }
-"""How each is made, and whether its step is told how parameters are split."""
+"""How each optimizer is made, and whether its step is told how parameters are split."""
 
 
 def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:

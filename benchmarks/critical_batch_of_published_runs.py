@@ -3,8 +3,8 @@
     python -m benchmarks.critical_batch_of_published_runs --output benchmarks/results
 
 Fits `S = S_min (1 + B_crit / B)` to the steps that the runs of each batch size took to the target.
-Every batch size had settings of its own, tuned by somebody else, so besides the interval over the
-runs the table has the range of the fits that leave one batch size out. Prints the tables and writes
+Every batch size had its own settings, tuned by different people. So the table has the interval over
+the runs, and also the range of the fits that leave one batch size out. Prints the tables and writes
 `critical_batch_of_published_runs.csv` and `.png`. Takes seconds, and gives the same everywhere.
 """
 
@@ -54,7 +54,7 @@ def fitted() -> list[Published]:
 
 
 def tables() -> str:
-    """Both fits, and what they say of every batch size, in Markdown."""
+    """Both fits, and their steps for every batch size, in Markdown."""
     lines = [
         "| Benchmark | batch sizes | runs | B_crit | 90% over the runs | leaving one out "
         "| S_min | residual | largest |",

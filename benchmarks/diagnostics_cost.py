@@ -1,24 +1,25 @@
-"""What reading a run adds to a step of `lamb`, in the same run.
+"""The cost that diagnostics add to a step of `lamb`, in the same run.
 
     python -m benchmarks.diagnostics_cost
     python -m benchmarks.diagnostics_cost --rounds 20 --output benchmarks/results
 
-A step that is read has a `gradient_noise_scale` in its chain, which is measured at every step or at
-every tenth, and returns, each time, besides parameters and state, the noise scale with its band and
-the trust ratios, as one array. It is compared with the same step without all that:
+A step with diagnostics has a `gradient_noise_scale` in its chain, which is measured at every step
+or at every tenth. Besides parameters and state, it returns the noise scale with its band and the
+trust ratios, as one array. It is compared with the same step without diagnostics:
 
 - `update`: the optimizer's step alone, on the tree of BERT-base;
 - `training step`: that of `training_step`, a network of 57 million parameters;
 - `macro-batch`: the same in four micro-batches.
 
-The small batches of the first two are those of two devices: one of them has the gradient of its own
-examples and the mean, and reads both where it measures. There is one device here, so the sum over
-the devices is a multiplication, and what is compared is what one device computes.
+The small batches of the first two cases are those of two devices: a device has the gradient of its
+own examples and the mean, and reads both where it measures. There is only one device here, so the
+sum over devices is a multiplication, and the comparison is for the work of one device.
 
-Steps are interleaved one by one and their times added up over ten steps, one of which is measured;
-each such round is compared with the ten plain steps of the same round. The plain step is compared
-with a copy of itself, too: what that says is noise. `bytes` are those that XLA counts in ten steps,
-over those of ten plain ones; of a macro-batch they are not known. Writes `diagnostics_cost.csv`.
+Steps are interleaved one by one, and their times are added up over ten steps, one of which is
+measured. Each such round is compared with the ten plain steps of the same round. The plain step is
+also compared with a copy of itself, which shows the noise. `bytes` are the bytes that XLA counts in
+ten steps, divided by those of ten plain steps; for a macro-batch they are not known. Writes
+`diagnostics_cost.csv`.
 """
 
 import argparse
@@ -42,12 +43,12 @@ import optax_largebatch as lb
 PERIOD = 10
 PLAIN, COPY = "plain", "plain again"
 EVERY = {PLAIN: 0, COPY: 0, "each step": 1, "every tenth": PERIOD}
-"""Steps from one that is measured to the next; 0 where nothing is read."""
+"""The steps from one measured step to the next; 0 without diagnostics."""
 MICRO_BATCHES = 4
 
 
 class Given(NamedTuple):
-    """What a step works on."""
+    """The inputs of a step."""
 
     data: Any
     """A batch, or the gradients where only the optimizer runs."""
@@ -56,11 +57,11 @@ class Given(NamedTuple):
 
 
 Step = Callable[..., tuple[Any, Any]]
-"""Takes optimizer, `every`, the number of the step, parameters, state and what is given."""
+"""A step, from optimizer, `every`, the number of the step, parameters, state and inputs."""
 
 
 def small_batches(own: Any, mean: Any, params: Any, when: Any) -> lb.SmallBatches:
-    """Those of two devices, as one of them computes them."""
+    """The small batches of two devices, as one of them computes them."""
 
     def on_device(_: jax.Array) -> lb.SmallBatches:
         return lb.small_batches_of_devices(own, params, "data", 32, mean=mean, when=when)

@@ -3,9 +3,9 @@
     python -m benchmarks.muon_step
     python -m benchmarks.muon_step --layers 12 --width 768 --rounds 5
 
-The step (update and `apply_updates`, donated) on a BERT, its layers apart and stacked. Steps are
-taken in turns, and each is compared with that of optax in the same round. Beside the time stands
-how many multiplications and additions the products of matrices take, over those of optax. Writes
+The step (update and `apply_updates`, donated) on a BERT, with its layers apart and stacked. Steps
+are taken in turns, and each is compared with that of optax in the same round. The table also has
+the multiplications and additions in products of matrices, divided by those of optax. Writes
 `muon_step.csv`.
 """
 
@@ -28,7 +28,7 @@ PEER = "optax.contrib.muon"
 
 
 def optimizers(stacked: bool) -> dict[str, optax.GradientTransformation]:
-    """Both, for the same matrices."""
+    """Both optimizers, for the same matrices."""
 
     def numbers(params: Any) -> Any:
         def own(path: Any, x: Any) -> Any:

@@ -35,10 +35,10 @@ BATCH_SIZES = (64, 128, 256, 512, 1024)
 TRAIN, LABELLED, VALIDATION = 1024, 100, 386
 EPOCHS, SEEDS = 40, 5
 MOST_RATES = 5
-"""How often a grid is extended, and one more."""
+"""How many times rates are tried: those of the grid, and then its extensions."""
 WIDTH, FEATURES = 128, 64
 OFF_DIAGONAL = 0.0051
-"""What the loss multiplies the redundancy of features by, as in the paper."""
+"""The weight of the features' redundancy in the loss, as in the paper."""
 
 Params = dict[str, dict[str, jax.Array]]
 
@@ -55,20 +55,21 @@ class Arm(NamedTuple):
     """One line of the table."""
 
     optimizer: Callable[[int, int, Params], optax.GradientTransformation]
-    """From batch size, epochs and parameters; with a learning rate of 1, or of the recipe."""
+    """The optimizer, from batch size, epochs and parameters; its learning rate is 1, or the
+    recipe's."""
     rates: tuple[float, ...]
-    """What multiplies it: where the grid begins."""
+    """The factors of the learning rate with which the grid begins."""
     factor: float
-    """From one rate of the grid to the next."""
+    """The factor from one rate of the grid to the next."""
 
 
 def recipe(batch_size: int, epochs: int) -> lb.recipes.Recipe:
-    """That of Barlow Twins, on this many images."""
+    """The recipe of Barlow Twins, for the number of training images."""
     return lb.recipes.get("barlow-twins", batch_size, epochs=epochs, examples=TRAIN)
 
 
 def schedule(batch_size: int, epochs: int) -> optax.Schedule:
-    """The course of the recipe's learning rate, with a peak of 1."""
+    """The recipe's schedule, with a peak of 1."""
     by_recipe = recipe(batch_size, epochs)
     return lambda step: by_recipe.schedule()(step) / by_recipe.learning_rate
 
@@ -131,7 +132,7 @@ def encoded(params: Params, pixels: jax.Array) -> jax.Array:
 
 
 def projected(params: Params, features: jax.Array) -> jax.Array:
-    """What the loss compares, standardized over the batch."""
+    """The projected features that the loss compares, standardized over the batch."""
     x = dense(params["projector_0"], features)
     x = jax.nn.relu(affine(params["projector_0_norm"], standardized(x, axis=0)))
     return standardized(dense(params["projector_1"], x), axis=0)
@@ -148,7 +149,7 @@ def affine(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 
 
 def standardized(x: jax.Array, axis: int) -> jax.Array:
-    """With mean 0 and variance 1."""
+    """The numbers scaled to mean 0 and variance 1."""
     return (x - x.mean(axis, keepdims=True)) / (x.std(axis, keepdims=True) + 1e-3)
 
 
@@ -169,7 +170,7 @@ def augmented(key: jax.Array, pixels: jax.Array) -> jax.Array:
 
 
 def loss(params: Params, key: jax.Array, pixels: jax.Array) -> jax.Array:
-    """That of Barlow Twins: two views of an image alike, features not redundant."""
+    """The loss of Barlow Twins: two views of an image alike, features not redundant."""
     one, other = (
         projected(params, encoded(params, augmented(own, pixels))) for own in jax.random.split(key)
     )

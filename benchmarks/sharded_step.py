@@ -1,4 +1,4 @@
-"""What a step costs with all parameters split over eight devices (FSDP), beside `optax.lamb`.
+"""The cost of a step with all parameters split over eight devices (FSDP), beside `optax.lamb`.
 
     python -m benchmarks.sharded_step
     python -m benchmarks.sharded_step --width 64 256 --output benchmarks/results/cpu-2-cores

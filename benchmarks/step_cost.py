@@ -1,4 +1,4 @@
-"""What a step costs: time and memory of each optimizer, beside `optax.adamw` in the same run.
+"""The cost of a step: time and memory of each optimizer, beside `optax.adamw` in the same run.
 
     python -m benchmarks.step_cost                       # BERT-base and many small leaves
     python -m benchmarks.step_cost --tree "bert-base, stacked" "bert-base, bfloat16"
@@ -6,9 +6,9 @@
     python -m benchmarks.step_cost --peers               # with PyTorch's, where they are installed
     python -m benchmarks.step_cost --bandwidth           # of a float32 tree, beside that of a copy
 
-Each optimizer takes its steps in turns with `optax.adamw`, and they are compared turn by turn,
-because a shared machine is slow at one time and fast at another: only the ratios mean something.
-One optimizer at a time is in memory, or those with large temporaries would slow down the others.
+Each optimizer takes its steps in turns with `optax.adamw`, and the two are compared turn by turn. A
+shared machine is slow at one time and fast at another, so only the ratios are meaningful. Only one
+optimizer at a time is in memory, or those with large temporaries would slow down the others.
 Parameters and state are donated, as in training. `x floor` is the ratio over that of the bytes that
 the step cannot do without: every pass that a norm forces reads its arrays from memory again. Writes
 `step_cost.csv`, one line for each optimizer and tree, and `step_cost.png`. With `--bandwidth` a
@@ -39,7 +39,7 @@ from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
 
 COLOURS = {BASELINE: "#000000", "lamb": "#0072b2", "lans": "#d55e00", "lars": "#009e73"}
-"""The four that are compared; the others are grey."""
+"""The four optimizers in colour; the others are grey."""
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ class Measurement:
     seconds: float = 0.0
 
     def take(self, seconds: np.ndarray, baseline: np.ndarray) -> None:
-        """Notes the times of its steps, and those of the baseline beside them."""
+        """Notes the times of the steps, and those of the baseline in the same turns."""
         over_baseline = ratio(seconds, baseline)
         self.seconds = float(np.median(seconds))
         floor = (OPTIMIZERS | PEERS)[self.optimizer].floor / OPTIMIZERS[BASELINE].floor

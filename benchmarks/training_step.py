@@ -1,4 +1,4 @@
-"""What an optimizer adds to a whole training step, beside `optax.adamw` in the same run.
+"""The time of whole training steps, compared with `optax.adamw` in the same run.
 
     python -m benchmarks.training_step
     python -m benchmarks.training_step --batch 32 --rounds 20 --output benchmarks/results
@@ -27,7 +27,7 @@ NAMES = (BASELINE, "optax.lamb", "lamb", "lans", "lars", "scaled_adam")
 
 
 def loss(params: list[Any], batch: jax.Array) -> jax.Array:
-    """How badly the network copies its input."""
+    """The loss: how badly the network copies its input."""
     x = batch
     for layer in params:
         x = jnp.tanh(x @ layer["kernel"] + layer["bias"])

@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
-        """Of x, (sequences, length, width), what the next layer gets."""
+        """The input of the next layer, from x of shape (sequences, length, width)."""
         width = x.shape[-1]
         x = jax.lax.with_sharding_constraint(x, self.activations)
         normed = self.norm("attention_norm", x)
@@ -59,7 +59,7 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """What stood at the masked positions."""
+    """A network that predicts the bytes at masked positions."""
 
     layers: int
     width: int

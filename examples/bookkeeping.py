@@ -1,4 +1,4 @@
-"""What the examples share and what is not about the library: options, tables and axes."""
+"""Code that the examples share and that is not about the library: options, tables and axes."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ SHARE = number(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def same_options(args: argparse.Namespace, file: Path, resumed: bool) -> None:
-    """Notes the options of a run, or ends the program where one that is resumed had others."""
+    """Notes the options of a run; ends the program if a resumed run had other options."""
     now = {name: str(value) for name, value in vars(args).items() if name != "output"}
     if not resumed:
         file.write_text(json.dumps(now, indent=2) + "\n")
@@ -52,7 +52,7 @@ def same_options(args: argparse.Namespace, file: Path, resumed: bool) -> None:
             )
 
 
-# Okabe and Ito's, which colour-blind readers tell apart.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart.
 COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#0072b2", "#cc79a7", "#e69f00", "#555555")
 
 
@@ -60,7 +60,7 @@ class Table:
     """A CSV file to which rows are added as they come."""
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        """Goes on after the first `keep` rows of the file; what follows them is dropped."""
+        """Continues after the first `keep` rows of the file; later rows are dropped."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.rows: list[Mapping[str, Any]] = []
@@ -90,7 +90,7 @@ class Table:
 
 
 def draw(table: Table, panels: Mapping[str, Sequence[str]], path: Path) -> None:
-    """Draws columns against the step, under each label some of them."""
+    """Draws columns against the step, some columns under each label."""
     figure = Figure(figsize=(11, 2 + 2.5 * math.ceil(len(panels) / 2)), layout="constrained")
     axes = figure.subplots(math.ceil(len(panels) / 2), 2, sharex=True, squeeze=False)
     for axis, (label, columns) in zip(axes.flat, panels.items(), strict=False):

@@ -12,7 +12,7 @@ from bookkeeping import COLOURS, plain
 
 
 class Result(NamedTuple):
-    """What came of a run."""
+    """The result of a run."""
 
     optimizer: str
     batch: str  # the examples of a step, as in `128` or `4x32`
@@ -26,12 +26,12 @@ class Result(NamedTuple):
     losses: np.ndarray  # of all micro-batches
 
     def epoch_losses(self) -> np.ndarray:
-        """The mean of each epoch: single ones are noisy."""
+        """The mean loss of each epoch, because single losses are noisy."""
         parts = min(self.steps, max(1, round(self.epochs)))
         return np.array([part.mean() for part in np.array_split(self.losses, parts)])
 
     def row(self) -> dict[str, Any]:
-        """What stands in the file."""
+        """The row of this run in the file."""
         row = {name: value for name, value in self._asdict().items() if name != "losses"}
         return row | {"steps_to_target": in_words(self.steps_to_target)}
 
@@ -53,13 +53,13 @@ def in_words(steps: float) -> str:
 
 
 def one_line(results: Sequence[Result]) -> str:
-    """What is shown when the runs of an optimizer and batch have ended."""
+    """The line that is printed when the runs of an optimizer and batch have ended."""
     reached = ", ".join(in_words(one.steps_to_target) for one in results)
     return f"{results[0].optimizer}, batch {results[0].batch}: steps to the target {reached}"
 
 
 def median_and_range(values: Sequence[float], shown: Callable[[float], str]) -> str:
-    """As in `48 (45 to never)`."""
+    """Median and range, as in `48 (45 to never)`."""
     return f"{shown(np.median(values))} ({shown(min(values))} to {shown(max(values))})"
 
 

@@ -11,7 +11,7 @@ from sklearn.model_selection import train_test_split
 
 
 class Examples(NamedTuple):
-    """Images and what they show."""
+    """Images and the digits that they show."""
 
     images: np.ndarray  # (examples, 8, 8, 1), from 0 to 1
     labels: np.ndarray  # (examples,), from 0 to 9
@@ -37,7 +37,7 @@ def load_data() -> Data:
 
 
 def hold_out(examples: Examples, size: int) -> tuple[Examples, Examples]:
-    """All but `size` examples, and these."""
+    """All but `size` examples, and those `size` examples."""
     images, held_images, labels, held_labels = train_test_split(
         *examples, test_size=size, stratify=examples.labels, random_state=0
     )
@@ -57,8 +57,8 @@ def shuffled(num_examples: int, length: int, seed: int) -> np.ndarray:
 class ConvNet(nnx.Module):
     """Two convolutions and a linear layer.
 
-    The norms are group norms: a batch norm would mix the examples of a micro-batch, and the mean
-    gradient of many micro-batches would not be that of one large batch.
+    The norms are group norms. A batch norm would mix the examples of a micro-batch, so the mean
+    gradient of many micro-batches would differ from that of one large batch.
     """
 
     def __init__(self, rngs: nnx.Rngs) -> None:
@@ -93,6 +93,6 @@ DEFAULTS = {
 
 
 def default_rate(name: str, batch_size: float) -> float:
-    """The power of the batch size that goes through the two learning rates of the table."""
+    """The learning rate at a batch size: a power law through the two rates of the table."""
     small, large, _ = DEFAULTS[name]
     return small * (large / small) ** (math.log(batch_size / 32) / math.log(1024 / 32))

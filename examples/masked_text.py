@@ -1,4 +1,4 @@
-"""What a masked language model reads: sequences of bytes, some of which it has to guess."""
+"""Data for a masked language model: sequences of bytes, some of which it has to guess."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from bert import MASK
 
 
 class Batch(NamedTuple):
-    """What the network sees, where it is asked, and what stood there."""
+    """The input of the network, the positions to guess, and the right answers."""
 
     tokens: np.ndarray  # (..., sequences, length)
     positions: np.ndarray  # (..., sequences, asked)
@@ -32,7 +32,7 @@ def read_text(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
         if path.is_file() and not left_out & set(path.relative_to(root).parts)
     ]
     texts = {hashlib.sha256(text).digest(): text for text in map(Path.read_bytes, paths)}
-    # By hash: as good as shuffled, and the same every time. What has a zero byte is no text.
+    # By hash: as good as shuffled, and the same every time. A file with a zero byte is no text.
     in_order = (text for _, text in sorted(texts.items()) if b"\0" not in text)
     everything = np.frombuffer(b"\n".join(in_order), np.uint8)
     training, held_out = np.split(everything, [len(everything) * 15 // 16])
@@ -40,10 +40,10 @@ def read_text(folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sample(text: np.ndarray, shape: tuple[int, ...], length: int, *seed: int) -> Batch:
-    """Sequences from anywhere in a text; which ones follows from the seed alone.
+    """Sequences from anywhere in a text; the seed alone decides which ones.
 
-    Of 15% of the bytes the network is asked: 80% of these it sees masked, 10% replaced by others,
-    and 10% as they are.
+    The network has to guess 15% of the bytes. Of these, 80% are masked, 10% are replaced by others,
+    and 10% are unchanged.
     """
     if len(text) < length:
         raise SystemExit(f"the text has {len(text)} bytes for sequences of {length}: give more")

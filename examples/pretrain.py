@@ -4,13 +4,13 @@
     python examples/pretrain.py --text DIR --layers 12 --width 512 --steps 10000
 
 It prints a line every ten steps. In `runs/pretrain` it leaves `metrics.csv`, with a row for each
-step, and `curves.png`. Killed and started again with the same options it goes on from its last
-checkpoint, and ends with the same bits as if it had not been killed (on a GPU with
+step, and `curves.png`. If it is killed and started again with the same options, it continues from
+its last checkpoint, and ends with the same bits as without the interruption (on a GPU with
 XLA_FLAGS=--xla_gpu_deterministic_ops=true).
 
 In float32, the default on a CPU, the losses of the first command are the same on one device and on
-many, to 1e-5. In bfloat16, the default elsewhere, and at learning rates so large that a difference
-in rounding grows from step to step, they are not: a few hundredths apart.
+many, to 1e-5. In bfloat16, the default elsewhere, they differ by a few hundredths. So they do at
+learning rates so large that a difference in rounding grows from step to step.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def train(args: argparse.Namespace) -> Table:
 
 
 def line(rows: Sequence[dict[str, Any]], steps: int, speed: float) -> str:
-    """What is shown of some steps: the mean of their losses, and how things are at their end."""
+    """The line for some steps: the mean of their losses, and the other metrics of the last step."""
     loss, last = np.mean([row["loss"] for row in rows]), rows[-1]
     return (
         f"step {last['step']:>{len(str(steps))}}/{steps}  loss {loss:.4f}  "

@@ -7,8 +7,8 @@ Start it once on every host. Here are two processes on one machine, with two dev
     python examples/several_hosts.py $hosts --process-id 0 --steps 20 &
     python examples/several_hosts.py $hosts --process-id 1 --steps 20
 
-Parameters and moments are split over all devices (FSDP), the examples over the processes. Started
-again with more `--steps`, on any number of processes and devices, it continues where it ended:
+Parameters and moments are split over all devices (FSDP), the examples over the processes. If it is
+started again with more `--steps`, on any number of processes and devices, it continues:
 
     python examples/several_hosts.py --steps 40
 """
@@ -61,7 +61,7 @@ def loss_of(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 class Batches:
-    """The digits. Which of them make the batch of a step depends on the step alone."""
+    """The digits, in batches. The batch of a step depends on the step alone."""
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
         digits = load_digits()

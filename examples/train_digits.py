@@ -8,8 +8,8 @@ the same examples and over five seeds: how many steps until the validation accur
     python examples/train_digits.py --optimizer lamb lbsgd --batch-size 32 --micro-batches 16
 
 It prints a line for each optimizer and batch, a table and a verdict. In `runs/digits` it leaves
-`results.csv`, with a row for each run, and `curves.png`. How the library is used is in
-`build_optimizer` and `train`; `pretrain.py` shows what a larger program has besides.
+`results.csv`, with a row for each run, and `curves.png`. `build_optimizer` and `train` show how to
+use the library; `pretrain.py` is a larger program.
 """
 
 import argparse
@@ -36,7 +36,7 @@ import optax_largebatch as lb
 def build_optimizer(
     name: str, rate: float, decay: float, micro_batches: int, epoch: float, steps: int
 ) -> optax.GradientTransformation:
-    """An optimizer for so many steps, `epoch` of them in an epoch; `update` takes micro-batches."""
+    """An optimizer for `steps` steps, `epoch` of them in an epoch; `update` takes micro-batches."""
     warmup = {"warmup_steps": min(steps, round(5 * epoch)), "warmup_begin_value": rate / 100}
     schedule = lb.warmup_polynomial(rate, steps, power=1, **warmup)
     # Biases and normalisation scales are neither decayed nor adapted: they start at 0 or 1, and
@@ -57,7 +57,7 @@ def build_optimizer(
         "lamb": lb.lamb(schedule, **decayed, trust_ratio_mask=kernels),
         "lans": lb.lans(schedule, **decayed, trust_ratio_mask=kernels),
         # The leaves that are not adapted move at the learning rate itself. With the paper's
-        # coefficient, 0.001, one large enough for the kernels is far too large for them.
+        # coefficient, 0.001, a rate large enough for the kernels is far too large for these leaves.
         "lars": lb.lars(schedule, **decayed, trust_coefficient=0.5, trust_ratio_mask=kernels),
         "larc": lb.larc(schedule, **decayed, trust_ratio_mask=kernels),
     }[name]

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words of the command line after the name; None for those of this process.
 
     Returns:
-        The exit status: 0, or 2 where what was asked for does not exist.
+        The exit status: 0, or 2 if something that was asked for does not exist.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -76,8 +76,8 @@ def _rule(flag: str, patterns: list[str] | None) -> Rule | None:
     left_out = [pattern.removeprefix("~") for pattern in patterns if pattern.startswith("~")]
     if left_out and len(left_out) < len(patterns):
         raise ValueError(
-            f"{flag} takes patterns of what it selects, or with ~ of what it leaves out, not "
-            f"both; got {' '.join(patterns)}."
+            f"{flag} takes patterns that select names, or patterns with ~ that leave out names, "
+            f"not both; got {' '.join(patterns)}."
         )
     return excluding(*left_out) if left_out else matching(*patterns)
 
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
             found.add_argument(flag, type=kind, help=text)
     found.set_defaults(run=_recipes)
 
-    scaled = commands.add_parser("scale", help="takes settings to another batch size by a rule")
+    scaled = commands.add_parser("scale", help="scales settings to another batch size by a rule")
     scaled.add_argument("--from-batch", type=int, required=True)
     scaled.add_argument("--to-batch", type=int, required=True)
     scaled.add_argument("--rule", choices=RULES, required=True)
@@ -150,13 +150,13 @@ def _parser() -> argparse.ArgumentParser:
 
 _OF_RECIPES: dict[str, tuple[type, str]] = {
     "batch_size": (int, "examples in a step"),
-    "epochs": (int, "where a recipe was published for several, one of them"),
-    "examples": (int, "those of an epoch"),
+    "epochs": (int, "one of the published numbers, where there are several"),
+    "examples": (int, "examples in an epoch"),
     "total_steps": (int, "steps of the run"),
     "warmup_steps": (int, "steps of the warm-up"),
-    "learning_rate": (float, "its peak"),
-    "bias_learning_rate": (float, "the peak of biases and norms, where they have their own"),
-    "weight_decay": (float, "of the parameters that are decayed"),
+    "learning_rate": (float, "peak of the schedule"),
+    "bias_learning_rate": (float, "peak for biases and norms, where they have their own"),
+    "weight_decay": (float, "for the parameters that are decayed"),
     "extrapolate": (bool, "go beyond the published batch sizes where the source states no rule"),
 }
 """What `recipes.get` takes besides the name."""

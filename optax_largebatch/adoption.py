@@ -1,4 +1,4 @@
-"""A change of the optimizer in the middle of a run, without forgetting the gradients so far."""
+"""A change of the optimizer in the middle of a run that keeps its moments."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -29,9 +29,9 @@ _COUNT_BESIDE_OTHERS = (
     ScaleByLearningRateState,
     optax.schedules.InjectStatefulHyperparamsState,
 )
-"""States where only the number of steps goes on; in other states of several fields, more does."""
+"""States of several fields of which only the number of steps is taken over."""
 _OF_THEIR_OWN = (NesterovSplitState, ScaleByWarmedUpRateState)
-"""States that hold others, with what only their optimizer gathers."""
+"""States that hold other states, and numbers that only their own optimizer collects."""
 
 
 def adopt_state(
@@ -43,25 +43,25 @@ def adopt_state(
 ) -> optax.OptState:
     r"""The state of an optimizer that goes on where another one stopped.
 
-    The moments of Adam, or the momentum buffer of SGD and LARS, are taken over, and so is the
-    number of steps, by which schedules and bias corrections go: the next steps are those of an
-    optimizer that had seen all gradients. They must mean the same in both: the same `b1`, `b2` or
-    `momentum`, and gradients that are clipped alike. They go from states
+    The state takes over the moments of Adam, or the momentum buffer of SGD and LARS. It also takes
+    over the number of steps, which schedules and bias corrections use. So the next steps are those
+    of an optimizer that has seen all gradients. The moments must mean the same in both optimizers:
+    the same `b1`, `b2` or `momentum`, and gradients clipped in the same way. Moments go from states
 
     - of `optax.adam`, `adamw` and `lamb` to `lamb`, `eve`, or a chain with `scale_by_adam`;
     - of `optax.lars` to `lars`;
     - of `optax.sgd` with momentum to a chain with `accumulate_momentum` before all trust ratios.
 
     SGD's momentum is of no use to `lars`, which sums gradients times trust ratios. Either optimizer
-    may be inside `chain`, `inject_hyperparams` or another wrapper. Between the parts of a
-    macro-batch of `optax.MultiSteps` the mean so far goes over to `accumulate_gradients`. Other
-    optimizers have moments of their own, which begin at zero: call their `init`.
+    may be inside `chain`, `inject_hyperparams` or another wrapper. In the middle of a macro-batch
+    of `optax.MultiSteps`, its mean so far goes to `accumulate_gradients`. Other optimizers have
+    moments of their own, which begin at zero: call their `init`.
 
     Args:
         optimizer: the new optimizer.
         params: the parameters as they are now.
-        state: the old optimizer's state, of optax or of this library. It must not be donated
-            later: the two share the arrays of the moments.
+        state: the old optimizer's state, of optax or of this library. Do not donate it later: the
+            old and the new state share the arrays of the moments.
         step: the number of steps so far, where the state does not know it (`optax.sgd` with a
             constant learning rate) or knows several; None to read it from the state.
 
@@ -70,8 +70,8 @@ def adopt_state(
 
     Raises:
         TypeError: `step` is no integer.
-        ValueError: one has moments that the other does not have, `params` and `state` do not
-            belong together, or `step` is needed.
+        ValueError: one optimizer has moments that the other does not have, `params` and `state` do
+            not belong together, or `step` is needed.
 
     Examples:
         >>> import jax
@@ -97,16 +97,16 @@ def adopt_state(
         found = [part for part in old if isinstance(part, kinds)]
         if len(new) != len(found) or len(found) > 1:
             raise ValueError(
-                f"state must hold what optimizer needs, once: it has {what} {len(found)} times, "
-                f"and optimizer {len(new)} times. optimizer.init(params) begins without the "
-                "gradients so far."
+                f"state must hold what optimizer needs, once: state has {what} {len(found)} times, "
+                f"and optimizer has {what} {len(new)} times. optimizer.init(params) begins "
+                "without the gradients so far."
             )
     if _momentum(wanted) != _momentum(state):
         raise ValueError(
-            f"state must have a momentum of the same kind: it has one of {_momentum(state)}, and "
-            f"optimizer one of {_momentum(wanted)}. What optax.sgd gathered is of use to "
+            f"state must have a momentum of the same kind: state has one of {_momentum(state)}, "
+            f"and optimizer has one of {_momentum(wanted)}. The momentum of optax.sgd fits "
             "chain(accumulate_momentum(0.9), scale_by_trust_ratio(0.001), "
-            "scale_by_learning_rate(...)), what optax.lars gathered to lars(...)."
+            "scale_by_learning_rate(...)), and that of optax.lars fits lars(...)."
         )
     return _Adoption(params, old, steps).adopted(wanted)
 
@@ -141,7 +141,7 @@ class _Adoption:
         if isinstance(part, _OF_THEIR_OWN) or "count" in new._fields:
             raise ValueError(
                 f"optimizer has a {type(part).__name__}, whose numbers no other optimizer "
-                "gathers. Begin it with optimizer.init(params)."
+                "keeps. Begin with optimizer.init(params)."
             )
         return new
 
@@ -169,7 +169,7 @@ class _Adoption:
         return next((part for part in self.old if isinstance(part, kinds)), None)
 
     def like(self, new: Any, old: Any) -> Any:
-        """A tree of the old state in the dtypes of the new one."""
+        """A tree of the old state, cast to the dtypes of the new one."""
         columns = zip(
             self.leaves.align("the new state's moments", new),
             self.leaves.align("the moments in state", old),
@@ -181,9 +181,9 @@ class _Adoption:
             if own.shape != shape:
                 raise ValueError(
                     f"the moments in state must have the shapes of params: "
-                    f"{leaf_names(self.leaves.tree)[index]!r} has {own.shape} and they have "
-                    f"{shape}. Give the parameters that the old optimizer moved, and of a state "
-                    "of pmap one replica."
+                    f"{leaf_names(self.leaves.tree)[index]!r} has {own.shape} and its moments "
+                    f"have {shape}. Pass the parameters that the old optimizer moved, and from a "
+                    "state of pmap one replica."
                 )
             taken.append(jnp.asarray(other, own.dtype))
         return self.leaves.rebuild(taken)

@@ -1,7 +1,7 @@
 """Checks of arguments: every message names the argument, its value and what is allowed.
 
-A value that is already a JAX array (a traced one above all, as `optax.inject_hyperparams` passes
-them) cannot be compared with a range at trace time; its shape is checked and its value is not.
+A value may already be a JAX array, such as the traced ones of `optax.inject_hyperparams`. It cannot
+be compared with a range at trace time, so its shape is checked and its value is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ Scalar = float | jax.Array
 """A number, or a scalar array such as `optax.inject_hyperparams` passes."""
 
 Bounds = tuple[Any, Any] | None
-"""`(low, high)`, either None for no bound."""
+"""`(low, high)`, None for an end without a bound."""
 
 _NO_DTYPE = (jax.Array, np.ndarray, np.generic, tuple, list, dict)
-"""What NumPy would make a dtype of, with a warning or a record as the result."""
+"""Values that NumPy turns into a dtype, but with a warning or into a record."""
 
 
 def check_number(name: str, value: Any, allowed: str) -> None:
@@ -62,9 +62,10 @@ def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:
 
 
 def number_at(step: jax.Array, name: str, value: Any, allowed: str = "[0, inf)") -> Any:
-    """What `value`, a number or a schedule, is at a step; a schedule has to give one real number.
+    """The number that `value`, a number or a schedule, gives at a step.
 
-    Anything else would go far: of an array of three, each column would take its own rate.
+    A schedule has to return one real number. With an array of three, each column would silently
+    take its own rate.
     """
     if not callable(value):
         return value
@@ -152,20 +153,20 @@ def check_state(who: str, kind: Any, state: Any) -> None:
         state: what was given.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the state is something else.
     """
     if isinstance(state, tuple) and _fields(state) == _fields(kind):
         return
     raise TypeError(
         f"state must be that of {who}, which keeps {_described(kind)}; got {_described(state)}. "
         "It is the state of another optimizer or of other options, or was read from a checkpoint "
-        "as dictionaries and lists: call `init` of this optimizer, or restore into what that "
-        "returns."
+        "as dictionaries and lists. Call `init` of this optimizer, or restore into the state that "
+        "`init` returns."
     )
 
 
 def _fields(kind: Any) -> Any:
-    """What tells states apart: the names of their fields, or how many they are."""
+    """The mark that tells states apart: the names of their fields, or the number of states."""
     return getattr(kind, "_fields", None) or len(kind)
 
 
@@ -178,7 +179,7 @@ def _described(kind: Any) -> str:
 
 
 def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator: a keyword that other libraries have is an error that says its name here."""
+    """A decorator that turns another library's keyword into an error with its name here."""
 
     def decorator(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)

@@ -17,13 +17,13 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
-    """The dtype in which norms and moments of such leaves live: float32, or float64 of float64."""
+    """The dtype of norms and moments: float32, or float64 if one of `dtypes` is float64."""
     wide = any(jnp.dtype(dtype) == jnp.float64 for dtype in dtypes)
     return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
 def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
-    """The sum over all axes but those `kept`, which keep their place: () or, say, (layers, 1, 1).
+    """The sum over all axes except `kept`, with a shape such as () or (layers, 1, 1).
 
     It is accumulated in float32 (float64 for a float64 leaf) whatever the leaf's dtype.
     """
@@ -77,10 +77,10 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
 
 
 def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> dict[Key, jax.Array]:
-    """Sums over whole blocks from those over the parts on each device.
+    """Sums over whole blocks, from the sums over the parts on each device.
 
-    However many there are, they travel as one vector and take one reduction (and another one for
-    stacks that are split between their blocks, which must not be added to each other).
+    All sums travel as one vector, in one reduction. Stacks that are split between their blocks take
+    a second one, because their blocks must not be added to each other.
     """
     whole = dict(sums)
     for between in {split.between for split in splits.values()}:
@@ -104,7 +104,7 @@ def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> d
 
 
 def _counted_once(x: jax.Array, repeated: frozenset[str]) -> jax.Array:
-    """Zero everywhere but on the first of the devices along axes on which `x` is the same."""
+    """`x` on the first of the devices along axes on which it is the same, zero on the others."""
     for axis in sorted(repeated):
         x = jnp.where(jax.lax.axis_index(axis) == 0, x, 0)
     return x
@@ -113,7 +113,7 @@ def _counted_once(x: jax.Array, repeated: frozenset[str]) -> jax.Array:
 def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
     """The whole of an array that is split along `axis`, the same on all devices.
 
-    Outside of `jax.shard_map` it is whole, whatever the mesh axes.
+    Outside of `jax.shard_map` the array is whole already, whatever the mesh axes.
     """
     if not any(map(is_bound, mesh_axes)):
         return with_spec(x, PartitionSpec())
@@ -132,22 +132,22 @@ def own_part(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
 
 
 def devices_along(mesh_axes: Iterable[str]) -> int:
-    """The number of devices along mesh axes of a surrounding `jax.shard_map`, 1 of no axes."""
+    """The number of devices along mesh axes of a surrounding `jax.shard_map`, 1 without axes."""
     return jax.lax.psum(1, tuple(sorted(mesh_axes)))
 
 
 def explicit_spec(x: jax.Array) -> PartitionSpec:
-    """How the type of an array says that it is split, on a mesh of explicit axes."""
+    """The `PartitionSpec` in the type of an array, on a mesh with explicit axes."""
     return jax.typeof(x).sharding.spec
 
 
 def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) -> jax.Array:
-    """The array split in this way; nothing is done unless its type or `spec` says so.
+    """The array split as `spec` says, or unchanged if neither its type nor `spec` has a mesh axis.
 
     Args:
         x: the array.
-        spec: how it shall be split.
-        like: an array that knows the mesh, where the type of `x` does not and none is set.
+        spec: how to split it.
+        like: an array that knows the mesh, for an `x` whose type does not, where no mesh is set.
     """
     if not any(explicit_spec(x)) and not any(spec):
         return x
@@ -158,7 +158,7 @@ def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) 
 
 
 def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:
-    """What `block_sum` gives of zeros, the same on all devices that have parts of a block."""
+    """The `block_sum` of zeros, the same on all devices that have parts of a block."""
     zeros = jnp.zeros(shape_of_blocks(jnp.shape(x), kept), accumulation_dtype(jnp.result_type(x)))
     if not kept:
         return zeros
@@ -169,7 +169,7 @@ def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:
 
 
 def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array:
-    """Whether all of some booleans, one of each leaf's part on this device, hold on all devices."""
+    """Whether some booleans, one for each leaf's part on a device, are true on all devices."""
     axes = frozenset[str]().union(*(split.within | split.between for split in splits))
     hold = jnp.all(jnp.stack(list(flags))) if flags else jnp.ones([], bool)
     if not axes:
@@ -185,7 +185,7 @@ def total(sums: Sequence[jax.Array]) -> jax.Array:
 
 @jax.custom_jvp
 def from_sum_of_squares(square: jax.Array) -> jax.Array:
-    """The L2 norm; its derivative at 0 is 0, for those who differentiate through an update."""
+    """The L2 norm. Its derivative at 0 is 0, so that updates can be differentiated."""
     return jnp.sqrt(square)
 
 

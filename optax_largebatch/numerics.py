@@ -11,15 +11,15 @@ from optax_largebatch.arguments import Bounds, Scalar
 from optax_largebatch.norms import accumulation_dtype, from_sum_of_squares
 
 root = from_sum_of_squares
-"""The square root, of second moments too: with a derivative of 0 at 0.
+"""The square root, with a derivative of 0 at 0.
 
-There a moment of squares is flat, and so is its root times anything that is 0 with it. The rule for
-roots would make a NaN of the infinite slope of the one and the zero of the other.
+A second moment is flat at 0, because it sums squares. The usual rule for roots multiplies that
+slope of 0 by an infinite one, which gives NaN.
 """
 
 
 def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a / b`, and 0 where `b` is 0: the root of a mean of squares is 0 only if all of them are."""
+    """`a / b`, or 0 where `b` is 0: a root of a mean of squares is 0 only if all squares are."""
     zero = b == 0
     return jnp.where(zero, 0, a / jnp.where(zero, 1, b))
 
@@ -50,10 +50,10 @@ def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:
 def momentum_weights(
     decay: Scalar, t: jax.Array, nesterov: bool
 ) -> tuple[jax.Array, jax.Array | float]:
-    r"""What a running mean and the gradient count in a step, so that early steps are as long.
+    r"""The weights of a running mean and of the gradient in a step, corrected for their start.
 
-    The mean counts :math:`1 / (1 - b^t)`. With Nesterov's momentum it counts
-    :math:`b / (1 - b^{t+1})`, and the gradient :math:`(1 - b) / (1 - b^t)`.
+    The mean has the weight :math:`1 / (1 - b^t)`. With Nesterov's momentum it has
+    :math:`b / (1 - b^{t+1})`, and the gradient has :math:`(1 - b) / (1 - b^t)`.
     """
     if not nesterov:
         return 1 / bias_correction(decay, t), 0.0
@@ -61,19 +61,19 @@ def momentum_weights(
 
 
 def is_due(count: jax.Array, period: int) -> jax.Array:
-    """Whether the parameters are looked at: in the first step and in the last of each period."""
+    """Whether the parameters are measured: in the first step, and in the last of each period."""
     return (count == 0) | (count % period == period - 1)
 
 
 def cast(x: Any, dtype: jax.typing.DTypeLike) -> Any:
-    """An array in a dtype; of a `jax.ShapeDtypeStruct`, which `init` may be given, another one."""
+    """An array in a dtype, or a `jax.ShapeDtypeStruct` for one, which `init` may be given."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
     return x.astype(dtype)
 
 
 def zeros_like(params: optax.Params, dtype: jax.typing.DTypeLike | None) -> optax.Updates:
-    """Zeros in `dtype`, or where that is None in the accumulation dtype of each leaf."""
+    """Zeros in `dtype`; if that is None, in the accumulation dtype of each leaf."""
 
     def zeros(param: jax.Array) -> jax.Array:
         return jnp.zeros_like(param, dtype=dtype or accumulation_dtype(jnp.result_type(param)))

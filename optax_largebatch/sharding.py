@@ -1,4 +1,4 @@
-"""Where the state of an optimizer lives on a mesh of devices."""
+"""The layout of an optimizer's state on a mesh of devices."""
 
 import math
 from typing import Any
@@ -19,12 +19,12 @@ def shard_optimizer_state(
 ) -> Any:
     r"""The shardings of an optimizer's state: moments lie where their parameters lie.
 
-    With `axis` the moments are split along that mesh axis besides, each on the longest of its axes
-    that can be: ZeRO stage 1. The parameters stay whole; each device updates its part of the
-    moments, and the compiler gathers the updates.
+    With `axis`, the moments are also split along that mesh axis (ZeRO stage 1), each on the longest
+    of its own axes that can be split. The parameters stay whole; each device updates its part of
+    the moments, and the compiler gathers the updates.
 
-    What belongs to which parameter is told by keys: a part of the state with the keys of the
-    parameters, all or some of them, is about these.
+    Parts of the state are matched to parameters by their keys: a part with the keys of some or all
+    parameters belongs to these.
 
     Hand the result to `jax.jit` as `out_shardings` of `init` and of the step. For
     `jax.shard_map`, `jax.tree.map(lambda s: s.spec, shardings)` are the specs.
@@ -37,8 +37,8 @@ def shard_optimizer_state(
         axis: the mesh axis, or axes, to split moments along; None to leave them whole.
 
     Returns:
-        A tree like the state, of `NamedSharding`. What is not like a parameter, such as counters,
-        trust ratios and the rows and columns of `optax.adafactor`, is whole on every device.
+        A tree like the state, of `NamedSharding`. Arrays that are not like a parameter are whole on
+        every device: counters, trust ratios, and the rows and columns of `optax.adafactor`.
 
     Raises:
         ValueError: `mesh` has no axis of that name.

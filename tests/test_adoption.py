@@ -139,27 +139,27 @@ REFUSED = {
     "moments where there were none": (
         optax.sgd(SCHEDULE, 0.9),
         lb.lamb(0.1),
-        "it has moments of Adam 0 times, and optimizer 1 times",
+        "state has moments of Adam 0 times, and optimizer has moments of Adam 1 times",
     ),
     "a buffer where there was none": (
         optax.adamw(SCHEDULE),
         lb.lars(0.1),
-        "it has moments of Adam 1 times, and optimizer 0 times",
+        "state has moments of Adam 1 times, and optimizer has moments of Adam 0 times",
     ),
     "gradients for steps": (
         optax.sgd(SCHEDULE, 0.9),
         lb.lars(0.1),
-        "one of gradients, and optimizer one of gradients times trust ratios times learning rates",
+        "one of gradients, and optimizer has one of gradients times trust ratios times learning",
     ),
     "gradients for directions": (
         optax.sgd(SCHEDULE, 0.9),
         lb.larc(0.1),
-        "one of gradients, and optimizer one of gradients times trust ratios",
+        "one of gradients, and optimizer has one of gradients times trust ratios",
     ),
     "steps for directions": (
         optax.lars(SCHEDULE),
         lb.lars(0.1, momentum_of="directions"),
-        "times learning rates, and optimizer one of gradients times trust ratios. What",
+        "times learning rates, and optimizer has one of gradients times trust ratios. The",
     ),
     "no micro-batches": (
         optax.lars(SCHEDULE),
@@ -174,17 +174,17 @@ REFUSED = {
     "moments of another kind": (
         optax.adabelief(0.1),
         lb.lamb(0.1),
-        "it has moments of Adam 0 times",
+        "state has moments of Adam 0 times",
     ),
     "two optimizers": (
         optax.partition(dict.fromkeys("ab", optax.adam(0.1)), {"kernel": "a", "bias": "b"}),
         lb.lamb(0.1),
-        "it has moments of Adam 2 times",
+        "state has moments of Adam 2 times",
     ),
     "hidden parameters": (
         optax.masked(optax.adam(0.1), {"kernel": True, "bias": False}),
         lb.lamb(0.1),
-        r"the moments .* 'bias' has \(3,\) and they have MaskedNode",
+        r"the moments .* 'bias' has \(3,\) and its moments have MaskedNode",
     ),
     "no count": (optax.lars(0.1), lb.lars(0.1), "step must be given.* has counted none"),
     "two counts": (
@@ -209,7 +209,7 @@ def test_what_would_be_wrong_is_refused(name):
 
 def test_other_parameters_are_refused():
     state = optax.adamw(0.1).init({"kernel": jnp.ones((8, 2, 3)), "bias": jnp.ones((8, 3))})
-    with pytest.raises(ValueError, match=r"'bias' has \(3,\) and they have \(8, 3\)"):
+    with pytest.raises(ValueError, match=r"'bias' has \(3,\) and its moments have \(8, 3\)"):
         lb.adopt_state(lb.lamb(0.1), PARAMS, state)
     with pytest.raises(TypeError, match="step must be a Python integer"):
         lb.adopt_state(lb.lamb(0.1), PARAMS, state, step=1.0)

@@ -151,7 +151,7 @@ def test_stacks_of_two_axes(capsys, tmp_path):
     ("options", "said"),
     [
         (("--weight-decay-mask", "~bais"), "weight_decay_mask: the pattern 'bais' matches no"),
-        (("--weight-decay-mask", "~bias", "kernel"), "--weight-decay-mask takes patterns of what"),
+        (("--weight-decay-mask", "~bias", "kernel"), "--weight-decay-mask takes patterns that"),
         (("--stacked", "layers/"), "--stacked takes PATTERN=AXIS"),
         (("--stacked", "layers/=9"), "has no axis 9"),
         (("--under", "parms"), "under must name a part of the checkpoint: 'parms' is not in"),

@@ -19,7 +19,7 @@ HELD_OUT = 512  # examples for validation, and as many for the test
 
 
 class Sizes(NamedTuple):
-    """How large the network is, and its trials."""
+    """The size of the network, and of its trials."""
 
     layers: int
     width: int
@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     micro_batch: int
     warmup_steps: int
     most_examples: int
-    """After as many a trial is given up, or after `most_steps`."""
+    """The number of examples after which a trial is given up, unless `most_steps` come first."""
     most_steps: int
     stacked: bool
     """Whether the layers are in one array each, and scanned."""
@@ -68,7 +68,7 @@ def library_text() -> dict[str, np.ndarray]:
 
 
 def layer_norm(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
-    """Mean 0 and variance 1, then a scale and a bias."""
+    """A layer norm: mean 0 and variance 1, then a scale and a bias."""
     x = x - x.mean(axis=-1, keepdims=True)
     x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
     return x * own["scale"] + own["bias"]
@@ -80,7 +80,7 @@ def dense(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
 
 
 def attention(x: jax.Array, layer: dict[str, Any], heads: int) -> jax.Array:
-    """Every byte looks at every byte."""
+    """Self-attention, of every byte to every byte."""
     queries, keys, values = (
         dense(x, layer[name]).reshape(*x.shape[:-1], heads, -1)
         for name in ("query", "key", "value")
@@ -151,7 +151,7 @@ class Bert:
         return min(self.sizes.most_steps, self.sizes.most_examples // batch_size)
 
     def stream(self, key: jax.Array) -> jax.Array:
-        """The windows are drawn when they are needed; the key says all."""
+        """The key from which windows are drawn when they are needed."""
         return key
 
     def examples(self, stream: jax.Array, start: jax.Array) -> Examples:

@@ -16,7 +16,7 @@ MOST_EXAMPLES, MOST_STEPS = 200 * 1024, 3000  # of a trial
 
 
 class Examples(NamedTuple):
-    """Images and what they show."""
+    """Images and the digits that they show."""
 
     images: jax.Array  # (examples, 64), from 0 to 1
     labels: jax.Array  # (examples,), from 0 to 9

@@ -1,4 +1,4 @@
-"""What a run is measured by: the smaller the better."""
+"""The measures of a run; smaller is better."""
 
 from collections.abc import Callable
 import math
@@ -8,14 +8,14 @@ from benchmarks.batch_size_curve.training import Outcome
 
 
 class Measure(NamedTuple):
-    """How trials are compared, and what is reported of the best."""
+    """The number by which trials are compared, and the number reported for the best trial."""
 
     search: Callable[[Outcome], float]
     """Chooses the settings; never looks at the test part."""
     report: Callable[[Outcome], float]
-    """Of the runs with new seeds."""
+    """The reported number, for the runs with new seeds."""
     title: str
-    """With `{target}` where that belongs."""
+    """The title, with `{target}` in the place of the target."""
 
 
 def _finished(outcome: Outcome, loss: float) -> float:

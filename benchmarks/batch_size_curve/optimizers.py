@@ -31,7 +31,7 @@ class Optimizer(NamedTuple):
     centre: float
     """The middle of the range of learning rates, the same for all networks and batch sizes."""
     build: Build
-    """From a schedule of the learning rate, a weight decay, and the layers that are stacked."""
+    """A function from a schedule of the learning rate, a weight decay, and stacked layers."""
     decays: bool = True
     """Whether it has a weight decay."""
 
@@ -45,7 +45,7 @@ def sgd(rate: optax.Schedule, decay: jax.Array, _: Any) -> optax.GradientTransfo
 
 
 def adamw(momentum: float) -> Build:
-    """Adam with decoupled decay, and a momentum of one's choice."""
+    """Adam with decoupled decay, and a given momentum."""
     return lambda rate, decay, _: optax.adamw(
         rate, momentum, B2, 1e-8, 0.0, None, decay, KERNELS.mask
     )
@@ -148,7 +148,7 @@ def muon_with_trust_ratio(
 
 
 def adam_of_muon(rate: optax.Schedule) -> optax.GradientTransformation:
-    """What `optax.contrib.muon` does with what is no matrix."""
+    """The optimizer of `optax.contrib.muon` for parameters that are no matrices."""
     return lb.chain(lb.scale_by_adam(MOMENTUM, B2, nesterov=True), lb.scale_by_learning_rate(rate))
 
 
@@ -230,6 +230,6 @@ def warmed_up(rate: jax.Array, warmup_steps: int) -> optax.Schedule:
 
 
 def warmed_up_and_decayed(rate: jax.Array, warmup_steps: int, steps: int) -> optax.Schedule:
-    """The same, then down in a straight line, to 0 after `steps`."""
+    """A learning rate that grows in a straight line, stays, and falls to 0 after `steps`."""
     grown = warmed_up(rate, warmup_steps)
     return lambda step: grown(step) * jnp.minimum((steps - step) / (steps - warmup_steps), 1)

@@ -34,9 +34,9 @@ class Measured(NamedTuple):
     """An optimizer at a batch size."""
 
     runs: tuple[float, ...]
-    """Steps to the target of the best settings with each seed, or what else is measured."""
+    """Steps to the target (or another measure) of the best settings, with each seed."""
     edge: bool
-    """Whether these have the smallest or the largest learning rate of the range."""
+    """Whether the best settings have the smallest or the largest learning rate of the range."""
     settings: Settings | None
     test_losses: tuple[float, ...]
 
@@ -54,7 +54,7 @@ class Measured(NamedTuple):
 def bootstrap_interval(
     runs: Sequence[float], resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """90% of the medians of runs drawn from these, again and again."""
+    """The interval that holds 90% of the medians of runs drawn from these with replacement."""
     own = np.sort(runs)
     draws = np.random.default_rng(seed).integers(len(own), size=(resamples, len(own)))
     medians = own[np.sort(draws, axis=1)[:, (len(own) - 1) // 2]]
@@ -63,7 +63,7 @@ def bootstrap_interval(
 
 
 def measured(workload: Workload, rows: list[Row]) -> dict[str, dict[int, Measured]]:
-    """What is complete, by optimizer and batch size: what has had its whole budget."""
+    """The results of complete cells (with their whole budget), by optimizer and batch size."""
     results: dict[str, dict[int, Measured]] = {}
     for (optimizer, batch_size), cell in cells_of(workload, rows).items():
         if not cell.complete:
@@ -93,7 +93,7 @@ def fit(cells: dict[int, Measured]) -> lb.CriticalBatchSize | str:
 
 
 def steps_text(cell: Measured, fewest: float) -> str:
-    """Median steps, their interval, and what has to be said of them."""
+    """Median steps, their interval, and remarks."""
     if not math.isfinite(cell.median):
         return "never"
     text = f"**{cell.median:.4g}**" if cell.median == fewest else f"{cell.median:.4g}"
@@ -103,7 +103,7 @@ def steps_text(cell: Measured, fewest: float) -> str:
 
 
 def steps_column(results: dict[str, dict[int, Measured]], batch_size: int) -> dict[str, str]:
-    """What every optimizer needs at a batch size, the fewest in bold; those that are complete."""
+    """The steps of every complete optimizer at a batch size, the fewest in bold."""
     cells = {name: own[batch_size] for name, own in results.items() if batch_size in own}
     fewest = min((cell.median for cell in cells.values()), default=math.inf)
     return {name: steps_text(cell, fewest) for name, cell in cells.items()}
@@ -235,7 +235,7 @@ def _name_ends(
 
 
 def _counted(count: int, what: str) -> str:
-    """As in `1 seed` or `3 seeds`."""
+    """A number with its noun, as in `1 seed` or `3 seeds`."""
     return f"{count} {what}{'s' * (count > 1)}"
 
 

@@ -1,7 +1,7 @@
 """The search for the settings of an optimizer at a batch size, of the same size for all of them.
 
-An optimizer says where its learning rates are centred and nothing else: the width of the ranges is
-that of this module, and the number of trials that of the workload.
+An optimizer decides only where its learning rates are centred. This module decides the width of the
+ranges, and the workload the number of trials.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 class Settings(NamedTuple):
-    """What a trial tries."""
+    """The settings of a trial."""
 
     trial: int
-    """Its place in the search: trial 0 has the smallest learning rate."""
+    """The trial's place in the search: trial 0 has the smallest learning rate."""
     learning_rate: float
     weight_decay: float
 
@@ -43,7 +43,7 @@ def search_space(centre: float, trials: int) -> list[Settings]:
 def refined(best: Settings, trials: int, fine: int) -> list[Settings]:
     """`fine` more trials, half of them below the best of the others and half above, the near first.
 
-    They keep its weight decay: what it is hardly matters in runs as short as these.
+    They keep the weight decay of the best trial, which hardly matters in such short runs.
     """
     powers = [sign * power for power in range(1, fine // 2 + 1) for sign in (-1, 1)]
     return [
@@ -55,13 +55,13 @@ def refined(best: Settings, trials: int, fine: int) -> list[Settings]:
 
 
 def on_edge(chosen: Settings, space: Sequence[Settings]) -> bool:
-    """Whether its rate is the smallest or largest that was tried: a better one may lie outside."""
+    """Whether the best rate is the smallest or largest of all: a better one may lie outside."""
     rates = [own.learning_rate for own in space]
     return chosen.learning_rate in (min(rates), max(rates))
 
 
 def _rounded(number: float) -> float:
-    """To four digits, as in the table."""
+    """The settings rounded to four digits, as in the table."""
     return float(f"{number:.4g}")
 
 

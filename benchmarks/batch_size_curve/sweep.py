@@ -28,7 +28,7 @@ from benchmarks.batch_size_curve.workloads import Workload
 
 
 class Row(NamedTuple):
-    """A trial and what came of it: a line of the table."""
+    """A trial and its result: a line of the table."""
 
     workload: str
     optimizer: str
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
     @property
     def outcome(self) -> Outcome:
-        """What came of it."""
+        """The result of the trial."""
         return Outcome(self.steps, self.ended, self.validation_loss, self.test_loss)
 
 
@@ -106,7 +106,7 @@ class Cell:
             self.search += [[] for _ in fine]
 
     def score(self, trial: int) -> float:
-        """What is to be small, of its worst run; infinite while runs are left."""
+        """The measure of the trial's worst run; infinite while runs are left."""
         values = self._values(trial)
         return max(values) if len(values) == self.workload.search_seeds else math.inf
 
@@ -120,12 +120,12 @@ class Cell:
 
     @property
     def best(self) -> Settings | None:
-        """Of the search so far; of equal ones that with the smallest rate. None if none reached."""
+        """The best trial so far, of equal ones that with the smallest rate; None without any."""
         chosen = min(self.space, key=lambda own: (self.score(own.trial), own.learning_rate))
         return chosen if self.score(chosen.trial) < math.inf else None
 
     def is_smaller_than(self, other: "Cell") -> bool:
-        """Whether it is of the same optimizer, at a smaller batch size."""
+        """Whether this cell is of the same optimizer, at a smaller batch size."""
         return self.optimizer == other.optimizer and self.batch_size < other.batch_size
 
     @property
@@ -156,7 +156,7 @@ class Cell:
             self._run(run, "repeat", self.best, math.inf, done)
 
     def _seeds(self, role: str) -> range:
-        """Those of the search, or those of the repeats, which come after them."""
+        """The remaining runs of the search or, after them, of the repeats."""
         first = self.workload.search_seeds
         return range(first) if role == "search" else range(first, first + self.workload.seeds)
 
@@ -178,7 +178,7 @@ class Cell:
 
 
 def rounded(outcome: Outcome) -> Outcome:
-    """With losses of six digits, as they are written."""
+    """The result with losses of six digits, as it is written."""
     losses = (float(f"{loss:.6g}") for loss in (outcome.validation_loss, outcome.test_loss))
     return Outcome(outcome.steps, outcome.ended, *losses)
 

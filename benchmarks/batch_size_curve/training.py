@@ -16,10 +16,10 @@ RESOLUTION = 25  # from an evaluation to the next the steps grow by 1/25
 
 
 class Outcome(NamedTuple):
-    """What came of a trial."""
+    """The result of a trial."""
 
     steps: float
-    """To the target, or infinity."""
+    """The steps to the target, or infinity."""
     ended: str
     """`reached`, `diverged`, `censored` (it could not beat another trial) or `out of steps`.
 
@@ -30,13 +30,13 @@ class Outcome(NamedTuple):
 
 
 class Task(Protocol):
-    """What a network learns. Losses are means over examples."""
+    """A task for a network. Losses are means over examples."""
 
     target: float
     """The validation loss to reach."""
     warmup_steps: int
     micro_batch: int
-    """Examples whose gradient is taken at once; a batch is the mean over micro-batches."""
+    """The size of a micro-batch; the gradient of a batch is the mean over its micro-batches."""
     validation: Any
     test: Any
     stacked: lb.Stacked | None

@@ -1,4 +1,4 @@
-"""The workloads: what is learned, to which target, and with which budget for every optimizer."""
+"""The workloads: the task, the target, and the budget for every optimizer."""
 
 from collections.abc import Callable, Iterator
 import functools
@@ -15,7 +15,7 @@ from benchmarks.batch_size_curve.training import Run
 # The first are compared at all batch sizes before the others begin.
 FIRST = ("adamw", "sgd", "lamb", "lans", "lars")
 OTHERS = tuple(name for name in KNOWN if name not in FIRST)
-# What LANS is made of, and Muon.
+# The parts of LANS, and Muon.
 PIECES = (
     "adamw",
     "nadamw",
@@ -33,7 +33,7 @@ DECAYING_STEPS = 128
 
 
 class Workload(NamedTuple):
-    """Something to learn. Every optimizer gets as many trials at every batch size, and as wide."""
+    """A task. At every batch size, all optimizers get as many trials over ranges as wide."""
 
     name: str
     title: str
@@ -41,23 +41,23 @@ class Workload(NamedTuple):
     """The loss to reach on the validation part."""
     batch_sizes: tuple[int, ...]
     optimizers: tuple[tuple[str, ...], ...]
-    """One group after the other is run."""
+    """Groups of optimizers, which are run one after the other."""
     trials: int
     """Settings that are tried in every cell."""
     search_seeds: int
-    """Runs of each of them; the slowest counts."""
+    """Runs of each setting; the slowest counts."""
     seeds: int
     """Runs of the best settings of a cell, with seeds that the search has not seen."""
     centre: Callable[[str], float]
     """The middle learning rate of an optimizer."""
     prepare: Callable[[float, str], Run]
-    """From the target and an optimizer."""
+    """A function from the target and an optimizer to a `Run`."""
     fine_trials: int = 0
-    """Settings around the best of these, with learning rates a factor of 1.26 apart."""
+    """Settings around the best ones, with learning rates a factor of 1.26 apart."""
     measure: Measure = STEPS
-    """What is to be small."""
+    """The measure to minimise."""
     exact: Callable[[float], dict[str, tuple[float, float]]] = lambda target: {}
-    """From the target: S_min and B_crit of the optimizers for which they are known."""
+    """S_min and B_crit, from the target, of the optimizers for which they are known."""
 
     @property
     def tried(self) -> int:
@@ -66,7 +66,7 @@ class Workload(NamedTuple):
 
     @property
     def measured(self) -> str:
-        """What is to be small, in words."""
+        """The measure to minimise, in words."""
         return self.measure.title.format(target=self.target)
 
     @property
@@ -76,7 +76,7 @@ class Workload(NamedTuple):
 
     @property
     def plan(self) -> dict[str, Any]:
-        """What must not change when a sweep is continued."""
+        """The settings that must not change when a sweep is continued."""
         names = [name for group in self.optimizers for name in group]
         return {
             "target": self.target,

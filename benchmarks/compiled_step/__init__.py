@@ -1,1 +1,1 @@
-"""What XLA makes of a step for GPUs and TPUs that are not there."""
+"""Steps as XLA compiles them for GPUs and TPUs, on any machine."""

@@ -1,4 +1,4 @@
-"""What XLA makes of a whole step for GPUs and TPUs, seen without having one.
+"""Whole steps as XLA compiles them for GPUs and TPUs, on any machine.
 
     python -m benchmarks.compiled_step
     python -m benchmarks.compiled_step --target "one H100" --case bert-base --optimizer lamb lans

@@ -1,4 +1,4 @@
-"""How good a step has to stay; `python -m benchmarks.compiled_step --check` compares."""
+"""Limits for the cost of a step; `python -m benchmarks.compiled_step --check` checks them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ IN_SEVERAL = {"lamb": 2, "lans": 1 + 3, "lars": 2}
 
 
 class Limit(NamedTuple):
-    """What a step may cost at most."""
+    """The highest cost that a step may have."""
 
     bytes_for_each_parameter: float
     kernels_for_each_leaf: float = float("inf")
@@ -55,7 +55,7 @@ LIMITS = {
 
 
 def failures(rows: list[Mapping[str, Any]]) -> list[str]:
-    """What is worse than it may be, a line for each."""
+    """The costs above their limits, a line for each."""
     return [line for row in rows for line in _failures_of(row)]
 
 

@@ -47,7 +47,7 @@ def operations(text: str) -> int:
 
 
 def _own(own: Instruction, types: dict[str, str]) -> int:
-    """Those of one instruction."""
+    """The multiplications and additions of one instruction."""
     if own.kind not in ("dot", "convolution"):
         return 0
     left = _shape(types[own.operands[0]])

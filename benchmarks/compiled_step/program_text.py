@@ -20,17 +20,17 @@ class Instruction(NamedTuple):
     name: str
     kind: str
     result: str
-    """The type of its result."""
+    """The type of the instruction's result."""
     operands: tuple[str, ...]
     attributes: str
 
 
 class Cost(NamedTuple):
-    """What a computation costs."""
+    """The cost of a computation."""
 
     kernels: int
     bytes: int
-    """Those that kernels read from and write to the memory of the device."""
+    """The bytes that kernels read from and write to the memory of the device."""
 
 
 def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
@@ -119,7 +119,7 @@ class Program:
         return Cost(kernels, moved)
 
     def _called(self, own: Instruction) -> list[str]:
-        """What a loop, a choice or a call runs; a fusion is one kernel."""
+        """The computations that a loop, a choice or a call runs; a fusion is one kernel."""
         if own.kind == "conditional":
             several = re.search(r"branch_computations=\{([^}]*)\}", own.attributes)
             if several:

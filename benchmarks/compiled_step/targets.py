@@ -1,4 +1,4 @@
-"""Machines that a step is compiled for without having one.
+"""Machines for which a step is compiled; none of them is needed.
 
 XLA's compilers for NVIDIA and for TPUs run on any Linux machine. `make compilers` installs them:
 wheels only, no driver and no CUDA library.

@@ -1,1 +1,1 @@
-"""What the benchmarks share: networks, optimizers, compiled steps, turns, and where results go."""
+"""Code that the benchmarks share: networks, optimizers, compiled steps, turns, and results."""

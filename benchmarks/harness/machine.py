@@ -1,4 +1,4 @@
-"""What stands beside every result."""
+"""The facts about machine and versions beside every result."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ import optax_largebatch as lb
 
 
 def machine() -> str:
-    """Where and with what this ran."""
+    """The machine, the versions and the command of this run."""
     here = f"{jax.device_count()} x {jax.devices()[0].device_kind}, {platform.machine()}"
     return f"{here}, {versions()}"
 
@@ -25,5 +25,5 @@ def folder() -> str:
 
 
 def versions() -> str:
-    """With what a program was made."""
+    """The versions with which a program was made."""
     return f"jax {jax.__version__}, optax {optax.__version__}, optax_largebatch {lb.__version__}"

@@ -9,12 +9,12 @@ import jax
 import optax
 
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
-"""From parameters, state and what is given to it, the next parameters and state."""
+"""A step: from parameters, state and inputs to the next parameters and state."""
 
 
 @dataclasses.dataclass
 class Running:
-    """A compiled step and what it works on."""
+    """A compiled step and its arrays."""
 
     compiled: jax.stages.Compiled
     params: Any
@@ -33,17 +33,17 @@ class Running:
 
     @property
     def parameters(self) -> int:
-        """Their number."""
+        """The number of parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
     @property
     def temporaries_bytes(self) -> int:
-        """What the step allocates besides its arguments."""
+        """The bytes that the step allocates besides its arguments."""
         return self.compiled.memory_analysis().temp_size_in_bytes
 
     @property
     def bytes_accessed(self) -> float:
-        """Those that XLA counts."""
+        """The bytes that XLA counts."""
         return self.compiled.cost_analysis()["bytes accessed"]
 
 

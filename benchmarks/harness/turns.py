@@ -49,7 +49,7 @@ def in_turns(
 
 
 class Ratio(NamedTuple):
-    """How many times as long something takes, over all turns."""
+    """The ratio of times to those of a baseline, over all turns."""
 
     median: float
     low: float
@@ -57,12 +57,12 @@ class Ratio(NamedTuple):
     """A tenth of the turns is below `low`, and a tenth above `high`."""
 
     def columns(self, digits: int) -> dict[str, float]:
-        """As every table has it."""
+        """The ratio as in every table."""
         median, low, high = (round(value, digits) for value in self)
         return {"ratio": median, "ratio_low": low, "ratio_high": high}
 
 
 def ratio(seconds: np.ndarray, baseline: np.ndarray | float) -> Ratio:
-    """Over those of the baseline, turn by turn."""
+    """Times divided by those of the baseline, turn by turn."""
     low, median, high = map(float, np.quantile(seconds / baseline, (0.1, 0.5, 0.9)))
     return Ratio(median, low, high)

@@ -1,4 +1,4 @@
-"""What a change of the library does to the cost of a step: versions beside each other.
+"""The effect of a change of the library on the cost of a step: versions beside each other.
 
     python -m benchmarks.versions --versions HEAD~5 .        # a revision and the working tree
     python -m benchmarks.versions --versions main . --devices 1 8 --optimizer lamb lans lars

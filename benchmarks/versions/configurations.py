@@ -12,17 +12,17 @@ from benchmarks.versions.source_trees import ROOT
 
 
 class Configuration(NamedTuple):
-    """What is compared."""
+    """A configuration to compare."""
 
     version: str
     root: Path
-    """Of the source tree that has this version."""
+    """The root of the source tree with this version."""
     devices: int
-    """Of the CPU, of which one takes the steps."""
+    """The devices that JAX makes of the CPU; one of them takes the steps."""
     threads: int | None = None
-    """Those of XLA; None for one for each core, or each device if these are more."""
+    """The threads of XLA; None for one per core, or per device if there are more devices."""
     without: str | None = None
-    """The trick that is taken out of the library."""
+    """The optimization that is taken out of the library."""
 
     @property
     def name(self) -> str:

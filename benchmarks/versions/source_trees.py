@@ -11,7 +11,7 @@ WORKING_TREE = "."
 
 
 def git(*arguments: str, root: Path = ROOT) -> str:
-    """What git answers."""
+    """The answer of git."""
     return subprocess.run(
         ["git", "-C", str(root), *arguments], check=True, text=True, stdout=subprocess.PIPE
     ).stdout.strip()

@@ -30,7 +30,7 @@ def take_library_of(root: Path) -> None:
 
 
 def lines_of_parent() -> "queue.Queue[str]":
-    """What the parent sends. When that ends, so does this process, in the midst of whatever."""
+    """The lines from the parent. When the parent ends, this process ends at once."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:

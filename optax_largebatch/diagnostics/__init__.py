@@ -1,1 +1,1 @@
-"""Reading a run."""
+"""Diagnostics that read the state of a run."""

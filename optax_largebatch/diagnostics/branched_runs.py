@@ -1,4 +1,4 @@
-"""The critical batch size, measured by runs that branch from one training state."""
+"""The critical batch size, measured by runs that start from one training state."""
 
 from collections.abc import Callable, Iterable, Sequence
 import functools
@@ -17,42 +17,43 @@ from optax_largebatch.diagnostics.critical_batch_size import (
 )
 
 TOO_SLOW = 4
-"""How many times the steps of the fastest learning rate a run may take before it is given up."""
+"""The limit for a run, as a multiple of the steps at the fastest learning rate."""
 
 
 class MeasuredCriticalBatchSize(NamedTuple):
-    """What `measure_critical_batch_size` returns."""
+    """The result of `measure_critical_batch_size`."""
 
     batch_sizes: tuple[int, ...]
     learning_rates: tuple[float, ...]
     steps: np.ndarray
-    """Steps to the target, shape (batch sizes, learning rates, runs); infinite where a run did
-    not arrive."""
+    """Steps to the target, shape (batch sizes, learning rates, runs); infinite where a run did not
+    reach the target."""
 
     @property
     def best_learning_rates(self) -> tuple[float, ...]:
-        """For each batch size the rate whose runs took the fewest steps in the mean."""
+        """The learning rate with the fewest mean steps, for each batch size."""
         return tuple(self.learning_rates[index] for index in self._best)
 
     @property
     def best_steps(self) -> np.ndarray:
-        """The steps at these rates, shape (batch sizes, runs)."""
+        """The steps at the best learning rates, shape (batch sizes, runs)."""
         return self.steps[np.arange(len(self.batch_sizes)), self._best]
 
     @property
     def at_edge(self) -> tuple[bool, ...]:
-        """For each batch size whether its best rate is the smallest or the largest of the grid.
+        """Whether the best learning rate is at an end of the grid, for each batch size.
 
-        A better one may lie beyond it: go on in that direction before you believe the fit.
+        A better rate may lie beyond the grid: extend it in that direction before you believe the
+        fit.
         """
         last = len(self.learning_rates) - 1
         return tuple(bool(index in (0, last)) for index in self._best)
 
     @property
     def fit(self) -> CriticalBatchSize:
-        """What `fit_critical_batch_size` makes of the best steps.
+        """The fit of `fit_critical_batch_size` to the best steps.
 
-        Its ValueError, where the steps do not bend, leaves the measured table as it is.
+        If the steps do not bend, it raises ValueError; the measured table stays available.
         """
         return fit_critical_batch_size(self.batch_sizes, self.best_steps.tolist())
 
@@ -61,7 +62,7 @@ class MeasuredCriticalBatchSize(NamedTuple):
         return np.argmin(self.steps.mean(axis=2), axis=1)
 
     def summary(self) -> str:
-        """The best rates with their steps, in a few lines, for people."""
+        """The best learning rates with their steps, in a few readable lines."""
         columns = zip(
             self.batch_sizes, self.best_steps, self.best_learning_rates, self.at_edge, strict=True
         )
@@ -91,11 +92,12 @@ def measure_critical_batch_size(
 ) -> MeasuredCriticalBatchSize:
     r"""Trains from one state at several batch sizes and learning rates, and counts the steps.
 
-    Every batch size is tried with every learning rate, in several runs that draw other examples;
-    the steps of its best rate are what :math:`S = S_{min} (1 + B_{crit} / B)` is fitted to. The
-    learning rates of a batch size train side by side under `jax.vmap`, all on the same examples.
+    Every batch size is tried with every learning rate, in several runs that draw different
+    examples. :math:`S = S_{min} (1 + B_{crit} / B)` is fitted to the steps at the best rate of each
+    batch size. The learning rates of a batch size train side by side under `jax.vmap`, all on the
+    same examples.
 
-    **When a run arrives.** With the :math:`n`-th evaluated loss :math:`\ell_n`, its step
+    **When a run reaches the target.** With the :math:`n`-th evaluated loss :math:`\ell_n`, its step
     :math:`t_n` and the smoothing :math:`\beta`,
 
     .. math::
@@ -104,50 +106,50 @@ def measure_critical_batch_size(
         \bar t_n = \bar t_{n-1} + \alpha_n (t_n - \bar t_{n-1}), \qquad
         \alpha_n = \min\left(1, \frac{1}{\beta n}\right),
 
-    and the run arrives where the line through the points :math:`(\bar t_n, \bar\ell_n)` first
-    reaches the target. The average reaches over the same part of a short and of a long run, so
-    that no batch size is favoured, and as steps are averaged like losses, it delays nothing.
+    and the run ends where the line through the points :math:`(\bar t_n, \bar\ell_n)` first reaches
+    the target. The average covers the same part of a short and of a long run, so no batch size is
+    favoured. Steps are averaged like losses, so the average causes no delay.
 
-    A run whose loss is not finite has diverged, and takes infinitely many steps; so does one that
-    takes more than `max_steps`, or more than four times as many as the fastest learning rate on
-    the same examples, after which nobody waits for it.
+    A run whose loss is not finite has diverged and counts as infinitely many steps. So does a run
+    that is stopped because it takes more than `max_steps`, or more than four times as many steps as
+    the fastest learning rate on the same examples.
 
     Args:
-        params: the parameters at which all runs begin, a tree of arrays. They should come from
-            some steps of training: the critical batch size grows during a run, and at its start
-            is small.
-        loss: the mean loss of examples that are drawn at random: a function of the parameters, a
-            key and the batch size (a Python integer), which is traced and differentiated. The
-            data must be arrays on the device.
-        make_optimizer: the optimizer for a learning rate, which is a traced scalar, as under
-            `optax.inject_hyperparams`. All optimizers of this library take one.
-        batch_sizes: at least three different ones, in the order in which they are run. Each is
+        params: the parameters at which all runs begin, a tree of arrays. Take them after some steps
+            of training: the critical batch size is small at the start of a run and grows during it.
+        loss: a function of the parameters, a key and the batch size (a Python integer) that returns
+            the mean loss of examples drawn at random. It is traced and differentiated, so the data
+            must be arrays on the device.
+        make_optimizer: a function from a learning rate to its optimizer. The rate is a traced
+            scalar, as under `optax.inject_hyperparams`; all optimizers of this library accept one.
+        batch_sizes: at least three different batch sizes, in the order of the runs. Each is
             compiled once.
-        learning_rates: positive and increasing. Every batch size should have its best one inside:
-            neighbours a factor of 1.5 to 2 apart cost a few percent of the steps.
-        evaluate: the loss that has to reach the target, a function of the parameters, usually on
-            held-out examples, the same in each call. The less it varies, the better.
-        target: the loss to reach, below that at the start.
-        max_steps: when to give up, 1 or more.
-        evaluate_every: steps between two evaluations, 1 or more. Between them the loss is taken
-            for linear.
+        learning_rates: positive and increasing. The best rate of every batch size should lie inside
+            the grid. Neighbours a factor of 1.5 to 2 apart cost a few percent of the steps.
+        evaluate: a function of the parameters that returns the loss that has to reach the target,
+            usually on held-out examples, the same in each call. The less it varies, the better.
+        target: the loss to reach, below the loss at the start.
+        max_steps: the step at which a run is stopped, 1 or more.
+        evaluate_every: steps between two evaluations, 1 or more. Between them the loss counts as
+            linear.
         smoothing: :math:`\beta`, the part of a run over which the loss is averaged, in [0, 1); 0
-            for the loss as it is, whose noise makes the first crossing early.
+            for no average, so that noise makes the first crossing early.
         optimizer_state: the state of `make_optimizer(...)` with which all runs begin; None for a
-            new one. It must hold no learning rate, as that of `optax.inject_hyperparams` does.
-        runs: how many to do at every batch size and learning rate, 1 or more. The interval of the
-            fit needs several.
-        seed: of the keys with which the examples are drawn.
-        progress: wraps the list of what there is to do, as `tqdm.tqdm` does, for a progress bar.
+            new state. It must not hold a learning rate, as the state of `optax.inject_hyperparams`
+            does.
+        runs: the number of runs at every batch size and learning rate, 1 or more. The interval of
+            the fit needs several.
+        seed: the seed of the keys that draw the examples.
+        progress: a function that wraps the list of tasks for a progress bar, such as `tqdm.tqdm`.
 
     Returns:
         The table of steps, with `best_learning_rates`, `best_steps`, `at_edge`, `fit`, `summary()`.
-        The interval of the fit is over the runs at the best rates, as if these were known.
+        The interval of the fit uses the runs at the best rates, as if these rates were known.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range, at some batch size no learning rate reaches
-            the target in all its runs, or the learning rate makes no difference.
+        ValueError: an argument is out of its range, no learning rate reaches the target in all its
+            runs at some batch size, or the learning rate makes no difference.
 
     Examples:
         >>> import jax, jax.numpy as jnp, optax
@@ -209,7 +211,7 @@ class _Run(NamedTuple):
     loss: jax.Array
     """The smoothed loss."""
     step: jax.Array
-    """The step to which it belongs."""
+    """The step to which the smoothed loss belongs."""
     lowest: jax.Array
     arrived: jax.Array
     """Steps to the target, infinite before it is reached."""
@@ -259,7 +261,7 @@ class _Branch(NamedTuple):
     def _advance(
         self, batch_size: int, rate: jax.Array, run: _Run, done: jax.Array, key: jax.Array
     ) -> _Run:
-        """The run after the steps up to the next evaluation, `done` of them before."""
+        """The run after the steps up to the next evaluation; `done` steps were taken before."""
         optimizer = self.make_optimizer(rate)
 
         def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -296,8 +298,8 @@ def _checked_grid(
     batches = [int(batch) for batch in batch_sizes]
     if len(batches) < 3 or len(set(batches)) < len(batches):
         raise ValueError(
-            f"batch_sizes must hold at least three different ones, got {batches}: two fit every "
-            f"curve."
+            f"batch_sizes must hold at least three different sizes, got {batches}: every curve "
+            f"fits two."
         )
     for index, rate in enumerate(learning_rates):
         check_number(f"learning_rates[{index}]", rate, "(0, inf)")
@@ -337,7 +339,7 @@ def _check_arrived(
         )
     if len(rates) > 1 and np.all(finite) and np.all(steps == steps[0]):
         raise ValueError(
-            f"make_optimizer must use its learning rate: at batch size {batch} all of them took "
+            f"make_optimizer must use its learning rate: at batch size {batch} all rates took "
             f"the same steps. (An optimizer_state of optax.inject_hyperparams holds a learning "
-            f"rate of its own, which then counts.)"
+            f"rate of its own, which is used instead.)"
         )

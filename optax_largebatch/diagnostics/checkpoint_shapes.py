@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 MOST_BYTES_OF_JSON = 64 * 2**20
-"""A file of shapes is smaller; what is larger holds something else, and would fill the memory."""
+"""The size limit for a file of shapes; a larger file holds something else and fills the memory."""
 
 DEEPEST = 100
-"""More levels than any network has, and fewer than Python can recurse into."""
+"""A limit above the depth of any network and below Python's limit for recursion."""
 
 
 def checkpoint_shapes(path: Path, under: str | None = None) -> Any:
@@ -24,14 +24,14 @@ def checkpoint_shapes(path: Path, under: str | None = None) -> Any:
         path: a folder that `orbax.checkpoint.StandardCheckpointer` has saved, an `.npz` file, or
             a `.json` file of names, or nested objects, and shapes, as in
             `{"dense": {"kernel": [3, 4], "bias": [4]}}`.
-        under: the part of the tree that is meant, as in `state/params`; None for all of it.
+        under: the part of the tree to read, as in `state/params`; None for the whole tree.
 
     Returns:
         A tree of `jax.ShapeDtypeStruct`.
 
     Raises:
-        ImportError: it is a folder, and Orbax is not installed.
-        ValueError: it cannot be read, is none of these, or has no such part.
+        ImportError: `path` is a folder, and Orbax is not installed.
+        ValueError: `path` cannot be read, is none of these, or has no such part.
     """
     try:
         tree = _read(path)
@@ -83,7 +83,7 @@ def _of_orbax(path: Path) -> Any:
 
 
 def _of_npz(path: Path) -> Any:
-    """From the headers of the arrays: nothing is unpacked but these, and nothing unpickled."""
+    """The shapes from the headers of the arrays; nothing else is unpacked or unpickled."""
     with zipfile.ZipFile(path) as file:
         shapes = {}
         for entry in file.namelist():

@@ -8,12 +8,13 @@ import numpy as np
 
 
 class CriticalBatchSize(NamedTuple):
-    """What `fit_critical_batch_size` returns."""
+    """The result of `fit_critical_batch_size`."""
 
     critical_batch_size: float
-    """The batch size that needs twice the steps, and twice the examples, of the least possible."""
+    """The batch size that needs twice the least possible steps and twice the least possible
+    examples."""
     minimum_steps: float
-    """The steps to the target that no batch size saves."""
+    """The least steps to the target, which no batch size can save."""
     interval: tuple[float, float] | None
     """The 90% confidence interval of the critical batch size, for the noise of single runs; None
     where no batch size has several runs, and 0 or infinity where the runs do not bound it."""
@@ -22,7 +23,7 @@ class CriticalBatchSize(NamedTuple):
 
     @property
     def minimum_examples(self) -> float:
-        """The examples to the target that a small batch size needs."""
+        """The least examples to the target, which a small batch size needs."""
         return self.minimum_steps * self.critical_batch_size
 
     @property
@@ -31,7 +32,7 @@ class CriticalBatchSize(NamedTuple):
         return float(np.sqrt(np.mean(np.square(self.residuals))))
 
     def steps(self, batch_size: float) -> float:
-        """The steps to the target at a batch size, after the fit."""
+        """The steps to the target at a batch size, according to the fit."""
         return self.minimum_steps * (1 + self.critical_batch_size / batch_size)
 
 
@@ -43,14 +44,14 @@ def fit_critical_batch_size(
 
     .. math:: S(B) = S_{min} \left(1 + \frac{B_{crit}}{B}\right)
 
-    Well below :math:`B_{crit}` twice the batch takes half the steps; well above it, as many. The
-    fit is that of least squares in :math:`\log S`. Several runs of a batch size count as their
-    mean.
+    Well below :math:`B_{crit}`, twice the batch size takes half the steps; well above it, the same
+    number. The fit is by least squares in :math:`\log S`. Several runs of a batch size count as
+    their mean.
 
-    The interval has the batch sizes at which the slope of the squared error differs from 0 by less
+    The interval holds the batch sizes at which the slope of the squared error is no further from 0
     than the noise of the runs explains. With :math:`n_i` runs of batch size :math:`B_i`, their mean
     :math:`y_i` of :math:`\log S`, and :math:`s^2` the variance of single runs within the batch
-    sizes, which has :math:`\nu = \sum_i (n_i - 1)` degrees of freedom, they are the :math:`B` with
+    sizes, which has :math:`\nu = \sum_i (n_i - 1)` degrees of freedom, these are the :math:`B` with
 
     .. math::
 
@@ -58,14 +59,14 @@ def fit_critical_batch_size(
             \le t_{0.95, \nu}\, s \sqrt{\textstyle\sum_i h_i^2 / n_i}, \qquad
         h_i = d_i - \bar d, \quad d_i = \frac{B}{B + B_i}.
 
-    If the runs of all batch sizes vary alike and log-normally, it holds the truth in 90 of 100
-    cases, however few the runs are. It says what other runs with the same settings would give, not
-    how well these were tuned: where every batch size had settings of its own, their quality moves
-    the fit more than the noise of single runs does. Look at the residuals as well.
+    If the runs of all batch sizes vary alike and log-normally, the interval holds the true value in
+    90 of 100 cases, however few the runs are. It covers other runs with the same settings, not the
+    quality of these settings. If every batch size has settings of its own, their quality moves the
+    fit more than the noise of single runs does. Look at the residuals as well.
 
     Args:
         batch_sizes: at least three different batch sizes, positive.
-        steps: for each of them the steps to the target, of one run or of several; positive.
+        steps: the steps to the target for each batch size, of one run or of several; positive.
 
     Returns:
         The fit: `critical_batch_size`, `minimum_steps`, `interval`, `residuals`.
@@ -73,7 +74,7 @@ def fit_critical_batch_size(
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, or the steps do not bend: they fall as
-            :math:`1 / B` throughout, or not at all, so that no critical batch size is in sight.
+            :math:`1 / B` throughout, or not at all, so that there is no critical batch size to fit.
 
     Examples:
         >>> from optax_largebatch import fit_critical_batch_size
@@ -87,8 +88,8 @@ def fit_critical_batch_size(
     batches = _positive("batch_sizes", batch_sizes)
     if len(set(batches)) < 3:
         raise ValueError(
-            f"batch_sizes must hold at least three different ones, got {list(batch_sizes)!r}: two "
-            f"fit every curve."
+            f"batch_sizes must hold at least three different sizes, got {list(batch_sizes)!r}: "
+            f"every curve fits two."
         )
     if len(steps) != len(batches):
         raise ValueError(
@@ -113,10 +114,10 @@ def fit_critical_batch_size(
 
 
 def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The fit of each row of `log_steps`: critical batch sizes and minimum steps.
+    """The critical batch size and the minimum steps that fit each row of `log_steps`.
 
-    Given the critical batch size, the best minimum is the mean of what is left, so a search of one
-    dimension remains: a grid in the logarithm, made finer around the best point again and again.
+    Given the critical batch size, the best minimum is the mean of the rest. So only one dimension
+    is searched: by a grid in the logarithm, which is refined around the best point several times.
     """
     low, high = (np.full(len(log_steps), np.log(end)) for end in _searched(batches))
     for _ in range(10):
@@ -133,9 +134,9 @@ def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[np.ndarr
 def _interval(
     batches: np.ndarray, runs: list[np.ndarray], log_means: np.ndarray, critical: float
 ) -> tuple[float, float] | None:
-    """The batch sizes that a test of the slope does not refuse; see `fit_critical_batch_size`.
+    """The batch sizes that a test of the slope does not reject; see `fit_critical_batch_size`.
 
-    The slope is a weighted sum of the means: its noise is known exactly, whatever the curve.
+    The slope is a weighted sum of the means, so its noise is known exactly for any curve.
     """
     counts = np.array([own.size for own in runs])
     freedom = int(np.sum(counts - 1))
@@ -154,7 +155,7 @@ def _interval(
         return np.abs(slope) <= allowed * np.sqrt(np.sum(np.square(weights) / counts, axis=-1))
 
     def end(beyond: float, unbounded: float) -> float:
-        """The last batch size on the way from the fit that is held."""
+        """The last batch size in the interval, on the way from the fit outwards."""
         way = np.linspace(np.log(critical), np.log(beyond), 501)
         found = held(way)
         found[0] = True
@@ -181,7 +182,7 @@ def _student_quantile(probability: float, freedom: int) -> float:
 
 
 def _searched(batches: np.ndarray) -> tuple[float, float]:
-    """Beyond these the curve is a straight line, as far as the data can tell."""
+    """The range to search: beyond it, the data cannot tell the curve from a straight line."""
     return float(batches.min() / 1000), float(batches.max() * 1000)
 
 

@@ -1,4 +1,4 @@
-"""What a run's state says about the way it is set up, in plain sentences."""
+"""Finds common mistakes in a run's setup from its state, and says so in sentences."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -23,10 +23,10 @@ from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
 
 EXPLODED = 100
-"""`diagnose` speaks of a trust ratio that is so many times the median of all."""
+"""`diagnose` reports a trust ratio that is this many times the median of all."""
 
 SMALL_LOSS_SCALE = 128
-"""A loss scale that fell below this keeps little of a float16 gradient from vanishing."""
+"""Below this loss scale, little of a float16 gradient is kept from vanishing."""
 
 
 class _Ratio(NamedTuple):
@@ -37,14 +37,14 @@ class _Ratio(NamedTuple):
     """The number of the parameter among the leaves."""
     values: np.ndarray
     options: frozenset[str]
-    """The arguments of the optimizer that adapts it."""
+    """The arguments of the optimizer that adapts the parameter."""
 
     def largest(self) -> float:
-        """The largest ratio of a block that is adapted."""
+        """The largest trust ratio of an adapted block."""
         return float(np.max(self.values, where=self.values != 1, initial=-np.inf))
 
     def smallest(self) -> float:
-        """The smallest one."""
+        """The smallest trust ratio of an adapted block."""
         return float(np.min(self.values, where=self.values != 1, initial=np.inf))
 
 
@@ -55,29 +55,29 @@ def diagnose(
     weight_decay_mask: Mask = None,
     stacked: Stacked | None = None,
 ) -> list[str]:
-    r"""Looks for what commonly goes wrong with layer-wise adaptation.
+    r"""Finds common mistakes with layer-wise adaptation, and says what to do.
 
-    It finds adapted biases and scales, parameters that are zero, ratios that stand at a bound,
-    are not finite or are more than 100 times the median (or its 100th part), a decay mask that
-    leaves out everything, groups of parameters whose learning rate is 0, steps that were left out
-    because a gradient was not finite, and a loss scale that fell. What it advises are arguments
-    that the optimizer has. It reads arrays that are there anyway: call it between steps, outside
-    of `jit`.
+    It finds adapted biases and scales, and parameters that are zero. It finds trust ratios that are
+    at a bound, not finite, more than 100 times the median, or less than a 100th of it. It finds a
+    decay mask that leaves out everything, and groups of parameters whose learning rate is 0. It
+    finds steps that were left out because a gradient was not finite, and a loss scale that fell. It
+    advises only arguments that the optimizer has. It reads existing arrays: call it between steps,
+    outside of `jit`.
 
     Args:
         state: the state of an optimizer of this library after at least one step, however it is
             wrapped.
         params: the parameters.
-        weight_decay_mask: what the optimizer was given.
-        stacked: what the optimizer was given.
+        weight_decay_mask: the argument of the optimizer.
+        stacked: the argument of the optimizer.
 
     Returns:
-        Sentences with the evidence and what to do; none if nothing was found. One of them says so
-        if there is nothing layer-wise.
+        Sentences with the evidence and what to do; an empty list if nothing was found. If the
+        optimizer is not layer-wise, one sentence says so.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: the state is not that of these parameters, or it is that of many models, of
+        ValueError: the state does not belong to these parameters, or it is that of many models, of
             `jax.vmap` or `jax.pmap`.
 
     Examples:
@@ -113,7 +113,7 @@ def diagnose(
 
 
 def _options(part: Part) -> frozenset[str]:
-    """The arguments of the optimizer that has this part, as far as its state tells which it is."""
+    """The arguments of the optimizer that has this part, as far as its state tells it."""
     if part.kind is ScaleByLarsState:
         candidates = [lars, larc, lbsgd]
     else:
@@ -143,8 +143,8 @@ def _not_finite(ratios: list[_Ratio]) -> list[str]:
         return []
     return [
         f"{len(bad)} of {len(ratios)} parameters have a trust ratio that is not finite, such as "
-        f"{bad[0]!r}: their weights are not, or their norm overflows. Go back to a checkpoint, and "
-        "wrap the optimizer in skip_nonfinite."
+        f"{bad[0]!r}: their weights are not finite, or the norm overflows. Go back to a "
+        "checkpoint, and wrap the optimizer in skip_nonfinite."
     ]
 
 
@@ -175,8 +175,8 @@ def _zero(params: Any) -> list[str]:
         return []
     return [
         f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: a zero has no "
-        "trust ratio, and its next step is that of the optimizer without adaptation. That is as "
-        "it should be at the start; later, look whether it gets a gradient."
+        "trust ratio, and its next step is that of the optimizer without adaptation. That is "
+        "normal at the start; later, check whether it gets a gradient."
     ]
 
 
@@ -215,7 +215,7 @@ def _exploded(ratios: list[_Ratio]) -> list[str]:
             cure = "leave it out with trust_ratio_mask"
         sentences.append(
             f"{len(large)} of {len(ratios)} parameters have a trust ratio far above the median "
-            f"{median:.3g}: {shown}. That comes of updates that are small beside the weights, "
+            f"{median:.3g}: {shown}. The cause is updates that are small beside the weights, "
             f"often in an embedding with few gradients or a layer that no loss reaches; {cure}."
         )
     if small:
@@ -225,7 +225,7 @@ def _exploded(ratios: list[_Ratio]) -> list[str]:
             cure = "leave it out with "
         sentences.append(
             f"{len(small)} of {len(ratios)} parameters have a trust ratio far below the median "
-            f"{median:.3g}: {shown}. That comes of weights that are small beside their updates, as "
+            f"{median:.3g}: {shown}. The cause is weights that are small beside their updates, as "
             "after an initialization near 0, and such a layer hardly moves; "
             f"{cure}trust_ratio_mask."
         )
@@ -236,8 +236,8 @@ def _nothing_decayed(mask: Mask, params: Any, stacks: Stacked) -> list[str]:
     if mask is None or any(resolve_mask("weight_decay_mask", mask, stacks.blocks(params))):
         return []
     return [
-        "weight_decay_mask leaves out every parameter, so that nothing is decayed. Its True are "
-        "the parameters that are decayed; turn it round with ~ if it is a rule."
+        "weight_decay_mask leaves out every parameter, so that nothing is decayed. True stands "
+        "for the parameters that are decayed; invert it with ~ if it is a rule."
     ]
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer will do with each parameter, before the first step."""
+"""Explains what an optimizer will do with each parameter, before the first step."""
 
 import dataclasses
 import math
@@ -19,16 +19,16 @@ class ExplainedParameter:
     name: str
     shape: tuple[int, ...]
     blocks: int
-    """The number of layers that it stacks, each with a norm of its own; 1 if it stacks none."""
+    """The number of layers in the parameter, each with a norm of its own; 1 if it stacks none."""
     decayed: bool
     adapted: bool
     group: str
-    """The rule of its group; empty if it is in none."""
+    """The rule of the parameter's group; empty without a group."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `explain` returns: print it, or read its `parameters`."""
+    """The result of `explain`: print it, or read its `parameters`."""
 
     parameters: tuple[ExplainedParameter, ...]
 
@@ -53,7 +53,7 @@ class Explanation:
         return "\n".join([*rows, self.summary()])
 
     def summary(self) -> str:
-        """How many numbers are decayed and adapted."""
+        """The count of numbers that are decayed and adapted."""
         sizes = [math.prod(one.shape) for one in self.parameters]
         decayed = sum(n for n, one in zip(sizes, self.parameters, strict=True) if one.decayed)
         adapted = sum(n for n, one in zip(sizes, self.parameters, strict=True) if one.adapted)
@@ -71,9 +71,10 @@ def explain(
     groups: ParamGroups | None = None,
     stacked: Stacked | None = None,
 ) -> Explanation:
-    r"""Says for each parameter whether it is decayed and adapted, and what its blocks are.
+    r"""Says for each parameter whether it is decayed and adapted, and how many blocks it has.
 
-    The arguments are those that the optimizer is given.
+    Pass the same arguments as to the optimizer. A block shares one norm: it is an array, or one
+    layer of an array that stacks layers.
 
     Args:
         params: the parameters, or their shapes from `jax.eval_shape`.

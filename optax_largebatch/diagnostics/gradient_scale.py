@@ -1,4 +1,4 @@
-"""Finds gradients that were added up over devices where their mean is meant, or the reverse."""
+"""Finds gradients that are the sum over devices in place of the mean, or the reverse."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,30 +18,29 @@ def gradient_scale(
     *,
     partition_specs: Any = None,
 ) -> jax.Array:
-    r"""How many times too large gradients are, inside `jax.shard_map` or `jax.pmap`.
+    r"""The factor by which gradients are too large, inside `jax.shard_map` or `jax.pmap`.
 
-    The gradient of a loss that each device takes over its own examples, with respect to
-    parameters that all devices share, is the *sum* over the devices: `jax.shard_map` adds it up
-    by itself. The mean is meant, and the sum is as many times too large as there are devices,
-    which Adam and the trust ratios hide and clipping, weight decay and SGD do not. With :math:`L`
-    the mean over devices of `loss`,
+    If each device takes the loss over its own examples, the gradient with respect to shared
+    parameters is the *sum* over the devices: `jax.shard_map` adds it up by itself. Training needs
+    the mean; the sum is larger by the number of devices. Adam and trust ratios hide this factor;
+    clipping, weight decay and SGD do not. With :math:`L` the mean over devices of `loss`,
 
     .. math::
 
         s = \frac{\lVert g \rVert^2}{\partial_g L(w)}
 
-    is 1 for the gradient of :math:`L`, the number of devices for a sum and its inverse for a mean
-    that was divided once more.
+    is 1 for the gradient of :math:`L`. It is the number of devices for a sum, and the inverse of
+    this number for a mean that was divided once more.
 
-    It costs about a forward and a backward pass: look at it once, before a run.
+    It costs about a forward and a backward pass: check it once, before a run.
 
     Args:
         loss: the loss of this device's examples as a function of the parameters alone.
         params: the parameters.
-        gradients: what the optimizer is given.
+        gradients: the gradients that the optimizer is given.
         axis_name: the mesh axes over which the examples are split.
         partition_specs: how the parameters are split, under `jax.pmap` and `check_vma=False`; see
-            `gradients_of`. None where the types say it, or nothing is split.
+            `gradients_of`. None where the array types say it, or nothing is split.
 
     Returns:
         :math:`s`, shape (), the same on all devices; NaN where the gradient is zero.

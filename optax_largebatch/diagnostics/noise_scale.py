@@ -13,7 +13,7 @@ from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleStat
 
 
 class NoiseScale(NamedTuple):
-    """What `noise_scale` returns: scalars, or arrays with an entry for each layer of a stack."""
+    """The result of `noise_scale`: scalars, or arrays with an entry for each layer of a stack."""
 
     noise_scale: jax.Array
     r""":math:`\operatorname{tr} \Sigma / \lVert G \rVert^2`; infinite where the gradient cannot be
@@ -21,7 +21,7 @@ class NoiseScale(NamedTuple):
     low: jax.Array
     """The lower end of the band."""
     high: jax.Array
-    """The upper end, infinite where the gradient cannot be told from 0."""
+    """The upper end of the band, infinite where the gradient cannot be told from 0."""
     noise: jax.Array
     r""":math:`\operatorname{tr} \Sigma`, the trace of the covariance of one example's gradient."""
     signal: jax.Array
@@ -33,16 +33,17 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
 
     .. math:: \operatorname{tr} \Sigma / \lVert G \rVert^2
 
-    It is the ratio of the averages that `gradient_noise_scale` has in its state, so reading it
-    costs nothing, and works under `jit` and after a checkpoint is restored. The unit is an example
-    where the small batches were given their sizes, and else a small batch.
+    It is the ratio of the averages in the state of `gradient_noise_scale`. So reading it costs
+    nothing, and works under `jit` and after a checkpoint is restored. The unit is an example if the
+    small batches were given their sizes, and otherwise a small batch.
 
-    The band is Fieller's interval for a ratio of means of as many steps as the average amounts to,
-    :math:`(1 + d) / (1 - d)` in the end. It covers the noise of the steps, and the drift within
-    the average as if it were noise; it supposes that steps are independent, and many.
+    The band is Fieller's interval for a ratio of two means. The number of steps in the means is the
+    effective length of the average, :math:`(1 + d) / (1 - d)` in a long run with decay :math:`d`.
+    The band covers the noise of the steps, and counts drift within the average as noise. It assumes
+    that steps are independent, and many.
 
-    A noise scale below 0 says that the small batches are no parts of the gradient: a sum where
-    their mean is meant, or a loss scale in one of the two.
+    A noise scale below 0 says that the small batches do not belong to the gradient: one is a sum in
+    place of a mean, or has a loss scale.
 
     Args:
         state: the state of an optimizer with a `gradient_noise_scale`, however it is wrapped.
@@ -84,16 +85,16 @@ def layer_noise_scales(
     Args:
         state: as for `noise_scale`.
         params: the parameters; only their structure and shapes count.
-        confidence: as for `noise_scale`; of each band by itself.
-        stacked: what the optimizer was given.
+        confidence: as for `noise_scale`, for each band separately.
+        stacked: the argument of the optimizer.
 
     Returns:
-        By the name of the parameter a `NoiseScale`, of scalars, or for one that stacks layers of
-        arrays with an entry for each.
+        A `NoiseScale` by the name of each parameter. It holds scalars or, for a parameter that
+        stacks layers, arrays with an entry for each layer.
 
     Raises:
         TypeError: `confidence` is no number.
-        ValueError: as for `noise_scale`, or the state is not that of these parameters.
+        ValueError: as for `noise_scale`, or the state does not belong to these parameters.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -126,15 +127,15 @@ def _found(state: Any) -> Part:
     if len(found) != 1:
         raise ValueError(
             f"state must hold one noise scale, got a {type(state).__name__} with {len(found)}. "
-            "Pass the state of an optimizer such as chain(gradient_noise_scale(), lamb(1e-3)); of "
-            "several, pass the part with one."
+            "Pass the state of an optimizer such as chain(gradient_noise_scale(), lamb(1e-3)); if "
+            "there are several, pass the part with one."
         )
     check_one_model("noise", found[0].array("noise"), ndim=1)
     return found[0]
 
 
 def _state_of(part: Part) -> GradientNoiseScaleState:
-    """A part with arrays in its fields."""
+    """The state of a part, with arrays in its fields."""
     return GradientNoiseScaleState(*map(part.array, GradientNoiseScaleState._fields))
 
 
@@ -161,8 +162,8 @@ def _fieller(
 ) -> tuple[jax.Array, jax.Array]:
     r"""The ratios :math:`r` for which :math:`\mathrm{noise} - r \, \mathrm{signal}` may be 0.
 
-    They solve :math:`a r^2 - 2 b r + c \le 0`, in units in which nothing overflows when it is
-    multiplied, and are cut off at 0.
+    These solve :math:`a r^2 - 2 b r + c \le 0` and are cut off at 0. The units are such that no
+    product overflows.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     of_mean = z * z / jnp.maximum(steps - 1, 1e-6)  # from the variance of steps to that of means

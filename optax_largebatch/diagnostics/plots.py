@@ -1,4 +1,4 @@
-"""Pictures of a run, drawn with matplotlib. Each returns its axes: `ax.figure.savefig(...)`."""
+"""Plots of a run, drawn with matplotlib. Each returns its axes: `ax.figure.savefig(...)`."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which colour-blind readers tell apart."""
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
 
 LONGEST_NAME = 44
-"""Characters of a layer's name that are shown."""
+"""The number of characters of a layer's name that are shown."""
 
 MOST_NAMES = 80
-"""Names beside a heat map."""
+"""The number of names beside a heat map."""
 
 
 def trust_ratios(
@@ -33,14 +33,14 @@ def trust_ratios(
 ) -> "Axes":
     r"""The trust ratio of each layer over time, as a heat map.
 
-    White is the median of all, and the colour is the logarithm of how far a ratio is from it, up
-    to a factor of 100. Grey is a ratio of exactly 1, of a parameter that is not adapted or is
-    zero; black one that is not finite or not positive.
+    White is the median of all ratios. The colour shows how far a ratio is from it, on a logarithmic
+    scale up to a factor of 100. Grey is a ratio of exactly 1: the parameter is not adapted or is
+    zero. Black is a ratio that is not finite or not positive.
 
     Args:
-        history: what `optax_largebatch.trust_ratios` returned, one after the other along a new
-            first axis: by name an array of shape (times,), or (times, layers...) for one that
-            stacks layers. `jax.lax.scan` collects it so; a list of them becomes it by
+        history: the results of `optax_largebatch.trust_ratios`, stacked along a new first axis: by
+            name, an array of shape (times,), or (times, layers...) for a parameter that stacks
+            layers. `jax.lax.scan` collects them in this form; a list of results is converted by
             `jax.tree.map(lambda *ratios: jnp.stack(ratios), *records)`.
         steps: the step of each time, increasing; None for 0, 1, 2, ...
         ax: where to draw; None for a new figure.
@@ -117,13 +117,13 @@ def loss_curves(
     every: int = 1,
     axes: "Sequence[Axes] | None" = None,
 ) -> "tuple[Axes, Axes]":
-    r"""The losses of several runs, against steps and beside it against examples.
+    r"""The losses of several runs: on the left against steps, on the right against examples.
 
-    A larger batch that is worth it is far ahead on the left and hardly behind on the right.
+    If a larger batch is worth it, it is far ahead on the left and hardly behind on the right.
 
     Args:
-        losses: by the name of a run the loss after step `every`, 2 `every`, ...
-        batch_sizes: by the name of a run its batch size, for the same runs.
+        losses: the losses after step `every`, 2 `every`, ..., by the name of the run.
+        batch_sizes: the batch size of each of these runs, by its name.
         every: steps between two losses, 1 or more.
         axes: two places to draw; None for a new figure.
 
@@ -174,13 +174,14 @@ def steps_to_target(
 ) -> "Axes":
     r"""The steps to a target against the batch size, with the fit, both logarithmic.
 
-    Dashed is perfect scaling, where twice the batch takes half the steps; dotted the least steps
-    that no batch size saves. The band is the interval of the critical batch size.
+    The dashed line is perfect scaling, where twice the batch size takes half the steps. The dotted
+    line is the least number of steps. The band is the interval of the critical batch size.
 
     Args:
-        batch_sizes: as for `fit_critical_batch_size`, or those of `measure_critical_batch_size`.
-        steps: for each of them the steps of one run or of several: `best_steps` of the latter.
-        fit: the fit to them.
+        batch_sizes: as for `fit_critical_batch_size` or `measure_critical_batch_size`.
+        steps: the steps of one run or of several for each batch size, such as the `best_steps` of
+            `measure_critical_batch_size`.
+        fit: the fit to these steps.
         ax: where to draw; None for a new figure.
 
     Returns:
@@ -275,7 +276,7 @@ def schedule_preview(
         )
     if ax is None:
         (ax,) = _new_axes(6, 3.2)
-    # No more points than a wide screen has.
+    # No more points than the columns of a wide screen.
     steps = np.unique(np.linspace(0, total_steps, min(total_steps, 4000) + 1).astype(np.int32))
     values = jax.vmap(schedule)(jnp.asarray(steps))
     colour = COLOURS[len(ax.lines) % len(COLOURS)]
@@ -332,7 +333,7 @@ def _edges(steps: np.ndarray) -> np.ndarray:
 
 
 def _shortened(name: str) -> str:
-    """The name without its middle, if it is long: both ends say which layer it is."""
+    """A long name without its middle, because both ends say which layer it is."""
     if len(name) <= LONGEST_NAME:
         return name
     half = (LONGEST_NAME - 1) // 2

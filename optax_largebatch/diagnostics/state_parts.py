@@ -1,7 +1,7 @@
 """Parts of an optimizer's state, found by their fields through any nesting.
 
-A part is found in the state of a training loop as it is: inside the wrappers of this library and of
-optax, in the boxes of `nnx.Optimizer`, and in the dictionaries that a checkpoint makes of tuples.
+Parts are found inside the wrappers of this library and of optax, in the boxes of `nnx.Optimizer`,
+and in the dictionaries that a checkpoint makes of tuples.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ class Part(NamedTuple):
     """A part of a state."""
 
     keys: Keys
-    """Where it is."""
+    """The keys on the way to the part."""
     kind: type[tuple[Any, ...]]
-    """The NamedTuple that it is, or was before it went through a checkpoint."""
+    """The NamedTuple of the part, or the one that it had before it went through a checkpoint."""
     fields: dict[str, Any]
     masked_at: Keys
-    """Where the innermost `optax.masked` around it is, or the root of the state."""
+    """The keys of the innermost `optax.masked` around the part, or of the state's root."""
 
     def array(self, field: str) -> jax.Array:
         """A field that is one array."""
@@ -32,11 +32,11 @@ class Part(NamedTuple):
 
 
 def parts(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
-    """The parts of a state that are of one of some kinds, in order.
+    """The parts of a state that are of the given kinds, in order.
 
     Args:
-        state: the state, or what holds one, such as an `nnx.Optimizer`.
-        *kinds: the NamedTuples that are looked for. A dictionary with just their fields counts.
+        state: the state, or an object that holds one, such as an `nnx.Optimizer`.
+        *kinds: the NamedTuples to look for. A dictionary with exactly their fields counts too.
     """
     found = _nodes(state, (), ())
     return [part._replace(kind=kind) for part in found for kind in kinds if _is(part, kind)]
@@ -49,16 +49,16 @@ class OfParameter(NamedTuple):
     number: int
     """The number of the parameter among `jax.tree.leaves(params)`."""
     name: str
-    """The name of the parameter; with that of the part before it, where several parts have one."""
+    """The name of the parameter, after the name of its part if there are several parts."""
     entries: slice
     shape: tuple[int, ...]
-    """The lengths of its stacked axes."""
+    """The lengths of the parameter's stacked axes."""
 
 
 def by_parameter(
     found: Sequence[Part], field: str, state: Any, params: Any, stacked: Stacked, *, others: int = 0
 ) -> list[OfParameter]:
-    """Says of vectors with a number for each block to which parameters their entries belong.
+    """The parameters to which the entries of vectors with a number for each block belong.
 
     Args:
         found: parts of the state.
@@ -72,7 +72,7 @@ def by_parameter(
         The entries of each parameter, part by part.
 
     Raises:
-        ValueError: the state is not that of these parameters; or it is that of many models.
+        ValueError: the state does not belong to these parameters, or is that of many models.
     """
     sizes, axes, leaves = stacked.sizes(params), stacked.axes(params), jax.tree.leaves(params)
     names = leaf_names(params)
@@ -85,8 +85,8 @@ def by_parameter(
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {blocks} blocks, and params "
                 f"have {sum(sizes)}. Pass the parameters and the `stacked` that the optimizer has; "
-                "of one that is behind optax.masked and keeps no moments, the part of both that "
-                "it sees."
+                "for an optimizer that is behind optax.masked and keeps no moments, pass the part "
+                "of both that it sees."
             )
     results = []
     for part, own in zip(found, about, strict=True):
@@ -103,9 +103,9 @@ def by_parameter(
 
 
 def labels(places: Sequence[Keys]) -> list[str]:
-    """Names for several places in a state: the keys at which their ways part; "" for a single one.
+    """Names for several places in a state: the keys in which they differ; "" for a single place.
 
-    Wrappers around all of them, and what is below the last fork, do not change the names.
+    Wrappers around all places, and keys below the last difference, do not change the names.
     """
     heads = {keys[:1] for keys in places}
     if len(places) == 1 or (len(heads) == 1 and () in heads):
@@ -155,7 +155,7 @@ def _is(part: Part, kind: type[tuple[Any, ...]]) -> bool:
 
 
 def _seen(part: Part, state: Any, params: Any) -> list[int]:
-    """The parameters of which there are moments behind the same mask as a part."""
+    """The parameters that have moments behind the same mask as a part."""
     leaves = jax.tree.leaves(params)
     pairs = zip(keyed_arrays(state), owners(state, params), strict=True)
     return sorted(

@@ -1,4 +1,4 @@
-"""What a training loop logs of a step, as one flat dictionary of scalars."""
+"""The metrics of a step for a training loop to log, as one flat dictionary of scalars."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ COUNTED = {
     "micro_step": {AccumulateGradientsState: "micro_step", optax.MultiStepsState: "mini_step"},
     "macro_step": {AccumulateGradientsState: "macro_step", optax.MultiStepsState: "gradient_step"},
 }
-"""The metrics that stand in a state as they are: where each does."""
+"""The metrics that are fields of a state, with their places."""
 
 SUMMED = ("skipped_steps",)
 """The metrics that several wrappers of one optimizer count together."""
@@ -56,48 +56,48 @@ def step_metrics(
     stacked: Stacked | None = None,
     groups: ParamGroups | None = None,
 ) -> dict[str, jax.Array]:
-    r"""What a training loop logs of a step: a flat dictionary of scalars with stable names.
+    r"""The metrics of a step for a training loop to log: scalars in a flat dictionary.
 
-    It reads the state, however it is wrapped, and takes the norms of what it is given. It may be
-    part of a compiled step, inside `jax.shard_map` too, or be called between steps.
+    It reads the state, however it is wrapped, and takes the norms of the trees that it is given.
+    Call it in a compiled step, also inside `jax.shard_map`, or between steps.
 
     ================================ ==============================================================
-    `learning_rate`                  of the last step; the largest, where groups of parameters have
-                                     their own
-    `learning_rate/<rule>`           that of each group, if `groups` are given
+    `learning_rate`                  learning rate of the last step; the largest, if groups of
+                                     parameters have their own
+    `learning_rate/<rule>`           learning rate of each group, if `groups` are given
     `gradient_norm`, `update_norm`,  L2 norms of all of `gradients`, `updates` and `params`, as far
     `param_norm`                     as they are given
-    `trust_ratio/min`, `.../median`, of the last step, over all blocks and layers. A ratio of
-    `.../max`                        exactly 1 is that of a block that is not adapted and does not
-                                     count; they are 1 if none is
+    `trust_ratio/min`, `.../median`, trust ratios of the last step, over all layers. Ratios of
+    `.../max`                        exactly 1 do not count: these layers are not adapted. All three
+                                     are 1 if no layer is adapted
     `skipped_steps`                  steps left out because a gradient was not finite
     `loss_scale`                     the factor for the next loss
     `micro_step`, `macro_step`       micro-batches in the accumulator, and steps taken so far
     `noise_scale`                    the gradient noise scale, where it is measured
     ================================ ==============================================================
 
-    What a state does not have is left out, so that the names are the same from the first step to
-    the last. Where a state has several of a kind, as behind `optax.partition`, the name is followed
-    by what differs between their places: `learning_rate/embedding`.
+    Metrics that a state does not have are left out, so the names are the same from the first step
+    to the last. Where a state has several of a kind, as behind `optax.partition`, the key in which
+    their places differ follows the name: `learning_rate/embedding`.
 
-    The learning rate is that of this library's optimizers, or what `optax.inject_hyperparams` has
-    in its state; other optimizers do not keep theirs.
+    The learning rate is known for this library's optimizers and for `optax.inject_hyperparams`;
+    other optimizers do not keep it in their state.
 
     Args:
         state: the state after the step.
-        params: the parameters, for their norm and for `groups`; None for neither.
+        params: the parameters, for their norm and for `groups`; None if neither is wanted.
         gradients: the gradients of the step; None for no norm.
-        updates: what the optimizer made of them; None for no norm.
-        stacked: what the optimizer was given.
-        groups: what the optimizer was given, for the learning rate of each group.
+        updates: the updates from the optimizer; None for no norm.
+        stacked: the argument of the optimizer.
+        groups: the argument of the optimizer, for the learning rate of each group.
 
     Returns:
         Scalars by name.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: it is the state of many models, of `jax.vmap` or `jax.pmap`; `groups` are given
-            and `params` are not, or the state is not that of these parameters.
+        ValueError: the state is that of many models, of `jax.vmap` or `jax.pmap`; `groups` are
+            given and `params` are not; or the state does not belong to these parameters.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -129,7 +129,7 @@ def step_metrics(
 
 
 def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, jax.Array]:
-    """The rates that parts of a state had, and those of groups of parameters."""
+    """The learning rates in the parts of a state, and those of groups of parameters."""
     own = parts(state, ScaleByLearningRateState)
     injected = [
         part
@@ -153,12 +153,12 @@ def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, j
 def _first_of_each_group(
     part: Part, state: Any, params: Any, groups: ParamGroups
 ) -> list[tuple[Rule, int]]:
-    """For the groups with members among a part's parameters the entry of the first."""
+    """The entry of the first member of each group, for groups with members in a part."""
     if not groups.rules:
         return []
     if params is None:
         raise ValueError(
-            "params must be given with groups, whose rules speak of their names; got None. Call "
+            "params must be given with groups, whose rules select them by name; got None. Call "
             "step_metrics(state, params, groups=groups)."
         )
     members = groups.indices(params)
@@ -176,7 +176,7 @@ def _norm(name: str, tree: Any) -> jax.Array:
 
 
 def _trust_ratios(state: Any) -> dict[str, jax.Array]:
-    """The least, the middle and the largest of those that are not exactly 1."""
+    """The smallest, median and largest of the trust ratios that are not exactly 1."""
     found = parts(state, *LAYER_WISE)
     if not found:
         return {}
@@ -186,7 +186,7 @@ def _trust_ratios(state: Any) -> dict[str, jax.Array]:
     ratios = jnp.concatenate(vectors)
     adapted = ratios != 1
     some = jnp.any(adapted)
-    # A ratio of NaN is what one looks for here, and a median that leaves out NaN would hide it.
+    # A NaN has to show here, and a median that leaves out NaN would hide it.
     unknown = jnp.any(jnp.isnan(ratios))
     median = jnp.nanmedian(jnp.where(adapted, ratios, jnp.nan))
     return {
@@ -197,7 +197,7 @@ def _trust_ratios(state: Any) -> dict[str, jax.Array]:
 
 
 def counted(state: Any) -> dict[str, jax.Array]:
-    """The metrics that stand in a state as they are."""
+    """The metrics that are fields of a state."""
     metrics = {}
     for name, fields in COUNTED.items():
         found = parts(state, *fields)

@@ -18,8 +18,8 @@ def trust_ratios(
 ) -> dict[str, jax.Array]:
     r"""The trust ratio that each parameter had in the last step.
 
-    They stand in the state of the optimizer as one vector, so reading them costs nothing while
-    training goes on, and works under `jit` and after a checkpoint is restored.
+    The optimizer's state holds the ratios as one vector. So reading them costs nothing during
+    training, and works under `jit` and after a checkpoint is restored.
 
     Args:
         state: the state of an optimizer of this library, however it is wrapped: by the wrappers of
@@ -27,17 +27,18 @@ def trust_ratios(
             checkpoint.
         params: the parameters; only their structure and shapes count. Those that `optax.masked` or
             `optax.partition` hide from the optimizer are left out of the result.
-        stacked: what the optimizer was given.
+        stacked: the argument of the optimizer.
 
     Returns:
-        By the name of the parameter a scalar, or for one that stacks layers an array with an
-        entry for each. An optimizer that adapts two directions, as LANS does, has two for each
-        parameter, named `momentum_branch/kernel` and `gradient_branch/kernel`; so have parameters
-        that several optimizers of a chain adapt, named after the places of these in the state.
+        A scalar by the name of each parameter, or an array with an entry for each layer if the
+        parameter stacks layers. An optimizer that adapts two directions, as LANS does, has two
+        entries for each parameter, named `momentum_branch/kernel` and `gradient_branch/kernel`. If
+        several optimizers of a chain adapt a parameter, it has an entry for each, named after the
+        place of the optimizer in the state.
 
     Raises:
-        ValueError: there are no trust ratios in the state, or not those of these parameters; or
-            it is the state of many models, of `jax.vmap` or `jax.pmap`.
+        ValueError: the state holds no trust ratios, does not belong to these parameters, or is that
+            of many models, of `jax.vmap` or `jax.pmap`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -58,10 +59,10 @@ def trust_ratios(
 
 
 def ratios_of(state: Any, params: Any, stacks: Stacked) -> list[tuple[OfParameter, jax.Array]]:
-    """The trust ratios of each parameter, part by part of the state; none if it has no such part.
+    """The trust ratios of each parameter, part by part; empty if the state has no such part.
 
     Raises:
-        ValueError: the parts are not about these parameters.
+        ValueError: the parts do not belong to these parameters.
     """
     found = parts(state, *LAYER_WISE)
     return [

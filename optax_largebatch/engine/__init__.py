@@ -1,8 +1,9 @@
-"""How a transformation that is told leaf by leaf runs; for writing one's own. Experimental.
+"""The engine for transformations written leaf by leaf, also for your own. Experimental.
 
-A `LeafTransform` says what happens to one leaf, `transformation` makes an optax transformation of
-it, and `reference` runs it as it reads. The guide "Your own optimizer" shows how; README.md beside
-this file says what happens inside. Names and arguments here may change with every minor version.
+A `LeafTransform` describes what happens to one leaf (one array of the parameters), `transformation`
+makes an optax transformation of it, and `reference` runs it as written. The guide "Your own
+optimizer" shows how; README.md beside this file explains what happens inside. Names and arguments
+here may change with every minor version.
 """
 
 from optax_largebatch.engine.reference_executor import reference

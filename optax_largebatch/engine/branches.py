@@ -16,18 +16,18 @@ def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformat
 
     .. math:: u = \sum_i f_i(g)
 
-    The statistics of blocks that the branches need at one point are taken together.
+    The norms that the branches need at one point are taken together.
 
     Args:
-        *branches: the transformations :math:`f_i`, at least one, each a link of this library or a
-            `chain` of them.
+        *branches: the transformations :math:`f_i`, at least one, each a transformation of this
+            library or a `chain` of them.
 
     Returns:
-        A transformation whose state is the tuple of theirs.
+        A transformation; its state is the tuple of the branches' states.
 
     Raises:
-        TypeError: a branch is not made of links of this library.
-        ValueError: there is none.
+        TypeError: a branch is not made of transformations of this library.
+        ValueError: there is no branch.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -45,8 +45,8 @@ def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformat
         own = leaf_transform_of(branch)
         if own is None:
             raise TypeError(
-                "each branch of sum_of() must be one link of this library or a chain of them, "
-                f"because the branches share their statistics; got {branch!r}."
+                "each branch of sum_of() must be one transformation of this library or a chain of "
+                f"them, because the branches share their statistics; got {branch!r}."
             )
         transforms.append(own)
 

@@ -17,21 +17,21 @@ from optax_largebatch.engine.transform import LeafTransform
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     r"""Applies transformations one after the other, as `optax.chain` does.
 
-    Neighbours that are links of this library run together: between them the update stays in the
-    accumulation dtype (float32, or float64 for float64 leaves) and the norms that several of them
-    need at one point are taken in one reduction. Any other transformation of optax may stand
-    anywhere in between.
+    Neighbours from this library run together: between them the update stays in the accumulation
+    dtype (float32, or float64 for float64 parameters), and norms that several of them need at one
+    point are taken in one reduction. Other transformations of optax may stand anywhere between
+    them.
 
     Args:
         *transforms: the transformations, in the order in which they act on the gradient; at
             least one.
 
     Returns:
-        A transformation whose state is the tuple of theirs. Its `update`, as that of every link
-        and optimizer of this library, takes the extra argument `partition_specs`: how the
-        parameters are split, as a tree of `PartitionSpec` or `NamedSharding` or a prefix of one.
-        Inside `jax.shard_map` and `jax.pmap` it is needed where types do not say so; under `jit`
-        it lets the norms of all parameters travel as one vector.
+        A transformation; its state is the tuple of the transformations' states. Like every
+        transformation of this library, its `update` takes the extra argument `partition_specs`: how
+        the parameters are split, as a tree of `PartitionSpec` or `NamedSharding` or a prefix of
+        one. Inside `jax.shard_map` and `jax.pmap` it is needed where the array types do not tell;
+        under `jit`, devices then exchange the norms of all parameters as one vector.
 
     Raises:
         TypeError: an argument is no gradient transformation.
@@ -87,7 +87,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 
 
 def chained(transforms: Sequence[LeafTransform]) -> LeafTransform:
-    """The transform that applies others in order; its state is the tuple of theirs."""
+    """The transform that applies others in order; its state is the tuple of their states."""
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         new_states = []

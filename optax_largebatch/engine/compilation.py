@@ -1,4 +1,4 @@
-"""What this library asks of the compiler; all of it changes the speed and none of it a number."""
+"""Requests to the compiler; they change the speed, and no number."""
 
 from collections.abc import Callable, Hashable, Mapping
 import contextlib
@@ -26,28 +26,28 @@ def outlined() -> contextlib.AbstractContextManager[Any]:
 
 
 def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The same function, in which the compiler may merge all calls, `outlined` or not around it.
+    """The same function, in which the compiler may merge all calls even inside `outlined`.
 
-    Otherwise each `jnp.where` of it, which is a jitted function too, would be a call of its own.
+    Otherwise each `jnp.where` in it, which is a jitted function too, would be a call of its own.
     """
     return set_xla_metadata(inlineable=None)(function)
 
 
 def barrier(arrays: Tree) -> Tree:
-    """The same tree, of which no array is there before all of them are.
+    """The same tree, in which no array is available before all are.
 
-    Inside `jax.shard_map` those that differ between devices wait apart, or all would differ by
-    type.
+    Inside `jax.shard_map`, arrays that differ between devices wait separately; otherwise all would
+    get a type that differs between devices.
     """
     own, structure = jax.tree.flatten(arrays)
     return structure.unflatten(_wait_apart(_wait, dict(enumerate(own))).values())
 
 
 def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
-    """The same arrays, none of which is there before all of them are, as with `barrier`.
+    """The same arrays, none of which is available before all are, as with `barrier`.
 
-    So the compiler can combine the reductions that made them, whatever it finds to do for one of
-    them in the meantime; and what is done with each of them is compiled alike.
+    So the compiler can combine the reductions that made them, whatever other work it finds in the
+    meantime. It also compiles the work on each of them alike.
     """
     return _wait_apart(_wait_for_reductions, arrays)
 
@@ -62,7 +62,7 @@ def _wait_apart(wait: Callable[..., Any], arrays: Mapping[Key, jax.Array]) -> di
 
 
 def _derivatives_do_not_wait(barrier: Callable[..., Any]) -> Callable[..., Any]:
-    """A derivative that is infinite would meet the zeros of all others."""
+    """Lets derivatives pass: an infinite one would meet the zeros of all others."""
     waiting = jax.custom_jvp(barrier)
     waiting.defjvp(lambda primals, tangents: (waiting(*primals), tangents))
     return waiting

@@ -1,4 +1,4 @@
-"""What a leaf program computes but once, because memory is cheaper than to compute it again."""
+"""Stores results of a leaf program where memory is cheaper than computing them again."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from optax_largebatch.engine.tracing import Trace
 
 
 def store_what_is_costly(trace: Trace) -> None:
-    """Has what is not elementwise materialized, where several passes would compute it.
+    """Materializes results that are not elementwise, if several passes would compute them.
 
-    Either the results of such equations are, or the arrays of the round that they lead to, such as
-    the last of many products of matrices: whichever are smaller.
+    It stores the results of such equations, or the arrays of the round that they lead to (such as
+    the last of many products of matrices): whichever are smaller.
     """
     for position in range(len(trace.rounds)):
         costly = _computed_twice(trace, position)
@@ -27,7 +27,7 @@ def store_what_is_costly(trace: Trace) -> None:
 
 
 def _computed_twice(trace: Trace, position: int) -> list[Any]:
-    """The costly equations of a pass that a later one has, too."""
+    """The costly equations of a pass that a later pass repeats."""
     later = {id(x) for k in range(position + 1, len(trace.stored)) for x in trace.of_pass(k)}
     both = [x for x in trace.of_pass(position) if id(x) in later]
     looked = looked_through(both, Looks.of_trace(trace))

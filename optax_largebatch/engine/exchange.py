@@ -2,9 +2,10 @@
 
 Nothing is gathered. Matrices of one shape, of all leaves and of all layers of stacks, are shared
 out: each device gives away its parts of all of them and gets all parts of some, in one all-to-all.
-It works on those, and the parts travel back in a second one. A stack that is split between its
-layers does not move. Devices that are known to have copies of the same parts share the work, and
-tell each other the results. If there are fewer matrices than devices, some devices work on zeros.
+Each device works on its matrices, and the parts travel back in a second all-to-all. A stack that is
+split between its layers does not move. Devices that are known to have copies of the same parts
+share the work, and tell each other the results. If there are fewer matrices than devices, some
+devices work on zeros.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +24,11 @@ from optax_largebatch.params.leaves import mesh_axes
 from optax_largebatch.params.matrices import Matrices
 
 AT_A_TIME = 2**22
-"""The elements of matrices from which their products fill a device."""
+"""The number of elements from which products of matrices fill a device."""
 
 Key = TypeVar("Key")
 Asked = tuple[jax.Array, OnMatrices]
-"""An array, and what is to be done with its matrices."""
+"""An array, and the work on its matrices."""
 
 
 class Exchange(NamedTuple):
@@ -40,7 +41,7 @@ class Exchange(NamedTuple):
     across: tuple[str, ...]
     """The mesh axes along which each matrix is split."""
     copies: tuple[str, ...]
-    """The mesh axes along which all devices have the same."""
+    """The mesh axes along which all devices have the same matrices."""
 
 
 class Cut(NamedTuple):
@@ -54,7 +55,7 @@ class Cut(NamedTuple):
     """How many axes come last in the exchange, where a high matrix lies on its long side."""
 
     def joined(self, parts: jax.Array, exchange: Exchange) -> jax.Array:
-        """Matrices of their parts: (devices, matrices, elements) to (matrices, rows, columns)."""
+        """Matrices from their parts: (devices, matrices, elements) to (matrices, rows, columns)."""
         sizes, order = self._order(exchange)
         x = parts.reshape(*sizes, parts.shape[1], *self.lengths)
         return jnp.transpose(x, order).reshape(parts.shape[1], *exchange.shape)
@@ -85,11 +86,11 @@ class Share(NamedTuple):
     cut: Cut
     first: int
     last: int
-    """The number of the first one, and of the one after the last."""
+    """The number of the first matrix, and of the one after the last."""
 
 
 def turns(asked: Mapping[Key, Asked]) -> list[list[Key]]:
-    """Which arrays are worked on together: those whose matrices are exchanged together."""
+    """Groups of arrays whose matrices are exchanged and worked on together."""
     exchanges: dict[Exchange, list[Key]] = {}
     for key, (x, on) in asked.items():
         exchanges.setdefault(_exchange(x, on), []).append(key)
@@ -103,10 +104,11 @@ def turns(asked: Mapping[Key, Asked]) -> list[list[Key]]:
 
 
 def _turns_of(exchange: Exchange, asked: Mapping[Key, Asked]) -> list[list[Key]]:
-    """Arrays whose matrices do not move one by one, and the others together or in two turns.
+    """Groups of the arrays of one exchange; where nothing moves, each array is a group.
 
-    To look at matrices in several ways takes memory for each way. So those that are cut alike go
-    by themselves, if each device then has as many of them to work on.
+    A device that gets matrices which are cut in two ways looks at each of them in both ways, and
+    needs memory for both. So matrices that are cut alike are a group of their own, if their number
+    can be divided between all devices.
     """
     devices = norms.devices_along((*exchange.across, *exchange.copies))
     if devices == 1:
@@ -123,7 +125,7 @@ def _turns_of(exchange: Exchange, asked: Mapping[Key, Asked]) -> list[list[Key]]
 
 
 def worked_on(asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
-    """What becomes of the matrices of several arrays, each by its function."""
+    """The results for the matrices of several arrays, each by its function."""
     mesh = _mesh_of_types(asked)
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
         return _by_their_types(asked, mesh)
@@ -148,7 +150,7 @@ def _here(x: jax.Array, on: OnMatrices) -> jax.Array:
 
 
 def _each(function: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
-    """A function of each matrix, of as many at a time as make products that fill a device.
+    """A function of each matrix, on as many at a time as fill a device.
 
     Each result is written over its matrix, so that little memory is taken besides.
     """
@@ -183,7 +185,7 @@ def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
 def _is_in_types(axis: str) -> bool:
     """Whether types say what differs along a mesh axis.
 
-    Where they do not, each device may train a network of its own.
+    Where types do not say it, each device may train a network of its own.
     """
     return bool(norms.varying_axes(jax.lax.axis_index(axis)))
 
@@ -227,7 +229,7 @@ def _cut(x: jax.Array, matrices: Matrices) -> Cut:
 
 
 def _shared_out(exchange: Exchange, parts: jax.Array, shares: Sequence[Share]) -> jax.Array:
-    """The parts of what becomes of matrices, from their parts: (matrices, elements of a part).
+    """The parts of the results, from the parts of matrices: (matrices, elements of a part).
 
     Matrix `i` is worked on by device `i % devices`, those with copies counted, so that a device
     works on few that are cut otherwise than those of its neighbours.
@@ -274,9 +276,9 @@ def _mesh_of_types(asked: Mapping[Key, Asked]) -> jax.sharding.AbstractMesh | No
 
 
 def _spread(asked: Mapping[Key, Asked], mesh: jax.sharding.AbstractMesh) -> dict[Key, jax.Array]:
-    """The results for arrays of which nobody says how they are split: the compiler knows it.
+    """The results for arrays of which only the compiler knows how they are split.
 
-    It is told to have whole matrices on each device, and makes all-to-alls of that.
+    The compiler is told to put whole matrices on each device, and uses all-to-alls for that.
     """
     results: dict[Key, jax.Array] = {}
     apart_of = {key: on.matrices.apart(x) for key, (x, on) in asked.items()}
@@ -301,7 +303,7 @@ def _spread(asked: Mapping[Key, Asked], mesh: jax.sharding.AbstractMesh) -> dict
 
 
 def _by_its_type(x: jax.Array, on: OnMatrices) -> OnMatrices:
-    """The same, for an array whose type says how it is split."""
+    """The same request, for an array whose type says how it is split."""
     spec = norms.explicit_spec(x)
     names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
     layout = on.matrices.layout._replace(mesh_axes=names)

@@ -1,9 +1,9 @@
 """Runs the programs of all leaves, in as few passes over memory as their requests allow.
 
-Before each round of statistics a leaf takes one pass that stores, if it has anything to store, and
-those that sum; in the end it takes one that finishes. Leaves that are split between devices take
-their rounds in step with each other, since what the devices add to them travels as one vector.
-Where one device has all leaves, each goes on by itself, in a group with others if it is small.
+Before each round of statistics, a leaf takes one pass that stores, if it has anything to store, and
+the passes that sum. In the end it takes one pass that finishes. Leaves that are split between
+devices take their rounds in step, because the sums of all devices travel as one vector. Where one
+device has all leaves, each goes on by itself, or in a group if it is small.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,11 +25,11 @@ from optax_largebatch.engine.transform import LeafTransform
 
 
 class Plan(NamedTuple):
-    """What a leaf does next by itself."""
+    """The rounds that a leaf takes next by itself."""
 
     program: Program
     rounds: int
-    """How many rounds it takes."""
+    """The number of rounds."""
     to_the_end: bool
     """Whether no other round follows."""
 
@@ -52,7 +52,7 @@ def programs_of(
         choices: the choice for each leaf, by number.
         split: how a leaf is split between devices, by number and axes that are kept.
         specs: what `split` is taken from for each leaf, if not from the types of the arrays.
-        known: programs by what they were traced for; new ones are added.
+        known: programs by the inputs they were traced for; new programs are added.
 
     Raises:
         TypeError, ValueError: the transform does not keep its promises.
@@ -97,7 +97,7 @@ class Execution:
         self._finish = jax.jit(merged_inside(Program.result), static_argnums=0)
 
     def results(self) -> dict[int, tuple[jax.Array, Any]]:
-        """What the programs return."""
+        """The results of the programs."""
         while waiting := [i for i in self._leaves if self._ahead(i)]:
             # A norm of all leaves has to wait for leaves that ask for their own before it.
             own = self._asking_for_themselves(waiting)
@@ -118,7 +118,7 @@ class Execution:
         return {i: self._results[i] for i in self._leaves}
 
     def _asking_for_themselves(self, indices: Iterable[int]) -> list[int]:
-        """The leaves among them whose next round is of their own."""
+        """The leaves among `indices` whose next round is of their own."""
         return [i for i in indices if self._ahead(i) and not self._ahead(i)[0].of_all_leaves]
 
     def _finish_leaves(self, indices: Iterable[int]) -> None:
@@ -203,7 +203,7 @@ class Execution:
     def _work_on_matrices(self, waiting: Mapping[int, OnMatrices]) -> None:
         """Takes leaves through a round of work on their matrices, those of one shape at a time.
 
-        The next gradients wait for what becomes of these, or XLA would work on all at once and need
+        The next gradients wait for these results; otherwise XLA would work on all at once and need
         memory for all.
         """
         alike = turns({i: (self._leaves[i].gradient, on) for i, on in waiting.items()})
@@ -272,6 +272,6 @@ def _stored_and_matrices(
 
 
 def _replaced(state: Any, shape: tuple[int, ...], arrays: Iterable[jax.Array]) -> Any:
-    """A state with others in the place of its arrays of a shape."""
+    """A state with new arrays in the place of its arrays of a shape."""
     others = iter(arrays)
     return jax.tree.map(lambda x: next(others) if x.shape == shape else x, state)

@@ -1,4 +1,4 @@
-"""Where a step runs, decided by the step and not by the process that traces it.
+"""Chooses how a step runs by its place: when it is lowered, not when it is traced.
 
 A program may be compiled ahead of time for a TPU on a CPU host, exported for three platforms at
 once, or run on one of eight devices. What is known when it is traced are the types of its arrays.
@@ -31,7 +31,7 @@ ON_ONE_DEVICE: Mapping[str, type[Reductions]] = {
     "rocm": GpuReductions,
     "tpu": LeafByLeaf,
 }
-"""How sums are taken where one device has all leaves; elsewhere, as wherever there are several."""
+"""The way to take sums on each platform, if one device has all leaves."""
 
 
 def where_it_runs(
@@ -60,7 +60,7 @@ def where_it_runs(
 def is_on_a_mesh(arrays: Any) -> bool:
     """Whether the types of some arrays say that they are on several devices.
 
-    They are silent where only `in_shardings` say so, and in jax before 0.10; the lowering knows.
+    Types do not say it where only `in_shardings` do, and in jax before 0.10; the lowering knows it.
     """
 
     def says_so(x: Any) -> bool:
@@ -84,7 +84,7 @@ def _lowered(
     way: Callable[[Reductions], Way],
     on_one_device: type[Reductions] = XlaReductions,
 ) -> Sequence[Any]:
-    """The way for the platform, if the module is for one device."""
+    """Lowers the way for the platform, if the module is for one device."""
     del types
     alone = getattr(ctx.module_context.axis_context, "num_devices", None) == 1
     own = way(on_one_device() if alone else XlaReductions())
@@ -98,10 +98,10 @@ for platform, on_one_device in ON_ONE_DEVICE.items():
 
 
 def _without_dead_code(way: Way, types: Sequence[ShapedArray]) -> Way:
-    """The same program, in which no pass is handed an array that it does not read.
+    """The same program, in which no pass is given an array that it does not read.
 
-    JAX sees to that in programs, but not inside a primitive; and an array that a later pass seems
-    to read cannot be overwritten by this one.
+    JAX ensures this in programs, but not inside a primitive. An array that a later pass seems to
+    read cannot be overwritten by this pass.
     """
     arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in types]
     closed = jax.make_jaxpr(way)(*arrays)

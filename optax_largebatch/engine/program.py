@@ -1,10 +1,10 @@
 """A leaf program, run pass by pass over memory.
 
-What costs is what a pass leaves behind for the next, since it has to be written and read back. So a
-pass leaves behind only what the program materializes and the statistics that it asks for; all else
-is computed again, from these and from the leaf, wherever it is needed. For work on single elements
-that is cheaper than memory. What is not, such as a product of matrices, is materialized whether the
-program says so or not (`costly.py`).
+Arrays that one pass leaves for the next are expensive, because they have to be written and read
+back. So a pass leaves only the arrays that the program materializes and the statistics that it asks
+for. All else is computed again from these and from the leaf, wherever it is needed. For work on
+single elements that is cheaper than memory. Other results, such as products of matrices, are
+materialized whether the program says so or not (`costly.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ class Progress(NamedTuple):
     answers: tuple[tuple[jax.Array, ...], ...] = ()
     """The sums and means of each round that has been taken."""
     worked_on: tuple[jax.Array, ...] = ()
-    """What matrices have become."""
+    """The results of work on matrices."""
     ratios: tuple[jax.Array, ...] | None = None
-    """What follows from all statistics alone, if that is known already."""
+    """The values that follow from all statistics alone, if known already."""
 
     def after(
         self,
@@ -85,9 +85,9 @@ class Program:
 
     @functools.cached_property
     def written_late(self) -> "Program":
-        """The same program, in which two sums of one round leave state that they share unwritten.
+        """The same program, but two sums of one round do not write the state that they share.
 
-        What a program materializes it computes again in the last pass, which writes it.
+        The last pass computes this state again and writes it.
         """
         if not self._sums_share_state():
             return self
@@ -100,7 +100,7 @@ class Program:
 
     @property
     def rounds(self) -> tuple[Round, ...]:
-        """What is asked, round by round."""
+        """The requests, round by round."""
         return self.trace.rounds
 
     def of_part(self, part: LeafArrays, scalars: Scalars) -> "Program":
@@ -111,7 +111,7 @@ class Program:
         return self._parts[shapes]
 
     def stored(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> list[jax.Array]:
-        """What the next pass materializes."""
+        """The arrays that the next pass materializes."""
         targets = self.trace.stored[len(progress.answers)]
         return self._values(targets, leaf, scalars, progress)
 
@@ -121,14 +121,14 @@ class Program:
         return self._values(targets, leaf, scalars, progress)
 
     def statistics(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> list[Statistic]:
-        """What the next round asks of the leaf; `progress` has what is stored before it."""
+        """The statistics of the next round; `progress` has the arrays stored before it."""
         position = len(progress.answers)
         arrays = self.handed_in(leaf, scalars, progress)
         columns = zip(arrays, self.rounds[position].asked, strict=True)
         return [Statistic(x, own.kind, own.kept) for x, own in columns]
 
     def with_ratios(self, leaf: LeafArrays, scalars: Scalars, progress: Progress) -> Progress:
-        """The progress, with what follows from numbers alone computed beside the last sums.
+        """The progress, with the values that follow from numbers alone.
 
         Ratios are a few numbers for each leaf. XLA computes them again for each use, each time in
         kernels of their own, unless they are known before the arrays of the leaf are looked at.
@@ -180,7 +180,7 @@ class Program:
         progress: Progress,
         ratios: Mapping[Var, Any] | None = None,
     ) -> list[Any]:
-        """The values of variables, from what is known."""
+        """The values of variables, from known values."""
         trace = self.trace
         known = dict(zip(trace.all_stored, progress.stored, strict=False))
         known |= zip(trace.all_answers, (x for own in progress.answers for x in own), strict=False)

@@ -1,7 +1,7 @@
-"""The reference executor: what a leaf transform means.
+"""The reference executor, which defines what a leaf transform means.
 
-It runs each leaf program once, as it reads, and takes each statistic by itself. It is slow and
-large and easy to read, and every other way to run a transform must give its numbers.
+It runs each leaf program once, as written, and takes each statistic by itself. It is slow, needs
+much memory and is easy to read. Every other way to run a transform must give the same numbers.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from optax_largebatch.params.leaves import gradients_of
 
 
 def reference(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same transformation, run as its leaf programs read.
+    """The same transformation, run as its leaf programs are written.
 
     Args:
         transform: a transformation that is made of leaf transforms.
@@ -27,7 +27,7 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
         A transformation with the same state and, but for rounding, the same updates.
 
     Raises:
-        TypeError: the transformation is none of this library, or a part of it is not.
+        TypeError: the transformation, or a part of it, is not of this library.
     """
     own = leaf_transform_of(transform)
     if own is None:

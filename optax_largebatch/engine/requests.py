@@ -1,4 +1,4 @@
-"""What a leaf program may ask for while it runs, and what it is told.
+"""The requests of a leaf program while it runs, and their answers.
 
 A leaf program works on one leaf. Where it needs to know something of the whole block, it yields a
 request and gets the answer back::
@@ -20,7 +20,7 @@ Kind = Literal["norm", "rms", "sum", "mean"]
 
 
 class Statistic(NamedTuple):
-    """What a leaf program asks of one array."""
+    """A statistic of one array that a leaf program asks for."""
 
     array: jax.Array
     kind: Kind
@@ -33,7 +33,8 @@ class Statistic(NamedTuple):
 class Request(NamedTuple):
     """A round of statistics, answered by a list with one array for each.
 
-    It has no axes, or, where a statistic keeps some, those of the leaf, so that it broadcasts.
+    An answer is a number, or has all axes of the leaf if the statistic keeps some, so that it
+    broadcasts.
     """
 
     statistics: tuple[Statistic, ...]
@@ -79,7 +80,7 @@ def block_sums(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
 
 
 def global_norm(array: jax.Array) -> Request:
-    """Asks for the norm of what all leaves hand in together."""
+    """Asks for one norm over the arrays that all leaves pass together."""
     return Request((Statistic(array, "norm"),), of_all_leaves=True)
 
 
@@ -105,9 +106,10 @@ def each_matrix(
 def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> Materialize:
     """Asks for an array to be written to memory, in `dtype` or the leaf's accumulation dtype.
 
-    The answer is the array as it was written. Ask for what goes into the state, so that this step
-    works with the number that the next one will read. What is not written is computed again
-    wherever it is needed, which for work on single elements costs less than memory does.
+    The answer is the array as it was written. Ask for arrays that go into the state, so that this
+    step works with the numbers that the next one will read. Arrays that are not written are
+    computed again wherever they are needed. For work on single elements, that is cheaper than
+    memory.
     """
     return Materialize(array, dtype)
 
@@ -116,24 +118,24 @@ LeafProgram = Generator[Request | EachMatrix | Materialize, Any, tuple[jax.Array
 
 
 class Leaf(NamedTuple):
-    """What a leaf program knows of its leaf besides the gradient."""
+    """The inputs of a leaf program besides the gradient."""
 
     param: Any
     """The parameter, or None when `update` was called without parameters."""
     start: Any
-    """The parameter at the start of the step: `param`, unless a transform has moved that."""
+    """The parameter at the start of the step: `param`, unless a transform has moved it."""
     state: Any
-    """The transform's state, with what belongs to this leaf in each field."""
+    """The transform's state, with this leaf's part in each field."""
     scalars: Any
     """The transform's scalars of this step."""
     choice: Any
-    """What the transform chose for this leaf when it was traced, such as a mask's boolean."""
+    """The transform's choice for this leaf when it was traced, such as a mask's boolean."""
 
 
 def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
     """Runs several programs for the same leaf side by side, as one program.
 
-    The statistics of blocks that they ask for in a round are asked for together.
+    The statistics of one round are taken together for all programs.
     """
     results: dict[int, tuple[jax.Array, Any]] = {}
     waiting: dict[int, Request] = {}

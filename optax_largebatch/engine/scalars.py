@@ -1,4 +1,4 @@
-"""The scalars of a step, of which those that are known already need not be handed around."""
+"""The scalars of a step; those that are known already become constants."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ import jax
 
 @jax.tree_util.register_pytree_node_class
 class Scalars:
-    """A tree of scalars; as a tree of JAX it consists of those that are arrays.
+    """A tree of scalars; as a tree of JAX, it contains only those that are arrays.
 
-    The others are Python's numbers, the options of an optimizer. They go into a program that is
-    compiled as constants: as arguments there were a dozen of them for each leaf.
+    The others are Python's numbers, the options of an optimizer. They become constants of the
+    compiled program: as arguments, they would be a dozen for each leaf.
 
     Args:
         tree: the scalars.

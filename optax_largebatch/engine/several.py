@@ -1,4 +1,4 @@
-"""Several transforms as one: what a chain and a sum of branches have in common."""
+"""Several transforms as one, for chains and sums of branches."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,9 +14,9 @@ def several(
     transforms: Sequence[LeafTransform],
     leaf: Callable[[jax.Array, Leaf], LeafProgram],
 ) -> LeafTransform:
-    """The transform whose leaf program runs those of others, `each_at` its place.
+    """The transform whose leaf program runs the leaf programs of others.
 
-    Its state, scalars and choices are the tuples of theirs.
+    Its state, scalars and choices are tuples of the others'.
 
     Args:
         how: the name of the composition.
@@ -38,7 +38,7 @@ def several(
 
 
 def each_at(at: Leaf) -> list[Leaf]:
-    """What each of several transforms knows of the leaf."""
+    """The `Leaf` of each of several transforms."""
     own = zip(at.state, at.scalars, at.choice, strict=True)
     return [
         at._replace(state=state, scalars=scalars, choice=choice) for state, scalars, choice in own

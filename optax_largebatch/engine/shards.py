@@ -1,6 +1,6 @@
 """Passes over sharded leaves under `jit`, on the shards of each device.
 
-The compiler gets the numbers of sharded leaves right by itself, but not their cost: every norm of
+The compiler computes the right numbers for sharded leaves by itself, but not cheaply: every norm of
 every leaf is a reduction of its own, or an operand of its own in a combined one. Where `update` is
 told how the leaves are split, the passes run on the shards, as inside `jax.shard_map`, and the
 norms of all leaves travel as one vector.
@@ -31,7 +31,7 @@ def on_shards(
     scalars: Scalars,
     leaves: Leaves,
 ) -> Any:
-    """The result of `run`, computed on shards if it is known how the leaves are split."""
+    """The result of `run`, computed on shards if `leaves` say how they are split."""
     if leaves.mesh is None:
         return run(arrays, scalars, leaves)
     specs = leaves.specs or []

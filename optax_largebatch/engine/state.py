@@ -1,12 +1,12 @@
-"""What a transform keeps from one step to the next, declared once.
+"""Declarations of the state that a transform keeps from step to step.
 
 A declaration is the transform's own state, a NamedTuple, with one of these fields in the place of
 each array::
 
     declare(MomentumState, count=Counter(), trace=PerParameter())
 
-It makes the first state, hands each leaf its part and puts the new parts together, so that nothing
-is kept that is not declared, and nothing that is declared gets lost.
+The declaration makes the first state, gives each leaf its part and puts the new parts together. So
+nothing undeclared is kept, and nothing declared gets lost.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,11 +36,11 @@ class Field(Protocol):
         ...
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        """The part of each leaf."""
+        """The part of the field for each leaf."""
         ...
 
     def like_leaf(self, part: Any) -> Any:
-        """For each array in the part of a leaf, whether it is split between devices as the leaf."""
+        """Whether each array in the part of a leaf is split between devices like the leaf."""
         ...
 
     def join(
@@ -105,7 +105,7 @@ class PerParameter(_TreeLikeParameters):
 class NumberPerBlock(_TreeLikeParameters):
     """One number for each block, in a tree like the parameters; zeros at first.
 
-    Each leaf of it has the axes of its parameter, those that are not stacked of length 1, so that
+    Each array has the axes of its parameter, with length 1 for axes that are not stacked, so that
     it broadcasts.
 
     Args:
@@ -128,12 +128,12 @@ class NumberPerBlock(_TreeLikeParameters):
 
 @dataclasses.dataclass(frozen=True)
 class PerAxis(_TreeLikeParameters):
-    """A tuple of arrays for each parameter, which belong to its axes.
+    """A tuple of arrays for each parameter, for its axes.
 
-    Every device has them whole, however the parameter is split.
+    Every device has these arrays whole, however the parameter is split.
 
     Args:
-        initial: the first of them, as a tree of tuples, from the parameters.
+        initial: a function from the parameters to the first arrays, as a tree of tuples.
     """
 
     initial: Callable[[optax.Params], Any]
@@ -162,15 +162,15 @@ class PerAxis(_TreeLikeParameters):
 class VectorOfBlocks:
     """One vector with a number for each block of all parameters.
 
-    They are in the order of `jax.tree.leaves`, and of a leaf that stacks layers the layers in
-    order.
+    The numbers are in the order of `jax.tree.leaves`; for a leaf that stacks layers, in the order
+    of its layers.
 
-    It is written in each step and not read: a leaf program finds None in its place. It returns a
-    number, or one for each block.
+    The vector is written in each step and not read: a leaf program finds None in its place, and
+    returns a number, or one for each block.
 
     Args:
         stacked: the parameters that stack layers.
-        initial: all numbers before the first step.
+        initial: the value of all numbers before the first step.
     """
 
     stacked: Stacked = NOT_STACKED
@@ -195,11 +195,11 @@ class VectorOfBlocks:
 class Shared:
     """Arrays that are the same for all leaves.
 
-    A leaf program may change them only by what is the same for all leaves: scalars of the step,
-    other shared fields and norms of all leaves.
+    A leaf program may compute their new values only from values that are the same for all leaves:
+    scalars of the step, other shared fields and norms of all leaves.
 
     Args:
-        initial: the first value, from the parameters.
+        initial: a function from the parameters to the first value.
     """
 
     initial: Callable[[optax.Params], Any]
@@ -249,18 +249,18 @@ def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
     """Checks an array of a state that does not belong to single leaves.
 
     Raises:
-        ValueError: it has another shape.
+        ValueError: the array has another shape.
     """
     if jnp.shape(value) != expected:
         raise ValueError(
             f"the state's {name} has the shape {jnp.shape(value)}, and not {expected}. It belongs "
-            "to an optimizer with other options, or has an axis for several models: call `init` "
-            "of this optimizer, or restore into what that returns."
+            "to an optimizer with other options, or has an axis for several models. Call `init` "
+            "of this optimizer, or restore into the state that `init` returns."
         )
 
 
 def declare(kind: type[tuple[Any, ...]], **fields: Field) -> Any:
-    """The declaration of a state: its NamedTuple, with what each of its fields is."""
+    """The declaration of a state: its NamedTuple, with a `Field` in each place."""
     return kind(**fields)
 
 

@@ -20,14 +20,14 @@ from optax_largebatch.params.leaves import Leaves
 
 
 class Known(NamedTuple):
-    """What is known of a step before any number is; it can be hashed."""
+    """The facts of a step that are known before any number; hashable."""
 
     structure: Any
     """The tree structure of the parameters."""
     choices: tuple[Any, ...]
     """The transform's choice for each parameter."""
     specs: tuple[Any, ...] | None
-    """How the parameters are split, where `update` is told."""
+    """How the parameters are split, if `update` is told."""
     mesh: Any
     """The mesh of the specs under `jit`."""
     with_gradient: tuple[int, ...]
@@ -54,7 +54,7 @@ class Step:
 
     Args:
         transform: the transform.
-        known: what is known of the step.
+        known: the facts of the step.
     """
 
     def __init__(self, transform: LeafTransform, known: Known):

@@ -13,7 +13,7 @@ from optax_largebatch.params.leaves import gradients_of, leaves_of
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
-    """An optax transformation that says what it is made of."""
+    """An optax transformation that knows its leaf transform."""
 
     def __repr__(self) -> str:
         made_of = leaf_transform_of(self)

@@ -1,4 +1,4 @@
-"""A leaf program, traced once: its equations, and what lies between its passes."""
+"""A leaf program, traced once: its equations, and the arrays between its passes."""
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
@@ -36,14 +36,14 @@ class LeafArrays(NamedTuple):
 
 
 class OnMatrices(NamedTuple):
-    """What a leaf program asks to be done with each matrix of an array."""
+    """The work on each matrix of an array that a leaf program asks for."""
 
     function: Callable[[jax.Array], jax.Array]
     matrices: Matrices
 
 
 class Asked(NamedTuple):
-    """A statistic, as it is known before any number is."""
+    """A requested statistic, as far as it is known when it is traced."""
 
     kind: Kind
     kept: tuple[int, ...]
@@ -53,12 +53,12 @@ class Asked(NamedTuple):
 
 
 class Round(NamedTuple):
-    """A request, as it is known before any number is; what is asked twice stands here once."""
+    """A request, as far as it is known when it is traced; without repeated statistics."""
 
     of_all_leaves: bool
     asked: tuple[Asked, ...]
     on_matrices: OnMatrices | None = None
-    """What is done with an array, if the round is that and no statistics."""
+    """The work on matrices, if the round is that and no statistics."""
 
 
 @dataclasses.dataclass
@@ -71,11 +71,11 @@ class Trace:
     handed_in: list[list[Any]]
     """The array of each statistic, by round, or that with the matrices."""
     answers: list[list[Any]]
-    """The sum or mean that answers it, before any root is taken."""
+    """The sum or mean that answers each statistic, before any root is taken."""
     worked_on: list[list[Any]]
-    """What the matrices have become, by round."""
+    """The results of work on matrices, by round."""
     stored: list[list[Any]]
-    """What is materialized before each round, and last what is after all of them."""
+    """The arrays materialized before each round, and last those after all rounds."""
     result: Any
     """The update and the new state."""
     old_state: list[Any]
@@ -91,7 +91,7 @@ class Trace:
 
     @property
     def all_stored(self) -> list[Any]:
-        """What is materialized, in the order of the passes."""
+        """The materialized arrays, in the order of the passes."""
         return list(itertools.chain(*self.stored))
 
     @property
@@ -101,7 +101,7 @@ class Trace:
 
     @property
     def all_worked_on(self) -> list[Any]:
-        """What matrices have become, of all rounds."""
+        """The results of work on matrices, of all rounds."""
         return list(itertools.chain(*self.worked_on))
 
     def needed(self, targets: Iterable[Any], known: Iterable[Any]) -> list[Any]:
@@ -137,7 +137,7 @@ class Trace:
 
 
 def variables(atoms: Iterable[Any]) -> list[Var]:
-    """The variables among them; the others are numbers."""
+    """The variables among `atoms`; the others are numbers."""
     return [x for x in atoms if not isinstance(x, Literal)]
 
 
@@ -249,12 +249,12 @@ def accumulation_dtype(leaf: LeafArrays) -> jnp.dtype:
 
 
 def term(statistic: Statistic) -> jax.Array:
-    """What is summed: the elements, or their squares for the root of a sum."""
+    """The terms of a sum: the elements, or their squares for the root of a sum."""
     return jnp.square(statistic.array) if statistic.kind in ROOTS else statistic.array
 
 
 def _identity(statistic: Statistic) -> Any:
-    """What two statistics of a round have in common that are the same."""
+    """A key that equal statistics of a round share."""
     return id(statistic.array), statistic.kind, statistic.kept
 
 
@@ -275,7 +275,7 @@ def _abstract_sum(statistic: Statistic, split: norms.Split) -> jax.Array:
 
 
 def _answer(statistic: Statistic, found: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """What the program is told, of a sum or a mean."""
+    """The answer for the program, from a sum or a mean."""
     root = statistic.kind in ROOTS
     return (norms.from_sum_of_squares(found) if root else found).astype(dtype)
 

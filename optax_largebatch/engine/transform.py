@@ -1,4 +1,4 @@
-"""A gradient transformation told leaf by leaf.
+"""A gradient transformation written leaf by leaf.
 
 Layer-wise optimizers alternate between work on single elements and norms of whole blocks. A leaf
 program says both in one generator: it works on the gradient of one leaf and, where it needs a norm,
@@ -45,7 +45,7 @@ from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
 
 @dataclasses.dataclass(frozen=True)
 class LeafTransform:
-    """A gradient transformation told leaf by leaf.
+    """A gradient transformation written leaf by leaf.
 
     Args:
         leaf: the leaf program: takes the gradient and a `Leaf`, returns the update and the leaf's
@@ -55,12 +55,13 @@ class LeafTransform:
         scalars: the numbers of a step, from the state: a NamedTuple.
         choices: a hashable choice for each leaf, from the parameters, made when it is traced.
         needs_params: whether `update` must be given the parameters.
-        given: what a leaf program is given of its leaf. `"whole"`: all of it, on any platform and
-            however it is split between devices. `"parts"`: possibly a part only, of any shape: the
-            program works on single elements between its requests, and the engine checks that it
-            does. `"shards"`: what the device has, possibly a part of each block: the program
-            exchanges what it needs of the others itself.
-        name: what errors call it; the function that defines the leaf program, unless given.
+        given: the part of the leaf that a leaf program gets. `"whole"`: all of it, on any platform
+            and however it is split between devices. `"parts"`: possibly only a part, of any shape;
+            the program must work on single elements between its requests, and the engine checks it.
+            `"shards"`: the part on its device, possibly a part of each block; the program exchanges
+            data with other devices itself.
+        name: its name in errors; by default, the name of the function that defines the leaf
+            program.
     """
 
     leaf: Callable[[jax.Array, Leaf], LeafProgram | tuple[jax.Array, Any]]
@@ -118,7 +119,7 @@ class LeafTransform:
         return built_like(self.state, new)
 
     def same_for_all(self, part: Any, *kinds: type) -> list[tuple[str, str, Any]]:
-        """What is the same for all leaves: who declares it, its name, and its value.
+        """The fields that are the same for all leaves: their transform, name, and value.
 
         Args:
             part: the state of a leaf.
@@ -192,12 +193,12 @@ class LeafTransform:
 
 
 class Whole(NamedTuple):
-    """The choice for a leaf of which the program is given all."""
+    """The choice for a leaf whose program gets all of it."""
 
     choice: Any
     layout: Layout
 
 
 def given_of(transforms: Sequence[LeafTransform]) -> Literal["parts", "shards"]:
-    """What a transform may be given that runs others; they get whole leaves by themselves."""
+    """The `given` of a transform that runs others; those get whole leaves by themselves."""
     return "parts" if all(x.given == "parts" for x in transforms) else "shards"

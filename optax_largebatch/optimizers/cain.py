@@ -1,4 +1,4 @@
-"""Cain: steps in proportion to each parameter, by factored sizes."""
+"""Cain: steps in proportion to the size of each parameter, estimated in factors."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def cain(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Cain: steps in proportion to the size of each parameter, and a scale learned beside them.
+    r"""Cain: steps in proportion to the size of each parameter, whose scale is learned too.
 
     .. math::
 
@@ -45,29 +45,30 @@ def cain(
         w_{t+1} &= w_t + \Delta_t, \qquad \Delta_t = b_1 \Delta_{t-1} + (1 - b_1) D_t
 
     :math:`R_t` estimates the size of each parameter by a product of one factor for each axis (see
-    `scale_by_factored_parameter_rms`). In the first step, and after every ten, the parameters are
-    clamped. Blocks of one element have no :math:`R`, no learned scale, and the factor
-    :math:`\sqrt{1 - b_2^{t-1}}`. The factor :math:`1 - b_2^{t-1}` is the original's; it lags a
-    step behind, so that the first step changes the scale only.
+    `scale_by_factored_parameter_rms`). In the first step, and in every tenth, the parameters are
+    clamped. A block is an array, or one layer of an array that stacks layers. Blocks of one element
+    have no :math:`R`, no learned scale, and the factor :math:`\sqrt{1 - b_2^{t-1}}`. The factor
+    :math:`1 - b_2^{t-1}` is as in the original. It lags one step behind, so the first step changes
+    only the scale.
 
     The momentum is made of steps, not of gradients: a change of the learning rate takes effect
     over the next :math:`1 / (1 - b_1)` steps.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (made for `eden`).
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (it was made for `eden`).
         b1: decay rate of the momentum, in [0, 1).
         b2: decay rate of the second moments, in [0, 1).
         eps: :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
         scale_speed: :math:`\gamma`, how fast scales are learned, 0 or more.
-        rms_eps: the floor for the size of a parameter, positive; it is what moves parameters that
-            start at zero.
+        rms_eps: the floor for the size of a parameter, positive; it lets parameters that start at
+            zero move.
         param_max: the largest magnitude of a parameter, positive.
         groups: parameters with another learning rate or gradient centralisation, from
             `param_groups`; there is no weight decay.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
             `stacked_layers`; each layer is a block of its own. None if there are none.
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment, likewise.
+        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters, and inside `jax.shard_map`, where they are

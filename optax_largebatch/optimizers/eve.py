@@ -1,4 +1,4 @@
-"""Eve: Adam with a decay that holds weights at a size."""
+"""Eve: Adam with weight decay only above a target size of the weights."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def eve(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Eve: Adam, with weight decay only for blocks whose weights exceed a root mean square.
+    r"""Eve: Adam, with weight decay only for blocks whose root mean square exceeds a target.
 
     .. math::
 
@@ -39,23 +39,24 @@ def eve(
             - \begin{cases} \lambda w_t & \operatorname{rms}(w_t) > \rho \\ 0 & \text{otherwise}
             \end{cases}
 
-    The decay is not multiplied by the learning rate. Blocks of one element are not decayed.
+    The decay is not multiplied by the learning rate. A block is an array, or one layer of an array
+    that stacks layers. Blocks of one element are not decayed.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (made for `eden`).
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (it was made for `eden`).
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moment, in [0, 1).
         eps: :math:`\epsilon`, positive.
         weight_decay: :math:`\lambda`, the fraction of the weights that a step takes away, in
             [0, 0.1]; a float or a schedule.
         weight_decay_mask: the parameters that may be decayed; None for all.
-        target_rms: :math:`\rho`, in (0, 10].
+        target_rms: :math:`\rho`, the root mean square above which blocks are decayed, in (0, 10].
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
             `stacked_layers`; each layer is a block of its own. None if there are none.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment, likewise.
+        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters.

@@ -59,28 +59,31 @@ def lamb(
             + \lambda w_t \\
         w_{t+1} &= w_t - \eta \, \frac{\phi(\lVert w_t \rVert)}{\lVert u_t \rVert} \, u_t
 
-    The norms are those of one block, and the ratio is 1 where one of them is 0. A bias or scale
-    that starts at 0 grows slowly under adaptation: leave such leaves out with
-    `trust_ratio_mask=excluding("bias", "scale")`, and usually out of the decay likewise.
+    Each norm is taken over one block: an array, or one layer of an array that stacks layers. The
+    ratio is 1 where one of the norms is 0. A bias or scale that starts at 0 grows slowly under
+    adaptation: leave such parameters out with `trust_ratio_mask=excluding("bias", "scale")`, and
+    usually out of the weight decay too.
 
-    Called as `optax.lamb` is called it gives the numbers of `optax.lamb`.
+    With the arguments of `optax.lamb`, it gives the numbers of `optax.lamb`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moment, in [0, 1).
         eps: :math:`\epsilon`, 0 or more.
-        eps_root: :math:`\bar\epsilon`, 0 or more; one of the two is positive.
+        eps_root: :math:`\bar\epsilon`, 0 or more; `eps` or `eps_root` has to be positive.
         weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
         weight_decay_mask: the parameters that are decayed; None for all. (The argument `mask` of
             `optax.lamb`.)
         trust_ratio_mask: the parameters that are adapted; None for all.
-        param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, either None
-            for no bound.
-        trust_ratio_bounds: bounds on the whole ratio, likewise; `(None, 1.0)` is LAMBC.
+        param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, None for an
+            end without a bound.
+        trust_ratio_bounds: bounds on the whole ratio, in the form of `param_norm_bounds`;
+            `(None, 1.0)` is LAMBC.
         trust_ratio_eps: added to :math:`\lVert u_t \rVert` in the ratio; 0 or more.
-        bias_correction: `"full"` as above, `"none"` without the divisions by :math:`1 - b^t`,
-            `"step_size"` with :math:`\eta \sqrt{1 - b_2^t} / (1 - b_1^t)` in place of them.
+        bias_correction: `"full"` divides as above; `"none"` leaves out the divisions by
+            :math:`1 - b^t`; `"step_size"` leaves them out and takes
+            :math:`\eta \sqrt{1 - b_2^t} / (1 - b_1^t)` in place of :math:`\eta`.
         grad_averaging: False gives :math:`g_t` the weight 1 in :math:`m_t`.
         max_grad_norm: bound on the norm of the whole gradient, applied first; None for no bound.
         groups: parameters with another learning rate, decay or gradient centralisation, from
@@ -88,7 +91,7 @@ def lamb(
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
             `stacked_layers`; each layer is a block of its own. None if there are none.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment, likewise.
+        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters.

@@ -40,7 +40,7 @@ def lans(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""LANS: LAMB on normalised gradients, with the two parts of Nesterov's momentum adapted apart.
+    r"""LANS: LAMB on normalised gradients, with each part of Nesterov's momentum adapted alone.
 
     .. math::
 
@@ -53,11 +53,12 @@ def lans(
         w_{t+1} &= w_t - \eta\, \phi(\lVert w_t \rVert) \left(
             b_1 \frac{u_t}{\lVert u_t \rVert} + (1 - b_1) \frac{c_t}{\lVert c_t \rVert} \right)
 
-    The norms are those of one block; a block whose gradient is 0 keeps it, and a ratio is 1 where
-    one of its norms is 0. The size of the gradient does not matter, so it needs no clipping by
-    norm and no loss scale, as long as float32 holds its squares: the norm of a block has to lie
-    between 1e-15 and 1e18 (see `normalize_by_block_norm`). As with LAMB, leave biases and scales
-    that start at 0 out of the adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
+    Each norm is taken over one block: an array, or one layer of an array that stacks layers. A
+    gradient of 0 stays 0, and a ratio is 1 where one of its norms is 0. The size of the gradient
+    does not matter, so it needs no clipping by norm and no loss scale. This holds as long as
+    float32 holds the squares: the gradient norm of a block has to lie between 1e-15 and 1e18 (see
+    `normalize_by_block_norm`). As with LAMB, leave biases and scales that start at 0 out of the
+    adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule (the paper's is
@@ -68,10 +69,11 @@ def lans(
         weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
         weight_decay_mask: the parameters that are decayed; None for all.
         trust_ratio_mask: the parameters that are adapted; None for all.
-        param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, either None
-            for no bound.
+        param_norm_bounds: `(low, high)` of :math:`\phi(z) = \min(\max(z, low), high)`, None for an
+            end without a bound.
         trust_ratio_bounds: bounds on the two ratios :math:`\phi(\lVert w_t \rVert) /
-            \lVert u_t \rVert` and :math:`\phi(\lVert w_t \rVert) / \lVert c_t \rVert`, likewise.
+            \lVert u_t \rVert` and :math:`\phi(\lVert w_t \rVert) / \lVert c_t
+            \rVert`, in the form of `param_norm_bounds`.
         clip_gradient: clips the elements of :math:`\tilde g_t` to this magnitude; None for no
             clipping.
         normalization_eps: added to :math:`\lVert g_t \rVert`, 0 or more.
@@ -85,7 +87,7 @@ def lans(
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
             `stacked_layers`; each layer is a block of its own. None if there are none.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment, likewise.
+        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters.

@@ -35,7 +35,7 @@ def lars(
     stacked: Stacked | None = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""LARS: SGD with momentum and a rate for each layer, set by the norms of its tensors.
+    r"""LARS: SGD with momentum and a rate for each layer, from the norms of its tensors.
 
     .. math::
 
@@ -44,9 +44,10 @@ def lars(
         b_t &= \mu b_{t-1} + \eta\, r_t (g_t + \lambda w_t) \\
         w_{t+1} &= w_t - b_t
 
-    The norms are those of one block. Where one of them is 0 the ratio is 1, which at the usual
-    trust coefficient is a step 1000 times the usual one: leave biases and normalisation scales
-    out with `trust_ratio_mask=excluding("bias", "scale")`, or say `zero_ratio="coefficient"`.
+    Each norm is taken over one block: an array, or one layer of an array that stacks layers. Where
+    one of the norms is 0 the ratio is 1: with the default trust coefficient, that step is 1000
+    times the usual one. Leave biases and normalisation scales out with
+    `trust_ratio_mask=excluding("bias", "scale")`, or say `zero_ratio="coefficient"`.
 
     With `denominator="update"` it gives the numbers of `optax.lars`.
 
@@ -59,8 +60,8 @@ def lars(
         trust_ratio_mask: the parameters that are adapted; None for all. The others have ratio 1.
         momentum: :math:`\mu`, in [0, 1).
         nesterov: whether to look one step ahead.
-        trust_ratio_bounds: `(low, high)`, bounds on :math:`r_t`, the coefficient included; either
-            None for no bound. They leave `zero_ratio` alone.
+        trust_ratio_bounds: `(low, high)`, bounds on :math:`r_t`, the coefficient included; None for
+            an end without a bound. They do not apply where `zero_ratio` decides.
         denominator: `"update"` divides by :math:`\lVert g_t + \lambda w_t \rVert + \epsilon`;
             for `"squares"` see `scale_by_lars`.
         zero_ratio: the ratio where a norm is 0: `"one"`, or `"coefficient"` for
@@ -68,7 +69,7 @@ def lars(
         clip_gradient: clips the elements of :math:`g_t` to this magnitude, after its norm is
             taken; None for no clipping.
         momentum_of: `"steps"` has the learning rate inside :math:`b_t` as above;
-            `"directions"` multiplies by it afterwards, :math:`w_{t+1} = w_t - \eta b_t`. They
+            `"directions"` multiplies by it afterwards, :math:`w_{t+1} = w_t - \eta b_t`. The two
             differ when the learning rate changes.
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
@@ -158,7 +159,7 @@ def larc(
         trust_ratio_mask: the parameters that are adapted; None for all. The others have ratio 1.
         momentum: :math:`\mu`, in [0, 1).
         nesterov: whether to look one step ahead.
-        clip: False leaves out the minimum and the division by :math:`\eta`: LARS.
+        clip: False leaves out the minimum and the division by :math:`\eta`, which gives LARS.
         groups: parameters with another learning rate, decay or gradient centralisation, from
             `param_groups`.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from

@@ -46,25 +46,25 @@ def lbsgd(
     stacked: Stacked | None = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""LBSGD: SGD on macro-batches, its learning rate warmed up to their size.
+    r"""LBSGD: SGD with gradient accumulation and a learning rate that warms up to the large batch.
 
-    Gradients are averaged over :math:`S` micro-batches; then, with :math:`c` the number of
-    micro-batches so far,
+    Gradients are averaged over a macro-batch of :math:`S` micro-batches; then
 
     .. math::
 
         b \leftarrow \mu b + \eta M (g + \lambda w), \qquad w \leftarrow w - b
 
     For the strategies `linear`, `power2` and `sqrt` :math:`M` grows from 1 to :math:`S` during the
-    warm-up (see `large_batch_warmup`). For `lars` there is no warm-up, but for each block
+    warm-up (see `large_batch_warmup`). For `lars` there is no warm-up. Each block (an array, or one
+    layer of an array that stacks layers) has its own
 
     .. math::
 
         M = \operatorname{clip}\left(\sqrt{\frac{\lVert w \rVert^2}
             {\lVert g \rVert^2 + \lambda \lVert w \rVert^2 + 10^{-18}}},\ 0.01,\ 100\right).
 
-    Between two macro-batches the updates are exact zeros and only the sum of the gradients and the
-    counts move.
+    Between two steps the updates are exact zeros, and only the sum of the gradients and the counts
+    change.
 
     Args:
         learning_rate: :math:`\eta`, the rate that suits one micro-batch; 0 or more. A schedule
@@ -76,7 +76,7 @@ def lbsgd(
         warmup_strategy: how :math:`M` is set.
         warmup_epochs: length of the warm-up in epochs, 0 or more.
         updates_per_epoch: micro-batches in an epoch, positive.
-        begin_epoch: the epoch at which training begins, 0 or more: where in the warm-up.
+        begin_epoch: the epoch at which training begins, 0 or more; the warm-up goes on from there.
         trust_ratio_mask: the parameters that `lars` adapts; None for all.
         clip_gradient: clips the elements of the averaged gradient to this magnitude, after its
             norm is taken; None for no clipping.
@@ -123,7 +123,7 @@ def lbsgd(
     check_number("begin_epoch", begin_epoch, "[0, inf)")
     check_mask("trust_ratio_mask", trust_ratio_mask)
     adapts = warmup_strategy == "lars"
-    # Where the trust ratio finds the size of a step, the rate does not grow: a scale of 1.
+    # Where the trust ratio sets the size of a step, the rate does not grow: a scale of 1.
     multiplier = large_batch_warmup(
         1.0,
         1 if adapts else batch_scale,
@@ -190,7 +190,7 @@ def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> 
 def count_micro_batches(
     accumulated: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps `micro_batches` in the chain that `accumulate_gradients` stands around."""
+    """Counts micro-batches in the state of the chain that `accumulate_gradients` wraps."""
 
     def counted(link: Any) -> Any:
         if not isinstance(link, ScaleByWarmedUpRateState):

@@ -1,4 +1,4 @@
-"""LearnedGradient: matrices between gradient and step that are learned; experimental."""
+"""LearnedGradient, experimental: momentum times learned matrices."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def learned_gradient(
     stacked: Stacked | None = None,
     mu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""LearnedGradient: momentum through matrices, one for each axis, that learn; experimental.
+    r"""LearnedGradient, experimental: momentum times learned matrices, one for each axis.
 
     .. math::
 
@@ -44,14 +44,15 @@ def learned_gradient(
             \, \frac{\min(\max(d_t, -c \rho), c \rho)}{\rho} + \sigma_t w_t,
             \qquad r = \operatorname{rms}(w)
 
-    The matrices :math:`L_k` go uphill on the agreement of :math:`d` with the next gradient (see
-    `scale_by_learned_matrices`). Every :math:`T` steps :math:`r` is taken anew and
-    :math:`\sigma_t` is a step on the logarithm of the block's scale (see `learn_log_scale`), at
-    full speed back where :math:`r` is out of its bounds; in between :math:`\sigma_t = 0`.
+    The matrices :math:`L_k` are trained so that :math:`d` agrees with the next gradient (see
+    `scale_by_learned_matrices`). Every :math:`T` steps :math:`r` is measured again, and
+    :math:`\sigma_t` is a step on the logarithm of the block's scale (see `learn_log_scale`). Where
+    :math:`r` is out of its bounds, that step leads back at full speed. In all other steps
+    :math:`\sigma_t = 0`.
 
-    This is an experiment and no recommendation. The original class cannot run; what is
-    implemented is a correction of it. On the toy task of its authors the learned matrices helped
-    at a learning rate of 0.1 and hurt at 0.03; `meta_lr_scale=0` turns them off.
+    This is an experiment and no recommendation. The original class cannot run; this is a corrected
+    version of it. On the toy task of its authors the learned matrices helped at a learning rate of
+    0.1 and hurt at 0.03; `meta_lr_scale=0` turns them off.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
@@ -61,13 +62,13 @@ def learned_gradient(
             :math:`0/0` counts as 0.
         size_lr_scale: factor of the learning rate for the learned sizes, 0 or more.
         meta_lr_scale: factor of the learning rate for the matrices, 0 or more.
-        param_min_rms: :math:`r_{\min}`, positive: what moves parameters that start at zero.
+        param_min_rms: :math:`r_{\min}`, positive; it lets parameters that start at zero move.
         param_max_rms: the size from which a block shrinks, positive.
         lr_est_period: the number of steps from one update of the matrices to the next.
         max_step_scale: :math:`c`, positive.
         size_update_period: :math:`T`.
-        max_fullcov_size: the longest axis with a full matrix, 0 or more; a longer one has the
-            diagonal of one.
+        max_fullcov_size: the longest axis with a full matrix, 0 or more; a longer axis has a
+            diagonal matrix.
         groups: parameters with another learning rate or gradient centralisation, from
             `param_groups`; there is no weight decay.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from

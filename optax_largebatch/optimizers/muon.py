@@ -52,12 +52,12 @@ def muon(
         u_t &= s \, \operatorname{NS}(d_t) + \lambda w_t, \qquad
         w_{t+1} = w_t - \eta u_t
 
-    :math:`\operatorname{NS}` is the Newton-Schulz iteration of `orthogonalize_momentum`, :math:`s`
-    the factor of `scale_by_matrix_shape`. All parameters that are no matrices, and those that
-    `matrix_mask` leaves out, are left to another optimizer. Embeddings and the last layer usually
-    belong there too: `matrix_mask=excluding("embed", "head")`.
+    :math:`\operatorname{NS}` is the Newton-Schulz iteration of `orthogonalize_momentum`, and
+    :math:`s` is the factor of `scale_by_matrix_shape`. Another optimizer, `others`, moves the
+    parameters that are no matrices, and those that `matrix_mask` leaves out. Embeddings and the
+    last layer usually belong to it too: `matrix_mask=excluding("embed", "head")`.
 
-    Called as `optax.contrib.muon` is called it gives the numbers of `optax.contrib.muon`.
+    With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
@@ -70,20 +70,20 @@ def muon(
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
         nesterov: False leaves the gradient out of :math:`d_t`, which is then
             :math:`m_t / (1 - \beta^t)`.
-        consistent_rms: the root mean square of a step; 0.2 is about Adam's, so that Adam's learning
-            rate and decay serve. None for :math:`s = \sqrt{\max(1, n_\text{columns} /
-            n_\text{rows})}`.
+        consistent_rms: the root mean square of a step; 0.2 is about that of Adam's steps, so Adam's
+            learning rate and decay can be used. None for
+            :math:`s = \sqrt{\max(1, n_\text{columns} / n_\text{rows})}`.
         trust_ratio: True gives :math:`u_t` of each matrix the norm of the matrix, as LAMB does.
         others: the optimizer of all other parameters, such as `lamb(...)`; None for
             Adam with this learning rate and Nesterov's momentum.
-        matrix_mask: the parameters that Muon is for, if they are matrices; None for all.
+        matrix_mask: the parameters that Muon moves, if they are matrices; None for all.
         matrix_axes: which axes are rows and columns, where parameters have more than two axes: see
             `orthogonalize_momentum`. (The argument `muon_weight_dimension_numbers` of
             `optax.contrib.muon`.)
-        ns_dtype: dtype of the iterations, and of what travels between devices; None for float32
-            (float64 for float64 parameters).
-        groups: matrices with another learning rate or decay, from `param_groups`; the rate holds
-            for Adam's parameters too, if `others` is None.
+        ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
+            for float64 parameters).
+        groups: matrices with another learning rate or decay, from `param_groups`; the rate applies
+            to Adam's parameters too, if `others` is None.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
             `stacked_layers`; each layer is a matrix of its own. None if there are none.
 
@@ -151,7 +151,7 @@ def muon(
     def owners(params: optax.Params) -> Any:
         axes = axes_of_matrices(matrix_axes, stacks, params)
         blocks = stacks.blocks(params)
-        select_leaves("weight_decay_mask", weight_decay_mask, blocks)  # of all, for its errors
+        select_leaves("weight_decay_mask", weight_decay_mask, blocks)  # for its errors
         chosen = select_leaves("matrix_mask", matrix_mask, blocks)
         labels = [
             "muon" if own and pair else "others" for own, pair in zip(chosen, axes, strict=True)

@@ -1,4 +1,4 @@
-"""ScaledAdam: steps relative to the size of each tensor, and sizes that are learned."""
+"""ScaledAdam: steps relative to the size of each tensor, and that size learned too."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def scaled_adam(
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""ScaledAdam: Adam relative to the size of each block, whose size is learned beside it.
+    r"""ScaledAdam: Adam with steps relative to the size of each tensor, which is learned too.
 
     .. math::
 
@@ -52,15 +52,16 @@ def scaled_adam(
             + \sigma_t w_t \\
         w_{t+1} &= w_t + \Delta_t, \qquad \Delta_t = b_1 \Delta_{t-1} + (1 - b_1) D_t
 
-    Every :math:`T` steps :math:`r` is taken anew and :math:`\sigma_t` is a step of RMSprop on the
-    logarithm of the block's scale (see `learn_log_scale`), at most 0.1; it does not shrink a block
-    below :math:`r_{\min}` or grow it beyond :math:`r_{\max}`. In between :math:`\sigma_t = 0`.
+    Every :math:`T` steps :math:`r` is measured again, and :math:`\sigma_t` is a step of RMSprop on
+    the logarithm of the block's scale (see `learn_log_scale`), at most 0.1. A block is an array, or
+    one layer of an array that stacks layers. This step does not shrink a block below
+    :math:`r_{\min}` or grow it beyond :math:`r_{\max}`. In all other steps :math:`\sigma_t = 0`.
     Blocks of one element have no size: they move by :math:`\eta` times `scalar_lr_scale` and are
     clamped.
 
-    The learning rate is a relative change, the same for small and large tensors, and needs no
-    tuning to the size of the model. The schedule that it was made for is `eden` (or `eden2`), and
-    the clipping that it is used with is `clipping_scale=2.0`.
+    The learning rate is a relative change, the same for small and large tensors, so it needs no
+    tuning to the size of the model. ScaledAdam was made for the schedule `eden` (or `eden2`), and
+    is used with `clipping_scale=2.0`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
@@ -71,17 +72,17 @@ def scaled_adam(
             recent norms (see `clip_by_median_norm`); positive. None for no clipping.
         scalar_lr_scale: factor of the learning rate for blocks of one element and for the learned
             sizes, 0 or more.
-        param_min_rms: :math:`r_{\min}`, positive: what moves parameters that start at zero.
+        param_min_rms: :math:`r_{\min}`, positive; it lets parameters that start at zero move.
         param_max_rms: :math:`r_{\max}`, positive.
-        scalar_max: the largest magnitude of a parameter that is a block of its own, positive.
-        size_update_period: :math:`T`.
+        scalar_max: the largest magnitude of a block of one element, positive.
+        size_update_period: :math:`T`, 1 or more.
         clipping_update_period: the number of norms in the median.
         groups: parameters with another learning rate or gradient centralisation, from
             `param_groups`; there is no weight decay.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
             `stacked_layers`; each layer is a block of its own. None if there are none.
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment, likewise.
+        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters.

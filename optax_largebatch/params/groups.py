@@ -28,7 +28,7 @@ _HYPERPARAMETERS = (
 
 @dataclasses.dataclass(frozen=True)
 class ParamGroups:
-    """What `param_groups` returns: pass it as the argument `groups` of an optimizer."""
+    """The result of `param_groups`: pass it as the argument `groups` of an optimizer."""
 
     rules: tuple[Rule, ...]
     settings: tuple[Mapping[str, Any], ...]
@@ -36,7 +36,7 @@ class ParamGroups:
     """The stacks among the parameters; the optimizer fills them in."""
 
     def indices(self, params: Any) -> list[int]:
-        """The group of each leaf: its number, or -1 for a parameter that is in none."""
+        """The number of each leaf's group, or -1 for a parameter that is in no group."""
         blocks = self.stacked.blocks(params)
         members = [
             select_leaves("groups", rule, blocks, "Leave the group out.") for rule in self.rules
@@ -64,7 +64,7 @@ class ParamGroups:
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """One hyperparameter with a value for each group; the last is for parameters in none."""
+    """One hyperparameter with a value for each group, and a last value for all other parameters."""
 
     name: str
     groups: ParamGroups
@@ -73,7 +73,7 @@ class Grouped:
     """The range of its values."""
 
     def indices(self, params: Any) -> list[int]:
-        """For each leaf the index into `values`."""
+        """The index into `values` for each leaf."""
         return self.groups.indices(params)
 
     def map(self, function: Callable[[Any], Any]) -> "Grouped":
@@ -91,14 +91,15 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     Each group is a dictionary with the key `params`, a rule that selects its members, and any of
 
     - `learning_rate`: a float or a schedule, in place of the optimizer's;
-    - `learning_rate_scale`: a factor, 0 or more, of that or of the optimizer's: 0.1 for a tenth of
-      the schedule that all follow;
+    - `learning_rate_scale`: a factor, 0 or more, for the group's or the optimizer's learning rate:
+      0.1 for a tenth of the common schedule;
     - `weight_decay`: a float or a schedule, in place of the optimizer's;
     - `grad_centralization`: True to subtract from the gradient of each member its mean over all
       axes but the first (see `centralize_gradients`).
 
-    What a group does not set, and a parameter that is in no group, takes from the optimizer's own
-    arguments. Schedules are called with the number of steps taken before this one (0 at first).
+    Where a group does not set a value, and for parameters in no group, the optimizer's own
+    arguments apply. Schedules are called with the number of steps taken before this one (0 at
+    first).
 
     Args:
         *groups: the dictionaries.
@@ -134,7 +135,7 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
 
 
 def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGroups:
-    """The groups that the arguments of an optimizer mean; without `groups` there are none.
+    """The groups from the arguments of an optimizer; without `groups` there are none.
 
     Args:
         groups: the argument `groups`.
@@ -146,7 +147,7 @@ def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGr
 
     Raises:
         TypeError: `groups` is not what `param_groups` returns.
-        ValueError: a group sets what is unknown.
+        ValueError: a group sets the unknown hyperparameter.
     """
     if groups is None:
         return ParamGroups((), ())
@@ -165,7 +166,7 @@ def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGr
 
 
 def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
-    """A hyperparameter as one that may differ by group, its values checked to be allowed."""
+    """A hyperparameter as a `Grouped`, after checking that its values are allowed."""
     grouped = value if isinstance(value, Grouped) else Grouped(name, ParamGroups((), ()), (value,))
     for one in grouped.values:
         check_number_or_schedule(name, one, allowed)
@@ -173,7 +174,7 @@ def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
 
 
 def _scaled_rate(rate: Any, scale: Any) -> Any:
-    """A learning rate, or a schedule of it, times a factor; None if there is none."""
+    """A learning rate, or a schedule of it, times a factor; None if there is no rate."""
     if scale is None:
         return rate
     check_number_or_schedule("learning_rate", rate, "[0, inf)")

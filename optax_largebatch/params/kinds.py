@@ -1,4 +1,4 @@
-"""Which parameters by what they are: biases, normalisations, tensors of one axis."""
+"""Selects parameters by their kind: biases, normalisations, tensors of one axis."""
 
 import re
 from typing import Any
@@ -17,10 +17,10 @@ KINDS = (*_NAMES, *_AXES)
 
 
 def matching_kinds(*kinds: str) -> Rule:
-    r"""Selects the parameters that are of one of some kinds.
+    r"""Selects the parameters of one or more kinds.
 
-    What `matching` does by the names of one network this does for networks that follow the names of
-    Flax, Haiku or Equinox. The kinds are
+    Unlike `matching`, it works for all networks that follow the names of Flax, Haiku or Equinox.
+    The kinds are
 
     - `"bias"`: called `bias` or `b`;
     - `"norm"`: called `scale`, `gamma` or `beta`, or in a module whose name has `norm` in it or is
@@ -30,8 +30,8 @@ def matching_kinds(*kinds: str) -> Rule:
     - `"position"`: a position embedding, such as `pos_embedding`;
     - `"token"`: a class token, such as `cls`.
 
-    A bias may have two axes, as in the attention of Flax: there `"vector"` alone would miss what it
-    means in PyTorch.
+    A bias may have two axes, as in Flax's attention, where it has one in PyTorch: there, `"vector"`
+    alone would miss it.
 
     Args:
         *kinds: at least one.
@@ -40,8 +40,8 @@ def matching_kinds(*kinds: str) -> Rule:
         A rule, for any argument that takes a mask.
 
     Raises:
-        ValueError: there is no kind or an unknown one; and, when the rule meets the parameters,
-            none of them is of any of the kinds.
+        ValueError: no kind is given, or an unknown one; or, when the rule meets the parameters,
+            none of them is of these kinds.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -54,7 +54,7 @@ def matching_kinds(*kinds: str) -> Rule:
 
 
 def excluding_kinds(*kinds: str) -> Rule:
-    r"""Selects the parameters that are of none of some kinds.
+    r"""Selects all parameters except those of some kinds.
 
     Args:
         *kinds: at least one, as in `matching_kinds`.
@@ -63,8 +63,8 @@ def excluding_kinds(*kinds: str) -> Rule:
         A rule, for any argument that takes a mask.
 
     Raises:
-        ValueError: there is no kind or an unknown one; and, when the rule meets the parameters,
-            none of them is of any of the kinds.
+        ValueError: no kind is given, or an unknown one; or, when the rule meets the parameters,
+            none of them is of these kinds.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -77,7 +77,7 @@ def excluding_kinds(*kinds: str) -> Rule:
 
 
 def _said(function: str, kinds: tuple[str, ...]) -> str:
-    """The call as it is written, its arguments checked."""
+    """The call as it is written, after checking its arguments."""
     listed = ", ".join(map(repr, kinds))
     if not kinds or any(kind not in KINDS for kind in kinds):
         raise ValueError(

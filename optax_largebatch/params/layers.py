@@ -1,4 +1,4 @@
-"""Layers of a stack one by one, for what works on whole arrays and not on single elements."""
+"""The layers of a stack one by one, for functions that need whole layers."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ class Layers(NamedTuple):
     stack: tuple[int, ...]
     """The lengths of the stacked axes."""
     block: tuple[int, ...]
-    """The lengths of the others, those of 1 left out."""
+    """The lengths of the other axes, those of length 1 left out."""
 
     @classmethod
     def of(cls, shape: tuple[int, ...], axes: tuple[int, ...]) -> "Layers":
@@ -31,12 +31,12 @@ class Layers(NamedTuple):
         return stacked_first.reshape(*self.stack, *self.block)
 
     def back(self, x: jax.Array) -> jax.Array:
-        """What `first` was made of."""
+        """The reverse of `first`."""
         others = (size for axis, size in enumerate(self.shape) if axis not in self.axes)
         return jnp.moveaxis(x.reshape(*self.stack, *others), range(len(self.axes)), self.axes)
 
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function for a block as one for stacks of blocks on leading axes."""
+        """A function for one block, mapped over stacks of blocks on leading axes."""
         for _ in self.axes:
             function = jax.vmap(function)
         return function

@@ -1,4 +1,4 @@
-"""The leaves of the trees that meet in one update, side by side and checked."""
+"""The leaves of the trees in one update, checked against each other."""
 
 from collections.abc import Callable
 import dataclasses
@@ -23,7 +23,7 @@ from optax_largebatch.params.prefixes import broadcast_prefix
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
-    """The parameters that an update is about; `tree` gives the structure and the order.
+    """The parameters of an update; `tree` gives the structure and the order.
 
     `tree` is the parameters, or the gradients where a transformation needs no parameters.
     """
@@ -32,13 +32,13 @@ class Leaves:
     treedef: Any
     arrays: list[Any]
     specs: list[PartitionSpec] | None = None
-    """How the leaves are split between devices, where `update` is told."""
+    """How the leaves are split between devices, if `update` is told."""
     mesh: Any = None
     """The mesh of the specs under `jit`; None inside `jax.shard_map`, where each leaf is a shard
     already."""
 
     def align(self, name: str, tree: Any) -> list[Any]:
-        """The parts of another tree that stand at these leaves (None may stand there)."""
+        """The parts of another tree at the places of these leaves (a part may be None)."""
         try:
             return self.treedef.flatten_up_to(tree)
         except ValueError as error:
@@ -49,12 +49,12 @@ class Leaves:
     def alike(
         self, name: str, tree: Any, shape_of: Callable[[int], tuple[int, ...]] | None = None
     ) -> list[Any]:
-        """The parts of another tree that stand at these leaves, with the shapes that they have.
+        """The parts of another tree at the places of these leaves, after checking their shapes.
 
         Args:
             name: what the tree is, for messages.
             tree: the tree.
-            shape_of: the shape that belongs to a leaf; None for its own.
+            shape_of: the shape to expect for a leaf; None for the leaf's own shape.
 
         Raises:
             ValueError: the tree has another structure, or an array another shape.
@@ -69,13 +69,14 @@ class Leaves:
                 raise ValueError(
                     f"{name} has the shape {found}{with_it} for the parameter "
                     f"{leaf_names(self.tree)[index]!r} of shape {own}. It belongs to other "
-                    "parameters or options, or has an axis for several models: call `init` of this "
-                    "optimizer with these parameters, or restore into what that returns."
+                    "parameters or options, or has an axis for several models. Call `init` of this "
+                    "optimizer with these parameters, or restore into the state that `init` "
+                    "returns."
                 )
         return parts
 
     def split(self, index: int, kept: tuple[int, ...] = ()) -> Split:
-        """How a leaf is split whose blocks are the slices along the axes `kept`.
+        """How a leaf is split, if its blocks are the slices along the axes `kept`.
 
         Args:
             index: the leaf.
@@ -106,7 +107,7 @@ class Leaves:
         return Split(within=varying)
 
     def axes_along(self, index: int, axis: int) -> tuple[str, ...]:
-        """The mesh axes along which `specs` has an axis of a leaf, which is a shard, split."""
+        """The mesh axes along which `specs` splits one axis of a leaf that is a shard."""
         spec = () if self.specs is None or self.mesh is not None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
@@ -117,11 +118,11 @@ class Leaves:
         return here * (devices_along(self.split(index, kept).within) if here == 1 else 1) <= 1
 
     def layout(self, index: int, who: str) -> "Layout":
-        """How the axes of a leaf are split, for links that work along axes.
+        """How the axes of a leaf are split, for transformations that work along axes.
 
         Args:
             index: the leaf.
-            who: the link and what it does, for the message.
+            who: the transformation and what it does, for the message.
 
         Returns:
             Its whole shape and the mesh axes along each axis.
@@ -164,7 +165,7 @@ class Layout(NamedTuple):
         return x
 
     def own_part(self, x: jax.Array) -> jax.Array:
-        """This device's part of a whole array like the leaf, or of one with axes of length 1."""
+        """This device's part of a whole array like the leaf; axes of length 1 are kept."""
         for axis, names in enumerate(self.mesh_axes):
             x = own_part(x, axis, names) if x.shape[axis] > 1 else x
         return x
@@ -211,19 +212,19 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 def gradients_of(
     updates: Any, params: Any, partition_specs: Any = None, *, name: str = "updates"
 ) -> tuple[Leaves, list[Any]]:
-    """The leaves of an update and the gradient of each.
+    """The leaves of an update, and the gradient of each leaf.
 
     Args:
         updates: the gradients; None may stand in the place of a leaf that has none.
         params: the parameters, or None.
         partition_specs: how the parameters are split: a tree of `PartitionSpec` or
-            `NamedSharding`, or a prefix of one. None leaves it to the types inside
-            `jax.shard_map`, and to the compiler under `jit`.
+            `NamedSharding`, or a prefix of one. With None, the array types decide inside
+            `jax.shard_map`, and the compiler under `jit`.
         name: what the update is, for messages.
 
     Returns:
-        The leaves of the parameters (of the gradients, if `params` is None), and for each its
-        gradient or None.
+        The leaves of the parameters (of the gradients, if `params` is None), and the gradient of
+        each leaf or None.
 
     Raises:
         TypeError: a parameter or gradient is no array of floating point numbers.
@@ -266,10 +267,10 @@ def mesh_axes(entry: Any) -> tuple[str, ...]:
 def spec_alike(
     spec: PartitionSpec, shape: tuple[int, ...], other: tuple[int, ...]
 ) -> PartitionSpec:
-    """The spec of an array of shape `other` that goes with one of `shape`.
+    """The spec for an array of shape `other` that belongs to an array of shape `shape`.
 
-    It is split where it is as long as that one, and whole along axes of length 1. If it has other
-    axes, it is whole.
+    It splits axes of equal length in the same way, and leaves axes of length 1 whole. If the shapes
+    differ otherwise, nothing is split.
     """
     if len(other) != len(shape) or any(
         size not in (1, like) for size, like in zip(other, shape, strict=True)
@@ -280,7 +281,7 @@ def spec_alike(
 
 
 def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
-    """The leaves with their specs, which must say what the types say, if these say anything."""
+    """The leaves with their specs, after checking that the specs agree with the array types."""
     if partition_specs is None:
         return leaves
     given = broadcast_prefix("partition_specs", partition_specs, leaves.tree, _is_spec)

@@ -1,4 +1,4 @@
-"""Masks: which leaves a transformation touches, in any of the forms that users write them."""
+"""Masks: which parameters a transformation touches, in all forms that users may write."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,14 @@ from optax_largebatch.params.rules import Rule, listed
 Mask = Rule | Callable[[Any], Any] | Any
 """None (all leaves), a rule, a function of the parameters, or a tree (or prefix) of booleans.
 
-One that selects nothing is an error, unless it is a function that returns False and so means it."""
+A mask that selects nothing is an error, unless it is a function that returns False."""
 
 
 def check_mask(name: str, mask: Mask) -> None:
     """Checks, when an optimizer is built, that `mask` can be a mask.
 
-    A single boolean is refused: it is what `optax.inject_hyperparams` makes of a mask function that
-    it takes for a schedule.
+    A single boolean is refused, because `optax.inject_hyperparams` makes one from a mask function
+    that it takes for a schedule.
 
     Args:
         name: the argument's name, for the message.
@@ -42,7 +42,7 @@ def check_mask(name: str, mask: Mask) -> None:
 def select_leaves(
     name: str, mask: Mask, params: Any, cure: str = "If that is meant, say `lambda params: False`."
 ) -> list[bool]:
-    """`resolve_mask`, for a mask that has to select something, or be a function that says False.
+    """Like `resolve_mask`, but a mask must select something or be a function that returns False.
 
     Args:
         name: the argument's name, for messages.
@@ -64,7 +64,7 @@ def select_leaves(
     if callable(mask) and mask(params) is False:
         return choices
     if isinstance(mask, Rule) and any(mask.select(named_leaves(params))):
-        return choices  # what it selects is frozen, as None
+        return choices  # the parameters that it selects are frozen, as None
     raise ValueError(
         f"{name}: {mask!r} selects no parameter. {cure} The names are: "
         f"{listed(leaf_names(params))}."
@@ -104,8 +104,8 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
 
 
 def _has_placeholders(params: Any) -> bool:
-    """Whether other parameters, of which nothing is known, may be behind a placeholder of optax.
+    """Whether unknown other parameters may be behind a placeholder of optax.
 
-    Then the mask may be meant for those: `optax.partition` builds several optimizers alike.
+    The mask may be meant for those: `optax.partition` gives several optimizers the same mask.
     """
     return any(map(is_placeholder, jax.tree.leaves(params, is_leaf=is_placeholder)))

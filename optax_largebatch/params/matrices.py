@@ -15,8 +15,8 @@ from optax_largebatch.params.rules import matching
 from optax_largebatch.params.stacked import Stacked
 
 MatrixAxes = Mapping[str, Any] | Callable[[Any], Any] | Any
-"""Patterns, a function of the parameters, or a tree (or prefix): for each parameter a pair of the
-axes of rows and those of columns, or None for no matrix."""
+"""Patterns, a function of the parameters, or a tree (or prefix). Each entry is a pair, the axes of
+rows and the axes of columns, or None for a parameter that is no matrix."""
 
 
 class Matrices(NamedTuple):
@@ -27,12 +27,12 @@ class Matrices(NamedTuple):
     columns: tuple[int, ...]
     layout: Layout
     is_told: bool = False
-    """Whether it was said how the parameter is split: along all other mesh axes devices have the
-    same, which types may say, too."""
+    """Whether `update` was told how the parameter is split. If so, devices have the same along all
+    other mesh axes; the array types may say so, too."""
 
     @property
     def whole(self) -> "Matrices":
-        """The same, of a parameter that every device has whole."""
+        """The same matrices, for a parameter that every device has whole."""
         nothing = tuple(() for _ in self.layout.shape)
         return self._replace(layout=self.layout._replace(mesh_axes=nothing))
 
@@ -61,21 +61,21 @@ class Matrices(NamedTuple):
         return jnp.transpose(x, order).reshape(lengths)
 
     def back(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The array of this shape that was taken `apart`."""
+        """The array of this shape, put together again after `apart`."""
         order = (*self.stack, *self.rows, *self.columns)
         turned = matrices.reshape([shape[axis] for axis in order])
         return jnp.transpose(turned, np.argsort(order).tolist())
 
     def map(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-        """The array with a function of each of its matrices in the place of the matrix."""
+        """The array with `function` applied to each of its matrices."""
         return self.back(jax.vmap(function)(self.apart(x)), x.shape)
 
 
 def check_matrix_axes(matrix_axes: Any) -> None:
-    """Checks, when a transformation is built, that the argument can speak of parameters.
+    """Checks, when a transformation is built, that the argument has one of the allowed forms.
 
     Raises:
-        TypeError: it is a number, a string, or an array.
+        TypeError: the argument is a number, a string, or an array.
     """
     if isinstance(matrix_axes, bool | int | float | str | jax.Array):
         raise TypeError(
@@ -88,16 +88,16 @@ def check_matrix_axes(matrix_axes: Any) -> None:
 def axes_of_matrices(
     matrix_axes: MatrixAxes, stacked: Stacked, params: Any
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
-    """The axes of rows and of columns of each parameter, None for one that is no matrix.
+    """The axes of rows and of columns of each parameter, None for a parameter that is no matrix.
 
     Args:
-        matrix_axes: the argument of this name; what it does not speak of is a matrix if its blocks
-            have two axes.
+        matrix_axes: the argument of this name; a parameter that it does not name is a matrix if its
+            blocks have two axes.
         stacked: the stacks among the parameters.
         params: the parameters.
 
     Raises:
-        TypeError: what stands for a parameter is no pair of axes.
+        TypeError: the entry for a parameter is no pair of axes.
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
     own = [
@@ -136,17 +136,17 @@ def matrices_of(
         who: the transformation, for messages.
 
     Raises:
-        ValueError: a parameter is no matrix; or, inside `jax.shard_map`, it is split and its type
-            does not say along which axis.
+        ValueError: a parameter is no matrix; or, inside `jax.shard_map`, a parameter is split and
+            its type does not say along which axis.
     """
     found = []
     for index, pair in enumerate(axes_of_matrices(matrix_axes, stacked, leaves.tree)):
         if pair is None:
             name, shape = leaf_names(leaves.tree)[index], leaves.arrays[index].shape
             raise ValueError(
-                f"{who} works on matrices, and {name!r} of shape {shape} is none. Say which axes "
-                "are its rows and columns by matrix_axes={'pattern': (rows, columns)}, which axes "
-                "stack layers by stacked=, or leave it to another transformation: muon() does."
+                f"{who} works on matrices, and {name!r} of shape {shape} is no matrix. Give its "
+                "rows and columns by matrix_axes={'pattern': (rows, columns)}, or its stacked "
+                "layers by stacked=, or leave it to another transformation, as muon() does."
             )
         layout = leaves.layout(index, f"{who} works on whole matrices")
         found.append(Matrices(*pair, layout, is_told=leaves.specs is not None))
@@ -160,7 +160,7 @@ def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:
 
 
 def _is_patterns(tree: Mapping[Any, Any]) -> bool:
-    """Whether it maps patterns to pairs; a tree of pairs may do so too, by names of parameters."""
+    """Whether `tree` maps patterns to pairs; a tree of pairs may look the same."""
     return all(isinstance(key, str) and (own is None or _is_pair(own)) for key, own in tree.items())
 
 
@@ -179,7 +179,7 @@ def _checked(name: str, ndim: int, pair: Any) -> Any:
         return None
     if not _is_pair(pair):
         raise TypeError(
-            f"matrix_axes: for {name!r} it must have a pair (rows, columns) of axes, such as "
+            f"matrix_axes: the entry for {name!r} must be a pair (rows, columns) of axes, such as "
             f"(0, 1) or ((0, 1, 2), 3), or None for no matrix; got {pair!r}."
         )
     rows, columns = (tuple(x) if isinstance(x, tuple | list) else (x,) for x in pair)
@@ -191,7 +191,7 @@ def _checked(name: str, ndim: int, pair: Any) -> Any:
     rows, columns = (tuple(axis % ndim for axis in axes) for axes in (rows, columns))
     if len({*rows, *columns}) < len(rows) + len(columns):
         raise ValueError(
-            f"matrix_axes: for {name!r} an axis stands twice in {pair!r}. Each axis is one of the "
-            "rows, one of the columns, or in neither."
+            f"matrix_axes: for {name!r} an axis stands twice in {pair!r}. Each axis belongs to the "
+            "rows, to the columns, or to neither."
         )
     return rows, columns

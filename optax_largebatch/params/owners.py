@@ -1,7 +1,7 @@
 """Which parameter each array of an optimizer's state belongs to.
 
-A state holds copies of the tree of parameters: moments, sums, masters. They are found by the keys
-of the parameters, level by level, wherever they are and whatever is hidden in them.
+A state holds copies of the tree of parameters: moments, sums, masters. These copies are found by
+the keys of the parameters, level by level, wherever they are and whatever is hidden in them.
 """
 
 from collections.abc import Mapping
@@ -18,22 +18,22 @@ Keys = tuple[str, ...]
 
 
 def owners(state: Any, params: Any) -> list[int | None]:
-    """For each array of a state the parameter that it belongs to.
+    """The parameter to which each array of a state belongs.
 
-    That does not say that it has the parameter's shape: some keep a number or a row for it.
+    The array need not have the parameter's shape: some states keep a number or a row for it.
 
     Args:
-        state: the state of any optimizer, or what has its structure. One that was restored from a
+        state: the state of any optimizer, or a tree of its structure. A state restored from a
             checkpoint may have dictionaries and lists in the place of tuples.
         params: the parameters.
 
     Returns:
-        In the order of `jax.tree.leaves(state)` the number of the parameter among
-        `jax.tree.leaves(params)`; None for counters and the like, and for arrays that belong to
+        The number of the parameter among `jax.tree.leaves(params)`, in the order of
+        `jax.tree.leaves(state)`; None for counters and the like, and for arrays that belong to
         single axes of a parameter.
     """
     numbers = {keys: number for number, (keys, _) in enumerate(keyed_arrays(params))}
-    if isinstance(params, optax.LookaheadParams):  # its optimizer knows the fast ones only
+    if isinstance(params, optax.LookaheadParams):  # its optimizer knows only the fast parameters
         numbers |= {keys[1:]: number for keys, number in numbers.items() if keys[0] == "fast"}
     all_keys = [keys for keys, _ in keyed_arrays(state)]
 
@@ -68,7 +68,7 @@ def keyed_arrays(tree: Any) -> list[tuple[Keys, Any]]:
 
 
 def children(node: Any) -> dict[str, Any]:
-    """The nodes directly below one of a tree, by their keys; none below an array."""
+    """The nodes directly below a node of a tree, by their keys; none below an array."""
     if _is_boxed(node):
         return {}
     pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
@@ -81,7 +81,7 @@ def unboxed(node: Any) -> Any:
 
 
 def _is_boxed(node: Any) -> bool:
-    """Whether a node is a box of Flax around an array, or what a checkpoint makes of one."""
+    """Whether a node is a box of Flax around an array, also as read back from a checkpoint."""
     if isinstance(node, Mapping):
         return list(node) == ["value"] and jax.tree_util.all_leaves(node.values())
     return is_box(node)

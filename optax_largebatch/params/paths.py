@@ -11,7 +11,8 @@ def path_name(tree: Any, path: tuple[Any, ...]) -> str:
     """The name of a leaf, as in `"encoder/dense/kernel"`.
 
     Flax wraps leaves in boxes (`nn.Partitioned`, `nnx.Param`) that add a last attribute `value`
-    to the path at `init` and not at `update`; it is dropped, so that a rule sees one name.
+    to the path at `init` and not at `update`. This `value` is dropped, so that a rule sees one
+    name.
 
     Args:
         tree: the tree that holds the leaf.
@@ -47,13 +48,13 @@ def is_hidden(node: Any) -> bool:
 def is_placeholder(node: Any) -> bool:
     """Whether `node` is an object of optax in the place of parameters.
 
-    That is a masked leaf, or what `optax.tree.map_params` initialises an optimizer with.
+    It is a masked leaf, or the placeholder that `optax.tree.map_params` gives to `init`.
     """
     return type(node).__module__.split(".")[0] == "optax"
 
 
 def stands_for_all(params: Any) -> bool:
-    """Whether `params` is what `optax.tree.map_params` initialises an optimizer with."""
+    """Whether `params` is the placeholder that `optax.tree.map_params` gives to `init`."""
     return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
 
 

@@ -1,4 +1,4 @@
-"""Trees that say something of each parameter, where one entry may speak for a whole subtree."""
+"""Trees with an entry for each parameter, where one entry may stand for a whole subtree."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +15,10 @@ def broadcast_prefix(
 
     Args:
         name: what `prefix` is, for the message.
-        prefix: a tree of the structure of `params`, or a prefix of it. What it says of parameters
-            that are hidden, by `optax.masked` or as None, is left out.
+        prefix: a tree of the structure of `params`, or a prefix of it. Entries for hidden
+            parameters (by `optax.masked` or as None) are left out.
         params: the parameters.
-        is_leaf: tells the entries of `prefix`, where they are trees themselves.
+        is_leaf: recognises the entries of `prefix`, where they are trees themselves.
 
     Returns:
         One entry for each leaf.

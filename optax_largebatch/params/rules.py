@@ -17,14 +17,14 @@ _Select = Callable[[list[tuple[str, Any]]], list[bool]]
 class Rule:
     """A selection of parameters; combine rules with `&`, `|` and `~`.
 
-    A rule is no callable, so that `optax.inject_hyperparams` cannot take it for a schedule.
+    A rule is not callable, so `optax.inject_hyperparams` cannot take it for a schedule.
     """
 
     description: str
     select: _Select
 
     def mask(self, params: Any) -> Any:
-        """The tree of booleans for `params`; hand `rule.mask` to `optax.masked` and the like."""
+        """The tree of booleans for `params`; pass `rule.mask` to `optax.masked` and the like."""
         named = named_leaves(params)
         chosen = zip(named, self.select(named), strict=True)
         visible = [choice for (_, leaf), choice in chosen if not is_hidden(leaf)]
@@ -95,10 +95,10 @@ def matching(*patterns: str) -> Rule:
 def named(*names: str) -> Rule:
     r"""Selects the parameters that have one of the names, letter for letter.
 
-    The name of a parameter is a path, as in `encoder/embeddings/b`, and a name is one of its
-    parts or several in a row: `named("b")` selects that one, and `named("encoder")` all that is
-    under it. No name is a part of another: `matching("b")` finds the "b" of `embeddings/kernel` as
-    well. To leave parameters out write `~named("b")`.
+    A parameter has a path, as in `encoder/embeddings/b`. A name is one part of the path, or several
+    in a row: `named("b")` selects this parameter, and `named("encoder")` all parameters under it.
+    Only whole parts count, while `matching("b")` finds the "b" of `embeddings/kernel` as well. To
+    leave parameters out, write `~named("b")`.
 
     Args:
         *names: parts of paths such as `"b"`, or several joined by `/` as in `"layer_norm/scale"`;
@@ -130,8 +130,8 @@ def excluding(*patterns: str) -> Rule:
     r"""Selects the parameters whose name matches none of the patterns.
 
     The usual mask of weight decay and of layer-wise adaptation: `excluding("bias", "scale")`.
-    Names and patterns are those of `matching`, and so short patterns find more than they seem to:
-    `excluding("b")` leaves out "embeddings" as well, where `~named("b")` does not.
+    Names and patterns are those of `matching`, so short patterns find more than they seem to:
+    `excluding("b")` leaves out "embeddings" as well, and `~named("b")` does not.
 
     Args:
         *patterns: regular expressions, at least one.
@@ -158,8 +158,8 @@ def excluding(*patterns: str) -> Rule:
 def at_least_ndim(ndim: int) -> Rule:
     r"""Selects the parameters that have `ndim` axes or more.
 
-    `at_least_ndim(2)` keeps the matrices and leaves out biases and normalisation scales, in
-    whatever way a network names them.
+    `at_least_ndim(2)` keeps the matrices and leaves out biases and normalisation scales, however a
+    network names them.
 
     Args:
         ndim: the least number of axes, 0 or more.
@@ -186,12 +186,12 @@ def at_least_ndim(ndim: int) -> Rule:
 
 
 def _searching(function: str, given: tuple[str, ...], patterns: list[re.Pattern[str]]) -> Rule:
-    """Selects what is found by one of the patterns, which go with what the user gave."""
+    """Selects the names found by one of `patterns`, which belong to the strings in `given`."""
 
     def select(named: list[tuple[str, Any]]) -> list[bool]:
         names = [name for name, _ in named]
         for own, pattern in zip(given, patterns, strict=True):
-            # No names at all: optax initialises with a placeholder in the place of parameters.
+            # No names: optax calls `init` with a placeholder in the place of parameters.
             if names and not any(map(pattern.search, names)):
                 what = "name" if function == "named" else "pattern"
                 raise ValueError(
@@ -229,6 +229,6 @@ def _compile(function: str, patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
 
 
 def listed(names: list[str], most: int = 12) -> str:
-    """The first of the names, and how many more there are."""
+    """The first names, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -21,7 +21,7 @@ Axes = int | tuple[int, ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """What `stacked_layers` returns: pass it as the argument `stacked`."""
+    """The result of `stacked_layers`: pass it as the argument `stacked`."""
 
     description: str
     resolve: Callable[[Any], list[Axes]]
@@ -42,9 +42,9 @@ class Stacked:
         return checked
 
     def blocks(self, params: Any) -> Any:
-        """The parameters with each leaf's shape that of one block: what masks look at.
+        """The parameters, each with the shape of one block, for masks to look at.
 
-        A stack of biases has two axes, but each is a bias: rules and mask functions see it so.
+        A stack of biases has two axes, but rules and mask functions see each as a bias.
         """
         leaves, structure = jax.tree.flatten(params)
         axes = self.axes(params)
@@ -54,7 +54,7 @@ class Stacked:
         return structure.unflatten([_block(leaf, own) if own else leaf for leaf, own in columns])
 
     def map(self, function: Callable[[Any, tuple[int, ...]], Any], params: Any) -> Any:
-        """The tree with what `function` makes of each leaf and its stacked axes."""
+        """The tree of `function(leaf, stacked axes)` for each leaf."""
         leaves, structure = jax.tree.flatten(params)
         return structure.unflatten(map(function, leaves, self.axes(params)))
 
@@ -79,25 +79,24 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
     r"""Says which parameters stack layers, so that each slice has its own norm and trust ratio.
 
     `flax.linen.scan`, `nnx.vmap`, `equinox.filter_vmap` and mixtures of experts keep the
-    parameters of many layers in one array. A norm over that array mixes the layers: a trust ratio
-    made of it moves a layer with small weights much too far and one with large weights not at
-    all. With the stacked axes known, an optimizer takes the step that it would take if the layers
-    were apart.
+    parameters of many layers in one array. A norm over that array mixes the layers: its trust ratio
+    moves a layer with small weights much too far, and a layer with large weights not at all. If
+    it knows the stacked axes, an optimizer takes the step that it would take with separate layers.
 
     Args:
         where: one of
 
-            - patterns, `{"layers/": 0}`: the parameters whose name matches (as in `matching`)
-              have this stacked axis, or these, as in `{"experts/": (0, 1)}`. One that matches
+            - patterns, `{"layers/": 0}`: the parameters whose name matches (as in `matching`) have
+              this stacked axis, or several, as in `{"experts/": (0, 1)}`. A name that matches
               several patterns has the axes of all;
-            - a tree like the parameters (or a prefix of it) of axes, None where there are none;
+            - a tree of axes like the parameters (or a prefix of it), None where there are none;
             - a function of the parameters that returns such a tree;
             - with `named`, a tree of `PartitionSpec` or of boxed parameters (`nn.Partitioned`).
-        named: the name, or names, that stacked axes have in `where`: for `flax.linen.scan` what
-            `metadata_params={nn.PARTITION_NAME: ...}` says.
+        named: the name, or names, of stacked axes in `where`: for `flax.linen.scan`, the name in
+            `metadata_params={nn.PARTITION_NAME: ...}`.
 
     Returns:
-        The argument `stacked` of an optimizer or a link.
+        The argument `stacked` of an optimizer or a transformation.
 
     Raises:
         TypeError: `where` is none of these, or an axis is no integer.
@@ -133,7 +132,7 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
 
 
 def check_stacked(stacked: Any) -> Stacked:
-    """The stacks that the argument `stacked` means; no parameter is a stack where it is None."""
+    """The argument `stacked`, checked; with None, no parameter is a stack."""
     if stacked is None:
         return NOT_STACKED
     if not isinstance(stacked, Stacked):
@@ -254,6 +253,6 @@ def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
 
 
 def stacks_of_vectors(leaves: Leaves, stacked: Stacked) -> list[Any]:
-    """The stacked axes of each leaf, None where the blocks have one element and so no size."""
+    """The stacked axes of each leaf, None where blocks have one element and thus no size."""
     axes = enumerate(stacked.axes(leaves.tree))
     return [None if leaves.one_element(index, own) else own for index, own in axes]

@@ -1,4 +1,4 @@
-"""Published settings with their sources, and the rules that take them to another batch size."""
+"""Published settings with their sources, and rules that scale them to another batch size."""
 
 from optax_largebatch.recipes.lookup import get
 from optax_largebatch.recipes.published import batch_sizes, examples_to_target, names

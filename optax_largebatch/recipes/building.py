@@ -21,11 +21,11 @@ ARGUMENTS = {
     "larc": ("weight_decay", "trust_coefficient", "eps", "momentum", "clip"),
     "sgd": ("momentum", "weight_decay"),
 }  # fmt: skip
-"""What an algorithm takes from its recipe, besides the learning rate."""
+"""The numbers that an algorithm takes from its recipe, besides the learning rate."""
 
 
 def schedule_call(recipe: Recipe, peak: float) -> Call:
-    """The schedule of a recipe, for its learning rate or another with the same course."""
+    """The schedule of a recipe, for its own learning rate or another one."""
     scale = peak / recipe.learning_rate
     end, begin = recipe.end_value * scale, recipe.warmup_begin_value * scale
     warmup = recipe.warmup_steps
@@ -78,8 +78,8 @@ def optimizer_call(recipe: Recipe, decayed: Any, adapted: Any, stacked: Any = No
     Args:
         recipe: the recipe.
         decayed: the mask of the weight decay, or the call of one; None for all parameters.
-        adapted: that of the trust ratio.
-        stacked: what the optimizer is given as `stacked`.
+        adapted: the mask of the trust ratio, in the same form.
+        stacked: the argument `stacked` of the optimizer.
 
     Returns:
         The call.
@@ -112,7 +112,7 @@ def excluding(kinds: tuple[str, ...]) -> Call | None:
 
 
 def _biases(recipe: Recipe, decayed: Any) -> dict[str, Any]:
-    """The group of what is not decayed, with its own rate."""
+    """The group of the parameters that are not decayed, with its own rate."""
     rate = Variable("bias_schedule", schedule_call(recipe, recipe.bias_learning_rate or 0.0))
     own = isinstance(decayed, Call)
     rule = Call("lb.matching_kinds", recipe.not_decayed) if own else ~decayed

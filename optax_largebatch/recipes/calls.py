@@ -56,7 +56,7 @@ class Call:
     named: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self) -> Any:
-        """Runs it."""
+        """Runs the call."""
         named = {name: _value(argument) for name, argument in self.named.items()}
         return _FUNCTIONS[self.function](*map(_value, self.arguments), **named)
 
@@ -73,7 +73,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """A name for what a call gives."""
+    """A name for the result of a call."""
 
     name: str
     call: Call

@@ -1,4 +1,4 @@
-"""Finds the recipe of a batch size: published, between published ones, or beyond them."""
+"""Finds the recipe for a batch size: published, interpolated, or extrapolated."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ _GIVEN = {
     "bias_learning_rate": "(0, inf)",
     "weight_decay": "[0, inf)",
 }
-"""What a caller may say in place of the source: the least integer, or the allowed numbers."""
+"""Settings that a caller may give in place of the source: the least integer, or the interval."""
 
 
 def get(
@@ -37,37 +37,37 @@ def get(
 ) -> Recipe:
     r"""The recipe `name` for a batch size.
 
-    At a published batch size it is what was published. Between two of them,
+    At a published batch size, the recipe is as published. Between two published sizes,
     :math:`B_0 < B < B_1`, each number is interpolated in the logarithm of the batch size,
 
     .. math::
 
         x = x_0^{1 - s} x_1^s, \qquad s = \frac{\log (B / B_0)}{\log (B_1 / B_0)},
 
-    or :math:`(1 - s) x_0 + s x_1` where one of the two is not positive. A rate that a source ties
-    to a power of the batch size comes out exactly. Where neighbours were tuned apart, nobody has
-    run what lies between them, and the summary says so.
+    or :math:`(1 - s) x_0 + s x_1` where one of the two is not positive. If a source ties the rate
+    to a power of the batch size, interpolation gives it exactly. If neighbours were tuned
+    separately, nobody has run the sizes between them, and the summary says so.
 
-    Beyond the published sizes a recipe goes by the rule that its source states for the learning
-    rate, if there is one, and says that it is extrapolated.
+    Beyond the published sizes, the learning rate follows the rule that the source states, if there
+    is one, and the summary says that it is extrapolated.
 
-    What a source does not say is not filled in: an argument gives it. An argument may also replace
-    what the source says. A warm-up in epochs or steps stays when `total_steps` is given, one that
-    is a part of the run does not.
+    If a source leaves out a setting, nothing is filled in: you have to pass it. You may also
+    replace a setting of the source. With another `total_steps`, a warm-up in epochs or steps stays
+    as long as it was, and a warm-up that is a part of the run changes with it.
 
     Args:
-        name: one of `names()`, or a part of it that no other has: `"byol"`.
+        name: one of `names()`, or a part that no other name has: `"byol"`.
         batch_size: examples in a step; may be None where only one size was published.
-        epochs: where a recipe was published for several numbers of epochs, one of them; elsewhere
-            in place of the published number.
-        examples: those of an epoch, in place of the data set of the source.
+        epochs: one of the published numbers of epochs, if there are several; otherwise a number in
+            place of the published one.
+        examples: examples in an epoch, in place of the size of the source's data set.
         total_steps: steps of the run.
         warmup_steps: steps of the warm-up.
-        learning_rate: its peak.
-        bias_learning_rate: the peak of biases and norms, where they have their own.
-        weight_decay: of the parameters that are decayed.
-        extrapolate: whether to go beyond the published sizes where the source states no rule: the
-            nearest one is then scaled by the rule that suits the recipe, see
+        learning_rate: the peak of the schedule.
+        bias_learning_rate: the peak for biases and norms, where they have their own.
+        weight_decay: the weight decay of the parameters that are decayed.
+        extrapolate: whether to go beyond the published sizes where the source states no rule. The
+            nearest size is then scaled by the rule that suits the recipe; see
             `scale_hyperparameters`.
 
     Returns:
@@ -76,8 +76,8 @@ def get(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: there is no such recipe, or no such batch size, or the source leaves something
-            open that is not given.
+        ValueError: there is no such recipe or batch size, or the source leaves out a setting that
+            is not given.
 
     Examples:
         >>> from optax_largebatch import recipes
@@ -107,8 +107,8 @@ def get(
         check_integer("batch_size", batch_size, at_least=1)
     if "bias_learning_rate" in given and not _has_bias_rate(entry):
         raise ValueError(
-            f"bias_learning_rate must be None for {name!r}, whose biases have the rate of all "
-            f"parameters; got {bias_learning_rate!r}."
+            f"bias_learning_rate must be None for {name!r}, whose biases have the same rate as "
+            f"all parameters; got {bias_learning_rate!r}."
         )
     runs = _of_epochs(name, rows(entry), batch_size, given)
     found, origin = _at(name, entry, runs, batch_size, given, extrapolate)
@@ -121,7 +121,7 @@ def get(
         key: tuple(entry[key]) for key in ("not_decayed", "not_adapted")
     }
     found.setdefault("result", entry.get("result"))
-    if origin != "as published":  # what was reached was reached by another run
+    if origin != "as published":  # the published result is that of another run
         found["result"] = None
     return Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **described, **found)
 
@@ -134,7 +134,7 @@ def _at(
     given: Numbers,
     extrapolate: bool,
 ) -> tuple[Numbers, str]:
-    """The numbers at a batch size, and where they are from."""
+    """The numbers at a batch size, and their origin."""
     known = {run["batch_size"]: run for run in runs if "batch_size" in run}
     if batch_size is None:
         if len(known) > 1:
@@ -164,8 +164,8 @@ def _at(
         raise ValueError(
             f"batch_size must be within the batch sizes at which {name!r} was published, "
             f"{_listed(known)}; got {batch_size}. Beyond them there is no evidence that it trains: "
-            f"past its critical batch size a task gains ever less from a larger batch, and the "
-            f"learning rates that it bears stop growing. Take {nearest}, or "
+            f"past its critical batch size a task gains less and less from a larger batch, and the "
+            f"learning rates at which it trains stop growing. Take {nearest}, or "
             f"pass extrapolate=True to scale that by the rule {entry['rule']!r}, and tune from "
             f"there."
         )
@@ -174,7 +174,7 @@ def _at(
 
 
 def _of_epochs(name: str, runs: list[Entry], batch_size: int | None, given: Numbers) -> list[Entry]:
-    """The runs of as many epochs as are wanted; at most one for each batch size is left."""
+    """The runs with the wanted number of epochs, at most one for each batch size."""
     lengths = sorted({run["epochs"] for run in runs if "epochs" in run})
     if len(lengths) < 2:
         fixed = [run for run in runs if "total_steps" in run]
@@ -218,7 +218,7 @@ def _between(
 
 
 def _interpolated(low: Any, high: Any, part: float) -> Any:
-    """A number; what is none, such as a flag or a name, is the same at all published sizes."""
+    """A number between two; flags and names are the same at all published sizes."""
     if low == high:
         return low
     geometric = low > 0 and high > 0
@@ -252,7 +252,7 @@ def _beyond(point: Numbers, nearest: int, batch_size: int, rule: Rule) -> tuple[
 
 
 def _checked(**given: float | None) -> Numbers:
-    """What is given, checked."""
+    """The given settings, checked."""
     for name, value in given.items():
         allowed = _GIVEN[name]
         if value is None:

@@ -1,4 +1,4 @@
-"""The numbers of one run: what a source gives in epochs, parts or rules, in steps and values."""
+"""The numbers of one run, converted from epochs, parts and rules to steps and values."""
 
 import math
 from typing import Any
@@ -18,23 +18,23 @@ _STEPS = {
 """How a source rounds epochs to steps: the whole run, or each epoch."""
 
 STATED_RULES = {"linear": ("B / 256", lambda batch: batch / 256), "sqrt": ("sqrt(B)", math.sqrt)}
-"""What a source multiplies a base learning rate by."""
+"""The factors by which sources multiply a base learning rate."""
 
 
 def numbers(name: str, entry: Entry, row: Entry, given: Numbers) -> Numbers:
     """The numbers of one run.
 
     Args:
-        name: of the recipe, for messages.
-        entry: of the recipe.
-        row: of the run.
-        given: what the caller says in place of the source, or because the source does not.
+        name: the name of the recipe, for messages.
+        entry: the entry of the recipe.
+        row: the entry of the run.
+        given: the caller's settings, in place of the source or where it says nothing.
 
     Returns:
         The numbers, all lengths in steps.
 
     Raises:
-        ValueError: something is neither in the source nor given.
+        ValueError: a setting is neither in the source nor given.
     """
     _check_complete(name, entry, row, given)
     row = row | {key: given[key] for key in ("batch_size", "epochs") if key in given}
@@ -75,7 +75,7 @@ def numbers(name: str, entry: Entry, row: Entry, given: Numbers) -> Numbers:
         del found["decay_steps"]
     if found.pop("stairs", False) or found.get("decay") == "exponential":
         found["steps_per_stair"] = steps(1)
-    if found["warmup_steps"] == 0:  # what has no length begins nowhere
+    if found["warmup_steps"] == 0:  # a warm-up without a length has no begin
         found["warmup_begin_step"] = 0
     return found
 
@@ -94,7 +94,7 @@ def _check_complete(name: str, entry: Entry, row: Entry, given: Numbers) -> None
 
 
 def _needed(key: str, row: Entry, given: Numbers) -> bool:
-    """Whether the run cannot be said in steps without what its source leaves open."""
+    """Whether the run cannot be converted to steps without this setting."""
     if key == "epochs":
         return "total_steps" not in given
     if key != "examples":

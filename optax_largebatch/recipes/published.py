@@ -14,17 +14,17 @@ FIELDS = {
     "self_supervised_vision": "self-supervised vision",
     "speech": "speech",
 }
-"""Files in `published`, and what they are called."""
+"""The files in `published`, with the names of their fields."""
 
 Entry = dict[str, Any]
-"""A recipe in its file: what all its runs have, and `points`, one for each run."""
+"""A recipe in its file: the settings of all runs, and `points`, one for each run."""
 
 
 def names(part: str | None = None) -> list[str]:
     """The names of the recipes, for `get`.
 
     Args:
-        part: a word of the names that are wanted, such as `"lars"`, `"resnet50"` or `"byol"`, or a
+        part: a word that the names must have, such as `"lars"`, `"resnet50"` or `"byol"`, or a
             field: `"language"`, `"supervised vision"`, `"self-supervised vision"` or `"speech"`.
             None for all.
 
@@ -61,7 +61,7 @@ def batch_sizes(name: str) -> list[int]:
     """The batch sizes at which a recipe was published.
 
     Args:
-        name: a name, or the part of it that no other has, as for `get`.
+        name: a name, or a part that no other name has, as for `get`.
 
     Returns:
         The batch sizes, in ascending order; none where the source gives only a rule.
@@ -79,13 +79,13 @@ def batch_sizes(name: str) -> list[int]:
 
 
 def examples_to_target(name: str) -> dict[int, list[int]]:
-    """What every reference run of a recipe needed to reach the target of its benchmark.
+    """The examples that each reference run of a recipe needed to reach its benchmark's target.
 
     Args:
-        name: a recipe of MLPerf's; the others did not publish single runs.
+        name: a recipe of MLPerf; other sources did not publish single runs.
 
     Returns:
-        Examples seen, of each run, by batch size.
+        The examples that each run saw, by batch size.
 
     Raises:
         ValueError: there are no such runs.
@@ -112,7 +112,7 @@ def published() -> dict[str, Entry]:
 
 
 def full_name(name: str) -> str:
-    """The recipe that is meant by its name, or by a part of it that no other recipe has."""
+    """The full name of a recipe, from its name or a part that no other name has."""
     entries = published()
     having = [own for own in entries if name in own.split("/")]
     if name in entries or len(having) == 1:
@@ -126,7 +126,7 @@ def full_name(name: str) -> str:
 
 
 def rows(entry: Entry) -> list[Entry]:
-    """The runs of a recipe, each with all that it has in common with the others."""
+    """The runs of a recipe, each with the settings that all runs share."""
     return [entry["common"] | point for point in entry["points"]]
 
 

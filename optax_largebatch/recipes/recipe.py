@@ -1,4 +1,4 @@
-"""A recipe: the numbers of one run, and the optimizer and the schedule made of them."""
+"""A recipe: the numbers of one run, and its optimizer and schedule."""
 
 import dataclasses
 from typing import Any, Literal
@@ -20,27 +20,27 @@ from optax_largebatch.recipes.calls import Call, Variable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of one run at one batch size. `get` finds it.
+    """The settings of one run at one batch size, as `get` returns them.
 
-    What an algorithm does not have is None.
+    Settings that an algorithm does not have are None.
     """
 
     name: str
-    """What is trained, the algorithm, and whose settings they are."""
+    """The model, the algorithm, and the source of the settings."""
     field: str
     """Language, speech, supervised or self-supervised vision."""
     task: str
-    """What is trained, and to what."""
+    """The model and the goal of its training."""
     source: str
     """Where the settings were published."""
     note: str
-    """What else there is to know: above all, where sources contradict one another."""
+    """Remarks, above all where sources contradict one another."""
     origin: str
-    """Whether exactly these numbers were published, and if not, how they were made."""
+    """The origin of the numbers: published as they are, interpolated, extrapolated or replaced."""
     dialect: str | None
-    """The row of the page on dialects that the original is; None where it is none of them."""
+    """The row of the original on the page of dialects; None if it is not there."""
     result: str | None
-    """What the published run reached; None where its source does not say."""
+    """The result of the published run; None where its source does not say."""
 
     algorithm: Literal["lamb", "lans", "lars", "larc", "sgd"]
     not_decayed: tuple[str, ...]
@@ -49,15 +49,15 @@ class Recipe:
     """The kinds of parameters with a trust ratio of 1."""
     batch_size: int
     epochs: int | None = None
-    """The epochs of the source; None where it counts in steps."""
+    """The epochs of the run; None where the source counts in steps."""
     learning_rate: float
     bias_learning_rate: float | None = None
-    """The peak of what is not decayed; None where it is that of all."""
+    """The peak for the parameters that are not decayed; None where all have the same."""
     weight_decay: float
     total_steps: int
     warmup_steps: int
     warmup_begin_step: int = 0
-    """0, or less where training begins in the middle of the warm-up."""
+    """The step at which the warm-up begins; below 0 where training begins in the middle of it."""
     warmup_begin_value: float = 0.0
     hold_steps: int | None = None
     """Steps at the peak after the warm-up."""
@@ -73,7 +73,7 @@ class Recipe:
     drops: tuple[float, ...] | None = None
     """The parts of the run after which the rate falls to a tenth."""
     decay_rate: float | None = None
-    """The factor of each epoch of an exponential decay."""
+    """The factor of an exponential decay for each epoch."""
     steps_per_stair: int | None = None
     """The steps of an epoch, where the rate changes once in each."""
 
@@ -90,7 +90,7 @@ class Recipe:
     trust_coefficient: float | None = None
     denominator: Literal["paper", "update"] | None = None
     clip: bool | None = None
-    """Whether LARC is no further than SGD."""
+    """Whether the step of LARC is limited to that of SGD."""
 
     def schedule(self) -> optax.Schedule:
         """The learning rate: step (0 first) to value."""
@@ -102,10 +102,10 @@ class Recipe:
         """The optimizer, with its schedule.
 
         Args:
-            params: the parameters, or their shapes from `jax.eval_shape`. With them it is checked
-                now, and not at the first `init`, that what the recipe excludes is among them;
-                `explain` says what it is.
-            mask: the parameters that are decayed and adapted, in place of all but the kinds
+            params: the parameters, or their shapes from `jax.eval_shape`. If given, it is checked
+                now, and not at the first `init`, that the parameters include the kinds that the
+                recipe excludes; `explain` lists them.
+            mask: the parameters that are decayed and adapted; None for all except the kinds in
                 `not_decayed` and `not_adapted`.
             stacked: the parameters that stack layers, from `stacked_layers`, or None.
 
@@ -114,8 +114,8 @@ class Recipe:
 
         Raises:
             TypeError: `mask` or `stacked` has the wrong type.
-            ValueError: the recipe excludes kinds of parameters of which there are none, or a
-                pattern of the mask matches none.
+            ValueError: the recipe excludes kinds of which there are no parameters, or a pattern of
+                the mask matches none.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -148,7 +148,7 @@ class Recipe:
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: what the recipe excludes is not among the parameters.
+            ValueError: there are no parameters of the kinds that the recipe excludes.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -172,7 +172,7 @@ class Recipe:
         )
 
     def code(self) -> str:
-        """The optimizer as a program: what to change is there to be changed."""
+        """The optimizer as Python code, to copy and change."""
         optimizer = optimizer_call(self, excluding(self.not_decayed), excluding(self.not_adapted))
         assigned = "".join(f"{one.name} = {one.call.code()}\n" for one in _variables(optimizer))
         imports = "import optax\n" if "optax." in assigned else ""
@@ -180,7 +180,7 @@ class Recipe:
         return f"{imports}\n{assigned}optimizer = {optimizer.code()}"
 
     def summary(self) -> str:
-        """The recipe in a few lines, for people."""
+        """The recipe in a few readable lines."""
         values = {name: getattr(self, name) for name in ARGUMENTS[self.algorithm]}
         numbers = {"learning_rate": self.learning_rate}
         if self.bias_learning_rate is not None:

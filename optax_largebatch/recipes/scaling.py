@@ -1,4 +1,4 @@
-"""Rules that take the hyperparameters of one batch size to another."""
+"""Rules that scale hyperparameters from one batch size to another."""
 
 from collections.abc import Callable
 import dataclasses
@@ -12,7 +12,7 @@ Rule = Literal["linear", "sqrt", "adam_sde", "token_half_life", "legew"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """What changes with the batch size. None is for what an optimizer or a run does not have.
+    """Hyperparameters that depend on the batch size; None for those that a run does not have.
 
     Args:
         learning_rate: the peak of the schedule, positive.
@@ -45,12 +45,12 @@ class Hyperparameters:
 
 
 class ScaledHyperparameters(NamedTuple):
-    """What `scale_hyperparameters` returns; printed, it is the account."""
+    """The result of `scale_hyperparameters`; print it to read the account."""
 
     settings: Hyperparameters
     """The hyperparameters for the new batch size."""
     account: str
-    """What changed, what did not, and where the rule stops being valid."""
+    """The changes in words, and the limit up to which the rule is valid."""
 
     def __str__(self) -> str:
         return self.account
@@ -59,7 +59,7 @@ class ScaledHyperparameters(NamedTuple):
 def scale_hyperparameters(
     settings: Hyperparameters, from_batch: int, to_batch: int, rule: Rule
 ) -> ScaledHyperparameters:
-    r"""Takes hyperparameters from one batch size to another.
+    r"""Scales hyperparameters from one batch size to another, by a rule.
 
     With :math:`k` the new batch size over the old one:
 
@@ -75,13 +75,13 @@ def scale_hyperparameters(
             \text{ times as many}
         \end{array}
 
-    The run sees as many examples as before, so it has :math:`1/k` of the steps. So has the
-    warm-up, except under `legew`, where it keeps its steps. What a rule does not name it keeps,
-    and so is weight decay, which no rule here knows.
+    The run sees as many examples as before, so it has :math:`1/k` of the steps. The warm-up is
+    shortened in the same way, except under `legew`, where it keeps its steps. A rule keeps the
+    hyperparameters that it does not name. No rule here changes weight decay.
 
     Args:
         settings: the hyperparameters at `from_batch`.
-        from_batch: the batch size that they suit, 1 or more.
+        from_batch: the batch size of `settings`, 1 or more.
         to_batch: the batch size that is wanted, 1 or more; smaller is allowed.
         rule: `"linear"` for SGD; `"sqrt"` for Adam, LAMB and LARS; `"adam_sde"` for Adam with its
             decay rates; `"token_half_life"` for the decay rate of the second moment alone;
@@ -92,8 +92,8 @@ def scale_hyperparameters(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range, something that the rule needs is None, or the
-            rule leads to what is none: a decay rate below 0, a warm-up longer than the run.
+        ValueError: an argument is out of its range, a hyperparameter that the rule needs is None,
+            or the result is invalid: a decay rate below 0, or a warm-up longer than the run.
 
     Examples:
         >>> from optax_largebatch import Hyperparameters, scale_hyperparameters
@@ -238,7 +238,7 @@ def _given(settings: Hyperparameters, name: str, rule: str) -> Any:
 
 
 def _same_examples(old: Hyperparameters, k: float, **changed: Any) -> Hyperparameters:
-    """`old` with what the rule changes, and as many examples as before."""
+    """`old` with the changes of the rule, for as many examples as before."""
     steps: dict[str, int] = {}
     if old.total_steps is not None:
         steps["total_steps"] = max(1, round(old.total_steps / k))

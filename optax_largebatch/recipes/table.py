@@ -7,20 +7,20 @@ from optax_largebatch.recipes.published import FIELDS, Entry, names, published, 
 
 
 class Line(NamedTuple):
-    """A recipe in the catalogue. What its source does not say is empty."""
+    """A recipe in the catalogue. A field is empty if the source does not say it."""
 
     name: str
     batch_sizes: str
     epochs: str
     result: str
     not_said: str
-    """What has to be given to `get`."""
+    """The settings that `get` must be given."""
     source: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Catalogue:
-    """What `table` returns: print it, or read its `fields`."""
+    """The result of `table`: print it, or read its `fields`."""
 
     fields: dict[str, tuple[Line, ...]]
     """The lines of each field."""
@@ -37,7 +37,7 @@ class Catalogue:
 
 
 def table(part: str | None = None) -> Catalogue:
-    """The recipes by field, with batch sizes, results and sources.
+    """A table of the recipes by field, with batch sizes, results and sources.
 
     Args:
         part: as for `names`.
@@ -78,7 +78,7 @@ def _line(name: str, entry: Entry) -> Line:
 
 
 def _results(runs: list[Entry]) -> str:
-    """The results; each with what makes its run another one, where there are several."""
+    """The results; if there are several, each with the setting in which its run differs."""
     having = [run for run in runs if "result" in run]
     if len(runs) < 2:
         return "".join(run["result"] for run in having)

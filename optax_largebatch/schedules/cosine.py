@@ -1,4 +1,4 @@
-"""Cosine decay, after a warm-up and perhaps a hold."""
+"""Cosine decay, after a warm-up and an optional hold."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def warmup_cosine(
     decay_begin_step: int | None = None,
     steps_per_stair: int = 1,
 ) -> optax.Schedule:
-    r"""Linear warm-up, a hold, half a cosine, and what it ends at ever after.
+    r"""Linear warm-up, a hold, half a cosine, and its last value from then on.
 
     .. math::
 
@@ -31,7 +31,7 @@ def warmup_cosine(
             \eta_e & t \ge N
         \end{cases}
 
-    With the defaults of `hold_steps` and what follows it is
+    With the default `hold_steps`, `decay_begin_step` and `steps_per_stair`, it is
     `optax.warmup_cosine_decay_schedule`.
 
     Args:
@@ -43,9 +43,9 @@ def warmup_cosine(
         warmup_begin_step: :math:`s`, 0 or less: -1 counts the steps of the warm-up from 1.
         hold_steps: :math:`H`, steps at the peak; 0 or more.
         decay_begin_step: :math:`d`, the step from which the cosine is counted; None for the end of
-            the hold. timm counts it from 0, so that the warm-up replaces the beginning.
-        steps_per_stair: the value is that of the last step that this divides. With the steps of an
-            epoch it changes once in each epoch.
+            the hold. timm counts the cosine from 0, so the warm-up replaces its beginning.
+        steps_per_stair: the value changes only at multiples of this number. With the steps of an
+            epoch, it changes once in each epoch.
 
     Returns:
         A schedule: step (0 first) to value.

@@ -18,7 +18,7 @@ def warmup_drops(
     warmup_steps: int = 0,
     warmup_begin_value: Scalar = 0.0,
 ) -> optax.Schedule:
-    r"""Linear warm-up, then a value that is multiplied by a factor at each of some steps.
+    r"""Linear warm-up, then a value that is multiplied by a factor at given steps.
 
     .. math::
 

@@ -30,7 +30,7 @@ def eden(
     warmup_batches: Scalar = 500,
     warmup_start: Scalar = 0.5,
 ) -> EdenSchedule:
-    r"""Eden: the learning rate falls with the batch and with the epoch, each to the power -1/2.
+    r"""Eden: the learning rate falls with the steps and with the epochs, each to the power -1/2.
 
     .. math::
 
@@ -40,7 +40,7 @@ def eden(
     Args:
         learning_rate: :math:`\eta`, 0 or more.
         lr_batches: :math:`B`, batches after which the rate begins to fall; positive.
-        lr_epochs: :math:`E`, epochs after which it begins to fall; positive.
+        lr_epochs: :math:`E`, epochs after which the rate begins to fall; positive.
         steps_per_epoch: batches in an epoch, positive. The epoch of a step is then
             :math:`\lfloor t / \text{steps\_per\_epoch} \rfloor`; None if the loop passes it.
         warmup_batches: :math:`W`, length of the warm-up, 0 or more; 0 for none, as in the original
@@ -99,7 +99,7 @@ def eden2(
     warmup_batches: Scalar = 500,
     warmup_start: Scalar = 0.5,
 ) -> optax.Schedule:
-    r"""Eden2: the learning rate falls with the batch alone.
+    r"""Eden2: the learning rate falls with the steps alone.
 
     .. math::
 

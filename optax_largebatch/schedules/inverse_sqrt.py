@@ -13,7 +13,7 @@ def warmup_inverse_sqrt(peak_value: Scalar, warmup_steps: int) -> optax.Schedule
 
     .. math:: \eta_t = \eta \min\left(\frac{t}{W}, \sqrt{\frac{W}{t}}\right)
 
-    It has no end.
+    The schedule has no end.
 
     Args:
         peak_value: :math:`\eta`, the value after the warm-up; 0 or more.

@@ -9,7 +9,7 @@ import optax
 
 
 def values_schedule(values: Iterable[float]) -> optax.Schedule:
-    r"""The value `values[i]` at step `i`, and the last one ever after.
+    r"""The value `values[i]` at step `i`, and the last value from then on.
 
     Args:
         values: a 1-D array or any finite iterable of numbers, at least one.
@@ -19,7 +19,7 @@ def values_schedule(values: Iterable[float]) -> optax.Schedule:
 
     Raises:
         TypeError: `values` is not iterable or does not hold numbers.
-        ValueError: it is empty, has more than one axis, or holds a value that is not finite.
+        ValueError: `values` is empty, has more than one axis, or holds a value that is not finite.
 
     Examples:
         >>> from optax_largebatch import values_schedule

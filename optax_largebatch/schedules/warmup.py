@@ -1,4 +1,4 @@
-"""Warm-up to a learning rate for large batches, and what follows it."""
+"""Warm-up to a learning rate for large batches, and the decay after it."""
 
 from typing import Literal
 
@@ -27,8 +27,8 @@ def large_batch_warmup(
     Args:
         learning_rate: :math:`\eta`, the rate that suits the small batch; 0 or more.
         batch_scale: :math:`S`, large batch size over small batch size; 1 or more.
-        warmup_steps: :math:`W`, the number of steps of the warm-up; 0 or more. With 1 or less
-            there is no time to grow and the rate is :math:`\eta` until it is :math:`\eta S`.
+        warmup_steps: :math:`W`, the number of steps of the warm-up; 0 or more. With 1 or less, the
+            rate jumps from :math:`\eta` to :math:`\eta S`.
         strategy: the shape :math:`f`.
 
     Returns:
@@ -88,8 +88,8 @@ def warmup_polynomial(
 
     Args:
         peak_value: :math:`\eta`, the value after the warm-up; 0 or more.
-        total_steps: :math:`N`, the step at which the decay ends; 1 or more. No less than the end
-            of the warm-up; if they coincide, the warm-up is followed by `end_value`.
+        total_steps: :math:`N`, the step at which the decay ends; 1 or more, and no less than the
+            end of the warm-up. If both are equal, `end_value` follows the warm-up.
         power: :math:`p`, positive.
         end_value: :math:`\eta_e`, 0 or more.
         warmup_steps: :math:`W`, 0 or more.
@@ -218,5 +218,5 @@ def warmup_hold_decay(
 
 
 def as_float(step: jax.typing.ArrayLike) -> jax.Array:
-    """A step count as a float32 (under x64 float64) number."""
+    """A step count as a float32 number (float64 under x64)."""
     return jnp.asarray(step, jnp.result_type(float))

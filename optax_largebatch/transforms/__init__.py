@@ -1,1 +1,1 @@
-"""The links that optimizers are chained from, one idea in each file."""
+"""The transformations that optimizers are chained from, one idea in each file."""

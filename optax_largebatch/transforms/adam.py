@@ -37,7 +37,7 @@ class ScaleByAdamState(NamedTuple):
 
 
 class AdamMoments(NamedTuple):
-    """What Adam's moments are made of; shared by the links that keep such moments."""
+    """The settings of Adam's moments, shared by the transformations that keep such moments."""
 
     b1: Any
     b2: Any
@@ -65,14 +65,14 @@ class AdamMoments(NamedTuple):
         check_flag("nesterov", self.nesterov)
         if self.nesterov and not (self.bias_correction == "full" and self.grad_averaging):
             raise ValueError(
-                "nesterov=True goes with bias_correction='full' and grad_averaging=True, got "
+                "nesterov=True needs bias_correction='full' and grad_averaging=True, got "
                 f"{self.bias_correction!r} and {self.grad_averaging!r}."
             )
         check_dtype("mu_dtype", self.mu_dtype)
         check_dtype("nu_dtype", self.nu_dtype)
 
     def scalars(self, count: jax.Array) -> "AdamScalars":
-        """The numbers of the step that comes after `count` others."""
+        """The numbers of the step that comes after `count` steps."""
         t = count + 1
         bc1, bc2 = bias_correction(self.b1, t), bias_correction(self.b2, t)
         corrected, gradient_scale = momentum_weights(self.b1, t, self.nesterov)
@@ -103,15 +103,15 @@ class AdamScalars(NamedTuple):
     mu_weight: Any
     """The weight of the gradient in the first moment."""
     nu_weight: Any
-    """The weight of its square in the second."""
+    """The weight of the squared gradient in the second moment."""
     eps: Any
     eps_root: Any
     mu_scale: Any
-    """What the first moment is multiplied by: a correction of itself or of the step size."""
+    """The factor of the first moment: its own bias correction, or that of the step size."""
     gradient_scale: Any
-    """What the gradient is multiplied by that Nesterov's momentum adds to it."""
+    """The factor of the gradient that Nesterov's momentum adds to the first moment."""
     nu_scale: Any
-    """What the second moment is multiplied by."""
+    """The factor of the second moment."""
 
     def denominator(self, nu: jax.Array) -> jax.Array:
         """`sqrt(v_hat + eps_root) + eps`."""
@@ -130,7 +130,7 @@ def scale_by_adam(
     mu_dtype: jax.typing.DTypeLike | None = None,
     nu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Divides a running mean of the gradient by the root of that of its square.
+    r"""Divides a running mean of the gradient by the root of a running mean of its square.
 
     .. math::
 
@@ -141,8 +141,9 @@ def scale_by_adam(
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moment, in [0, 1).
         eps: :math:`\epsilon`, added outside the root; 0 or more.
-        eps_root: :math:`\bar\epsilon`, added inside the root; 0 or more, one of the two positive.
-        bias_correction: `"full"` as above; `"none"` leaves both divisions by :math:`1 - b^t` out;
+        eps_root: :math:`\bar\epsilon`, added inside the root; 0 or more. `eps` or `eps_root` has to
+            be positive.
+        bias_correction: `"full"` as above; `"none"` leaves out both divisions by :math:`1 - b^t`;
             `"step_size"` leaves them out and multiplies the result by
             :math:`\sqrt{1 - b_2^t} / (1 - b_1^t)`, which differs from `"full"` in the weight of
             :math:`\epsilon` only.
@@ -151,7 +152,8 @@ def scale_by_adam(
         nesterov: True looks one step ahead: :math:`b_1 m_t / (1 - b_1^{t+1}) + (1 - b_1) g_t /
             (1 - b_1^t)` in place of :math:`m_t / (1 - b_1^t)`.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment, likewise. In bfloat16 it stops growing early.
+        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters). In
+            bfloat16 it stops growing early.
 
     Returns:
         A transformation; its state is a `ScaleByAdamState`.

@@ -19,13 +19,13 @@ def normalize_by_block_norm(
     .. math:: g \leftarrow \frac{g}{\lVert g \rVert + \epsilon}
 
     A block whose gradient is zero stays zero. In float32 the norm has to lie between 1e-15 and
-    1e18: squares beyond count as 0, which leaves a tiny gradient as it is, or as infinite, which
-    makes a huge one 0.
+    1e18. Below, the squares count as 0, and the gradient stays as it is. Above, they count as
+    infinite, and the gradient becomes 0.
 
     Args:
         eps: :math:`\epsilon`, 0 or more.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A stateless transformation.

@@ -16,7 +16,7 @@ from optax_largebatch.params.stacked import Stacked, check_stacked
 def centralize_gradients(
     mask: Mask | Grouped = None, *, output_axis: int = 0, stacked: Stacked | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Subtracts from the gradient of each output unit its mean.
+    r"""Subtracts the mean from the gradient of each output unit.
 
     .. math:: g_k \leftarrow g_k - \operatorname{mean}(g_k)
 
@@ -28,9 +28,9 @@ def centralize_gradients(
             `ParamGroups.vary("grad_centralization", ...)` returns.
         output_axis: the axis of the output units. 0, the default, is MindSpore's, PyTorch's and
             Equinox's layout (and what `optax.centralize` takes); the kernels of Flax have their
-            outputs on the last axis, -1. Stacked axes do not count.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+            outputs on the last axis, -1. Stacked axes are not counted.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A stateless transformation.

@@ -27,7 +27,7 @@ class _Scalars(NamedTuple):
 
     limit: Any
     due: jax.Array
-    """Whether the parameters are clamped in it."""
+    """Whether the parameters are clamped in this step."""
 
 
 def clamp_parameters(
@@ -37,18 +37,18 @@ def clamp_parameters(
     scalars_only: bool = False,
     stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Keeps the parameters in an interval, by a change of the step that leads out of it.
+    r"""Keeps the parameters in an interval, by changing steps that would leave it.
 
     .. math:: u \leftarrow \min(\max(w + u, -c), c) - w
 
-    It stands last in a chain, where the update is what will be added to the parameters.
+    Put it last in a chain, where the update is what will be added to the parameters.
 
     Args:
         max_value: :math:`c`, positive.
         period: the number of steps from one clamping to the next; the first is in the first step.
         scalars_only: whether only blocks of one element are clamped.
-        stacked: the parameters that stack layers, from `stacked_layers`: what a block of one
-            element is. None if there are none.
+        stacked: the parameters that stack layers, from `stacked_layers`; elements are counted in
+            each layer. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ClampParametersState`.

@@ -17,7 +17,7 @@ def clip_by_value(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clips every element of the gradient to :math:`[-c, c]`.
 
-    As `optax.clip`, with None for no clipping, so that a chain keeps the layout of its state.
+    Like `optax.clip`, but None stands for no clipping, so that a chain keeps its state layout.
 
     Args:
         max_value: :math:`c`, positive, or None.
@@ -53,8 +53,8 @@ def clip_by_global_norm(
 
     .. math:: g \leftarrow \frac{g}{\max(1, \lVert g \rVert / c)}
 
-    As `optax.clip_by_global_norm`, with the norm accumulated as every norm of this library and
-    None for no clipping, so that a chain keeps the layout of its state.
+    Like `optax.clip_by_global_norm`, but the norm is accumulated like every norm of this library,
+    and None stands for no clipping, so that a chain keeps its state layout.
 
     Args:
         max_norm: :math:`c`, positive, or None.

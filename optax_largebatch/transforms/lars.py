@@ -36,8 +36,8 @@ class ScaleByLarsState(NamedTuple):
     count: jax.Array
     """Steps taken, shape ()."""
     trust_ratios: jax.Array
-    """The ratios of the last step, one for each block: in the order of `jax.tree.leaves`, and of a
-    leaf that stacks layers the layers in order."""
+    """The ratios of the last step, one for each block, in the order of `jax.tree.leaves`; for a
+    leaf that stacks layers, in the order of its layers."""
 
 
 class _Scalars(NamedTuple):
@@ -91,15 +91,15 @@ def scale_by_lars(
         denominator: :math:`D`, see above.
         trust_ratio_bounds: `(low, high)`, bounds on :math:`r`; either may be None.
         zero_ratio: `"one"` is 1; `"coefficient"` is :math:`\eta`; `"gradient"` passes the gradient
-            on, neither scaled nor decayed; `"formula"` computes the ratio all the same and needs a
+            on, neither scaled nor decayed; `"formula"` computes the ratio as usual and needs a
             positive `eps`.
         clip_gradient: clips the elements of :math:`g` to this magnitude in :math:`u`, after its
             norm is taken; None for no clipping.
         larc_learning_rate: the learning rate that a later link multiplies by. The ratio becomes
             :math:`\min(r / \mathrm{lr}, 1)`, so that the step is never longer than without LARS;
             None for no such limit.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByLarsState`.
@@ -131,7 +131,7 @@ def scale_by_lars(
     check_bounds("trust_ratio_bounds", trust_ratio_bounds)
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient", "gradient", "formula"))
     if zero_ratio == "formula" and is_zero(eps):
-        raise ValueError("zero_ratio='formula' divides by eps where all is zero: got eps=0.")
+        raise ValueError("zero_ratio='formula' divides by eps where both norms are 0; got eps=0.")
     check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
     limits = None
     if larc_learning_rate is not None:

@@ -1,4 +1,4 @@
-"""The learning rate, last link of most chains."""
+"""The learning rate, the last transformation of most chains."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ class ScaleByLearningRateState(NamedTuple):
     """Steps taken, shape ()."""
     learning_rates: jax.Array
     """The rate of each parameter in the last step, in the order of `jax.tree.leaves`; 0 before the
-    first."""
+    first step."""
 
 
 def scale_by_learning_rate(
@@ -29,9 +29,9 @@ def scale_by_learning_rate(
 
     .. math:: u \leftarrow -\eta_t u
 
-    As `optax.scale_by_learning_rate`, but with a learning rate that may differ between groups of
-    parameters and a state that is the same for a float and a schedule, so that a checkpoint
-    outlives the change from one to the other.
+    Like `optax.scale_by_learning_rate`, with two differences. The learning rate may differ between
+    groups of parameters. The state is the same for a float and a schedule, so a checkpoint still
+    fits after a change from one to the other.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
@@ -42,7 +42,7 @@ def scale_by_learning_rate(
 
     Raises:
         TypeError: the learning rate is no number and no schedule.
-        ValueError: it is negative.
+        ValueError: the learning rate is negative.
 
     Examples:
         >>> import jax.numpy as jnp

@@ -16,7 +16,7 @@ from optax_largebatch.numerics import is_due
 from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
 
 _FIRST_ESTIMATES = (10, 20, 40)
-"""The steps of the first window after which a threshold is taken from the norms so far."""
+"""Numbers of steps, within the first window, after which a first threshold is set."""
 
 
 class ClipByMedianNormState(NamedTuple):
@@ -25,11 +25,11 @@ class ClipByMedianNormState(NamedTuple):
     count: jax.Array
     """Steps taken, shape ()."""
     rms: optax.Params
-    """The root mean square of each block when it was last looked at; 0 before the first step."""
+    """The root mean square of each block when it was last measured; 0 before the first step."""
     norms: jax.Array
     """The norms of the last steps, one slot for each step of the window."""
     threshold: jax.Array
-    """What a norm may be, shape (); the largest of numbers at first."""
+    """The largest norm that is not clipped, shape (); the largest number of the dtype at first."""
 
 
 class _Scalars(NamedTuple):
@@ -39,7 +39,7 @@ class _Scalars(NamedTuple):
     clipping_scale: Any
     scalar_scale: Any
     looks: jax.Array
-    """Whether the parameters are looked at."""
+    """Whether the parameters are measured in this step."""
 
 
 def clip_by_median_norm(
@@ -57,10 +57,10 @@ def clip_by_median_norm(
         g \leftarrow \min\left(1, \frac{\theta}{n_t}\right) g, \qquad
         n_t^2 = \sum_{\text{blocks}} \lVert \operatorname{rms}(w) \, g \rVert^2
 
-    The norm is that of the gradient with respect to relative changes of the parameters. After
-    every window of steps the threshold :math:`\theta` is set to `clipping_scale` times the median
-    of its norms; before that, after 10, 20 and 40 steps, to twice as much of the norms so far.
-    The first 10 steps are not clipped.
+    The norm is that of the gradient with respect to relative changes of the parameters. After every
+    `window` steps, the threshold :math:`\theta` becomes `clipping_scale` times the median norm of
+    these steps. In the first window, after 10, 20 and 40 steps, it becomes twice `clipping_scale`
+    times the median so far. The first 10 steps are not clipped.
 
     A gradient whose norm is not finite becomes 0. A median that is not finite, or 0, leaves the
     threshold as it is.
@@ -69,11 +69,11 @@ def clip_by_median_norm(
         clipping_scale: positive; None for no clipping, so that a chain keeps the layout of its
             state.
         window: the number of norms in the median.
-        scalar_scale: the factor in place of the root mean square for blocks of one element; 0 or
-            more.
-        period: the number of steps from one look at the parameters to the next.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+        scalar_scale: the factor that blocks of one element have in place of the root mean square; 0
+            or more.
+        period: the number of steps from one measurement of the parameters to the next.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ClipByMedianNormState`.
@@ -155,7 +155,7 @@ def _dtype(params: optax.Params) -> jnp.dtype:
 def _threshold(
     count: jax.Array, clipping_scale: Any, norms: jax.Array, threshold: jax.Array
 ) -> jax.Array:
-    """The threshold after `count` norms, the last `norms.size` of them given; often the old one."""
+    """The threshold after `count` norms, from the last `norms.size` of them; usually unchanged."""
     window = norms.size
     full = (count > 0) & (count % window == 0)
     first_estimates = [step for step in _FIRST_ESTIMATES if step < window]

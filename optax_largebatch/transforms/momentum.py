@@ -39,8 +39,8 @@ def accumulate_momentum(
     .. math:: b_t = \mu b_{t-1} + u_t, \qquad u_t \leftarrow b_t
         \quad\text{or, Nesterov's,}\quad u_t + \mu b_t
 
-    As `optax.trace`, with a float32 buffer for parameters of lower precision. After
-    `scale_by_learning_rate` in a chain the buffer holds steps, before it directions.
+    Like `optax.trace`, but with a float32 buffer for parameters of lower precision. In a chain, the
+    buffer holds steps after `scale_by_learning_rate`, and directions before it.
 
     Args:
         momentum: :math:`\mu`, in [0, 1).

@@ -1,4 +1,4 @@
-"""The split of Nesterov's momentum into two directions, as LANS has it."""
+"""The split of Nesterov's momentum into two directions, as in LANS."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -53,7 +53,7 @@ def nesterov_split(
     order: Literal["simultaneous", "sequential"] = "simultaneous",
     learning_rate: Hyperparameter = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Adapts the momentum and the gradient apart and adds the results.
+    r"""Adapts the momentum and the gradient separately and adds the results.
 
     With the moments :math:`m_t, v_t` of `scale_by_adam` and
     :math:`d = \sqrt{v_t / (1 - b_2^t)} + \epsilon`,
@@ -63,12 +63,12 @@ def nesterov_split(
         u_t = b_1 \, f\!\left(\frac{m_t / (1 - b_1^t)}{d}\right)
             + (1 - b_1) \, f\!\left(\frac{g_t}{d}\right),
 
-    where :math:`f` is the transformation `inner`: Nesterov's momentum, with each of its two parts
-    normalised by itself.
+    where :math:`f` is the transformation `inner`. This is Nesterov's momentum with each of its two
+    parts normalised by itself.
 
     Args:
-        inner: the transformation of both directions, made of links of this library; for LANS
-            weight decay and trust ratio.
+        inner: the transformation of both directions, a chain of transformations of this library;
+            for LANS, weight decay and trust ratio.
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moment, in [0, 1).
         eps: :math:`\epsilon`, positive.
@@ -76,16 +76,17 @@ def nesterov_split(
         grad_averaging: False gives the gradient the weight 1 in :math:`m_t` and in :math:`u_t`,
             in place of :math:`1 - b_1`.
         mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment, likewise.
-        order: `"sequential"` shows the second direction the parameters after the first part of
-            the step, :math:`w - \eta b_1 f(\cdot)`, except where their norm is taken.
-        learning_rate: :math:`\eta`, which only that order needs.
+        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
+        order: `"sequential"` computes the second direction with the parameters after the first part
+            of the step, :math:`w - \eta b_1 f(\cdot)`, except for their norm.
+        learning_rate: :math:`\eta`, which only `"sequential"` needs.
 
     Returns:
         A transformation; its state is a `NesterovSplitState`.
 
     Raises:
-        TypeError: an argument has the wrong type, or `inner` has foreign parts.
+        TypeError: an argument has the wrong type, or `inner` has parts that are not of this
+            library.
         ValueError: an argument is out of its range.
 
     Examples:
@@ -109,8 +110,8 @@ def nesterov_split(
     branch = leaf_transform_of(inner)
     if branch is None:
         raise TypeError(
-            "inner must be one link of this library or a chain of them, because its norms are "
-            f"taken together with those of the other direction; got {inner!r}."
+            "inner must be one transformation of this library or a chain of them, because the "
+            f"norms of both directions are taken together; got {inner!r}."
         )
     adam = adam_transform(moments)
 
@@ -129,7 +130,7 @@ def nesterov_split(
         mu, nu = yield from advance_moments(
             moments, update, at._replace(state=at.state.moments, scalars=numbers)
         )
-        inverse = 1 / numbers.denominator(nu)  # a division is what takes longest of a step
+        inverse = 1 / numbers.denominator(nu)  # the division takes longest of all
         along_momentum = at._replace(
             state=at.state.momentum_branch, scalars=step.momentum_branch, choice=choice
         )

@@ -57,12 +57,12 @@ def scale_by_second_moment(
         b2: decay rate of the second moment, in [0, 1).
         eps: :math:`\epsilon`, 0 or more. With 0 an element whose gradient has been 0 so far
             stays 0.
-        bias_correction: `"full"` as above; `"early"` leaves out the division by
-            :math:`1 - b_2^t` once that is 0.99 or more, as ScaledAdam does; `"lagged"` leaves it
-            out and multiplies :math:`u_t` by :math:`1 - b_2^{t-1}`, for blocks of one element by
-            its root, as Cain does. That is 0 in the first step.
-        stacked: the parameters that stack layers, from `stacked_layers`: what a block of one
-            element is. None if there are none.
+        bias_correction: `"full"` as above; `"early"` leaves out the division by :math:`1 - b_2^t`
+            once this factor is 0.99 or more, as ScaledAdam does; `"lagged"` leaves it out and
+            multiplies :math:`u_t` by :math:`1 - b_2^{t-1}` (by its root for blocks of one element),
+            as Cain does. This factor is 0 in the first step.
+        stacked: the parameters that stack layers, from `stacked_layers`; elements are counted in
+            each layer. None if there are none.
         nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
 
     Returns:

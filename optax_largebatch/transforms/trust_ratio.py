@@ -21,8 +21,8 @@ class ScaleByTrustRatioState(NamedTuple):
     """State of `scale_by_trust_ratio`."""
 
     trust_ratios: jax.Array
-    """The ratios of the last step, one for each block: in the order of `jax.tree.leaves`, and of a
-    leaf that stacks layers the layers in order."""
+    """The ratios of the last step, one for each block, in the order of `jax.tree.leaves`; for a
+    leaf that stacks layers, in the order of its layers."""
 
 
 class _Scalars(NamedTuple):
@@ -60,11 +60,12 @@ def scale_by_trust_ratio(
         eps: :math:`\epsilon`, 0 or more.
         param_norm_bounds: `(lo, hi)` of :math:`\phi`; either may be None for no bound. With a
             positive `lo` parameters that start at zero are adapted too.
-        trust_ratio_bounds: bounds on :math:`r`, likewise; they leave `zero_ratio` alone.
+        trust_ratio_bounds: bounds on :math:`r`, in the form of `param_norm_bounds`; they do not
+            apply where `zero_ratio` decides.
         zero_ratio: `"one"` takes the update as it is, `"coefficient"` takes :math:`r = c`.
         trust_ratio_mask: the parameters that are adapted; the others pass unchanged, with ratio 1.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByTrustRatioState`.

@@ -1,4 +1,4 @@
-"""A learning rate that grows by the micro-batch, whose schedule goes by the step."""
+"""A learning rate whose warm-up counts micro-batches and whose schedule counts steps."""
 
 from typing import Any, NamedTuple
 
@@ -25,8 +25,8 @@ class ScaleByWarmedUpRateState(NamedTuple):
     rate: ScaleByLearningRateState
     """The macro-batches so far, and the rates of the last step."""
     micro_batches: jax.Array
-    """Micro-batches so far, shape (); the warm-up goes by them, and `flush` makes macro-batches of
-    fewer than usual."""
+    """Micro-batches so far, shape (). The warm-up counts these, because `flush` makes macro-batches
+    that are smaller than usual."""
 
 
 def scale_by_warmed_up_rate(
@@ -37,7 +37,7 @@ def scale_by_warmed_up_rate(
     Args:
         learning_rate: the rate; a schedule counts steps.
         multiplier: the schedule of the micro-batches, which `count_micro_batches` counts.
-        first: micro-batches before the first.
+        first: micro-batches that the warm-up counts as taken before training begins.
 
     Returns:
         A transformation; its state is a `ScaleByWarmedUpRateState`.

@@ -1,1 +1,1 @@
-"""What stands around a whole optimizer: macro-batches, precision, loss scale, skipping."""
+"""Wrappers around a whole optimizer: gradient accumulation, precision, loss scale, skipping."""

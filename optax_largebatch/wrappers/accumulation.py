@@ -1,4 +1,4 @@
-"""Macro-batches: many micro-batches for one step."""
+"""Gradient accumulation: many micro-batches for one step."""
 
 from collections.abc import Callable
 import functools
@@ -36,27 +36,28 @@ class AccumulateGradientsState(NamedTuple):
     """State of `accumulate_gradients`."""
 
     micro_step: jax.Array
-    """Micro-batches in the accumulator, shape ()."""
+    """The number of micro-batches in the accumulator, shape ()."""
     macro_step: jax.Array
-    """Steps of the inner transformation, shape ()."""
+    """The number of steps of the inner transformation, shape ()."""
     examples: jax.Array
-    """Examples in the accumulator, shape (); where `update` is not told, micro-batches."""
+    """The number of examples in the accumulator, shape (); micro-batches, if `update` is not
+    told."""
     accumulator: optax.Updates
-    """Sum of the gradients since the last step, like the parameters; where `examples` is 0, what is
-    here does not count."""
+    """Sum of the gradients since the last step, like the parameters; without meaning where
+    `examples` is 0."""
     small_batches: SmallBatches
-    """The norms of these gradients; zeros, unless `inner` is to be given them."""
+    """The norms of these gradients; zeros, unless `small_batches` passes them to `inner`."""
     inner_state: optax.OptState
     """State of the inner transformation."""
 
     @property
     def mini_step(self) -> jax.Array:
-        """`micro_step`, as `optax.MultiStepsState` calls it."""
+        """`micro_step`, by its name in `optax.MultiStepsState`."""
         return self.micro_step
 
     @property
     def gradient_step(self) -> jax.Array:
-        """`macro_step`, as `optax.MultiStepsState` calls it."""
+        """`macro_step`, by its name in `optax.MultiStepsState`."""
         return self.macro_step
 
 
@@ -68,47 +69,49 @@ def accumulate_gradients(
     small_batches: bool | int = False,
     stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Takes one step of `inner` for every macro-batch, with the mean gradient of its parts.
+    r"""Gradient accumulation: one step of `inner` for each macro-batch, with its mean gradient.
 
     .. math:: g = \sum_i n_i g_i \Big/ \sum_i n_i
 
-    Between two steps the updates are exact zeros and `inner` is not computed at all. Its schedules
+    A macro-batch is the batch of one step; it is given in parts, the micro-batches. Between two
+    steps the updates are exact zeros and `inner` is not computed at all. The schedules of `inner`
     count macro-batches.
 
     `update` takes two extra arguments, which may be traced and must be the same on all devices:
 
     - `examples`: the number :math:`n_i` of examples in the micro-batch, for micro-batches that
-      differ; a weight that is no integer will do. None for 1 each. A micro-batch of 0 examples
-      adds nothing, even if its gradient is a NaN.
-    - `flush`: True takes the step now, with the micro-batches that there are: for the last
-      macro-batch of an epoch.
+      differ in size; it may be a fraction. None for 1 each. A micro-batch of 0 examples adds
+      nothing, even if its gradient is a NaN.
+    - `flush`: True takes the step now, with the micro-batches so far, as at the end of an epoch.
 
-    There is no step before the first example. A gradient that is None adds nothing; a leaf that had
-    none in the whole macro-batch has none in the step. Its update is zeros, unless `every` is 1.
+    There is no step before the first example. A gradient that is None adds nothing. A parameter
+    without a gradient in the whole macro-batch has none in the step either, and its update is
+    zeros, unless `every` is 1.
 
-    In the place of `optax.MultiSteps` its state answers `mini_step` and `gradient_step` too, and
+    It can replace `optax.MultiSteps`: its state has `mini_step` and `gradient_step` too, and
     `has_updated(state)` says whether the last micro-batch completed a step.
 
     Args:
         inner: the transformation, from this library or any other.
         every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
-            macro-batches so far, whose fractions are rounded up. `init` tries it at 0 and at the
-            powers of 2.
+            macro-batches so far, rounded up to an integer. `init` tries the schedule at 0 and at
+            the powers of 2.
         accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
-        small_batches: hands the squared norms of the micro-batches' gradients and of their mean to
-            `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs: those
-            of every macro-batch (True), or of one in so many (an integer), which is cheaper. In
-            one that is measured, each gradient is read once more. `examples` are the unit of the
-            noise scale; where `update` is not told, a micro-batch is.
-        stacked: what the `gradient_noise_scale` in `inner` is given, from `stacked_layers`.
+        small_batches: passes the squared norms of the micro-batches' gradients and of their mean to
+            `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs. True
+            measures every macro-batch; an integer measures one in so many, which is cheaper. In a
+            measured macro-batch, each gradient is read once more. The unit of the noise scale is an
+            example if `update` is given `examples`, and otherwise a micro-batch.
+        stacked: the same as for the `gradient_noise_scale` in `inner`, from `stacked_layers`.
 
     Returns:
         A transformation; its state is an `AccumulateGradientsState`.
 
     Raises:
         TypeError: an argument has the wrong type, or the schedule `every` returns no number.
-        ValueError: `every` is less than 1, or is 1 with `small_batches`; and, from `init` and every
-            step that is not compiled, the schedule `every` returns a number less than 1 or a NaN.
+        ValueError: `every` is less than 1, or is 1 with `small_batches`; or the schedule `every`
+            returns a number less than 1 or a NaN (raised by `init` and by steps that are not
+            compiled).
 
     Examples:
         >>> import jax.numpy as jnp
@@ -138,7 +141,7 @@ def accumulate_gradients(
     if small_batches and every == 1:
         raise ValueError(
             f"every must be 2 or more with small_batches={small_batches}, got 1: a single "
-            "micro-batch says nothing of the noise."
+            "micro-batch says nothing about the noise."
         )
     stacks = check_stacked(stacked)
 
@@ -168,9 +171,9 @@ def accumulate_gradients(
         _check_extra_args(examples, flush)
         if every != 1 and extra_args.get("small_batches") is not None:
             raise ValueError(
-                "small_batches must not be given to the `update` of accumulate_gradients, whose "
-                "step is that of several of them. Build it with small_batches=True instead, and "
-                "it hands its micro-batches to the inner transformation."
+                "small_batches must not be given to the `update` of accumulate_gradients, because "
+                "its step has several micro-batches. Build it with small_batches=True instead: it "
+                "passes their norms to the inner transformation."
             )
 
         given = [index for index, gradient in enumerate(gradients) if gradient is not None]
@@ -198,11 +201,11 @@ def accumulate_gradients(
             return [new[index] for index in moved], inner_state
 
         def all_leaves(indices: list[int], parts: Any) -> list[Any]:
-            """A column of all leaves from one of some, None for the others."""
+            """An entry for every leaf, from the entries of some leaves; None for the others."""
             own = dict(zip(indices, parts, strict=True))
             return [own.get(index) for index in range(len(gradients))]
 
-        if every == 1 and examples is None:  # it is its own mean, and nothing is ever summed
+        if every == 1 and examples is None:  # the gradient is its own mean, and nothing is summed
             new, inner_state = inner_step(gradients)
             return leaves.rebuild(all_leaves(moved, new)), state._replace(
                 macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
@@ -230,13 +233,13 @@ def accumulate_gradients(
             measured = state.macro_step % int(small_batches) == 0  # True is each
             (own,) = square_norms(measured, Gradients(gradients))
             parts = parts.with_part(own, jnp.where(measured, weight, 0))
-            # Of the sum, which lies in memory anyway, and not in `step`, which may overwrite it.
+            # Taken here from the sum, which lies in memory anyway: `step` may overwrite it.
             total = all_leaves(moved, [sums[index] for index in moved])
             (of_sum,) = square_norms(measured & complete, Gradients(total))
             of_mean = of_sum / jnp.square(divisor)
             extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
 
-        # The last sum is written as the mean, unless it is too narrow for it or its norm is taken.
+        # The last sum is written as the mean, unless its dtype is too narrow or its norm is taken.
         wide = [accumulation_dtype(x.dtype) for x in sums]
         is_mean = [not small_batches and x.dtype == w for x, w in zip(sums, wide, strict=True)]
         for index in moved:
@@ -247,7 +250,7 @@ def accumulate_gradients(
             own = sums[index].astype(wide[index])
             return own if is_mean[index] else own / total_weight.astype(own.dtype)
 
-        # A micro-batch that only waits need not move more than the sum. So the updates of a step
+        # A micro-batch without a step need not move more than the sum. So the updates of a step
         # take the memory of the sum, which is done with by then, and need none of their own.
         dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in moved]
 
@@ -291,17 +294,17 @@ def accumulate_gradients(
 
 
 def has_updated(state: optax.OptState) -> jax.Array:
-    r"""Whether the last micro-batch completed a macro-batch, so that the parameters moved.
+    r"""Whether the last micro-batch completed a macro-batch and the parameters moved.
 
     Args:
-        state: the state of `accumulate_gradients`, or of what stands around it; that of
-            `optax.MultiSteps`, whose method this is, will do as well.
+        state: the state of `accumulate_gradients`, also inside other wrappers, or of
+            `optax.MultiSteps`, which has a method of this name.
 
     Returns:
         A boolean, shape (); False before the first step.
 
     Raises:
-        ValueError: there is no such state in it, or more than one.
+        ValueError: `state` holds no such state, or more than one.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -330,12 +333,12 @@ def has_updated(state: optax.OptState) -> jax.Array:
 
 
 def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
-    """The dtype itself where it holds the numbers of the other, else that."""
+    """`dtype` if it holds all numbers of `other`, and `other` if not."""
     return dtype if jnp.finfo(dtype).bits > jnp.finfo(other).bits else other
 
 
 def _micro_batches(every: Any, macro_step: jax.Array) -> Any:
-    """The micro-batches in a macro-batch; raises on fewer than 1, as far as the number is known."""
+    """The micro-batches in a macro-batch; raises on fewer than 1, if the number is known."""
     if not callable(every):
         return every
     wanted = number_at(macro_step, "every", every, "[1, inf)")
@@ -345,7 +348,7 @@ def _micro_batches(every: Any, macro_step: jax.Array) -> Any:
 
 
 def _check_schedule(every: Any) -> None:
-    """Looks at the schedule `every` where a compiled step, which cannot raise, will."""
+    """Checks the schedule `every` at some steps, because a compiled step cannot raise."""
     if callable(every):
         with jax.ensure_compile_time_eval():
             for macro_step in (0, *(2**power for power in range(31)), 2**31 - 1):

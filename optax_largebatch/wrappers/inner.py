@@ -1,4 +1,4 @@
-"""The transformation that a wrapper stands around."""
+"""The transformation inside a wrapper."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
     """The argument `inner` of a wrapper, in a form that takes extra arguments.
 
     Raises:
-        TypeError: it is no gradient transformation.
+        TypeError: `inner` is no gradient transformation.
     """
     if not isinstance(inner, optax.GradientTransformation):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""A loss scale that finds its size: float16 gradients that neither vanish nor overflow."""
+"""A dynamic loss scale: float16 gradients that neither vanish nor overflow."""
 
 from typing import Any, NamedTuple
 
@@ -34,11 +34,11 @@ def dynamic_loss_scale(
     backoff_factor: float = 0.5,
     growth_interval: int = 2000,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Divides the gradients of a scaled loss by its scale, and keeps that as large as it may be.
+    r"""Divides gradients by the loss scale, and keeps the scale as large as float16 allows.
 
-    Half of the gradients of a network may lie below what float16 can hold. The training loop
-    multiplies the loss by the scale :math:`s`, which it reads from the state; here the gradients
-    become float32 and are divided by it again.
+    Half of the gradients of a network may be too small for float16. The training loop multiplies
+    the loss by the scale :math:`s`, which it reads from the state. This wrapper casts the gradients
+    to float32 and divides them by :math:`s`.
 
     .. math::
 
@@ -50,10 +50,10 @@ def dynamic_loss_scale(
 
     A step whose gradients overflowed changes nothing but the scale: the updates are exact zeros,
     and the moments, counters and schedules of `inner` stay as they were. Inside `jax.shard_map`
-    all devices leave it out, or none.
+    either all devices leave the step out or none does.
 
-    Around `accumulate_gradients` it is single micro-batches that are left out, and every one is
-    divided by the scale that it was multiplied by.
+    Around `accumulate_gradients`, single micro-batches are left out, and each gradient is divided
+    by the scale of its own micro-batch.
 
     Args:
         inner: the transformation, from this library or any other.
@@ -117,7 +117,7 @@ def dynamic_loss_scale(
         check_state("dynamic_loss_scale", DynamicLossScaleState, state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         for index, gradient in enumerate(gradients):
-            if gradient is not None:  # as float32, since what scaling saved would vanish again
+            if gradient is not None:  # float32, or what scaling saved would vanish
                 dtype = accumulation_dtype(gradient.dtype)
                 gradients[index] = gradient.astype(dtype) / state.loss_scale.astype(dtype)
         finite, new_updates, inner_state = step_if_finite(

@@ -17,43 +17,46 @@ class MasterWeightsState(NamedTuple):
     """State of `master_weights`."""
 
     master: optax.Params
-    """The parameters in full precision; `()` in the place of one that has it already. (With trees
-    beside it, `optax.tree.map_params` needs `is_leaf=lambda node: isinstance(node, tuple)` there.)
+    """The parameters in full precision, or `()` for a parameter that has it already. (With further
+    trees, `optax.tree.map_params` needs `is_leaf=lambda node: isinstance(node, tuple)`.)
     """
     inner_state: optax.OptState
-    """State of the inner transformation, which knows the masters only."""
+    """State of the inner transformation, which knows only the float32 copies."""
 
 
 def master_weights(
     inner: optax.GradientTransformation, dtype: jax.typing.DTypeLike = jnp.float32
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Keeps a float32 copy of low-precision parameters and trains that.
+    r"""Keeps a float32 copy of low-precision parameters and trains this copy.
 
-    A step below half a unit in the last place of a parameter is lost when it is added, and in
-    bfloat16 that is a step of less than 1/512 of the parameter. The masters add up such steps:
-    with :math:`w` the parameter, :math:`m` its master and :math:`f` the inner transformation,
+    A step below half a unit in the last place of a parameter is lost when it is added. In bfloat16
+    that is a step of less than 1/512 of the parameter. The float32 copies (masters) add up such
+    steps: with :math:`w` the parameter, :math:`m` its master and :math:`f` the inner
+    transformation,
 
     .. math::
 
         u = (m + f(g, m)) - w, \qquad m \leftarrow w + u, \qquad w \leftarrow \text{round}(w + u)
 
-    The last of these is `optax.apply_updates`. Norms, decay and moments see gradients and
-    parameters in `dtype`. After every step the parameters are exactly the rounded masters, since
-    the master is by definition what `apply_updates` rounds. Wherever a parameter does not fall by
-    more than half, :math:`w + u` is also exactly :math:`m + f(g, m)`; elsewhere it differs by a
-    rounding error of float32.
+    `optax.apply_updates` computes the last of these. Norms, decay and moments see gradients and
+    parameters in `dtype`. After every step the parameters are exactly the rounded masters, because
+    a master is the number that `apply_updates` rounds. If a parameter does not fall by more than
+    half in the step, :math:`w + u` is also exactly :math:`m + f(g, m)`; if it does, the two differ
+    by a rounding error of float32.
 
     For that, the updates of low-precision parameters come back in `dtype`. Let this be the
-    outermost wrapper: one that casts its updates to the parameters' dtype delays a part of the
-    step to the next. Where `jax_numpy_dtype_promotion` is `"strict"`, `apply_updates` refuses to
-    add the two dtypes, and `jax.tree.map(lambda w, u: (w.astype(u.dtype) + u).astype(w.dtype),
-    params, updates)` stands in for it.
+    outermost wrapper: a wrapper around it that casts updates to the parameters' dtype would delay a
+    part of each step to the next. Where `jax_numpy_dtype_promotion` is `"strict"`, `apply_updates`
+    refuses to add the two dtypes. Use `jax.tree.map(lambda w, u: (w.astype(u.dtype) +
+    u).astype(w.dtype), params, updates)` in its place.
 
-    Parameters that something else changes between two steps go back to their masters.
+    If something else changes the parameters between two steps, the next step sets them back to
+    their masters.
 
     Args:
         inner: the transformation, from this library or any other.
-        dtype: dtype of the masters, float32 or float64. Parameters that are as precise have none.
+        dtype: dtype of the masters, float32 or float64. Parameters that are as precise have no
+            master.
 
     Returns:
         A transformation that needs parameters; its state is a `MasterWeightsState`.
@@ -89,7 +92,7 @@ def master_weights(
         return jnp.finfo(param.dtype).bits < jnp.finfo(dtype).bits
 
     def reads(gradient: jax.Array) -> bool:
-        """Whether `inner` casts a gradient where it reads it, and so needs no wider copy of it."""
+        """Whether `inner` casts a gradient as it reads it, and so needs no wider copy."""
         narrow = jnp.finfo(gradient.dtype).bits < jnp.finfo(dtype).bits
         return narrow and leaf_transform_of(inner) is not None
 
@@ -99,7 +102,7 @@ def master_weights(
         return MasterWeightsState(leaves.rebuild(columns), inner.init(precise(leaves, columns)))
 
     def precise(leaves: Any, masters: list[Any]) -> optax.Params:
-        """The masters, and the parameters that have none."""
+        """The masters, and the parameters that have no master."""
         columns = zip(leaves.arrays, masters, strict=True)
         return leaves.rebuild([m if is_less_precise(x) else x for x, m in columns])
 

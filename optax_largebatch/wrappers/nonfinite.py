@@ -1,4 +1,4 @@
-"""Steps whose gradient is not finite are left out."""
+"""Leaves out steps whose gradient is not finite."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ class SkipNonfiniteState(NamedTuple):
     skipped: jax.Array
     """Steps left out so far, shape ()."""
     skipped_in_a_row: jax.Array
-    """Steps left out since the last that was taken, shape ()."""
+    """Steps left out since the last step that was taken, shape ()."""
     gave_up: jax.Array
     """Whether there were ever too many in a row, shape ()."""
     inner_state: optax.OptState
@@ -31,15 +31,15 @@ def skip_nonfinite(
     r"""Leaves out the steps whose gradient holds an infinity or a NaN.
 
     Such a step changes nothing: the updates are exact zeros, and the moments, counters and
-    schedules of `inner` stay as they were. Inside `jax.shard_map` all devices leave it out, or
-    none, wherever the infinity is.
+    schedules of `inner` stay as they were. Inside `jax.shard_map` either all devices leave the step
+    out or none does, wherever the infinity is.
 
     Nothing raises inside a compiled step, so the training loop reads the state: `gave_up` turns
-    True for good after `max_in_a_row` steps that were left out without one between them.
+    True for good after `max_in_a_row` steps in a row were left out.
 
     Args:
         inner: the transformation, from this library or any other.
-        max_in_a_row: steps left out in a row that are too many, 1 or more.
+        max_in_a_row: the number of steps left out in a row that is too many, 1 or more.
 
     Returns:
         A transformation; its state is a `SkipNonfiniteState`.

@@ -14,12 +14,13 @@ def partition(
     optimizers: Mapping[Hashable, optax.GradientTransformation],
     owners: Callable[[optax.Params], Any],
 ) -> optax.GradientTransformationExtraArgs:
-    """As `optax.partition`, with errors that name what is wrong.
+    """Like `optax.partition`, but its errors name the cause.
 
     Args:
         who: the optimizer that is made of the others, for messages.
-        optimizers: the others, by name.
-        owners: from the parameters a tree like them, of these names.
+        optimizers: the other optimizers, by name.
+        owners: a function of the parameters that returns a tree of these names, like the
+            parameters.
     """
     partitioned = optax.partition(optimizers, owners)
 
@@ -35,8 +36,9 @@ def partition(
     ) -> tuple[optax.Updates, optax.OptState]:
         if params is None:
             raise ValueError(
-                f"params must be given to `update` of {who}, because they say which optimizer is "
-                "for which; got None. Call optimizer.update(grads, state, params)."
+                f"params must be given to `update` of {who}, because they decide which "
+                "optimizer moves which parameter; got None. Call "
+                "optimizer.update(grads, state, params)."
             )
         check_state(who, optax.transforms.PartitionState, state)
         gradients_of(updates, params)

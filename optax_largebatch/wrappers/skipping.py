@@ -1,4 +1,4 @@
-"""Steps that are taken on a condition, and left out elsewhere."""
+"""Takes a step on a condition, or leaves it out."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 
 def taken_if(condition: jax.Array, step: Callable[[], T], left_out: Callable[[], T]) -> T:
-    """What one of two functions returns, where arrays that `left_out` hands on stay in place.
+    """The result of one of two functions; arrays that `left_out` passes on stay in place.
 
-    Of `jax.lax.cond` XLA copies them, twice and whether the step is taken or not, unless the
-    function that hands them on comes first; in `jax.lax.switch` the order is ours (JAX's issue
+    With `jax.lax.cond`, XLA copies these arrays twice, whether the step is taken or not, unless the
+    function that passes them on comes first. `jax.lax.switch` lets us choose the order (JAX's issue
     39449).
 
     Args:
         condition: whether to take the step, shape ().
         step: returns what the step does.
-        left_out: returns the same without the step.
+        left_out: returns the same kind of result without the step.
 
     Returns:
-        What the one or the other returns.
+        The result of `step` or of `left_out`.
     """
     return jax.lax.switch(condition.astype(jnp.int32), [left_out, step])
 
@@ -41,7 +41,7 @@ def step_if_finite(
 ) -> tuple[jax.Array, optax.Updates, optax.OptState]:
     """Takes a step of `inner`, unless a gradient holds an infinity or a NaN.
 
-    Inside `jax.shard_map` all devices take it, or none, wherever the infinity is.
+    Inside `jax.shard_map` either all devices take the step or none does, wherever the infinity is.
 
     Args:
         inner: the transformation.
@@ -52,8 +52,8 @@ def step_if_finite(
         **extra_args: what else `inner` is given.
 
     Returns:
-        Whether the step was taken, the updates in the parameters' dtypes (zeros, if it was not)
-        and the state of `inner` (the old one, if it was not).
+        Whether the step was taken, the updates in the parameters' dtypes and the state of `inner`;
+        if the step was not taken, zeros and the old state.
     """
     given = [index for index, gradient in enumerate(gradients) if gradient is not None]
     finite = norms.everywhere(
@@ -76,7 +76,7 @@ def step_if(
     """Takes a step of `inner` on a condition, which is the same on all devices.
 
     Args:
-        condition: whether to take it.
+        condition: whether to take the step.
         inner: the transformation.
         leaves: the parameters.
         gradients: the gradient of each, or None.
@@ -85,8 +85,8 @@ def step_if(
         **extra_args: what else `inner` is given.
 
     Returns:
-        The updates in the parameters' dtypes (zeros, if it was not taken) and the state of `inner`
-        (the old one, if it was not).
+        The updates in the parameters' dtypes and the state of `inner`; if the step was not taken,
+        zeros and the old state.
     """
     given = [index for index, gradient in enumerate(gradients) if gradient is not None]
 
@@ -114,7 +114,7 @@ def counted(taken: jax.Array, state: Any, max_in_a_row: int) -> dict[str, jax.Ar
     Args:
         taken: whether this step was taken.
         state: the wrapper's state before it.
-        max_in_a_row: as many steps left out after each other are too many.
+        max_in_a_row: the number of steps left out in a row that is too many.
     """
     in_a_row = jnp.where(taken, 0, optax.safe_increment(state.skipped_in_a_row))
     return {

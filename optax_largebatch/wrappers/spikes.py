@@ -1,4 +1,4 @@
-"""Steps whose gradient or loss stands out are left out."""
+"""Leaves out steps whose gradient norm or loss is a spike."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -13,23 +13,23 @@ from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import counted, step_if
 
 _NORMAL = 1.4826
-"""The standard deviation of normal numbers over their median absolute deviation."""
+"""The standard deviation of normal numbers divided by their median absolute deviation."""
 
 _LEAST_DEVIATION = 1e-3
-"""The least deviation, as a share of the level, so that numbers that hardly vary have no spikes."""
+"""The least deviation, as a part of the level, so that numbers that hardly vary have no spikes."""
 
 
 class SkipSpikesState(NamedTuple):
     """State of `skip_spikes`."""
 
     values: jax.Array
-    """The last finite norms or losses, one slot for each of the window; zeros at first."""
+    """The last finite norms or losses, one slot for each step of the window; zeros at first."""
     seen: jax.Array
-    """How many there were, shape ()."""
+    """The number of finite norms or losses so far, shape ()."""
     skipped: jax.Array
     """Steps left out so far, shape ()."""
     skipped_in_a_row: jax.Array
-    """Steps left out since the last that was taken, shape ()."""
+    """Steps left out since the last step that was taken, shape ()."""
     gave_up: jax.Array
     """Whether there were ever too many in a row, shape ()."""
     inner_state: optax.OptState
@@ -46,43 +46,43 @@ def skip_spikes(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Leaves out the steps whose gradient norm, or loss, is far above its running level.
 
-    With :math:`x_t` the norm of the whole gradient, or the loss, and :math:`x` those of the last
-    steps, a step is left out if
+    With :math:`x_t` the norm of the whole gradient, or the loss, and :math:`x` the same numbers of
+    the last steps, a step is left out if
 
     .. math::
 
         x_t > m + k s, \qquad m = \operatorname{median}(x), \qquad
         s = \max(1.4826 \operatorname{median} \lvert x - m \rvert,\ 0.001 \lvert m \rvert),
 
-    where :math:`s` is the standard deviation if the numbers are normally distributed. As for
-    `skip_nonfinite`, such a step changes nothing, and all devices leave it out or none. So is one
-    that is not finite. Spikes stay in the window, whose medians they hardly move; so a level that
-    has risen for good is the level after half a window.
+    where :math:`s` is the standard deviation if the numbers are normally distributed. A step that
+    is not finite is left out too. As for `skip_nonfinite`, such a step changes nothing, and either
+    all devices leave it out or none does. Spikes stay in the window, where they hardly move the
+    medians. So if the level has risen for good, it is accepted after half a window.
 
-    The steps of the first window are taken, if they are finite.
+    The steps of the first window are all taken, if they are finite.
 
     Nothing raises inside a compiled step, so the training loop reads the state: `gave_up` turns
-    True for good after `max_in_a_row` steps that were left out without one between them.
+    True for good after `max_in_a_row` steps in a row were left out.
 
-    Under `accumulate_gradients` the norm is that of the mean gradient, and the loss the one that
-    came with the last micro-batch: hand in the mean of all. Around it, single micro-batches are
-    left out.
+    Inside `accumulate_gradients`, the norm is that of the mean gradient, and the loss is the one
+    given with the last micro-batch: pass the mean of all. Around `accumulate_gradients`, single
+    micro-batches are left out.
 
     Args:
         inner: the transformation, from this library or any other.
         deviations: :math:`k`, positive.
         of: what is watched; `"loss"` needs the extra argument `loss` of `update`, a number that is
             the same on all devices.
-        window: how many steps back the level goes, 2 or more.
-        max_in_a_row: steps left out in a row that are too many, 1 or more.
+        window: the number of steps from which the level is taken, 2 or more.
+        max_in_a_row: the number of steps left out in a row that is too many, 1 or more.
 
     Returns:
-        A transformation; its state is a `SkipSpikesState`. All extra arguments are handed on.
+        A transformation; its state is a `SkipSpikesState`. All extra arguments are passed on.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range; and, from `update`, there is no `loss` where
-            it is watched, or it differs between devices.
+        ValueError: an argument is out of its range; and, from `update`, `loss` is watched and not
+            given, or differs between devices.
 
     Examples:
         >>> import jax.numpy as jnp

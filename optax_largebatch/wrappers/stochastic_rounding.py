@@ -1,4 +1,4 @@
-"""Low-precision parameters that are right on average."""
+"""Low-precision parameters with rounding errors that vanish on average."""
 
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ class StochasticRoundingState(NamedTuple):
     """State of `stochastic_rounding`."""
 
     steps: jax.Array
-    """Steps taken, shape (); with the seed it makes the random numbers of the next."""
+    """Steps taken, shape (); with the seed, it gives the random numbers of the next step."""
     inner_state: optax.OptState
-    """State of the inner transformation, which knows the parameters in float32."""
+    """State of the inner transformation, which sees the parameters in float32."""
 
 
 def stochastic_rounding(
@@ -26,9 +26,9 @@ def stochastic_rounding(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rounds low-precision parameters up or down at random, so that no step is lost on average.
 
-    A step below half a unit in the last place of a parameter is lost when it is added, and in
-    bfloat16 that is a step of less than 1/512 of the parameter. `master_weights` adds up such
-    steps in float32. Here nothing is kept: with :math:`f` the inner transformation and
+    A step below half a unit in the last place of a parameter is lost when it is added. In bfloat16
+    that is a step of less than 1/512 of the parameter. `master_weights` adds up such steps in
+    float32. This wrapper keeps nothing: with :math:`f` the inner transformation and
     :math:`x^- \le x \le x^+` the neighbours of :math:`x` in the dtype of the parameter,
 
     .. math::
@@ -39,24 +39,25 @@ def stochastic_rounding(
             x^- & \text{otherwise}
         \end{cases}
 
-    so that :math:`\mathrm{E}[w] = x`, computed in float32. What the dtype holds stays as it is,
-    and so do infinities and NaNs; finite numbers beyond its range are rounded as ever. This takes
-    no memory, where a master takes 4 bytes for each parameter, but every step adds noise of up to
-    a unit in the last place. Parameters of float32 and float64 are not rounded.
+    so that :math:`\mathrm{E}[w] = x`, computed in float32. Numbers that the dtype holds stay as
+    they are, and so do infinities and NaNs. Finite numbers beyond its range are rounded as usual.
+    Stochastic rounding takes no memory (`master_weights` takes 4 bytes for each parameter), but
+    every step adds noise of up to a unit in the last place. Parameters of float32 and float64 are
+    not rounded.
 
     The random numbers are a function of the seed, the step, the leaf and the place in it. Under
-    `jit` they do not depend on how the leaf is split; inside `jax.shard_map` and `jax.pmap` the
-    parts of a split leaf have their own, and a leaf that all devices have whole stays the same on
-    all.
+    `jit` they do not depend on how the leaf is split; inside `jax.shard_map` and `jax.pmap` each
+    part of a split leaf has its own random numbers, and a leaf that all devices have whole stays
+    the same on all.
 
-    The updates of low-precision parameters come back in float32, and `optax.apply_updates` makes
-    of them exactly the rounded parameters. (One that falls in one step to less than
-    :math:`2^{-12}` of what it was is off by a rounding error of float32.) Let this be the
+    The updates of low-precision parameters come back in float32, and `optax.apply_updates` turns
+    them into exactly the rounded parameters. (A parameter that falls in one step to less than
+    :math:`2^{-12}` of its old value is off by a rounding error of float32.) Let this be the
     outermost wrapper, and see `master_weights` for `jax_numpy_dtype_promotion="strict"`.
 
     Args:
         inner: the transformation, from this library or any other.
-        seed: of the random numbers, 0 or more.
+        seed: the seed of the random numbers, 0 or more.
 
     Returns:
         A transformation that needs parameters; its state is a `StochasticRoundingState`.
@@ -92,7 +93,7 @@ def stochastic_rounding(
         return jnp.finfo(param.dtype).bits < 32
 
     def wide(arrays: list[Any], params: list[jax.Array]) -> list[Any]:
-        """What belongs to low-precision parameters in float32, all else as it is."""
+        """Arrays of low-precision parameters in float32, all others as they are."""
         columns = zip(arrays, params, strict=True)
         return [cast(x, jnp.float32) if is_low(p) and x is not None else x for x, p in columns]
 
@@ -146,8 +147,8 @@ def stochastic_rounding(
 def rounded(x: jax.Array, dtype: jnp.dtype, bits: jax.Array) -> jax.Array:
     """Numbers of float32, each rounded to one of its two neighbours in a dtype of 16 bits.
 
-    All that is computed here is exact, but for a probability that is no multiple of 2**-16: there
-    are none but for what is too small to be a normal number of float16.
+    All of this is exact, except for probabilities that are no multiple of 2**-16. Only numbers too
+    small to be normal in float16 have such probabilities.
 
     Args:
         x: the numbers, float32.
@@ -155,7 +156,7 @@ def rounded(x: jax.Array, dtype: jnp.dtype, bits: jax.Array) -> jax.Array:
         bits: random 16-bit integers, like `x`.
 
     Returns:
-        Numbers of `dtype`, as float32; what is beyond its largest as it was.
+        Numbers of `dtype`, as float32; numbers beyond its largest are unchanged.
     """
     info = jnp.finfo(dtype)
     exponent = jax.lax.bitcast_convert_type(jnp.full_like(x, jnp.inf), jnp.uint32)

@@ -12,7 +12,7 @@ import optax_largebatch as lb
 from tests.optimizers.registry import OPTIMIZERS
 
 PARAMS = {"bias": jnp.ones(4), "kernel": jnp.ones((8, 4))}
-CURE = "call `init` of this optimizer"
+CURE = "Call `init` of this optimizer"
 
 
 def updated(optimizer, state, params=PARAMS):

@@ -185,7 +185,7 @@ def test_the_names_of_optax_are_told_apart():
 
 
 def test_a_vector_is_no_matrix():
-    with pytest.raises(ValueError, match="'bias' of shape \\(5,\\) is none"):
+    with pytest.raises(ValueError, match="'bias' of shape \\(5,\\) is no matrix"):
         lb.orthogonalize_momentum().init(network("float32"))
 
 

@@ -59,10 +59,10 @@ def check_declaration(transform: Any) -> None:
 
 
 def checked_request(transform: Any, request: Any) -> Request | EachMatrix | Materialize:
-    """What a leaf program has yielded.
+    """A checked request, from what a leaf program has yielded.
 
     Raises:
-        TypeError: it is no request.
+        TypeError: the object is no request.
     """
     if isinstance(request, Request | EachMatrix | Materialize):
         return request
@@ -73,10 +73,10 @@ def checked_request(transform: Any, request: Any) -> Request | EachMatrix | Mate
 
 
 def checked_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> tuple[Any, Any]:
-    """What a leaf program has returned.
+    """A checked result, from what a leaf program has returned.
 
     Raises:
-        TypeError: it is no pair of an update and a state of the declared type.
+        TypeError: the result is no pair of an update and a state of the declared type.
         ValueError: the update or a part of the state has another shape, or a counter was changed.
     """
     who = transform.name

@@ -1,4 +1,4 @@
-"""Which equations look at each element of a leaf for itself, and which do not."""
+"""Tells elementwise equations of a leaf program from others."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,10 +26,10 @@ MIXING = frozenset(
         *("sort", "svd", "transpose", "triangular_solve", "tridiagonal_solve", "while"),
     )
 )
-"""The primitives that look at several elements, and may give as many as they were given.
+"""The primitives that look at several elements, but may return as many as they get.
 
-The others are told by their shapes: what gives an element for each element looks at each for
-itself. So a primitive that JAX will have tomorrow is no error.
+Other primitives are told by their shapes: one that returns an element for each element counts as
+elementwise. So a future primitive of JAX is no error.
 """
 
 LAYOUT = frozenset(
@@ -42,7 +42,7 @@ LAYOUT = frozenset(
 
 
 class Looks(dict):
-    """What variables depend on: the elements of a "leaf", "numbers", or "places" of elements.
+    """The kinds of data on which variables depend: a "leaf", "numbers", or "places".
 
     A number may be spread over a leaf. What has places is anything else with several elements, such
     as an array of the leaf's shape that the program has made up.
@@ -64,14 +64,14 @@ class Looks(dict):
 
 
 def looked_through(equations: Sequence[Any], looks: Looks) -> Iterator[tuple[Any, Any]]:
-    """The equations that work on a leaf, but not on each of its elements for itself.
+    """The equations that work on a leaf, but not element by element.
 
     Args:
         equations: equations in order.
         looks: what their inputs are; what they compute is added.
 
     Returns:
-        Pairs of the equation and the one that is to blame, inside it or itself.
+        Pairs of an equation and the one to blame, which is inside it or is itself.
     """
     for equation in equations:
         kinds = {looks.of(x) for x in equation.invars}
@@ -130,7 +130,7 @@ def check_single_elements(trace: Trace, otherwise: str) -> None:
         otherwise: the name for the message where its equations have none.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the program does not work on single elements.
     """
     run = {id(x) for position in range(len(trace.stored)) for x in trace.of_pass(position)}
     equations = [x for x in trace.jaxpr.eqns if id(x) in run]

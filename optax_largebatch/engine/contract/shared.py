@@ -17,7 +17,7 @@ def check_shared(traces: Sequence[Trace]) -> None:
         traces: the programs of the leaves.
 
     Raises:
-        ValueError: one depends on the arrays of a leaf, or is computed in several ways.
+        ValueError: a value depends on the arrays of a leaf, or is computed in several ways.
     """
     ways: dict[Any, str] = {}
     for trace in traces:
@@ -43,7 +43,7 @@ def check_shared(traces: Sequence[Trace]) -> None:
 
 
 def _specs(x: Any) -> str:
-    """How the type of an array says that it is split."""
+    """The way in which an array is split, by its type."""
     sharding = x.aval.sharding
     return "" if sharding.mesh.empty else str(sharding.spec)
 

@@ -1,12 +1,12 @@
 """Several sums of what is computed from one array, in one kernel.
 
-XLA on a CPU makes a kernel for each array that it computes, which reads and computes anew what
-others have in common with it. Only a reduction of several arrays at once is a single one, and
-keeps nothing of what it reduces. It is fast as long as there is little to add for each result, and
-what is added lies close together: then the arrays are read from one end to the other. So an array
-is cut into short pieces, each is folded a few times, and what lies on top of each other is added;
-the rest is a sum of arrays in memory, a fraction of the size. Few elements are folded as one piece,
-and then their layers: all of their sums take two kernels, where XLA makes several for each.
+XLA on a CPU makes a kernel for each array that it computes, and each kernel reads and computes
+again what it shares with others. Only a reduction of several arrays at once is a single kernel, and
+it does not store the arrays that it reduces. It is fast if each result adds few elements that lie
+close together: then the arrays are read from one end to the other. So an array is cut into short
+pieces, each is folded a few times, and what lies on top of each other is added; the rest is a sum
+of arrays in memory, a fraction of the size. Few elements are folded as one piece, and then their
+layers: all of their sums take two kernels, where XLA makes several for each.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from optax_largebatch import norms
 from optax_largebatch.engine.compilation import merged_inside, outlined
 
 LAYERS = range(6, 10)
-"""How many there can be; of many more the compiler makes a loop, four times as slow."""
+"""The largest number of layers; for many more, the compiler makes a loop, four times as slow."""
 
 WIDTH = 16
 """The elements of a layer, which the vectors of a processor hold."""
 
 WIDTH_OF_FEW = 64
-"""The same of few elements: the root of the largest number of them."""
+"""The elements of a layer for small arrays: the root of their largest size."""
 
 
 class Fold(NamedTuple):
@@ -60,7 +60,7 @@ class Fold(NamedTuple):
         return 2 if self.left_over else 1
 
     def sums(self, terms: Callable[[Any], list[jax.Array]], arrays: Any) -> list[jax.Array]:
-        """The sums over each block of what is computed.
+        """The sums over each block of computed terms.
 
         Args:
             terms: what is to be summed, from the arrays.
@@ -124,5 +124,5 @@ def _added(arrays: list[jax.Array], axis: int) -> list[jax.Array]:
 
 @_added.defjvp
 def _tangents_added(axis: int, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """JAX has a rule of its own only for arrays that all depend on what is differentiated by."""
+    """A derivative rule, because JAX's own needs every array to depend on the variable."""
     return _added(*primals, axis), [jnp.sum(x, axis) for x in tangents[0]]

@@ -1,7 +1,7 @@
 """Rounds on an accelerator that has all of every leaf.
 
-What is read twice should be near when it is read again: in the 50 MB of an H100's L2 cache, or in
-the memory of a TPU's core. So the passes over one leaf follow each other, as on a CPU.
+An array that is read twice should still be near for the second time: in the 50 MB of an H100's L2
+cache, or in the memory of a TPU's core. So the passes over one leaf follow each other, as on a CPU.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the engine asks of the place where a step runs."""
+"""The interface between the engine and the place where a step runs."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -27,7 +27,7 @@ class Reductions(Protocol):
     """Whether the leaves of a group take each round together, rather than one after the other."""
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
-        """Which leaves go together, in the order of the groups.
+        """The groups of leaves that go together, in order.
 
         Args:
             sizes: the elements of each leaf, by number.
@@ -37,7 +37,7 @@ class Reductions(Protocol):
     def sums(
         self, program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
     ) -> list[jax.Array]:
-        """What this device adds to the statistics of a leaf's next round.
+        """The sums that this device adds to the statistics of a leaf's next round.
 
         Args:
             program: the leaf's program.

@@ -29,7 +29,7 @@ class XlaReductions:
     in_step = True
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
-        """All together."""
+        """One group of all leaves."""
         return [list(sizes)] if sizes else []
 
     def sums(

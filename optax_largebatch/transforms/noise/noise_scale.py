@@ -14,14 +14,14 @@ from optax_largebatch.transforms.noise.small_batches import SmallBatches
 class GradientNoiseScaleState(NamedTuple):
     """State of `gradient_noise_scale`.
 
-    The vectors have one entry for each block, in the order of `jax.tree.leaves` and of a leaf that
-    stacks layers the layers in order, and a last one for all blocks together.
+    The vectors have one entry for each block, in the order of `jax.tree.leaves` (for a leaf that
+    stacks layers, in the order of its layers), and a last entry for all blocks together.
     """
 
     weight: jax.Array
-    """The sum of the weights of the steps in the averages, shape (); 0 before the first."""
+    """The sum of the weights of the steps in the averages, shape (); 0 before the first step."""
     square_weight: jax.Array
-    """The sum of their squares, shape ()."""
+    """The sum of the squares of these weights, shape ()."""
     noise: jax.Array
     """The average of the trace of the covariance of one example's gradient."""
     signal: jax.Array
@@ -37,10 +37,11 @@ class GradientNoiseScaleState(NamedTuple):
 def gradient_noise_scale(
     decay: Scalar = 0.99, *, stacked: Stacked | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Watches how noisy the gradient is, and passes it on unchanged; `noise_scale` reads it.
+    r"""Measures how noisy the gradient is, for `noise_scale`, and passes the gradient on unchanged.
 
-    From the squared norms of the gradient of a batch of :math:`B` examples and, on average, of
-    those of its :math:`k` parts of :math:`b = B / k` examples,
+    A batch of :math:`B` examples has the gradient :math:`g_B`, and its :math:`k` parts of
+    :math:`b = B / k` examples have gradients :math:`g_b`. With the mean of
+    :math:`\lVert g_b \rVert^2` over the parts, the estimates
 
     .. math::
 
@@ -49,25 +50,25 @@ def gradient_noise_scale(
         \operatorname{tr} \Sigma \approx
             \frac{\lVert g_b \rVert^2 - \lVert g_B \rVert^2}{1 / b - 1 / B}
 
-    have no bias. Each is averaged over steps, and the noise scale is the ratio of the averages,
-    :math:`\operatorname{tr} \Sigma / \lVert G \rVert^2`: the batch size at which noise and
-    gradient are equally large. That is a diagnostic. How large a batch still pays off at a given
-    learning rate and preconditioner, only runs can tell.
+    have no bias. Each estimate is averaged over steps, and the noise scale is the ratio of the
+    averages, :math:`\operatorname{tr} \Sigma / \lVert G \rVert^2`: the batch size at which noise
+    and gradient are equally large. It is a diagnostic: only runs can tell how large a batch still
+    pays off at a given learning rate and preconditioner.
 
     `update` takes the extra argument `small_batches`, from one of three sources:
 
-    - micro-batches: `accumulate_gradients` with `small_batches=True` hands them in by itself;
+    - micro-batches: `accumulate_gradients` with `small_batches=True` passes them on by itself;
     - the devices of `jax.shard_map` and `jax.pmap`: `small_batches_of_devices`;
     - the gradients of single examples: `small_batches_of_examples`.
 
-    They say which steps are measured, too, and take all norms: one in ten costs hardly anything.
-    The link itself looks at no gradient, so it may stand anywhere in a chain; at its start it is
-    not in the way of links that run together. A loss scale must be divided out of the gradients
-    before. A step that is not measured, with only one small batch, or with norms that are not
-    finite, changes no average.
+    The source takes all norms and decides which steps are measured: one step in ten costs hardly
+    anything. This transformation reads no gradient itself, so it may stand anywhere in a chain. At
+    the start of the chain it does not separate transformations that run together. Divide a loss
+    scale out of the gradients before. A step changes no average if it is not measured, has only one
+    small batch, or has norms that are not finite.
 
     Args:
-        decay: the weight of a measured step over that of the next, in [0, 1).
+        decay: the weight of a measured step divided by that of the next, in [0, 1).
         stacked: the parameters that stack layers, from `stacked_layers`; each layer has a noise
             scale of its own. None if there are none.
 
@@ -132,7 +133,7 @@ def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches
         raise ValueError(
             "small_batches must be given to `update`, because gradient_noise_scale compares the "
             "gradient with those of parts of its batch; got None. There are three ways: "
-            "accumulate_gradients(optimizer, every, small_batches=True) hands in its "
+            "accumulate_gradients(optimizer, every, small_batches=True) passes on its "
             "micro-batches; inside shard_map and pmap pass "
             "small_batches=small_batches_of_devices(own_grads, params, axis_name, mean=grads), "
             "with the gradients of each device; or pass "
@@ -148,7 +149,7 @@ def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches
     if small_batches.square_norms.size != blocks:
         raise ValueError(
             f"small_batches has {small_batches.square_norms.size} blocks and gradient_noise_scale "
-            f"{blocks}. Give both the same parameters and the same `stacked`."
+            f"has {blocks}. Give both the same parameters and the same `stacked`."
         )
     return small_batches
 

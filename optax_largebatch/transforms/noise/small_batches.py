@@ -1,4 +1,4 @@
-"""What `gradient_noise_scale` needs to know of the parts of a batch: the norms of gradients."""
+"""The gradient norms of the parts of a batch, which `gradient_noise_scale` compares."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,24 +19,24 @@ class SmallBatches(NamedTuple):
     """The parts of a batch and the whole of it, which `gradient_noise_scale` compares."""
 
     square_norms: jax.Array
-    """For each block the mean over the parts of the squared norm of their gradients; parts of
-    different sizes weigh as many examples as they have."""
+    """The mean squared norm of the parts' gradients, for each block; the weight of a part is its
+    number of examples."""
     square_norms_of_mean: jax.Array
-    """For each block the squared norm of the mean of their gradients; zeros until all parts are
+    """The squared norm of the mean of these gradients, for each block; zeros until all parts are
     there."""
     number: jax.Array
-    """Parts, shape (); 0 in a step that is not measured."""
+    """The number of parts, shape (); 0 in a step that is not measured."""
     examples: jax.Array
-    """Examples in all parts together, shape ()."""
+    """The number of examples in all parts together, shape ()."""
 
     @classmethod
     def none(cls, blocks: int) -> "SmallBatches":
-        """No parts of a gradient with so many blocks."""
+        """The value without any part, for a number of blocks."""
         shapes = [(blocks,), (blocks,), (), ()]  # arrays of their own, as a donated state needs
         return cls(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
     def with_part(self, square_norms: jax.Array, examples: jax.Array) -> "SmallBatches":
-        """Another part added; one of no examples adds nothing, not even a NaN."""
+        """This value with a part added; a part without examples adds nothing, not even a NaN."""
         if square_norms.shape != self.square_norms.shape:
             raise ValueError(
                 f"the state's small_batches has {self.square_norms.size} entries and the "
@@ -66,26 +66,26 @@ def small_batches_of_devices(
     partition_specs: Any = None,
     stacked: Stacked | None = None,
 ) -> SmallBatches:
-    r"""The batches of the devices, inside `jax.shard_map` or `jax.pmap`.
+    r"""Gradient norms of the devices' batches, inside `jax.shard_map` or `jax.pmap`.
 
-    It takes the gradients that each device has of its own examples and their mean. What travels
-    for it is one short vector, in one reduction, and that only in the steps that are measured.
+    It needs the gradients of each device's own examples, and their mean. The devices exchange one
+    short vector, in one reduction, and only in the steps that are measured.
 
-    Inside `jax.shard_map` the gradient with respect to parameters that all devices share is
-    summed over the devices at once. `jax.lax.pcast(params, axis_name, to="varying")` (before jax
-    0.8.2 `jax.lax.pvary(params, axis_name)`) makes parameters whose gradients stay apart.
+    Inside `jax.shard_map`, JAX sums the gradient with respect to shared parameters over the devices
+    at once. `jax.lax.pcast(params, axis_name, to="varying")` (before jax 0.8.2
+    `jax.lax.pvary(params, axis_name)`) gives parameters whose gradients stay separate.
 
     Args:
         gradients: the gradients of this device's examples.
         params: the parameters, as the optimizer is given them.
         axis_name: the mesh axes over which the examples are split.
-        batch_size: examples on each device, positive; 1 for a noise scale in such batches.
+        batch_size: examples on each device, positive; 1 measures the noise scale in such batches.
         mean: the mean of these gradients, which is the gradient of the step; a tree like the
             parameters.
         when: whether this step is measured, the same on all devices; it may be traced, as in
             `when=step % 10 == 0`. Otherwise no gradient is read.
-        partition_specs: how the parameters are split over other mesh axes, under `jax.pmap` and
-            `check_vma=False`. None where the types say it, or nothing is split.
+        partition_specs: how the parameters are split over other mesh axes; needed under `jax.pmap`
+            and `check_vma=False`. None where the array types say it, or nothing is split.
         stacked: what `gradient_noise_scale` is given.
 
     Returns:
@@ -93,9 +93,9 @@ def small_batches_of_devices(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: there is one device only; the gradients are the same on all devices, or their
-            mean or `when` is not; or a parameter is split over the examples' axes, so that its
-            gradients are summed already.
+        ValueError: there is only one device; the gradients are the same on all devices; their mean
+            or `when` differs between devices; or a parameter is split over the examples' axes, so
+            that its gradients are summed already.
 
     Examples:
         >>> import jax
@@ -116,7 +116,7 @@ def small_batches_of_devices(
     if number < 2:
         raise ValueError(
             f"axis_name must name mesh axes with two devices or more, got {axis_name!r} with one: "
-            "a single batch says nothing of the noise. Use the micro-batches of "
+            "a single batch says nothing about the noise. Use the micro-batches of "
             "accumulate_gradients, or small_batches_of_examples."
         )
     _check_when(when)
@@ -133,7 +133,7 @@ def small_batches_of_devices(
             )
         if name:
             raise ValueError(
-                "gradients must be those of each device's examples; that of "
+                "gradients must be those of each device's examples; the gradient of "
                 f"{name!r} is the same on all devices along {axis_name!r}. Inside jax.shard_map, "
                 "differentiate with respect to "
                 f"jax.lax.pcast(params, {axis_name!r}, to='varying'), and take the mean after this."
@@ -153,11 +153,11 @@ def small_batches_of_examples(
     partition_specs: Any = None,
     stacked: Stacked | None = None,
 ) -> SmallBatches:
-    r"""Single examples, or small batches, whose gradients stand along a first axis.
+    r"""Gradient norms of single examples or small batches, from gradients along a first axis.
 
     Args:
-        gradients: a tree like the parameters, each leaf with an axis of examples before its own,
-            as `jax.vmap(jax.grad(loss), in_axes=(None, 0))` gives it.
+        gradients: a tree like the parameters, each array with an axis of examples before its own
+            axes, as `jax.vmap(jax.grad(loss), in_axes=(None, 0))` gives it.
         params: the parameters, as the optimizer is given them.
         batch_size: examples in each of the gradients, positive.
         mean: the mean of these gradients, which is the gradient of the step; a tree like the
@@ -192,7 +192,7 @@ def small_batches_of_examples(
     if len(lengths) != 1 or min(lengths) < (2,):
         raise ValueError(
             "gradients must have a first axis of two examples or more, the same for each "
-            f"parameter; got {sorted(lengths)}. A single batch says nothing of the noise."
+            f"parameter; got {sorted(lengths)}. A single batch says nothing about the noise."
         )
     ((number,),) = lengths
     own = _checked(gradients, leaves, (number,))
@@ -207,7 +207,7 @@ class Gradients(NamedTuple):
     arrays: Sequence[Any]
     """The array of each parameter, or None."""
     first_axes: int = 0
-    """How many axes they have before those of the parameter."""
+    """The number of axes before those of the parameter."""
     over: frozenset[str] = frozenset()
     """The mesh axes along which there is a gradient on each device."""
 
@@ -265,7 +265,7 @@ def block_square_norms(
 def _small_batches(
     squares: Sequence[jax.Array], number: int, batch_size: Any, when: Any
 ) -> SmallBatches:
-    """So many parts of one size, from the sum of their squared norms and that of their mean."""
+    """`number` parts of one size, from the sum of their squared norms and that of their mean."""
     of_parts, of_mean = squares
     measured = jnp.where(when, jnp.float32(number), 0)
     examples = measured * jnp.asarray(batch_size, jnp.float32)
@@ -279,7 +279,8 @@ def _check_when(when: Any) -> None:
     if axes:
         raise ValueError(
             "when must be the same on all devices; it differs along the mesh axes "
-            f"{', '.join(map(repr, sorted(axes)))}. Take it from a step that they count alike."
+            f"{', '.join(map(repr, sorted(axes)))}. Compute it from a step count "
+            "that is the same on all."
         )
 
 
@@ -292,8 +293,8 @@ def _checked(gradients: Any, leaves: Leaves, first: tuple[int, ...]) -> list[Any
         own[index] = jnp.asarray(gradient)
         if own[index].shape != (*first, *param.shape):
             raise ValueError(
-                f"gradients: that of {leaf_names(leaves.tree)[index]!r} must have the shape "
-                f"{(*first, *param.shape)}, got {own[index].shape}."
+                f"gradients: the gradient of {leaf_names(leaves.tree)[index]!r} must have the "
+                f"shape {(*first, *param.shape)}, got {own[index].shape}."
             )
     return own
 

@@ -1,4 +1,4 @@
-"""A factor for each matrix that follows from its shape."""
+"""A factor for each matrix, from its shape."""
 
 import jax
 import optax
@@ -18,18 +18,18 @@ def scale_by_matrix_shape(
     matrix_axes: MatrixAxes = None,
     stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Scales each matrix by a number that its rows and columns give.
+    r"""Scales each matrix by a factor of its numbers of rows and columns.
 
     .. math::
 
         u \leftarrow r \sqrt{\max(n_\text{rows}, n_\text{columns})} \, u
-        \quad\text{or, of no } r\text{,}\quad
+        \quad\text{or, without } r\text{,}\quad
         u \leftarrow \sqrt{\max(1, n_\text{columns} / n_\text{rows})} \, u
 
     An orthogonal matrix has a root mean square of :math:`1 / \sqrt{\max(n_\text{rows},
-    n_\text{columns})}`, so the first gives all matrices the root mean square :math:`r`. With
-    :math:`r = 0.2` that is about what Adam's steps have, whose learning rates and decay then serve
-    Muon too.
+    n_\text{columns})}`, so the first rule gives all matrices the root mean square :math:`r`. With
+    :math:`r = 0.2` that is about the root mean square of Adam's steps, so Adam's learning rates and
+    decay can be used for Muon too.
 
     Args:
         consistent_rms: :math:`r`, positive; None for the second rule.

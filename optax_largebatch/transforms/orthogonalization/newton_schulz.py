@@ -34,7 +34,7 @@ PUBLISHED: dict[str, Coefficients] = {
 
 
 LARGEST = 1000
-"""The largest coefficient, and the most iterations, which are compiled one after the other."""
+"""The bound on coefficients, and on iterations, which are compiled one after the other."""
 
 
 def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> jax.Array:
@@ -42,12 +42,12 @@ def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> 
 
     Args:
         matrix: two axes.
-        coefficients: those of each iteration.
+        coefficients: three numbers for each iteration.
         eps: added to the norm that the matrix is divided by.
     """
     norm = root(sum_of_squares(matrix)).astype(matrix.dtype)
     x = matrix / positive(norm + eps)
-    is_high = x.shape[0] > x.shape[1]  # of its two products with itself the smaller one is enough
+    is_high = x.shape[0] > x.shape[1]  # the smaller of the two products is enough
     for a, b, c in coefficients:
         gram = x.T @ x if is_high else x @ x.T
         factor = b * gram + c * gram @ gram
@@ -56,15 +56,16 @@ def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> 
 
 
 def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:
-    """The coefficients of each iteration that the arguments of these names mean.
+    """The coefficients of each iteration, from the arguments `ns_coeffs` and `ns_steps`.
 
     Raises:
         TypeError: `ns_steps` is no integer.
-        ValueError: they are none of the published ones, no three numbers, nor a sequence of such.
+        ValueError: the coefficients are neither published ones, three numbers, nor a sequence of
+            three numbers each.
     """
     allowed = (
-        f"one of {', '.join(map(repr, PUBLISHED))}, three numbers, which serve every iteration, or "
-        "a sequence of three numbers for each of them"
+        f"one of {', '.join(map(repr, PUBLISHED))}, three numbers for all iterations, or "
+        "a sequence with three numbers for each iteration"
     )
     check_integer("ns_steps", ns_steps, at_least=1)
     if ns_steps > LARGEST:

@@ -1,4 +1,4 @@
-"""Momentum whose matrices are made orthogonal: the direction of Muon."""
+"""Momentum with its matrices made orthogonal: the direction of Muon."""
 
 import functools
 import numbers
@@ -42,7 +42,7 @@ class _Scalars(NamedTuple):
     momentum: Any
     """The weight of the running mean in the direction."""
     gradient: Any
-    """The weight of the gradient in it."""
+    """The weight of the gradient in the direction."""
 
 
 def orthogonalize_momentum(
@@ -57,7 +57,7 @@ def orthogonalize_momentum(
     stacked: Stacked | None = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Replaces each matrix of a running mean of the gradient by its orthogonal factor, nearly.
+    r"""Replaces each matrix of the momentum by an approximation of its orthogonal factor.
 
     .. math::
 
@@ -67,26 +67,26 @@ def orthogonalize_momentum(
         X_{k+1} = a_k X_k + \left(b_k X_k X_k^\top + c_k (X_k X_k^\top)^2\right) X_k, \qquad
         u_t = X_K
 
-    Of :math:`d_t = U \Sigma V^\top` that leaves about :math:`U V^\top`: all singular values lie
-    near 1 (with the standard coefficients between 0.7 and 1.2). Where a matrix is split between
+    For :math:`d_t = U \Sigma V^\top` the result is about :math:`U V^\top`: all singular values lie
+    near 1 (between 0.7 and 1.2 with the standard coefficients). Where a matrix is split between
     devices, nothing is gathered: matrices of one shape are exchanged, so that each device works on
-    some of them. That needs to know how they are split: see `partition_specs` in `chain`.
+    some of them. For that, `update` has to know how they are split: see `partition_specs` in
+    `chain`.
 
     Args:
         beta: :math:`\beta`, in [0, 1).
         eps: :math:`\epsilon`, 0 or more; a Python number.
         nesterov: False leaves the gradient out of the direction:
             :math:`d_t = m_t / (1 - \beta^t)`.
-        ns_coeffs: :math:`(a_k, b_k, c_k)`: three numbers, which serve all iterations, or a
-            sequence of three numbers for each of them; or `"standard"`, `"dion"` or
-            `"polar_express"`, which are published ones.
-        ns_steps: :math:`K`, 1 or more, where three numbers serve all iterations.
-        ns_dtype: dtype of the iterations, and of what travels between devices; None for float32
-            (float64 for float64 parameters). bfloat16 is what Muon is mostly used with.
+        ns_coeffs: :math:`(a_k, b_k, c_k)`: three numbers for all iterations, a sequence with three
+            numbers for each, or the published `"standard"`, `"dion"` or `"polar_express"`.
+        ns_steps: :math:`K`, 1 or more, where three numbers are given for all iterations.
+        ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
+            for float64 parameters). Muon is mostly used with bfloat16.
         matrix_axes: which axes are the rows and columns of matrices: patterns, such as
             `{"conv": ((0, 1, 2), 3)}`, a function of the parameters, or a tree or prefix of pairs
-            `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The axes of a parameter
-            that are neither stack matrices. What it does not name must have two axes.
+            `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The other axes of a
+            parameter stack matrices. A parameter that is not named must have two axes.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer is a matrix.
             None if there are none.
         mu_dtype: dtype of :math:`m_t`; None for float32 (float64 for float64 parameters).
@@ -97,7 +97,7 @@ def orthogonalize_momentum(
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, a parameter is no matrix; or, inside
-            `jax.shard_map`, it is split and `partition_specs` are not given.
+            `jax.shard_map`, a parameter is split and `partition_specs` are not given.
 
     Examples:
         >>> import jax.numpy as jnp

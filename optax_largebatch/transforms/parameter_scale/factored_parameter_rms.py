@@ -25,8 +25,8 @@ class ScaleByFactoredParameterRmsState(NamedTuple):
     count: jax.Array
     """Steps taken, shape ()."""
     factors: Any
-    """For each parameter a tuple of the factors of its axes, shaped so that they broadcast (stacks
-    have a factor of their own for each layer); an empty one where blocks have one element."""
+    """A tuple for each parameter with the factors of its axes, shaped to broadcast (a stack has
+    factors for each layer); an empty tuple where blocks have one element."""
 
 
 class _Scalars(NamedTuple):
@@ -135,7 +135,7 @@ def fitted_axes(shape: tuple[int, ...], stacked: tuple[int, ...]) -> list[int]:
 
 
 def product(factors: tuple[jax.Array, ...]) -> jax.Array:
-    """The estimated sizes."""
+    """The estimated size of each element: the product of the factors."""
     return functools.reduce(jnp.multiply, factors)
 
 
@@ -147,7 +147,7 @@ def refreshed(
     layout: Layout,
     refit_period: int,
 ) -> tuple[jax.Array, ...]:
-    """The factors after one of them, or in the first step of a period all, is fitted again."""
+    """The factors after one of them is fitted again; in the first step of a period, all are."""
     shape = layout.shape
     axes = fitted_axes(shape, stacked)
     size = math.prod(shape[axis] for axis in axes)

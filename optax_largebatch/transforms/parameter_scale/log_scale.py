@@ -33,7 +33,7 @@ class LearnLogScaleState(NamedTuple):
     total: optax.Params
     """Sum over this period of the derivatives with respect to the log scale."""
     total_of_squares: optax.Params
-    """Sum over this period of their squares."""
+    """Sum over this period of the squares of these derivatives."""
     mu: optax.Params
     """First moment of the derivative."""
     nu: optax.Params
@@ -72,11 +72,11 @@ def learn_log_scale(
     at_bounds: Literal["stop", "return"] = "stop",
     stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Steps along the parameters themselves: RMSprop on the logarithm of a block's scale.
+    r"""Learns the size of each block: RMSprop on the logarithm of its scale.
 
     For :math:`w = e^\ell \bar w` the derivative with respect to :math:`\ell` is
-    :math:`s = \sum w g`. Over the :math:`T` steps of a period it is collected, and in the last of
-    them, the `t`-th of all,
+    :math:`s = \sum w g`. It is collected over the :math:`T` steps of a period. In the last of
+    these, step :math:`t` of the run,
 
     .. math::
 
@@ -85,7 +85,7 @@ def learn_log_scale(
         u &= -T \eta_t \gamma \sqrt{1 - b_2^t} \, \frac{\mu}{\sqrt{\nu} + \epsilon} \, w
 
     In the other steps, and for blocks of one element, :math:`u = 0`. The result is a step, not a
-    direction: no learning rate comes after it. It usually is one branch of `sum_of`.
+    direction, so no learning rate comes after it. It usually is one branch of `sum_of`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
@@ -96,12 +96,13 @@ def learn_log_scale(
         speed: :math:`\gamma`, 0 or more: how fast the scale is learned.
         period: :math:`T`.
         max_change: bound on the relative change :math:`u / w`, positive; None for no bound.
-        rms_bounds: `(low, high)` for the root mean square of a block, either None for no bound.
+        rms_bounds: `(low, high)` for the root mean square of a block, None for an end without a
+            bound.
         at_bounds: `"stop"` changes nothing below `low` and lets no step lead beyond `high`, as
             ScaledAdam does; `"return"` lets a block grow (below `low`) or shrink (above `high`) by
             :math:`T \eta_t \gamma`, whatever its derivative, as LearnedGradient does.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `LearnLogScaleState`.

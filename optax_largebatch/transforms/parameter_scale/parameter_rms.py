@@ -28,7 +28,7 @@ class ScaleByParameterRmsState(NamedTuple):
     count: jax.Array
     """Steps taken, shape ()."""
     rms: optax.Params
-    """The root mean square of each block when it was last looked at; 0 before the first step."""
+    """The root mean square of each block when it was last measured; 0 before the first step."""
 
 
 class _Scalars(NamedTuple):
@@ -37,7 +37,7 @@ class _Scalars(NamedTuple):
     bounds: Bounds
     scalar_scale: Any
     looks: jax.Array
-    """Whether the parameters are looked at."""
+    """Whether the parameters are measured in this step."""
 
 
 def scale_by_parameter_rms(
@@ -53,17 +53,17 @@ def scale_by_parameter_rms(
     .. math:: u \leftarrow \min(\max(\operatorname{rms}(w), \mathrm{min}), \mathrm{max}) \, u,
         \qquad \operatorname{rms}(w) = \sqrt{\operatorname{mean}(w^2)}
 
-    An update with elements of size 1 becomes a relative change of the parameters. The floor is
-    what moves parameters that start at zero.
+    An update with elements of size 1 becomes a relative change of the parameters. The floor lets
+    parameters that start at zero move.
 
     Args:
         min_rms: the floor, positive.
         max_rms: the ceiling, positive; None for no ceiling.
-        period: the number of steps from one look at the parameters to the next. They are looked
-            at in the first step and in the last of every period.
+        period: the number of steps from one measurement of the parameters to the next. They are
+            measured in the first step and in the last of every period.
         scalar_scale: the factor for blocks of one element, whose size means nothing; 0 or more.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByParameterRmsState`.

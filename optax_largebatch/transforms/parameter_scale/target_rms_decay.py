@@ -1,4 +1,4 @@
-"""Weight decay of blocks whose weights are large, as Eve has it."""
+"""Weight decay of blocks whose weights are large, as in Eve."""
 
 from typing import Any, NamedTuple
 
@@ -46,16 +46,16 @@ def decay_to_target_rms(
         u \leftarrow u - \lambda_t w \quad\text{where}\quad
         \operatorname{rms}(w) = \sqrt{\operatorname{mean}(w^2)} > \rho
 
-    It stands after the learning rate in a chain and is not multiplied by it. Blocks of one element
-    are left alone.
+    Put it after the learning rate in a chain, so that the decay is not multiplied by the rate.
+    Blocks of one element are left alone.
 
     Args:
         weight_decay: :math:`\lambda`, the fraction of the weights that a step takes away, in
             [0, 0.1]; a float, a schedule, or what `ParamGroups.vary` returns.
         target_rms: :math:`\rho`, in (0, 10].
         weight_decay_mask: the parameters that may be decayed; None for all.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer counts for
-            itself. None if there are none.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
+            its own. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `DecayToTargetRmsState`.

@@ -33,10 +33,11 @@ class ScaleByLearnedMatricesState(NamedTuple):
     nu: optax.Updates
     """Second moment of each block of five elements or fewer; unused in others."""
     matrices: Any
-    """For each parameter a tuple with the matrix of each axis of a block, or the vector of its
-    diagonal, those of stacked layers on leading axes; an empty one where blocks have none."""
+    """A tuple for each parameter with the matrix of each axis of a block, or the vector of its
+    diagonal; stacked layers stand on leading axes. The tuple is empty where blocks have no
+    matrix."""
     covariances: Any
-    """The second moments of the gradient across each axis, likewise."""
+    """The second moments of the gradient across each axis, laid out like `matrices`."""
 
 
 class _Scalars(NamedTuple):
@@ -69,7 +70,7 @@ def scale_by_learned_matrices(
     stacked: Stacked | None = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Applies to each axis of the momentum a matrix that is learned; experimental.
+    r"""Applies a learned matrix to each axis of the momentum; experimental.
 
     .. math::
 
@@ -79,7 +80,7 @@ def scale_by_learned_matrices(
             \frac{\min(\max(d_t, -c \rho), c \rho)}{\rho}
 
     :math:`L_k` is symmetric and positive definite with a mean diagonal of 1, the identity at
-    first. After every `period` steps it takes a step of relative size :math:`\eta\,\mu` uphill on
+    first. After every `period` steps it takes a step of relative size :math:`\eta\,\mu` to increase
 
     .. math::
 
@@ -89,16 +90,15 @@ def scale_by_learned_matrices(
     with :math:`G_k` the gradient unfolded along axis :math:`k` and :math:`\hat C_k` that matrix
     with a mean diagonal of 1.
 
-    The shape of a block decides, its axes of size 1 left out: blocks of one axis have no matrix,
-    :math:`d = m`; blocks of five elements or fewer take
-    :math:`u = m / (\sqrt{v / (1 - b_2^t)} + \epsilon)` with a running mean :math:`v` of
-    :math:`\operatorname{mean}(g^2)`.
+    Axes of size 1 do not count. Blocks of one axis have no matrix, so :math:`d = m`. Blocks of five
+    elements or fewer take :math:`u = m / (\sqrt{v / (1 - b_2^t)} + \epsilon)` with a running mean
+    :math:`v` of :math:`\operatorname{mean}(g^2)`.
 
     Args:
-        learning_rate: :math:`\eta`, of the optimizer that this link is part of; a float, a
-            schedule, or what `ParamGroups.vary` returns. Here it is only the rate of the matrices.
+        learning_rate: :math:`\eta`, the rate of the whole optimizer; a float, a schedule, or what
+            `ParamGroups.vary` returns. Here it moves only the matrices.
         b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moments, for one step or, of :math:`C`, one update; in [0, 1).
+        b2: decay rate of the second moments for one step (of :math:`C` for one update), in [0, 1).
         eps: :math:`\epsilon`, 0 or more.
         meta_lr_scale: :math:`\mu`, 0 or more; 0 leaves the matrices the identity. At
             :math:`\eta\,\mu \ge 1` a single step could make a matrix singular.
@@ -229,7 +229,7 @@ def scale_by_learned_matrices(
 
 
 def _kind(block: tuple[int, ...]) -> Literal["small", "plain", "matrix"]:
-    """What happens to a block of this shape, axes of length 1 left out."""
+    """The treatment of a block of this shape, axes of length 1 left out."""
     if math.prod(block) <= 5:
         return "small"
     return "plain" if len(block) == 1 else "matrix"

@@ -11,7 +11,8 @@ measured by the size of the gradients there:
     \rho^2 = \operatorname{mean}\left(d \cdot (\times)_k \hat C_k d\right),
 
 with :math:`\hat C_k` the second moments of the gradient's slices across axis :math:`k`. The size
-of :math:`L_k` does not matter to :math:`f`, so its gradient is orthogonal to it.
+of :math:`L_k` does not matter to :math:`f`, so the gradient with respect to :math:`L_k` is
+orthogonal to :math:`L_k`.
 """
 
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def ascended(matrix: jax.Array, slope: jax.Array, rate: Any) -> jax.Array:
     factor = identity + step
     new = jnp.matmul(jnp.matmul(factor, matrix, precision="highest"), factor.T, precision="highest")
     new = (new + new.T) / (2 * mean_diagonal(new))
-    # Of the size of the rounding errors, which could make the smallest eigenvalues negative.
+    # As large as the rounding errors, which could make the smallest eigenvalues negative.
     ridge = 4 * len(matrix) * float(jnp.finfo(matrix.dtype).eps)
     return (new + ridge * identity) / (1 + ridge)
 

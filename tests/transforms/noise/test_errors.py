@@ -61,7 +61,7 @@ MISTAKES = {
             lb.gradient_noise_scale().init(ONE[0]),
             small_batches=lb.SmallBatches.none(2),
         ),
-        "has 2 blocks and gradient_noise_scale 1",
+        "has 2 blocks and gradient_noise_scale has 1",
     ),
     "a stack of another length": (
         lambda: lb.accumulate_gradients(optax.sgd(0.1), 2, small_batches=True).update(
