@@ -41,7 +41,7 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "lans": {
         "centralize_gradients": (CENTRALIZE,),
         "normalize_by_block_norm": (r"$\tilde g = g \; / \; \Vert g \Vert$",),
-        "clip_by_value": (r"$\tilde g \leftarrow \min(\max(\tilde g, -c), c)$",),
+        "clip_by_value": (r"$\tilde g \leftarrow \min(\max(\tilde g, -g_{max}), g_{max})$",),
         "nesterov_split": (
             r"$m_t = b_1 m_{t-1} + (1 - b_1)\, \tilde g_t$",
             r"$v_t = b_2 v_{t-1} + (1 - b_2)\, \tilde g_t^2$",
