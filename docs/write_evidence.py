@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 import re
 
-from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, VARIED, Groups, saved_table
+from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, TUNED, VARIED, Groups, saved_table
 from benchmarks.batch_size_curve.report import measured, steps_column, tables
 from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_table
 from benchmarks.batch_size_curve.sweep import read
@@ -19,7 +19,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "batch_size_curve"
 TRIALS = RESULTS / "trials.csv"
 APART = ("digits", "bert_pieces")
 # Rows and columns of the README.
-SHORT = ("adamw", "nadamw", "lamb", "lans", "muon")
+SHORT = ("adamw", "adamw_momentum_0.8", "nadamw", "lamb", "lans", "muon")
 SIZES = {"digits": (16, 128, 1024), "bert_pieces": (32, 128, 512)}
 # Rows and columns of the guide: batch sizes that are a factor of 64 apart.
 STARTED = ("adamw", "lamb", "lans")
@@ -89,6 +89,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
             for name in APART
             for what, groups in (("added", ADDED), ("exchanged", EXCHANGED))
         },
+        "bert_pieces, tuned": functools.partial(saved_steps, "bert_pieces", TUNED),
         "bert_pieces, varied": functools.partial(saved_steps, "bert_pieces", VARIED),
         "stack_ratios": spreads,
     },

@@ -48,6 +48,14 @@ VARIED: Groups = {
     "layers alone, the rest by AdamW": (("muon", "muon_and_adamw"), ("lans", "muon_and_adamw")),
     "layers alone, the rest by LAMB": (("muon", "muon_and_lamb"), ("lans", "muon_and_lamb")),
 }
+# AdamW with a momentum that forgets faster, which is no change of the algorithm at all.
+TUNED: Groups = {
+    "a momentum of 0.8": (("adamw", "adamw_momentum_0.8"), ("nadamw", "adamw_momentum_0.8")),
+    "LANS and Muon in its place": (
+        ("adamw_momentum_0.8", "lans"),
+        ("adamw_momentum_0.8", "muon"),
+    ),
+}
 RESAMPLES = 2000
 MOST_PANELS = 4
 TICKS = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)

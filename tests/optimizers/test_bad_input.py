@@ -268,7 +268,11 @@ class TestWrongTrees:
             "min_rms must be at most max_rms",
         ),
         (lambda: lb.learn_log_scale(0.1, at_bounds="go"), ValueError, "at_bounds must be one of"),
-        (lambda: lb.nesterov_split(optax.scale(1.0)), TypeError, "inner must be one transformation"),
+        (
+            lambda: lb.nesterov_split(optax.scale(1.0)),
+            TypeError,
+            "inner must be one transformation",
+        ),
         (lambda: lb.accumulate_gradients(optax.sgd, 2), TypeError, "inner must be a gradient"),
         (lambda: lb.accumulate_gradients(optax.sgd(1.0), 0), ValueError, "every must be >= 1"),
         (lambda: lb.accumulate_gradients(optax.sgd(1.0), True), TypeError, "every must be"),
