@@ -10,6 +10,7 @@ from benchmarks.batch_size_curve.optimizers import KNOWN
 from benchmarks.batch_size_curve.pieces import (
     ADDED,
     EXCHANGED,
+    TUNED,
     VARIED,
     common_sizes,
     saved_between,
@@ -78,7 +79,7 @@ def page():
 
 def saves(results, before, after):
     """How many steps are saved, at the batch sizes of the table that has the two."""
-    for groups in (ADDED, EXCHANGED, VARIED):
+    for groups in (ADDED, EXCHANGED, TUNED, VARIED):
         if any((before, after) in pairs for pairs in groups.values()):
             return saved_between(results, before, after, sizes_of(results, groups))
     return saved_between(results, before, after, common_sizes(results, [before, after]))
@@ -107,6 +108,11 @@ def test_conclusion_of_lans(results, page):
     assert f"{fewer(own, 'adamw', 'lans')} fewer steps than AdamW" in page
     assert f"but {fewer(own, 'nadamw', 'lans')} fewer than NAdamW" in page
     assert saves(own, "nadamw", "lans").clear
+    tuned = "adamw_momentum_0.8"
+    assert sizes_of(own, TUNED) == [32, 128, 512, 2048]
+    assert f"in place of 0.9: {fewer(own, tuned, 'lans')} fewer" in page
+    assert not saves(own, tuned, "lans").clear
+    assert saves(own, tuned, "muon").clear
 
 
 def test_conclusion_of_the_trust_ratio(results, page):
