@@ -109,9 +109,7 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
             r"or $u = 0.2\, \sqrt{\max(n_{rows}, n_{columns})}\; X$",
         ),
         "add_decayed_weights": (DECAY,),
-        "scale_by_trust_ratio": (
-            r"if asked for: $u \leftarrow \dfrac{\Vert w \Vert}{\Vert u \Vert}\, u$",
-        ),
+        "scale_by_trust_ratio": (r"$u \leftarrow \dfrac{\Vert w \Vert}{\Vert u \Vert}\, u$",),
         "scale_by_learning_rate": (RATE,),
         "apply_updates": (APPLY,),
     },
@@ -194,6 +192,10 @@ def read_chain(optimizer: str) -> tuple[Link, ...]:
     raise ValueError(f"optimizer must be a function in {SOURCES}, got {optimizer!r}.")
 
 
+NONE_IS_A_CHOICE = ("scale_by_matrix_shape",)
+"""Links whose first argument may be None and which do something then."""
+
+
 class _Reader:
     """Reads the chain of one function, with its arguments at their defaults."""
 
@@ -231,12 +233,25 @@ class _Reader:
         if node.func.id == "chain":
             return tuple(link for one in node.args for link in self.links_of(one))
         inside = tuple(self.links_of(one) for one in node.args if self._is_link(one))
-        return (Link(node.func.id, bool(node.args) and self._is_off(node.args[0]), inside),)
+        off = self._selects_nothing(node)
+        if node.args and node.func.id not in NONE_IS_A_CHOICE:
+            off |= self._is_off(node.args[0])
+        return (Link(node.func.id, off, inside),)
 
     def _is_link(self, node: ast.expr) -> bool:
         """Whether a call in the arguments of a call is a part of the chain."""
         own = ("chain", *(name for links in EQUATIONS.values() for name in links))
         return isinstance(node, ast.Call) and getattr(node.func, "id", None) in own
+
+    def _selects_nothing(self, call: ast.Call) -> bool:
+        """Whether a mask is a function that returns False, by default."""
+        chosen = [x.value for x in call.keywords]
+        for node in chosen:
+            if isinstance(node, ast.IfExp) and isinstance(node.test, ast.Name):
+                chosen.append(node.body if self.defaults.get(node.test.id) else node.orelse)
+            elif isinstance(node, ast.Lambda) and ast.unparse(node.body) == "False":
+                return True
+        return False
 
     def _is_off(self, node: ast.expr) -> bool:
         """Whether the first argument of a link is None, or False for all groups, by default."""

@@ -48,6 +48,13 @@ def test_reads_branches_and_arguments_at_their_defaults():
     assert [len(branch) for branch in sum_of.branches] == [3, 1]
 
 
+def test_a_link_is_off_if_its_mask_selects_nothing_by_default():
+    off = {link.name: link.optional for link in read_chain("muon")}
+    assert off["scale_by_trust_ratio"]
+    assert not off["scale_by_matrix_shape"]
+    assert not off["add_decayed_weights"]
+
+
 def test_refuses_what_is_no_optimizer():
     with pytest.raises(ValueError, match="optimizer must be a function"):
         read_chain("sgd")
