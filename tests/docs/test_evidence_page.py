@@ -154,6 +154,7 @@ def test_conclusion_of_muon_varied(results, page):
     assert [x.clear for x in by_ratio] == [True, False, False, False]
     assert f"where it saves {str(by_ratio[0]).replace('*', '')}, and changes nothing from" in page
     assert f"at 2048 it saves {str(by_adamw[3]).replace('*', '')}" in page
+    assert by_adamw == sorted(by_adamw, key=lambda own: own.share)  # Muon's page says so too
     columns = list(zip(by_adamw, by_lamb, strict=True))[1:]
     assert all(adamw.clear and adamw.share > lamb.share for adamw, lamb in columns)
 
