@@ -18,6 +18,7 @@ from optax_largebatch.engine.compilation import barrier, merged_inside
 from optax_largebatch.engine.contract.shared import check_shared
 from optax_largebatch.engine.exchange import turns, worked_on
 from optax_largebatch.engine.program import Program, Progress
+from optax_largebatch.engine.reductions.groups import in_pieces
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.tracing import MEANS, LeafArrays, OnMatrices, accumulation_dtype
@@ -93,6 +94,9 @@ class Execution:
         self._matrices_of_leaf = jax.jit(merged_inside(_stored_and_matrices), static_argnums=0)
         self._rounds_of_leaf = jax.jit(merged_inside(self._by_itself), static_argnums=0)
         self._rounds_of_group = jax.jit(merged_inside(self._group_by_itself), static_argnums=0)
+        self._ratios_of_several = jax.jit(
+            merged_inside(Program.with_ratios_of_several), static_argnums=0
+        )
         self._with_ratios = jax.jit(merged_inside(Program.with_ratios), static_argnums=0)
         self._finish = jax.jit(merged_inside(Program.result), static_argnums=0)
 
@@ -138,7 +142,9 @@ class Execution:
     def _wait_for(self, before: list[int], group: list[int]) -> None:
         """Has the gradients of a group wait for state that the group before it has written.
 
-        Otherwise XLA takes the sums of all leaves first and finishes them later.
+        Otherwise XLA takes the sums of all leaves first and finishes them later. The scalars wait
+        too, so that each group has its own. XLA on a GPU compares kernels that read the same number
+        with each other, to find some that it can merge: for a thousand leaves that takes long.
         """
         done = {i: self._results[i] for i in before if i in self._results}
         written = {
@@ -146,7 +152,7 @@ class Execution:
             for i, (update, state) in done.items()
         }
         gradients = {i: self._leaves[i].gradient for i in group}
-        written, gradients = barrier((written, gradients))
+        written, gradients, self._scalars = barrier((written, gradients, self._scalars))
         for i, (update, state) in done.items():
             self._results[i] = update, _replaced(state, update.shape, written[i])
         for i, gradient in gradients.items():
@@ -199,6 +205,20 @@ class Execution:
         for i in waiting:
             answers = [whole[i, k] for k in range(len(self._ahead(i)[0].asked))]
             self._progress[i] = self._progress[i].after(stored[i], answers)
+        if self._reductions.ratios_as_vectors and not of_all_leaves:
+            self._find_ratios(waiting)
+
+    def _find_ratios(self, indices: Iterable[int]) -> None:
+        """Finds what follows from the answers so far, of leaves that are alike at once."""
+        alike: dict[Program, list[int]] = {}
+        for i in indices:
+            alike.setdefault(self._programs[i], []).append(i)
+        for program, own in alike.items():
+            for piece in in_pieces(own):
+                if len(piece) > 1:
+                    leaf, progress = self._leaves[piece[0]], [self._progress[i] for i in piece]
+                    found = self._ratios_of_several(program, leaf, self._scalars, progress)
+                    self._progress |= zip(piece, found, strict=True)
 
     def _work_on_matrices(self, waiting: Mapping[int, OnMatrices]) -> None:
         """Takes leaves through a round of work on their matrices, those of one shape at a time.

@@ -7,16 +7,18 @@ single elements that is cheaper than memory. Other results, such as products of 
 materialized whether the program says so or not (`costly.py`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import copy
 import dataclasses
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 import jax.numpy as jnp
 
+from optax_largebatch.engine.compilation import barrier
 from optax_largebatch.engine.contract.elementwise import check_single_elements
 from optax_largebatch.engine.costly import store_what_is_costly
 from optax_largebatch.engine.requests import Statistic
@@ -133,20 +135,31 @@ class Program:
         Ratios are a few numbers for each leaf. XLA computes them again for each use, each time in
         kernels of their own, unless they are known before the arrays of the leaf are looked at.
         """
-        largest = max((x.size for own in progress.answers for x in own), default=1)
-        ratios = self._values(self._ratios(largest), leaf, scalars, progress)
+        ratios = self._values(self._ratios(progress), leaf, scalars, progress)
         return progress._replace(ratios=tuple(ratios))
+
+    def with_ratios_of_several(
+        self, leaf: LeafArrays, scalars: Scalars, progress: Sequence[Progress]
+    ) -> list[Progress]:
+        """The progress of leaves that are alike, with the values that follow from numbers alone.
+
+        They are computed as vectors. The dozen operations for each ratio would otherwise be
+        compiled into the kernels of each leaf.
+        """
+
+        def ratios(answers: Any) -> Any:
+            return self.with_ratios(leaf, scalars, progress[0]._replace(answers=answers)).ratios
+
+        answers = jax.tree.map(lambda *x: jnp.stack(x), *(own.answers for own in progress))
+        found = [jnp.unstack(x) for x in barrier(jax.vmap(ratios)(answers))]
+        return [own._replace(ratios=tuple(x[k] for x in found)) for k, own in enumerate(progress)]
 
     def result(
         self, leaf: LeafArrays, scalars: Scalars, progress: Progress
     ) -> tuple[jax.Array, Any]:
         """The update and the leaf's new state, which has the dtypes of the old one."""
-        known: dict[Var, Any] = {}
-        if progress.ratios is not None:
-            largest = max((x.size for own in progress.answers for x in own), default=1)
-            known = dict(zip(self._ratios(largest), progress.ratios, strict=True))
         targets, structure = jax.tree.flatten(self.trace.result)
-        values = self._values(targets, leaf, scalars, progress, known)
+        values = self._values(targets, leaf, scalars, progress)
         update, state = structure.unflatten(values)
         return update, jax.tree.map(self._kept, leaf.state, state, is_leaf=lambda x: x is None)
 
@@ -173,19 +186,15 @@ class Program:
         )
 
     def _values(
-        self,
-        targets: Sequence[Any],
-        leaf: LeafArrays,
-        scalars: Scalars,
-        progress: Progress,
-        ratios: Mapping[Var, Any] | None = None,
+        self, targets: Sequence[Any], leaf: LeafArrays, scalars: Scalars, progress: Progress
     ) -> list[Any]:
         """The values of variables, from known values."""
         trace = self.trace
         known = dict(zip(trace.all_stored, progress.stored, strict=False))
         known |= zip(trace.all_answers, (x for own in progress.answers for x in own), strict=False)
         known |= zip(trace.all_worked_on, progress.worked_on, strict=False)
-        known |= ratios or {}
+        if progress.ratios is not None:
+            known |= zip(self._ratios(progress), progress.ratios, strict=True)
         run = trace.jaxpr.replace(
             eqns=trace.needed(targets, known),
             constvars=[*trace.jaxpr.constvars, *known],
@@ -194,19 +203,22 @@ class Program:
         closed = ClosedJaxpr(run, [*trace.consts, *known.values()])
         return jaxpr_as_fun(closed)(*jax.tree.leaves((leaf, scalars)))
 
-    def _ratios(self, largest: int) -> list[Var]:
-        """The variables that follow from answers alone, as far as the last pass uses them."""
+    def _ratios(self, progress: Progress) -> list[Var]:
+        """The variables that follow from answers alone, as far as the passes to come use them."""
         trace = self.trace
-        answers = {*trace.all_answers}
+        position = len(progress.answers)
+        largest = max((x.size for own in progress.answers for x in own), default=1)
+        answers = {*itertools.chain(*trace.answers[:position])}
         inputs = {*trace.jaxpr.constvars, *trace.jaxpr.invars} - {
             *trace.like_leaf,
             *trace.of_blocks,
         }
         known, follows = inputs | answers, {*answers}
-        results = jax.tree.leaves(trace.result)
+        ahead = itertools.chain(*trace.stored[position:], *trace.handed_in[position:])
+        results = [*ahead, *jax.tree.leaves(trace.result)]
         used = [*results]
-        written = [*trace.all_stored, *trace.all_worked_on]
-        for equation in trace.needed(results, [*written, *answers]):
+        written = [*itertools.chain(*trace.stored[:position]), *trace.all_worked_on]
+        for equation in trace.needed(results, [*written, *trace.all_answers]):
             operands = {*variables(equation.invars)}
             # What is larger, such as a number spread over a leaf, belongs to the leaf's kernels.
             if operands <= known and all(x.aval.size <= largest for x in equation.outvars):

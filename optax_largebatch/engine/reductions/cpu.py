@@ -66,6 +66,7 @@ class CpuReductions:
     may_write_late = False
     in_turn = False
     in_step = False
+    ratios_as_vectors = False
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The leaves, several small ones at a time."""

@@ -21,6 +21,8 @@ from optax_largebatch.engine.tracing import LeafArrays, term
 class GpuReductions(LeafByLeaf):
     """All sums of a round over a leaf are one reduction, and small leaves go first."""
 
+    ratios_as_vectors = True
+
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The leaves by size.
 

@@ -22,6 +22,7 @@ class LeafByLeaf(XlaReductions):
     """Each leaf takes all its passes by itself, one after the other; small ones in groups."""
 
     in_turn = True
+    ratios_as_vectors = False
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The leaves, several small ones at a time."""

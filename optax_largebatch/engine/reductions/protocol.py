@@ -26,6 +26,10 @@ class Reductions(Protocol):
     in_step: bool
     """Whether the leaves of a group take each round together, rather than one after the other."""
 
+    ratios_as_vectors: bool
+    """Whether ratios of alike leaves are computed after each round that they take in step, as
+    vectors."""
+
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The groups of leaves that go together, in order.
 

@@ -27,6 +27,7 @@ class XlaReductions:
     may_write_late = True
     in_turn = False
     in_step = True
+    ratios_as_vectors = True
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """One group of all leaves."""

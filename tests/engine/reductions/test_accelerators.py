@@ -1,9 +1,12 @@
 """What GPUs, TPUs and meshes compute, run on a CPU; their programs are chosen when they lower."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optax_largebatch as lb
@@ -37,10 +40,10 @@ def way(request, monkeypatch):
 
 
 def network(dtype):
-    """More leaves than a piece has, and leaves on both sides of what a group has."""
-    shapes = {f"bias_{index}": (3 + index % 5,) for index in range(PIECE + 1)}
+    """More alike leaves than a piece has, others, and leaves around the size of a group."""
+    shapes = {f"bias_{index}": (3 + index % 2,) for index in range(2 * PIECE + 4)}
     shapes |= {f"large_{n}": (GROUP + n,) for n in (-1, 0, 1)}
-    shapes |= {"stack": (3, 16, 12)}
+    shapes |= {"stack": (3, 16, 12), "stack_of_few": (3, 5), "stack_of_more": (3, 5)}
     return {
         key: jnp.cos(jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape) + 0.5
         for key, shape in shapes.items()
@@ -119,13 +122,32 @@ def test_lans_writes_its_moments_in_the_last_pass_of_an_accelerator(monkeypatch)
         assert max(sums) == written
 
 
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_ratios_of_alike_leaves_are_computed_as_vectors(way, request):
+    """Or XLA on a GPU compiles a dozen operations on single numbers into each leaf's kernels."""
+    optimizer = lb.lans(1e-3, weight_decay=0.01)
+    params = {f"bias_{index}": jnp.ones(5) for index in range(PIECE)}
+    state = optimizer.init(params)
+    program = str(jax.make_jaxpr(optimizer.update)(params, state, params))
+    of_numbers = len(re.findall(r"f32\[\] = sqrt", program))
+    of_vectors = len(re.findall(rf"f32\[{PIECE}\] = sqrt", program))
+    as_vectors = request.node.callspec.params["way"] != "one TPU"
+    assert (of_vectors > 0) == as_vectors
+    assert (of_numbers <= 1) == as_vectors  # that of the bias correction is the same for all
+
+
 def test_a_large_leaf_waits_for_the_state_of_the_one_before_it():
-    """Or XLA takes the sums of all leaves before it finishes the first."""
-    optimizer = lb.lars(1e-3)
+    """Or XLA takes the sums of all leaves before it finishes the first.
+
+    The scalars wait too. Kernels that read the same ones would all be compared with each other.
+    """
+    optimizer = lb.lars(optax.linear_schedule(1e-3, 0.0, 10))
     params = {name: jax.ShapeDtypeStruct((64, 64), "float32") for name in ("first", "second")}
     state = jax.eval_shape(optimizer.init, params)
     program = jax.jit(optimizer.update).trace(params, state, params)
     for platform, waiting in (("cuda", 1), ("tpu", 1), ("cpu", 0)):
         text = program.lower(lowering_platforms=(platform,)).as_text()
         barriers = [line for line in text.splitlines() if "optimization_barrier" in line]
-        assert sum(line.count("64x64xf32") == 2 for line in barriers) == waiting
+        own = [line for line in barriers if line.count("64x64xf32") == 2]
+        assert len(own) == waiting
+        assert all("tensor<f32>" in line for line in own)
