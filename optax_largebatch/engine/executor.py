@@ -137,7 +137,8 @@ class Execution:
                 # Or XLA would see that an earlier pass computes the same, and write it there.
                 gradient, _ = barrier((leaf.gradient, progress.answers))
                 leaf = leaf._replace(gradient=gradient)
-            self._results[i] = self._finish(program, leaf, self._scalars, progress)
+            update, state = self._finish(program, leaf, self._scalars, progress)
+            self._results[i] = update, program.with_known_numbers(leaf.state, state)
 
     def _wait_for(self, before: list[int], group: list[int]) -> None:
         """Has the gradients of a group wait for state that the group before it has written.

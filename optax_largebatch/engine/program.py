@@ -15,8 +15,9 @@ import itertools
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
 import jax.numpy as jnp
+import numpy as np
 
 from optax_largebatch.engine.compilation import barrier
 from optax_largebatch.engine.contract.elementwise import check_single_elements
@@ -174,7 +175,19 @@ class Program:
         several_blocks = any(own.kept for one in self.rounds for own in one.asked)
         if new is None or several_blocks or jnp.size(new) != 1:
             return new
-        return jnp.ravel(jnp.asarray(new, jnp.result_type(new)))
+        return jnp.asarray(new, jnp.result_type(new)).reshape(1)
+
+    def with_known_numbers(self, old: Any, new: Any) -> Any:
+        """The new state with the numbers of blocks that the program knows without any array.
+
+        XLA takes long to put the constants of a thousand leaves into one vector; NumPy does not.
+        """
+        _, values = self.trace.result
+
+        def known(old: Any, new: Any, value: Any) -> Any:
+            return np.asarray(value.val) if old is None and isinstance(value, Literal) else new
+
+        return jax.tree.map(known, old, new, values, is_leaf=lambda x: x is None)
 
     def _sums_share_state(self) -> bool:
         """Whether two sums of a round are taken of the same array of the old state."""

@@ -11,10 +11,12 @@ nothing undeclared is kept, and nothing declared gets lost.
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import itertools
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_largebatch import norms
@@ -305,11 +307,14 @@ def one_for_each_block(
     Raises:
         ValueError: the parameters have more or fewer blocks than they had at `init`.
     """
-    parts = []
+    parts: list[Any] = []
     start = 0
     for index, axes in enumerate(stacked.axes(leaves.tree)):
         entry = 0 if entries[index] is None else entries[index]
-        own = blocks_of_leaf(jnp.asarray(entry, old.dtype), index, axes, leaves)
+        if axes or isinstance(entry, jax.Array):
+            own = blocks_of_leaf(jnp.asarray(entry, old.dtype), index, axes, leaves)
+        else:
+            own = np.full(1, entry, old.dtype)
         parts.append(old[start : start + own.size] if entries[index] is None else own)
         start += own.size
     if start != old.size:
@@ -318,7 +323,7 @@ def one_for_each_block(
             "Call `init` with the whole parameters (outside of shard_map, where a stack is split "
             "between its layers) and with the same `stacked`."
         )
-    return concatenated(parts) if parts else old
+    return concatenated(_known_together(parts)) if parts else old
 
 
 def blocks_of_leaf(
@@ -332,3 +337,12 @@ def blocks_of_leaf(
     for axis in axes:
         own = norms.gathered(own, axis, leaves.axes_along(index, axis))
     return jnp.ravel(own)
+
+
+def _known_together(parts: Sequence[Any]) -> list[jax.Array]:
+    """The same entries; those that are known already, as arrays of NumPy, in as few as possible."""
+    together: list[Any] = []
+    for known, run in itertools.groupby(parts, lambda x: isinstance(x, np.ndarray)):
+        entries = list(run)
+        together += [jnp.asarray(np.concatenate(entries))] if known else entries
+    return together
