@@ -48,7 +48,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     panels[-1, 0].set_xlabel("bytes for each parameter\n(black: the least without a cache)")
     present = [x for x in COLORS if any(row["optimizer"] == x for row in rows)]
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[name]) for name in present]
-    figure.legend(handles, present, loc="outside upper center", ncols=len(present), frameon=False)
+    figure.legend(handles, present, loc="outside upper center", ncols=3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -1,6 +1,6 @@
 """Muon: orthogonalised momentum for matrices."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
@@ -34,6 +34,8 @@ def muon(
     mu_dtype: Any = None,
     *,
     nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius",
     consistent_rms: Scalar | None = None,
     trust_ratio: bool = False,
     others: optax.GradientTransformation | None = None,
@@ -57,7 +59,8 @@ def muon(
     parameters that are no matrices, and those that `matrix_mask` leaves out. Embeddings and the
     last layer usually belong to it too: `matrix_mask=excluding("embed", "head")`.
 
-    With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`.
+    With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`; only
+    `adaptive` there takes a parameter that stacks matrices for one matrix.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
@@ -70,6 +73,9 @@ def muon(
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
         nesterov: False leaves the gradient out of :math:`d_t`, which is then
             :math:`m_t / (1 - \beta^t)`.
+        adaptive: True makes a step shorter with its gradient, see `orthogonalize_momentum`.
+        preconditioning: what a matrix is divided by before the iterations, see
+            `orthogonalize_momentum`.
         consistent_rms: the root mean square of a step; 0.2 is about that of Adam's steps, so Adam's
             learning rate and decay can be used. None for
             :math:`s = \sqrt{\max(1, n_\text{columns} / n_\text{rows})}`.
@@ -124,6 +130,8 @@ def muon(
             ns_coeffs=ns_coeffs,
             ns_steps=ns_steps,
             ns_dtype=ns_dtype,
+            preconditioning=preconditioning,
+            adaptive=adaptive,
             matrix_axes=matrix_axes,
             stacked=stacked,
             mu_dtype=mu_dtype,

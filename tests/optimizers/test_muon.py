@@ -17,6 +17,7 @@ import optax_largebatch as lb
 from optax_largebatch.engine import exchange
 from optax_largebatch.params import paths
 from optax_largebatch.params.matrices import axes_of_matrices
+from optax_largebatch.transforms.orthogonalization.newton_schulz import PUBLISHED, newton_schulz
 from tests.conftest import enable_x64
 
 SHAPES = {
@@ -73,8 +74,11 @@ def trained(optimizer, params, steps=50):
             "weight_decay_mask": lambda params: {name: name != "square" for name in SHAPES},
         },
         {"ns_coeffs": (2.0, -1.5, 0.5), "ns_steps": 3},
+        {"preconditioning": "spectral"},
+        {"preconditioning": "schatten"},
+        {"preconditioning": "aol"},
     ],
-    ids=["plain", "of Adam's size", "masked", "three steps"],
+    ids=["plain", "of Adam's size", "masked", "three steps", "spectral", "schatten", "aol"],
 )
 @pytest.mark.parametrize(("wide", "tolerance"), [(True, 1e-12), (False, 1e-5)])
 def test_equals_that_of_optax(settings, wide, tolerance):
@@ -101,6 +105,44 @@ def test_equals_that_of_optax(settings, wide, tolerance):
         )
         for ours in (by_numbers, by_rules):
             chex.assert_trees_all_close(trained(ours, params), expected, rtol=0, atol=tolerance)
+
+
+@theirs
+def test_adaptive_steps_are_those_of_optax_for_each_matrix_of_a_stack():
+    """That of optax takes a stack for one matrix."""
+    with enable_x64(True):
+        layers = network("float64", {"bias": (5,), "first": (8, 12), "high": (12, 8)})
+        layers["second"] = 2 * layers["first"]
+        expected = trained(optax.contrib.muon(0.002, adaptive=True), layers)
+        stack = jnp.stack([layers.pop("first"), layers.pop("second")])
+        ours = lb.muon(0.002, adaptive=True, stacked=lb.stacked_layers({"stack": 0}))
+        found = trained(ours, layers | {"stack": stack})
+        chex.assert_trees_all_close(
+            found["stack"], jnp.stack([expected["first"], expected["second"]]), atol=1e-12
+        )
+        chex.assert_trees_all_close(found["high"], expected["high"], atol=1e-12)
+
+
+@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "schatten", "aol"])
+@pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])
+def test_a_preconditioned_matrix_has_singular_values_of_at_most_one(preconditioning, size):
+    """Of any size of the gradient: the last iteration is the identity."""
+    matrix = size * network("float32", {"w": (24, 16)})["w"]
+    for own in (matrix, matrix.T):
+        scaled = newton_schulz(own, ((1.0, 0.0, 0.0),), 0.0, preconditioning)
+        values = np.linalg.svd(scaled, compute_uv=False)
+        assert 0.2 < values.max() < 1 + 1e-6
+
+
+@pytest.mark.parametrize("preconditioning", ["schatten", "aol"])
+def test_preconditioning_takes_no_product_more(preconditioning):
+    def products(kind):
+        own = functools.partial(
+            newton_schulz, coefficients=PUBLISHED["dion"], eps=1e-8, preconditioning=kind
+        )
+        return str(jax.make_jaxpr(own)(jnp.ones((24, 16)))).count("dot_general")
+
+    assert products(preconditioning) == products("frobenius") == 15
 
 
 @pytest.mark.parametrize("number", [0, 1, 4, 5])
@@ -168,6 +210,7 @@ def test_bfloat16_iterations_keep_a_float32_momentum():
         ({"ns_coeffs": "jordan"}, "one of 'standard', 'dion', 'polar_express'"),
         ({"ns_coeffs": (1.0, 2.0)}, "three numbers"),
         ({"ns_steps": 0}, "ns_steps"),
+        ({"preconditioning": "power"}, "preconditioning must be"),
         ({"matrix_axes": {"nothing": (0, 1)}}, "matrix_axes: "),
         ({"matrix_axes": {"conv": (0, 4)}}, "has 4 axes"),
         ({"matrix_axes": {"conv": ((0, 3), 3)}}, "an axis stands twice"),
@@ -204,10 +247,16 @@ SPLIT = {
 
 
 @several_devices
-@pytest.mark.parametrize("way", ["told", "shard_map", "explicit", "not told"])
-def test_matrices_that_are_split_step_as_whole_ones(way):
+@pytest.mark.parametrize(
+    ("way", "settings"),
+    [
+        *((way, {}) for way in ("told", "shard_map", "explicit", "not told")),
+        ("told", {"adaptive": True, "preconditioning": "aol"}),
+    ],
+)
+def test_matrices_that_are_split_step_as_whole_ones(way, settings):
     axes = {"filters": ((0, 1, 2), 3), "layers": (1, 2), "^of_copies$": (1, 2), "pipeline": (1, 2)}
-    optimizer = lb.orthogonalize_momentum(matrix_axes=axes)
+    optimizer = lb.orthogonalize_momentum(matrix_axes=axes, **settings)
     kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
     mesh = jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(kind, kind))
     specs = {name: spec for name, (_, spec) in SPLIT.items()}
@@ -255,9 +304,12 @@ def test_devices_that_train_networks_of_their_own_do_not_share_work(check_vma):
 
 
 @pytest.mark.parametrize("dtype", [None, "float16"])
-def test_a_gradient_of_zeros_stays_zero(dtype):
+@pytest.mark.parametrize("preconditioning", ["frobenius", "spectral", "schatten", "aol"])
+def test_a_gradient_of_zeros_stays_zero(dtype, preconditioning):
     """In float16 the default of `eps` is 0."""
-    optimizer = lb.orthogonalize_momentum(eps=1e-8 if dtype else 0.0, ns_dtype=dtype)
+    optimizer = lb.orthogonalize_momentum(
+        eps=1e-8 if dtype else 0.0, ns_dtype=dtype, preconditioning=preconditioning
+    )
     zeros = {"w": jnp.zeros((3, 4))}
     updates, _ = optimizer.update(zeros, optimizer.init(zeros))
     chex.assert_trees_all_equal(updates, zeros)

@@ -1,13 +1,14 @@
 """Newton-Schulz iterations: the orthogonal factor of a matrix, by products of matrices alone."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.norms import sum_of_squares
+from optax_largebatch.norms import accumulation_dtype, sum_of_squares
 from optax_largebatch.numerics import positive, root
 
 Coefficients = tuple[tuple[float, float, float], ...]
@@ -37,22 +38,51 @@ LARGEST = 1000
 """The bound on coefficients, and on iterations, which are compiled one after the other."""
 
 
-def newton_schulz(matrix: jax.Array, coefficients: Coefficients, eps: float) -> jax.Array:
+Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
+"""What a matrix is divided by first, so that its singular values are 1 or less."""
+
+
+def newton_schulz(
+    matrix: jax.Array, coefficients: Coefficients, eps: float, preconditioning: Preconditioning
+) -> jax.Array:
     """The matrix with all its singular values near 1.
 
     Args:
         matrix: two axes.
         coefficients: three numbers for each iteration.
         eps: added to the norm that the matrix is divided by.
+        preconditioning: what the matrix is divided by before the iterations.
     """
-    norm = root(sum_of_squares(matrix)).astype(matrix.dtype)
+    norm = _spectral_norm(matrix) if preconditioning == "spectral" else _frobenius_norm(matrix)
     x = matrix / positive(norm + eps)
     is_high = x.shape[0] > x.shape[1]  # the smaller of the two products is enough
-    for a, b, c in coefficients:
-        gram = x.T @ x if is_high else x @ x.T
+    gram = x.T @ x if is_high else x @ x.T
+    if preconditioning in ("aol", "schatten"):
+        own = _sums_of_rows(gram) if preconditioning == "aol" else _frobenius_norm(gram)
+        # The matrix was divided by its norm first, or its product would vanish where it is small.
+        scale = jnp.broadcast_to(jax.lax.rsqrt(positive(own)), gram.shape[:1])
+        x = x * (scale[None, :] if is_high else scale[:, None])
+        gram = gram * scale[:, None] * scale[None, :]
+    for k, (a, b, c) in enumerate(coefficients):
+        if k:
+            gram = x.T @ x if is_high else x @ x.T
         factor = b * gram + c * gram @ gram
         x = a * x + (x @ factor if is_high else factor @ x)
     return x
+
+
+def _frobenius_norm(x: jax.Array) -> jax.Array:
+    return root(sum_of_squares(x)).astype(x.dtype)
+
+
+def _spectral_norm(x: jax.Array) -> jax.Array:
+    """The largest singular value."""
+    wide = x.astype(accumulation_dtype(x.dtype))
+    return jnp.linalg.norm(wide, ord=2).astype(x.dtype)
+
+
+def _sums_of_rows(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.abs(x), axis=-1)
 
 
 def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:

@@ -2,18 +2,19 @@
 
 import functools
 import numbers
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import optax
 
 from optax_largebatch.arguments import (
     Scalar,
+    check_choice,
     check_dtype,
     check_flag,
     check_number,
 )
-from optax_largebatch.engine.requests import Leaf, LeafProgram, each_matrix, materialize
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_sums, each_matrix, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -21,6 +22,7 @@ from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.orthogonalization.newton_schulz import (
+    Preconditioning,
     checked_coefficients,
     newton_schulz,
 )
@@ -53,6 +55,8 @@ def orthogonalize_momentum(
     ns_coeffs: Any = "standard",
     ns_steps: int = 5,
     ns_dtype: jax.typing.DTypeLike | None = None,
+    preconditioning: Preconditioning = "frobenius",
+    adaptive: bool = False,
     matrix_axes: MatrixAxes = None,
     stacked: Stacked | None = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
@@ -83,6 +87,15 @@ def orthogonalize_momentum(
         ns_steps: :math:`K`, 1 or more, where three numbers are given for all iterations.
         ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
             for float64 parameters). Muon is mostly used with bfloat16.
+        preconditioning: what :math:`d_t` is divided by, so that its singular values are 1 or less.
+            `"frobenius"` takes :math:`\lVert d_t \rVert_F + \epsilon`, `"spectral"` the largest
+            singular value, `"schatten"` the fourth root of the sum of the fourth powers of all.
+            `"aol"` divides each row by the root of the sum of magnitudes in its row of
+            :math:`d_t d_t^\top` (of a high matrix each column). The last two leave singular values
+            closer to 1 and cost no product of matrices, so fewer iterations are enough.
+            `"spectral"` takes a singular value decomposition.
+        adaptive: True multiplies :math:`u_t` by :math:`\langle d_t, u_t \rangle`, about the sum of
+            the singular values of :math:`d_t`. The step then gets shorter with the gradient.
         matrix_axes: which axes are the rows and columns of matrices: patterns, such as
             `{"conv": ((0, 1, 2), 3)}`, a function of the parameters, or a tree or prefix of pairs
             `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The other axes of a
@@ -114,6 +127,10 @@ def orthogonalize_momentum(
         https://kellerjordan.github.io/posts/muon.
         Ahn et al., *Dion: Distributed Orthonormalized Updates*, arXiv 2504.05295.
         Amsel et al., *The Polar Express*, arXiv 2505.16932, for its coefficients.
+        Bernstein and Newhouse, *Old Optimizer, New Norm*, arXiv 2409.20325, for `adaptive`.
+        Boissin et al., *Turbo-Muon*, arXiv 2512.04632, for `"aol"`.
+        Grishina et al., *Accelerating Newton-Schulz Iteration for Orthogonalization via
+        Chebyshev-type Polynomials*, arXiv 2506.10935, for `"schatten"`.
     """
     check_number("beta", beta, "[0, 1)")
     if not isinstance(eps, numbers.Real):
@@ -123,12 +140,16 @@ def orthogonalize_momentum(
         )
     check_number("eps", eps, "[0, inf)")
     check_flag("nesterov", nesterov)
+    check_flag("adaptive", adaptive)
+    check_choice("preconditioning", preconditioning, get_args(Preconditioning))
     check_dtype("ns_dtype", ns_dtype)
     check_dtype("mu_dtype", mu_dtype)
     check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
     coefficients = checked_coefficients(ns_coeffs, ns_steps)
-    orthogonal = functools.partial(newton_schulz, coefficients=coefficients, eps=float(eps))
+    orthogonal = functools.partial(
+        newton_schulz, coefficients=coefficients, eps=float(eps), preconditioning=preconditioning
+    )
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
         return _Scalars(beta, *momentum_weights(beta, state.count + 1, nesterov))
@@ -140,6 +161,9 @@ def orthogonalize_momentum(
         if nesterov:
             direction = direction + step.gradient * update
         matrices = yield each_matrix(orthogonal, direction, at.choice, ns_dtype)
+        if adaptive:
+            (dual_norm,) = yield block_sums(direction * matrices, kept=at.choice.stack)
+            matrices = dual_norm * matrices
         return matrices, at.state._replace(mu=mu)
 
     return transformation(
