@@ -35,6 +35,8 @@ WRONG = {
     "eps": [(-1e-8, ValueError, "[0, inf)"), ([], TypeError, "[]")],
     "eps_root": [(-1e-8, ValueError, "[0, inf)")],
     "momentum": [(1.0, ValueError, "[0, 1), got 1.0"), ("x", TypeError, "'x'")],
+    "adaptive": [(1, TypeError, "True or False, got 1")],
+    "preconditioning": [("power", ValueError, "'frobenius', 'spectral', 'aol', 'schatten', got")],
     "nesterov": [(1, TypeError, "True or False, got 1")],
     "trust_coefficient": [(0.0, ValueError, "(0, inf), got 0.0")],
     "weight_decay_mask": [
