@@ -43,6 +43,7 @@ compilers:
 
 compiled: compilers  ## what XLA makes of steps for H100s and TPUs that are not there
 	$(COMPILERS)/bin/python -m benchmarks.compiled_step --check
+	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check
 
 compiled-short:  ## the same of two layers, if the compilers can be had
 	$(MAKE) compilers || { echo "compiled-short: left out, the compilers cannot be had"; exit 0; } && \

@@ -6,11 +6,12 @@ Compiles the whole step (update and `apply_updates`, donated) of this library's 
 `optax.contrib.muon`, with all parameters split by rows between eight devices, or stacks between
 their layers. Counts the bytes between devices, temporaries, and the products of each device,
 compared with an eighth of the products on one device. Everything is compiled and nothing is timed.
-Writes `compiled_muon.csv`.
+Writes `compiled_muon.csv`. With `--check` it ends with an error if a step is worse than `failures`
+allows.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # This first: the compilers read their settings when jax is loaded.
@@ -40,6 +41,9 @@ class Case(NamedTuple):
     """A network and how it is split."""
 
     shapes: Callable[[], dict[str, Any]]
+    exchanged: int
+    """How many shapes of matrices are split, a high and a wide one with the same sides as one or
+    as two."""
     stacked: Stacked | None = None
     between_layers: bool = False
 
@@ -59,9 +63,9 @@ def _stacked() -> dict[str, Any]:
 
 STACKED = lb.stacked_layers({"^layers/": 0})
 CASES = {
-    "BERT-base, rows": Case(lambda: bert(12, 768)),
-    "BERT-large stacked, rows": Case(_stacked, STACKED),
-    "BERT-large stacked, layers": Case(_stacked, STACKED, between_layers=True),
+    "BERT-base, rows": Case(lambda: bert(12, 768), 3),
+    "BERT-large stacked, rows": Case(_stacked, 3, STACKED),
+    "BERT-large stacked, layers": Case(_stacked, 1, STACKED, between_layers=True),
 }
 
 
@@ -97,6 +101,32 @@ OPTIMIZERS: dict[str, tuple[Callable[[Case], Any], bool]] = {
     "muon, not told": (_ours, False),
 }
 """How each optimizer is made, and whether its step is told how parameters are split."""
+
+
+MOST_TEMPORARIES = 2.0
+MOST_BY_LAYERS = {"eight H100": 1.1, "v5e 2x4": 0.5}
+"""Where nothing moves half of a device's parameters should be enough. XLA for an H100 adds all
+results to the parameters last, and keeps them until then."""
+MOST_PRODUCTS = 1.1
+
+
+def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is worse than it should be in a step that is told how parameters are split."""
+    told = [row for row in rows if row["optimizer"] in ("muon", "muon, bfloat16")]
+    return [line for row in told for line in _failures_of(row)]
+
+
+def _failures_of(row: Mapping[str, Any]) -> Iterator[str]:
+    case, cell = CASES[row["case"]], ", ".join((row["target"], row["case"], row["optimizer"]))
+    sent = dict(x.split(":") for x in row["collectives"].split())
+    exchanges = int(sent.pop("all-to-all", 0))
+    if sent or exchanges > 2 * case.exchanged:
+        yield f"{cell}: sends {row['collectives']}, allowed are {2 * case.exchanged} all-to-alls"
+    most = MOST_BY_LAYERS[row["target"]] if case.between_layers else MOST_TEMPORARIES
+    if float(row["temporaries_of_own_parameters"]) > most:
+        yield f"{cell}: temporaries are {row['temporaries_of_own_parameters']}, allowed are {most}"
+    if float(row["products_of_an_eighth"]) > MOST_PRODUCTS:
+        yield f"{cell}: products are {row['products_of_an_eighth']}, allowed are {MOST_PRODUCTS}"
 
 
 def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
@@ -151,6 +181,7 @@ def main() -> None:
     parser.add_argument("--target", nargs="+", default=["eight H100", "v5e 2x4"])
     parser.add_argument("--case", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
+    parser.add_argument("--check", action="store_true", help="compare with what is allowed")
     add_output(parser, "compiled")
     args = parser.parse_args()
     targets = [name for name in args.target if TARGETS[name].is_available]
@@ -162,6 +193,8 @@ def main() -> None:
         rows.append(measure(*cell))
         write_csv(rows, args.output / "compiled_muon.csv")
         print(*rows[-1].values(), sep=" | ")
+    if args.check and (worse := failures(rows)):
+        raise SystemExit("\n".join(["worse than allowed:", *worse]))
 
 
 if __name__ == "__main__":

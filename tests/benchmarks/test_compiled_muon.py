@@ -1,0 +1,38 @@
+"""The committed programs of Muon are as good as they should be."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks.compiled_muon import CASES, failures
+
+RESULTS = Path(__file__).parents[2] / "benchmarks/results/compiled/compiled_muon.csv"
+ROWS = list(csv.DictReader(RESULTS.read_text().splitlines()))
+
+
+def test_what_is_committed_is_allowed():
+    ours = [row for row in ROWS if row["optimizer"] in ("muon", "muon, bfloat16")]
+    assert {(row["target"], row["case"]) for row in ours} == {
+        (target, case) for target in ("eight H100", "v5e 2x4") for case in CASES
+    }
+    assert not failures(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("worse", "says"),
+    [
+        ({"collectives": "all-to-all:8"}, "allowed are 6 all-to-alls"),
+        ({"collectives": "all-to-all:4 all-gather:1"}, "sends all-to-all:4 all-gather:1"),
+        ({"temporaries_of_own_parameters": "2.1"}, "temporaries are 2.1"),
+        ({"products_of_an_eighth": "1.23"}, "products are 1.23"),
+    ],
+)
+def test_what_is_worse_is_named(worse, says):
+    (row,) = (
+        row
+        for row in ROWS
+        if (row["target"], row["case"], row["optimizer"]) == ("v5e 2x4", "BERT-base, rows", "muon")
+    )
+    (line,) = failures([row | worse])
+    assert says in line
