@@ -177,15 +177,20 @@ class LeafTransform:
             answer = yield request
 
     def _started(self, update: jax.Array, at: Leaf) -> LeafProgram:
-        """The leaf program as it is written, its operations named after the transform."""
-        with jax.named_scope(self.name):
+        """The leaf program as it is written, its operations named after the transform.
+
+        Without the list of what a chain is made of: that is copied into the name of each operation,
+        and the compiler takes 5% longer.
+        """
+        scope = self.name.partition("(")[0]
+        with jax.named_scope(scope):
             started = self.leaf(update, at)
         if not isinstance(started, Generator):
             return checked_result(self, started, update, at)
         answer: Any = None
         while True:
             try:
-                with jax.named_scope(self.name):
+                with jax.named_scope(scope):
                     request = started.send(answer)
             except StopIteration as end:
                 return checked_result(self, end.value, update, at)

@@ -256,3 +256,12 @@ def test_a_norm_of_leaves_of_two_precisions(name):
         expected, plain_state = jax.jit(reference(optimizer).update)(gradients, plain_state, params)
     chex.assert_trees_all_close(updates, expected, rtol=1e-6)
     assert [x.dtype for x in jax.tree.leaves(updates)] == ["float32", "float64"]
+
+
+def test_operations_are_named_after_their_link():
+    """As a profile shows them; the list of all links in each name would be compiled for long."""
+    optimizer = lb.lamb(0.1)
+    params = {"kernel": jnp.ones((3, 4))}
+    program = jax.jit(optimizer.update).lower(params, optimizer.init(params), params).compile()
+    assert "/chain/scale_by_trust_ratio/" in program.as_text()
+    assert "chain(" not in program.as_text()
