@@ -121,6 +121,8 @@ def wait_for(condition, seconds=60):
 )
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_command(how):
+    if how == signal.SIGINT and signal.getsignal(how) == signal.SIG_IGN:
+        pytest.skip("a shell has started the tests in the background, where Ctrl-C is ignored")
     running = command("--versions", ".", "--rounds", "1000000")
     try:
         (worker,) = wait_for(lambda: [c for c in children(running) if lives(c)])
