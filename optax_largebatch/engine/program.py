@@ -37,7 +37,7 @@ class Progress(NamedTuple):
     worked_on: tuple[jax.Array, ...] = ()
     """The results of work on matrices."""
     ratios: tuple[jax.Array, ...] | None = None
-    """The values that follow from all statistics alone, if known already."""
+    """The values that follow from the statistics so far alone, if known already."""
 
     def after(
         self,

@@ -1,6 +1,6 @@
 """Muon: orthogonalised momentum for matrices."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import optax
@@ -15,6 +15,7 @@ from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.orthogonalization.matrix_scale import scale_by_matrix_shape
+from optax_largebatch.transforms.orthogonalization.newton_schulz import Preconditioning
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
 )
@@ -35,7 +36,7 @@ def muon(
     *,
     nesterov: bool = True,
     adaptive: bool = False,
-    preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius",
+    preconditioning: Preconditioning = "frobenius",
     consistent_rms: Scalar | None = None,
     trust_ratio: bool = False,
     others: optax.GradientTransformation | None = None,

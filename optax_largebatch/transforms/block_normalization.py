@@ -52,7 +52,7 @@ def normalize_by_block_norm(
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         (norm,) = yield block_norms(update, stacked=at.choice)
-        scale = 1 / jnp.where(norm > 0, norm + at.scalars, 1.0)
+        scale = 1 / jnp.where(norm > 0, norm + at.scalars, 1)
         return update * scale, at.state
 
     return transformation(

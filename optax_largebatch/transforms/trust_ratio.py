@@ -109,7 +109,7 @@ def scale_by_trust_ratio(
         param_norm, update_norm = yield block_norms(at.start, update, stacked=axes)
         param_norm = clip(param_norm, step.param_norm_bounds)
         defined = (param_norm > 0) & (update_norm > 0)
-        ratio = step.coefficient * param_norm / (jnp.where(defined, update_norm, 1.0) + step.eps)
+        ratio = step.coefficient * param_norm / (jnp.where(defined, update_norm, 1) + step.eps)
         fallback = step.coefficient if zero_ratio == "coefficient" else 1.0
         ratio = jnp.where(defined, clip(ratio, step.ratio_bounds), fallback)
         return ratio * update, at.state._replace(trust_ratios=ratio)

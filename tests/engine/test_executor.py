@@ -265,3 +265,13 @@ def test_operations_are_named_after_their_link():
     program = jax.jit(optimizer.update).lower(params, optimizer.init(params), params).compile()
     assert "/chain/scale_by_trust_ratio/" in program.as_text()
     assert "chain(" not in program.as_text()
+
+
+def test_numbers_that_are_known_already_are_one_constant():
+    """XLA would take long to put a thousand of them together."""
+    transform = lb.scale_by_learning_rate(0.1)
+    params = {f"bias_{index}": jnp.ones(index + 1) for index in range(5)}
+    program = jax.jit(transform.update).lower(params, transform.init(params))
+    assert "concatenate" not in program.as_text()
+    _, state = transform.update(params, transform.init(params))
+    chex.assert_trees_all_close(state.learning_rates, jnp.full(5, 0.1))

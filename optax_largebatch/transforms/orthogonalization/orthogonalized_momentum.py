@@ -91,9 +91,8 @@ def orthogonalize_momentum(
             `"frobenius"` takes :math:`\lVert d_t \rVert_F + \epsilon`, `"spectral"` the largest
             singular value, `"schatten"` the fourth root of the sum of the fourth powers of all.
             `"aol"` divides each row by the root of the sum of magnitudes in its row of
-            :math:`d_t d_t^\top` (of a high matrix each column). The last two leave singular values
-            closer to 1 and cost no product of matrices, so fewer iterations are enough.
-            `"spectral"` takes a singular value decomposition.
+            :math:`d_t d_t^\top` (of a high matrix each column). The last two cost no product of
+            matrices more, `"spectral"` a singular value decomposition.
         adaptive: True multiplies :math:`u_t` by :math:`\langle d_t, u_t \rangle`, about the sum of
             the singular values of :math:`d_t`. The step then gets shorter with the gradient.
         matrix_axes: which axes are the rows and columns of matrices: patterns, such as
