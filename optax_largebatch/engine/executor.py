@@ -12,8 +12,10 @@ import itertools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from optax_largebatch import norms
+from optax_largebatch.engine.alike import sets_of_alike, side_by_side
 from optax_largebatch.engine.compilation import barrier, merged_inside
 from optax_largebatch.engine.contract.shared import check_shared
 from optax_largebatch.engine.exchange import turns, worked_on
@@ -88,10 +90,14 @@ class Execution:
         self._leaves = dict(leaves)
         self._scalars = scalars
         self._reductions = reductions
-        self._progress = dict.fromkeys(leaves, Progress())
+        # From here on a set is known by the number of its first leaf; most have no other.
+        self._sets = sets_of_alike(programs, leaves, reductions.most_of_a_set)
+        self._programs |= {i: programs[i].without_stores for i in self._sets if self._several(i)}
+        self._progress = dict.fromkeys(self._sets, Progress())
         self._results: dict[int, tuple[jax.Array, Any]] = {}
         self._round_of_leaf = jax.jit(merged_inside(self._stored_and_sums), static_argnums=0)
         self._matrices_of_leaf = jax.jit(merged_inside(_stored_and_matrices), static_argnums=0)
+        self._sums_of_set = jax.jit(merged_inside(self._sums_side_by_side), static_argnums=0)
         self._rounds_of_leaf = jax.jit(merged_inside(self._by_itself), static_argnums=0)
         self._rounds_of_group = jax.jit(merged_inside(self._group_by_itself), static_argnums=0)
         self._ratios_of_several = jax.jit(
@@ -102,13 +108,14 @@ class Execution:
 
     def results(self) -> dict[int, tuple[jax.Array, Any]]:
         """The results of the programs."""
-        while waiting := [i for i in self._leaves if self._ahead(i)]:
+        while waiting := [i for i in self._sets if self._ahead(i)]:
             # A norm of all leaves has to wait for leaves that ask for their own before it.
             own = self._asking_for_themselves(waiting)
             if not own:
                 self._take_round_in_step(waiting, of_all_leaves=True)
             before: list[int] = []
-            for group in self._reductions.groups({i: self._leaves[i].gradient.size for i in own}):
+            sizes = {i: len(self._sets[i]) * self._leaves[i].gradient.size for i in own}
+            for group in self._reductions.groups(sizes):
                 if self._reductions.in_turn:
                     self._wait_for(before, group)
                 before = group
@@ -118,27 +125,36 @@ class Execution:
                 else:
                     self._take_rounds_of_group(group)
                 self._finish_leaves(group)
-        self._finish_leaves(self._leaves)
+        self._finish_leaves(self._sets)
         return {i: self._results[i] for i in self._leaves}
 
     def _asking_for_themselves(self, indices: Iterable[int]) -> list[int]:
         """The leaves among `indices` whose next round is of their own."""
         return [i for i in indices if self._ahead(i) and not self._ahead(i)[0].of_all_leaves]
 
+    def _several(self, first: int) -> int:
+        """The number of leaves of a set; 0 for a leaf by itself."""
+        return len(self._sets[first]) if len(self._sets[first]) > 1 else 0
+
     def _finish_leaves(self, indices: Iterable[int]) -> None:
         """Takes the last pass over those leaves that have all their answers."""
-        for i in indices:
-            if i in self._results or self._ahead(i):
+        for first in indices:
+            if first in self._results or self._ahead(first):
                 continue
-            program, leaf, progress = self._programs[i], self._leaves[i], self._progress[i]
+            program, progress = self._programs[first], self._progress[first]
             if progress.ratios is None:
+                leaf = self._leaves[first]
                 progress = self._with_ratios(program, leaf, self._scalars, progress)
-            if program.writes_late:
-                # Or XLA would see that an earlier pass computes the same, and write it there.
-                gradient, _ = barrier((leaf.gradient, progress.answers))
-                leaf = leaf._replace(gradient=gradient)
-            update, state = self._finish(program, leaf, self._scalars, progress)
-            self._results[i] = update, program.with_known_numbers(leaf.state, state)
+            several = self._several(first)
+            of_each = progress.of_each(several) if several else [progress]
+            for i, own in zip(self._sets[first], of_each, strict=True):
+                leaf = self._leaves[i]
+                if program.writes_late:
+                    # Or XLA would see that an earlier pass computes the same, and write it there.
+                    gradient, _ = barrier((leaf.gradient, own.answers))
+                    leaf = leaf._replace(gradient=gradient)
+                update, state = self._finish(program, leaf, self._scalars, own)
+                self._results[i] = update, program.with_known_numbers(leaf.state, state)
 
     def _wait_for(self, before: list[int], group: list[int]) -> None:
         """Has the gradients of a group wait for state that the group before it has written.
@@ -147,12 +163,13 @@ class Execution:
         too, so that each group has its own. XLA on a GPU compares kernels that read the same number
         with each other, to find some that it can merge: for a thousand leaves that takes long.
         """
-        done = {i: self._results[i] for i in before if i in self._results}
+        of_sets = itertools.chain.from_iterable(self._sets[first] for first in before)
+        done = {i: self._results[i] for i in of_sets if i in self._results}
         written = {
             i: [x for x in jax.tree.leaves(state) if x.shape == update.shape]
             for i, (update, state) in done.items()
         }
-        gradients = {i: self._leaves[i].gradient for i in group}
+        gradients = {i: self._leaves[i].gradient for first in group for i in self._sets[first]}
         written, gradients, self._scalars = barrier((written, gradients, self._scalars))
         for i, (update, state) in done.items():
             self._results[i] = update, _replaced(state, update.shape, written[i])
@@ -190,14 +207,20 @@ class Execution:
         stored: dict[int, list[jax.Array]] = {}
         sums: dict[tuple[int, int], jax.Array] = {}
         for i in waiting:
-            with self._reductions.apart():
-                stored[i], own = self._round_of_leaf(
-                    self._programs[i], self._leaves[i], self._scalars, self._progress[i]
-                )
+            program, progress = self._programs[i], self._progress[i]
+            if self._several(i):
+                leaves = [self._leaves[k] for k in self._sets[i]]
+                stored[i], own = [], self._sums_of_set(program, leaves, self._scalars, progress)
+            else:
+                with self._reductions.apart():
+                    leaf = self._leaves[i]
+                    stored[i], own = self._round_of_leaf(program, leaf, self._scalars, progress)
             sums |= {(i, k): x for k, x in enumerate(own)}
         asked = {(i, k): self._ahead(i)[0].asked[k] for i, k in sums}
         splits = {key: x.split for key, x in asked.items()}
-        whole = self._reductions.ready(norms.over_shards(sums, splits))
+        whole = norms.over_shards(sums, splits)
+        alone = {key: x for key, x in whole.items() if not self._several(key[0])}
+        whole |= self._reductions.ready(alone)
         if of_all_leaves:
             whole = dict.fromkeys(whole, norms.total(list(whole.values())))
         for key, x in asked.items():
@@ -205,7 +228,13 @@ class Execution:
                 whole[key] = whole[key] / norms.devices_along(x.split.within)
         for i in waiting:
             answers = [whole[i, k] for k in range(len(self._ahead(i)[0].asked))]
-            self._progress[i] = self._progress[i].after(stored[i], answers)
+            if several := self._several(i):
+                of_set = [jnp.broadcast_to(x, (several,)) if of_all_leaves else x for x in answers]
+                progress = self._progress[i].after([], of_set)
+                own = self._programs[i], self._leaves[i], self._scalars, progress
+                self._progress[i] = self._ratios_of_several(*own)
+            else:
+                self._progress[i] = self._progress[i].after(stored[i], answers)
         if self._reductions.ratios_as_vectors and not of_all_leaves:
             self._find_ratios(waiting)
 
@@ -214,12 +243,28 @@ class Execution:
         alike: dict[Program, list[int]] = {}
         for i in indices:
             alike.setdefault(self._programs[i], []).append(i)
-        for program, own in alike.items():
-            for piece in in_pieces(own):
+        for program, leaves in alike.items():
+            for piece in in_pieces(leaves):
                 if len(piece) > 1:
-                    leaf, progress = self._leaves[piece[0]], [self._progress[i] for i in piece]
-                    found = self._ratios_of_several(program, leaf, self._scalars, progress)
-                    self._progress |= zip(piece, found, strict=True)
+                    of_all = Progress.of_several([self._progress[i] for i in piece])
+                    leaf = self._leaves[piece[0]]
+                    found = self._ratios_of_several(program, leaf, self._scalars, of_all)
+                    for i, own in zip(piece, found.of_each(len(piece)), strict=True):
+                        self._progress[i] = self._progress[i]._replace(ratios=own.ratios)
+
+    def _sums_side_by_side(
+        self, program: Program, leaves: list[LeafArrays], scalars: Scalars, progress: Progress
+    ) -> list[jax.Array]:
+        """What this device adds to the statistics of a set, with a number for each leaf."""
+
+        def sums(arrays: Sequence[jax.Array], progress: Progress) -> list[jax.Array]:
+            leaf = structure.unflatten(arrays)
+            return self._stored_and_sums(program, leaf, scalars, progress)[1]
+
+        arrays, axes, structure = side_by_side(program, leaves)
+        found = jax.vmap(sums, in_axes=(axes, 0))(arrays, progress)
+        of_all_leaves = program.rounds[len(progress.answers)].of_all_leaves
+        return [jnp.sum(x, axis=0) for x in found] if of_all_leaves else found
 
     def _work_on_matrices(self, waiting: Mapping[int, OnMatrices]) -> None:
         """Takes leaves through a round of work on their matrices, those of one shape at a time.

@@ -50,6 +50,19 @@ class Progress(NamedTuple):
             (*self.stored, *stored), (*self.answers, tuple(answers)), (*self.worked_on, *worked_on)
         )
 
+    @classmethod
+    def of_several(cls, progress: Sequence["Progress"]) -> "Progress":
+        """The progress of leaves that are alike, with vectors of their numbers."""
+        answers = jax.tree.map(lambda *x: jnp.stack(x), *(own.answers for own in progress))
+        return progress[0]._replace(answers=answers)
+
+    def of_each(self, several: int) -> list["Progress"]:
+        """The reverse of `of_several`."""
+        vectors, structure = jax.tree.flatten((self.answers, self.ratios))
+        columns = [jnp.unstack(x) for x in vectors]
+        of_each = (structure.unflatten(column[k] for column in columns) for k in range(several))
+        return [self._replace(answers=answers, ratios=ratios) for answers, ratios in of_each]
+
 
 class Program:
     """The program of a leaf, and of all leaves that are like it.
@@ -94,12 +107,18 @@ class Program:
         """
         if not self._sums_share_state():
             return self
-        late = copy.copy(self)
-        late.trace = dataclasses.replace(self.trace, stored=[[] for _ in self.trace.stored])
+        late = copy.copy(self.without_stores)
         late.writes_late = True
-        if not late.can_be_cut:
-            store_what_is_costly(late.trace)
         return late
+
+    @functools.cached_property
+    def without_stores(self) -> "Program":
+        """The same program, but the last pass computes all arrays again."""
+        last = copy.copy(self)
+        last.trace = dataclasses.replace(self.trace, stored=[[] for _ in self.trace.stored])
+        if not last.can_be_cut:
+            store_what_is_costly(last.trace)
+        return last
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -140,8 +159,8 @@ class Program:
         return progress._replace(ratios=tuple(ratios))
 
     def with_ratios_of_several(
-        self, leaf: LeafArrays, scalars: Scalars, progress: Sequence[Progress]
-    ) -> list[Progress]:
+        self, leaf: LeafArrays, scalars: Scalars, progress: Progress
+    ) -> Progress:
         """The progress of leaves that are alike, with the values that follow from numbers alone.
 
         They are computed as vectors. The dozen operations for each ratio would otherwise be
@@ -149,11 +168,9 @@ class Program:
         """
 
         def ratios(answers: Any) -> Any:
-            return self.with_ratios(leaf, scalars, progress[0]._replace(answers=answers)).ratios
+            return self.with_ratios(leaf, scalars, progress._replace(answers=answers)).ratios
 
-        answers = jax.tree.map(lambda *x: jnp.stack(x), *(own.answers for own in progress))
-        found = [jnp.unstack(x) for x in barrier(jax.vmap(ratios)(answers))]
-        return [own._replace(ratios=tuple(x[k] for x in found)) for k, own in enumerate(progress)]
+        return progress._replace(ratios=barrier(jax.vmap(ratios)(progress.answers)))
 
     def result(
         self, leaf: LeafArrays, scalars: Scalars, progress: Progress

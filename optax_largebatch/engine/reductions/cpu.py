@@ -68,6 +68,10 @@ class CpuReductions:
     in_step = False
     ratios_as_vectors = False
 
+    def most_of_a_set(self, leaf: LeafArrays) -> int:
+        """Every leaf by itself, for what is put side by side would be copied."""
+        return 1
+
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The leaves, several small ones at a time."""
         return in_groups(sizes, MOST_OF_A_GROUP)

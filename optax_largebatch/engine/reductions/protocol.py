@@ -30,11 +30,19 @@ class Reductions(Protocol):
     """Whether ratios of alike leaves are computed after each round that they take in step, as
     vectors."""
 
+    def most_of_a_set(self, leaf: LeafArrays) -> int:
+        """How many leaves that are alike take their sums side by side, at most.
+
+        Args:
+            leaf: the arrays of one of them.
+        """
+        ...
+
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The groups of leaves that go together, in order.
 
         Args:
-            sizes: the elements of each leaf, by number.
+            sizes: the elements of each leaf or set of leaves, by number.
         """
         ...
 

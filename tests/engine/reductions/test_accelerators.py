@@ -12,7 +12,8 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.engine import reference
 from optax_largebatch.engine import step as step_module
-from optax_largebatch.engine.reductions import groups, leaf_by_leaf
+from optax_largebatch.engine.alike import evenly
+from optax_largebatch.engine.reductions import gpu, groups, leaf_by_leaf
 from optax_largebatch.engine.reductions.gpu import GpuReductions, sums_at_once
 from optax_largebatch.engine.reductions.groups import in_groups, in_pieces
 from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
@@ -21,6 +22,7 @@ from optax_largebatch.engine.requests import Statistic
 from tests.conftest import enable_x64
 
 PIECE, GROUP = 4, 2**10
+SET = 3  # of leaves that LAMB and LANS pass over, which have four arrays
 WAYS = {"several devices": XlaReductions, "one GPU": GpuReductions, "one TPU": LeafByLeaf}
 
 
@@ -29,6 +31,8 @@ def thresholds(monkeypatch):
     """Lower, so that a few small leaves lie on both sides of each."""
     monkeypatch.setattr(groups, "MOST_OF_A_PIECE", PIECE)
     monkeypatch.setattr(leaf_by_leaf, "MOST_OF_A_GROUP", GROUP)
+    monkeypatch.setattr(gpu, "MOST_OF_A_KERNEL", 7 * SET)
+    monkeypatch.setattr(gpu, "MOST_OF_A_SET", 2 * GROUP)
 
 
 @pytest.fixture(params=WAYS)
@@ -40,13 +44,16 @@ def way(request, monkeypatch):
 
 
 def network(dtype):
-    """More alike leaves than a piece has, others, and leaves around the size of a group."""
+    """More alike leaves than a piece has, others, and leaves around the size of a group.
+
+    No two have the same numbers, so that none can be taken for another.
+    """
     shapes = {f"bias_{index}": (3 + index % 2,) for index in range(2 * PIECE + 4)}
     shapes |= {f"large_{n}": (GROUP + n,) for n in (-1, 0, 1)}
     shapes |= {"stack": (3, 16, 12), "stack_of_few": (3, 5), "stack_of_more": (3, 5)}
     return {
-        key: jnp.cos(jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape) + 0.5
-        for key, shape in shapes.items()
+        key: jnp.cos(k + jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape) + 0.5
+        for k, (key, shape) in enumerate(shapes.items())
     }
 
 
@@ -102,6 +109,36 @@ def test_a_gpu_takes_small_leaves_first():
     assert [len(x) for x in in_pieces(range(2 * PIECE + 1))] == [PIECE, PIECE, 1]
 
 
+def test_sets_are_of_one_size_where_that_costs_few():
+    assert [len(x) for x in evenly(range(50), 12)] == [10] * 5
+    assert [len(x) for x in evenly(range(14), 12)] == [7, 7]
+    assert [len(x) for x in evenly(range(13), 12)] == [6, 7]
+    assert evenly([5, 7, 8], 1) == [[5], [7], [8]]
+
+
+@pytest.mark.parametrize(
+    ("platform", "kernel_shape"), [("cuda", (SET, 8)), ("tpu", (8,)), ("cpu", None)]
+)
+def test_a_gpu_takes_the_sums_of_small_leaves_that_are_alike_side_by_side(platform, kernel_shape):
+    """Or a thousand leaves are a thousand kernels, each of which takes longer to start than to run.
+
+    A leaf that is larger than a group, or that has no other like it, is taken by itself.
+    """
+    optimizer = lb.lamb(1e-3, weight_decay=0.01)
+    shapes = {f"bias_{k}": (8,) for k in range(2 * SET)}
+    shapes |= {f"large_{k}": (2 * GROUP,) for k in range(2)}
+    params = {key: jax.ShapeDtypeStruct(shape, "float32") for key, shape in shapes.items()}
+    state = jax.eval_shape(optimizer.init, params)
+    program = jax.jit(optimizer.update).trace(params, state, params)
+    text = program.lower(lowering_platforms=(platform,)).as_text()
+    reduced = re.findall(r"stablehlo.reduce\(.*?\(tensor<(\w+)xf32>", text)
+    if kernel_shape is None:
+        assert reduced  # however a CPU does it, not side by side
+        assert f"{SET}x8" not in reduced
+    else:
+        assert set(reduced) == {"x".join(map(str, kernel_shape)), str(2 * GROUP)}
+
+
 def test_lans_writes_its_moments_in_the_last_pass_of_an_accelerator(monkeypatch):
     """XLA on a GPU would otherwise copy the second moment, of which two sums are taken."""
     optimizer = lb.lans(1e-3)
@@ -126,11 +163,11 @@ def test_lans_writes_its_moments_in_the_last_pass_of_an_accelerator(monkeypatch)
 def test_ratios_of_alike_leaves_are_computed_as_vectors(way, request):
     """Or XLA on a GPU compiles a dozen operations on single numbers into each leaf's kernels."""
     optimizer = lb.lans(1e-3, weight_decay=0.01)
-    params = {f"bias_{index}": jnp.ones(5) for index in range(PIECE)}
+    params = {f"bias_{index}": jnp.ones(10) for index in range(PIECE)}
     state = optimizer.init(params)
     program = str(jax.make_jaxpr(optimizer.update)(params, state, params))
     of_numbers = len(re.findall(r"f32\[\] = sqrt", program))
-    of_vectors = len(re.findall(rf"f32\[{PIECE}\] = sqrt", program))
+    of_vectors = len(re.findall(r"f32\[\d\] = sqrt", program))
     as_vectors = request.node.callspec.params["way"] != "one TPU"
     assert (of_vectors > 0) == as_vectors
     assert (of_numbers <= 1) == as_vectors  # that of the bias correction is the same for all
