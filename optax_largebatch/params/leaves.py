@@ -1,7 +1,8 @@
 """The leaves of the trees in one update, checked against each other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 import dataclasses
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from optax_largebatch.norms import (
     is_bound,
     own_part,
     varying_axes,
+    with_spec,
 )
 from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
@@ -158,11 +160,23 @@ class Layout(NamedTuple):
     mesh_axes: tuple[tuple[str, ...], ...]
     """The mesh axes along which each of its axes is split."""
 
-    def gathered(self, x: jax.Array) -> jax.Array:
-        """The whole of an array like the leaf, the same on all devices."""
-        for axis, names in enumerate(self.mesh_axes):
-            x = gathered(x, axis, names)
+    def gathered(self, x: jax.Array, axes: Iterable[int] | None = None) -> jax.Array:
+        """The whole of an array like the leaf, the same on all devices.
+
+        Args:
+            x: this device's part of it.
+            axes: the axes along which it is one; None for all.
+        """
+        for axis in range(len(self.mesh_axes)) if axes is None else axes:
+            x = gathered(x, axis, self.mesh_axes[axis])
         return x
+
+    def of_whole(self, sums: jax.Array, kept: tuple[int, ...]) -> jax.Array:
+        """The `block_sum` of an array like the leaf, from that of this device's part of it."""
+        names = {own for axis, own in enumerate(self.mesh_axes) if axis not in kept}
+        within = sorted(name for name in itertools.chain(*names) if is_bound(name))
+        sums = jax.lax.psum(sums, tuple(within)) if within else sums
+        return self.gathered(sums, kept) if kept else with_spec(sums, PartitionSpec())
 
     def own_part(self, x: jax.Array) -> jax.Array:
         """This device's part of a whole array like the leaf; axes of length 1 are kept."""

@@ -1,5 +1,8 @@
 """Inside `jax.shard_map` a norm is that of the whole block, not of the shard."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -57,6 +60,30 @@ def test_equals_a_single_device(name):
     expected = jax.jit(lambda params: trained(optimizer, params))(network())
     for leaf in SPECS:
         np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
+
+
+LONGEST, WHOLE = 64, 64 * 48
+
+
+@pytest.mark.parametrize(("name", "largest"), [("cain", LONGEST), ("learned_gradient", WHOLE)])
+def test_what_work_along_axes_sends(name, largest):
+    """Cain needs sums along axes of what is split; only products of matrices need the whole."""
+    optimizer = getattr(lb, name)(0.1)
+    splits = {key: NamedSharding(mesh(), spec) for key, spec in SPECS.items()}
+    params = {key: jax.device_put(jnp.ones((64, 48)), own) for key, own in splits.items()}
+    state = optimizer.init(params)
+    layout = lb.shard_optimizer_state(optimizer, params, mesh())
+    specs = jax.tree.map(lambda own: own.spec, layout)
+
+    def step(params, state):
+        return optimizer.update(params, state, params, partition_specs=SPECS)
+
+    sharded = jax.shard_map(step, mesh=mesh(), in_specs=(SPECS, specs), out_specs=(SPECS, specs))
+    text = jax.jit(sharded).lower(params, state).as_text()
+    reduced = re.findall(r"stablehlo.all_reduce.*?\(tensor<([\dx]*)x?f32>\)", text, re.DOTALL)
+    sizes = [math.prod(int(n) for n in x.split("x") if n) for x in reduced]
+    assert max(sizes) == largest
+    assert not re.search("all_gather|all_to_all", text)
 
 
 def test_gradient_that_was_not_reduced():

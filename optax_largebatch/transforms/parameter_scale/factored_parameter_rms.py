@@ -64,7 +64,8 @@ def scale_by_factored_parameter_rms(
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByFactoredParameterRmsState`.
-        Inside `jax.shard_map` a parameter that is split is gathered, and needs `partition_specs`.
+        Inside `jax.shard_map` a parameter that is split needs `partition_specs`; only the sums
+        along its axes are sent.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -154,12 +155,12 @@ def refreshed(
 
     def fitted(factors: tuple[jax.Array, ...], position: int) -> tuple[jax.Array, ...]:
         axis, factor = axes[position], factors[position]
-        # A mean along an axis needs all of it, so every device fits the factors of the whole.
-        ratio = jnp.maximum(jnp.abs(layout.gathered(param)), step.eps) / product(factors)
+        own = tuple(layout.own_part(x) for x in factors)
+        ratio = jnp.maximum(jnp.abs(param), step.eps) / product(own)
         by_slice = size > 2 * shape[axis]
         kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
         elements = size // shape[axis] if by_slice else size
-        rms = root(sum_of_squares(ratio, kept) / elements)
+        rms = root(layout.of_whole(sum_of_squares(ratio, kept), kept) / elements)
         return (*factors[:position], factor * rms, *factors[position + 1 :])
 
     def all_fitted() -> tuple[jax.Array, ...]:

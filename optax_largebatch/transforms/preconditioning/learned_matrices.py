@@ -111,7 +111,8 @@ def scale_by_learned_matrices(
 
     Returns:
         A transformation; its state is a `ScaleByLearnedMatricesState`. Inside `jax.shard_map` a
-        parameter that is split is gathered, and needs `partition_specs`.
+        parameter that is split needs `partition_specs`. Its momentum is gathered in each step, and
+        where the matrices learn, its gradient too.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -195,13 +196,16 @@ def scale_by_learned_matrices(
             rate = step.rates[index] * step.meta_lr_scale
             learned = functools.partial(meta_update, rate=rate, decay=step.b2)
             old = state.matrices, state.covariances
+
             # A product along an axis needs all of it, so every device works on the whole.
-            whole = [layout.gathered(x) for x in (update, at.state.mu, mu)]
-            *slices, momentum = (layers.first(x) for x in whole)
-            new = jax.lax.cond(
-                step.learns, lambda: layers.each(learned)(*slices, *old), lambda: old
-            )
-            matrices, covariances = yield from _stored(new)
+            def whole(x: jax.Array) -> jax.Array:
+                return layers.first(layout.gathered(x))
+
+            def new() -> Any:
+                return layers.each(learned)(whole(update), whole(at.state.mu), *old)
+
+            matrices, covariances = yield from _stored(jax.lax.cond(step.learns, new, lambda: old))
+            momentum = whole(mu)
             direction = layout.own_part(layers.back(layers.each(product)(matrices, momentum)))
             direction = yield materialize(with_spec(direction, explicit_spec(mu)))
         (rms,) = yield block_rms(direction, stacked=layers.axes)
