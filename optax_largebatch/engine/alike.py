@@ -58,5 +58,12 @@ def side_by_side(
     own = [True] * len(jax.tree.leaves((first.gradient, first.param)))
     own += jax.tree.leaves(program.like_leaf(first.state))
     columns = zip(*map(jax.tree.leaves, leaves), strict=True)
-    arrays = [jnp.stack(x) if n else x[0] for n, x in zip(own, columns, strict=True)]
+    arrays = [_stacked(x) if n else x[0] for n, x in zip(own, columns, strict=True)]
     return arrays, [0 if n else None for n in own], jax.tree.structure(first)
+
+
+def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
+    """`jnp.stack`, without a reshape of each array: the compiler would look at every one."""
+    if arrays[0].ndim == 0:
+        return jnp.stack(arrays)
+    return jnp.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
