@@ -3,7 +3,8 @@
 Before each round of statistics, a leaf takes one pass that stores, if it has anything to store, and
 the passes that sum. In the end it takes one pass that finishes. Leaves that are split between
 devices take their rounds in step, because the sums of all devices travel as one vector. Where one
-device has all leaves, each goes on by itself, or in a group if it is small.
+device has all leaves, each goes on by itself, or in a group if it is small; on a GPU, small leaves
+that are alike take their sums as one array.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -218,9 +219,7 @@ class Execution:
             sums |= {(i, k): x for k, x in enumerate(own)}
         asked = {(i, k): self._ahead(i)[0].asked[k] for i, k in sums}
         splits = {key: x.split for key, x in asked.items()}
-        whole = norms.over_shards(sums, splits)
-        alone = {key: x for key, x in whole.items() if not self._several(key[0])}
-        whole |= self._reductions.ready(alone)
+        whole = self._reductions.ready(norms.over_shards(sums, splits))
         if of_all_leaves:
             whole = dict.fromkeys(whole, norms.total(list(whole.values())))
         for key, x in asked.items():
