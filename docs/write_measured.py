@@ -27,6 +27,7 @@ TARGETS = {
     ("one H100", "bert-base"): "BERT-base, one H100",
     ("one H100", "1.3B, stacked"): "1.3B parameters in stacks, one H100",
     ("eight H100", "bert-base"): "BERT-base, eight H100",
+    ("eight H100", "bert-base, told"): "the same, told `partition_specs`",
     ("eight H100", "1.3B, stacked"): "1.3B in stacks, eight H100",
     ("one v5e", "bert-base"): "BERT-base, one TPU v5e",
     ("v5e 2x4", "bert-base"): "BERT-base, TPU v5e 2x4",

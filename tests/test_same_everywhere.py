@@ -18,6 +18,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.engine import placement
+from optax_largebatch.engine.reductions.gpu_mesh import GpuMeshReductions
 from tests.conftest import enable_x64
 from tests.optimizers.registry import OPTIMIZERS
 
@@ -58,6 +60,10 @@ FSDP_AND_TENSOR = {
     "kernels_inside": P("tensor", None, "fsdp"),
     "pipeline": P("fsdp", None, "tensor"),
 }
+# Of leaves that are alike some ways put several together.
+TWINS = {f"{name}_too": name for name in ("bias", "biases", "kernel", "pipeline")}
+for values in (SHAPES, FSDP, FSDP_AND_TENSOR):
+    values.update({twin: values[name] for twin, name in TWINS.items()})
 
 
 def network():
@@ -71,6 +77,7 @@ def network():
 
 
 def axes_of(name):
+    name = TWINS.get(name, name)
     axes = STACKED.get(f"^{name}", STACKED.get(f"^{name}$", ()))
     return axes if isinstance(axes, tuple) else (axes,)
 
@@ -278,6 +285,30 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "way", "precision"), CASES)
 def test_equals_layers_apart_on_one_device(name, way, precision):
+    check(name, way, precision)
+
+
+def several_gpus():
+    """The ways with several devices that GPUs take otherwise; XLA alone knows what is automatic."""
+    for name, way in itertools.product(OPTIMIZERS, WAYS):
+        usual = way in (
+            on_an_explicit_mesh_of_two_axes,
+            with_a_split_state_that_the_step_is_told,
+            in_shard_map_of_two_axes,
+        )
+        fast = (name == "lans" and usual) or (name == "lamb" and way is in_pmap)
+        if way is not on_one_device:
+            marks = () if fast else pytest.mark.slow
+            yield pytest.param(name, way, id=f"{name}-{way.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "way"), [*several_gpus()])
+def test_equals_layers_apart_as_on_several_gpus(name, way, monkeypatch):
+    monkeypatch.setattr(placement, "ON_A_MESH", {"cpu": GpuMeshReductions})
+    check(name, way, "float64")
+
+
+def check(name, way, precision):
     layers, layer_ratios = expected(name)
     optimizer = optimizer_of(name, lb.stacked_layers(STACKED))
     wide = precision == "float64"

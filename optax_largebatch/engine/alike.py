@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from optax_largebatch.engine.program import Program
 from optax_largebatch.engine.tracing import LeafArrays
+from optax_largebatch.norms import explicit_spec
 
 
 def sets_of_alike(
@@ -64,6 +65,6 @@ def side_by_side(
 
 def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
     """`jnp.stack`, without a reshape of each array: the compiler would look at every one."""
-    if arrays[0].ndim == 0:
+    if arrays[0].ndim == 0 or any(explicit_spec(arrays[0])):
         return jnp.stack(arrays)
     return jnp.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)

@@ -235,7 +235,7 @@ class Execution:
             else:
                 self._progress[i] = self._progress[i].after(stored[i], answers)
         if self._reductions.ratios_as_vectors and not of_all_leaves:
-            self._find_ratios(waiting)
+            self._find_ratios([i for i in waiting if not self._several(i)])
 
     def _find_ratios(self, indices: Iterable[int]) -> None:
         """Finds what follows from the answers so far, of leaves that are alike at once."""

@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from optax_largebatch import norms
 from optax_largebatch.engine.reductions.cpu import CpuReductions
 from optax_largebatch.engine.reductions.gpu import GpuReductions
+from optax_largebatch.engine.reductions.gpu_mesh import GpuMeshReductions
 from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.reductions.xla import XlaReductions
@@ -33,6 +34,9 @@ ON_ONE_DEVICE: Mapping[str, type[Reductions]] = {
 }
 """The way to take sums on each platform, if one device has all leaves."""
 
+ON_A_MESH: Mapping[str, type[Reductions]] = {"gpu": GpuMeshReductions}
+"""The way to take sums on several devices, if it is not that of all others."""
+
 
 def where_it_runs(
     step: Callable[[Reductions], Callable[..., Any]], like: Any, *arguments: Any
@@ -45,7 +49,7 @@ def where_it_runs(
         *arguments: trees of arrays.
     """
     if is_on_a_mesh(arguments):
-        return step(XlaReductions())(*arguments)
+        return step(on_a_mesh(arguments))(*arguments)
     arrays, structure = jax.tree.flatten(arguments)
     results, result = jax.tree.flatten(like)
 
@@ -69,6 +73,18 @@ def is_on_a_mesh(arrays: Any) -> bool:
         return split or bool(norms.varying_axes(x))
 
     return any(map(says_so, jax.tree.leaves(arrays)))
+
+
+def on_a_mesh(arrays: Any) -> Reductions:
+    """The way to take sums on the mesh that the types of some arrays name.
+
+    In older jax types do not say of what devices a mesh is; there, all meshes are alike.
+    """
+    meshes = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arrays))
+    devices = (getattr(mesh, "abstract_device", None) for mesh in meshes)
+    platforms = (getattr(device, "platform", None) for device in devices)
+    ways = {ON_A_MESH.get(platform, XlaReductions) for platform in platforms if platform}
+    return ways.pop()() if len(ways) == 1 else XlaReductions()
 
 
 _step = Primitive("optax_largebatch_step")

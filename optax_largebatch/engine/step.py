@@ -8,10 +8,9 @@ import jax
 from jax.core import Tracer
 
 from optax_largebatch.engine.executor import Execution, programs_of
-from optax_largebatch.engine.placement import is_on_a_mesh, where_it_runs
+from optax_largebatch.engine.placement import is_on_a_mesh, on_a_mesh, where_it_runs
 from optax_largebatch.engine.program import Program
 from optax_largebatch.engine.reductions.protocol import Reductions
-from optax_largebatch.engine.reductions.xla import XlaReductions
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.shards import on_shards
 from optax_largebatch.engine.tracing import LeafArrays
@@ -69,7 +68,7 @@ class Step:
         arrays = Arrays(gradients, state, params, Scalars(self._transform.scalars(state)))
         told = self._known.mesh is not None
         if told or is_on_a_mesh(arrays) or self._closes_over_tracers(arrays):
-            return self._taken(XlaReductions(), arrays)
+            return self._taken(on_a_mesh(arrays), arrays)
         updates = [arrays.parameters[i] for i in self._known.with_gradient]
 
         def way(reductions: Reductions) -> Callable[[Arrays], Any]:

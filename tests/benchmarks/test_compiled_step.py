@@ -61,7 +61,7 @@ def test_a_step_that_is_worse_than_its_limit_is_named():
         "case": "bert-base",
         "optimizer": "lans",
         "bytes_for_each_parameter": 48.4,
-        "kernels_for_each_leaf": 4.0,
+        "kernels_for_each_leaf": 3.0,
         "temporaries_percent": 0.5,
         "passes_far_apart": 0,
         "collectives": "",

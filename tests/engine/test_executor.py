@@ -83,6 +83,7 @@ def way(request, monkeypatch):
     reductions = ACCELERATORS.get(request.param, CpuReductions)()
     monkeypatch.setattr(leaf_by_leaf, "MOST_OF_A_GROUP", 20)
     monkeypatch.setattr(groups, "MOST_OF_A_PIECE", 2)
+    monkeypatch.setattr(groups, "LARGEST_OF_A_SET", 20)
     monkeypatch.setattr(
         step_module, "where_it_runs", lambda step, like, *own: step(reductions)(*own)
     )

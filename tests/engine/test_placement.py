@@ -13,7 +13,9 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.engine import placement
 from optax_largebatch.engine.reductions.cpu import CpuReductions
+from optax_largebatch.engine.reductions.gpu_mesh import GpuMeshReductions
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(4)}
@@ -237,3 +239,22 @@ def test_derivatives_do_not_wait_for_each_other():
         return jnp.sum(optimizer.update(gradients, state, params)[0]["kernel"])
 
     assert np.all(np.isfinite(jax.grad(of_kernel)(params)["bias"]))
+
+
+@several_devices
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_the_types_on_a_mesh_say_how_gpus_take_sums(kind, monkeypatch):
+    """Side by side, unless the compiler alone knows how leaves are split."""
+    monkeypatch.setattr(placement, "ON_A_MESH", {"cpu": GpuMeshReductions})
+    optimizer = lb.lamb(0.1)
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
+    devices = getattr(mesh.abstract_mesh, "abstract_device", None)
+    if not hasattr(devices, "platform"):
+        pytest.skip("types of this jax do not say of what devices a mesh is")
+    split = NamedSharding(mesh, P("fsdp"))
+    params = {key: jax.ShapeDtypeStruct((32,), "float32", sharding=split) for key in "abc"}
+    with jax.set_mesh(mesh):
+        state = jax.eval_shape(optimizer.init, params)
+        text = jax.jit(optimizer.update).lower(params, state, params).as_text()
+    side_by_side = "tensor<3x32xf32>" in text
+    assert side_by_side == (kind is AxisType.Explicit)

@@ -12,32 +12,19 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.engine.program import Program, Progress
-from optax_largebatch.engine.reductions import leaf_by_leaf
+from optax_largebatch.engine.reductions.groups import most_side_by_side
 from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
 from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.tracing import LeafArrays, term
-
-MOST_OF_A_SET = 2**21
-"""The elements of small leaves that are side by side. A GPU's cache has four such arrays."""
-
-MOST_OF_A_KERNEL = 90
-"""The arrays that one kernel reads and writes; XLA takes no more than 96."""
 
 
 class GpuReductions(LeafByLeaf):
     """All sums of a round are one reduction, of several leaves if they are small and alike."""
 
     def most_of_a_set(self, leaf: LeafArrays) -> int:
-        """As many small leaves as the kernel of their last pass can take.
-
-        It reads all arrays of a leaf and writes as many, but for the gradient.
-        """
-        size = leaf.gradient.size
-        if size > leaf_by_leaf.MOST_OF_A_GROUP:
-            return 1
-        read = sum(x.shape == leaf.gradient.shape for x in jax.tree.leaves(leaf))
-        return max(min(MOST_OF_A_KERNEL // (2 * read - 1), MOST_OF_A_SET // max(size, 1)), 1)
+        """As many small leaves as one kernel can take."""
+        return most_side_by_side(leaf)
 
     def groups(self, sizes: Mapping[int, int]) -> list[list[int]]:
         """The leaves by size.

@@ -13,7 +13,7 @@ import optax_largebatch as lb
 from optax_largebatch.engine import reference
 from optax_largebatch.engine import step as step_module
 from optax_largebatch.engine.alike import evenly
-from optax_largebatch.engine.reductions import gpu, groups, leaf_by_leaf
+from optax_largebatch.engine.reductions import groups, leaf_by_leaf
 from optax_largebatch.engine.reductions.gpu import GpuReductions, sums_at_once
 from optax_largebatch.engine.reductions.groups import in_groups, in_pieces
 from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
@@ -31,8 +31,9 @@ def thresholds(monkeypatch):
     """Lower, so that a few small leaves lie on both sides of each."""
     monkeypatch.setattr(groups, "MOST_OF_A_PIECE", PIECE)
     monkeypatch.setattr(leaf_by_leaf, "MOST_OF_A_GROUP", GROUP)
-    monkeypatch.setattr(gpu, "MOST_OF_A_KERNEL", 7 * SET)
-    monkeypatch.setattr(gpu, "MOST_OF_A_SET", 2 * GROUP)
+    monkeypatch.setattr(groups, "LARGEST_OF_A_SET", GROUP)
+    monkeypatch.setattr(groups, "MOST_OF_A_KERNEL", 7 * SET)
+    monkeypatch.setattr(groups, "MOST_OF_A_SET", 2 * GROUP)
 
 
 @pytest.fixture(params=WAYS)
