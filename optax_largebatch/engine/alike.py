@@ -65,6 +65,7 @@ def side_by_side(
 
 def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
     """`jnp.stack`, without a reshape of each array: the compiler would look at every one."""
+    # Along an axis that is split, to concatenate would move the parts.
     if arrays[0].ndim == 0 or any(explicit_spec(arrays[0])):
         return jnp.stack(arrays)
     return jnp.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)

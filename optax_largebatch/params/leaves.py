@@ -15,6 +15,7 @@ from optax_largebatch.norms import (
     devices_along,
     gathered,
     is_bound,
+    over_shards,
     own_part,
     varying_axes,
     with_spec,
@@ -173,10 +174,10 @@ class Layout(NamedTuple):
 
     def of_whole(self, sums: jax.Array, kept: tuple[int, ...]) -> jax.Array:
         """The `block_sum` of an array like the leaf, from that of this device's part of it."""
-        names = {own for axis, own in enumerate(self.mesh_axes) if axis not in kept}
-        within = sorted(name for name in itertools.chain(*names) if is_bound(name))
-        sums = jax.lax.psum(sums, tuple(within)) if within else sums
-        return self.gathered(sums, kept) if kept else with_spec(sums, PartitionSpec())
+        summed = (own for axis, own in enumerate(self.mesh_axes) if axis not in kept)
+        within = frozenset(filter(is_bound, itertools.chain.from_iterable(summed)))
+        whole = over_shards({0: sums}, {0: Split(within)})[0]
+        return self.gathered(whole, kept) if kept else with_spec(whole, PartitionSpec())
 
     def own_part(self, x: jax.Array) -> jax.Array:
         """This device's part of a whole array like the leaf; axes of length 1 are kept."""

@@ -113,6 +113,7 @@ def test_a_gpu_takes_small_leaves_first():
 def test_sets_are_of_one_size_where_that_costs_few():
     assert [len(x) for x in evenly(range(50), 12)] == [10] * 5
     assert [len(x) for x in evenly(range(14), 12)] == [7, 7]
+    assert [len(x) for x in evenly(range(56), 10)] == [8] * 7
     assert [len(x) for x in evenly(range(13), 12)] == [6, 7]
     assert evenly([5, 7, 8], 1) == [[5], [7], [8]]
 
@@ -123,7 +124,7 @@ def test_sets_are_of_one_size_where_that_costs_few():
 def test_a_gpu_takes_the_sums_of_small_leaves_that_are_alike_side_by_side(platform, kernel_shape):
     """Or a thousand leaves are a thousand kernels, each of which takes longer to start than to run.
 
-    A leaf that is larger than a group, or that has no other like it, is taken by itself.
+    Larger leaves are taken one by one, alike or not.
     """
     optimizer = lb.lamb(1e-3, weight_decay=0.01)
     shapes = {f"bias_{k}": (8,) for k in range(2 * SET)}
