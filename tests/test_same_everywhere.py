@@ -66,6 +66,19 @@ for values in (SHAPES, FSDP, FSDP_AND_TENSOR):
     values.update({twin: values[name] for twin, name in TWINS.items()})
 
 
+@pytest.fixture(autouse=True)
+def nothing_read_back():
+    """No program of this file goes into the cache of compiled programs.
+
+    jaxlib runs a program that it read back with its sums over devices in any order (CPU, jax 0.10):
+    one with many of them, as Cain's, stops for ever or crashes.
+    """
+    usual = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+    yield
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", usual)
+
+
 def network():
     """Layers whose weights differ in size by a hundred."""
     rng = np.random.default_rng(0)
