@@ -27,14 +27,25 @@ AT_A_TIME = 2**22
 """The number of elements from which products of matrices fill a device."""
 
 Key = TypeVar("Key")
-Asked = tuple[jax.Array, OnMatrices]
-"""An array, and the work on its matrices."""
+
+
+class Work(NamedTuple):
+    """An array, and the work on its matrices."""
+
+    array: jax.Array
+    numbers: Sequence[jax.Array]
+    """What the function is given after its matrix."""
+    on: OnMatrices
+
+    def function(self, matrix: jax.Array) -> jax.Array:
+        """The result for a matrix."""
+        return self.on.function(matrix, *self.numbers)
 
 
 class Exchange(NamedTuple):
     """What the matrices of one exchange have in common."""
 
-    function: Callable[[jax.Array], jax.Array]
+    function: Callable[..., jax.Array]
     shape: tuple[int, ...]
     """The sides of a matrix, the shorter one first."""
     dtype: jnp.dtype
@@ -89,10 +100,10 @@ class Share(NamedTuple):
     """The number of the first matrix, and of the one after the last."""
 
 
-def turns(asked: Mapping[Key, Asked]) -> list[list[Key]]:
+def turns(asked: Mapping[Key, Work]) -> list[list[Key]]:
     """Groups of arrays whose matrices are exchanged and worked on together."""
     exchanges: dict[Exchange, list[Key]] = {}
-    for key, (x, on) in asked.items():
+    for key, (x, _, on) in asked.items():
         exchanges.setdefault(_exchange(x, on), []).append(key)
     if _mesh_of_types(asked) is not None:
         return list(exchanges.values())
@@ -103,7 +114,7 @@ def turns(asked: Mapping[Key, Asked]) -> list[list[Key]]:
     )
 
 
-def _turns_of(exchange: Exchange, asked: Mapping[Key, Asked]) -> list[list[Key]]:
+def _turns_of(exchange: Exchange, asked: Mapping[Key, Work]) -> list[list[Key]]:
     """Groups of the arrays of one exchange; where nothing moves, each array is a group.
 
     A device that gets matrices which are cut in two ways looks at each of them in both ways, and
@@ -115,7 +126,7 @@ def _turns_of(exchange: Exchange, asked: Mapping[Key, Asked]) -> list[list[Key]]
         return [[key] for key in asked]
     alike: dict[Cut, list[Key]] = {}
     numbers: dict[Cut, int] = {}
-    for key, (x, on) in asked.items():
+    for key, (x, _, on) in asked.items():
         cut = _cut(x, on.matrices)
         alike.setdefault(cut, []).append(key)
         numbers[cut] = numbers.get(cut, 0) + x.size // math.prod(cut.lengths)
@@ -124,7 +135,7 @@ def _turns_of(exchange: Exchange, asked: Mapping[Key, Asked]) -> list[list[Key]]
     return [list(asked)]
 
 
-def worked_on(asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
+def worked_on(asked: Mapping[Key, Work]) -> dict[Key, jax.Array]:
     """The results for the matrices of several arrays, each by its function."""
     mesh = _mesh_of_types(asked)
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
@@ -133,20 +144,21 @@ def worked_on(asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
         return _spread(asked, mesh)
     results: dict[Key, jax.Array] = {}
     exchanges: dict[Exchange, list[Key]] = {}
-    for key, (x, on) in asked.items():
-        own = _exchange(x, on)
+    for key, work in asked.items():
+        own = _exchange(work.array, work.on)
         if own.across or own.copies:
             exchanges.setdefault(own, []).append(key)
         else:
-            results[key] = _here(x, on)
+            results[key] = _here(work)
     for exchange, keys in exchanges.items():
         results |= _exchanged(exchange, {key: asked[key] for key in keys})
     return {key: results[key] for key in asked}
 
 
-def _here(x: jax.Array, on: OnMatrices) -> jax.Array:
+def _here(work: Work) -> jax.Array:
     """The matrices of a leaf that is whole, or split between matrices only."""
-    return on.matrices.back(_each(on.function, on.matrices.apart(x)), x.shape)
+    x, _, on = work
+    return on.matrices.back(_each(work.function, on.matrices.apart(x)), x.shape)
 
 
 def _each(function: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
@@ -196,10 +208,10 @@ def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if norms.is_bound(name)))
 
 
-def _exchanged(exchange: Exchange, asked: Mapping[Key, Asked]) -> dict[Key, jax.Array]:
+def _exchanged(exchange: Exchange, asked: Mapping[Key, Work]) -> dict[Key, jax.Array]:
     """The results for arrays of one exchange."""
     # Alike cuts follow each other, so that few devices have to look at matrices in two ways.
-    columns = {key: (_cut(x, on.matrices), on.matrices.apart(x)) for key, (x, on) in asked.items()}
+    columns = {k: (_cut(x, on.matrices), on.matrices.apart(x)) for k, (x, _, on) in asked.items()}
     keys = sorted(columns, key=lambda key: columns[key][0])
     units = [columns[key][1] for key in keys]
     units = [x.reshape(len(x), math.prod(x.shape[1:])) for x in units]
@@ -211,10 +223,12 @@ def _exchanged(exchange: Exchange, asked: Mapping[Key, Asked]) -> dict[Key, jax.
         cut = columns[key][0]
         first = shares[cut].first if cut in shares else begin
         shares[cut] = Share(cut, first, ends[-1])
+    # With its numbers, which are the same for all leaves.
+    exchange = exchange._replace(function=asked[keys[0]].function)
     done = _shared_out(exchange, jnp.concatenate(units), list(shares.values()))
     results = {}
     for key, end, own in zip(keys, ends, units, strict=True):
-        x, on = asked[key]
+        x, _, on = asked[key]
         results[key] = on.matrices.back(done[end - len(own) : end], x.shape)
     return results
 
@@ -266,44 +280,45 @@ def _shared_out(exchange: Exchange, parts: jax.Array, shares: Sequence[Share]) -
     return done[:number]
 
 
-def _mesh_of_types(asked: Mapping[Key, Asked]) -> jax.sharding.AbstractMesh | None:
+def _mesh_of_types(asked: Mapping[Key, Work]) -> jax.sharding.AbstractMesh | None:
     """The mesh of several devices that the types of arrays know, outside of `jax.shard_map`."""
-    for x, _ in asked.values():
+    for x, *_ in asked.values():
         mesh = jax.typeof(x).sharding.mesh
         if mesh.size > 1 and AxisType.Manual not in mesh.axis_types:
             return mesh
     return None
 
 
-def _spread(asked: Mapping[Key, Asked], mesh: jax.sharding.AbstractMesh) -> dict[Key, jax.Array]:
+def _spread(asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh) -> dict[Key, jax.Array]:
     """The results for arrays of which only the compiler knows how they are split.
 
     The compiler is told to put whole matrices on each device, and uses all-to-alls for that.
     """
     results: dict[Key, jax.Array] = {}
-    apart_of = {key: on.matrices.apart(x) for key, (x, on) in asked.items()}
+    apart_of = {key: on.matrices.apart(x) for key, (x, _, on) in asked.items()}
     alike: dict[Any, list[Key]] = {}
     for key, x in apart_of.items():
         # A stack with some for each device goes alone: it may be split between its layers already.
         alone = key if len(x) % mesh.size == 0 else None
-        alike.setdefault((asked[key][1].function, x.shape[1:], x.dtype, alone), []).append(key)
+        alike.setdefault((asked[key].on.function, x.shape[1:], x.dtype, alone), []).append(key)
     some_each = jax.sharding.NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    for (function, *_), keys in alike.items():
+    for keys in alike.values():
         apart = [apart_of[key] for key in keys]
         number = sum(map(len, apart))
         zeros = jnp.zeros((-number % mesh.size, *apart[0].shape[1:]), apart[0].dtype)
         matrices = jnp.concatenate([*apart, zeros])
         matrices = jax.lax.with_sharding_constraint(matrices, some_each)
-        matrices = jax.lax.with_sharding_constraint(jax.vmap(function)(matrices), some_each)
+        done = jax.vmap(asked[keys[0]].function)(matrices)
+        matrices = jax.lax.with_sharding_constraint(done, some_each)
         for key, own in zip(keys, apart, strict=True):
-            x, on = asked[key]
+            x, _, on = asked[key]
             results[key] = on.matrices.back(matrices[: len(own)], x.shape)
             matrices = matrices[len(own) :]
     return results
 
 
 def _by_its_type(x: jax.Array, on: OnMatrices) -> OnMatrices:
-    """The same request, for an array whose type says how it is split."""
+    """The same work, for an array whose type says how it is split."""
     spec = norms.explicit_spec(x)
     names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
     layout = on.matrices.layout._replace(mesh_axes=names)
@@ -311,16 +326,23 @@ def _by_its_type(x: jax.Array, on: OnMatrices) -> OnMatrices:
 
 
 def _by_their_types(
-    asked: Mapping[Key, Asked], mesh: jax.sharding.AbstractMesh
+    asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh
 ) -> dict[Key, jax.Array]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
-    specs = {key: norms.explicit_spec(x) for key, (x, _) in asked.items()}
-    on_shards = {key: _by_its_type(x, on) for key, (x, on) in asked.items()}
+    specs = {key: norms.explicit_spec(x) for key, (x, *_) in asked.items()}
+    on_shards = {key: _by_its_type(x, on) for key, (x, _, on) in asked.items()}
 
-    def on_one_device(arrays: dict[Key, jax.Array]) -> dict[Key, jax.Array]:
-        return worked_on({key: (x, on_shards[key]) for key, x in arrays.items()})
+    def on_one_device(
+        arrays: dict[Key, jax.Array], numbers: dict[Key, Sequence[jax.Array]]
+    ) -> dict[Key, jax.Array]:
+        return worked_on({key: Work(x, numbers[key], on_shards[key]) for key, x in arrays.items()})
 
-    arrays = {key: x for key, (x, _) in asked.items()}
+    arrays = {key: x for key, (x, *_) in asked.items()}
+    numbers = {key: own for key, (_, own, _) in asked.items()}
     return jax.shard_map(
-        on_one_device, mesh=mesh, in_specs=(specs,), out_specs=specs, check_vma=False
-    )(arrays)
+        on_one_device,
+        mesh=mesh,
+        in_specs=(specs, PartitionSpec()),
+        out_specs=specs,
+        check_vma=False,
+    )(arrays, numbers)

@@ -19,7 +19,7 @@ from optax_largebatch import norms
 from optax_largebatch.engine.alike import sets_of_alike, side_by_side
 from optax_largebatch.engine.compilation import barrier, merged_inside
 from optax_largebatch.engine.contract.shared import check_shared
-from optax_largebatch.engine.exchange import turns, worked_on
+from optax_largebatch.engine.exchange import Work, turns, worked_on
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.groups import in_pieces
 from optax_largebatch.engine.reductions.protocol import Reductions
@@ -271,15 +271,15 @@ class Execution:
         The next gradients wait for these results; otherwise XLA would work on all at once and need
         memory for all.
         """
-        alike = turns({i: (self._leaves[i].gradient, on) for i, on in waiting.items()})
+        alike = turns({i: Work(self._leaves[i].gradient, (), on) for i, on in waiting.items()})
         for now, following in itertools.zip_longest(alike, alike[1:], fillvalue=[]):
             stored: dict[int, list[jax.Array]] = {}
-            asked: dict[int, Any] = {}
+            asked: dict[int, Work] = {}
             for i in now:
-                stored[i], array = self._matrices_of_leaf(
+                stored[i], array, numbers = self._matrices_of_leaf(
                     self._programs[i], self._leaves[i], self._scalars, self._progress[i]
                 )
-                asked[i] = array, waiting[i]
+                asked[i] = Work(array, numbers, waiting[i])
             gradients = {i: self._leaves[i].gradient for i in following}
             done, gradients = barrier((worked_on(asked), gradients))
             for i, x in done.items():
@@ -305,8 +305,9 @@ class Execution:
         for one in plan.program.rounds[len(progress.answers) :][: plan.rounds]:
             with self._reductions.apart(leaf.gradient.size):
                 if one.on_matrices:
-                    stored, array = self._matrices_of_leaf(plan.program, leaf, scalars, progress)
-                    done = worked_on({0: (array, one.on_matrices)})[0]
+                    own = self._matrices_of_leaf(plan.program, leaf, scalars, progress)
+                    stored, array, numbers = own
+                    done = worked_on({0: Work(array, numbers, one.on_matrices)})[0]
                     progress = progress.after(stored, worked_on=[done])
                 else:
                     taken = self._round_of_leaf(plan.program, leaf, scalars, progress)
@@ -328,12 +329,12 @@ class Execution:
 
 def _stored_and_matrices(
     program: Program, leaf: LeafArrays, scalars: Scalars, progress: Progress
-) -> tuple[list[jax.Array], jax.Array]:
-    """What is stored before the next round, and the array whose matrices it works on."""
+) -> tuple[list[jax.Array], jax.Array, list[jax.Array]]:
+    """What is stored before the next round, the array whose matrices it works on, and numbers."""
     stored = program.stored(leaf, scalars, progress)
     so_far = progress._replace(stored=(*progress.stored, *stored))
-    (array,) = program.handed_in(leaf, scalars, so_far)
-    return stored, array
+    array, *numbers = program.handed_in(leaf, scalars, so_far)
+    return stored, array, numbers
 
 
 def _replaced(state: Any, shape: tuple[int, ...], arrays: Iterable[jax.Array]) -> Any:

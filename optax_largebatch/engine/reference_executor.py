@@ -61,7 +61,8 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
                 while not isinstance(request, Request):
                     x = request.array.astype(request.dtype or dtypes[i])
                     if isinstance(request, EachMatrix):
-                        x = request.matrices.map(request.function, x)
+                        numbers = [jnp.asarray(own, x.dtype) for own in request.numbers]
+                        x = request.matrices.map(request.function, x, *numbers)
                     request = programs[i].send(x.astype(dtypes[i]))
                 waiting[i] = request
             except StopIteration as end:

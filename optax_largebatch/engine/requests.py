@@ -46,7 +46,9 @@ class EachMatrix(NamedTuple):
 
     array: jax.Array
     matrices: Matrices
-    function: Callable[[jax.Array], jax.Array]
+    function: Callable[..., jax.Array]
+    numbers: tuple[Any, ...]
+    """What the function is given after its matrix."""
     dtype: jax.typing.DTypeLike | None
     of_whole: bool = False
     """Whether every device has the whole array, although the leaf is split."""
@@ -85,22 +87,25 @@ def global_norm(array: jax.Array) -> Request:
 
 
 def each_matrix(
-    function: Callable[[jax.Array], jax.Array],
+    function: Callable[..., jax.Array],
     array: jax.Array,
     matrices: Matrices,
+    *numbers: Any,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> EachMatrix:
     """Asks for a function of each matrix of an array, wherever the parts of the matrix are.
 
     Args:
-        function: takes a matrix to one of the same shape, and the transposed one to the transposed
-            result. All leaves give the same one, so that their matrices are exchanged together.
+        function: takes a matrix and `numbers` to a matrix of the same shape, and the transposed one
+            to the transposed result. All leaves give the same one, so that their matrices are
+            exchanged together.
         array: an array of the shape of the leaf.
         matrices: which of its axes are rows and columns, from `matrices_of`.
-        dtype: in which the function is given its matrix and the devices exchange it; None for the
-            leaf's accumulation dtype.
+        *numbers: of this step, such as a small number to add; the same for all leaves.
+        dtype: in which the function is given its matrix and `numbers`, and the devices exchange
+            matrices; None for the leaf's accumulation dtype.
     """
-    return EachMatrix(array, matrices, function, dtype)
+    return EachMatrix(array, matrices, function, numbers, dtype)
 
 
 def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> Materialize:

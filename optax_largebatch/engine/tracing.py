@@ -38,7 +38,7 @@ class LeafArrays(NamedTuple):
 class OnMatrices(NamedTuple):
     """The work on each matrix of an array that a leaf program asks for."""
 
-    function: Callable[[jax.Array], jax.Array]
+    function: Callable[..., jax.Array]
     matrices: Matrices
 
 
@@ -69,7 +69,7 @@ class Trace:
     consts: Sequence[Any]
     rounds: tuple[Round, ...]
     handed_in: list[list[Any]]
-    """The array of each statistic, by round, or that with the matrices."""
+    """The array of each statistic, by round; or that with the matrices, and numbers for them."""
     answers: list[list[Any]]
     """The sum or mean that answers each statistic, before any root is taken."""
     worked_on: list[list[Any]]
@@ -188,7 +188,8 @@ def traced(
             if isinstance(request, EachMatrix):
                 whole = request.matrices.whole if request.of_whole else request.matrices
                 rounds.append(Round(False, (), OnMatrices(request.function, whole)))
-                arrays.append([request.array.astype(request.dtype or dtype)])
+                given = request.array, *request.numbers
+                arrays.append([jnp.asarray(x, request.dtype or dtype) for x in given])
                 answers.append([])
                 # Of what they become only the type matters here.
                 worked_on.append([jnp.negative(arrays[-1][0])])

@@ -29,7 +29,7 @@ def muon(
     ns_coeffs: Any = "standard",
     ns_steps: int = 5,
     beta: Scalar = 0.95,
-    eps: float = 1e-8,
+    eps: Scalar = 1e-8,
     weight_decay: Scalar | optax.Schedule = 0.0,
     weight_decay_mask: Mask = None,
     mu_dtype: Any = None,
@@ -68,7 +68,7 @@ def muon(
         ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.
         ns_steps: how many iterations, 1 or more.
         beta: :math:`\beta`, in [0, 1).
-        eps: added to the norm that a matrix is divided by first; 0 or more, a Python number.
+        eps: added to the norm that a matrix is divided by first; 0 or more.
         weight_decay: :math:`\lambda` of the matrices, 0 or more; a float or a schedule.
         weight_decay_mask: the matrices that are decayed; None for all.
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).

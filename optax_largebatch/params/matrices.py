@@ -66,9 +66,12 @@ class Matrices(NamedTuple):
         turned = matrices.reshape([shape[axis] for axis in order])
         return jnp.transpose(turned, np.argsort(order).tolist())
 
-    def map(self, function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-        """The array with `function` applied to each of its matrices."""
-        return self.back(jax.vmap(function)(self.apart(x)), x.shape)
+    def map(
+        self, function: Callable[..., jax.Array], x: jax.Array, *numbers: jax.Array
+    ) -> jax.Array:
+        """The array with `function` of each matrix and `numbers` in the place of the matrix."""
+        of_each = jax.vmap(lambda matrix: function(matrix, *numbers))
+        return self.back(of_each(self.apart(x)), x.shape)
 
 
 def check_matrix_axes(matrix_axes: Any) -> None:

@@ -18,11 +18,14 @@ from optax_largebatch.engine import (
     VectorOfBlocks,
     block_norms,
     block_rms,
+    each_matrix,
     global_norm,
     materialize,
     reference,
     transformation,
 )
+from optax_largebatch.params.matrices import matrices_of
+from optax_largebatch.params.stacked import check_stacked
 
 SIZES = {"few": 60, "folded": 2**17, "cut into tiles": 2**20, "two tiles and a rest": 2**21 + 77}
 
@@ -169,6 +172,28 @@ def test_what_is_shared_may_not_differ_between_leaves(new):
     transform = one_shared_number(new)
     params = {"a": jnp.ones(3), "b": jnp.ones(3)}
     with pytest.raises(ValueError, match=r"^shared_number: the state's field 'own' is Shared"):
+        transform.update(params, transform.init(params))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [lambda update, at: update[0, 0], lambda update, at: 1.0 + at.choice[0]],
+    ids=["an element", "a choice"],
+)
+def test_numbers_for_matrices_may_not_differ_between_leaves(number):
+    def plus(matrix, number):
+        return matrix + number
+
+    def leaf(update, at):
+        update = yield each_matrix(plus, update, at.choice[1], number(update, at))
+        return update, at.state
+
+    def choices(leaves):
+        return list(enumerate(matrices_of(None, check_stacked(None), leaves, "plus")))
+
+    transform = transformation(LeafTransform(leaf, choices=choices))
+    params = {"a": jnp.ones((2, 3)), "b": jnp.ones((2, 3))}
+    with pytest.raises(ValueError, match=r"^each_matrix: its numbers differ"):
         transform.update(params, transform.init(params))
 
 

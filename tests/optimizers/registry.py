@@ -65,7 +65,7 @@ OPTIMIZERS = {
         lb.muon,
         {"learning_rate": 1e-2, "weight_decay": 1e-3},
         peak=0.1,
-        static_args=("ns_coeffs", "ns_steps", "eps", "trust_ratio"),
+        static_args=("ns_coeffs", "ns_steps", "trust_ratio"),
         needs_specs=True,
     ),
     "eve": Entry(lb.eve, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),

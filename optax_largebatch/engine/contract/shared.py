@@ -1,6 +1,6 @@
-"""Fields of a state that are the same for all leaves."""
+"""Fields of a state, and numbers for `each_matrix`, that are the same for all leaves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import re
 from typing import Any
 
@@ -11,7 +11,9 @@ from optax_largebatch.engine.tracing import Trace, variables
 
 
 def check_shared(traces: Sequence[Trace]) -> None:
-    """Checks that the new values of shared fields are the same for all leaves.
+    """Checks that what is to be the same for all leaves is.
+
+    That are the new values of shared fields, and the numbers that `each_matrix` is given.
 
     Args:
         traces: the programs of the leaves.
@@ -26,20 +28,33 @@ def check_shared(traces: Sequence[Trace]) -> None:
         same = {*variables(trace.same_inputs)}
         inputs = {*trace.jaxpr.invars, *trace.all_answers, *trace.all_worked_on}
         inputs -= {*of_all, *same}
-        for who, name, value in trace.same_for_all:
-            targets = jax.tree.leaves(value)
+        for key, targets, error in _same_for_all(trace):
             equations = trace.needed(targets, [*of_all, *trace.all_worked_on])
             used = {*variables(targets), *(x for own in equations for x in variables(own.invars))}
             way = _written(equations, targets)
             # Numbers of other types, or of leaves that are split otherwise, look different.
             types = (*(x.aval.dtype for x in targets), *map(_specs, trace.like_leaf))
-            if used & inputs or ways.setdefault((who, name, types), way) != way:
-                raise ValueError(
-                    f"{who}: the state's field {name!r} is Shared, and its new value differs from "
-                    "leaf to leaf. Compute it of the step's scalars and of `yield "
-                    "global_norm(...)`, or declare it as PerParameter(), NumberPerBlock(stacked) "
-                    "or VectorOfBlocks(stacked)."
-                )
+            if used & inputs or ways.setdefault((key, types), way) != way:
+                raise ValueError(error)
+
+
+def _same_for_all(trace: Trace) -> Iterator[tuple[Any, list[Any], str]]:
+    """What is to be the same for all leaves: its key, its variables, and the error if not."""
+    for who, name, value in trace.same_for_all:
+        error = (
+            f"{who}: the state's field {name!r} is Shared, and its new value differs from leaf to "
+            "leaf. Compute it of the step's scalars and of `yield global_norm(...)`, or declare "
+            "it as PerParameter(), NumberPerBlock(stacked) or VectorOfBlocks(stacked)."
+        )
+        yield (who, name), jax.tree.leaves(value), error
+    for one, (_, *numbers) in zip(trace.rounds, trace.handed_in, strict=True):
+        if one.on_matrices:
+            error = (
+                "each_matrix: its numbers differ from leaf to leaf, and matrices of one function "
+                "are worked on together. Compute the numbers of the step's scalars and of `yield "
+                "global_norm(...)`, or give those leaves a function of their own."
+            )
+            yield one.on_matrices.function, numbers, error
 
 
 def _specs(x: Any) -> str:

@@ -43,14 +43,14 @@ Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
 
 
 def newton_schulz(
-    matrix: jax.Array, coefficients: Coefficients, eps: float, preconditioning: Preconditioning
+    matrix: jax.Array, eps: jax.Array, coefficients: Coefficients, preconditioning: Preconditioning
 ) -> jax.Array:
     """The matrix with all its singular values near 1.
 
     Args:
         matrix: two axes.
+        eps: added to the norm that the matrix is divided by; has the dtype of the matrix.
         coefficients: three numbers for each iteration.
-        eps: added to the norm that the matrix is divided by.
         preconditioning: what the matrix is divided by before the iterations.
     """
     norm = _spectral_norm(matrix) if preconditioning == "spectral" else _frobenius_norm(matrix)

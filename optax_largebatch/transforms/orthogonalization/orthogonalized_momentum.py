@@ -1,7 +1,6 @@
 """Momentum with its matrices made orthogonal: the direction of Muon."""
 
 import functools
-import numbers
 from typing import Any, NamedTuple, get_args
 
 import jax
@@ -45,11 +44,12 @@ class _Scalars(NamedTuple):
     """The weight of the running mean in the direction."""
     gradient: Any
     """The weight of the gradient in the direction."""
+    eps: Any
 
 
 def orthogonalize_momentum(
     beta: Scalar = 0.95,
-    eps: float = 1e-8,
+    eps: Scalar = 1e-8,
     *,
     nesterov: bool = True,
     ns_coeffs: Any = "standard",
@@ -79,7 +79,7 @@ def orthogonalize_momentum(
 
     Args:
         beta: :math:`\beta`, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more; a Python number.
+        eps: :math:`\epsilon`, 0 or more.
         nesterov: False leaves the gradient out of the direction:
             :math:`d_t = m_t / (1 - \beta^t)`.
         ns_coeffs: :math:`(a_k, b_k, c_k)`: three numbers for all iterations, a sequence with three
@@ -132,11 +132,6 @@ def orthogonalize_momentum(
         Chebyshev-type Polynomials*, arXiv 2506.10935, for `"schatten"`.
     """
     check_number("beta", beta, "[0, 1)")
-    if not isinstance(eps, numbers.Real):
-        raise TypeError(
-            f"eps must be a Python number in [0, inf), got {eps!r}. With optax.inject_hyperparams "
-            "name it in static_args=('eps',)."
-        )
     check_number("eps", eps, "[0, inf)")
     check_flag("nesterov", nesterov)
     check_flag("adaptive", adaptive)
@@ -147,11 +142,11 @@ def orthogonalize_momentum(
     stacks = check_stacked(stacked)
     coefficients = checked_coefficients(ns_coeffs, ns_steps)
     orthogonal = functools.partial(
-        newton_schulz, coefficients=coefficients, eps=float(eps), preconditioning=preconditioning
+        newton_schulz, coefficients=coefficients, preconditioning=preconditioning
     )
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
-        return _Scalars(beta, *momentum_weights(beta, state.count + 1, nesterov))
+        return _Scalars(beta, *momentum_weights(beta, state.count + 1, nesterov), eps)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
@@ -159,7 +154,7 @@ def orthogonalize_momentum(
         direction = step.momentum * mu
         if nesterov:
             direction = direction + step.gradient * update
-        matrices = yield each_matrix(orthogonal, direction, at.choice, ns_dtype)
+        matrices = yield each_matrix(orthogonal, direction, at.choice, step.eps, dtype=ns_dtype)
         if adaptive:
             (dual_norm,) = yield block_sums(direction * matrices, kept=at.choice.stack)
             matrices = dual_norm * matrices
