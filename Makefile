@@ -45,9 +45,11 @@ compiled: compilers  ## what XLA makes of steps for H100s and TPUs that are not 
 	$(COMPILERS)/bin/python -m benchmarks.compiled_step --check
 	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check
 
-compiled-short:  ## the same of two layers, if the compilers can be had
+compiled-short:  ## a part of the same, if the compilers can be had
 	$(MAKE) compilers || { echo "compiled-short: left out, the compilers cannot be had"; exit 0; } && \
-	$(COMPILERS)/bin/python -m benchmarks.compiled_step --short --check
+	$(COMPILERS)/bin/python -m benchmarks.compiled_step --short --check && \
+	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check \
+	  --case "BERT-large stacked, layers" --optimizer "muon, bfloat16"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+import numpy as np
 
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.tracing import LeafArrays
@@ -37,8 +38,12 @@ def on_shards(
     specs = leaves.specs or []
     on_device = dataclasses.replace(leaves, mesh=None)
 
+    known: list[Any] = []  # the results of one device, False in the place of what is computed
+
     def on_one_device(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
-        return jax.tree.map(jnp.asarray, run(arrays, scalars, on_device))
+        results = run(arrays, scalars, on_device)
+        known.append(jax.tree.map(lambda x: isinstance(x, np.ndarray) and x, results))
+        return jax.tree.map(jnp.asarray, results)
 
     def spec(index: int, x: Any, like_leaf: bool = True) -> Any:
         shape = leaves.arrays[index].shape
@@ -67,13 +72,15 @@ def on_shards(
         i: (spec(i, update), specs_of_state(i, state)) for i, (update, state) in whole.items()
     }
     arrays = jax.tree.map(lambda x, spec: _placed(x, spec, leaves.mesh), dict(arrays), in_specs)
-    return jax.shard_map(
+    results = jax.shard_map(
         on_one_device,
         mesh=leaves.mesh,
         in_specs=(in_specs, PartitionSpec()),
         out_specs=out_specs,
         check_vma=False,
     )(arrays, scalars)
+    # Of a constant from inside XLA does not see that all devices have it: it sends it around.
+    return jax.tree.map(lambda x, own: x if own is False else own, results, known[-1])
 
 
 def _placed(x: jax.Array, spec: PartitionSpec, mesh: Any) -> jax.Array:

@@ -1,10 +1,13 @@
 """Passes give the numbers of the reference executor, and leave nothing behind."""
 
+import functools
 import re
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
@@ -20,6 +23,11 @@ from optax_largebatch.engine.reference_executor import reference
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from tests.optimizers.registry import LONG, named
+
+several_devices = pytest.mark.skipif(
+    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
+    reason="needs eight devices, and jax.shard_map of jax 0.8",
+)
 
 KERNELS = lb.matching("kernel")
 GROUPS = lb.param_groups(
@@ -268,11 +276,17 @@ def test_operations_are_named_after_their_link():
     assert "chain(" not in program.as_text()
 
 
-def test_numbers_that_are_known_already_are_one_constant():
-    """XLA would take long to put a thousand of them together."""
+@pytest.mark.parametrize("told", [False, pytest.param(True, marks=several_devices)])
+def test_numbers_that_are_known_already_are_one_constant(told):
+    """XLA would take long to put a thousand of them together, and on a mesh send them around."""
     transform = lb.scale_by_learning_rate(0.1)
-    params = {f"bias_{index}": jnp.ones(index + 1) for index in range(5)}
-    program = jax.jit(transform.update).lower(params, transform.init(params))
-    assert "concatenate" not in program.as_text()
-    _, state = transform.update(params, transform.init(params))
+    params = {f"bias_{index}": jnp.ones(8 * index + 8) for index in range(5)}
+    specs = {}
+    if told:
+        mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+        params = jax.device_put(params, NamedSharding(mesh, P("data")))
+        specs = {"partition_specs": jax.tree.map(lambda x: x.sharding, params)}
+    update = jax.jit(functools.partial(transform.update, **specs))
+    assert "concatenate" not in update.lower(params, transform.init(params)).as_text()
+    _, state = update(params, transform.init(params))
     chex.assert_trees_all_close(state.learning_rates, jnp.full(5, 0.1))
