@@ -51,14 +51,18 @@ def adamw(momentum: float) -> Build:
     )
 
 
-def lamb(rate: optax.Schedule, decay: jax.Array, stacked: Any) -> optax.GradientTransformation:
-    """LAMB."""
-    return lb.lamb(rate, MOMENTUM, B2, weight_decay=decay, stacked=stacked, **LAYERWISE)
+def lamb(momentum: float) -> Build:
+    """LAMB, with a given momentum."""
+    return lambda rate, decay, stacked: lb.lamb(
+        rate, momentum, B2, weight_decay=decay, stacked=stacked, **LAYERWISE
+    )
 
 
-def lans(rate: optax.Schedule, decay: jax.Array, stacked: Any) -> optax.GradientTransformation:
-    """LANS."""
-    return lb.lans(rate, MOMENTUM, B2, weight_decay=decay, stacked=stacked, **LAYERWISE)
+def lans(momentum: float) -> Build:
+    """LANS, with a given momentum."""
+    return lambda rate, decay, stacked: lb.lans(
+        rate, momentum, B2, weight_decay=decay, stacked=stacked, **LAYERWISE
+    )
 
 
 # `lars` moves what it does not adapt at the learning rate itself. With the paper's coefficient,
@@ -67,8 +71,8 @@ def lans(rate: optax.Schedule, decay: jax.Array, stacked: Any) -> optax.Gradient
 KNOWN = {
     "sgd": Optimizer(0.1, sgd),
     "adamw": Optimizer(0.01, adamw(MOMENTUM)),
-    "lamb": Optimizer(0.02, lamb),
-    "lans": Optimizer(0.02, lans),
+    "lamb": Optimizer(0.02, lamb(MOMENTUM)),
+    "lans": Optimizer(0.02, lans(MOMENTUM)),
     "lars": Optimizer(
         0.1,
         lambda rate, decay, stacked: lb.lars(
@@ -120,14 +124,14 @@ def nadamw(rate: optax.Schedule, decay: jax.Array, _: Any) -> optax.GradientTran
     return optax.nadamw(rate, MOMENTUM, B2, 1e-8, 0.0, None, decay, KERNELS.mask)
 
 
-def muon(rate: optax.Schedule, decay: jax.Array, _: Any) -> optax.GradientTransformation:
+def muon(momentum: float) -> Build:
     """Orthogonalised momentum for matrices, Adam for the rest, at one learning rate."""
-    return optax.contrib.muon(
+    return lambda rate, decay, _: optax.contrib.muon(
         rate,
-        beta=MOMENTUM,
+        beta=momentum,
         weight_decay=decay,
         weight_decay_mask=KERNELS.mask,
-        adam_b1=MOMENTUM,
+        adam_b1=momentum,
         adam_b2=B2,
     )
 
@@ -169,7 +173,8 @@ def lans_without_nesterov(
     rate: optax.Schedule, decay: jax.Array, stacked: Any
 ) -> optax.GradientTransformation:
     """The direction of the momentum alone: LAMB on normalised gradients."""
-    return optax.chain(lb.normalize_by_block_norm(stacked=stacked), lamb(rate, decay, stacked))
+    by_lamb = lamb(MOMENTUM)(rate, decay, stacked)
+    return optax.chain(lb.normalize_by_block_norm(stacked=stacked), by_lamb)
 
 
 def lans_without_normalization(
@@ -202,21 +207,24 @@ def lans_without_trust_ratio(
 # is a line here.
 CONTROLS = {
     "nadamw": Optimizer(0.01, nadamw),
-    "muon": Optimizer(0.02, muon),
+    "muon": Optimizer(0.02, muon(MOMENTUM)),
     "muon_with_trust_ratio": Optimizer(0.02, muon_with_trust_ratio),
     "muon_and_adamw": Optimizer(0.01, muon_of_layers(adamw(MOMENTUM))),
-    "muon_and_lamb": Optimizer(0.02, muon_of_layers(lamb)),
+    "muon_and_lamb": Optimizer(0.02, muon_of_layers(lamb(MOMENTUM))),
     "lans_without_nesterov": Optimizer(0.02, lans_without_nesterov),
     "lans_without_normalization": Optimizer(0.02, lans_without_normalization),
     "lans_without_trust_ratio": Optimizer(0.01, lans_without_trust_ratio),
     "adamw_momentum_0.8": Optimizer(0.01, adamw(0.8)),
     "adamw_momentum_0.95": Optimizer(0.01, adamw(0.95)),
+    "lamb_momentum_0.8": Optimizer(0.02, lamb(0.8)),
+    "lans_momentum_0.8": Optimizer(0.02, lans(0.8)),
+    "muon_momentum_0.8": Optimizer(0.02, muon(0.8)),
 }
 
 # The same, told nothing of the stack: one norm for all its layers.
 ONE_NORM = {
-    "lamb_one_norm": Optimizer(0.02, lambda rate, decay, _: lamb(rate, decay, None)),
-    "lans_one_norm": Optimizer(0.02, lambda rate, decay, _: lans(rate, decay, None)),
+    "lamb_one_norm": Optimizer(0.02, lambda rate, decay, _: lamb(MOMENTUM)(rate, decay, None)),
+    "lans_one_norm": Optimizer(0.02, lambda rate, decay, _: lans(MOMENTUM)(rate, decay, None)),
 }
 OPTIMIZERS = KNOWN | CONTROLS | ONE_NORM
 

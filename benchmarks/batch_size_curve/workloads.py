@@ -28,7 +28,13 @@ PIECES = (
 )
 CONTROLS = tuple(name for name in PIECES if name not in FIRST)
 MUONS = ("muon_with_trust_ratio", "muon_and_adamw", "muon_and_lamb")
-MOMENTA = ("adamw_momentum_0.8", "adamw_momentum_0.95")
+MOMENTA = (
+    "adamw_momentum_0.8",
+    "adamw_momentum_0.95",
+    "lamb_momentum_0.8",
+    "lans_momentum_0.8",
+    "muon_momentum_0.8",
+)
 DECAYING_STEPS = 128
 
 
