@@ -47,14 +47,15 @@ def _same_for_all(trace: Trace) -> Iterator[tuple[Any, list[Any], str]]:
             "it as PerParameter(), NumberPerBlock(stacked) or VectorOfBlocks(stacked)."
         )
         yield (who, name), jax.tree.leaves(value), error
-    for one, (_, *numbers) in zip(trace.rounds, trace.handed_in, strict=True):
+    dtypes = tuple(x.aval.dtype for x in trace.like_leaf)
+    for one, given in zip(trace.rounds, trace.handed_in, strict=True):
         if one.on_matrices:
             error = (
                 "each_matrix: its numbers differ from leaf to leaf, and matrices of one function "
                 "are worked on together. Compute the numbers of the step's scalars and of `yield "
                 "global_norm(...)`, or give those leaves a function of their own."
             )
-            yield one.on_matrices.function, numbers, error
+            yield (one.on_matrices.function, dtypes), given[1:], error
 
 
 def _specs(x: Any) -> str:
