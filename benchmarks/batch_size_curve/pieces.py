@@ -48,12 +48,24 @@ VARIED: Groups = {
     "layers alone, the rest by AdamW": (("muon", "muon_and_adamw"), ("lans", "muon_and_adamw")),
     "layers alone, the rest by LAMB": (("muon", "muon_and_lamb"), ("lans", "muon_and_lamb")),
 }
-# AdamW with a momentum that forgets faster, which is no change of the algorithm at all.
+# A momentum that forgets faster, which is no change of the algorithm at all.
 TUNED: Groups = {
-    "a momentum of 0.8": (("adamw", "adamw_momentum_0.8"), ("nadamw", "adamw_momentum_0.8")),
-    "LANS and Muon in its place": (
+    "a momentum of 0.8": (
+        ("adamw", "adamw_momentum_0.8"),
+        ("nadamw", "adamw_momentum_0.8"),
+        ("lamb", "lamb_momentum_0.8"),
+        ("lans", "lans_momentum_0.8"),
+        ("muon", "muon_momentum_0.8"),
+    ),
+    "LANS and Muon in the place of AdamW": (
         ("adamw_momentum_0.8", "lans"),
         ("adamw_momentum_0.8", "muon"),
+    ),
+    "all with 0.8": (
+        ("adamw_momentum_0.8", "lamb_momentum_0.8"),
+        ("adamw_momentum_0.8", "lans_momentum_0.8"),
+        ("adamw_momentum_0.8", "muon_momentum_0.8"),
+        ("lans_momentum_0.8", "muon_momentum_0.8"),
     ),
 }
 RESAMPLES = 2000

@@ -115,6 +115,21 @@ def test_conclusion_of_lans(results, page):
     assert saves(own, tuned, "muon").clear
 
 
+def test_conclusion_of_another_momentum(results, page):
+    own = results["bert_pieces"]
+    names = ("adamw", "lamb", "lans", "muon")
+    adamw, lamb, lans, muon = (f"{name}_momentum_0.8" for name in names)
+    assert f"If both have 0.8, it needs {fewer(own, adamw, lans)} fewer" in page
+    assert f"LAMB needs as many steps as AdamW, LANS {fewer(own, adamw, lans)} fewer and" in page
+    assert f"fewer and Muon {fewer(own, adamw, muon)} fewer." in page
+    assert not saves(own, adamw, lamb).clear
+    assert saves(own, adamw, lans).clear
+    shares = [saves(own, name, f"{name}_momentum_0.8") for name in names]
+    assert all(x.clear and x.share > 0 for x in shares)
+    assert [x.share for x in shares] == sorted((x.share for x in shares), reverse=True)
+    assert "nadamw_momentum_0.8" not in own
+
+
 def test_conclusion_of_the_trust_ratio(results, page):
     bert, digits = results["bert_pieces"], results["digits"]
     added = fewer(bert, "nadamw", "lans_without_normalization")
@@ -252,7 +267,9 @@ def test_conclusion_of_the_digits(results):
     for batch_size in own["adamw"]:
         steps = medians(results["digits"], batch_size)
         assert steps["nadamw"] <= steps["adamw"]
-        assert (steps["muon"] == min(steps.values())) == (batch_size not in (64, 256))
+        assert (steps["muon"] == min(steps.values())) == (batch_size in (16, 32, 512, 1024))
+        fewest = steps["muon_momentum_0.8"] == min(steps.values())
+        assert fewest == (batch_size in (32, 64, 128, 256))
 
 
 def test_conclusion_of_bert(results):
