@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import optax
 
-from benchmarks.compiled_step.products import operations
+from benchmarks.compiled_step.products import Products
 from benchmarks.harness.machine import machine
 from benchmarks.harness.results import add_output, write_csv
 from benchmarks.harness.steps import start_update
@@ -53,7 +53,7 @@ def measure(layers: int, width: int, stacked: bool, rounds: int) -> list[dict[st
         for name, optimizer in optimizers(stacked).items()
     }
     seconds = in_turns(running, rounds, description="stacked" if stacked else "apart")
-    products = {name: operations(x.compiled.as_text()) for name, x in running.items()}
+    products = {name: Products(x.compiled.as_text()).operations for name, x in running.items()}
     return [
         {
             "layers": f"{layers} of width {width}, {'stacked' if stacked else 'apart'}",

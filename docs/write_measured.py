@@ -220,14 +220,19 @@ def muon() -> str:
     """What eight devices send each other in a step of Muon, and what each of them computes."""
     rows = read("compiled/compiled_muon.csv")
     return table(
-        ["devices", "parameters, split by", "optimizer", "sent", "temporaries", "products"],
+        [
+            *("devices", "parameters, split by", "optimizer", "sent", "while multiplying"),
+            *("temporaries", "beyond AdamW", "products"),
+        ],
         [
             [
                 row["target"],
                 row["case"].replace(", ", ", by "),
                 f"`{row['optimizer'].partition(', ')[0]}`{_how(row)}",
                 ", ".join(x.replace(":", " ") for x in row["collectives"].split()) or "nothing",
+                row["exchanges_during_products"].replace("0 of 0", ""),
                 row["temporaries_of_own_parameters"],
+                row["temporaries_beyond_adamw"],
                 row["products_of_an_eighth"],
             ]
             for row in rows

@@ -19,7 +19,8 @@ from optax_largebatch import norms
 from optax_largebatch.engine.alike import sets_of_alike, side_by_side
 from optax_largebatch.engine.compilation import barrier, merged_inside
 from optax_largebatch.engine.contract.shared import check_shared
-from optax_largebatch.engine.exchange import Work, turns, worked_on
+from optax_largebatch.engine.matrices.exchange import Work
+from optax_largebatch.engine.matrices.work import turns, worked_on
 from optax_largebatch.engine.program import Program, Progress
 from optax_largebatch.engine.reductions.groups import in_pieces
 from optax_largebatch.engine.reductions.protocol import Reductions
@@ -266,11 +267,7 @@ class Execution:
         return [jnp.sum(x, axis=0) for x in found] if of_all_leaves else found
 
     def _work_on_matrices(self, waiting: Mapping[int, OnMatrices]) -> None:
-        """Takes leaves through a round of work on their matrices, those of one shape at a time.
-
-        The next gradients wait for these results; otherwise XLA would work on all at once and need
-        memory for all.
-        """
+        """Takes leaves through a round of work on their matrices, those of one shape at a time."""
         alike = turns({i: Work(self._leaves[i].gradient, (), on) for i, on in waiting.items()})
         for now, following in itertools.zip_longest(alike, alike[1:], fillvalue=[]):
             stored: dict[int, list[jax.Array]] = {}
@@ -281,7 +278,7 @@ class Execution:
                 )
                 asked[i] = Work(array, numbers, waiting[i])
             gradients = {i: self._leaves[i].gradient for i in following}
-            done, gradients = barrier((worked_on(asked), gradients))
+            done, gradients = worked_on(asked, gradients)
             for i, x in done.items():
                 self._progress[i] = self._progress[i].after(stored[i], worked_on=[x])
             for i, gradient in gradients.items():
@@ -307,8 +304,8 @@ class Execution:
                 if one.on_matrices:
                     own = self._matrices_of_leaf(plan.program, leaf, scalars, progress)
                     stored, array, numbers = own
-                    done = worked_on({0: Work(array, numbers, one.on_matrices)})[0]
-                    progress = progress.after(stored, worked_on=[done])
+                    done, _ = worked_on({0: Work(array, numbers, one.on_matrices)})
+                    progress = progress.after(stored, worked_on=[done[0]])
                 else:
                     taken = self._round_of_leaf(plan.program, leaf, scalars, progress)
                     progress = progress.after(*taken)

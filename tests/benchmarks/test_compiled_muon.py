@@ -24,7 +24,8 @@ def test_what_is_committed_is_allowed():
     [
         ({"collectives": "all-to-all:8"}, "allowed are 6 all-to-alls"),
         ({"collectives": "all-to-all:4 all-gather:1"}, "sends all-to-all:4 all-gather:1"),
-        ({"temporaries_of_own_parameters": "2.1"}, "temporaries are 2.1"),
+        ({"temporaries_beyond_adamw": "2.1"}, "temporaries are 2.1"),
+        ({"exchanges_during_products": "1 of 4"}, "multiplies during 1 of 4 exchanges"),
         ({"products_of_an_eighth": "1.23"}, "products are 1.23"),
     ],
 )
@@ -32,7 +33,7 @@ def test_what_is_worse_is_named(worse, says):
     (row,) = (
         row
         for row in ROWS
-        if (row["target"], row["case"], row["optimizer"]) == ("v5e 2x4", "BERT-base, rows", "muon")
+        if (row["target"], row["case"], row["optimizer"]) == ("eight H100", "BERT-base, rows", "muon")
     )
     (line,) = failures([row | worse])
     assert says in line

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.compiled_step.products import operations
+from benchmarks.compiled_step.products import Products
 
 GPU = """HloModule jit_step
 
@@ -32,20 +32,39 @@ ONE = 2 * 4 * 4 * 8
 
 
 def test_a_product_in_a_loop_counts_once_for_each_turn():
-    assert operations(GPU.replace("KNOWN", SAID)) == ONE * (1 + 5)
+    assert Products(GPU.replace("KNOWN", SAID)).operations == ONE * (1 + 5)
 
 
 def test_a_tpu_says_the_turns_of_a_loop_in_its_condition():
-    assert operations(GPU.replace("KNOWN", "")) == ONE * (1 + 3)
+    assert Products(GPU.replace("KNOWN", "")).operations == ONE * (1 + 3)
 
 
 def test_a_loop_of_unknown_turns_is_no_number():
     unknown = GPU.replace("KNOWN", "").replace("compare(%turn, %end)", "compare(%turn, %turn)")
     with pytest.raises(ValueError, match="turns of the loop loop cannot be read"):
-        operations(unknown)
+        _ = Products(unknown).operations
 
 
 def test_a_product_of_a_tpu_is_a_convolution():
     dot = "dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
     text = GPU.replace("KNOWN", SAID).replace(dot, "convolution(%w, %w), dim_labels=bf_oi->bf")
-    assert operations(text) == ONE * (1 + 5)
+    assert Products(text).operations == ONE * (1 + 5)
+
+
+def test_a_collective_hides_behind_the_products_before_its_end():
+    text = """HloModule jit_step, is_scheduled=true
+
+ENTRY %main (a: f32[4,8]) -> f32[4,4] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %first = ((f32[4,8]{1,0}), f32[4,8]{1,0}) all-to-all-start(%a), dimensions={0}
+  %dot.1 = f32[4,4]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  %got = f32[4,8]{1,0} all-to-all-done(%first)
+  %dot.2 = f32[4,4]{1,0} dot(%got, %a), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  %second = ((f32[4,8]{1,0}), f32[4,8]{1,0}) all-to-all-start(%got), dimensions={0}
+  %back = f32[4,8]{1,0} all-to-all-done(%second)
+  %plain = f32[4,8]{1,0} all-to-all(%back), dimensions={0}
+  ROOT %dot.3 = f32[4,4]{1,0} dot(%plain, %a), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+"""
+    assert Products(text).during("all-to-all") == [ONE, 0, 0]
+    assert Products(text).operations == 3 * ONE

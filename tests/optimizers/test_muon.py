@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import exchange
+from optax_largebatch.engine.matrices import exchange
 from optax_largebatch.params import paths
 from optax_largebatch.params.matrices import axes_of_matrices
 from optax_largebatch.transforms.orthogonalization.newton_schulz import PUBLISHED, newton_schulz

@@ -1,0 +1,1 @@
+"""Work on whole matrices, wherever their parts are."""
