@@ -33,7 +33,8 @@ def test_what_is_worse_is_named(worse, says):
     (row,) = (
         row
         for row in ROWS
-        if (row["target"], row["case"], row["optimizer"]) == ("eight H100", "BERT-base, rows", "muon")
+        if (row["target"], row["case"], row["optimizer"])
+        == ("eight H100", "BERT-base, rows", "muon")
     )
     (line,) = failures([row | worse])
     assert says in line
