@@ -110,8 +110,8 @@ def _counted_once(x: jax.Array, repeated: frozenset[str]) -> jax.Array:
     return x
 
 
-def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """The whole of an array that is split along `axis`, the same on all devices.
+def placed(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """A part of an array that is split along `axis`, in its place in a whole array of zeros.
 
     Outside of `jax.shard_map` the array is whole already, whatever the mesh axes.
     """
@@ -119,8 +119,13 @@ def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
         return with_spec(x, PartitionSpec())
     shape = (*x.shape[:axis], devices_along(mesh_axes) * x.shape[axis], *x.shape[axis + 1 :])
     start = jax.lax.axis_index(mesh_axes) * x.shape[axis]
-    own = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, axis)
-    return jax.lax.psum(own, mesh_axes)
+    return jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, axis)
+
+
+def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """The whole of an array that is split along `axis`, the same on all devices."""
+    whole = placed(x, axis, mesh_axes)
+    return jax.lax.psum(whole, mesh_axes) if any(map(is_bound, mesh_axes)) else whole
 
 
 def own_part(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:

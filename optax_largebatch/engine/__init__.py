@@ -17,6 +17,7 @@ from optax_largebatch.engine.requests import (
     global_norm,
     in_parallel,
     materialize,
+    sums_over_devices,
 )
 from optax_largebatch.engine.state import (
     Counter,
@@ -59,5 +60,6 @@ __all__ = [
     "materialize",
     "matrices_of",
     "reference",
+    "sums_over_devices",
     "transformation",
 ]

@@ -237,13 +237,16 @@ class Program:
         """The variables that follow from answers alone, as far as the passes to come use them."""
         trace = self.trace
         position = len(progress.answers)
-        largest = max((x.size for own in progress.answers for x in own), default=1)
-        answers = {*itertools.chain(*trace.answers[:position])}
-        inputs = {*trace.jaxpr.constvars, *trace.jaxpr.invars} - {
-            *trace.like_leaf,
-            *trace.of_blocks,
+        # What was asked for as the sum of terms is an array of the program's own, and no number.
+        answers = {
+            x
+            for own, found in zip(self.rounds, trace.answers[:position], strict=False)
+            for asked, x in zip(own.asked, found, strict=True)
+            if asked.held != "terms"
         }
-        known, follows = inputs | answers, {*answers}
+        largest = max((x.aval.size for x in answers), default=1)
+        known = answers | {*trace.jaxpr.constvars, *trace.same_inputs}
+        follows = {*answers}
         ahead = itertools.chain(*trace.stored[position:], *trace.handed_in[position:])
         results = [*ahead, *jax.tree.leaves(trace.result)]
         used = [*results]

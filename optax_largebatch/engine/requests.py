@@ -18,6 +18,10 @@ from optax_largebatch.params.matrices import Matrices
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
+Held = Literal["parts", "copies", "terms"]
+"""What the devices that share a leaf have of an array: parts of it, copies of it, or terms. The
+array is then the sum of its terms."""
+
 
 class Statistic(NamedTuple):
     """A statistic of one array that a leaf program asks for."""
@@ -26,8 +30,7 @@ class Statistic(NamedTuple):
     kind: Kind
     kept: tuple[int, ...] = ()
     """The axes that are not summed over; they keep their place in the answer."""
-    of_whole: bool = False
-    """Whether every device has the whole array, although the leaf is split."""
+    held: Held = "parts"
 
 
 class Request(NamedTuple):
@@ -79,6 +82,16 @@ def block_means(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
 def block_sums(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
     """Asks for the sums of arrays of one leaf over all axes but those `kept`."""
     return Request(tuple(Statistic(array, "sum", kept) for array in arrays))
+
+
+def sums_over_devices(*arrays: jax.Array) -> Request:
+    """Asks for the sums of arrays over the devices that have parts of the leaf.
+
+    It is for arrays that the program has computed from its part of the leaf, of any shape.
+    """
+    kept = (tuple(range(x.ndim)) for x in arrays)
+    columns = zip(arrays, kept, strict=True)
+    return Request(tuple(Statistic(x, "sum", axes, held="terms") for x, axes in columns))
 
 
 def global_norm(array: jax.Array) -> Request:

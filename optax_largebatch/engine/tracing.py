@@ -11,7 +11,7 @@ from jax.extend.core import Jaxpr, Literal, Var
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.requests import EachMatrix, Kind, Leaf, Materialize, Statistic
+from optax_largebatch.engine.requests import EachMatrix, Held, Kind, Leaf, Materialize, Statistic
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.state import Counter, Shared
 from optax_largebatch.engine.transform import LeafTransform
@@ -47,6 +47,7 @@ class Asked(NamedTuple):
 
     kind: Kind
     kept: tuple[int, ...]
+    held: Held
     split: norms.Split
     elements: int
     """The number of elements that a block has on this device."""
@@ -256,7 +257,7 @@ def term(statistic: Statistic) -> jax.Array:
 
 def _identity(statistic: Statistic) -> Any:
     """A key that equal statistics of a round share."""
-    return id(statistic.array), statistic.kind, statistic.kept
+    return id(statistic.array), *statistic[1:]
 
 
 def _round(of_all_leaves: bool, statistics: Iterable[Statistic], splits: Splits) -> Round:
@@ -264,8 +265,8 @@ def _round(of_all_leaves: bool, statistics: Iterable[Statistic], splits: Splits)
 
     def asked(x: Statistic) -> Asked:
         blocks = math.prod(norms.shape_of_blocks(x.array.shape, x.kept))
-        split = norms.Split() if x.of_whole else splits(x.kept)
-        return Asked(x.kind, x.kept, split, max(x.array.size // max(blocks, 1), 1))
+        split = norms.Split() if x.held == "copies" else splits(() if x.held == "terms" else x.kept)
+        return Asked(x.kind, x.kept, x.held, split, max(x.array.size // max(blocks, 1), 1))
 
     return Round(of_all_leaves, tuple(map(asked, statistics)))
 

@@ -170,8 +170,8 @@ class LeafTransform:
                 update, state = end.value
                 return own_part(update), state_by(own_part, state)
             if isinstance(request, Request):
-                whole = (x._replace(of_whole=True) for x in request.statistics)
-                request = request._replace(statistics=tuple(whole))
+                copies = (x._replace(held="copies") for x in request.statistics)
+                request = request._replace(statistics=tuple(copies))
             elif isinstance(request, EachMatrix):
                 request = request._replace(of_whole=True)
             answer = yield request

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 import dataclasses
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -15,8 +14,8 @@ from optax_largebatch.norms import (
     devices_along,
     gathered,
     is_bound,
-    over_shards,
     own_part,
+    placed,
     varying_axes,
     with_spec,
 )
@@ -172,12 +171,18 @@ class Layout(NamedTuple):
             x = gathered(x, axis, self.mesh_axes[axis])
         return x
 
-    def of_whole(self, sums: jax.Array, kept: tuple[int, ...]) -> jax.Array:
-        """The `block_sum` of an array like the leaf, from that of this device's part of it."""
-        summed = (own for axis, own in enumerate(self.mesh_axes) if axis not in kept)
-        within = frozenset(filter(is_bound, itertools.chain.from_iterable(summed)))
-        whole = over_shards({0: sums}, {0: Split(within)})[0]
-        return self.gathered(whole, kept) if kept else with_spec(whole, PartitionSpec())
+    def placed(self, x: jax.Array, axes: Iterable[int]) -> jax.Array:
+        """A part of an array like the leaf, in its place in an array of zeros.
+
+        The sum of all devices' is the whole, the same on all devices.
+
+        Args:
+            x: this device's part of it, or a term of that part.
+            axes: the axes along which it is one.
+        """
+        for axis in axes:
+            x = placed(x, axis, self.mesh_axes[axis])
+        return with_spec(x, PartitionSpec())
 
     def own_part(self, x: jax.Array) -> jax.Array:
         """This device's part of a whole array like the leaf; axes of length 1 are kept."""

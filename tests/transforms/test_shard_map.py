@@ -62,15 +62,10 @@ def test_equals_a_single_device(name):
         np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
 
 
-LONGEST, WHOLE = 64, 64 * 48
-
-
-@pytest.mark.parametrize(("name", "largest"), [("cain", LONGEST), ("learned_gradient", WHOLE)])
-def test_what_work_along_axes_sends(name, largest):
-    """Cain needs sums along axes of what is split; only products of matrices need the whole."""
-    optimizer = getattr(lb, name)(0.1)
+def sent_by(optimizer, shape):
+    """The text of a step in `jax.shard_map`, three of whose parameters are split."""
     splits = {key: NamedSharding(mesh(), spec) for key, spec in SPECS.items()}
-    params = {key: jax.device_put(jnp.ones((64, 48)), own) for key, own in splits.items()}
+    params = {key: jax.device_put(jnp.ones(shape), own) for key, own in splits.items()}
     state = optimizer.init(params)
     layout = lb.shard_optimizer_state(optimizer, params, mesh())
     specs = jax.tree.map(lambda own: own.spec, layout)
@@ -80,11 +75,23 @@ def test_what_work_along_axes_sends(name, largest):
 
     sharded = jax.shard_map(step, mesh=mesh(), in_specs=(SPECS, specs), out_specs=(SPECS, specs))
     text = jax.jit(sharded).lower(params, state).as_text()
-    assert max(sizes_sent(text)) == largest
-    # Three of the parameters are split. The gradient is sent only where matrices learn.
-    always = re.sub(r'"stablehlo.case".*?\n    \}\) :', "", text, flags=re.DOTALL)
-    assert sizes_sent(always).count(WHOLE) == (3 if largest == WHOLE else 0)
     assert not re.search("all_gather|all_to_all", text)
+    return text
+
+
+def test_sums_along_axes_are_sent_as_one_vector_for_each_axis():
+    """And in every step, so that no device waits for a choice; with the first a sum for each."""
+    text = sent_by(lb.cain(0.1), (64, 48))
+    assert sizes_sent(text) == [3 * 64 + 3, 3 * 48]
+    assert "stablehlo.case" not in text
+
+
+def test_only_products_of_matrices_need_the_whole():
+    """The gradient is sent only where matrices learn."""
+    text = sent_by(lb.learned_gradient(0.1), (64, 48))
+    assert max(sizes_sent(text)) == 64 * 48
+    always = re.sub(r'"stablehlo.case".*?\n    \}\) :', "", text, flags=re.DOTALL)
+    assert sizes_sent(always).count(64 * 48) == 3
 
 
 def sizes_sent(text):

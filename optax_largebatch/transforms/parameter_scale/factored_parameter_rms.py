@@ -1,5 +1,6 @@
 """The size of single parameters, as a product of one factor for each axis."""
 
+from collections.abc import Sequence
 import functools
 import math
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
-from optax_largebatch.engine.requests import Leaf
+from optax_largebatch.engine.requests import Leaf, LeafProgram, sums_over_devices
 from optax_largebatch.engine.state import Counter, PerAxis, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -64,8 +65,9 @@ def scale_by_factored_parameter_rms(
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByFactoredParameterRmsState`.
-        Inside `jax.shard_map` a parameter that is split needs `partition_specs`; only the sums
-        along its axes are sent.
+        Inside `jax.shard_map` a parameter that is split needs `partition_specs`. Only the sums
+        along its axes are sent, those of all parameters together: one vector for their first axes,
+        one for their second, and so on.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -107,15 +109,29 @@ def scale_by_factored_parameter_rms(
         layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
         return list(zip(stacks.axes(leaves.tree), layouts, strict=True))
 
-    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         factors = at.state.factors
         if not factors:
             return update, at.state
         step: _Scalars = at.scalars
-        axes, layout = at.choice
-        factors = refreshed(factors, at.param, step, axes, layout, refit_period)
-        own = tuple(layout.own_part(factor) for factor in factors)
-        return product(own) * update, at.state._replace(factors=factors)
+        stacked, layout = at.choice
+        axes = fitted_axes(layout.shape, stacked)
+        size = math.prod(layout.shape[axis] for axis in axes)
+        refits = step.count % refit_period == 0
+        factors = [jnp.where(refits, 1, factor) for factor in factors]
+        # Every step goes over all axes, and changes the factors of one. To take no other sums would
+        # be a choice at run time for each leaf, for which a GPU waits for its host.
+        for position, axis in enumerate(axes):
+            fits = refits | (step.count % len(axes) == position)
+            by_slice = size > 2 * layout.shape[axis]
+            kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
+            estimate = product([layout.own_part(factor) for factor in factors])
+            ratio = jnp.where(fits, jnp.maximum(jnp.abs(at.param), step.eps) / estimate, 0)
+            (squares,) = yield sums_over_devices(layout.placed(sum_of_squares(ratio, kept), kept))
+            rms = root(squares / (size // layout.shape[axis] if by_slice else size))
+            factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
+        own = product([layout.own_part(factor) for factor in factors])
+        return own * update, at.state._replace(factors=tuple(factors))
 
     return transformation(
         LeafTransform(
@@ -135,40 +151,6 @@ def fitted_axes(shape: tuple[int, ...], stacked: tuple[int, ...]) -> list[int]:
     return axes if math.prod(shape[axis] for axis in axes) > 1 else []
 
 
-def product(factors: tuple[jax.Array, ...]) -> jax.Array:
+def product(factors: Sequence[jax.Array]) -> jax.Array:
     """The estimated size of each element: the product of the factors."""
     return functools.reduce(jnp.multiply, factors)
-
-
-def refreshed(
-    factors: tuple[jax.Array, ...],
-    param: jax.Array,
-    step: _Scalars,
-    stacked: tuple[int, ...],
-    layout: Layout,
-    refit_period: int,
-) -> tuple[jax.Array, ...]:
-    """The factors after one of them is fitted again; in the first step of a period, all are."""
-    shape = layout.shape
-    axes = fitted_axes(shape, stacked)
-    size = math.prod(shape[axis] for axis in axes)
-
-    def fitted(factors: tuple[jax.Array, ...], position: int) -> tuple[jax.Array, ...]:
-        axis, factor = axes[position], factors[position]
-        own = tuple(layout.own_part(x) for x in factors)
-        ratio = jnp.maximum(jnp.abs(param), step.eps) / product(own)
-        by_slice = size > 2 * shape[axis]
-        kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-        elements = size // shape[axis] if by_slice else size
-        rms = root(layout.of_whole(sum_of_squares(ratio, kept), kept) / elements)
-        return (*factors[:position], factor * rms, *factors[position + 1 :])
-
-    def all_fitted() -> tuple[jax.Array, ...]:
-        new = tuple(jnp.ones_like(factor) for factor in factors)
-        for position in range(len(axes)):
-            new = fitted(new, position)
-        return new
-
-    branches = [functools.partial(fitted, factors, position) for position in range(len(axes))]
-    branch = jnp.where(step.count % refit_period == 0, len(axes), step.count % len(axes))
-    return jax.lax.switch(branch, [*branches, all_fitted])
