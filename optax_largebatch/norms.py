@@ -7,7 +7,7 @@ shards. Inside `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums ar
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 import itertools
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +144,20 @@ def devices_along(mesh_axes: Iterable[str]) -> int:
 def explicit_spec(x: jax.Array) -> PartitionSpec:
     """The `PartitionSpec` in the type of an array, on a mesh with explicit axes."""
     return jax.typeof(x).sharding.spec
+
+
+def is_on_a_mesh(arrays: Any) -> bool:
+    """Whether the types of some arrays say that they are on several devices.
+
+    Types do not say it where only `in_shardings` do, and in jax before 0.10; the lowering knows it.
+    """
+
+    def says_so(x: Any) -> bool:
+        mesh = jax.typeof(x).sharding.mesh
+        split = not mesh.empty and (mesh.size > 1 or any(explicit_spec(x)))
+        return split or bool(varying_axes(x))
+
+    return any(map(says_so, jax.tree.leaves(arrays)))
 
 
 def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+import jax.numpy as jnp
 
 from optax_largebatch import norms
 
@@ -50,6 +51,27 @@ def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     meantime. It also compiles the work on each of them alike.
     """
     return _wait_apart(_wait_for_reductions, arrays)
+
+
+def zeros_unless(
+    needed: jax.Array, function: Callable[..., jax.Array], *arrays: jax.Array
+) -> jax.Array:
+    """The result of a function if it is needed, otherwise zeros.
+
+    One CPU saves itself the work. Elsewhere the function is called in either case: a choice at run
+    time makes a GPU wait for its host, and keeps sums from travelling together.
+    """
+
+    def chosen(needed: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return jax.lax.cond(needed, function, lambda *_: jnp.zeros(kind.shape, kind.dtype), *arrays)
+
+    def masked(needed: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return jnp.where(needed, function(*arrays), 0)
+
+    if norms.is_on_a_mesh(arrays):
+        return masked(needed, *arrays)
+    kind = jax.eval_shape(function, *arrays)
+    return jax.lax.platform_dependent(needed, *arrays, cpu=chosen, default=masked)
 
 
 def _wait_apart(wait: Callable[..., Any], arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:

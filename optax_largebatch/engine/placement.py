@@ -15,13 +15,13 @@ from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from optax_largebatch import norms
 from optax_largebatch.engine.reductions.cpu import CpuReductions
 from optax_largebatch.engine.reductions.gpu import GpuReductions
 from optax_largebatch.engine.reductions.gpu_mesh import GpuMeshReductions
 from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.reductions.xla import XlaReductions
+from optax_largebatch.norms import is_on_a_mesh
 
 Way = Callable[..., list[jax.Array]]
 """A step with sums taken in one way, from arrays to arrays."""
@@ -59,20 +59,6 @@ def where_it_runs(
 
     types = tuple(ShapedArray(x.shape, x.dtype) for x in results)
     return result.unflatten(_step.bind(*arrays, types=types, way=way))
-
-
-def is_on_a_mesh(arrays: Any) -> bool:
-    """Whether the types of some arrays say that they are on several devices.
-
-    Types do not say it where only `in_shardings` do, and in jax before 0.10; the lowering knows it.
-    """
-
-    def says_so(x: Any) -> bool:
-        mesh = jax.typeof(x).sharding.mesh
-        split = not mesh.empty and (mesh.size > 1 or any(norms.explicit_spec(x)))
-        return split or bool(norms.varying_axes(x))
-
-    return any(map(says_so, jax.tree.leaves(arrays)))
 
 
 def on_a_mesh(arrays: Any) -> Reductions:

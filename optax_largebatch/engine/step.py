@@ -8,13 +8,14 @@ import jax
 from jax.core import Tracer
 
 from optax_largebatch.engine.executor import Execution, programs_of
-from optax_largebatch.engine.placement import is_on_a_mesh, on_a_mesh, where_it_runs
+from optax_largebatch.engine.placement import on_a_mesh, where_it_runs
 from optax_largebatch.engine.program import Program
 from optax_largebatch.engine.reductions.protocol import Reductions
 from optax_largebatch.engine.scalars import Scalars
 from optax_largebatch.engine.shards import on_shards
 from optax_largebatch.engine.tracing import LeafArrays
 from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.norms import is_on_a_mesh
 from optax_largebatch.params.leaves import Leaves
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
+from optax_largebatch.engine.compilation import zeros_unless
 from optax_largebatch.engine.requests import Leaf, LeafProgram, sums_over_devices
 from optax_largebatch.engine.state import Counter, PerAxis, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -119,16 +120,18 @@ def scale_by_factored_parameter_rms(
         size = math.prod(layout.shape[axis] for axis in axes)
         refits = step.count % refit_period == 0
         factors = [jnp.where(refits, 1, factor) for factor in factors]
-        # Every step goes over all axes, and changes the factors of one. To take no other sums would
-        # be a choice at run time for each leaf, for which a GPU waits for its host.
         for position, axis in enumerate(axes):
             fits = refits | (step.count % len(axes) == position)
             by_slice = size > 2 * layout.shape[axis]
             kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-            estimate = product([layout.own_part(factor) for factor in factors])
-            ratio = jnp.where(fits, jnp.maximum(jnp.abs(at.param), step.eps) / estimate, 0)
-            (squares,) = yield sums_over_devices(layout.placed(sum_of_squares(ratio, kept), kept))
-            rms = root(squares / (size // layout.shape[axis] if by_slice else size))
+            own = [layout.own_part(factor) for factor in factors]
+
+            def squares(eps: Any, param: jax.Array, *own: jax.Array, kept: Any = kept) -> jax.Array:
+                return sum_of_squares(jnp.maximum(jnp.abs(param), eps) / product(own), kept)
+
+            found = zeros_unless(fits, squares, step.eps, at.param, *own)
+            (whole,) = yield sums_over_devices(layout.placed(found, kept))
+            rms = root(whole / (size // layout.shape[axis] if by_slice else size))
             factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
         own = product([layout.own_part(factor) for factor in factors])
         return own * update, at.state._replace(factors=tuple(factors))

@@ -1,5 +1,6 @@
 """The sizes of parameters as a product of one factor for each axis."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -68,3 +69,14 @@ def test_layers_have_factors_of_their_own():
     np.testing.assert_allclose(updates["w"], stack, rtol=1e-5)
     shapes = [factor.shape for factor in state.factors["w"]]
     assert shapes == [(4, 2, 1, 1), (1, 2, 3, 1), (1, 2, 1, 5)]
+
+
+@pytest.mark.parametrize(("platform", "choices"), [("cpu", 2), ("cuda", 0), ("tpu", 0)])
+def test_a_gpu_makes_no_choice_at_run_time(platform, choices):
+    """It would wait for its host, once for each axis of each parameter."""
+    transform = lb.scale_by_factored_parameter_rms()
+    params = jnp.ones((3, 4))
+    traced = jax.jit(transform.update).trace(params, transform.init(params), params)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    # Not a choice by the platform, which is a constant, but by a boolean, which is made a number.
+    assert text.count("(tensor<i1>) -> tensor<i32>") == choices
