@@ -17,6 +17,7 @@ OPTIMIZERS = {
     "lamb": (lb.lamb(1e-3, weight_decay=0.01), 1),
     "lans": (lb.lans(1e-3, weight_decay=0.01), 2),
     "lars": (lb.lars(1e-3, weight_decay=0.01), 1),
+    "cain": (lb.cain(1e-3), 2),  # the sums along first axes and along second ones
     "lamb and its noise scale": (
         lb.chain(lb.gradient_noise_scale(), lb.lamb(1e-3, weight_decay=0.01)),
         2,  # one of them in the steps that are measured
@@ -79,8 +80,11 @@ def all_reduces(optimizer, way):
 # All ways for one of them, and one way for each of the others; the rest is left to `test-slow`.
 CASES = [
     pytest.param(name, way, marks=[pytest.mark.slow] * (name != "lamb" and way != usual))
-    for name, usual in zip(OPTIMIZERS, ("jit", "shard_map", "jit, told", None), strict=True)
+    for name, usual in zip(
+        OPTIMIZERS, ("jit", "shard_map", "jit, told", "jit, told", None), strict=True
+    )
     for way in ("jit", "jit, told", "shard_map")
+    if name != "cain" or way == usual
 ]
 
 
