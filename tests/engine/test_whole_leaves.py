@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+import optax
 import pytest
 
 import optax_largebatch as lb
@@ -19,6 +20,7 @@ from optax_largebatch.engine import (
     block_norms,
     declare,
     materialize,
+    sums_over_devices,
     transformation,
 )
 
@@ -108,6 +110,27 @@ def test_the_numbers_of_one_device(name, way):
             )
         own = jax.jit(lambda *own: two_steps(optimizer, *own, **told))(grads, params, state)
     chex.assert_trees_all_close(jax.device_get(own), jax.device_get(expected), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", ["whole", "shards"])
+def test_sums_of_terms_count_each_part_once(given):
+    """A program that is given whole leaves has all terms itself."""
+
+    def leaf(update, at):
+        (total,) = yield sums_over_devices(jnp.sum(update, axis=-1, keepdims=True))
+        return update / total, at.state
+
+    transform = transformation(LeafTransform(leaf, given=given))
+    specs = {"layers": P(None, None, "data"), "bias": P("data")}
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    step = jax.shard_map(
+        lambda grads: transform.update(grads, optax.EmptyState(), partition_specs=specs)[0],
+        mesh=mesh,
+        in_specs=(specs,),
+        out_specs=specs,
+    )
+    expected = jax.tree.map(lambda x: x / jnp.sum(x, axis=-1, keepdims=True), PARAMS)
+    chex.assert_trees_all_close(jax.jit(step)(PARAMS), expected, rtol=1e-5)
 
 
 def test_without_specs_it_says_what_it_needs():
