@@ -14,10 +14,10 @@ started=$SECONDS
 
 if [ "${1:-}" = --rehearse ]; then
   python=${PYTHON:-python3} platform=cpu results=runs
-  trees=(tiny) rounds=2 workers=0 suite=(tests/test_golden.py -k "timm_lamb")
+  trees=(tiny) rounds=2 layers=1 width=32 workers=0 suite=(tests/test_golden.py -k "timm_lamb")
 else
   python=.venv-gpu/bin/python platform=cuda results=benchmarks/results
-  trees=(bert-base bert-large small) rounds=50 workers=4
+  trees=(bert-base bert-large small) rounds=50 layers=12 width=768 workers=4
   suite=(tests/optimizers tests/test_golden.py tests/test_frameworks.py)
   suite+=(--ignore tests/optimizers/test_checkpoints.py)
   python3 -m venv --system-site-packages .venv-gpu
@@ -42,6 +42,8 @@ timeout 540 "$python" -m benchmarks.step_cost --tree "${trees[@]}" --rounds "$ro
   --optimizer optax.adamw optax.lamb lamb lans lars --peers --bandwidth --output "$output"
 timeout 180 "$python" -m benchmarks.accumulation_cost --tree "${trees[0]}" --rounds "$rounds" \
   --output "$output"
+timeout 120 "$python" -m benchmarks.muon_step --layers "$layers" --width "$width" \
+  --rounds "$rounds" --output "$output"
 
 echo "$((SECONDS - started)) s; tests ended with status $status"
 exit "$status"

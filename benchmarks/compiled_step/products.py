@@ -77,10 +77,14 @@ class Products:
 
 def _own(own: Instruction, types: dict[str, str]) -> int:
     """The multiplications and additions of one instruction."""
-    if own.kind not in ("dot", "convolution"):
+    in_cublas = own.kind == "custom-call" and "__cublas" in own.attributes
+    if own.kind not in ("dot", "convolution") and not in_cublas:
         return 0
     left = _shape(types[own.operands[0]])
-    if own.kind == "dot":
+    if in_cublas:
+        axes = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', own.attributes)
+        summed = [int(axis) for axis in re.findall(r"\d+", axes[1])] if axes else []
+    elif own.kind == "dot":
         axes = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", own.attributes)
         summed = [int(axis) for axis in axes[1].split(",")] if axes else []
     else:  # a TPU's product; "f" is the axis that is summed over

@@ -20,12 +20,13 @@ COMMANDS = re.findall(r'"\$python" -m (benchmarks\.\w+) (.*)', TEXT)
 TREES_OF = [shlex.split(found) for found in re.findall(r"trees=\(([^)]*)\)", TEXT)]
 
 
-def test_is_a_script_with_two_benchmarks():
+def test_is_a_script_with_three_benchmarks():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
     assert os.access(SCRIPT, os.X_OK)
     assert [module for module, _ in COMMANDS] == [
         "benchmarks.step_cost",
         "benchmarks.accumulation_cost",
+        "benchmarks.muon_step",
     ]
 
 
@@ -33,6 +34,7 @@ def test_is_a_script_with_two_benchmarks():
 @pytest.mark.parametrize(("module", "options"), COMMANDS, ids=[x for x, _ in COMMANDS])
 def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
     values = {"${trees[@]}": " ".join(trees), "${trees[0]}": trees[0], "$rounds": "2"}
+    values |= {"$layers": "1", "$width": "32"}
     for variable, value in values.items():
         options = options.replace(f'"{variable}"', value)
     parse = argparse.ArgumentParser.parse_args
@@ -46,7 +48,7 @@ def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
     monkeypatch.setattr(sys, "argv", [module, *shlex.split(options)])
     with pytest.raises(SystemExit):
         importlib.import_module(module).main()
-    assert set(taken[0].tree) <= set(TREES)
+    assert set(getattr(taken[0], "tree", [])) <= set(TREES)
     assert taken[0].rounds == 2
 
 
@@ -66,7 +68,7 @@ def test_rehearsal(tmp_path):
         timeout=600,
     )
     assert "passed" in (tmp_path / "tests.txt").read_text()
-    tables = {"step_cost.csv", "bandwidth.csv", "accumulation_cost.csv"}
+    tables = {"step_cost.csv", "bandwidth.csv", "accumulation_cost.csv", "muon_step.csv"}
     assert tables <= {path.name for path in tmp_path.iterdir()}
     head, *lines = (tmp_path / "bandwidth.csv").read_text().splitlines()
     assert head.startswith("tree,optimizer,milliseconds,gigabytes_per_second,of_a_copy")

@@ -51,6 +51,16 @@ def test_a_product_of_a_tpu_is_a_convolution():
     assert Products(text).operations == ONE * (1 + 5)
 
 
+def test_a_product_of_a_gpu_may_be_a_call_of_its_library():
+    dot = "f32[4,4]{1,0} dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+    call = (
+        '(f32[4,4]{1,0}, s8[33554432]{0}) custom-call(%w, %w), custom_call_target="__cublas$gemm", '
+        'backend_config={"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
+    )
+    assert dot in GPU
+    assert Products(GPU.replace("KNOWN", SAID).replace(dot, call)).operations == ONE * (1 + 5)
+
+
 def test_a_collective_hides_behind_the_products_before_its_end():
     text = """HloModule jit_step, is_scheduled=true
 

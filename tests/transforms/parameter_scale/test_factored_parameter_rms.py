@@ -71,6 +71,9 @@ def test_layers_have_factors_of_their_own():
     assert shapes == [(4, 2, 1, 1), (1, 2, 3, 1), (1, 2, 1, 5)]
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason="the text has the branches of other platforms too"
+)
 @pytest.mark.parametrize(("platform", "choices"), [("cpu", 2), ("cuda", 0), ("tpu", 0)])
 def test_a_gpu_makes_no_choice_at_run_time(platform, choices):
     """It would wait for its host, once for each axis of each parameter."""
