@@ -49,7 +49,7 @@ compiled-short:  ## a part of the same, if the compilers can be had
 	$(MAKE) compilers || { echo "compiled-short: left out, the compilers cannot be had"; exit 0; } && \
 	$(COMPILERS)/bin/python -m benchmarks.compiled_step --short --check && \
 	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check \
-	  --case "BERT-large stacked, layers" --optimizer "muon, bfloat16"
+	  --case "BERT-large stacked, layers" "BERT-large stacked, rows" --optimizer "muon, bfloat16"
 
 lint: $(READY)
 	$(BIN)/ruff check .
