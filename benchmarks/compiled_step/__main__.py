@@ -34,9 +34,12 @@ LARGE = 2**20
 """The bytes of a gradient from which its passes should follow each other."""
 
 SHORT = [
-    (target, "two layers", name)
-    for target in ("one H100", "eight H100", "one v5e", "v5e 2x4")
-    for name in OURS
+    *(
+        (target, "two layers", name)
+        for target in ("one H100", "eight H100", "one v5e", "v5e 2x4")
+        for name in OURS
+    ),
+    ("one H100", "300 small leaves", "scaled_adam"),
 ]
 
 SEVERAL = ("bert-base", "bert-base, told", "1.3B, stacked")

@@ -28,6 +28,7 @@ LIMITS = {
     ("one H100", "300 small leaves", "lamb"): Limit(46, 0.7),
     ("one H100", "300 small leaves", "lans"): Limit(51.5, 1),
     ("one H100", "300 small leaves", "lars"): Limit(28.5, 0.3),
+    ("one H100", "300 small leaves", "scaled_adam"): Limit(36.5, 0.7),
     ("one H100", "1000 leaves", "lamb"): Limit(46, 0.5),
     ("one H100", "1000 leaves", "lans"): Limit(51.5, 0.8),
     ("one H100", "1000 leaves", "lars"): Limit(28.5, 0.3),

@@ -16,6 +16,11 @@ COLORS = {
     "lamb": "#2f6fb3",
     "lans": "#b3432f",
     "lars": "#b3862f",
+    "larc": "#8c6a25",
+    "lbsgd": "#6b5a3a",
+    "eve": "#7fb069",
+    "cain": "#55803f",
+    "scaled_adam": "#2f6b3a",
 }
 
 

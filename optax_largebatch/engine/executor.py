@@ -148,7 +148,7 @@ class Execution:
                 leaf = self._leaves[first]
                 progress = self._with_ratios(program, leaf, self._scalars, progress)
             several = self._several(first)
-            of_each = progress.of_each(several) if several else [progress]
+            of_each = program.of_each(progress, several) if several else [progress]
             for i, own in zip(self._sets[first], of_each, strict=True):
                 leaf = self._leaves[i]
                 if program.writes_late:
@@ -231,7 +231,8 @@ class Execution:
             if several := self._several(i):
                 of_set = [jnp.broadcast_to(x, (several,)) if of_all_leaves else x for x in answers]
                 progress = self._progress[i].after([], of_set)
-                own = self._programs[i], self._leaves[i], self._scalars, progress
+                leaves = [self._leaves[k] for k in self._sets[i]]
+                own = self._programs[i], leaves, self._scalars, progress
                 self._progress[i] = self._ratios_of_several(*own)
             else:
                 self._progress[i] = self._progress[i].after(stored[i], answers)
@@ -246,10 +247,13 @@ class Execution:
         for program, leaves in alike.items():
             for piece in in_pieces(leaves):
                 if len(piece) > 1:
-                    of_all = Progress.of_several([self._progress[i] for i in piece])
-                    leaf = self._leaves[piece[0]]
-                    found = self._ratios_of_several(program, leaf, self._scalars, of_all)
-                    for i, own in zip(piece, found.of_each(len(piece)), strict=True):
+                    answers = [self._progress[i].answers for i in piece]
+                    vectors = jax.tree.map(lambda *x: jnp.stack(x), *answers)
+                    of_all = self._progress[piece[0]]._replace(answers=vectors)
+                    leaves = [self._leaves[i] for i in piece]
+                    found = self._ratios_of_several(program, leaves, self._scalars, of_all)
+                    of_each = program.of_each(found, len(piece))
+                    for i, own in zip(piece, of_each, strict=True):
                         self._progress[i] = self._progress[i]._replace(ratios=own.ratios)
 
     def _sums_side_by_side(

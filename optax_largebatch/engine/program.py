@@ -50,19 +50,6 @@ class Progress(NamedTuple):
             (*self.stored, *stored), (*self.answers, tuple(answers)), (*self.worked_on, *worked_on)
         )
 
-    @classmethod
-    def of_several(cls, progress: Sequence["Progress"]) -> "Progress":
-        """The progress of leaves that are alike, with vectors of their numbers."""
-        answers = jax.tree.map(lambda *x: jnp.stack(x), *(own.answers for own in progress))
-        return progress[0]._replace(answers=answers)
-
-    def of_each(self, several: int) -> list["Progress"]:
-        """The reverse of `of_several`."""
-        vectors, structure = jax.tree.flatten((self.answers, self.ratios))
-        columns = [jnp.unstack(x) for x in vectors]
-        of_each = (structure.unflatten(column[k] for column in columns) for k in range(several))
-        return [self._replace(answers=answers, ratios=ratios) for answers, ratios in of_each]
-
 
 class Program:
     """The program of a leaf, and of all leaves that are like it.
@@ -159,18 +146,47 @@ class Program:
         return progress._replace(ratios=tuple(ratios))
 
     def with_ratios_of_several(
-        self, leaf: LeafArrays, scalars: Scalars, progress: Progress
+        self, leaves: Sequence[LeafArrays], scalars: Scalars, progress: Progress
     ) -> Progress:
         """The progress of leaves that are alike, with the values that follow from numbers alone.
 
         They are computed as vectors. The dozen operations for each ratio would otherwise be
-        compiled into the kernels of each leaf.
-        """
+        compiled into the kernels of each leaf. For a number of the state XLA on a GPU would take a
+        kernel more, to copy it: one pass reads the old number and another writes the new one.
 
-        def ratios(answers: Any) -> Any:
+        Args:
+            leaves: the leaves.
+            scalars: the scalars of the step.
+            progress: their progress, with a number for each leaf in the place of each answer.
+        """
+        positions = list(map(self.trace.jaxpr.invars.index, self.trace.of_blocks))
+        first, structure = jax.tree.flatten(leaves[0])
+        arrays = list(map(jax.tree.leaves, leaves))
+        numbers = [jnp.stack([own[k] for own in arrays]) for k in positions]
+
+        def ratios(answers: Any, numbers: Sequence[jax.Array]) -> Any:
+            own = dict(zip(positions, numbers, strict=True))
+            leaf = structure.unflatten(own.get(k, x) for k, x in enumerate(first))
             return self.with_ratios(leaf, scalars, progress._replace(answers=answers)).ratios
 
-        return progress._replace(ratios=barrier(jax.vmap(ratios)(progress.answers)))
+        return progress._replace(ratios=barrier(jax.vmap(ratios)(progress.answers, numbers)))
+
+    def of_each(self, progress: Progress, several: int) -> list[Progress]:
+        """The progress of each leaf, from that of several that are alike."""
+        answers, structure = jax.tree.flatten(progress.answers)
+        new = {*variables(self.trace.new_of_blocks)}
+        ratios = zip(self._ratios(progress), progress.ratios or (), strict=True)
+        columns = [
+            *map(jnp.unstack, answers),
+            *(_written(x) if own in new else jnp.unstack(x) for own, x in ratios),
+        ]
+        rows = [[column[k] for column in columns] for k in range(several)]
+        return [
+            progress._replace(
+                answers=structure.unflatten(row[: len(answers)]), ratios=(*row[len(answers) :],)
+            )
+            for row in rows
+        ]
 
     def result(
         self, leaf: LeafArrays, scalars: Scalars, progress: Progress
@@ -234,7 +250,7 @@ class Program:
         return jaxpr_as_fun(closed)(*jax.tree.leaves((leaf, scalars)))
 
     def _ratios(self, progress: Progress) -> list[Var]:
-        """The variables that follow from answers alone, as far as the passes to come use them."""
+        """The variables that follow from answers and other numbers, as far as they are used."""
         trace = self.trace
         position = len(progress.answers)
         # What was asked for as the sum of terms is an array of the program's own, and no number.
@@ -245,7 +261,7 @@ class Program:
             if asked.held != "terms"
         }
         largest = max((x.aval.size for x in answers), default=1)
-        known = answers | {*trace.jaxpr.constvars, *trace.same_inputs}
+        known = answers | {*trace.jaxpr.constvars, *trace.same_inputs, *trace.of_blocks}
         follows = {*answers}
         ahead = itertools.chain(*trace.stored[position:], *trace.handed_in[position:])
         results = [*ahead, *jax.tree.leaves(trace.result)]
@@ -262,3 +278,13 @@ class Program:
             used += equation.invars
         wanted = {*variables(used)} & follows - answers
         return [x for own in trace.jaxpr.eqns for x in own.outvars if x in wanted]
+
+
+def _written(vector: jax.Array) -> list[jax.Array]:
+    """`jnp.unstack`, for numbers that each become an array of the new state.
+
+    XLA makes a kernel of each slice if it sees that the slices have nothing in common. Behind a
+    barrier it does not see where they are, and makes one kernel of many.
+    """
+    places = barrier(jnp.arange(len(vector), dtype=jnp.uint32))
+    return [jax.lax.dynamic_index_in_dim(vector, place, keepdims=False) for place in places]

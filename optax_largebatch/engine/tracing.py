@@ -85,6 +85,8 @@ class Trace:
     """The inputs with an element for each element of the leaf."""
     of_blocks: list[Any]
     """The inputs with a number for each block of it."""
+    new_of_blocks: list[Any]
+    """The new values of these."""
     same_for_all: list[tuple[str, str, Any]]
     """The new values of shared fields, with the names of their transforms and their own."""
     same_inputs: list[Any]
@@ -221,6 +223,8 @@ def traced(
     no_state = [True] * len(jax.tree.leaves((leaf.gradient, leaf.param)))
     flags = [*no_state, *jax.tree.leaves(transform.like_leaf(leaf.state))]
     columns = list(zip(closed.jaxpr.invars, flags, strict=False))
+    in_blocks = [own and x.aval.shape != leaf.gradient.shape for x, own in columns]
+    new_state = _in_the_places_of(leaf.state, result[1])
     trace = Trace(
         jaxpr=closed.jaxpr,
         consts=closed.consts,
@@ -234,13 +238,25 @@ def traced(
             x for x, own in columns[len(no_state) :] if own and x.aval.shape == leaf.gradient.shape
         ],
         like_leaf=[x for x, own in columns if own and x.aval.shape == leaf.gradient.shape],
-        of_blocks=[x for x, own in columns if own and x.aval.shape != leaf.gradient.shape],
+        of_blocks=list(itertools.compress(closed.jaxpr.invars, in_blocks)),
+        new_of_blocks=list(itertools.compress(new_state, in_blocks[len(no_state) :])),
         same_for_all=[(*name, value) for name, value in zip(names, shared, strict=True)],
         same_inputs=[*closed.jaxpr.invars[len(columns) :], *jax.tree.leaves(shared_inputs)],
     )
     for position, own in zip(passes, stored, strict=True):
         trace.store(position, own)
     return trace
+
+
+def _in_the_places_of(old: Any, new: Any) -> list[Any]:
+    """The new values in the places of old arrays; where the old state has None there is none."""
+
+    def is_none(x: Any) -> bool:
+        return x is None
+
+    places, structure = jax.tree.flatten(old, is_leaf=is_none)
+    values = structure.flatten_up_to(new)
+    return [value for place, value in zip(places, values, strict=True) if place is not None]
 
 
 def accumulation_dtype(leaf: LeafArrays) -> jnp.dtype:

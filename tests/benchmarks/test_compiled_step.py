@@ -1,7 +1,9 @@
 """What is read from the text of a compiled program."""
 
 from benchmarks.compiled_step import limits
+from benchmarks.compiled_step.picture import COLORS
 from benchmarks.compiled_step.program_text import Cost, Program
+from benchmarks.harness.optimizers import OPTIMIZERS
 
 TEXT = """HloModule jit_step, is_scheduled=true
 
@@ -73,3 +75,8 @@ def test_a_step_that_is_worse_than_its_limit_is_named():
     assert "all-gather:1" in of_collectives
     several = row | {"target": "eight H100", "case": "any", "collectives": "all-reduce:2"}
     assert limits.failures([several]) == []
+
+
+def test_every_optimizer_has_a_color_of_its_own():
+    assert set(COLORS) == set(OPTIMIZERS)
+    assert len(set(COLORS.values())) == len(COLORS)

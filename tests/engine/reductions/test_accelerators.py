@@ -175,6 +175,17 @@ def test_ratios_of_alike_leaves_are_computed_as_vectors(way, request):
     assert (of_numbers <= 1) == as_vectors  # that of the bias correction is the same for all
 
 
+@pytest.mark.parametrize("way", WAYS, indirect=True)
+def test_new_numbers_of_alike_leaves_are_written_together(way, request):
+    """Or XLA on a GPU takes a kernel for each, and one more to copy the old number."""
+    optimizer = lb.scaled_adam(1e-3)
+    params = {f"bias_{index}": jnp.ones(10) for index in range(PIECE)}
+    state = optimizer.init(params)
+    program = str(jax.make_jaxpr(optimizer.update)(params, state, params))
+    as_vectors = request.node.callspec.params["way"] != "one TPU"
+    assert ("dynamic_slice" in program) == as_vectors
+
+
 def test_a_large_leaf_waits_for_the_state_of_the_one_before_it():
     """Or XLA takes the sums of all leaves before it finishes the first.
 
