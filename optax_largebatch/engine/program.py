@@ -181,10 +181,9 @@ class Program:
             *(_written(x) if own in new else jnp.unstack(x) for own, x in ratios),
         ]
         rows = [[column[k] for column in columns] for k in range(several)]
+        sums = len(answers)
         return [
-            progress._replace(
-                answers=structure.unflatten(row[: len(answers)]), ratios=(*row[len(answers) :],)
-            )
+            progress._replace(answers=structure.unflatten(row[:sums]), ratios=tuple(row[sums:]))
             for row in rows
         ]
 
