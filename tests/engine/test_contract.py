@@ -107,6 +107,28 @@ def test_a_program_that_says_parts_and_needs_the_whole(program, culprit):
         steps(program, 60, given="parts")
 
 
+@pytest.mark.parametrize("constant", [2.0, np.float32(2), np.full((1,), 2, np.float32)], ids=repr)
+def test_a_call_inside_a_program_of_parts_may_close_over_a_constant(constant):
+    known = jnp.asarray(constant)
+    times = jax.jit(lambda x: x * known)
+    own, expected = steps(lambda update, at: (times(update), at.state), 60, given="parts")
+    chex.assert_trees_all_close(own, expected, rtol=1e-6)
+
+
+def test_what_is_shared_may_be_computed_in_a_call_that_closes_over_a_constant():
+    known = jnp.asarray(np.float32(2))
+    times = jax.jit(lambda x: x * known)
+
+    def leaf(update, at):
+        return update, at.state._replace(own=times(at.state.own))
+
+    initial = Shared(lambda params: jnp.ones([]))
+    transform = transformation(LeafTransform(leaf, state=OneArray(initial)))
+    params = {"a": jnp.ones(3), "b": jnp.ones((2, 3))}
+    _, state = transform.update(params, transform.init(params))
+    assert state.own == 2
+
+
 def test_the_error_names_the_transform_that_is_wrong():
     def scale_by_mean():
         return transformation(LeafTransform(leaf=mean_free, given="parts", name="scale_by_mean"))

@@ -115,10 +115,10 @@ def _programs_in(equation: Any) -> list[ClosedJaxpr]:
     programs = []
     for value in equation.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(inner, Jaxpr):
-                programs.append(ClosedJaxpr(inner, []))
-            elif isinstance(inner, ClosedJaxpr):
+            if isinstance(inner, ClosedJaxpr):
                 programs.append(inner)
+            elif isinstance(inner, Jaxpr):  # the same class since jax 0.12
+                programs.append(ClosedJaxpr(inner, []))
     return programs
 
 

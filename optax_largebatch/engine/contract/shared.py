@@ -85,10 +85,10 @@ def _parameter(value: Any) -> str:
 
     JAX would print a part of it once or several times, depending on what is left in its caches.
     """
-    if isinstance(value, ClosedJaxpr):
-        return f"{_parameter(value.jaxpr)} {value.consts}"
-    if isinstance(value, Jaxpr):
-        return _written(value.eqns, value.outvars, [*value.constvars, *value.invars])
+    if isinstance(value, ClosedJaxpr | Jaxpr):  # one class since jax 0.12
+        own = getattr(value, "jaxpr", value)
+        written = _written(own.eqns, own.outvars, [*own.constvars, *own.invars])
+        return f"{written} {getattr(value, 'consts', ())}"
     if isinstance(value, Mapping):
         return str({key: _parameter(own) for key, own in value.items()})
     if isinstance(value, tuple | list):
