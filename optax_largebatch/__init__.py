@@ -117,6 +117,7 @@ from optax_largebatch.wrappers.accumulation import (
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState, dynamic_loss_scale
 from optax_largebatch.wrappers.master_weights import MasterWeightsState, master_weights
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState, skip_nonfinite
+from optax_largebatch.wrappers.partition_specs import with_partition_specs
 from optax_largebatch.wrappers.spikes import SkipSpikesState, skip_spikes
 from optax_largebatch.wrappers.stochastic_rounding import (
     StochasticRoundingState,
@@ -235,4 +236,5 @@ __all__ = [
     "warmup_hold_decay",
     "warmup_inverse_sqrt",
     "warmup_polynomial",
+    "with_partition_specs",
 ]

@@ -23,7 +23,9 @@ from optax_largebatch.engine.reductions.gpu_mesh import GpuMeshReductions
 from tests.conftest import enable_x64
 from tests.optimizers.registry import OPTIMIZERS
 
-pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+pytestmark = pytest.mark.skipif(
+    not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"
+)
 
 STEPS = 20
 SHAPES = {

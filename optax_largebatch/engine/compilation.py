@@ -1,6 +1,6 @@
 """Requests to the compiler; they change the speed, and no number."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 import contextlib
 from typing import Any, TypeVar
 
@@ -31,7 +31,13 @@ def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
 
     Otherwise each `jnp.where` in it, which is a jitted function too, would be a call of its own.
     """
-    return set_xla_metadata(inlineable=None)(function)
+    return _merging()(function)
+
+
+@contextlib.contextmanager
+def _merging() -> Iterator[None]:
+    with set_xla_metadata(inlineable=None):  # which itself is no decorator in jax 0.7
+        yield
 
 
 def barrier(arrays: Tree) -> Tree:

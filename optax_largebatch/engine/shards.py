@@ -57,7 +57,7 @@ def on_shards(
     def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
         return run(arrays, scalars, dataclasses.replace(leaves, specs=None, mesh=None))
 
-    if not hasattr(jax, "shard_map"):  # before jax 0.8: the same numbers, in more all-reduces
+    if not hasattr(jax, "shard_map"):  # jax 0.6.0: the same numbers, in more all-reduces
         return on_whole_leaves(arrays, scalars)
     whole = jax.eval_shape(on_whole_leaves, arrays, scalars)
     in_specs = {

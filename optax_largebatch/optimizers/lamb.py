@@ -71,7 +71,7 @@ def lamb(
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moment, in [0, 1).
         eps: :math:`\epsilon`, 0 or more.
-        eps_root: :math:`\bar\epsilon`, 0 or more; `eps` or `eps_root` has to be positive.
+        eps_root: :math:`\bar\epsilon`, 0 or more.
         weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
         weight_decay_mask: the parameters that are decayed; None for all. (The argument `mask` of
             `optax.lamb`.)

@@ -60,15 +60,18 @@ def muon(
     parameters that are no matrices, and those that `matrix_mask` leaves out. Embeddings and the
     last layer usually belong to it too: `matrix_mask=excluding("embed", "head")`.
 
-    With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`; only
-    `adaptive` there takes a parameter that stacks matrices for one matrix.
+    With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`, with
+    two exceptions. With `adaptive`, optax takes a parameter that stacks matrices for one matrix.
+    With `preconditioning="aol"` or `"schatten"`, optax takes divisors below 1e-8 for 1e-8, so its
+    steps are shorter where gradients are below about 1e-4.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
         ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.
         ns_steps: how many iterations, 1 or more.
         beta: :math:`\beta`, in [0, 1).
-        eps: added to the norm that a matrix is divided by first; 0 or more.
+        eps: added to the norm that a matrix is divided by first, and :math:`\epsilon` of Adam; 0 or
+            more.
         weight_decay: :math:`\lambda` of the matrices, 0 or more; a float or a schedule.
         weight_decay_mask: the matrices that are decayed; None for all.
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).

@@ -339,7 +339,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
             "such axis here. Outside of shard_map and pmap, pass a tree of NamedSharding, or set "
             "the mesh with jax.set_mesh."
         )
-    return dataclasses.replace(leaves, specs=specs, mesh=mesh) if split_along else leaves
+    return dataclasses.replace(leaves, specs=specs, mesh=mesh if split_along else None)
 
 
 def _is_spec(node: Any) -> bool:

@@ -12,14 +12,13 @@ from optax_largebatch.arguments import (
     check_dtype,
     check_flag,
     check_number,
-    is_zero,
     number_at,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import bias_correction, momentum_weights, root
+from optax_largebatch.numerics import bias_correction, momentum_weights, positive, root
 from optax_largebatch.params.groups import Grouped, as_grouped
 
 BiasCorrection = Literal["full", "none", "step_size"]
@@ -55,11 +54,6 @@ class AdamMoments(NamedTuple):
         check_number("b2", self.b2, "[0, 1)")
         check_number("eps", self.eps, "[0, inf)")
         check_number("eps_root", self.eps_root, "[0, inf)")
-        if is_zero(self.eps) and is_zero(self.eps_root):
-            raise ValueError(
-                "eps=0 and eps_root=0: a gradient that has been zero so far gives 0/0. Give one "
-                "of them a positive value, such as eps=1e-6."
-            )
         check_choice("bias_correction", self.bias_correction, ("full", "none", "step_size"))
         check_flag("grad_averaging", self.grad_averaging)
         check_flag("nesterov", self.nesterov)
@@ -114,8 +108,10 @@ class AdamScalars(NamedTuple):
     """The factor of the second moment."""
 
     def denominator(self, nu: jax.Array) -> jax.Array:
-        """`sqrt(v_hat + eps_root) + eps`."""
-        return root(nu * self.nu_scale + self.eps_root) + self.eps
+        """`sqrt(v_hat + eps_root) + eps`, or 1 where that is 0: what is divided is 0 there, too."""
+        result = root(nu * self.nu_scale + self.eps_root) + self.eps
+        cannot_be_zero = any(isinstance(x, float) and x > 0 for x in (self.eps, self.eps_root))
+        return result if cannot_be_zero else positive(result)
 
 
 def scale_by_adam(
@@ -141,8 +137,8 @@ def scale_by_adam(
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moment, in [0, 1).
         eps: :math:`\epsilon`, added outside the root; 0 or more.
-        eps_root: :math:`\bar\epsilon`, added inside the root; 0 or more. `eps` or `eps_root` has to
-            be positive.
+        eps_root: :math:`\bar\epsilon`, added inside the root; 0 or more. If both are 0, the update
+            of a gradient that has been 0 so far is 0.
         bias_correction: `"full"` as above; `"none"` leaves out both divisions by :math:`1 - b^t`;
             `"step_size"` leaves them out and multiplies the result by
             :math:`\sqrt{1 - b_2^t} / (1 - b_1^t)`, which differs from `"full"` in the weight of

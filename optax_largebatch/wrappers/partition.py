@@ -22,11 +22,10 @@ def partition(
         owners: a function of the parameters that returns a tree of these names, like the
             parameters.
     """
-    partitioned = optax.partition(optimizers, owners)
 
     def init(params: optax.Params) -> optax.OptState:
         leaves_of("params", params)
-        return partitioned.init(params)
+        return optax.partition(optimizers, owners).init(params)
 
     def update(
         updates: optax.Updates,
@@ -42,6 +41,8 @@ def partition(
             )
         check_state(who, optax.transforms.PartitionState, state)
         gradients_of(updates, params)
+        # With `owners` itself, optax would ask about the gradients, some of which may be None.
+        partitioned = optax.partition(optimizers, owners(params))
         return partitioned.update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)

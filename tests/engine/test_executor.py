@@ -26,7 +26,7 @@ from tests.optimizers.registry import LONG, named
 
 several_devices = pytest.mark.skipif(
     jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map of jax 0.8",
+    reason="needs eight devices, and jax.shard_map",
 )
 
 KERNELS = lb.matching("kernel")

@@ -146,11 +146,6 @@ def test_the_keyword_mask_of_optax(name):
         OPTIMIZERS[name].make(mask={"dense": True})
 
 
-def test_no_epsilon_at_all():
-    with pytest.raises(ValueError, match="eps=0 and eps_root=0"):
-        lb.lamb(1e-3, eps=0.0)
-
-
 PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
 
 

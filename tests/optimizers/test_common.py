@@ -329,6 +329,25 @@ def test_zeros_give_no_nan(name, zero):
         chex.assert_trees_all_equal(start, zeros)
 
 
+@pytest.mark.parametrize("missing", ["kernel", "bias"])
+def test_a_gradient_that_is_none_moves_nothing(name, missing):
+    """The parameter is frozen in this step; the others move as they would."""
+    optimizer = OPTIMIZERS[name].make()
+    params = mixed_tree()
+    state = optimizer.init(params)
+    gradients = gradients_at(0, params)
+    step = compiled(optimizer.update)
+    of_all, _ = step(gradients, state, params)
+    gradients["dense"][missing] = None
+    updates, after = step(gradients, state, params)
+    moved = updates["dense"].pop(missing)
+    assert moved is None or not np.any(moved)
+    chex.assert_trees_all_equal_structs(after, state)
+    if name != "scaled_adam":  # it clips by a norm of all
+        del of_all["dense"][missing]
+        chex.assert_trees_all_close(updates, of_all, rtol=1e-5, atol=1e-7)
+
+
 PROBLEMS = {
     "parabola": ([-1.0, 10.0, 1.0], [1.0, -1.0, 1.0]),
     "matrix": ([[1.0, 1.0], [1.0, -1.0]], [[3.0, -2.0], [1.0, 4.0]]),

@@ -33,7 +33,7 @@ CONVOLUTION = {"conv": ((0, 1, 2), 3)}
 
 several_devices = pytest.mark.skipif(
     jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map of jax 0.8",
+    reason="needs eight devices, and jax.shard_map",
 )
 since_types_know_the_mesh = pytest.mark.skipif(
     jax.__version_info__ < (0, 10), reason="types know the mesh since jax 0.10"
@@ -105,6 +105,23 @@ def test_equals_that_of_optax(settings, wide, tolerance):
         )
         for ours in (by_numbers, by_rules):
             chex.assert_trees_all_close(trained(ours, params), expected, rtol=0, atol=tolerance)
+
+
+@theirs
+def test_an_epsilon_of_zero_is_that_of_optax():
+    params = network("float32", {"bias": (5,), "square": (6, 6)})
+    expected = trained(optax.contrib.muon(0.02, eps=0.0), params)
+    chex.assert_trees_all_close(trained(lb.muon(0.02, eps=0.0), params), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("eps", [0.0, jnp.zeros([])], ids=["float", "array"])
+def test_without_an_epsilon_a_gradient_of_zero_moves_nothing(eps):
+    """optax has 0/0 there."""
+    params = network("float32", {"bias": (5,), "square": (6, 6)})
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    for optimizer in (lb.muon(0.02, eps=eps), lb.lamb(0.1, eps=eps)):
+        updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+        chex.assert_trees_all_equal(updates, zeros)
 
 
 @theirs
@@ -230,6 +247,16 @@ def test_a_vector_is_no_matrix():
         lb.orthogonalize_momentum().init(network("float32"))
 
 
+def told_to_pass_specs(function, *arguments):
+    """The result of a function that warns, once, that nobody says how parameters are split."""
+    if jax.__version_info__ < (0, 10):  # types do not know the mesh
+        return function(*arguments)
+    with pytest.warns(UserWarning, match=r"with_partition_specs\(optimizer, specs\)") as caught:
+        result = function(*arguments)
+    assert len(caught) == 1
+    return result
+
+
 # Of one exchange: high and wide, split by rows, by columns and by both in either order, and copies.
 SPLIT = {
     "columns": ((8, 16), P(None, ("fsdp", "tensor"))),
@@ -273,7 +300,9 @@ def test_matrices_that_are_split_step_as_whole_ones(way, settings):
         else:
             told = {"partition_specs": shardings} if way == "told" else {}
             run = functools.partial(step, **told)
-        found = jax.jit(run)(jax.device_put(gradients, shardings), jnp.asarray(3.0))
+        run = jax.jit(run)
+        arguments = jax.device_put(gradients, shardings), jnp.asarray(3.0)
+        found = told_to_pass_specs(run, *arguments) if way == "not told" else run(*arguments)
         chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-12)
 
 
@@ -325,6 +354,38 @@ def test_many_parameters_are_named_once():
         patch.setattr(paths, "path_name", lambda *of: names.append(of) or made(*of))
         axes_of_matrices({"conv": ((0, 1), 2)}, rule, params)
     assert len(names) < 10 * len(params)
+
+
+@several_devices
+@since_types_know_the_mesh
+@pytest.mark.parametrize("shape", [(8, 16), (6, 20)], ids=["rows divide", "rows do not"])
+def test_alike_matrices_may_be_split_along_one_axis_and_along_two(shape):
+    """XLA refused its own program, where nobody says how they are split."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    shardings = {"a": NamedSharding(mesh, P("x")), "b": NamedSharding(mesh, P("x", "y"))}
+    optimizer = lb.muon(0.02, weight_decay=0.1)
+    params = network("float32", {"a": shape, "b": shape})
+    state = optimizer.init(params)
+
+    def step(params):
+        gradients = jax.grad(lambda p: jnp.sum(jnp.sin(p["a"]) * p["b"]))(params)
+        updates, _ = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates)
+
+    found = told_to_pass_specs(jax.jit(step), jax.device_put(params, shardings))
+    chex.assert_trees_all_close(jax.device_get(found), step(params), atol=1e-5)
+
+
+@several_devices
+@pytest.mark.parametrize("told", ["how they are split", "that they are whole"])
+def test_who_says_how_matrices_are_split_is_not_warned(told):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    spec = P("x", "y") if told == "how they are split" else P()
+    optimizer = lb.muon(0.02)
+    sharding = NamedSharding(mesh, spec)
+    params = jax.device_put(network("float32", {"a": (8, 16)}), sharding)
+    step = jax.jit(lambda p, s: optimizer.update(p, s, p, partition_specs=sharding))
+    step(params, optimizer.init(params))  # a warning would be an error
 
 
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}

@@ -13,7 +13,9 @@ import pytest
 import optax_largebatch as lb
 from tests.optimizers.registry import OPTIMIZERS, named
 
-pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8")
+pytestmark = pytest.mark.skipif(
+    not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"
+)
 
 SPECS = {
     "rows": PartitionSpec("fsdp"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import itertools
 import math
 from typing import Any, TypeVar
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,9 @@ def turns(asked: Mapping[Key, Work]) -> list[list[Key]]:
     exchanges: dict[Exchange, dict[Key, Work]] = {}
     for key, work in asked.items():
         exchanges.setdefault(_exchange(work.array, work.on), {})[key] = work
-    if _mesh_of_types(asked) is not None:
+    mesh = _mesh_of_types(asked)
+    if mesh is not None:
+        _warn_if_nobody_says_how_they_are_split(asked, mesh)
         return [list(own) for own in exchanges.values()]
     moving: list[list[Key]] = []
     staying: list[Key] = []
@@ -145,6 +148,29 @@ def _mesh_of_types(asked: Mapping[Key, Work]) -> jax.sharding.AbstractMesh | Non
     return None
 
 
+def _warn_if_nobody_says_how_they_are_split(
+    asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh
+) -> None:
+    """Warns on an automatic mesh of several axes, where the compiler may gather whole matrices.
+
+    It moves matrices that are split along one axis in all-to-alls. It knows no such way for those
+    that are split along two, and types do not say which they are.
+    """
+    axes = [name for name, size in mesh.shape.items() if size > 1]
+    is_told = all(on.matrices.is_told for *_, on in asked.values())
+    if len(axes) < 2 or is_told or AxisType.Explicit in mesh.axis_types:
+        return
+    warnings.warn(
+        f"The update works on whole matrices on a mesh with the axes {', '.join(map(repr, axes))}, "
+        "and does not know how the parameters are split. If matrices are split along several of "
+        "these axes, the compiler gathers all of them on every device, which takes many times the "
+        "memory. Pass the specs where you build the optimizer, with_partition_specs(optimizer, "
+        "specs), or where you call it, optimizer.update(grads, state, params, "
+        "partition_specs=specs).",
+        stacklevel=2,
+    )
+
+
 def _spread(asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh) -> dict[Key, jax.Array]:
     """The results for arrays of which only the compiler knows how they are split.
 
@@ -166,6 +192,12 @@ def _spread(asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh) -> dict[
         matrices = jax.lax.with_sharding_constraint(matrices, some_each)
         done = jax.vmap(asked[keys[0]].function)(matrices)
         matrices = jax.lax.with_sharding_constraint(done, some_each)
+        if len(matrices) > len(apart[0]) and mesh.size not in mesh.shape.values():
+            # XLA may cut wrongly along an axis that is split over several mesh axes, and then its
+            # verifier refuses the program ("limit index (8) must be less than or equal to ...").
+            by_rows = mesh.axis_names if matrices.shape[1] % mesh.size == 0 else None
+            whole = jax.sharding.NamedSharding(mesh, PartitionSpec(None, by_rows))
+            matrices = jax.lax.with_sharding_constraint(matrices, whole)
         for key, own in zip(keys, apart, strict=True):
             x, _, on = asked[key]
             results[key] = on.matrices.back(matrices[: len(own)], x.shape)

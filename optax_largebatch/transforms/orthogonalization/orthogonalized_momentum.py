@@ -72,10 +72,13 @@ def orthogonalize_momentum(
         u_t = X_K
 
     For :math:`d_t = U \Sigma V^\top` the result is about :math:`U V^\top`: all singular values lie
-    near 1 (between 0.7 and 1.2 with the standard coefficients). Where a matrix is split between
-    devices, nothing is gathered: matrices of one shape are exchanged, so that each device works on
-    some of them. For that, `update` has to know how they are split: see `partition_specs` in
-    `chain`.
+    near 1 (between 0.7 and 1.2 with the standard coefficients). In float32 a matrix with a norm
+    above 1.8e19 gives a step of 0, because the square of its norm is infinite.
+
+    Where a matrix is split between devices, nothing is gathered: matrices of one shape are
+    exchanged, so that each device works on some of them. For that, `update` has to know how they
+    are split: pass `partition_specs` as in `chain`, or build the optimizer by
+    `with_partition_specs`.
 
     Args:
         beta: :math:`\beta`, in [0, 1).

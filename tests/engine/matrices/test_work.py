@@ -13,7 +13,7 @@ import optax_largebatch as lb
 
 several_devices = pytest.mark.skipif(
     jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map of jax 0.8",
+    reason="needs eight devices, and jax.shard_map",
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 import optax_largebatch as lb
 
 needs_shard_map = pytest.mark.skipif(
-    not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.8"
+    not hasattr(jax.lax, "pcast"), reason="jax.lax.pcast, used inside jax.shard_map, is jax 0.8"
 )
 
 PARTS, SIZE = 8, 4

@@ -1,0 +1,88 @@
+"""An optimizer that is told where it is built how the parameters are split."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+import optax
+
+from optax_largebatch.wrappers.inner import check_inner
+
+
+def with_partition_specs(
+    inner: optax.GradientTransformation, partition_specs: Any
+) -> optax.GradientTransformationExtraArgs:
+    r"""The same optimizer, which knows how the parameters are split between devices.
+
+    Use it where a trainer calls `optimizer.update(gradients, state, params)` itself and passes
+    nothing else: Flax's `TrainState`, `nnx.Optimizer`, MaxText, Levanter, axlearn. It passes
+    `partition_specs` to `update` on every call, see `chain`. What a call passes itself takes
+    precedence.
+
+    On a mesh, devices then exchange the norms of all parameters as one vector, and Muon exchanges
+    matrices without gathering them. The numbers stay the same.
+
+    Args:
+        inner: the optimizer, from this library or wrapped by any other.
+        partition_specs: a tree of `jax.sharding.PartitionSpec` or `NamedSharding` like the
+            parameters, or a prefix of one. `PartitionSpec` needs the mesh around the step
+            (`jax.set_mesh`), `NamedSharding` has it. A function of the parameters, if the tree is
+            not known yet: it is called when the step is traced.
+
+    Returns:
+        The optimizer, with the state of `inner`.
+
+    Raises:
+        TypeError: `inner` is no optimizer, or an entry of `partition_specs` is no spec.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> from optax_largebatch import muon, with_partition_specs
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("fsdp",))
+        >>> params = {"kernel": jnp.ones((8, 16)), "bias": jnp.ones(16)}
+        >>> specs = {
+        ...     "kernel": NamedSharding(mesh, PartitionSpec("fsdp")),
+        ...     "bias": NamedSharding(mesh, PartitionSpec()),
+        ... }
+        >>> optimizer = with_partition_specs(muon(0.02), specs)
+        >>> params = jax.device_put(params, specs)
+        >>> state = optimizer.init(params)
+        >>> updates, state = jax.jit(optimizer.update)(params, state, params)
+        >>> print(updates["kernel"].sharding.spec)
+        PartitionSpec('fsdp',)
+    """
+    inner = check_inner(inner)
+    if not callable(partition_specs):
+        _check_specs(partition_specs)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        if extra_args.get("partition_specs") is None:
+            known = partition_specs
+            if callable(known):
+                known = known(updates if params is None else params)
+                _check_specs(known)
+            extra_args["partition_specs"] = known
+        return inner.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _check_specs(partition_specs: Any) -> None:
+    def is_spec(node: Any) -> bool:
+        return isinstance(node, PartitionSpec | NamedSharding)
+
+    for path, spec in jax.tree_util.tree_leaves_with_path(partition_specs, is_leaf=is_spec):
+        if not is_spec(spec):
+            raise TypeError(
+                "partition_specs must be a tree of jax.sharding.PartitionSpec or NamedSharding, or "
+                f"a function of the parameters that returns one; got {spec!r} at "
+                f"{jax.tree_util.keystr(path) or 'its root'}. With arrays: "
+                "jax.tree.map(lambda x: x.sharding, params)."
+            )
