@@ -11,9 +11,7 @@ import pytest
 
 import optax_largebatch as lb
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"
-)
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 
 OPTIMIZERS = {
     "lamb": (lb.lamb(1e-3, weight_decay=0.01), 1),

@@ -24,7 +24,7 @@ from tests import reference
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"),
+    pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7"),
 ]
 
 COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))

@@ -23,9 +23,7 @@ from optax_largebatch.engine.reductions.gpu_mesh import GpuMeshReductions
 from tests.conftest import enable_x64
 from tests.optimizers.registry import OPTIMIZERS
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"
-)
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 
 STEPS = 20
 SHAPES = {

@@ -48,7 +48,7 @@ def test_hands_the_loss_on_and_replaces_fields():
     assert state.apply_fn is print
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 def test_hands_partition_specs_on():
     """Without them, and without types that say it, a norm would be that of a shard."""
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))

@@ -9,9 +9,7 @@ import pytest
 
 import optax_largebatch as lb
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"
-)
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 
 FACTORS = {"the mean": 1, "the sum": 4, "divided twice": 1 / 4}
 

@@ -12,9 +12,7 @@ import tempfile
 import jax
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    jax.__version_info__ < (0, 8), reason="older jax prints specs otherwise"
-)
+pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="specs print otherwise")
 
 ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))

@@ -25,7 +25,7 @@ from optax_largebatch.engine import (
 )
 
 pytestmark = [
-    pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"),
+    pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7"),
     pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
 ]
 

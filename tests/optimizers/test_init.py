@@ -92,7 +92,7 @@ def test_from_shapes_it_is_the_same(name):
 
 
 @several_devices
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 @pytest.mark.parametrize(
     "name", ["lamb", "cain", pytest.param("learned_gradient", marks=pytest.mark.slow)]
 )

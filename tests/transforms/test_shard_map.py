@@ -13,9 +13,7 @@ import pytest
 import optax_largebatch as lb
 from tests.optimizers.registry import OPTIMIZERS, named
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map"
-)
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 
 SPECS = {
     "rows": PartitionSpec("fsdp"),

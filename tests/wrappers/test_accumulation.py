@@ -248,7 +248,7 @@ def test_a_leaf_without_a_gradient_in_the_last_micro_batch_steps_on_its_mean(nam
         chex.assert_trees_all_close(params, expected, rtol=1e-5)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_on_all_devices_if_one_has_a_sum(check_vma):
     """What one of eight devices has of a split leaf decides for all, whose norms are one."""
@@ -416,7 +416,7 @@ def test_bad_extra_arguments(extra_args, error, message):
         optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS, **extra_args)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 def test_examples_that_differ_between_devices_are_an_error():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)

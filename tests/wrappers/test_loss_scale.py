@@ -80,7 +80,7 @@ def test_around_accumulation_a_bad_micro_batch_is_left_out():
     assert (int(state.inner_state.macro_step), int(state.skipped)) == (1, 1)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_all_devices_or_none(check_vma):
     """One infinity, in the shard of one of eight devices."""

@@ -135,7 +135,7 @@ def test_under_scan_and_unrolled_in_one_computation():
     np.testing.assert_allclose(scanned.astype("float32"), unrolled.astype("float32"), rtol=1e-2)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_stacked_and_split_between_devices(check_vma):
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))

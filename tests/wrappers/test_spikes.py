@@ -132,7 +132,7 @@ def test_around_accumulation_single_micro_batches_are_left_out():
     assert lb.has_updated(state)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_all_devices_or_none(check_vma):
     """The spike is in the shard of one of eight devices, and what counts is the whole norm."""
@@ -168,7 +168,7 @@ def test_all_devices_or_none(check_vma):
     chex.assert_trees_all_equal(stayed, PARAMS)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 def test_a_loss_that_differs_between_devices_is_an_error():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     optimizer = lb.skip_spikes(lb.lamb(0.1), of="loss")

@@ -156,7 +156,7 @@ def test_a_parameter_without_a_gradient_stays():
     assert updates["stays"] is None
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax 0.6.0 has no jax.shard_map")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_devices(check_vma):
     """The same on all for a whole leaf, each its own for a split one."""
