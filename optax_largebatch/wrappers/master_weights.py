@@ -17,9 +17,8 @@ class MasterWeightsState(NamedTuple):
     """State of `master_weights`."""
 
     master: optax.Params
-    """The parameters in full precision, or `()` for a parameter that has it already. (With further
-    trees, `optax.tree.map_params` needs `is_leaf=lambda node: isinstance(node, tuple)`.)
-    """
+    """The parameters in full precision. A parameter that has it already has False for each of its
+    elements, so that `optax.tree.map_params` finds an array for each parameter."""
     inner_state: optax.OptState
     """State of the inner transformation, which knows only the float32 copies."""
 
@@ -55,8 +54,8 @@ def master_weights(
 
     Args:
         inner: the transformation, from this library or any other.
-        dtype: dtype of the masters, float32 or float64. Parameters that are as precise have no
-            master.
+        dtype: dtype of the masters, float32 or float64. Parameters that are as precise need no
+            master; their place in the state takes a byte for each element.
 
     Returns:
         A transformation that needs parameters; its state is a `MasterWeightsState`.
@@ -98,11 +97,14 @@ def master_weights(
 
     def init(params: optax.Params) -> MasterWeightsState:
         leaves = leaves_of("params", params)
-        columns = [(cast(x, dtype) if is_less_precise(x) else ()) for x in leaves.arrays]
-        return MasterWeightsState(leaves.rebuild(columns), inner.init(precise(leaves, columns)))
+        masters = [
+            cast(x, dtype) if is_less_precise(x) else jnp.zeros_like(x, dtype=bool)
+            for x in leaves.arrays
+        ]
+        return MasterWeightsState(leaves.rebuild(masters), inner.init(precise(leaves, masters)))
 
     def precise(leaves: Any, masters: list[Any]) -> optax.Params:
-        """The masters, and the parameters that have no master."""
+        """The masters, and the parameters that need none."""
         columns = zip(leaves.arrays, masters, strict=True)
         return leaves.rebuild([m if is_less_precise(x) else x for x, m in columns])
 
@@ -119,9 +121,8 @@ def master_weights(
             )
         check_state("master_weights", MasterWeightsState, state)
         leaves, gradients = gradients_of(updates, params)
-        masters = leaves.align("the state's master", state.master)
+        masters = leaves.alike("the state's master", state.master)
         trained = precise(leaves, masters)
-        leaves.alike("the state's master", trained)
         for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
             if gradient is not None and is_less_precise(param) and not reads(gradient):
                 gradients[index] = gradient.astype(dtype)
