@@ -1,7 +1,7 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
 from optax_largebatch import recipes
-from optax_largebatch.adoption import adopt_state
+from optax_largebatch.adoption.adopt_state import adopt_state
 from optax_largebatch.diagnostics import plots
 from optax_largebatch.diagnostics.branched_runs import (
     MeasuredCriticalBatchSize,

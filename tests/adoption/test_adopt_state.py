@@ -1,6 +1,8 @@
 """Another optimizer in the middle of a run, as if it had been there from the start."""
 
 import chex
+from flax import nnx
+from flax.training.train_state import TrainState
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,82 +10,22 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-
-PARAMS = {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.ones(3)}
-SCHEDULE = optax.linear_schedule(0.1, 0.0, 20)
-DECAY = {"weight_decay": 0.01}
-BY_LAYER = lb.chain(
-    lb.accumulate_momentum(0.9), lb.scale_by_trust_ratio(0.01), lb.scale_by_learning_rate(SCHEDULE)
+from tests.adoption.switches import (
+    DOES_NOT_SAY,
+    PARAMS,
+    SCHEDULE,
+    SWITCHES,
+    gradients,
+    state_after,
+    without_bias,
 )
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")
-
-
-@pytest.fixture
-def standard_promotion():
-    """What optax needs."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-def gradients(count):
-    rng = np.random.default_rng(0)
-    return [
-        jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), PARAMS)
-        for _ in range(count)
-    ]
-
-
-def inject(factory, **known):
-    return optax.inject_hyperparams(factory)(**known)
-
-
-def micro(inner):
-    return optax.MultiSteps(inner, 3)
-
-
-def chained(inner):
-    return optax.chain(optax.clip_by_global_norm(1.0), inner)
-
-
-SWITCHES = {
-    "adam to lamb": (optax.adam(SCHEDULE), lb.lamb(SCHEDULE, **DECAY)),
-    "adamw to lamb": (optax.adamw(0.1), lb.lamb(SCHEDULE, **DECAY)),
-    "lamb to lamb": (optax.lamb(SCHEDULE), lb.lamb(SCHEDULE, **DECAY)),
-    "adam to eve": (optax.adam(SCHEDULE, b2=0.98), lb.eve(SCHEDULE)),
-    "lars to lars": (optax.lars(0.1), lb.lars(0.1)),
-    "lars to lars, with schedules": (optax.lars(SCHEDULE), lb.lars(SCHEDULE)),
-    "sgd to a chain": (optax.sgd(0.1, 0.9), BY_LAYER),
-    "sgd with a schedule to a chain": (optax.sgd(SCHEDULE, 0.9), BY_LAYER),
-    "clipped adamw to lamb": (
-        chained(optax.adamw(SCHEDULE)),
-        lb.lamb(SCHEDULE, max_grad_norm=1.0),
-    ),
-    "injected adamw to lamb": (
-        inject(optax.adamw, learning_rate=SCHEDULE),
-        lb.lamb(SCHEDULE, **DECAY),
-    ),
-    "adamw to injected lamb": (
-        optax.adamw(SCHEDULE),
-        inject(lb.lamb, learning_rate=SCHEDULE, **DECAY),
-    ),
-    "lamb to master weights": (optax.lamb(SCHEDULE), lb.master_weights(lb.lamb(SCHEDULE))),
-    "MultiSteps of adamw to accumulated lamb": (
-        micro(chained(optax.adamw(SCHEDULE))),
-        lb.accumulate_gradients(lb.lamb(SCHEDULE, max_grad_norm=1.0), 3),
-    ),
-    "MultiSteps of injected sgd to an accumulated chain": (
-        micro(inject(optax.sgd, learning_rate=SCHEDULE, momentum=0.9)),
-        lb.skip_nonfinite(lb.accumulate_gradients(BY_LAYER, 3)),
-    ),
-    "accumulated to accumulated": (
-        lb.accumulate_gradients(lb.larc(SCHEDULE), 3),
-        lb.skip_nonfinite(lb.accumulate_gradients(lb.larc(SCHEDULE), 3)),
-    ),
-}
-QUICK = ("adamw to lamb", "lars to lars", "MultiSteps of adamw to accumulated lamb")
-DOES_NOT_SAY = ("lars to lars", "sgd to a chain")
-"""The old state has not counted the steps."""
+QUICK = (
+    "adamw to lamb",
+    "lars to lars",
+    "MultiSteps of adamw to accumulated lamb",
+    "hidden to hidden",
+)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +46,7 @@ def test_the_next_steps_are_those_of_one_that_was_there_from_the_start(name):
         updates, state = old.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
     step = before if name in DOES_NOT_SAY else None
-    adopted = lb.adopt_state(new, params, state, step=step)
+    adopted = lb.adopt_state(new, params, state, step=step, examples_per_micro_batch=1)
     chex.assert_trees_all_equal_shapes_and_dtypes(adopted, expected_state)
     expected = params
     for gradient in given[before:]:
@@ -184,7 +126,17 @@ REFUSED = {
     "hidden parameters": (
         optax.masked(optax.adam(0.1), {"kernel": True, "bias": False}),
         lb.lamb(0.1),
-        r"the moments .* 'bias' has \(3,\) and its moments have MaskedNode",
+        "state has no moments of 'bias': .* hide it there too, .* begin with optimizer.init",
+    ),
+    "moments of normalised gradients, to plain ones": (
+        lb.lans(0.1),
+        lb.lamb(0.1),
+        "state has a NesterovSplitState",
+    ),
+    "moments beside no count": (
+        optax.rmsprop(SCHEDULE),
+        optax.rmsprop(0.1),
+        "optimizer has a ScaleByRmsState, whose numbers",
     ),
     "no count": (optax.lars(0.1), lb.lars(0.1), "step must be given.* has counted none"),
     "two counts": (
@@ -198,9 +150,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_be_wrong_is_refused(name):
     old, new, says = REFUSED[name]
-    state = old.init(PARAMS)
-    for _ in range(2):
-        _, state = old.update(PARAMS, state, PARAMS)
+    state = state_after(old)
     if name == "two counts":
         state = (state[0], state[1]._replace(count=state[1].count - 1))
     with pytest.raises(ValueError, match=says):
@@ -213,3 +163,88 @@ def test_other_parameters_are_refused():
         lb.adopt_state(lb.lamb(0.1), PARAMS, state)
     with pytest.raises(TypeError, match="step must be a Python integer"):
         lb.adopt_state(lb.lamb(0.1), PARAMS, state, step=1.0)
+
+
+@pytest.mark.parametrize("of_params", [False, True], ids=["state alone", "params too"])
+def test_a_state_of_pmap_is_refused(of_params):
+    def copies(tree):
+        return jax.tree.map(lambda x: jnp.stack([x] * 8), tree)
+
+    state, params = copies(state_after(optax.adamw(0.1))), copies(PARAMS)
+    for step in (None, 2):
+        with pytest.raises(ValueError, match=r"state must be that .* \(8,\).* pass one, as in"):
+            lb.adopt_state(lb.lamb(0.1), params if of_params else PARAMS, state, step=step)
+
+
+def test_inside_of_jit_and_vmap_the_step_must_be_given():
+    state = state_after(optax.adamw(0.1))
+    new = lb.lamb(SCHEDULE)
+    with pytest.raises(ValueError, match=r"step must be given inside jax.jit"):
+        jax.jit(lambda state: lb.adopt_state(new, PARAMS, state))(state)
+    with pytest.raises(ValueError, match=r"old_optimizer must be left out inside jax.jit"):
+        jax.jit(
+            lambda state: lb.adopt_state(new, PARAMS, state, step=2, old_optimizer=optax.adamw(0.1))
+        )(state)
+    compiled = jax.jit(lambda state: lb.adopt_state(new, PARAMS, state, step=2))(state)
+    chex.assert_trees_all_equal(compiled, lb.adopt_state(new, PARAMS, state))
+    params, states = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), (PARAMS, state))
+    models = jax.vmap(lambda *of: lb.adopt_state(new, *of, step=2))(params, states)
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[0], models), compiled)
+
+
+AS_PURE = getattr(nnx, "as_pure", None) or nnx.pure
+"""Its name in older versions of Flax is pure."""
+
+
+def nnx_optimizer(model, optimizer):
+    return nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+
+
+def test_arguments_of_another_kind_are_refused():
+    adamw, new = optax.adamw(0.1), lb.lamb(0.1)
+    state = state_after(adamw)
+    whole = TrainState.create(apply_fn=None, params=PARAMS, tx=adamw)
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    boxes = nnx_optimizer(model, adamw).opt_state
+    with pytest.raises(TypeError, match="optimizer must be a gradient transformation, got <func"):
+        lb.adopt_state(lb.lamb, PARAMS, state)
+    with pytest.raises(TypeError, match="old_optimizer must be a gradient transformation"):
+        lb.adopt_state(new, PARAMS, state, old_optimizer=optax.adamw)
+    with pytest.raises(TypeError, match=r"got a TrainState\. .* has it as its opt_state"):
+        lb.adopt_state(new, PARAMS, whole)
+    with pytest.raises(TypeError, match=r"nnx\.as_pure\(optimizer\.opt_state\)"):
+        lb.adopt_state(new, nnx.state(model, nnx.Param), boxes)
+    with pytest.raises(TypeError, match="params must hold floating point arrays; '0/count'"):
+        lb.adopt_state(new, state, PARAMS)
+
+
+@pytest.mark.parametrize("of", ["adam", "sgd", "MultiSteps"])
+def test_the_dictionaries_of_a_checkpoint_are_refused(of):
+    state = {
+        "adam": [state_after(optax.adam(0.1))[0]._asdict(), None],
+        "sgd": {"0": state_after(optax.sgd(0.1, 0.9))[0]._asdict(), "1": None},
+        "MultiSteps": optax.MultiSteps(optax.sgd(0.1), 2).init(PARAMS)._asdict(),
+    }[of]
+    with pytest.raises(ValueError, match="from a checkpoint without its types"):
+        lb.adopt_state(lb.lamb(0.1), PARAMS, state, step=2)
+
+
+def test_in_nnx():
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    before = nnx_optimizer(model, optax.adamw(0.1))
+    before.update(model, nnx.state(model, nnx.Param))
+    params, state = AS_PURE((nnx.state(model, nnx.Param), before.opt_state))
+    after = nnx_optimizer(model, lb.lamb(0.1))
+    nnx.update(after.opt_state, nnx.state(lb.adopt_state(after.tx, params, state)))
+    adam = AS_PURE(after.opt_state)[2]
+    chex.assert_trees_all_equal(adam.mu, state[0].mu)
+    assert int(adam.count) == 1
+    after.update(model, nnx.state(model, nnx.Param))
+    assert int(AS_PURE(after.opt_state)[2].count) == 2
+
+
+def test_moments_of_a_parameter_that_is_frozen_now_are_dropped():
+    state = state_after(optax.adamw(0.1))
+    adopted = lb.adopt_state(without_bias(lb.lamb(0.1)), PARAMS, state)
+    assert isinstance(optax.tree.get(adopted, "mu")["bias"], optax.MaskedNode)
+    np.testing.assert_array_equal(optax.tree.get(adopted, "mu")["kernel"], state[0].mu["kernel"])

@@ -1,0 +1,120 @@
+"""Changes of the optimizer that keep its moments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import optax_largebatch as lb
+
+PARAMS = {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.ones(3)}
+SCHEDULE = optax.linear_schedule(0.1, 0.0, 20)
+DECAY = {"weight_decay": 0.01}
+BY_LAYER = lb.chain(
+    lb.accumulate_momentum(0.9), lb.scale_by_trust_ratio(0.01), lb.scale_by_learning_rate(SCHEDULE)
+)
+
+
+def gradients(count):
+    rng = np.random.default_rng(0)
+    return [
+        jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), PARAMS)
+        for _ in range(count)
+    ]
+
+
+def state_after(optimizer, steps=2):
+    """The state of an optimizer that has been given the parameters as their gradients."""
+    state = optimizer.init(PARAMS)
+    for _ in range(steps):
+        _, state = optimizer.update(PARAMS, state, PARAMS)
+    return state
+
+
+def inject(factory, **known):
+    return optax.inject_hyperparams(factory)(**known)
+
+
+def micro(inner):
+    return optax.MultiSteps(inner, 3)
+
+
+def chained(inner):
+    return optax.chain(optax.clip_by_global_norm(1.0), inner)
+
+
+def without_bias(inner):
+    """Hides the bias, and leaves it as it is."""
+    labels = {"kernel": "trained", "bias": "frozen"}
+    return optax.partition({"trained": inner, "frozen": optax.set_to_zero()}, labels)
+
+
+def masked(inner):
+    """Hides the bias in another way."""
+    hidden = optax.masked(optax.set_to_zero(), {"kernel": False, "bias": True})
+    return optax.chain(optax.masked(inner, {"kernel": True, "bias": False}), hidden)
+
+
+def zeroed(inner):
+    """Leaves the bias as it is, and hides it from nothing."""
+    zeros = optax.masked(optax.set_to_zero(), {"kernel": False, "bias": True})
+    return optax.chain(zeros, inner)
+
+
+SWITCHES = {
+    "adam to lamb": (optax.adam(SCHEDULE), lb.lamb(SCHEDULE, **DECAY)),
+    "adamw to lamb": (optax.adamw(0.1), lb.lamb(SCHEDULE, **DECAY)),
+    "lamb to lamb": (optax.lamb(SCHEDULE), lb.lamb(SCHEDULE, **DECAY)),
+    "adam to eve": (optax.adam(SCHEDULE, b2=0.98), lb.eve(SCHEDULE)),
+    "lars to lars": (optax.lars(0.1), lb.lars(0.1)),
+    "lars to lars, with schedules": (optax.lars(SCHEDULE), lb.lars(SCHEDULE)),
+    "sgd to a chain": (optax.sgd(0.1, 0.9), BY_LAYER),
+    "sgd with a schedule to a chain": (optax.sgd(SCHEDULE, 0.9), BY_LAYER),
+    "clipped adamw to lamb": (
+        chained(optax.adamw(SCHEDULE)),
+        lb.lamb(SCHEDULE, max_grad_norm=1.0),
+    ),
+    "injected adamw to lamb": (
+        inject(optax.adamw, learning_rate=SCHEDULE),
+        lb.lamb(SCHEDULE, **DECAY),
+    ),
+    "adamw to injected lamb": (
+        optax.adamw(SCHEDULE),
+        inject(lb.lamb, learning_rate=SCHEDULE, **DECAY),
+    ),
+    "lamb to master weights": (optax.lamb(SCHEDULE), lb.master_weights(lb.lamb(SCHEDULE))),
+    "MultiSteps of adamw to accumulated lamb": (
+        micro(chained(optax.adamw(SCHEDULE))),
+        lb.accumulate_gradients(lb.lamb(SCHEDULE, max_grad_norm=1.0), 3),
+    ),
+    "MultiSteps of injected sgd to an accumulated chain": (
+        micro(inject(optax.sgd, learning_rate=SCHEDULE, momentum=0.9)),
+        lb.skip_nonfinite(lb.accumulate_gradients(BY_LAYER, 3)),
+    ),
+    "accumulated to accumulated": (
+        lb.accumulate_gradients(lb.larc(SCHEDULE), 3),
+        lb.skip_nonfinite(lb.accumulate_gradients(lb.larc(SCHEDULE), 3)),
+    ),
+    "MultiSteps to MultiSteps": (micro(optax.adam(SCHEDULE)), micro(lb.lamb(SCHEDULE))),
+    "hidden to hidden": (
+        without_bias(optax.adam(SCHEDULE)),
+        without_bias(lb.lamb(SCHEDULE, **DECAY)),
+    ),
+    "masked to hidden": (masked(optax.lars(SCHEDULE)), without_bias(lb.lars(SCHEDULE))),
+    "hidden to masked, accumulated": (
+        micro(without_bias(optax.adam(SCHEDULE))),
+        lb.accumulate_gradients(masked(lb.lamb(SCHEDULE)), 3),
+    ),
+    "accumulated behind a mask": (
+        without_bias(micro(optax.adam(SCHEDULE)).gradient_transformation()),
+        masked(lb.accumulate_gradients(lb.lamb(SCHEDULE), 3)),
+    ),
+    "zeros to hidden": (zeroed(optax.adam(SCHEDULE)), without_bias(lb.lamb(SCHEDULE))),
+    "trained to frozen": (optax.adam(SCHEDULE), without_bias(lb.lamb(SCHEDULE))),
+    "adam to lamb on some steps": (
+        optax.adam(SCHEDULE),
+        optax.conditionally_transform(lb.lamb(SCHEDULE), lambda step: step < 6),
+    ),
+}
+DOES_NOT_SAY = ("lars to lars", "sgd to a chain")
+"""The old state has not counted the steps."""

@@ -1,0 +1,104 @@
+"""Two optimizers are run to see whether their moments mean the same."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.adoption.switches import DECAY, PARAMS, SWITCHES, micro, state_after, without_bias
+
+ADAM, SGD = optax.adam(0.1), optax.sgd(0.1, 0.9)
+LAMB = lb.lamb(0.1, **DECAY)
+MOMENTUM = lb.chain(lb.accumulate_momentum(0.9), lb.scale_by_learning_rate(0.1))
+QUICK = ("adam to lamb", "hidden to hidden")
+
+SAME = SWITCHES | {
+    "radam": (optax.radam(0.1), LAMB),
+    "nadamw": (optax.nadamw(0.1), LAMB),
+    "moments of 16 bits": (optax.adam(0.1, mu_dtype=jnp.bfloat16), LAMB),
+    "another number of micro-batches": (micro(ADAM), lb.accumulate_gradients(LAMB, 7)),
+    "a loss scale": (lb.dynamic_loss_scale(lb.lamb(0.1)), LAMB),
+}
+DIFFERENT = {
+    "adamax": (optax.adamax(0.1), LAMB),
+    "adamaxw": (optax.adamaxw(0.1), LAMB),
+    "yogi": (optax.yogi(0.1), LAMB),
+    "adopt": (optax.contrib.adopt(0.1), LAMB),
+    "sums": (lb.lamb(0.1, grad_averaging=False), LAMB),
+    "b1": (optax.adam(0.1, b1=0.95), LAMB),
+    "b2": (optax.adam(0.1, b2=0.9995), LAMB),
+    "clipping": (ADAM, lb.lamb(0.1, max_grad_norm=1.0)),
+    "decay": (optax.chain(optax.add_decayed_weights(0.1), ADAM), LAMB),
+    "momentum": (optax.sgd(0.1, 0.8), MOMENTUM),
+    "means": (SGD, lb.chain(lb.accumulate_momentum(0.9, averaging=True), optax.scale(-0.1))),
+    "learning rates in the momentum": (optax.lars(0.1), lb.lars(0.2)),
+    "sums of micro-batches": (
+        optax.MultiSteps(ADAM, 3, use_grad_mean=False),
+        lb.accumulate_gradients(LAMB, 3),
+    ),
+}
+SLOW = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAME]
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_the_same_moments_are_taken_over(name):
+    old, new = SAME[name]
+    lb.adopt_state(new, PARAMS, old.init(PARAMS), step=0, old_optimizer=old)
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_moments_that_mean_something_else_are_refused(name):
+    """Without the old optimizer nothing in the state tells."""
+    old, new = DIFFERENT[name]
+    lb.adopt_state(new, PARAMS, old.init(PARAMS), step=0)
+    with pytest.raises(ValueError, match=r"old_optimizer must keep the moments .* in step \d"):
+        lb.adopt_state(new, PARAMS, old.init(PARAMS), step=0, old_optimizer=old)
+
+
+def test_large_parameters_of_any_precision_are_compared_as_small_ones():
+    """Neither their size nor bfloat16 hides that Yogi's moments are not Adam's."""
+    params = {"kernel": jnp.ones((3, 512, 0, 7), jnp.bfloat16), "scale": jnp.ones((), jnp.float16)}
+    lb.adopt_state(LAMB, params, ADAM.init(params), old_optimizer=ADAM)
+    with pytest.raises(ValueError, match="of nu of 'scale'"):
+        lb.adopt_state(LAMB, params, optax.yogi(0.1).init(params), old_optimizer=optax.yogi(0.1))
+
+
+def test_another_optimizer_than_that_of_the_state_is_refused():
+    with pytest.raises(ValueError, match="it keeps TraceState, EmptyState, and state has ScaleBy"):
+        lb.adopt_state(LAMB, PARAMS, state_after(ADAM), old_optimizer=SGD)
+    hidden = without_bias(ADAM)
+    with pytest.raises(ValueError, match="old_optimizer must be the optimizer that state is of"):
+        lb.adopt_state(LAMB, PARAMS, state_after(ADAM), old_optimizer=hidden)
+
+
+class Beside(NamedTuple):
+    calls: jax.Array
+    inner_state: Any
+
+
+def leaving_out_every_second(inner):
+    def init(params):
+        return Beside(jnp.zeros((), jnp.int32), inner.init(params))
+
+    def update(updates, state, params):
+        zeros = jax.tree.map(jnp.zeros_like, updates)
+        new, inner_state = jax.lax.cond(
+            state.calls % 2 == 1,
+            lambda: (zeros, state.inner_state),
+            lambda: inner.update(updates, state.inner_state, params),
+        )
+        return new, Beside(state.calls + 1, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_an_optimizer_that_cannot_take_a_step_says_so():
+    wants_more = optax.chain(ADAM, optax.contrib.reduce_on_plateau())
+    with pytest.raises(ValueError, match=r"old_optimizer could not take a step .* 'value'"):
+        lb.adopt_state(LAMB, PARAMS, wants_more.init(PARAMS), old_optimizer=wants_more)
+    leaves_out = leaving_out_every_second(lb.accumulate_gradients(LAMB, 3))
+    with pytest.raises(ValueError, match=r"optimizer could not .* leaves a micro-batch out"):
+        lb.adopt_state(leaves_out, PARAMS, ADAM.init(PARAMS), old_optimizer=ADAM)
