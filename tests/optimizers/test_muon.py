@@ -306,6 +306,27 @@ def test_matrices_that_are_split_step_as_whole_ones(way, settings):
         chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 8), reason="older jax needs a mesh to be set")
+@pytest.mark.parametrize("tell", [True, False])
+def test_a_mesh_may_have_one_device(tell):
+    """As when a program for many is tried on a laptop."""
+    mesh = jax.make_mesh(
+        (1,), ("fsdp",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:1]
+    )
+    specs = {"bias": P(), "high": P("fsdp"), "stack": P(None, None, "fsdp")}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    params = network("float32", {"bias": (5,), "high": (12, 8), "stack": (3, 8, 12)})
+    optimizer = lb.muon(0.02, stacked=lb.stacked_layers({"stack": 0}))
+
+    def step(params, **told):
+        return optimizer.update(params, optimizer.init(params), params, **told)[0]
+
+    told = {"partition_specs": shardings} if tell else {}
+    run = jax.jit(functools.partial(step, **told))
+    found = run(jax.device_put(params, shardings))
+    chex.assert_trees_all_close(jax.device_get(found), step(params), atol=1e-6)
+
+
 @several_devices
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_devices_that_train_networks_of_their_own_do_not_share_work(check_vma):

@@ -140,10 +140,14 @@ def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
 
 
 def _mesh_of_types(asked: Mapping[Key, Work]) -> jax.sharding.AbstractMesh | None:
-    """The mesh of several devices that the types of arrays know, outside of `jax.shard_map`."""
+    """The mesh that splits arrays by their types, outside of `jax.shard_map`.
+
+    A mesh of one device does so, too, if its axes are explicit.
+    """
     for x, *_ in asked.values():
         mesh = jax.typeof(x).sharding.mesh
-        if mesh.size > 1 and AxisType.Manual not in mesh.axis_types:
+        splits = mesh.size > 1 or any(norms.explicit_spec(x))
+        if splits and AxisType.Manual not in mesh.axis_types:
             return mesh
     return None
 
