@@ -53,7 +53,8 @@ def get(
 
     If a source leaves out a setting, nothing is filled in: you have to pass it. You may also
     replace a setting of the source. With another `total_steps`, a warm-up in epochs or steps stays
-    as long as it was, and a warm-up that is a part of the run changes with it.
+    as long as it was, and a warm-up that is a part of the run changes with it. The warm-up begins
+    and the decay ends at the published value, or at the peak if that is lower.
 
     Args:
         name: one of `names()`, or a part that no other name has: `"byol"`.
@@ -113,6 +114,9 @@ def get(
     runs = _of_epochs(name, rows(entry), batch_size, given)
     found, origin = _at(name, entry, runs, batch_size, given, extrapolate)
     found |= {key: given[key] for key in given.keys() - {"examples"}}
+    # The source gives both ends as numbers, which may be above the peak of a smaller batch size.
+    for end in found.keys() & {"warmup_begin_value", "end_value"}:
+        found[end] = min(found[end], found["learning_rate"])
     replaced = sorted(given.keys() - set(entry.get("not_said", ())))
     if replaced:
         origin += f"; {', '.join(replaced)} as given here"

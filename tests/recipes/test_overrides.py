@@ -83,6 +83,25 @@ def test_where_the_source_states_no_rule_it_has_to_be_asked_for():
     assert (deit.total_steps, deit.steps_per_stair) == (250_000, 312)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [{"batch_size": 128, "extrapolate": True}, {"batch_size": 256, "learning_rate": 0.05}],
+    ids=["smaller batch", "smaller rate"],
+)
+def test_a_warm_up_never_goes_down(given):
+    """The source begins at 0.1 at every batch size; here the peak is half of that."""
+    recipe = lb.recipes.get("resnet50/sgd/linear", **given)
+    assert recipe.learning_rate == 0.05
+    rates = [float(recipe.schedule()(step)) for step in (0, 1000, recipe.warmup_steps)]
+    assert rates == pytest.approx([0.05, 0.05, 0.05])
+
+
+def test_a_decay_never_goes_up():
+    recipe = lb.recipes.get("resnet50/lars/mlperf", 1632, learning_rate=5e-5)
+    assert recipe.end_value == 5e-5  # published: 0.0001
+    assert float(recipe.schedule()(recipe.total_steps)) == pytest.approx(5e-5)
+
+
 def test_between_published_sizes():
     vicreg = lb.recipes.get("vicreg", 1024, epochs=100)
     assert math.isclose(vicreg.learning_rate, 0.3 * 1024 / 256)
