@@ -1,7 +1,7 @@
 """LBSGD: large-batch SGD with warm-up strategies and macro-batches."""
 
-import math
 from typing import Any, Literal
+import warnings
 
 import optax
 
@@ -164,6 +164,9 @@ def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> 
 
     .. math:: S = \lceil \text{macrobatch} / (\text{batch} \cdot \text{workers}) \rceil
 
+    It is rounded up, as in MXNet. If the micro-batches do not divide the macro-batch, a step has
+    more examples than `macrobatch_size`, and a `UserWarning` gives both numbers.
+
     Args:
         macrobatch_size: examples for one step, 1 or more.
         batch_size: examples in the micro-batch of one worker, 1 or more.
@@ -178,13 +181,22 @@ def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> 
 
     Examples:
         >>> from optax_largebatch import batch_scale
-        >>> batch_scale(macrobatch_size=1000, batch_size=64, num_workers=4)
+        >>> batch_scale(macrobatch_size=1024, batch_size=64, num_workers=4)
         4
     """
     check_integer("macrobatch_size", macrobatch_size, at_least=1)
     check_integer("batch_size", batch_size, at_least=1)
     check_integer("num_workers", num_workers, at_least=1)
-    return math.ceil(macrobatch_size / (batch_size * num_workers))
+    examples = batch_size * num_workers
+    scale = -(-macrobatch_size // examples)
+    if scale * examples != macrobatch_size:
+        warnings.warn(
+            f"batch_scale: macrobatch_size is {macrobatch_size}, and each step will have "
+            f"{scale * examples} examples: {scale} micro-batches of {examples}. Choose a "
+            "macrobatch_size that is a multiple of batch_size * num_workers.",
+            stacklevel=2,
+        )
+    return scale
 
 
 def count_micro_batches(

@@ -433,7 +433,18 @@ def test_examples_that_differ_between_devices_are_an_error():
 
 @pytest.mark.parametrize(
     ("macro", "batch", "workers", "scale"),
-    [(1000, 64, 4, 4), (64, 64, 1, 1), (65, 64, 1, 2), (1, 64, 8, 1)],
+    [(1024, 64, 4, 4), (64, 64, 1, 1)],
 )
 def test_batch_scale(macro, batch, workers, scale):
     assert lb.batch_scale(macro, batch, workers) == scale
+
+
+@pytest.mark.parametrize(
+    ("macro", "batch", "workers", "scale", "got"),
+    [(1000, 96, 1, 11, 1056), (1000, 64, 4, 4, 1024), (65, 64, 1, 2, 128), (1, 64, 8, 1, 512)],
+)
+def test_batch_scale_warns_where_it_rounds_up(macro, batch, workers, scale, got):
+    """MXNet rounds up in silence, and the step has more examples than was asked for."""
+    with pytest.warns(UserWarning, match=f"macrobatch_size is {macro}, .* {got} examples") as told:
+        assert lb.batch_scale(macro, batch, workers) == scale
+    assert told[0].filename == __file__
