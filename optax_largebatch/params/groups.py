@@ -35,6 +35,10 @@ class ParamGroups:
     stacked: Stacked = NOT_STACKED
     """The stacks among the parameters; the optimizer fills them in."""
 
+    def __hash__(self) -> int:
+        settings = tuple(frozenset(setting.items()) for setting in self.settings)
+        return hash((self.rules, settings, self.stacked))
+
     def indices(self, params: Any) -> list[int]:
         """The number of each leaf's group, or -1 for a parameter that is in no group."""
         blocks = self.stacked.blocks(params)

@@ -1,5 +1,6 @@
 """Selects parameters by their kind: biases, normalisations, tensors of one axis."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -50,7 +51,7 @@ def matching_kinds(*kinds: str) -> Rule:
         >>> matching_kinds("bias", "norm").mask(params)
         {'dense': {'bias': True, 'kernel': False}}
     """
-    return Rule(_said("matching_kinds", kinds), lambda named: _select(kinds, named))
+    return Rule(_said("matching_kinds", kinds), _OfKinds(kinds))
 
 
 def excluding_kinds(*kinds: str) -> Rule:
@@ -76,6 +77,23 @@ def excluding_kinds(*kinds: str) -> Rule:
     return Rule(_said("excluding_kinds", kinds), (~matching_kinds(*kinds)).select)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfKinds:
+    kinds: tuple[str, ...]
+
+    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+        selected = [any(_is_of(kind, name, leaf) for kind in self.kinds) for name, leaf in named]
+        known = all(hasattr(leaf, "ndim") for _, leaf in named)  # not hidden, no placeholder
+        if named and known and not any(selected):
+            names = ", ".join(name for name, _ in named[:12])
+            raise ValueError(
+                f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
+                f"{names}{', ...' if len(named) > 12 else ''}. Select by name with matching(...) "
+                f"or excluding(...), or select all."
+            )
+        return selected
+
+
 def _said(function: str, kinds: tuple[str, ...]) -> str:
     """The call as it is written, after checking its arguments."""
     listed = ", ".join(map(repr, kinds))
@@ -85,19 +103,6 @@ def _said(function: str, kinds: tuple[str, ...]) -> str:
             f"{listed or 'nothing'}."
         )
     return f"{function}({listed})"
-
-
-def _select(kinds: tuple[str, ...], named: list[tuple[str, Any]]) -> list[bool]:
-    selected = [any(_is_of(kind, name, leaf) for kind in kinds) for name, leaf in named]
-    known = all(hasattr(leaf, "ndim") for _, leaf in named)  # neither hidden nor a placeholder
-    if named and known and not any(selected):
-        names = ", ".join(name for name, _ in named[:12])
-        raise ValueError(
-            f"no parameter is of the kinds {', '.join(kinds)}. The names are: "
-            f"{names}{', ...' if len(named) > 12 else ''}. Select by name with matching(...) or "
-            f"excluding(...), or select all."
-        )
-    return selected
 
 
 def _is_of(kind: str, name: str, leaf: Any) -> bool:

@@ -17,10 +17,12 @@ _Select = Callable[[list[tuple[str, Any]]], list[bool]]
 class Rule:
     """A selection of parameters; combine rules with `&`, `|` and `~`.
 
-    A rule is not callable, so `optax.inject_hyperparams` cannot take it for a schedule.
+    A rule is data, for configurations and static arguments of `jax.jit`: it can be pickled, and two
+    rules are equal, and hash alike, if they select by the same strings and numbers. It is not
+    callable, so `optax.inject_hyperparams` cannot take it for a schedule.
     """
 
-    description: str
+    description: str = dataclasses.field(compare=False)
     select: _Select
 
     def mask(self, params: Any) -> Any:
@@ -31,13 +33,13 @@ class Rule:
         return jax.tree.structure(params).unflatten(visible)
 
     def __and__(self, other: "Rule") -> "Rule":
-        return self._with("&", other, lambda a, b: a and b)
+        return self._with("&", other, _Both)
 
     def __or__(self, other: "Rule") -> "Rule":
-        return self._with("|", other, lambda a, b: a or b)
+        return self._with("|", other, _Either)
 
     def __invert__(self) -> "Rule":
-        return Rule(f"~{self}", lambda named: [not chosen for chosen in self.select(named)])
+        return Rule(f"~{self}", _Not(self.select))
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -49,7 +51,7 @@ class Rule:
     def __repr__(self) -> str:
         return self.description
 
-    def _with(self, sign: str, other: Any, choose: Callable[[bool, bool], bool]) -> "Rule":
+    def _with(self, sign: str, other: Any, choose: Callable[[_Select, _Select], _Select]) -> "Rule":
         """The combination with another rule."""
         if not isinstance(other, Rule):
             raise TypeError(
@@ -57,11 +59,7 @@ class Rule:
                 f"{other!r} of type {type(other).__name__}. A mask that is a function or a tree "
                 "stands alone."
             )
-
-        def select(named: list[tuple[str, Any]]) -> list[bool]:
-            return list(map(choose, self.select(named), other.select(named)))
-
-        return Rule(f"({self} {sign} {other})", select)
+        return Rule(f"({self} {sign} {other})", choose(self.select, other.select))
 
 
 def matching(*patterns: str) -> Rule:
@@ -89,7 +87,8 @@ def matching(*patterns: str) -> Rule:
         >>> matching("bias$").mask(params)
         {'dense': {'bias': True, 'kernel': False}}
     """
-    return _searching("matching", patterns, _compile("matching", patterns))
+    _check_patterns("matching", patterns)
+    return Rule(_said("matching", patterns), _Search(patterns))
 
 
 def named(*names: str) -> Rule:
@@ -122,8 +121,7 @@ def named(*names: str) -> Rule:
         {'embeddings': False, 'linear': {'b': False}}
     """
     _check_strings("named", names)
-    whole = [re.compile(f"(^|/){re.escape(name)}(/|$)") for name in names]
-    return _searching("named", names, whole)
+    return Rule(_said("named", names), _Search(names, whole=True))
 
 
 def excluding(*patterns: str) -> Rule:
@@ -151,8 +149,8 @@ def excluding(*patterns: str) -> Rule:
         >>> excluding("bias").mask(params)
         {'dense': {'bias': False, 'kernel': True}}
     """
-    _compile("excluding", patterns)
-    return Rule(f"excluding({', '.join(map(repr, patterns))})", (~matching(*patterns)).select)
+    _check_patterns("excluding", patterns)
+    return Rule(_said("excluding", patterns), _Not(_Search(patterns)))
 
 
 def at_least_ndim(ndim: int) -> Rule:
@@ -179,28 +177,73 @@ def at_least_ndim(ndim: int) -> Rule:
         {'dense': {'bias': False, 'kernel': True}}
     """
     check_integer("ndim", ndim, at_least=0)
-    return Rule(
-        f"at_least_ndim({ndim})",
-        lambda named: [getattr(leaf, "ndim", 0) >= ndim for _, leaf in named],
-    )
+    return Rule(f"at_least_ndim({ndim})", _AtLeastNdim(ndim))
 
 
-def _searching(function: str, given: tuple[str, ...], patterns: list[re.Pattern[str]]) -> Rule:
-    """Selects the names found by one of `patterns`, which belong to the strings in `given`."""
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Selects the names in which one of the patterns is found."""
 
-    def select(named: list[tuple[str, Any]]) -> list[bool]:
+    patterns: tuple[str, ...]
+    whole: bool = False
+    """Whether they are whole names, letter for letter, in place of regular expressions."""
+
+    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
         names = [name for name, _ in named]
-        for own, pattern in zip(given, patterns, strict=True):
+        searched = [
+            re.compile(f"(^|/){re.escape(own)}(/|$)" if self.whole else own)
+            for own in self.patterns
+        ]
+        for own, pattern in zip(self.patterns, searched, strict=True):
             # No names: optax calls `init` with a placeholder in the place of parameters.
             if names and not any(map(pattern.search, names)):
-                what = "name" if function == "named" else "pattern"
+                what = "name" if self.whole else "pattern"
                 raise ValueError(
                     f"the {what} {own!r} matches no parameter. The names are: {listed(names)}. "
                     f"Correct the {what}, or leave it out."
                 )
-        return [any(pattern.search(name) for pattern in patterns) for name in names]
+        return [any(pattern.search(name) for pattern in searched) for name in names]
 
-    return Rule(f"{function}({', '.join(map(repr, given))})", select)
+
+@dataclasses.dataclass(frozen=True)
+class _AtLeastNdim:
+    ndim: int
+
+    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+        return [getattr(leaf, "ndim", 0) >= self.ndim for _, leaf in named]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Not:
+    select: _Select
+
+    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+        return [not chosen for chosen in self.select(named)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Both:
+    first: _Select
+    second: _Select
+
+    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+        columns = zip(self.first(named), self.second(named), strict=True)
+        return [a and b for a, b in columns]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Either:
+    first: _Select
+    second: _Select
+
+    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+        columns = zip(self.first(named), self.second(named), strict=True)
+        return [a or b for a, b in columns]
+
+
+def _said(function: str, strings: tuple[str, ...]) -> str:
+    """The call as it is written."""
+    return f"{function}({', '.join(map(repr, strings))})"
 
 
 def _check_strings(function: str, strings: tuple[str, ...]) -> None:
@@ -217,15 +260,17 @@ def _check_strings(function: str, strings: tuple[str, ...]) -> None:
             raise ValueError(f"{function}() got an empty string, which would select everything.")
 
 
-def _compile(function: str, patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
+def _check_patterns(function: str, patterns: tuple[str, ...]) -> None:
+    """Checks that there are patterns, and each is a regular expression."""
     _check_strings(function, patterns)
-    try:
-        return [re.compile(pattern) for pattern in patterns]
-    except re.error as error:
-        raise ValueError(
-            f"{function}({', '.join(map(repr, patterns))}): {error.pattern!r} is not a regular "
-            f"expression: {error}."
-        ) from None
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{_said(function, patterns)}: {error.pattern!r} is not a regular expression: "
+                f"{error}."
+            ) from None
 
 
 def listed(names: list[str], most: int = 12) -> str:

@@ -1,6 +1,6 @@
 """Stacked layers: which axes of a parameter run over layers, so that each slice is a block."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import dataclasses
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from optax_largebatch.norms import zeros_of_blocks
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
-from optax_largebatch.params.rules import matching
+from optax_largebatch.params.rules import Rule, matching
 
 Axes = int | tuple[int, ...] | None
 """One stacked axis, several of them, or None."""
@@ -21,9 +21,12 @@ Axes = int | tuple[int, ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """The result of `stacked_layers`: pass it as the argument `stacked`."""
+    """The result of `stacked_layers`: pass it as the argument `stacked`.
 
-    description: str
+    It is data, as a `Rule` is: it can be pickled, compared and hashed.
+    """
+
+    description: str = dataclasses.field(compare=False)
     resolve: Callable[[Any], list[Axes]]
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
@@ -71,7 +74,53 @@ class Stacked:
         return self.description
 
 
-NOT_STACKED = Stacked("stacked_layers({})", lambda params: [None] * len(jax.tree.leaves(params)))
+@dataclasses.dataclass(frozen=True)
+class _ByPatterns:
+    """Each pattern adds its axes to those of the parameters that it matches."""
+
+    rules: tuple[tuple[Rule, tuple[int, ...]], ...]
+
+    def __call__(self, params: Any) -> list[Axes]:
+        if not self.rules:
+            return [None] * len(jax.tree.leaves(params))
+        named = named_leaves(params)
+        found: list[tuple[int, ...]] = [()] * len(named)
+        for rule, own in self.rules:
+            try:
+                chosen = rule.select(named)
+            except ValueError as error:
+                raise ValueError(f"stacked_layers: {error}") from None
+            found = [old + own if new else old for old, new in zip(found, chosen, strict=True)]
+        return [own for own, (_, leaf) in zip(found, named, strict=True) if not is_hidden(leaf)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByTree:
+    """A tree of axes like the parameters, or a prefix of it, in two parts that have a hash."""
+
+    axes: tuple[Axes, ...]
+    structure: Any
+
+    @classmethod
+    def of(cls, tree: Any) -> "_ByTree":
+        axes, structure = jax.tree.flatten(tree, is_leaf=_is_axes)
+        return cls(tuple(axes), structure)
+
+    def __call__(self, params: Any) -> list[Axes]:
+        return _like(self.structure.unflatten(self.axes), params)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByFunction:
+    """A function of the parameters that returns such a tree."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, params: Any) -> list[Axes]:
+        return _like(self.function(params), params)
+
+
+NOT_STACKED = Stacked("stacked_layers({})", _ByPatterns(()))
 """Every leaf is one block."""
 
 
@@ -119,16 +168,17 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
             raise TypeError("named= needs a tree of PartitionSpec or boxed parameters in `where`.")
         _check_names(names, where)
         axes = jax.tree.map(lambda spec: _named_axes(spec, names), where, is_leaf=_has_names)
-        return _of_tree(f"stacked_layers(..., named={named!r})", lambda params: axes)
+        return Stacked(f"stacked_layers(..., named={named!r})", _ByTree.of(axes))
     if _is_patterns(where):
-        return _of_patterns(where)
+        rules = ((matching(pattern), _as_tuple(where[pattern])) for pattern in sorted(where))
+        return Stacked(f"stacked_layers({where!r})", _ByPatterns(tuple(rules)))
     if callable(where):
-        return _of_tree(f"stacked_layers({where!r})", where)
+        return Stacked(f"stacked_layers({where!r})", _ByFunction(where))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
         if not _is_axes(axes):
             at = f" {path_name(where, path)!r}" if path else ""
             raise TypeError(f"stacked_layers:{at} {_no_axes(axes)}")
-    return _of_tree("stacked_layers(a tree of axes)", lambda params: where)
+    return Stacked("stacked_layers(a tree of axes)", _ByTree.of(where))
 
 
 def check_stacked(stacked: Any) -> Stacked:
@@ -143,28 +193,8 @@ def check_stacked(stacked: Any) -> Stacked:
     return stacked
 
 
-def _of_patterns(patterns: Mapping[str, Axes]) -> Stacked:
-    rules = [(matching(pattern), _as_tuple(axes)) for pattern, axes in patterns.items()]
-
-    def resolve(params: Any) -> list[Axes]:
-        named = named_leaves(params)
-        axes: list[tuple[int, ...]] = [()] * len(named)
-        for rule, own in rules:
-            try:
-                chosen = rule.select(named)
-            except ValueError as error:
-                raise ValueError(f"stacked_layers: {error}") from None
-            axes = [old + own if new else old for old, new in zip(axes, chosen, strict=True)]
-        return [own for own, (_, leaf) in zip(axes, named, strict=True) if not is_hidden(leaf)]
-
-    return Stacked(f"stacked_layers({dict(patterns)!r})", resolve)
-
-
-def _of_tree(description: str, tree_of: Callable[[Any], Any]) -> Stacked:
-    def resolve(params: Any) -> list[Axes]:
-        return broadcast_prefix("stacked_layers: the axes", tree_of(params), params, _is_axes)
-
-    return Stacked(description, resolve)
+def _like(tree: Any, params: Any) -> list[Axes]:
+    return broadcast_prefix("stacked_layers: the axes", tree, params, _is_axes)
 
 
 def _is_patterns(where: Any) -> bool:
