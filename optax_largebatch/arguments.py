@@ -34,12 +34,18 @@ def check_number(name: str, value: Any, allowed: str) -> None:
     scalar = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
     if isinstance(value, bool | np.bool_ | np.complexfloating) or not scalar:
         raise TypeError(f"{name} must be a number in {allowed}, got {_show(value)}.")
-    low, high = (float(end) for end in allowed[1:-1].split(","))
+    low, high = _ends(allowed)
     number = float(value)
     above = number >= low if allowed[0] == "[" else number > low
     below = number <= high if allowed[-1] == "]" else number < high
     if not (above and below):
         raise ValueError(f"{name} must be in {allowed}, got {value!r}.")
+
+
+@functools.cache
+def _ends(interval: str) -> tuple[float, float]:
+    low, high = map(float, interval[1:-1].split(","))
+    return low, high
 
 
 def check_optional_number(name: str, value: Any, allowed: str) -> None:

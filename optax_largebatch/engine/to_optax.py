@@ -1,6 +1,7 @@
 """Leaf transforms as the transformations of optax."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -37,8 +38,14 @@ class _Bound:
 
     def __init__(self, transform: LeafTransform):
         self.transform = transform
-        # A step is traced once for arrays of the same types, be it called inside `jax.jit` or not.
-        self._step = jax.jit(self._taken, static_argnums=0, inline=True)
+
+    @functools.cached_property
+    def _step(self) -> Any:
+        """Traced once for arrays of the same types, be it called inside `jax.jit` or not.
+
+        It is made where it is first called: links of a chain have no step of their own.
+        """
+        return jax.jit(self._taken, static_argnums=0, inline=True)
 
     def init(self, params: optax.Params) -> optax.OptState:
         leaves = leaves_of("params", params)
