@@ -6,11 +6,13 @@ from typing import Any
 
 from optax_largebatch.params.rules import Rule
 
+_END = r"(/\d+)*$"
+"""The end of a name. Arrays in a list are of the kind that the list is called."""
 _NAMES = {
-    "bias": r"(^|/)(bias|b)$",
-    "norm": r"(^|/)(scale|gamma|beta)$|norm[^/]*/|(^|/)(bn|ln)(_[^/]*|\d*)/",
+    "bias": rf"(^|/)(bias|b){_END}",
+    "norm": rf"(^|/)(scale|gamma|beta){_END}|norm[^/]*/|(^|/)(bn|ln)(_[^/]*|\d*)/",
     "position": r"pos(ition)?(al)?_?emb",
-    "token": r"(^|/)(cls|class)(_?token)?$",
+    "token": rf"(^|/)(cls|class)(_?token)?{_END}",
 }
 _AXES = {"vector": 1, "scalar": 0}
 KINDS = (*_NAMES, *_AXES)
@@ -32,7 +34,8 @@ def matching_kinds(*kinds: str) -> Rule:
     - `"token"`: a class token, such as `cls`.
 
     A bias may have two axes, as in Flax's attention, where it has one in PyTorch: there, `"vector"`
-    alone would miss it.
+    alone would miss it. Indices at the end of a name do not count: the arrays of a list that is
+    called `bias` are biases.
 
     Args:
         *kinds: at least one.

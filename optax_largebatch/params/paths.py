@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 import optax
 
 
@@ -11,8 +11,9 @@ def path_name(tree: Any, path: tuple[Any, ...]) -> str:
     """The name of a leaf, as in `"encoder/dense/kernel"`.
 
     Flax wraps leaves in boxes (`nn.Partitioned`, `nnx.Param`) that add a last attribute `value`
-    to the path at `init` and not at `update`. This `value` is dropped, so that a rule sees one
-    name.
+    to the path at `init` and not at `update`. Haliax and others wrap each array in a node without
+    keys, which adds a last index 0. Both are dropped, so that a rule sees one name; the index of an
+    array in a list is a part of its name.
 
     Args:
         tree: the tree that holds the leaf.
@@ -21,7 +22,7 @@ def path_name(tree: Any, path: tuple[Any, ...]) -> str:
     Returns:
         The keys joined by `/`.
     """
-    if path and path[-1] == GetAttrKey("value") and is_box(_node_at(tree, path[:-1])):
+    while path and _wraps_one_array(tree, path[:-1], path[-1]):
         path = path[:-1]
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
@@ -58,6 +59,15 @@ def stands_for_all(params: Any) -> bool:
     return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
 
 
+def _wraps_one_array(tree: Any, path: tuple[Any, ...], key: Any) -> bool:
+    """Whether the node at a path is there for the one array alone that it has at `key`."""
+    if key == GetAttrKey("value"):
+        return is_box(_node_at(tree, path))
+    if not isinstance(key, FlattenedIndexKey):
+        return False
+    return len(jax.tree.leaves(_node_at(tree, path), is_leaf=is_hidden)) == 1
+
+
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
     """The node at a path, or None where a key does not say how to get there."""
     for key in path:
@@ -68,6 +78,8 @@ def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
                 tree = tree[key.idx]
             case GetAttrKey():
                 tree = getattr(tree, key.name)
+            case FlattenedIndexKey():
+                tree = jax.tree.leaves(tree, is_leaf=lambda x, node=tree: x is not node)[key.key]
             case _:
                 return None
     return tree

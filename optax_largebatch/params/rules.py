@@ -67,7 +67,8 @@ def matching(*patterns: str) -> Rule:
 
     A name is the path joined by `/`, as in `encoder/layer_0/dense/kernel`, and a pattern is
     searched for in it with `re.search`: anchor it (`bias$`) to be stricter, or see `named`. The
-    names are the same in Flax linen (boxed or not), Flax nnx, Equinox and plain dictionaries.
+    names are the same in Flax linen (boxed or not), Flax nnx, Equinox, Haliax and plain
+    dictionaries.
 
     Args:
         *patterns: regular expressions, at least one.

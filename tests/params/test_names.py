@@ -1,0 +1,122 @@
+"""One name for one parameter, whatever it is wrapped in."""
+
+from typing import Any
+
+import equinox
+from flax import linen, nnx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.params.paths import leaf_names
+
+
+@jax.tree_util.register_pytree_node_class
+class Wrapped:
+    """A node without keys, such as Haliax's `NamedArray`; its arrays get indices as keys."""
+
+    def __init__(self, *arrays):
+        self.arrays = arrays
+
+    def tree_flatten(self):
+        return self.arrays, None
+
+    @classmethod
+    def tree_unflatten(cls, _, arrays):
+        return cls(*arrays)
+
+
+class Dense(equinox.Module):
+    weight: Any
+    bias: Any
+
+
+MATRIX, VECTOR = jnp.ones((3, 2)), jnp.ones(2)
+EXPECTED = ["dense/bias", "dense/weight"]
+NETWORKS = {
+    "plain": {"dense": {"weight": MATRIX, "bias": VECTOR}},
+    "wrapped": {"dense": {"weight": Wrapped(MATRIX), "bias": Wrapped(VECTOR)}},
+    "wrapped twice": {"dense": {"weight": Wrapped(Wrapped(MATRIX)), "bias": Wrapped(VECTOR)}},
+    "wrapped in equinox": {"dense": Dense(Wrapped(MATRIX), Wrapped(VECTOR))},
+    "linen": {"dense": {"weight": linen.Partitioned(MATRIX, (None, None)), "bias": VECTOR}},
+    "wrapped in linen": {
+        "dense": {"weight": linen.Partitioned(Wrapped(MATRIX), ()), "bias": VECTOR}
+    },
+    "nnx": {"dense": {"weight": nnx.Param(MATRIX), "bias": nnx.Param(VECTOR)}},
+}
+
+
+@pytest.mark.parametrize("params", NETWORKS.values(), ids=NETWORKS)
+def test_one_name(params):
+    assert sorted(leaf_names(params)) == EXPECTED
+
+
+@pytest.mark.parametrize("hide", [lambda leaf: optax.MaskedNode(), lambda leaf: None])
+def test_one_name_where_arrays_are_hidden(hide):
+    """What is hidden in a wrapper of one array leaves the wrapper and its index."""
+    params = {"dense": {"weight": Wrapped(MATRIX), "bias": Wrapped(hide(VECTOR))}}
+    mask = lb.excluding("bias$").mask(params)
+    assert leaf_names(params) == ["dense/weight"]
+    assert jax.tree.leaves(mask) == [True]
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"layers": [MATRIX]}, ["layers/0"]),
+        ({"layers": (MATRIX, VECTOR)}, ["layers/0", "layers/1"]),
+        ({"layers": [{"bias": Wrapped(VECTOR)}]}, ["layers/0/bias"]),
+        ({"layers": [Wrapped(MATRIX), Wrapped(VECTOR)]}, ["layers/0", "layers/1"]),
+        ({"layers": Wrapped(MATRIX, VECTOR)}, ["layers/0", "layers/1"]),
+        ({"layers": Wrapped(MATRIX, None)}, ["layers/0"]),
+        ({"layers": Wrapped([MATRIX])}, ["layers/0/0"]),
+        ({"layers": Wrapped(Wrapped(MATRIX), Wrapped(VECTOR))}, ["layers/0", "layers/1"]),
+    ],
+)
+def test_other_indices_stay(params, expected):
+    assert leaf_names(params) == expected
+
+
+@pytest.mark.parametrize("params", NETWORKS.values(), ids=NETWORKS)
+def test_a_bias_is_neither_decayed_nor_adapted(params):
+    mask = lb.excluding_kinds("bias", "norm")
+    optimizer = lb.lamb(0.1, weight_decay=0.5, weight_decay_mask=mask, trust_ratio_mask=mask)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, state = optimizer.update(zeros, optimizer.init(params), params)
+    sizes = {leaf.ndim: abs(float(leaf.sum())) for leaf in jax.tree.leaves(updates)}
+    assert sizes[1] == 0
+    assert sizes[2] > 0
+    assert set(lb.trust_ratios(state, params)) == set(EXPECTED)
+    explained = {
+        one.name: one.decayed for one in lb.explain(params, weight_decay_mask=mask).parameters
+    }
+    assert explained == {"dense/bias": False, "dense/weight": True}
+
+
+def test_kinds_go_by_the_last_named_part():
+    params = {
+        "bias": [VECTOR, VECTOR],
+        "scale": Wrapped(VECTOR, VECTOR),
+        "norm": (VECTOR, VECTOR),
+        "layers": [(MATRIX, VECTOR)],
+        "cls": [MATRIX],
+    }
+
+    def names(*kinds):
+        chosen = jax.tree.leaves(lb.matching_kinds(*kinds).mask(params))
+        return {name for name, own in zip(leaf_names(params), chosen, strict=True) if own}
+
+    assert names("bias") == {"bias/0", "bias/1"}
+    assert names("norm") == {"scale/0", "scale/1", "norm/0", "norm/1"}
+    assert names("token") == {"cls/0"}
+
+
+def test_wrapped_stacks():
+    params = {"layers": {"weight": Wrapped(jnp.ones((4, 3, 2)))}, "head": Wrapped(MATRIX)}
+    stacked = lb.stacked_layers({"layers/weight$": 0})
+    assert dict(zip(leaf_names(params), stacked.axes(params), strict=True)) == {
+        "head": (),
+        "layers/weight": (0,),
+    }
