@@ -4,15 +4,20 @@ import argparse
 from collections.abc import Sequence
 import dataclasses
 import json
+import os
 from pathlib import Path
 import sys
+from typing import TextIO
 
 from optax_largebatch import recipes
 from optax_largebatch.diagnostics.checkpoint_shapes import checkpoint_shapes
-from optax_largebatch.diagnostics.explain import explain
+from optax_largebatch.diagnostics.explain import explain, printable
 from optax_largebatch.params.rules import Rule, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.recipes.scaling import RULES, Hyperparameters, scale_hyperparameters
+
+LONGEST_ERROR = 1000
+"""The limit for the characters of an error, which may list names that a file holds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,16 +27,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words of the command line after the name; None for those of this process.
 
     Returns:
-        The exit status: 0, or 2 if something that was asked for does not exist.
+        The exit status: 0, or 2 if something that was asked for does not exist or makes no sense.
     """
     options = _parser().parse_args(arguments)
     try:
-        print(options.run(options))
+        text = options.run(options)
     except (ImportError, OSError, TypeError, ValueError) as error:
-        said = " ".join(str(error).split())
-        print(f"optax_largebatch {options.command}: {said}", file=sys.stderr)
-        return 2
+        return _failed(options.command, str(error))
+    except ArithmeticError as error:
+        return _failed(options.command, f"a number is too large or too small: {error}")
+    try:
+        print(_encoded(text, sys.stdout), flush=True)
+    except OSError as error:
+        # What waits in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # a reader such as `head` has seen enough
+            return _failed(options.command, str(error))
     return 0
+
+
+def _failed(command: str, error: str) -> int:
+    """Prints an error as one line; the exit status."""
+    said = printable(" ".join(error.split()))
+    said = said if len(said) <= LONGEST_ERROR else f"{said[:LONGEST_ERROR]} ..."
+    print(_encoded(f"optax_largebatch {command}: {said}", sys.stderr), file=sys.stderr)
+    return 2
+
+
+def _encoded(text: str, file: TextIO) -> str:
+    """The text with escapes for characters that the encoding of the terminal does not have."""
+    encoding = file.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _recipes(options: argparse.Namespace) -> str:

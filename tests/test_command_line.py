@@ -4,12 +4,14 @@ import io
 import json
 import os
 import pickle
+import struct
 import subprocess
 import sys
+import tracemalloc
 import zipfile
 
 import numpy as np
-from orbax.checkpoint import StandardCheckpointer
+from orbax.checkpoint import PyTreeCheckpointer, StandardCheckpointer
 import pytest
 
 from optax_largebatch import recipes
@@ -86,6 +88,27 @@ def test_says_what_is_wrong(capsys):
     with pytest.raises(SystemExit):
         main((*SCALE, "--rule", "cubic"))
     assert "invalid choice: 'cubic'" in capsys.readouterr().err
+
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*SCALE[:3], "--to-batch", HUGE, *SCALE[5:], "--rule", "linear"),
+        ("scale", "--from-batch", HUGE, "--to-batch", "1", *SCALE[5:], "--rule", "sqrt",
+         "--total-steps", "5"),
+        ("recipes", "resnet50/sgd/linear", "--batch-size", "256", "--total-steps", HUGE),
+    ],
+    ids=["large", "small", "recipe"],
+)  # fmt: skip
+def test_numbers_beyond_floats_are_one_line(capsys, command):
+    assert main(command) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert f"optax_largebatch {command[0]}: a number is too large or too small" in error
+    assert error.count("\n") == 1
 
 
 SHAPES = {
@@ -179,8 +202,8 @@ def test_explain_says_what_it_reads(capsys, tmp_path):
         assert said in capsys.readouterr().err
 
 
-def npz(path, **members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+def npz(path, compression=zipfile.ZIP_DEFLATED, **members):
+    with zipfile.ZipFile(path, "w", compression) as file:
         for name, content in members.items():
             file.writestr(f"{name}.npy", content)
 
@@ -192,6 +215,11 @@ def header(shape, dtype="<f4"):
         written, {"descr": dtype, "fortran_order": False, "shape": shape}
     )
     return written.getvalue()
+
+
+def bomb(size=2**26):
+    """An array whose header is long, and compressed to almost nothing."""
+    return b"\x93NUMPY\x02\x00" + struct.pack("<I", size) + b" " * size
 
 
 class Malicious:
@@ -228,6 +256,14 @@ BROKEN = {
     "new_format.npz": lambda path: npz(path, a=b"\x93NUMPY\x09\x00"),
     "objects.npz": lambda path: npz(path, a=header((), "|O") + pickle.dumps(Malicious(path))),
     "nothing.npz": lambda path: npz(path),
+    "negative.npz": lambda path: npz(path, a=header((-1, 3))),
+    "flags.npz": lambda path: npz(path, a=header((True, 3))),
+    "axes.json": lambda path: path.write_text(json.dumps({"a": [2**62] * 5000})),
+    "bomb.npz": lambda path: npz(path, a=bomb()),
+    "bzip2.npz": lambda path: npz(path, zipfile.ZIP_BZIP2, a=bomb()),
+    "lzma.npz": lambda path: npz(path, zipfile.ZIP_LZMA, a=bomb()),
+    "text": lambda path: (path.mkdir(), (path / "readme.txt").touch()),
+    "huge": lambda path: (path.mkdir(), BROKEN["huge.json"](path / "_METADATA")),
     "folder": lambda path: path.mkdir(),
     "folder_of.json": lambda path: path.mkdir(),
     "no_metadata": lambda path: (path.mkdir(), (path / "_METADATA").write_text("{")),
@@ -243,7 +279,7 @@ def zipped(path):
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_one_line_and_no_traceback(capsys, tmp_path, name):
+def test_a_broken_file_is_one_line_and_no_traceback(capsys, caplog, tmp_path, name):
     path = tmp_path / name
     BROKEN[name](path)
     before = sorted(tmp_path.iterdir())
@@ -253,7 +289,70 @@ def test_a_broken_file_is_one_line_and_no_traceback(capsys, tmp_path, name):
     assert error.startswith(f"optax_largebatch explain: {str(path)!r} cannot be read: ")
     assert error.count("\n") == 1
     assert len(error) < 800
+    assert not caplog.records, "warnings of Orbax"
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["bomb.npz", "bzip2.npz", "lzma.npz"])
+def test_a_header_fills_no_memory(tmp_path, name):
+    path = tmp_path / name
+    BROKEN[name](path)
+    assert path.stat().st_size < 2**17
+    tracemalloc.start()
+    assert main(("explain", str(path))) == 2
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**23  # the header has 2**26 bytes
+
+
+def test_finds_the_checkpoint_in_the_folder_of_a_run(capsys, tmp_path):
+    step = tmp_path / "run" / "100"
+    with StandardCheckpointer() as checkpointer:
+        checkpointer.save(step, {"kernel": np.ones((3, 4), np.float32)})
+    assert main(("explain", str(tmp_path / "run"))) == 2
+    assert f"Give a folder inside it, such as {str(step)!r}." in capsys.readouterr().err
+
+
+def test_strings_in_a_checkpoint_are_left_out(capsys, tmp_path):
+    with PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "saved", {"a": np.ones(3, np.float32), "name": "lamb"})
+    assert "1 parameters, 1 blocks, 3" in printed(capsys, "explain", str(tmp_path / "saved"))
+
+
+STRANGE = {"red\x1b[31m\nline": [3], "turned\u202e": [2], "half\ud800": [1], "重み": [4]}
+
+
+def test_names_cannot_write_on_the_terminal(capsys, tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(STRANGE))
+    said = printed(capsys, "explain", str(path)).splitlines()
+    assert [line.split()[0] for line in said[1:-1]] == [
+        r"half\ud800", r"red\x1b[31m\nline", r"turned\u202e", "重み"
+    ]  # fmt: skip
+    lines = json.loads(printed(capsys, "explain", str(path), "--json"))
+    assert {line["name"] for line in lines} == set(STRANGE)
+    assert main(("explain", str(path), "--weight-decay-mask", "missing")) == 2
+    error = capsys.readouterr().err
+    assert r"names are: half\ud800, red\x1b[31m line, turned\u202e, 重み." in error
+
+
+def test_long_names_are_cut(capsys, tmp_path):
+    """All rows are as wide as the widest, and an error lists twelve names."""
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps({f"{index}{'x' * 10**4}/kernel": [3] for index in range(100)}))
+    said = printed(capsys, "explain", str(path)).splitlines()
+    assert all(len(line) < 300 for line in said)
+    assert said[1].startswith("0xxx")
+    assert said[1].split()[0].endswith("x/kernel")
+    for options in (("--weight-decay-mask", "missing"), ("--under", "missing")):
+        assert main(("explain", str(path), *options)) == 2
+        assert len(capsys.readouterr().err) < 1100
+
+
+def test_a_file_of_windows(capsys, tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(SHAPES), encoding="utf-8-sig")
+    assert "dense/kernel" in printed(capsys, "explain", str(path))
 
 
 def test_shapes_are_read_without_the_data(capsys, tmp_path):
@@ -268,3 +367,28 @@ def test_runs_as_a_module():
     command = [sys.executable, "-W", "error", "-m", "optax_largebatch", "recipes"]
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout == f"{recipes.table()}\n"
+
+
+def test_a_terminal_without_unicode(tmp_path):
+    path = tmp_path / "shapes.json"
+    path.write_text(json.dumps(STRANGE))
+    command = [sys.executable, "-m", "optax_largebatch", "explain", str(path)]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    run = subprocess.run(command, capture_output=True, check=True, timeout=120, env=ascii_only)
+    assert rb"\u91cd\u307f" in run.stdout
+    assert run.stderr == b""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_output_that_nobody_takes():
+    """A reader that has seen enough, such as `head`, is no error; a full disk is one."""
+    command = [sys.executable, "-m", "optax_largebatch", "recipes", "byol", "--epochs", "300"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        run = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, timeout=120)
+    assert (run.returncode, run.stderr) == (0, b"")
+    with open("/dev/full", "wb") as full:
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert run.returncode == 2
+    assert run.stderr == b"optax_largebatch recipes: [Errno 28] No space left on device\n"

@@ -11,6 +11,9 @@ from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
+LONGEST_CELL = 200
+"""A longer name loses its middle, since all rows are as wide as the widest."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedParameter:
@@ -36,12 +39,12 @@ class Explanation:
         head = ("parameter", "shape", "blocks", "decayed", "adapted", "group")
         lines = [
             (
-                one.name,
+                _cell(one.name),
                 "x".join(map(str, one.shape)) or "scalar",
                 str(one.blocks),
                 "yes" if one.decayed else "-",
                 "yes" if one.adapted else "-",
-                one.group or "-",
+                _cell(one.group) or "-",
             )
             for one in self.parameters
         ]
@@ -117,3 +120,15 @@ def explain(
         strict=True,
     )
     return Explanation(tuple(ExplainedParameter(*line) for line in columns))
+
+
+def printable(text: str) -> str:
+    """The text with escapes, as `repr` writes them, for characters that a terminal acts on."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+def _cell(text: str) -> str:
+    shown, half = printable(text), LONGEST_CELL // 2
+    return shown if len(shown) <= LONGEST_CELL else f"{shown[: half - 3]}...{shown[-half:]}"
