@@ -11,7 +11,7 @@ WORKERS ?= 2
 FIRST_CELLS = ../$(VENV)-wheel/bin/python ../tests/notebooks/first_cells.py
 NO_NETWORK = http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
 
-.PHONY: compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest clean
+.PHONY: compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest newest clean
 
 demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and lars at a small and a large batch
 	$(DEMO)/bin/python examples/train_digits.py
@@ -29,9 +29,11 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests
 
-test-nightly: $(READY) compilers  ## 2,000 compositions, and what needs the TPU's compiler (no TPU)
+test-nightly: $(READY) compilers  ## 2,000 compositions, what needs the TPU's compiler (no TPU), all tests with the newest versions, and Levanter's jax
 	COMPOSITIONS=2000 $(BIN)/python -m pytest -n $(WORKERS) -m slow -q tests/test_compositions.py
 	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
+	$(MAKE) newest MARK=slow
+	$(MAKE) versions-jax-0.7
 
 # XLA's compilers for TPUs and for NVIDIA's GPUs, 1.2 GB: wheels only, no driver, no CUDA libraries.
 compilers:
@@ -81,10 +83,29 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
 	  $(FIRST_CELLS) $$notebook || exit 1; done
 
-lowest:  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
-	$(PYTHON) -m venv $(VENV)-lowest
-	$(VENV)-lowest/bin/pip install --quiet --editable '.[examples,test]' -c tests/lowest.txt
-	$(VENV)-lowest/bin/python -m pytest -n $(WORKERS) -m "not slow" -q
+lowest: versions-lowest  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
+
+versions-%:  # the tests with the versions in tests/versions
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/pip install --quiet --editable '.[examples,test]' -c tests/versions/$*.txt
+	$(VENV)-$*/bin/python -m pytest -n $(WORKERS) -m "not slow" -q
+
+# The exit status of `newest` where it is left out.
+LEFT_OUT ?= 0
+MARK ?= not slow
+
+newest:  ## the tests with the newest Python on the machine, and the newest jax, flax and optax
+	@python=$$($(PYTHON) tests/newest_python.py); \
+	if [ -z "$$python" ]; then \
+	  echo "newest: left out, there is no Python above 3.11 on the path or in pyenv"; exit $(LEFT_OUT); \
+	fi; \
+	$$python -m venv $(VENV)-newest && \
+	$(VENV)-newest/bin/pip install --quiet --upgrade --upgrade-strategy eager \
+	  --editable '.[examples,test]' && \
+	$(VENV)-newest/bin/python -c "import sys, flax, jax, optax; print('newest: Python', \
+	  *sys.version.split()[:1], 'jax', jax.__version__, 'flax', flax.__version__, 'optax', \
+	  optax.__version__)" && \
+	$(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "$(MARK)" -q
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -99,4 +120,4 @@ $(DEMO)/.ready: pyproject.toml
 	touch $(DEMO)/.ready
 
 clean:
-	rm -rf $(VENV) $(DEMO) $(VENV)-wheel $(VENV)-lowest $(COMPILERS) dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
+	rm -rf $(VENV) $(DEMO) $(VENV)-wheel $(VENV)-lowest $(VENV)-newest $(VENV)-jax-0.7 $(COMPILERS) dist build runs docs/_build docs/chains docs/notebooks/*.ipynb
