@@ -30,6 +30,13 @@ def compiled_once(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_dropped():
+    """Drops the programs of a module behind it, or a worker grows to several gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Runs a test with 64-bit numbers."""

@@ -17,8 +17,8 @@ class MasterWeightsState(NamedTuple):
     """State of `master_weights`."""
 
     master: optax.Params
-    """The parameters in full precision. A parameter that has it already has False for each of its
-    elements, so that `optax.tree.map_params` finds an array for each parameter."""
+    """The parameters in full precision. A parameter that has it already has zeros of one byte here,
+    so that `optax.tree.map_params` finds an array for each parameter."""
     inner_state: optax.OptState
     """State of the inner transformation, which knows only the float32 copies."""
 
@@ -98,7 +98,7 @@ def master_weights(
     def init(params: optax.Params) -> MasterWeightsState:
         leaves = leaves_of("params", params)
         masters = [
-            cast(x, dtype) if is_less_precise(x) else jnp.zeros_like(x, dtype=bool)
+            cast(x, dtype) if is_less_precise(x) else jnp.zeros_like(x, dtype=jnp.uint8)
             for x in leaves.arrays
         ]
         return MasterWeightsState(leaves.rebuild(masters), inner.init(precise(leaves, masters)))

@@ -185,6 +185,7 @@ class TestAlongAxes:
         for leaf in SPECS:
             np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
 
+    @pytest.mark.filterwarnings("ignore:The update works on whole matrices on a mesh with the axes")
     def test_split_under_jit(self, name):
         shardings = {leaf: NamedSharding(mesh(), spec) for leaf, spec in SPECS.items()}
         optimizer = OPTIMIZERS[name].make()
