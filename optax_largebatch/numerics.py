@@ -25,8 +25,13 @@ def quotient(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def positive(x: jax.Array) -> jax.Array:
-    """A denominator of 0 or more, with 1 in place of 0."""
-    return jnp.where(x > 0, x, 1)
+    """A denominator of 0 or more, with 1 in place of 0; NaN stays NaN."""
+    return jnp.where(x <= 0, 1, x)
+
+
+def one_is_zero(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Whether one of two norms is 0; False where one is NaN, so that their ratio becomes NaN."""
+    return jnp.minimum(a, b) <= 0
 
 
 def clip(x: jax.Array, bounds: Bounds) -> jax.Array:

@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
 from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import clip, positive, root
+from optax_largebatch.numerics import clip, one_is_zero, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
@@ -79,7 +79,7 @@ def scale_by_lars(
     and for `"squares"`
     :math:`r = \eta \sqrt{\lVert w \rVert^2 / (\lVert g \rVert^2 + \lambda \lVert w \rVert^2 +
     \epsilon)}`. Where :math:`\lVert w \rVert` or :math:`\lVert g \rVert` is 0, `zero_ratio`
-    decides.
+    decides. Where one of them is NaN, :math:`r` is NaN.
 
     Args:
         weight_decay: :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
@@ -173,15 +173,15 @@ def scale_by_lars(
             length = norm + eps if denominator == "update" else norm + wd * param_norm + eps
             ratio = coefficient * param_norm / positive(length)
         ratio = clip(ratio, step.bounds)
-        defined = (param_norm > 0) & (norm > 0)
+        undefined = one_is_zero(param_norm, norm)
         if zero_ratio != "formula":
-            ratio = jnp.where(defined, ratio, coefficient if zero_ratio == "coefficient" else 1.0)
+            ratio = jnp.where(undefined, coefficient if zero_ratio == "coefficient" else 1.0, ratio)
         if step.rates is not None:
             rate = step.rates[rate_index]
-            ratio = jnp.where(ratio < rate, ratio / rate, 1.0)
+            ratio = jnp.where(ratio >= rate, 1.0, ratio / rate)  # a ratio of NaN stays NaN
         if zero_ratio == "gradient":
-            ratio = jnp.where(defined, ratio, 1.0)
-            update = jnp.where(defined, update, gradient)
+            ratio = jnp.where(undefined, 1.0, ratio)
+            update = jnp.where(undefined, gradient, update)
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(

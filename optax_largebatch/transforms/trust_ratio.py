@@ -11,7 +11,7 @@ from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
 from optax_largebatch.engine.state import VectorOfBlocks, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import clip
+from optax_largebatch.numerics import clip, one_is_zero
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
@@ -53,7 +53,7 @@ def scale_by_trust_ratio(
 
     with :math:`\phi(z) = \min(\max(z, \mathrm{lo}), \mathrm{hi})`. Where
     :math:`\phi(\lVert w \rVert)` or :math:`\lVert u \rVert` is 0 there is no ratio, and
-    `zero_ratio` decides.
+    `zero_ratio` decides. Where one of them is NaN, :math:`r` is NaN.
 
     Args:
         trust_coefficient: :math:`c`, positive.
@@ -108,10 +108,10 @@ def scale_by_trust_ratio(
         step: _Scalars = at.scalars
         param_norm, update_norm = yield block_norms(at.start, update, stacked=axes)
         param_norm = clip(param_norm, step.param_norm_bounds)
-        defined = (param_norm > 0) & (update_norm > 0)
-        ratio = step.coefficient * param_norm / (jnp.where(defined, update_norm, 1) + step.eps)
+        undefined = one_is_zero(param_norm, update_norm)
+        ratio = step.coefficient * param_norm / (jnp.where(undefined, 1, update_norm) + step.eps)
         fallback = step.coefficient if zero_ratio == "coefficient" else 1.0
-        ratio = jnp.where(defined, clip(ratio, step.ratio_bounds), fallback)
+        ratio = jnp.where(undefined, fallback, clip(ratio, step.ratio_bounds))
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(
