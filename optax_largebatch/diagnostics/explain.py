@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked, check_stacked
@@ -27,6 +28,9 @@ class ExplainedParameter:
     adapted: bool
     group: str
     """The rule of the parameter's group; empty without a group."""
+    undeclared: str = ""
+    """If the parameter looks like a stack of layers that is not declared, the entry for it in the
+    argument of `stacked_layers`, such as `'layers/': 0`; otherwise empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Explanation:
             (
                 _cell(one.name),
                 "x".join(map(str, one.shape)) or "scalar",
-                str(one.blocks),
+                f"{one.blocks}{'?' if one.undeclared else ''}",
                 "yes" if one.decayed else "-",
                 "yes" if one.adapted else "-",
                 _cell(one.group) or "-",
@@ -53,7 +57,20 @@ class Explanation:
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in (head, *lines)
         ]
-        return "\n".join([*rows, self.summary()])
+        return "\n".join([*rows, self.summary(), *self._notes()])
+
+    def _notes(self) -> list[str]:
+        """What the question marks mean."""
+        marked = [one for one in self.parameters if one.undeclared]
+        if not marked:
+            return []
+        looks = (
+            "parameter looks like a stack" if len(marked) == 1 else "parameters look like stacks"
+        )
+        return [
+            f"?: {len(marked)} {looks} of layers, and each layer needs a norm of its own:",
+            f"   stacked={declaration(one.undeclared for one in marked)}",
+        ]
 
     def summary(self) -> str:
         """The count of numbers that are decayed and adapted."""
@@ -77,7 +94,9 @@ def explain(
     r"""Says for each parameter whether it is decayed and adapted, and how many blocks it has.
 
     Pass the same arguments as to the optimizer. A block shares one norm: it is an array, or one
-    layer of an array that stacks layers.
+    layer of an array that stacks layers. Parameters that look like stacks and are not declared with
+    `stacked` have a question mark after their number of blocks: all parameters of their module have
+    equally long first axes, and even its biases and scales have two axes.
 
     Args:
         params: the parameters, or their shapes from `jax.eval_shape`.
@@ -110,13 +129,16 @@ def explain(
     stacks = check_stacked(stacked)
     groups = check_groups(groups, stacked)
     blocks = stacks.blocks(params)
+    likely = {one.number: one.entry for one in likely_stacks(params, stacks.axes(params))}
+    names = leaf_names(params)
     columns = zip(
-        leaf_names(params),
+        names,
         [tuple(leaf.shape) for leaf in jax.tree.leaves(params)],
         stacks.sizes(params),
         resolve_mask("weight_decay_mask", weight_decay_mask, blocks),
         resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks),
         ["" if index < 0 else str(groups.rules[index]) for index in groups.indices(params)],
+        [likely.get(number, "") for number in range(len(names))],
         strict=True,
     )
     return Explanation(tuple(ExplainedParameter(*line) for line in columns))

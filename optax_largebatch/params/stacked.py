@@ -4,6 +4,7 @@ from collections.abc import Callable
 import dataclasses
 import math
 from typing import Any
+import warnings
 
 import jax
 from jax.sharding import PartitionSpec
@@ -11,6 +12,7 @@ import numpy as np
 
 from optax_largebatch.norms import zeros_of_blocks
 from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.likely_stacks import likely_stacks
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import Rule, matching
@@ -111,6 +113,36 @@ class _ByTree:
 
 
 @dataclasses.dataclass(frozen=True)
+class _ByNames:
+    """A tree of the axes that have one of some names.
+
+    It warns of parameters that seem to lack the name. This is no error, because only shapes tell of
+    them. And nothing is wrong if they are not adapted, as biases often are not.
+    """
+
+    tree: _ByTree
+    names: tuple[str, ...]
+
+    def __call__(self, params: Any) -> list[Axes]:
+        axes = self.tree(params)
+        stacks = likely_stacks(params, [*map(_as_tuple, axes)])
+        left_out = [one for one in stacks if one.beside]
+        if left_out:
+            listed = ", ".join(repr(one.name) for one in left_out)
+            one = left_out[0]
+            warnings.warn(
+                f"stacked_layers(..., named={', '.join(map(repr, self.names))}) leaves out "
+                f"{listed}, because no axis there has this name; each counts as one block. But "
+                f"{one.name!r} of shape {one.shape} looks like a stack of {one.layers} layers "
+                f"along axis {one.axis}, as {one.beside!r} in the same module is. If it is, name "
+                "its axis (nn.with_partitioning), or declare stacks by patterns, as in "
+                "stacked_layers({'layers/': 0}).",
+                stacklevel=2,
+            )
+        return axes
+
+
+@dataclasses.dataclass(frozen=True)
 class _ByFunction:
     """A function of the parameters that returns such a tree."""
 
@@ -168,7 +200,9 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
             raise TypeError("named= needs a tree of PartitionSpec or boxed parameters in `where`.")
         _check_names(names, where)
         axes = jax.tree.map(lambda spec: _named_axes(spec, names), where, is_leaf=_has_names)
-        return Stacked(f"stacked_layers(..., named={named!r})", _ByTree.of(axes))
+        return Stacked(
+            f"stacked_layers(..., named={named!r})", _ByNames(_ByTree.of(axes), names)
+        )
     if _is_patterns(where):
         rules = ((matching(pattern), _as_tuple(where[pattern])) for pattern in sorted(where))
         return Stacked(f"stacked_layers({where!r})", _ByPatterns(tuple(rules)))
