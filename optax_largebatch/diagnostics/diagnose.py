@@ -1,63 +1,67 @@
 """Finds common mistakes in a run's setup from its state, and says so in sentences."""
 
-import inspect
-from typing import Any, NamedTuple
+from typing import Any, overload
 
 import jax
 import numpy as np
 
-from optax_largebatch.diagnostics.state_parts import Part, by_parameter, parts
+from optax_largebatch.diagnostics.faults_of_ratios import (
+    Ratio,
+    at_a_bound,
+    exploded,
+    not_finite,
+    options_of,
+)
+from optax_largebatch.diagnostics.of_optimizer import Optimizer, optimizer_first
+from optax_largebatch.diagnostics.state_parts import by_parameter, parts
 from optax_largebatch.diagnostics.step_metrics import counted
 from optax_largebatch.diagnostics.trust_ratios import ratios_of
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
-from optax_largebatch.optimizers.lamb import lamb
-from optax_largebatch.optimizers.lans import lans
-from optax_largebatch.optimizers.lars import larc, lars
-from optax_largebatch.optimizers.lbsgd import lbsgd
+from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
-from optax_largebatch.transforms.lars import ScaleByLarsState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
-
-EXPLODED = 100
-"""`diagnose` reports a trust ratio that is this many times the median of all."""
 
 SMALL_LOSS_SCALE = 128
 """Below this loss scale, little of a float16 gradient is kept from vanishing."""
 
 
-class _Ratio(NamedTuple):
-    """The trust ratios of one parameter in one part of the state."""
-
-    name: str
-    number: int
-    """The number of the parameter among the leaves."""
-    values: np.ndarray
-    options: frozenset[str]
-    """The arguments of the optimizer that adapts the parameter."""
-
-    def largest(self) -> float:
-        """The largest trust ratio of an adapted block."""
-        return float(np.max(self.values, where=self.values != 1, initial=-np.inf))
-
-    def smallest(self) -> float:
-        """The smallest trust ratio of an adapted block."""
-        return float(np.min(self.values, where=self.values != 1, initial=np.inf))
-
-
+@overload
 def diagnose(
+    optimizer: Optimizer,
     state: Any,
     params: Any,
+    *,
+    weight_decay_mask: Mask = None,
+    stacked: Stacked | None = None,
+) -> list[str]: ...
+
+
+@overload
+def diagnose(
+    state: Any, params: Any, *, weight_decay_mask: Mask = None, stacked: Stacked | None = None
+) -> list[str]: ...
+
+
+def diagnose(  # pyright: ignore[reportInconsistentOverload]
+    optimizer: Any = None,
+    state: Any = None,
+    params: Any = None,
     *,
     weight_decay_mask: Mask = None,
     stacked: Stacked | None = None,
 ) -> list[str]:
     r"""Finds common mistakes with layer-wise adaptation, and says what to do.
 
-    It finds adapted biases and scales, and parameters that are zero. It finds trust ratios that are
+    Call it as `diagnose(optimizer, state, params)`. The optimizer knows its stacks of layers, which
+    parameters it adapts, and the bounds on their trust ratios. `diagnose(state, params)` needs the
+    argument `stacked` if the optimizer has it, and can only guess at bounds.
+
+    It finds adapted biases and scales, parameters that look like stacks of layers and have one
+    ratio for all layers, and parameters that are zero or not finite. It finds trust ratios that are
     at a bound, not finite, more than 100 times the median, or less than a 100th of it. It finds a
     decay mask that leaves out everything, and groups of parameters whose learning rate is 0. It
     finds steps that were left out because a gradient was not finite, and a loss scale that fell. It
@@ -65,20 +69,22 @@ def diagnose(
     outside of `jit`.
 
     Args:
-        state: the state of an optimizer of this library after at least one step, however it is
-            wrapped.
+        optimizer: the optimizer, of this library or with one inside. It may be wrapped by optax and
+            by this library.
+        state: its state after at least one step.
         params: the parameters.
         weight_decay_mask: the argument of the optimizer.
-        stacked: the argument of the optimizer.
+        stacked: the argument of the optimizer, if the optimizer is not given.
 
     Returns:
         Sentences with the evidence and what to do; an empty list if nothing was found. If the
         optimizer is not layer-wise, one sentence says so.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: the state does not belong to these parameters, or it is that of many models, of
-            `jax.vmap` or `jax.pmap`.
+        TypeError: an argument has the wrong type, or the state or the parameters are missing.
+        ValueError: the state does not belong to these parameters or to this optimizer, or it is
+            that of many models, of `jax.vmap` or `jax.pmap`; or the optimizer has other stacks than
+            `stacked`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -88,23 +94,32 @@ def diagnose(
         >>> updates, state = optimizer.update(params, optimizer.init(params), params)
         >>> params["bias"] = 2 * params["bias"]
         >>> updates, state = optimizer.update(params, state, params)
-        >>> for sentence in diagnose(state, params):
+        >>> for sentence in diagnose(optimizer, state, params):
         ...     print(sentence[:71])
         1 of 1 parameters with a single axis are adapted, such as 'bias' (ratio
     """
+    optimizer, state, params = optimizer_first(optimizer, state, params)
     check_mask("weight_decay_mask", weight_decay_mask)
-    stacks = check_stacked(stacked)
-    ratios = [
-        _Ratio(own.name, own.number, np.asarray(values), _options(own.part))
-        for own, values in ratios_of(state, params, stacks)
-    ]
+    leaves = jax.tree.leaves(params)
+    axes = check_stacked(stacked).axes(params)
+    ratios = []
+    for own, values in ratios_of(optimizer, state, params, stacked):
+        axes[own.number] = own.axes
+        if own.adapted:
+            norms = _norms(leaves[own.number], own.axes).reshape(own.shape)
+            about, options = own.part.about, options_of(own.part)
+            ratios.append(Ratio(own.name, own.number, np.asarray(values), norms, about, options))
+    stacks = Stacked("the stacks of the optimizer", lambda params: list(axes))
+    sizes = {name: float(_norms(x)) for name, x in zip(leaf_names(params), leaves, strict=True)}
     return [
         *_nothing_layer_wise(ratios),
-        *_not_finite(ratios),
+        *not_finite(ratios),
+        *_not_finite_weights(sizes),
+        *_one_ratio_for_layers(ratios, params, axes),
         *_adapted_vectors(ratios, params, stacks),
-        *_zero(params),
-        *_at_a_bound(ratios),
-        *_exploded(ratios),
+        *_zero(sizes),
+        *at_a_bound(ratios),
+        *exploded(ratios),
         *_nothing_decayed(weight_decay_mask, params, stacks),
         *_without_rate(state, params),
         *_left_out(state),
@@ -112,51 +127,45 @@ def diagnose(
     ]
 
 
-def _options(part: Part) -> frozenset[str]:
-    """The arguments of the optimizer that has this part, as far as its state tells it."""
-    if part.kind is ScaleByLarsState:
-        candidates = [lars, larc, lbsgd]
-    else:
-        candidates = [
-            lans if "momentum_branch" in part.keys or "gradient_branch" in part.keys else lamb
-        ]
-    return frozenset.intersection(*(frozenset(inspect.signature(x).parameters) for x in candidates))
+def _norms(leaf: Any, axes: tuple[int, ...] = ()) -> np.ndarray:
+    """The norm of each block."""
+    return np.asarray(from_sum_of_squares(sum_of_squares(leaf, axes)))
 
 
-def _all(ratios: list[_Ratio]) -> np.ndarray:
-    """The ratios of all blocks."""
-    return np.concatenate([np.zeros(0), *(ratio.values.ravel() for ratio in ratios)])
-
-
-def _nothing_layer_wise(ratios: list[_Ratio]) -> list[str]:
+def _nothing_layer_wise(ratios: list[Ratio]) -> list[str]:
     if ratios:
         return []
     return [
-        "There is nothing layer-wise here: the state holds no trust ratios, and only the rest was "
+        "There is nothing layer-wise here: no parameter has a trust ratio, and only the rest was "
         "looked at. Optimizers with a ratio for each layer are lamb, lans, lars, larc and lbsgd."
     ]
 
 
-def _not_finite(ratios: list[_Ratio]) -> list[str]:
-    bad = [ratio.name for ratio in ratios if not np.all(np.isfinite(ratio.values))]
-    if not bad:
+def _one_ratio_for_layers(
+    ratios: list[Ratio], params: Any, axes: list[tuple[int, ...]]
+) -> list[str]:
+    adapted = {one.number for one in ratios if one.about or np.any(one.values != 1)}
+    stacks = [one for one in likely_stacks(params, axes) if one.number in adapted]
+    if not stacks:
         return []
+    first = stacks[0]
     return [
-        f"{len(bad)} of {len(ratios)} parameters have a trust ratio that is not finite, such as "
-        f"{bad[0]!r}: their weights are not finite, or the norm overflows. Go back to a "
-        "checkpoint, and wrap the optimizer in skip_nonfinite."
+        f"{len(stacks)} of {len(axes)} parameters look like stacks of layers and have one trust "
+        f"ratio for all layers, such as {first.name!r} of shape {first.shape}: layers with small "
+        "weights are moved too far, and layers with large weights not far enough. Declare them: "
+        f"stacked={declaration(one.entry for one in stacks)}."
     ]
 
 
-def _adapted_vectors(ratios: list[_Ratio], params: Any, stacks: Stacked) -> list[str]:
+def _adapted_vectors(ratios: list[Ratio], params: Any, stacks: Stacked) -> list[str]:
     blocks = jax.tree.leaves(stacks.blocks(params))
     vectors = {number for number, leaf in enumerate(blocks) if leaf.ndim < 2}
     names = leaf_names(params)
-    adapted = {
-        ratio.number: ratio.values
-        for ratio in ratios
-        if ratio.number in vectors and not np.allclose(ratio.values, 1, rtol=1e-3)
-    }
+    adapted = {}
+    for ratio in ratios:
+        finite = ratio.values[np.isfinite(ratio.values)]
+        if ratio.number in vectors and not np.allclose(finite, 1, rtol=1e-3):
+            adapted[ratio.number] = finite
     if not adapted:
         return []
     number, values = max(adapted.items(), key=lambda item: float(np.max(np.abs(item[1]))))
@@ -168,9 +177,8 @@ def _adapted_vectors(ratios: list[_Ratio], params: Any, stacks: Stacked) -> list
     ]
 
 
-def _zero(params: Any) -> list[str]:
-    norms = [float(from_sum_of_squares(sum_of_squares(leaf))) for leaf in jax.tree.leaves(params)]
-    zero = [name for name, norm in zip(leaf_names(params), norms, strict=True) if norm == 0]
+def _zero(norms: dict[str, float]) -> list[str]:
+    zero = [name for name, norm in norms.items() if norm == 0]
     if not zero:
         return []
     return [
@@ -180,56 +188,14 @@ def _zero(params: Any) -> list[str]:
     ]
 
 
-def _at_a_bound(ratios: list[_Ratio]) -> list[str]:
-    found = []
-    everything = _all(ratios)
-    bounds = ("trust_ratio_bounds", "param_norm_bounds")
-    bounded = _all([ratio for ratio in ratios if ratio.options.intersection(bounds)])
-    finite = bounded[np.isfinite(bounded) & (bounded != 1)]
-    ends = {"upper": finite.max(initial=-np.inf), "lower": finite.min(initial=np.inf)}
-    has = frozenset().union(*(ratio.options for ratio in ratios))
-    for name, bound in ends.items():
-        share = int(np.sum(finite == bound))
-        if share >= 2:
-            found.append(
-                f"{share} of {everything.size} trust ratios are exactly {bound:.4g}, as an {name} "
-                "bound makes them: there the step no longer follows the size of the weights. "
-                f"Widen {' or '.join(x for x in bounds if x in has)}, if that was not meant."
-            )
-    return found
-
-
-def _exploded(ratios: list[_Ratio]) -> list[str]:
-    everything = _all(ratios)
-    adapted = everything[np.isfinite(everything) & (everything != 1)]
-    if adapted.size < 3:
+def _not_finite_weights(norms: dict[str, float]) -> list[str]:
+    bad = [name for name, norm in norms.items() if not np.isfinite(norm)]
+    if not bad:
         return []
-    median = float(np.median(adapted))
-    large = [one for one in ratios if one.largest() > median * EXPLODED]
-    small = [one for one in ratios if one.smallest() < median / EXPLODED]
-    sentences = []
-    if large:
-        shown = ", ".join(f"{one.name!r} ({one.largest():.3g})" for one in large[:3])
-        cure = "bound it with trust_ratio_bounds=(None, 10.0)"
-        if any("trust_ratio_bounds" not in one.options for one in large):
-            cure = "leave it out with trust_ratio_mask"
-        sentences.append(
-            f"{len(large)} of {len(ratios)} parameters have a trust ratio far above the median "
-            f"{median:.3g}: {shown}. The cause is updates that are small beside the weights, "
-            f"often in an embedding with few gradients or a layer that no loss reaches; {cure}."
-        )
-    if small:
-        shown = ", ".join(f"{one.name!r} ({one.smallest():.3g})" for one in small[:3])
-        cure = "give its norm a floor with param_norm_bounds=(low, None), or leave it out with "
-        if any("param_norm_bounds" not in one.options for one in small):
-            cure = "leave it out with "
-        sentences.append(
-            f"{len(small)} of {len(ratios)} parameters have a trust ratio far below the median "
-            f"{median:.3g}: {shown}. The cause is weights that are small beside their updates, as "
-            "after an initialization near 0, and such a layer hardly moves; "
-            f"{cure}trust_ratio_mask."
-        )
-    return sentences
+    return [
+        f"{len(bad)} of {len(norms)} parameters are not finite, or their norm overflows, such as "
+        f"{bad[0]!r}. Go back to a checkpoint, and wrap the optimizer in skip_nonfinite."
+    ]
 
 
 def _nothing_decayed(mask: Mask, params: Any, stacks: Stacked) -> list[str]:

@@ -10,7 +10,7 @@ import optax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
-from optax_largebatch.diagnostics.diagnose import EXPLODED
+from optax_largebatch.diagnostics.faults_of_ratios import EXPLODED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,14 +5,29 @@ and in the dictionaries that a checkpoint makes of tuples.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+import math
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
+from optax_largebatch.arguments import Bounds
 from optax_largebatch.params.owners import Keys, children, keyed_arrays, owners, unboxed
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked
+
+
+class About(NamedTuple):
+    """What an optimizer says about the trust ratios in a part of its state."""
+
+    numbers: list[int]
+    """The numbers of their parameters among `jax.tree.leaves(params)`."""
+    axes: list[tuple[int, ...]]
+    """The stacked axes of each of these parameters."""
+    adapted: list[bool]
+    """Whether each of them is adapted."""
+    bounds: Bounds
+    """The bounds on a ratio."""
 
 
 class Part(NamedTuple):
@@ -25,6 +40,8 @@ class Part(NamedTuple):
     fields: dict[str, Any]
     masked_at: Keys
     """The keys of the innermost `optax.masked` around the part, or of the state's root."""
+    about: About | None = None
+    """What the optimizer says about the part, if it was asked."""
 
     def array(self, field: str) -> jax.Array:
         """A field that is one array."""
@@ -53,10 +70,21 @@ class OfParameter(NamedTuple):
     entries: slice
     shape: tuple[int, ...]
     """The lengths of the parameter's stacked axes."""
+    axes: tuple[int, ...]
+    """The stacked axes."""
+    adapted: bool
+    """Whether the parameter is adapted; True if no optimizer was asked."""
 
 
 def by_parameter(
-    found: Sequence[Part], field: str, state: Any, params: Any, stacked: Stacked, *, others: int = 0
+    found: Sequence[Part],
+    field: str,
+    state: Any,
+    params: Any,
+    stacked: Stacked,
+    *,
+    others: int = 0,
+    or_pass: str = "",
 ) -> list[OfParameter]:
     """The parameters to which the entries of vectors with a number for each block belong.
 
@@ -65,8 +93,9 @@ def by_parameter(
         field: the vector.
         state: the state.
         params: the parameters.
-        stacked: the stacks among them.
+        stacked: the stacks among them, for parts that no optimizer has said anything about.
         others: entries at the end that belong to no block.
+        or_pass: what may be passed in the place of `stacked`, for the message.
 
     Returns:
         The entries of each parameter, part by part.
@@ -74,30 +103,38 @@ def by_parameter(
     Raises:
         ValueError: the state does not belong to these parameters, or is that of many models.
     """
-    sizes, axes, leaves = stacked.sizes(params), stacked.axes(params), jax.tree.leaves(params)
-    names = leaf_names(params)
-    about: list[list[int]] = []
+    leaves, names = jax.tree.leaves(params), leaf_names(params)
+    all_axes, sizes = stacked.axes(params), stacked.sizes(params)
+    abouts = []
     for part in found:
         blocks = check_one_model(field, part.array(field), ndim=1).size - others
-        whole = sum(sizes) == blocks
-        about.append(list(range(len(sizes))) if whole else _seen(part, state, params))
-        if sum(sizes[number] for number in about[-1]) != blocks:
+        about = part.about
+        if about is None:
+            whole = sum(sizes) == blocks
+            numbers = list(range(len(leaves))) if whole else _seen(part, state, params)
+            own_axes = [all_axes[number] for number in numbers]
+            about = About(numbers, own_axes, [True] * len(numbers), None)
+        columns = zip(about.numbers, about.axes, strict=True)
+        expected = sum(math.prod(_lengths(leaves[number], axes)) for number, axes in columns)
+        if expected != blocks:
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {blocks} blocks, and params "
-                f"have {sum(sizes)}. Pass the parameters and the `stacked` that the optimizer has; "
-                "for an optimizer that is behind optax.masked and keeps no moments, pass the part "
-                "of both that it sees."
+                f"have {expected if part.about else sum(sizes)}. Pass the parameters and the "
+                f"`stacked` that the optimizer has{or_pass}; for an optimizer that is behind "
+                "optax.masked and keeps no moments, pass the part of both that it sees."
             )
+        abouts.append(about)
     results = []
-    for part, own in zip(found, about, strict=True):
+    for part, about in zip(found, abouts, strict=True):
         start = 0
-        for number in own:
-            several = [one for one, numbers in zip(found, about, strict=True) if number in numbers]
+        for number, axes, adapted in zip(about.numbers, about.axes, about.adapted, strict=True):
+            pairs = zip(found, abouts, strict=True)
+            several = [one for one, own in pairs if number in own.numbers]
             prefix = labels([one.keys for one in several])[several.index(part)]
             name = f"{prefix}/{names[number]}" if prefix else names[number]
-            entries = slice(start, start + sizes[number])
-            shape = tuple(leaves[number].shape[axis] for axis in axes[number])
-            results.append(OfParameter(part, number, name, entries, shape))
+            shape = _lengths(leaves[number], axes)
+            entries = slice(start, start + math.prod(shape))
+            results.append(OfParameter(part, number, name, entries, shape, axes, adapted))
             start = entries.stop
     return results
 
@@ -133,6 +170,11 @@ def check_one_model(name: str, array: jax.Array, ndim: int) -> jax.Array:
             "jax.tree.map(lambda x: x[0], (state, params)), or map over them with jax.vmap."
         )
     return array
+
+
+def _lengths(leaf: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths of some axes."""
+    return tuple(leaf.shape[axis] for axis in axes)
 
 
 def _nodes(node: Any, keys: Keys, masked_at: Keys) -> Iterator[Part]:

@@ -1,6 +1,6 @@
 """The metrics of a step for a training loop to log, as one flat dictionary of scalars."""
 
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,11 @@ import optax
 
 from optax_largebatch import norms
 from optax_largebatch.diagnostics.noise_scale import noise_scale
+from optax_largebatch.diagnostics.of_optimizer import (
+    Optimizer,
+    layer_wise_parts,
+    optimizer_first,
+)
 from optax_largebatch.diagnostics.state_parts import (
     Part,
     by_parameter,
@@ -15,7 +20,6 @@ from optax_largebatch.diagnostics.state_parts import (
     labels,
     parts,
 )
-from optax_largebatch.diagnostics.trust_ratios import LAYER_WISE
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.owners import unboxed
@@ -23,6 +27,10 @@ from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleState
+from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
+    OrthogonalizeMomentumState,
+)
+from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
@@ -44,11 +52,40 @@ COUNTED = {
 SUMMED = ("skipped_steps",)
 """The metrics that several wrappers of one optimizer count together."""
 
+ON_DEMAND = (OrthogonalizeMomentumState, ScaleByWarmedUpRateState)
+"""The states beside the trust ratios of `muon` and of `lbsgd`."""
+
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
+@overload
+def step_metrics(
+    optimizer: Optimizer,
+    state: Any,
+    params: Any,
+    *,
+    gradients: Any = None,
+    updates: Any = None,
+    stacked: Stacked | None = None,
+    groups: ParamGroups | None = None,
+) -> dict[str, jax.Array]: ...
+
+
+@overload
 def step_metrics(
     state: Any,
+    params: Any = None,
+    *,
+    gradients: Any = None,
+    updates: Any = None,
+    stacked: Stacked | None = None,
+    groups: ParamGroups | None = None,
+) -> dict[str, jax.Array]: ...
+
+
+def step_metrics(  # pyright: ignore[reportInconsistentOverload]
+    optimizer: Any = None,
+    state: Any = None,
     params: Any = None,
     *,
     gradients: Any = None,
@@ -58,8 +95,9 @@ def step_metrics(
 ) -> dict[str, jax.Array]:
     r"""The metrics of a step for a training loop to log: scalars in a flat dictionary.
 
-    It reads the state, however it is wrapped, and takes the norms of the trees that it is given.
-    Call it in a compiled step, also inside `jax.shard_map`, or between steps.
+    Call it as `step_metrics(state, params)` or `step_metrics(optimizer, state, params)`, in a
+    compiled step, also inside `jax.shard_map`, or between steps. It reads the state, however it is
+    wrapped, and takes the norms of the trees that it is given.
 
     ================================ ==============================================================
     `learning_rate`                  learning rate of the last step; the largest, if groups of
@@ -69,7 +107,7 @@ def step_metrics(
     `param_norm`                     as they are given
     `trust_ratio/min`, `.../median`, trust ratios of the last step, over all layers. Ratios of
     `.../max`                        exactly 1 do not count: these layers are not adapted. All three
-                                     are 1 if no layer is adapted
+                                     are 1 if no layer is adapted, and NaN if one ratio is
     `skipped_steps`                  steps left out because a gradient was not finite
     `loss_scale`                     the factor for the next loss
     `micro_step`, `macro_step`       micro-batches in the accumulator, and steps taken so far
@@ -77,15 +115,19 @@ def step_metrics(
     ================================ ==============================================================
 
     Metrics that a state does not have are left out, so the names are the same from the first step
-    to the last. Where a state has several of a kind, as behind `optax.partition`, the key in which
+    to the last. `muon` and `lbsgd` adapt layers only if they are asked to, and their states do not
+    say whether they were: their trust ratios count only if the optimizer is given, which knows it.
+    Where a state has several of a kind, as behind `optax.partition`, the key in which
     their places differ follows the name: `learning_rate/embedding`.
 
     The learning rate is known for this library's optimizers and for `optax.inject_hyperparams`;
     other optimizers do not keep it in their state.
 
     Args:
-        state: the state after the step.
-        params: the parameters, for their norm and for `groups`; None if neither is wanted.
+        optimizer: the optimizer; it may be left out.
+        state: its state after the step.
+        params: the parameters, for their norm, for `groups` and for the optimizer; None if none of
+            these is wanted.
         gradients: the gradients of the step; None for no norm.
         updates: the updates from the optimizer; None for no norm.
         stacked: the argument of the optimizer.
@@ -95,9 +137,10 @@ def step_metrics(
         Scalars by name.
 
     Raises:
-        TypeError: an argument has the wrong type.
+        TypeError: an argument has the wrong type, or the parameters are missing with an optimizer.
         ValueError: the state is that of many models, of `jax.vmap` or `jax.pmap`; `groups` are
-            given and `params` are not; or the state does not belong to these parameters.
+            given and `params` are not; or the state does not belong to these parameters or to this
+            optimizer.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -116,13 +159,14 @@ def step_metrics(
         trust_ratio/max 3.54
         skipped_steps 0.0
     """
+    optimizer, state, params = optimizer_first(optimizer, state, params, needs_params=False)
     check_stacked(stacked)
     groups = check_groups(groups, stacked)
     trees = {"gradient_norm": gradients, "update_norm": updates, "param_norm": params}
     return {
         **_learning_rates(state, params, groups),
         **{name: _norm(name, tree) for name, tree in trees.items() if tree is not None},
-        **_trust_ratios(state),
+        **_trust_ratios(layer_wise_parts(optimizer, state, params, stacked), state),
         **counted(state),
         **_noise_scales(state),
     }
@@ -144,6 +188,8 @@ def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, j
             metrics[name] = jnp.asarray(unboxed(part.fields["hyperparams"]["learning_rate"]))
             continue
         rates = check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
+        if not rates.size:  # there are no parameters for this part
+            continue
         metrics[name] = jnp.max(rates)
         for rule, entry in _first_of_each_group(part, state, params, groups):
             metrics[f"{name}/{rule}"] = rates[entry]
@@ -175,14 +221,20 @@ def _norm(name: str, tree: Any) -> jax.Array:
     return norms.from_sum_of_squares(norms.total([jnp.zeros([]), *squares.values()]))
 
 
-def _trust_ratios(state: Any) -> dict[str, jax.Array]:
-    """The smallest, median and largest of the trust ratios that are not exactly 1."""
-    found = parts(state, *LAYER_WISE)
-    if not found:
-        return {}
+def _trust_ratios(found: list[Part], state: Any) -> dict[str, jax.Array]:
+    """The smallest, median and largest of the trust ratios that are not exactly 1.
+
+    Args:
+        found: the parts of the state that hold trust ratios.
+        state: the state.
+    """
     vectors = [
-        check_one_model("trust_ratios", part.array("trust_ratios"), ndim=1) for part in found
+        check_one_model("trust_ratios", part.array("trust_ratios"), ndim=1)
+        for part in found
+        if (any(part.about.adapted) if part.about else not _adapts_on_demand(part, state))
     ]
+    if not any(vector.size for vector in vectors):
+        return {}
     ratios = jnp.concatenate(vectors)
     adapted = ratios != 1
     some = jnp.any(adapted)
@@ -194,6 +246,11 @@ def _trust_ratios(state: Any) -> dict[str, jax.Array]:
         "trust_ratio/median": jnp.where(some, jnp.where(unknown, jnp.nan, median), 1),
         "trust_ratio/max": jnp.where(some, jnp.max(jnp.where(adapted, ratios, -jnp.inf)), 1),
     }
+
+
+def _adapts_on_demand(part: Part, state: Any) -> bool:
+    """Whether a part belongs to an optimizer that has it even if it adapts nothing."""
+    return any(own.keys[:-1] == part.keys[:-1] for own in parts(state, *ON_DEMAND))
 
 
 def counted(state: Any) -> dict[str, jax.Array]:

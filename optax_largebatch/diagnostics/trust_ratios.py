@@ -1,33 +1,51 @@
 """The trust ratios of the last step, by name."""
 
-from typing import Any
+from typing import Any, overload
 
 import jax
 
-from optax_largebatch.diagnostics.state_parts import OfParameter, by_parameter, parts
+from optax_largebatch.diagnostics.of_optimizer import Optimizer, layer_wise_parts, optimizer_first
+from optax_largebatch.diagnostics.state_parts import OfParameter, by_parameter
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.lars import ScaleByLarsState
-from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
-
-LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
-"""The parts of a state that hold trust ratios."""
 
 
+@overload
+def trust_ratios(
+    optimizer: Optimizer, state: Any, params: Any, *, stacked: Stacked | None = None
+) -> dict[str, jax.Array]: ...
+
+
+@overload
 def trust_ratios(
     state: Any, params: Any, *, stacked: Stacked | None = None
+) -> dict[str, jax.Array]: ...
+
+
+def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
+    optimizer: Any = None,
+    state: Any = None,
+    params: Any = None,
+    *,
+    stacked: Stacked | None = None,
 ) -> dict[str, jax.Array]:
     r"""The trust ratio that each parameter had in the last step.
 
-    The optimizer's state holds the ratios as one vector. So reading them costs nothing during
-    training, and works under `jit` and after a checkpoint is restored.
+    Call it as `trust_ratios(optimizer, state, params)`. The optimizer knows which parameters stack
+    layers, and which of them it sees. `trust_ratios(state, params)` needs the argument `stacked` if
+    the optimizer has it.
+
+    The optimizer's state holds the ratios as one vector. So reading them costs nothing in a
+    compiled step, and works after a checkpoint is restored. Outside of `jit` the optimizer's `init`
+    is traced in each call, but not computed.
 
     Args:
-        state: the state of an optimizer of this library, however it is wrapped: by the wrappers of
-            optax and of this library, in an `nnx.Optimizer` or a `TrainState`, or read back from a
+        optimizer: the optimizer, of this library or with one inside. It may be wrapped by optax and
+            by this library.
+        state: its state, also inside an `nnx.Optimizer` or a `TrainState`, or read back from a
             checkpoint.
         params: the parameters; only their structure and shapes count. Those that `optax.masked` or
             `optax.partition` hide from the optimizer are left out of the result.
-        stacked: the argument of the optimizer.
+        stacked: the argument of the optimizer, if the optimizer is not given.
 
     Returns:
         A scalar by the name of each parameter, or an array with an entry for each layer if the
@@ -37,8 +55,10 @@ def trust_ratios(
         place of the optimizer in the state.
 
     Raises:
-        ValueError: the state holds no trust ratios, does not belong to these parameters, or is that
-            of many models, of `jax.vmap` or `jax.pmap`.
+        TypeError: an argument has the wrong type, or the state or the parameters are missing.
+        ValueError: the state holds no trust ratios, does not belong to these parameters or to this
+            optimizer, or is that of many models, of `jax.vmap` or `jax.pmap`; or the optimizer has
+            other stacks than `stacked`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -46,10 +66,12 @@ def trust_ratios(
         >>> params = {"bias": jnp.zeros(2), "kernel": jnp.array([3.0, 4.0])}
         >>> optimizer = lamb(0.1)
         >>> updates, state = optimizer.update(params, optimizer.init(params), params)
-        >>> print({name: round(float(r), 2) for name, r in trust_ratios(state, params).items()})
+        >>> ratios = trust_ratios(optimizer, state, params)
+        >>> print({name: round(float(ratio), 2) for name, ratio in ratios.items()})
         {'bias': 1.0, 'kernel': 3.54}
     """
-    ratios = ratios_of(state, params, check_stacked(stacked))
+    optimizer, state, params = optimizer_first(optimizer, state, params)
+    ratios = ratios_of(optimizer, state, params, stacked)
     if not ratios:
         raise ValueError(
             "state holds no trust ratios. Pass the state of an optimizer with layer-wise "
@@ -58,14 +80,18 @@ def trust_ratios(
     return {own.name: values for own, values in ratios}
 
 
-def ratios_of(state: Any, params: Any, stacks: Stacked) -> list[tuple[OfParameter, jax.Array]]:
+def ratios_of(
+    optimizer: Optimizer | None, state: Any, params: Any, stacked: Stacked | None
+) -> list[tuple[OfParameter, jax.Array]]:
     """The trust ratios of each parameter, part by part; empty if the state has no such part.
 
     Raises:
-        ValueError: the parts do not belong to these parameters.
+        ValueError: the parts do not belong to these parameters, or to this optimizer.
     """
-    found = parts(state, *LAYER_WISE)
+    stacks = check_stacked(stacked)
+    found = layer_wise_parts(optimizer, state, params, stacked)
+    or_pass = ", or the optimizer as the first argument" if optimizer is None else ""
     return [
         (own, own.part.array("trust_ratios")[own.entries].reshape(own.shape))
-        for own in by_parameter(found, "trust_ratios", state, params, stacks)
+        for own in by_parameter(found, "trust_ratios", state, params, stacks, or_pass=or_pass)
     ]

@@ -33,6 +33,7 @@ from optax_largebatch.engine.contract.declaration import (
     checked_request,
     checked_result,
 )
+from optax_largebatch.engine.recorded_states import record_state
 from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import (
     Concatenated,
@@ -80,7 +81,9 @@ class LeafTransform:
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
-        return built_like(self.state, [field.init(params) for field in self.state])
+        state = built_like(self.state, [field.init(params) for field in self.state])
+        record_state(state, self.state, params)
+        return state
 
     def choose(self, leaves: Leaves) -> list[Any]:
         """The choice for each leaf, and for a program of whole leaves how each of them is split."""

@@ -16,15 +16,16 @@ from optax_largebatch.arguments import (
     is_zero,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
-from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, one_is_zero, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, select_leaves
+from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
+from optax_largebatch.transforms.declared_ratios import TrustRatios
 
 Denominator = Literal["paper", "update", "squares"]
 ZeroRatio = Literal["one", "coefficient", "gradient", "formula"]
@@ -136,6 +137,7 @@ def scale_by_lars(
     limits = None
     if larc_learning_rate is not None:
         limits = as_grouped("larc_learning_rate", larc_learning_rate)
+    ratios = TrustRatios(stacks, mask=trust_ratio_mask, bounds=trust_ratio_bounds)
 
     def scalars(state: ScaleByLarsState) -> _Scalars:
         return _Scalars(
@@ -148,8 +150,7 @@ def scale_by_lars(
         )
 
     def choices(leaves: Leaves) -> list[Any]:
-        blocks = stacks.blocks(leaves.tree)
-        adapted = select_leaves("trust_ratio_mask", trust_ratio_mask, blocks)
+        adapted = ratios.adapted(leaves.tree)
         indices = [0] * len(adapted) if limits is None else limits.indices(leaves.tree)
         axes = stacks.axes(leaves.tree)
         return list(zip(decay.choices(leaves), adapted, indices, axes, strict=True))
@@ -187,9 +188,7 @@ def scale_by_lars(
     return transformation(
         LeafTransform(
             leaf,
-            state=declare(
-                ScaleByLarsState, count=Counter(), trust_ratios=VectorOfBlocks(stacks, initial=1.0)
-            ),
+            state=declare(ScaleByLarsState, count=Counter(), trust_ratios=ratios),
             scalars=scalars,
             choices=choices,
             needs_params=True,

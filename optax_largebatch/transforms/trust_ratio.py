@@ -8,13 +8,14 @@ import optax
 
 from optax_largebatch.arguments import Bounds, Scalar, check_bounds, check_choice, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
-from optax_largebatch.engine.state import VectorOfBlocks, declare
+from optax_largebatch.engine.state import declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, one_is_zero
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, select_leaves
+from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.declared_ratios import TrustRatios
 
 
 class ScaleByTrustRatioState(NamedTuple):
@@ -95,11 +96,10 @@ def scale_by_trust_ratio(
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
     check_mask("trust_ratio_mask", trust_ratio_mask)
     stacks = check_stacked(stacked)
+    ratios = TrustRatios(stacks, mask=trust_ratio_mask, bounds=trust_ratio_bounds)
 
     def choices(leaves: Leaves) -> list[Any]:
-        blocks = stacks.blocks(leaves.tree)
-        adapted = select_leaves("trust_ratio_mask", trust_ratio_mask, blocks)
-        return list(zip(adapted, stacks.axes(leaves.tree), strict=True))
+        return list(zip(ratios.adapted(leaves.tree), stacks.axes(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         adapted, axes = at.choice
@@ -117,7 +117,7 @@ def scale_by_trust_ratio(
     return transformation(
         LeafTransform(
             leaf,
-            state=declare(ScaleByTrustRatioState, trust_ratios=VectorOfBlocks(stacks, initial=1.0)),
+            state=declare(ScaleByTrustRatioState, trust_ratios=ratios),
             scalars=lambda state: _Scalars(
                 trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
             ),

@@ -86,8 +86,10 @@ MATRICES = {f"kernel_{index}": jnp.full((2, 2), 1.5 + index / 10) for index in r
 
 
 def test_ratios_at_a_bound():
+    """Without the optimizer, several parameters at the largest ratio may be at a bound."""
     (sentence,) = sentences(lb.lamb(0.1, trust_ratio_bounds=(None, 1.65)), MATRICES)
-    assert sentence.startswith("3 of 5 trust ratios are exactly 1.65, as an upper bound")
+    assert sentence.startswith("3 of 5 trust ratios are 1.65, the largest of all, though the sizes")
+    assert "If that is a bound" in sentence
 
 
 def test_ratios_that_exploded():
@@ -107,7 +109,42 @@ def test_parameters_that_are_zero():
 def test_ratios_that_are_not_finite():
     params = MATRICES | {"kernel_3": jnp.full((2, 2), jnp.inf)}
     first, *_ = sentences(lb.lars(0.1), params)
-    assert first.startswith("1 of 5 parameters have a trust ratio that is not finite, such as 'ker")
+    assert first.startswith("1 of 5 parameters have a trust ratio that is not finite or 0, such as")
+    assert "'kernel_3' (nan)" in first
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars", "larc"])
+def test_a_nan_in_one_gradient(name):
+    gradients = jax.tree.map(jnp.ones_like, MATRICES)
+    gradients["kernel_3"] = gradients["kernel_3"].at[0, 0].set(jnp.nan)
+    optimizer = getattr(lb, name)(0.1)
+    (found,) = [x for x in sentences(optimizer, MATRICES, gradients) if "not finite" in x]
+    assert "kernel_3' (nan)" in found
+    metrics = lb.step_metrics(after_a_step(optimizer, MATRICES, gradients))
+    assert np.isnan(metrics["trust_ratio/max"])
+
+
+def test_an_infinite_gradient_has_the_ratio_0():
+    gradients = jax.tree.map(jnp.ones_like, MATRICES) | {"kernel_3": jnp.full((2, 2), jnp.inf)}
+    first, *_ = sentences(lb.lars(0.1), MATRICES, gradients)
+    assert "'kernel_3' (0.0)" in first
+
+
+def test_weights_that_are_not_finite_and_have_no_ratio():
+    params = MATRICES | {"bias": jnp.full(4, jnp.nan)}
+    (found,) = sentences(lb.lamb(0.1, trust_ratio_mask=lb.excluding("bias")), params)
+    assert found.startswith("1 of 6 parameters are not finite, or their norm overflows, such as 'b")
+
+
+def test_stacks_that_nobody_declared():
+    (found,) = sentences(lb.lamb(0.1, trust_ratio_mask=lb.at_least_ndim(3)))
+    assert found.startswith("1 of 4 parameters look like stacks of layers and have one trust ratio")
+    assert "such as 'layers/kernel' of shape (2, 4, 4)" in found
+    assert "stacked=stacked_layers({'layers/': 0})" in found
+    # The biases are not adapted, so it does no harm that they are one block.
+    kernels = lb.stacked_layers({"layers/kernel": 0})
+    mask = lb.at_least_ndim(2) & lb.excluding("bias")
+    assert sentences(lb.lamb(0.1, trust_ratio_mask=mask, stacked=kernels), stacked=kernels) == []
 
 
 def test_a_mask_that_decays_nothing():
@@ -203,5 +240,18 @@ def test_explain():
     assert str(explanation).splitlines()[-1] == (
         "4 parameters, 6 blocks, 55 numbers: 44 decayed, 15 adapted"
     )
+    assert not any(one.undeclared for one in explanation.parameters)
     with pytest.raises(ValueError, match="'attention' matches no parameter"):
         lb.explain(PARAMS, weight_decay_mask=lb.matching("attention"))
+
+
+def test_explain_marks_stacks_that_nobody_declared():
+    *_, count, first, second = str(lb.explain(PARAMS)).splitlines()
+    assert count.startswith("4 parameters, 4 blocks")
+    assert first.startswith("?: 2 parameters look like stacks of layers")
+    assert second == "   stacked=stacked_layers({'layers/': 0})"
+    explanation = lb.explain(PARAMS, stacked=lb.stacked_layers({"layers/kernel": 0}))
+    marked = {one.name: one.undeclared for one in explanation.parameters if one.undeclared}
+    assert marked == {"layers/bias": "'^layers/bias$': 0"}
+    lines = [line.split() for line in str(explanation).splitlines()]
+    assert [line[2] for line in lines[1:5]] == ["1", "1", "1?", "2"]
