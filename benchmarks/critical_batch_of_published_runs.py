@@ -44,13 +44,18 @@ def fitted() -> list[Published]:
         runs = [np.array(own) / batch for batch, own in examples.items()]
         rest = [
             ([*batch_sizes[:left_out], *batch_sizes[left_out + 1 :]],
-             [own.mean() for own in (*runs[:left_out], *runs[left_out + 1 :])])
+             [*runs[:left_out], *runs[left_out + 1 :]])
             for left_out in range(len(runs))
         ]  # fmt: skip
         fit = lb.fit_critical_batch_size(batch_sizes, runs)
         without_one = [lb.fit_critical_batch_size(*kept).critical_batch_size for kept in rest]
         results.append(Published(task, batch_sizes, runs, fit, without_one))
     return results
+
+
+def geometric_mean(steps: np.ndarray) -> float:
+    """The mean of runs that the fit is made to."""
+    return float(np.exp(np.log(steps).mean()))
 
 
 def tables() -> str:
@@ -73,7 +78,8 @@ def tables() -> str:
     for task, batch_sizes, runs, fit, _ in results:
         lines += ["", f"{task}:", "", "| batch size | steps | fit | apart |", "|---|---|---|---|"]
         lines += [
-            f"| {batch} | {own.mean():.0f} | {fit.steps(batch):.0f} | {np.expm1(residual):+.1%} |"
+            f"| {batch} | {geometric_mean(own):.0f} | {fit.steps(batch):.0f} "
+            f"| {np.expm1(residual):+.1%} |"
             for batch, own, residual in zip(batch_sizes, runs, fit.residuals, strict=True)
         ]
     return "\n".join(lines)
@@ -86,7 +92,7 @@ def steps_table() -> list[dict[str, Any]]:
             "benchmark": task,
             "batch_size": batch,
             "runs": len(own),
-            "mean_steps": f"{own.mean():.1f}",
+            "mean_steps": f"{geometric_mean(own):.1f}",
             "fitted_steps": f"{fit.steps(batch):.1f}",
         }
         for task, batch_sizes, runs, fit, _ in fitted()

@@ -46,7 +46,8 @@ def fit_critical_batch_size(
 
     Well below :math:`B_{crit}`, twice the batch size takes half the steps; well above it, the same
     number. The fit is by least squares in :math:`\log S`. Several runs of a batch size count as
-    their mean.
+    the mean of their :math:`\log S`. Unlike the logarithm of their mean, it is not higher where
+    there are more runs, and one slow run moves it less.
 
     The interval holds the batch sizes at which the slope of the squared error is no further from 0
     than the noise of the runs explains. With :math:`n_i` runs of batch size :math:`B_i`, their mean
@@ -98,8 +99,8 @@ def fit_critical_batch_size(
         )
     runs = [_positive(f"steps[{i}]", np.atleast_1d(own)) for i, own in enumerate(steps)]
 
-    means = np.array([[own.mean() for own in runs]])
-    (critical,), (minimum,) = _least_squares(batches, np.log(means))
+    log_means = np.array([np.log(own).mean() for own in runs])
+    (critical,), (minimum,) = _least_squares(batches, log_means[None])
     low, high = _searched(batches)
     if not low * 1.01 < critical < high / 1.01:
         raise ValueError(
@@ -108,8 +109,8 @@ def fit_critical_batch_size(
             f"critical batch size between {low:.3g} and {high:.3g} fits best. Add "
             f"{'smaller' if critical < high / 2 else 'larger'} batch sizes."
         )
-    residuals = np.log(means[0]) - np.log(minimum * (1 + critical / batches))
-    interval = _interval(batches, runs, np.log(means[0]), float(critical))
+    residuals = log_means - np.log(minimum * (1 + critical / batches))
+    interval = _interval(batches, runs, log_means, float(critical))
     return CriticalBatchSize(float(critical), float(minimum), interval, tuple(residuals.tolist()))
 
 

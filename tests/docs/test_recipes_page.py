@@ -21,7 +21,7 @@ def test_is_what_the_script_writes(script):
 
 
 def test_the_script_puts_right_what_is_wrong(script):
-    wrong = PAGE.replace("12787", "20000").replace("0.00288293", "0.003")
+    wrong = PAGE.replace("12724", "20000").replace("0.00288293", "0.003")
     assert wrong != PAGE
     assert script["written"](wrong) == PAGE
 
