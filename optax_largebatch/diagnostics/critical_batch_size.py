@@ -1,10 +1,11 @@
 """The critical batch size, fitted to runs that reached the same target at several batch sizes."""
 
 from collections.abc import Sequence
-import functools
 from typing import NamedTuple
 
 import numpy as np
+
+from optax_largebatch.diagnostics.student import student_quantile
 
 
 class CriticalBatchSize(NamedTuple):
@@ -145,7 +146,7 @@ def _interval(
         return None
     logs = [np.log(own) for own in runs]
     noise = np.sqrt(sum(np.sum(np.square(own - own.mean())) for own in logs) / freedom)
-    allowed = _student_quantile(0.95, freedom) * noise
+    allowed = float(student_quantile(0.95, freedom)) * noise
 
     def held(point: np.ndarray) -> np.ndarray:
         """Whether the logarithms of batch sizes are in the interval."""
@@ -171,15 +172,6 @@ def _interval(
 
     low, high = _searched(batches)
     return end(low, 0.0), end(high, np.inf)
-
-
-@functools.cache
-def _student_quantile(probability: float, freedom: int) -> float:
-    """The quantile of Student's t: with t = sqrt(n) tan(x) the density of x is cos(x)**(n - 1)."""
-    angles = (np.arange(20_000) + 0.5) / 20_000 * np.pi - np.pi / 2
-    density = np.cos(angles) ** (freedom - 1)
-    below = (np.cumsum(density) - density / 2) / np.sum(density)
-    return float(np.sqrt(freedom) * np.tan(np.interp(probability, below, angles)))
 
 
 def _searched(batches: np.ndarray) -> tuple[float, float]:

@@ -61,14 +61,19 @@ def mesh(*names, shape=(PARTS,)):
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
 
 
+def skewed(key, shape):
+    """Exponentially distributed, shifted and scaled to mean 0 and variance 1."""
+    return jax.random.exponential(key, shape) - 1
+
+
 @functools.cache
-def many_runs(steps, runs=400, decay=0.99):
-    """Runs with a gradient of squared norm 1 and noise of 4 for an example, in 3 numbers."""
+def many_runs(steps, runs=400, decay=0.99, noise=4.0, draw=jax.random.normal):
+    """Runs with a gradient of squared norm 1 and this noise of an example, in 3 numbers."""
     params = jnp.full(3, 3**-0.5)
     transform = lb.gradient_noise_scale(decay)
 
     def step(state, key):
-        own = params[None] + 2 * 3**-0.5 * jax.random.normal(key, (4, 3))
+        own = params[None] + (noise / 3) ** 0.5 * draw(key, (4, 3))
         parts = lb.small_batches_of_examples(own, params, mean=own.mean(0))
         return transform.update(own.mean(0), state, small_batches=parts)[1], None
 
