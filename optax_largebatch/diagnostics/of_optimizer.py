@@ -104,7 +104,9 @@ def _told(optimizer: Optimizer, params: Any, stacked: Stacked | None) -> dict[Ke
 
 def _about(made: RecordedState, params: Any, stacked: Stacked | None) -> About | None:
     """What the declaration of a state says; None if the transform sees other parameters."""
-    declared: TrustRatios = made.declaration.trust_ratios
+    declared = made.declaration.trust_ratios
+    if not isinstance(declared, TrustRatios):  # somebody's own transform keeps such a state
+        return None
     numbers = owners(made.params, params)
     seen, leaves = jax.tree.leaves(made.params), jax.tree.leaves(params)
     known = [number for number in numbers if number is not None]
