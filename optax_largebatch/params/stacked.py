@@ -200,9 +200,7 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
             raise TypeError("named= needs a tree of PartitionSpec or boxed parameters in `where`.")
         _check_names(names, where)
         axes = jax.tree.map(lambda spec: _named_axes(spec, names), where, is_leaf=_has_names)
-        return Stacked(
-            f"stacked_layers(..., named={named!r})", _ByNames(_ByTree.of(axes), names)
-        )
+        return Stacked(f"stacked_layers(..., named={named!r})", _ByNames(_ByTree.of(axes), names))
     if _is_patterns(where):
         rules = ((matching(pattern), _as_tuple(where[pattern])) for pattern in sorted(where))
         return Stacked(f"stacked_layers({where!r})", _ByPatterns(tuple(rules)))
