@@ -40,7 +40,10 @@ class Recorder:
 
     def __init__(self):
         self.given = []
-        self.transform = optax.GradientTransformationExtraArgs(optax.init_empty_state, self.update)
+        self.transform = optax.GradientTransformationExtraArgs(self.init, self.update)
+
+    def init(self, params):
+        return optax.EmptyState()
 
     def update(self, updates, state, params=None, *, partition_specs=None, **extra_args):
         self.given.append(partition_specs)
