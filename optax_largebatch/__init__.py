@@ -21,8 +21,6 @@ from optax_largebatch.diagnostics.noise_scale import (
 )
 from optax_largebatch.diagnostics.step_metrics import step_metrics
 from optax_largebatch.diagnostics.trust_ratios import trust_ratios
-from optax_largebatch.engine.branches import sum_of
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.optimizers.cain import cain
 from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
@@ -54,7 +52,9 @@ from optax_largebatch.schedules.warmup import (
 from optax_largebatch.sharding import shard_optimizer_state
 from optax_largebatch.transforms.adam import ScaleByAdamState, scale_by_adam
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
+from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clamping import ClampParametersState, clamp_parameters
 from optax_largebatch.transforms.clipping import clip_by_global_norm, clip_by_value
 from optax_largebatch.transforms.decay import AddDecayedWeightsState, add_decayed_weights

@@ -10,7 +10,7 @@ from optax_largebatch.diagnostics.state_parts import About, Part, parts
 from optax_largebatch.engine.recorded_states import RecordedState, recorded_states
 from optax_largebatch.params.owners import Keys, owners
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.declared_ratios import TrustRatios
 from optax_largebatch.transforms.lars import ScaleByLarsState
 from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
@@ -114,7 +114,7 @@ def _about(made: RecordedState, params: Any, stacked: Stacked | None) -> About |
         own.shape != leaves[number].shape for own, number in zip(seen, known, strict=True)
     ):
         return None
-    axes = declared.stacked.axes(made.params)
+    axes = check_stacked(declared.stacked).axes(made.params)
     if stacked is not None:
         _check_same(leaf_names(made.params), stacked.axes(made.params), axes)
     return About(known, axes, declared.adapted(made.params), declared.bounds)

@@ -1,12 +1,12 @@
 """The engine for transformations written leaf by leaf, also for your own. Experimental.
 
 A `LeafTransform` describes what happens to one leaf (one array of the parameters), `transformation`
-makes an optax transformation of it, and `reference` runs it as written. The guide "Your own
-optimizer" shows how; README.md beside this file explains what happens inside. Names and arguments
-here may change with every minor version.
+makes an optax transformation of it, and `optax_largebatch.testing.check` tests it. The guide "Your
+own optimizer" shows how; README.md beside this file explains what happens inside. Names and
+arguments here may change with every minor version.
 """
 
-from optax_largebatch.engine.reference_executor import reference
+from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
 from optax_largebatch.engine.requests import (
     Leaf,
     block_means,
@@ -17,18 +17,10 @@ from optax_largebatch.engine.requests import (
     global_norm,
     in_parallel,
     materialize,
+    numbers,
     sums_over_devices,
 )
-from optax_largebatch.engine.state import (
-    Counter,
-    NumberPerBlock,
-    PerAxis,
-    PerParameter,
-    Shared,
-    StateOf,
-    VectorOfBlocks,
-    declare,
-)
+from optax_largebatch.engine.state import Counter, PerAxis, PerParameter, Shared, StateOf, declare
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.layers import Layers
@@ -59,7 +51,7 @@ __all__ = [
     "leaf_transform_of",
     "materialize",
     "matrices_of",
-    "reference",
+    "numbers",
     "sums_over_devices",
     "transformation",
 ]

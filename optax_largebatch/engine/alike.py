@@ -1,41 +1,77 @@
-"""Sets of small leaves that are alike, which take their sums side by side.
+"""Which leaves take their passes together, and which numbers go together.
 
 A kernel that passes over one small leaf takes a GPU longer to start than to run, and a thousand of
-them take XLA long to compile. XLA puts the leaves of a set side by side while it reads them, so
-nothing is copied. The last pass goes over each leaf by itself; the leaves of a set read their
-ratios from one vector, so XLA merges these passes too.
+them take XLA long to compile. XLA puts small leaves that are alike side by side while it reads
+them, so nothing is copied. The last pass goes over each leaf by itself; the leaves of a set read
+their numbers from one vector, so XLA merges these passes too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import AxisType
 
-from optax_largebatch.engine.program import Program
-from optax_largebatch.engine.tracing import LeafArrays
-from optax_largebatch.norms import explicit_spec
+from optax_largebatch.engine.arrays import LeafArrays
+from optax_largebatch.engine.places import Place
+from optax_largebatch.engine.replay import Program
+
+Item = TypeVar("Item")
+
+MOST_OF_A_PIECE = 32
+"""The numbers that one kernel computes. XLA makes a kernel of each of many more."""
+
+LARGEST_OF_A_SET = 2**18
+"""The elements of a leaf that is put beside others; a pass over more keeps a GPU busy."""
+
+MOST_OF_A_SET = 2**21
+"""The elements of small leaves that are side by side. A GPU's cache has four such arrays."""
+
+MOST_OF_A_KERNEL = 90
+"""The arrays that one kernel reads and writes; XLA takes no more than 96."""
 
 
 def sets_of_alike(
-    programs: Mapping[int, Program],
-    leaves: Mapping[int, LeafArrays],
-    most: Callable[[LeafArrays], int],
+    programs: Mapping[int, Program], leaves: Mapping[int, LeafArrays], place: Place
 ) -> dict[int, list[int]]:
-    """The leaves that take their sums together, or alone, by the number of the first.
+    """The leaves that take their sums side by side, or alone, by the number of the first.
 
     Args:
         programs: the program of each leaf, the same one for leaves that are alike.
         leaves: their arrays.
-        most: the leaves of a set, at most.
+        place: where the step runs.
     """
     alike: dict[Any, list[int]] = {}
     for i, program in programs.items():
         on_elements = program.can_be_cut and not any(x.on_matrices for x in program.rounds)
         alike.setdefault(program if on_elements else i, []).append(i)
-    sets = (some for own in alike.values() for some in evenly(own, most(leaves[own[0]])))
+    sets = (some for own in alike.values() for some in evenly(own, _most(leaves[own[0]], place)))
     return {own[0]: own for own in sorted(sets)}
+
+
+def in_groups(sizes: Mapping[int, int], most: int | None) -> list[list[int]]:
+    """The leaves in order, several small ones at a time.
+
+    Args:
+        sizes: the elements of each leaf, by number.
+        most: the elements of a group of several leaves, at most; None for one group of all.
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for i, size in sizes.items():
+        if not groups or (most is not None and size > room):
+            groups.append([])
+            room = most or 0
+        groups[-1].append(i)
+        room -= size
+    return groups
+
+
+def in_pieces(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """The items in order, in pieces of which one kernel can take all."""
+    starts = range(0, len(items), MOST_OF_A_PIECE)
+    return [items[start : start + MOST_OF_A_PIECE] for start in starts]
 
 
 def evenly(items: Sequence[int], most: int) -> list[list[int]]:
@@ -46,26 +82,16 @@ def evenly(items: Sequence[int], most: int) -> list[list[int]]:
     return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
-def side_by_side(
-    program: Program, leaves: Sequence[LeafArrays]
-) -> tuple[list[jax.Array], list[int | None], Any]:
-    """The arrays of leaves that are alike, along a new first axis.
+def _most(leaf: LeafArrays, place: Place) -> int:
+    """How many leaves like this one are side by side, at most: 1 for a large one.
 
-    Returns:
-        The arrays; for each 0, or None if it is the same for all leaves; and the structure of
-        `LeafArrays`.
+    The kernel of their last pass reads all arrays of a leaf and writes all but the gradient.
     """
-    first = leaves[0]
-    own = [True] * len(jax.tree.leaves((first.gradient, first.param)))
-    own += jax.tree.leaves(program.like_leaf(first.state))
-    columns = zip(*map(jax.tree.leaves, leaves), strict=True)
-    arrays = [_stacked(x) if n else x[0] for n, x in zip(own, columns, strict=True)]
-    return arrays, [0 if n else None for n in own], jax.tree.structure(first)
-
-
-def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
-    """`jnp.stack`, without a reshape of each array: the compiler would look at every one."""
-    # Along an axis that is split, to concatenate would move the parts.
-    if arrays[0].ndim == 0 or any(explicit_spec(arrays[0])):
-        return jnp.stack(arrays)
-    return jnp.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
+    size = leaf.gradient.size
+    mesh = jax.typeof(leaf.gradient).sharding.mesh
+    types_say = not mesh.empty and AxisType.Auto not in mesh.axis_types
+    may_be = place.side_by_side == "always" or (place.side_by_side == "if types say" and types_say)
+    if not may_be or size > LARGEST_OF_A_SET:
+        return 1
+    read = sum(x.shape == leaf.gradient.shape for x in jax.tree.leaves(leaf))
+    return max(min(MOST_OF_A_KERNEL // (2 * read - 1), MOST_OF_A_SET // max(size, 1)), 1)

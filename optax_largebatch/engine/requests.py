@@ -10,9 +10,11 @@ one vector.
 """
 
 from collections.abc import Callable, Generator
+import dataclasses
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from optax_largebatch.params.matrices import Matrices
 
@@ -28,12 +30,14 @@ class Statistic(NamedTuple):
 
     array: jax.Array
     kind: Kind
-    kept: tuple[int, ...] = ()
-    """The axes that are not summed over; they keep their place in the answer."""
+    kept: tuple[int, ...] | None = None
+    """The axes that are not summed over, which keep their place in the answer; None for the axes of
+    the leaf that run over its blocks."""
     held: Held = "parts"
 
 
-class Request(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Request:
     """A round of statistics, answered by a list with one array for each.
 
     An answer is a number, or has all axes of the leaf if the statistic keeps some, so that it
@@ -42,6 +46,11 @@ class Request(NamedTuple):
 
     statistics: tuple[Statistic, ...]
     of_all_leaves: bool = False
+
+    def of_blocks(self, stacked: tuple[int, ...]) -> "Request":
+        """The request of a leaf with these stacked axes, which are kept unless it says others."""
+        own = (x._replace(kept=stacked) if x.kept is None else x for x in self.statistics)
+        return dataclasses.replace(self, statistics=tuple(own))
 
 
 class EachMatrix(NamedTuple):
@@ -56,6 +65,29 @@ class EachMatrix(NamedTuple):
     of_whole: bool = False
     """Whether every device has the whole array, although the leaf is split."""
 
+    @property
+    def without_arrays(self) -> "OnMatrices":
+        """The work, without what it is done on."""
+        return OnMatrices(self.function, self.matrices.whole if self.of_whole else self.matrices)
+
+    def given(self, dtype: jnp.dtype) -> list[jax.Array]:
+        """The array whose matrices are worked on, and numbers for them."""
+        own = (self.array, *self.numbers)
+        return [jnp.asarray(x, self.dtype or dtype) for x in own]
+
+
+class OnMatrices(NamedTuple):
+    """The work on each matrix of an array."""
+
+    function: Callable[..., jax.Array]
+    matrices: Matrices
+
+
+class Numbers(NamedTuple):
+    """Numbers of blocks, answered by themselves, and known before the last pass over the leaf."""
+
+    values: tuple[jax.Array, ...]
+
 
 class Materialize(NamedTuple):
     """A request to write an array to memory, answered by the array as written."""
@@ -64,24 +96,42 @@ class Materialize(NamedTuple):
     dtype: jax.typing.DTypeLike | None
 
 
-def block_norms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
-    """Asks for the norms of the blocks of arrays of one leaf."""
-    return Request(tuple(Statistic(array, "norm", stacked) for array in arrays))
+def block_norms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+    """Asks for the norms of the blocks of arrays of one leaf.
+
+    Args:
+        *arrays: arrays of the shape of the leaf.
+        kept: the axes that are not summed over; None for those that the transform calls `stacked`.
+    """
+    return Request(tuple(Statistic(array, "norm", kept) for array in arrays))
 
 
-def block_rms(*arrays: jax.Array, stacked: tuple[int, ...] = ()) -> Request:
-    """Asks for the root mean squares of the blocks of arrays of one leaf."""
-    return Request(tuple(Statistic(array, "rms", stacked) for array in arrays))
+def block_rms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+    """Asks for the root mean squares of the blocks of arrays of one leaf; see `block_norms`."""
+    return Request(tuple(Statistic(array, "rms", kept) for array in arrays))
 
 
-def block_means(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
-    """Asks for the means of arrays of one leaf over all axes but those `kept`."""
+def block_means(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+    """Asks for the means of the blocks of arrays of one leaf; see `block_norms`."""
     return Request(tuple(Statistic(array, "mean", kept) for array in arrays))
 
 
-def block_sums(*arrays: jax.Array, kept: tuple[int, ...] = ()) -> Request:
-    """Asks for the sums of arrays of one leaf over all axes but those `kept`."""
+def block_sums(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+    """Asks for the sums of the blocks of arrays of one leaf; see `block_norms`."""
     return Request(tuple(Statistic(array, "sum", kept) for array in arrays))
+
+
+def numbers(*values: jax.Array) -> Numbers:
+    """Asks for numbers of blocks to be known before the last pass over the leaf.
+
+    Ask for what follows from answers alone and is used for each element, such as a trust ratio, and
+    for new numbers of the state. The answer is the numbers themselves. On a GPU, numbers that
+    nobody asks for are computed again in the kernels of each leaf, or in kernels of their own.
+
+    Args:
+        *values: numbers that follow from answers, scalars and numbers of the state.
+    """
+    return Numbers(values)
 
 
 def sums_over_devices(*arrays: jax.Array) -> Request:
@@ -96,7 +146,7 @@ def sums_over_devices(*arrays: jax.Array) -> Request:
 
 def global_norm(array: jax.Array) -> Request:
     """Asks for one norm over the arrays that all leaves pass together."""
-    return Request((Statistic(array, "norm"),), of_all_leaves=True)
+    return Request((Statistic(array, "norm", ()),), of_all_leaves=True)
 
 
 def each_matrix(
@@ -132,7 +182,7 @@ def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> 
     return Materialize(array, dtype)
 
 
-LeafProgram = Generator[Request | EachMatrix | Materialize, Any, tuple[jax.Array, Any]]
+LeafProgram = Generator[Request | Numbers | EachMatrix | Materialize, Any, tuple[jax.Array, Any]]
 
 
 class Leaf(NamedTuple):
@@ -148,6 +198,8 @@ class Leaf(NamedTuple):
     """The transform's scalars of this step."""
     choice: Any
     """The transform's choice for this leaf when it was traced, such as a mask's boolean."""
+    stacked: tuple[int, ...]
+    """The axes of the leaf that run over its blocks, such as layers."""
 
 
 def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from optax_largebatch.engine.scalars import Scalars
-from optax_largebatch.engine.tracing import LeafArrays
+from optax_largebatch.engine.arrays import LeafArrays, Scalars
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves, spec_alike
 

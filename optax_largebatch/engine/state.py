@@ -11,49 +11,47 @@ nothing undeclared is kept, and nothing declared gets lost.
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-import itertools
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from optax_largebatch import norms
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import leaf_names, stands_for_all
-from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
-Concatenated = Callable[[list[jax.Array]], jax.Array]
+Concat = Callable[[list[jax.Array]], jax.Array]
 """Makes one vector of many."""
 
 
-@runtime_checkable
-class Field(Protocol):
-    """How one field of a state is made, taken apart by leaves and put together again."""
+class Field:
+    """How one field of a state is made, taken apart by leaves and put together again.
+
+    Unless it says otherwise, a field has one value, the same for all leaves.
+    """
 
     def init(self, params: optax.Params) -> Any:
         """The value of the field before the first step."""
-        ...
+        raise NotImplementedError
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         """The part of the field for each leaf."""
-        ...
+        return [value] * len(leaves.arrays)
 
     def like_leaf(self, part: Any) -> Any:
         """Whether each array in the part of a leaf is split between devices like the leaf."""
-        ...
+        return jax.tree.map(lambda _: False, part)
 
-    def join(
-        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
-    ) -> Any:
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         """The new value, from the old one and the new part of each leaf."""
-        ...
+        moved = (part for part in parts if part is not old)
+        return _cast_like(next(moved, old), old)
 
 
 @dataclasses.dataclass(frozen=True)
-class Counter:
+class Counter(Field):
     """The number of steps taken. The engine counts; a leaf program only reads it."""
 
     def init(self, params: optax.Params) -> jax.Array:
@@ -62,18 +60,13 @@ class Counter:
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         check_shape(name, value, ())
-        return [value] * len(leaves.arrays)
+        return super().split(name, value, leaves)
 
-    def like_leaf(self, part: Any) -> Any:
-        return False
-
-    def join(
-        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
-    ) -> Any:
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         return optax.safe_increment(old)
 
 
-class _TreeLikeParameters:
+class TreeLikeParameters(Field):
     """A tree with an array for each parameter."""
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
@@ -82,15 +75,13 @@ class _TreeLikeParameters:
     def like_leaf(self, part: Any) -> Any:
         return jax.tree.map(lambda _: True, part)
 
-    def join(
-        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
-    ) -> Any:
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         columns = zip(parts, leaves.align(f"the state's {name}", old), strict=True)
         return leaves.rebuild([_cast_like(now, like) for now, like in columns])
 
 
 @dataclasses.dataclass(frozen=True)
-class PerParameter(_TreeLikeParameters):
+class PerParameter(TreeLikeParameters):
     """One array for each parameter, of its shape; zeros at first.
 
     Args:
@@ -104,32 +95,7 @@ class PerParameter(_TreeLikeParameters):
 
 
 @dataclasses.dataclass(frozen=True)
-class NumberPerBlock(_TreeLikeParameters):
-    """One number for each block, in a tree like the parameters; zeros at first.
-
-    Each array has the axes of its parameter, with length 1 for axes that are not stacked, so that
-    it broadcasts.
-
-    Args:
-        stacked: the parameters that stack layers.
-    """
-
-    stacked: Stacked = NOT_STACKED
-
-    def init(self, params: optax.Params) -> Any:
-        return self.stacked.numbers(params)
-
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        axes = self.stacked.axes(leaves.tree)
-        return leaves.alike(
-            f"the state's {name}",
-            value,
-            lambda index: norms.shape_of_blocks(leaves.arrays[index].shape, axes[index]),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class PerAxis(_TreeLikeParameters):
+class PerAxis(TreeLikeParameters):
     """A tuple of arrays for each parameter, for its axes.
 
     Every device has these arrays whole, however the parameter is split.
@@ -157,44 +123,11 @@ class PerAxis(_TreeLikeParameters):
         return leaves.align(f"the state's {name}", value)
 
     def like_leaf(self, part: Any) -> Any:
-        return jax.tree.map(lambda _: False, part)
+        return Field.like_leaf(self, part)
 
 
 @dataclasses.dataclass(frozen=True)
-class VectorOfBlocks:
-    """One vector with a number for each block of all parameters.
-
-    The numbers are in the order of `jax.tree.leaves`; for a leaf that stacks layers, in the order
-    of its layers.
-
-    The vector is written in each step and not read: a leaf program finds None in its place, and
-    returns a number, or one for each block.
-
-    Args:
-        stacked: the parameters that stack layers.
-        initial: the value of all numbers before the first step.
-    """
-
-    stacked: Stacked = NOT_STACKED
-    initial: float = 0.0
-
-    def init(self, params: optax.Params) -> jax.Array:
-        return jnp.full(sum(self.stacked.sizes(params)), self.initial, jnp.float32)
-
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return [None] * len(leaves.arrays)
-
-    def like_leaf(self, part: Any) -> Any:
-        return jax.tree.map(lambda _: True, part)
-
-    def join(
-        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
-    ) -> Any:
-        return one_for_each_block(name, old, parts, self.stacked, leaves, concatenated)
-
-
-@dataclasses.dataclass(frozen=True)
-class Shared:
+class Shared(Field):
     """Arrays that are the same for all leaves.
 
     A leaf program may compute their new values only from values that are the same for all leaves:
@@ -209,21 +142,9 @@ class Shared:
     def init(self, params: optax.Params) -> Any:
         return self.initial(params)
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return [value] * len(leaves.arrays)
-
-    def like_leaf(self, part: Any) -> Any:
-        return jax.tree.map(lambda _: False, part)
-
-    def join(
-        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
-    ) -> Any:
-        moved = (part for part in parts if part is not old)
-        return _cast_like(next(moved, old), old)
-
 
 @dataclasses.dataclass(frozen=True)
-class StateOf:
+class StateOf(Field):
     """The state of another transform.
 
     Args:
@@ -241,10 +162,8 @@ class StateOf:
     def like_leaf(self, part: Any) -> Any:
         return self.transform.like_leaf(part)
 
-    def join(
-        self, name: str, old: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated
-    ) -> Any:
-        return self.transform.join(old, parts, leaves, concatenated)
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+        return self.transform.join(old, parts, leaves, concat)
 
 
 def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
@@ -280,69 +199,3 @@ def built_like(declaration: Any, values: Sequence[Any]) -> Any:
 def _cast_like(now: Any, old: Any) -> Any:
     """New state, with the dtypes of the old."""
     return jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), now, old)
-
-
-def one_for_each_block(
-    name: str,
-    old: jax.Array,
-    entries: Sequence[Any],
-    stacked: Stacked,
-    leaves: Leaves,
-    concatenated: Concatenated,
-) -> jax.Array:
-    """A vector with one entry for each block, from what the leaf programs returned.
-
-    Args:
-        name: the vector's name, for the message.
-        old: the vector of the step before.
-        entries: for each leaf an array with one element for each of its blocks, a number for all
-            of them, or None where there was no gradient and the old entries stay.
-        stacked: the stacks.
-        leaves: the leaves.
-        concatenated: makes one vector of the entries.
-
-    Returns:
-        The new vector, the same on all devices.
-
-    Raises:
-        ValueError: the parameters have more or fewer blocks than they had at `init`.
-    """
-    parts: list[Any] = []
-    start = 0
-    for index, axes in enumerate(stacked.axes(leaves.tree)):
-        entry = 0 if entries[index] is None else entries[index]
-        if axes or isinstance(entry, jax.Array):
-            own = blocks_of_leaf(jnp.asarray(entry, old.dtype), index, axes, leaves)
-        else:
-            own = np.full(1, entry, old.dtype)
-        parts.append(old[start : start + own.size] if entries[index] is None else own)
-        start += own.size
-    if start != old.size:
-        raise ValueError(
-            f"the state's {name} has {old.size} entries and the parameters have {start} blocks. "
-            "Call `init` with the whole parameters (outside of shard_map, where a stack is split "
-            "between its layers) and with the same `stacked`."
-        )
-    return concatenated(_known_together(parts)) if parts else old
-
-
-def blocks_of_leaf(
-    entry: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves
-) -> jax.Array:
-    """A vector with one entry for each block of a leaf, the same on all devices."""
-    if not axes:
-        return jax.lax.reshape(entry, (1,))
-    shape = enumerate(leaves.arrays[index].shape)
-    own = jnp.broadcast_to(entry, [size if axis in axes else 1 for axis, size in shape])
-    for axis in axes:
-        own = norms.gathered(own, axis, leaves.axes_along(index, axis))
-    return jnp.ravel(own)
-
-
-def _known_together(parts: Sequence[Any]) -> list[jax.Array]:
-    """The same entries; those that are known already, as arrays of NumPy, in as few as possible."""
-    together: list[Any] = []
-    for known, run in itertools.groupby(parts, lambda x: isinstance(x, np.ndarray)):
-        entries = list(run)
-        together += [jnp.asarray(np.concatenate(entries))] if known else entries
-    return together

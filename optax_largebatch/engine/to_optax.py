@@ -8,7 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 import optax
 
-from optax_largebatch.engine.step import Known, Step
+from optax_largebatch.engine.step import Facts, Step
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 
@@ -72,19 +72,12 @@ class _Bound:
             )
         self.transform.check(state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
-        with_gradient = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        known = Known(
-            leaves.treedef,
-            tuple(self.transform.choose(leaves)),
-            None if leaves.specs is None else tuple(leaves.specs),
-            leaves.mesh,
-            tuple(with_gradient),
-        )
+        facts = Facts.of(self.transform, leaves, gradients)
         arrays = None if params is None else leaves.arrays
-        own, state = self._step(known, [gradients[i] for i in with_gradient], state, arrays)
-        for i, update in zip(with_gradient, own, strict=True):
+        own, state = self._step(facts, [gradients[i] for i in facts.with_gradient], state, arrays)
+        for i, update in zip(facts.with_gradient, own, strict=True):
             gradients[i] = update
         return leaves.rebuild(gradients), state
 
-    def _taken(self, known: Known, gradients: Any, state: Any, params: Any) -> Any:
-        return Step(self.transform, known).take(gradients, state, params)
+    def _taken(self, facts: Facts, gradients: Any, state: Any, params: Any) -> Any:
+        return Step(self.transform, facts).take(gradients, state, params)

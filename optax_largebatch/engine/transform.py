@@ -28,20 +28,17 @@ import optax
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import check_state
-from optax_largebatch.engine.contract.declaration import (
+from optax_largebatch.engine.blocks import of_stacks
+from optax_largebatch.engine.declaration import (
     check_declaration,
     checked_request,
     checked_result,
 )
 from optax_largebatch.engine.recorded_states import record_state
 from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
-from optax_largebatch.engine.state import (
-    Concatenated,
-    StateOf,
-    built_like,
-    names_and_fields,
-)
+from optax_largebatch.engine.state import Concat, StateOf, built_like, names_and_fields
 from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
+from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +53,12 @@ class LeafTransform:
         scalars: the numbers of a step, from the state: a NamedTuple.
         choices: a hashable choice for each leaf, from the parameters, made when it is traced.
         needs_params: whether `update` must be given the parameters.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer is a block.
+            Norms, numbers for each block and vectors of blocks go by it. None if there are none.
         given: the part of the leaf that a leaf program gets. `"whole"`: all of it, on any platform
             and however it is split between devices. `"parts"`: possibly only a part, of any shape;
-            the program must work on single elements between its requests, and the engine checks it.
+            the program must work on single elements between its requests, which
+            `optax_largebatch.testing.check` checks.
             `"shards"`: the part on its device, possibly a part of each block; the program exchanges
             data with other devices itself.
         name: its name in errors; by default, the name of the function that defines the leaf
@@ -70,6 +70,7 @@ class LeafTransform:
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
     needs_params: bool = False
+    stacked: Stacked | None = None
     given: Literal["whole", "parts", "shards"] = "whole"
     name: str = ""
 
@@ -78,6 +79,10 @@ class LeafTransform:
             names = getattr(self.leaf, "__qualname__", repr(self.leaf)).split(".")
             object.__setattr__(self, "name", names[0])
         check_declaration(self)
+        stacks = check_stacked(self.stacked)
+        object.__setattr__(self, "stacked", stacks)
+        fields = [of_stacks(field, stacks) for field in self.state]
+        object.__setattr__(self, "state", built_like(self.state, fields))
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
@@ -85,13 +90,17 @@ class LeafTransform:
         record_state(state, self.state, params)
         return state
 
-    def choose(self, leaves: Leaves) -> list[Any]:
-        """The choice for each leaf, and for a program of whole leaves how each of them is split."""
-        choices = list(self.choices(leaves))
-        if self.given != "whole":
-            return choices
+    def choose(self, leaves: Leaves) -> list["Choice"]:
+        """The choice for each leaf, and what else its program has to know of it beforehand."""
+        columns = zip(
+            self.choices(leaves), check_stacked(self.stacked).axes(leaves.tree), strict=True
+        )
         who = f"{self.name} works on whole leaves"
-        return [Whole(own, leaves.layout(i, who)) for i, own in enumerate(choices)]
+        whole = self.given == "whole"
+        return [
+            Choice(own, axes, leaves.layout(i, who) if whole else None)
+            for i, (own, axes) in enumerate(columns)
+        ]
 
     def check(self, state: Any) -> None:
         """Checks that a state has the fields that are declared."""
@@ -113,12 +122,12 @@ class LeafTransform:
         columns = zip(self.state, part, strict=True)
         return built_like(self.state, [field.like_leaf(own) for field, own in columns])
 
-    def join(self, state: Any, parts: list[Any], leaves: Leaves, concatenated: Concatenated) -> Any:
+    def join(self, state: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         """The new state, from the old one and the new state of each leaf."""
         new = []
         for position, (name, field) in enumerate(names_and_fields(self.state)):
             own = [part[position] for part in parts]
-            new.append(field.join(name, state[position], own, leaves, concatenated))
+            new.append(field.join(name, state[position], own, leaves, concat))
         return built_like(self.state, new)
 
     def same_for_all(self, part: Any, *kinds: type) -> list[tuple[str, str, Any]]:
@@ -138,12 +147,11 @@ class LeafTransform:
 
     def program(self, update: jax.Array, at: Leaf) -> LeafProgram:
         """The leaf program of one leaf, begun; whole leaves are put together here."""
-        if not isinstance(at.choice, Whole):
-            return (yield from self._started(update, at))
-        choice, layout = at.choice
+        choice, stacked, layout = at.choice
+        at = at._replace(choice=choice, stacked=stacked)
         shape, spec = update.shape, norms.explicit_spec(update)
-        if not any((*layout.mesh_axes, *spec)):
-            return (yield from self._started(update, at._replace(choice=choice)))
+        if layout is None or not any((*layout.mesh_axes, *spec)):
+            return (yield from self._started(update, at))
 
         def gathered(x: Any) -> Any:
             return None if x is None else layout.gathered(x)
@@ -162,7 +170,6 @@ class LeafTransform:
             param=gathered(at.param),
             start=gathered(at.start),
             state=state_by(gathered, at.state),
-            choice=choice,
         )
         program = self._started(gathered(update), here)
         answer: Any = None
@@ -174,7 +181,7 @@ class LeafTransform:
                 return own_part(update), state_by(own_part, state)
             if isinstance(request, Request):
                 copies = (x._replace(held="copies") for x in request.statistics)
-                request = request._replace(statistics=tuple(copies))
+                request = dataclasses.replace(request, statistics=tuple(copies))
             elif isinstance(request, EachMatrix):
                 request = request._replace(of_whole=True)
             answer = yield request
@@ -197,16 +204,17 @@ class LeafTransform:
                     request = started.send(answer)
             except StopIteration as end:
                 return checked_result(self, end.value, update, at)
-            answer = yield checked_request(self, request)
+            request = checked_request(self, request)
+            if isinstance(request, Request):
+                request = request.of_blocks(at.stacked)
+            answer = yield request
 
 
-class Whole(NamedTuple):
-    """The choice for a leaf whose program gets all of it."""
+class Choice(NamedTuple):
+    """What a leaf program knows of its leaf beforehand."""
 
-    choice: Any
-    layout: Layout
-
-
-def given_of(transforms: Sequence[LeafTransform]) -> Literal["parts", "shards"]:
-    """The `given` of a transform that runs others; those get whole leaves by themselves."""
-    return "parts" if all(x.given == "parts" for x in transforms) else "shards"
+    own: Any
+    """The choice that the transform has made."""
+    stacked: tuple[int, ...]
+    layout: Layout | None
+    """How the leaf is split, if its program gets all of it."""

@@ -5,12 +5,12 @@ from typing import Any
 import optax
 
 from optax_largebatch.arguments import Scalar, renamed
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.parameter_scale.target_rms_decay import decay_to_target_rms
 

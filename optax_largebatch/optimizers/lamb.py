@@ -12,7 +12,6 @@ from optax_largebatch.arguments import (
     check_optional_number,
     renamed,
 )
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacked
@@ -22,6 +21,7 @@ from optax_largebatch.transforms.adam import (
     scale_by_adam,
 )
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clipping import clip_by_global_norm
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate

@@ -5,12 +5,12 @@ from typing import Any, Literal
 import optax
 
 from optax_largebatch.arguments import Bounds, Scalar, check_number, check_optional_number, renamed
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clipping import clip_by_value
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate

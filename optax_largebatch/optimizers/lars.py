@@ -5,11 +5,11 @@ from typing import Any, Literal
 import optax
 
 from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_flag, renamed
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.lars import Denominator, scale_by_lars
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum

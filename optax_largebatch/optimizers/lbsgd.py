@@ -13,12 +13,12 @@ from optax_largebatch.arguments import (
     check_state,
     renamed,
 )
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.schedules.warmup import large_batch_warmup
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.lars import scale_by_lars
 from optax_largebatch.transforms.momentum import accumulate_momentum
 from optax_largebatch.transforms.warmed_up_rate import (

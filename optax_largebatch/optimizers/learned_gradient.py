@@ -5,11 +5,11 @@ from typing import Any
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_order
-from optax_largebatch.engine.branches import sum_of
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
 from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_parameter_rms

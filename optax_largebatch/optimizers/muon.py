@@ -6,12 +6,12 @@ import jax
 import optax
 
 from optax_largebatch.arguments import Scalar, check_flag, renamed
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, axes_of_matrices
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.orthogonalization.matrix_scale import scale_by_matrix_shape

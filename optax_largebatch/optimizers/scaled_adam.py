@@ -11,11 +11,11 @@ from optax_largebatch.arguments import (
     check_number,
     check_order,
 )
-from optax_largebatch.engine.branches import sum_of
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clamping import clamp_parameters
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.median_clipping import clip_by_median_norm

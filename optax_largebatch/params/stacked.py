@@ -314,7 +314,7 @@ def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
 
-def stacks_of_vectors(leaves: Leaves, stacked: Stacked) -> list[Any]:
-    """The stacked axes of each leaf, None where blocks have one element and thus no size."""
+def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:
+    """Whether the blocks of each leaf have several elements; the size of one means nothing."""
     axes = enumerate(stacked.axes(leaves.tree))
-    return [None if leaves.one_element(index, own) else own for index, own in axes]
+    return [not leaves.one_element(index, own) for index, own in axes]

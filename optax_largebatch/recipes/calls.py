@@ -6,7 +6,6 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.engine.chain import chain
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
@@ -16,6 +15,7 @@ from optax_largebatch.schedules.cosine import warmup_cosine
 from optax_largebatch.schedules.drops import warmup_drops
 from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
 from optax_largebatch.schedules.warmup import warmup_hold_decay, warmup_polynomial
+from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum

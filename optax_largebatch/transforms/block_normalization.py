@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.stacked import Stacked, check_stacked
@@ -51,15 +51,15 @@ def normalize_by_block_norm(
     stacks = check_stacked(stacked)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        (norm,) = yield block_norms(update, stacked=at.choice)
-        scale = 1 / jnp.where(norm > 0, norm + at.scalars, 1)
+        (norm,) = yield block_norms(update)
+        (scale,) = yield numbers(1 / jnp.where(norm > 0, norm + at.scalars, 1))
         return update * scale, at.state
 
     return transformation(
         LeafTransform(
             leaf,
             scalars=lambda state: eps,
-            choices=lambda leaves: stacks.axes(leaves.tree),
+            stacked=stacks,
             given="parts",
         )
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_optional_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm
+from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm, numbers
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 
@@ -81,6 +81,7 @@ def clip_by_global_norm(
         if at.scalars is None:
             return update, at.state
         (norm,) = yield global_norm(update)
-        return update / jnp.maximum(norm / at.scalars, 1), at.state
+        (divisor,) = yield numbers(jnp.maximum(norm / at.scalars, 1))
+        return update / divisor, at.state
 
     return transformation(LeafTransform(leaf, scalars=lambda state: max_norm, given="parts"))

@@ -4,8 +4,9 @@ import dataclasses
 from typing import Any
 
 from optax_largebatch.arguments import Bounds
-from optax_largebatch.engine.state import VectorOfBlocks
+from optax_largebatch.engine.blocks import VectorOfBlocks
 from optax_largebatch.params.masks import Mask, select_leaves
+from optax_largebatch.params.stacked import check_stacked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # a mask may be a tree, which has no hash
@@ -27,4 +28,6 @@ class TrustRatios(VectorOfBlocks):
 
     def adapted(self, params: Any) -> list[bool]:
         """Whether each parameter is adapted."""
-        return select_leaves("trust_ratio_mask", self.mask, self.stacked.blocks(params))
+        return select_leaves(
+            "trust_ratio_mask", self.mask, check_stacked(self.stacked).blocks(params)
+        )

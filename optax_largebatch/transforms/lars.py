@@ -15,7 +15,7 @@ from optax_largebatch.arguments import (
     check_optional_number,
     is_zero,
 )
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -152,20 +152,19 @@ def scale_by_lars(
     def choices(leaves: Leaves) -> list[Any]:
         adapted = ratios.adapted(leaves.tree)
         indices = [0] * len(adapted) if limits is None else limits.indices(leaves.tree)
-        axes = stacks.axes(leaves.tree)
-        return list(zip(decay.choices(leaves), adapted, indices, axes, strict=True))
+        return list(zip(decay.choices(leaves), adapted, indices, strict=True))
 
     def leaf(gradient: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
         coefficient, eps, limit = step.coefficient, step.eps, step.limit
-        decay_index, adapted, rate_index, axes = at.choice
+        decay_index, adapted, rate_index = at.choice
         clipped = gradient if limit is None else jnp.clip(gradient, -limit, limit)
         update = decay.add(clipped, at.param, step.decays, decay_index)
         if not adapted:
             return update, at.state._replace(trust_ratios=1.0)
 
         direction = update if denominator == "update" else gradient
-        param_norm, norm = yield block_norms(at.param, direction, stacked=axes)
+        param_norm, norm = yield block_norms(at.param, direction)
         wd = decay.of(step.decays, decay_index)
         if denominator == "squares":
             squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
@@ -183,6 +182,7 @@ def scale_by_lars(
         if zero_ratio == "gradient":
             ratio = jnp.where(undefined, 1.0, ratio)
             update = jnp.where(undefined, gradient, update)
+        (ratio,) = yield numbers(ratio)
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(
@@ -192,6 +192,7 @@ def scale_by_lars(
             scalars=scalars,
             choices=choices,
             needs_params=True,
+            stacked=stacks,
             given="parts",
         )
     )

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from optax_largebatch.engine.blocks import VectorOfBlocks
 from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter, VectorOfBlocks, declare
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped

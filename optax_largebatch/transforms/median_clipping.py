@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm
-from optax_largebatch.engine.state import Counter, NumberPerBlock, Shared, check_shape, declare
+from optax_largebatch.engine.blocks import NumberPerBlock
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm, numbers
+from optax_largebatch.engine.state import Counter, Shared, check_shape, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
-from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
+from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
 
 _FIRST_ESTIMATES = (10, 20, 40)
 """Numbers of steps, within the first window, after which a first threshold is set."""
@@ -119,13 +120,14 @@ def clip_by_median_norm(
         if step.clipping_scale is None:
             return update, at.state
         weight, rms = step.scalar_scale, at.state.rms
-        if at.choice is not None:
-            (now,) = yield block_rms(at.param, stacked=at.choice)
-            weight, rms = rms, jnp.where(step.looks, now, rms)
+        if at.choice:
+            (now,) = yield block_rms(at.param)
+            weight = rms
+            (rms,) = yield numbers(jnp.where(step.looks, now, rms))
         (norm,) = yield global_norm(weight * update)
         norms = jnp.where(step.count > 0, at.state.norms.at[step.count % window].set(norm), 0)
         threshold = _threshold(step.count, step.clipping_scale, norms, at.state.threshold)
-        factor = threshold / jnp.maximum(norm, threshold)
+        (factor,) = yield numbers(threshold / jnp.maximum(norm, threshold))
         clipped = jnp.where(factor > 0, factor * update, 0)  # a norm of NaN makes a factor of NaN
         return clipped, at.state._replace(rms=rms, norms=norms, threshold=threshold)
 
@@ -135,13 +137,14 @@ def clip_by_median_norm(
             state=declare(
                 ClipByMedianNormState,
                 count=Counter(),
-                rms=NumberPerBlock(stacks),
+                rms=NumberPerBlock(),
                 norms=Shared(no_norms),
                 threshold=Shared(no_threshold),
             ),
             scalars=scalars,
-            choices=lambda leaves: stacks_of_vectors(leaves, stacks),
+            choices=lambda leaves: have_several_elements(leaves, stacks),
             needs_params=True,
+            stacked=stacks,
             given="parts",
         )
     )

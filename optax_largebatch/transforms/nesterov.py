@@ -9,7 +9,7 @@ from optax_largebatch.arguments import Scalar, check_choice
 from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
 from optax_largebatch.engine.state import StateOf, declare
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
-from optax_largebatch.engine.transform import LeafTransform, given_of
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.transforms.adam import (
     AdamMoments,
@@ -18,6 +18,7 @@ from optax_largebatch.transforms.adam import (
     adam_transform,
     advance_moments,
 )
+from optax_largebatch.transforms.several import given_of
 
 
 class NesterovSplitState(NamedTuple):

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Bounds, Scalar, check_bounds, check_choice, check_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.state import declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, one_is_zero
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.declared_ratios import TrustRatios
@@ -98,20 +97,16 @@ def scale_by_trust_ratio(
     stacks = check_stacked(stacked)
     ratios = TrustRatios(stacks, mask=trust_ratio_mask, bounds=trust_ratio_bounds)
 
-    def choices(leaves: Leaves) -> list[Any]:
-        return list(zip(ratios.adapted(leaves.tree), stacks.axes(leaves.tree), strict=True))
-
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        adapted, axes = at.choice
-        if not adapted:
+        if not at.choice:
             return update, at.state._replace(trust_ratios=1.0)
         step: _Scalars = at.scalars
-        param_norm, update_norm = yield block_norms(at.start, update, stacked=axes)
+        param_norm, update_norm = yield block_norms(at.start, update)
         param_norm = clip(param_norm, step.param_norm_bounds)
         undefined = one_is_zero(param_norm, update_norm)
         ratio = step.coefficient * param_norm / (jnp.where(undefined, 1, update_norm) + step.eps)
         fallback = step.coefficient if zero_ratio == "coefficient" else 1.0
-        ratio = jnp.where(undefined, fallback, clip(ratio, step.ratio_bounds))
+        (ratio,) = yield numbers(jnp.where(undefined, fallback, clip(ratio, step.ratio_bounds)))
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(
@@ -121,8 +116,9 @@ def scale_by_trust_ratio(
             scalars=lambda state: _Scalars(
                 trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
             ),
-            choices=choices,
+            choices=lambda leaves: ratios.adapted(leaves.tree),
             needs_params=True,
+            stacked=stacks,
             given="parts",
         )
     )

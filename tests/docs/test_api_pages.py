@@ -6,7 +6,7 @@ from pathlib import Path
 import re
 
 import optax_largebatch as lb
-from optax_largebatch import engine
+from optax_largebatch import engine, testing
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "api").glob("*.md"))
 ENTRY = re.compile(r"^\.\. (currentmodule|auto\w+):: ([\w.]+)$", re.MULTILINE)
@@ -35,8 +35,9 @@ def names_of(module):
 
 def public():
     """The full names of all that is public."""
-    yield engine.__name__
-    yield from (f"{engine.__name__}.{name}" for name in engine.__all__)
+    for own in (engine, testing):
+        yield own.__name__
+        yield from (f"{own.__name__}.{name}" for name in own.__all__)
     for name in lb.__all__:
         thing = getattr(lb, name)
         if inspect.ismodule(thing):

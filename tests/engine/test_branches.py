@@ -44,6 +44,7 @@ def test_branches_ask_for_their_norms_together():
         link.split(link.init(PARAMS), leaves)[1],
         link.scalars(link.init(PARAMS)),
         link.choices(leaves)[1],
+        stacked=(),
     )
     request = next(link.leaf(jnp.ones((2, 3)), at))
     assert len(request.statistics) == 3

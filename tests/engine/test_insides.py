@@ -74,6 +74,14 @@ def test_the_table_has_what_is_imported():
     assert table == used
 
 
+def test_two_primitives_and_their_lowerings_are_in_one_file():
+    names = re.compile("jaxpr|jax.extend|jax.interpreters")
+    inside = {file for file in PACKAGE.rglob("*.py") if names.search(file.read_text())}
+    (file,) = inside
+    assert file == PACKAGE / "engine" / "compilation.py"
+    assert len(re.findall(r"\bPrimitive\(", file.read_text())) == 2
+
+
 def test_the_table_has_the_attributes_with_a_default():
     used = set()
     for file in [PACKAGE / "norms.py", *(PACKAGE / "engine").rglob("*.py")]:

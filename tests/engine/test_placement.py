@@ -1,6 +1,7 @@
 """Where a step runs is decided by the step: by the types of its arrays and when it is lowered."""
 
 from collections import Counter
+import dataclasses
 import re
 
 import chex
@@ -13,9 +14,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import placement
-from optax_largebatch.engine.reductions.cpu import CpuReductions
-from optax_largebatch.engine.reductions.gpu_mesh import GpuMeshReductions
+from optax_largebatch.engine import places
+from optax_largebatch.engine.places import ONE_CPU, SEVERAL_GPUS
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(4)}
@@ -154,13 +154,13 @@ def test_the_same_numbers_on_one_device_and_on_eight(name):
 def ways(monkeypatch):
     """Notes in which way sums are taken while programs are lowered."""
     seen = []
-    groups = CpuReductions.groups
 
-    def noting(self, sizes):
+    def noting(*given):
         seen.append("one CPU")
-        return groups(self, sizes)
+        return ONE_CPU.sums(*given)
 
-    monkeypatch.setattr(CpuReductions, "groups", noting)
+    noting_cpu = dataclasses.replace(ONE_CPU, sums=noting)
+    monkeypatch.setitem(places.ON_ONE_DEVICE, "cpu", noting_cpu)
     return seen
 
 
@@ -248,7 +248,7 @@ def test_derivatives_do_not_wait_for_each_other():
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_the_types_on_a_mesh_say_how_gpus_take_sums(kind, monkeypatch):
     """Side by side, unless the compiler alone knows how leaves are split."""
-    monkeypatch.setattr(placement, "ON_A_MESH", {"cpu": GpuMeshReductions})
+    monkeypatch.setattr(places, "ON_A_MESH", {"cpu": SEVERAL_GPUS})
     optimizer = lb.lamb(0.1)
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
     split = NamedSharding(mesh, P("fsdp"))

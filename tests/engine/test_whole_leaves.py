@@ -45,22 +45,20 @@ def whiten():
 
     def leaf(update, at):
         mu = yield materialize(0.5 * at.state.mu + update)
-        layers = Layers.of(update.shape, at.choice)
+        layers = Layers.of(update.shape, at.stacked)
 
         def direction(matrix):
             return matrix - jnp.mean(matrix) if matrix.ndim == 1 else matrix @ (matrix.T @ matrix)
 
         new = layers.back(layers.each(direction)(layers.first(mu)))
-        (length,) = yield block_norms(new, stacked=at.choice)
+        (length,) = yield block_norms(new)
         return at.param + new / length, at.state._replace(mu=mu, lengths=length)
 
     return transformation(
         LeafTransform(
             leaf,
-            state=declare(
-                State, count=Counter(), mu=PerParameter(), lengths=VectorOfBlocks(STACKED)
-            ),
-            choices=lambda leaves: STACKED.axes(leaves.tree),
+            state=declare(State, count=Counter(), mu=PerParameter(), lengths=VectorOfBlocks()),
+            stacked=STACKED,
             needs_params=True,
         )
     )

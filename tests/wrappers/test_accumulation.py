@@ -333,7 +333,7 @@ def test_has_updated_finds_the_one_state_that_knows():
 def test_waiting_copies_nothing(inner):
     """The mean lies in the place of the sum, and the updates after it; all else in its own."""
     optimizer = lb.accumulate_gradients(inner, 2)
-    params = jnp.zeros((512, 128))
+    params = [jnp.zeros((512, 128)) for _ in range(16)]
 
     def step(params, state, gradients):
         updates, state = optimizer.update(gradients, state, params)
@@ -342,7 +342,8 @@ def test_waiting_copies_nothing(inner):
     state = jax.eval_shape(optimizer.init, params)
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, params).compile()
     assert not re.findall(r"f32\[512,128\]\S* copy\(", compiled.as_text())
-    assert compiled.memory_analysis().temp_size_in_bytes < 0.3 * params.nbytes
+    # On a CPU a few small arrays at a time are written before they are added.
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.3 * sum(x.nbytes for x in params)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.cuts import Cut, Exchange, Share, cut_of
-from optax_largebatch.engine.tracing import OnMatrices
+from optax_largebatch.engine.requests import OnMatrices
 
 AT_A_TIME = 2**22
 """The number of elements from which products of matrices fill a device."""

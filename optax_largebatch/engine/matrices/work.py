@@ -19,7 +19,7 @@ from optax_largebatch import norms
 from optax_largebatch.engine.compilation import barrier
 from optax_largebatch.engine.matrices.cuts import Cut, Exchange, cut_of
 from optax_largebatch.engine.matrices.exchange import Trip, Work, each
-from optax_largebatch.engine.tracing import OnMatrices
+from optax_largebatch.engine.requests import OnMatrices
 from optax_largebatch.params.leaves import mesh_axes
 from optax_largebatch.params.matrices import Matrices
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import Scalar, check_condition, check_number
+from optax_largebatch.engine.blocks import blocks_of_leaf
 from optax_largebatch.engine.compilation import together
-from optax_largebatch.engine.state import blocks_of_leaf
 from optax_largebatch.params.leaves import Leaves, gradients_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked, check_stacked

@@ -1,6 +1,6 @@
 """The size of single parameters, as a product of one factor for each axis."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import math
 from typing import Any, NamedTuple
@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
-from optax_largebatch.engine.compilation import zeros_unless
 from optax_largebatch.engine.requests import Leaf, LeafProgram, sums_over_devices
 from optax_largebatch.engine.state import Counter, PerAxis, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import accumulation_dtype, sum_of_squares
+from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh, sum_of_squares
 from optax_largebatch.numerics import root
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.stacked import Stacked, check_stacked
@@ -129,7 +128,7 @@ def scale_by_factored_parameter_rms(
             def squares(eps: Any, param: jax.Array, *own: jax.Array, kept: Any = kept) -> jax.Array:
                 return sum_of_squares(jnp.maximum(jnp.abs(param), eps) / product(own), kept)
 
-            found = zeros_unless(fits, squares, step.eps, at.param, *own)
+            found = _zeros_unless(fits, squares, step.eps, at.param, *own)
             (whole,) = yield sums_over_devices(layout.placed(found, kept))
             rms = root(whole / (size // layout.shape[axis] if by_slice else size))
             factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
@@ -157,3 +156,24 @@ def fitted_axes(shape: tuple[int, ...], stacked: tuple[int, ...]) -> list[int]:
 def product(factors: Sequence[jax.Array]) -> jax.Array:
     """The estimated size of each element: the product of the factors."""
     return functools.reduce(jnp.multiply, factors)
+
+
+def _zeros_unless(
+    needed: jax.Array, function: Callable[..., jax.Array], *arrays: jax.Array
+) -> jax.Array:
+    """The result of a function if it is needed, otherwise zeros.
+
+    One CPU saves itself the work. Elsewhere the function is called in either case: a choice at run
+    time makes a GPU wait for its host, and keeps sums from travelling together.
+    """
+
+    def chosen(needed: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return jax.lax.cond(needed, function, lambda *_: jnp.zeros(kind.shape, kind.dtype), *arrays)
+
+    def masked(needed: jax.Array, *arrays: jax.Array) -> jax.Array:
+        return jnp.where(needed, function(*arrays), 0)
+
+    if is_on_a_mesh(arrays):
+        return masked(needed, *arrays)
+    kind = jax.eval_shape(function, *arrays)
+    return jax.lax.platform_dependent(needed, *arrays, cpu=chosen, default=masked)

@@ -15,14 +15,15 @@ from optax_largebatch.arguments import (
     check_number,
     check_optional_number,
 )
-from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statistic
-from optax_largebatch.engine.state import Counter, NumberPerBlock, declare
+from optax_largebatch.engine.blocks import NumberPerBlock
+from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statistic, numbers
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
+from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
 
 
 class LearnLogScaleState(NamedTuple):
@@ -153,17 +154,17 @@ def learn_log_scale(
         )
 
     def choices(leaves: Leaves) -> list[Any]:
-        stacks_of = stacks_of_vectors(leaves, stacks)
-        return list(zip(stacks_of, rates.indices(leaves.tree), strict=True))
+        scaled = have_several_elements(leaves, stacks)
+        return list(zip(scaled, rates.indices(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
-        axes, index = at.choice
-        if axes is None:
+        is_scaled, index = at.choice
+        if not is_scaled:
             return jnp.zeros_like(update), at.state
-        asked = [Statistic(at.param * update, "sum", axes)]
+        asked = [Statistic(at.param * update, "sum")]
         if step.rms_bounds is not None:
-            asked.append(Statistic(at.param, "rms", axes))
+            asked.append(Statistic(at.param, "rms"))
         derivative, *rms = yield Request(tuple(asked))
 
         total = jnp.where(step.starts, 0, at.state.total) + derivative
@@ -178,13 +179,15 @@ def learn_log_scale(
         if step.rms_bounds is not None:
             within = _stopped if at_bounds == "stop" else _returned
             change = within(change, rms[0], step.rms_bounds, largest)
-        state = at.state._replace(
-            total=total,
-            total_of_squares=squares,
-            mu=jnp.where(step.ends, mu, at.state.mu),
-            nu=jnp.where(step.ends, nu, at.state.nu),
+        change, total, squares, mu, nu = yield numbers(
+            jnp.where(step.ends, change, 0),
+            total,
+            squares,
+            jnp.where(step.ends, mu, at.state.mu),
+            jnp.where(step.ends, nu, at.state.nu),
         )
-        return jnp.where(step.ends, change, 0) * at.param, state
+        state = at.state._replace(total=total, total_of_squares=squares, mu=mu, nu=nu)
+        return change * at.param, state
 
     return transformation(
         LeafTransform(
@@ -192,14 +195,15 @@ def learn_log_scale(
             state=declare(
                 LearnLogScaleState,
                 count=Counter(),
-                total=NumberPerBlock(stacks),
-                total_of_squares=NumberPerBlock(stacks),
-                mu=NumberPerBlock(stacks),
-                nu=NumberPerBlock(stacks),
+                total=NumberPerBlock(),
+                total_of_squares=NumberPerBlock(),
+                mu=NumberPerBlock(),
+                nu=NumberPerBlock(),
             ),
             scalars=scalars,
             choices=choices,
             needs_params=True,
+            stacked=stacks,
             given="parts",
         )
     )

@@ -14,12 +14,13 @@ from optax_largebatch.arguments import (
     check_optional_number,
     check_order,
 )
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms
-from optax_largebatch.engine.state import Counter, NumberPerBlock, declare
+from optax_largebatch.engine.blocks import NumberPerBlock
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, numbers
+from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, is_due
-from optax_largebatch.params.stacked import Stacked, check_stacked, stacks_of_vectors
+from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
 
 
 class ScaleByParameterRmsState(NamedTuple):
@@ -95,21 +96,23 @@ def scale_by_parameter_rms(
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
-        if at.choice is None:
+        if not at.choice:
             return step.scalar_scale * update, at.state
-        (rms,) = yield block_rms(at.param, stacked=at.choice)
+        (rms,) = yield block_rms(at.param)
         rms = jnp.where(step.looks, rms, at.state.rms)
-        return clip(rms, step.bounds) * update, at.state._replace(rms=rms)
+        rms, factor = yield numbers(rms, clip(rms, step.bounds))
+        return factor * update, at.state._replace(rms=rms)
 
     return transformation(
         LeafTransform(
             leaf,
-            state=declare(ScaleByParameterRmsState, count=Counter(), rms=NumberPerBlock(stacks)),
+            state=declare(ScaleByParameterRmsState, count=Counter(), rms=NumberPerBlock()),
             scalars=lambda state: _Scalars(
                 (min_rms, max_rms), scalar_scale, is_due(state.count, period)
             ),
-            choices=lambda leaves: stacks_of_vectors(leaves, stacks),
+            choices=lambda leaves: have_several_elements(leaves, stacks),
             needs_params=True,
+            stacked=stacks,
             given="parts",
         )
     )

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, numbers
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
 from optax_largebatch.transforms.decay import WeightDecay
 
 
@@ -82,21 +82,18 @@ def decay_to_target_rms(
     decay = WeightDecay(weight_decay, weight_decay_mask, stacks, "[0, 0.1]")
 
     def choices(leaves: Leaves) -> list[Any]:
-        """The decay's index and the stacked axes of each leaf, None for one that passes."""
-        columns = enumerate(zip(decay.choices(leaves), stacks.axes(leaves.tree), strict=True))
-        return [
-            None if own is None or leaves.one_element(index, axes) else (own, axes)
-            for index, (own, axes) in columns
-        ]
+        """The decay's index of each leaf, None for one that passes."""
+        columns = zip(decay.choices(leaves), have_several_elements(leaves, stacks), strict=True)
+        return [own if decayed else None for own, decayed in columns]
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         if at.choice is None:
             return update, at.state
-        index, axes = at.choice
         step: _Scalars = at.scalars
-        (rms,) = yield block_rms(at.start, stacked=axes)
+        (rms,) = yield block_rms(at.start)
         too_large = rms > step.target
-        return update - jnp.where(too_large, step.decays[index], 0) * at.param, at.state
+        (own,) = yield numbers(jnp.where(too_large, step.decays[at.choice], 0))
+        return update - own * at.param, at.state
 
     return transformation(
         LeafTransform(
@@ -105,6 +102,7 @@ def decay_to_target_rms(
             scalars=lambda state: _Scalars(decay.values.at(state.count), target_rms),
             choices=choices,
             needs_params=True,
+            stacked=stacks,
             given="parts",
         )
     )

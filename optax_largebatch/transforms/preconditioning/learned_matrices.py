@@ -10,8 +10,16 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, Materialize, block_rms, materialize
-from optax_largebatch.engine.state import Counter, NumberPerBlock, PerAxis, PerParameter, declare
+from optax_largebatch.engine.blocks import NumberPerBlock
+from optax_largebatch.engine.requests import (
+    Leaf,
+    LeafProgram,
+    Materialize,
+    block_rms,
+    materialize,
+    numbers,
+)
+from optax_largebatch.engine.state import Counter, PerAxis, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
@@ -187,10 +195,10 @@ def scale_by_learned_matrices(
         mu = yield materialize(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
         kind = _kind(layers.block)
         if kind == "small":
-            (rms,) = yield block_rms(update, stacked=layers.axes)
+            (rms,) = yield block_rms(update)
             nu = step.b2 * state.nu + step.nu_weight * jnp.square(rms)
-            direction = quotient(mu, root(nu * step.nu_scale) + step.eps)
-            return direction, state._replace(mu=mu, nu=nu)
+            nu, length = yield numbers(nu, root(nu * step.nu_scale) + step.eps)
+            return quotient(mu, length), state._replace(mu=mu, nu=nu)
         direction, matrices, covariances = mu, (), ()
         if kind == "matrix":
             rate = step.rates[index] * step.meta_lr_scale
@@ -208,7 +216,7 @@ def scale_by_learned_matrices(
             momentum = whole(mu)
             direction = layout.own_part(layers.back(layers.each(product)(matrices, momentum)))
             direction = yield materialize(with_spec(direction, explicit_spec(mu)))
-        (rms,) = yield block_rms(direction, stacked=layers.axes)
+        (rms,) = yield block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero
         limit = step.max_step_scale * rms
         clipped = step.step_scale * jnp.clip(direction, -limit, limit) / rms
@@ -221,12 +229,13 @@ def scale_by_learned_matrices(
                 ScaleByLearnedMatricesState,
                 count=Counter(),
                 mu=PerParameter(mu_dtype),
-                nu=NumberPerBlock(stacks),
+                nu=NumberPerBlock(),
                 matrices=PerAxis(identities),
                 covariances=PerAxis(zeros),
             ),
             scalars=scalars,
             choices=choices,
+            stacked=stacks,
             given="shards",
         )
     )

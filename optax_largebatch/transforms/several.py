@@ -1,12 +1,13 @@
 """Several transforms as one, for chains and sums of branches."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 
 from optax_largebatch.engine.requests import Leaf, LeafProgram
 from optax_largebatch.engine.state import StateOf
-from optax_largebatch.engine.transform import LeafTransform, given_of
+from optax_largebatch.engine.transform import LeafTransform
 
 
 def several(
@@ -43,3 +44,8 @@ def each_at(at: Leaf) -> list[Leaf]:
     return [
         at._replace(state=state, scalars=scalars, choice=choice) for state, scalars, choice in own
     ]
+
+
+def given_of(transforms: Sequence[LeafTransform]) -> Literal["parts", "shards"]:
+    """The `given` of a transform that runs others; those get whole leaves by themselves."""
+    return "parts" if all(x.given == "parts" for x in transforms) else "shards"

@@ -9,9 +9,9 @@ import optax
 
 from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.requests import Leaf, LeafProgram
-from optax_largebatch.engine.several import each_at, several
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.transforms.several import each_at, several
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

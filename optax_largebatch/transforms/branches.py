@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
-from optax_largebatch.engine.several import each_at, several
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
+from optax_largebatch.transforms.several import each_at, several
 
 
 def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

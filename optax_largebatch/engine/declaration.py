@@ -3,32 +3,19 @@
 Each message names the transform, what it did, and the cure.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.engine.requests import EachMatrix, Leaf, Materialize, Request
-from optax_largebatch.engine.state import (
-    Counter,
-    Field,
-    NumberPerBlock,
-    PerAxis,
-    PerParameter,
-    Shared,
-    StateOf,
-    VectorOfBlocks,
-    names_and_fields,
-)
-
-_FIELDS = (
-    StateOf, Counter, PerParameter, NumberPerBlock, VectorOfBlocks, PerAxis, Shared, Field,
-)  # fmt: skip
-"""The protocol comes last, since comparing an object with it takes fifty times as long."""
+from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
+from optax_largebatch.engine.requests import EachMatrix, Leaf, Materialize, Numbers, Request
+from optax_largebatch.engine.state import Counter, Field, PerParameter, names_and_fields
 
 KINDS = (
     "Counter() counts the steps, PerParameter() is one array for each parameter, "
-    "NumberPerBlock(stacked) and VectorOfBlocks(stacked) hold one number for each block, "
+    "NumberPerBlock() and VectorOfBlocks() hold one number for each block, "
     "PerAxis(initial) arrays for the axes of a parameter, Shared(initial) what is the same for all "
     "leaves, StateOf(transform) the state of another transform"
 )
@@ -51,14 +38,14 @@ def check_declaration(transform: Any) -> None:
             f"array, or optax.EmptyState(); got {transform.state!r}. {KINDS}."
         )
     for name, field in names_and_fields(transform.state):
-        if isinstance(field, type) or not isinstance(field, _FIELDS):
+        if isinstance(field, type) or not isinstance(field, Field):
             raise TypeError(
                 f"{who}: the state's field {name!r} must say what it is, got {field!r}. {KINDS}."
             )
         if transform.given == "whole" and isinstance(field, NumberPerBlock):
             raise ValueError(
                 f"{who}: the state's field {name!r} has one number for each block, which goes with "
-                "given='parts' or 'shards'. Keep them in VectorOfBlocks(stacked), or say "
+                "given='parts' or 'shards'. Keep them in VectorOfBlocks(), or say "
                 "given='parts' if the leaf program works on single elements."
             )
     if transform.given not in ("whole", "parts", "shards"):
@@ -67,13 +54,13 @@ def check_declaration(transform: Any) -> None:
         )
 
 
-def checked_request(transform: Any, request: Any) -> Request | EachMatrix | Materialize:
+def checked_request(transform: Any, request: Any) -> Request | Numbers | EachMatrix | Materialize:
     """A checked request, from what a leaf program has yielded.
 
     Raises:
         TypeError: the object is no request.
     """
-    if isinstance(request, Request | EachMatrix | Materialize):
+    if isinstance(request, Request | Numbers | EachMatrix | Materialize):
         return request
     raise TypeError(
         f"{transform.name}: a leaf program yields requests, such as block_norms(...) and "
@@ -112,6 +99,12 @@ def checked_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> 
             raise ValueError(
                 f"{who}: the engine counts the steps; the leaf program must leave the state's "
                 f"{name!r} as it is."
+            )
+        blocks = math.prod(update.shape[axis] for axis in at.stacked)
+        if isinstance(field, VectorOfBlocks) and jnp.size(now) not in (1, blocks):
+            raise ValueError(
+                f"{who}: the state's {name!r} takes one number for each block of a leaf; the leaf "
+                f"program returned an array of shape {jnp.shape(now)}."
             )
         if isinstance(field, PerParameter | NumberPerBlock) and jnp.shape(now) != jnp.shape(old):
             raise ValueError(

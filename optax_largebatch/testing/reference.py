@@ -10,7 +10,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request, Statistic
+from optax_largebatch.engine.requests import (
+    EachMatrix,
+    Leaf,
+    LeafProgram,
+    Numbers,
+    Request,
+    Statistic,
+)
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, total
@@ -51,7 +58,8 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
             given = (gradient, None if params is None else leaves.arrays[i], parts[i], scalars)
             first, param, own, numbers = _cast(given, dtypes[i])
-            programs[i] = transform.program(first, Leaf(param, param, own, numbers, choices[i]))
+            at = Leaf(param, param, own, numbers, choices[i], ())
+            programs[i] = transform.program(first, at)
     answers: dict[int, Any] = dict.fromkeys(programs)
     waiting: dict[int, Request] = {}
     while answers:
@@ -59,6 +67,9 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             try:
                 request = programs[i].send(answer)
                 while not isinstance(request, Request):
+                    if isinstance(request, Numbers):
+                        request = programs[i].send(list(request.values))
+                        continue
                     x = request.array.astype(request.dtype or dtypes[i])
                     if isinstance(request, EachMatrix):
                         numbers = [jnp.asarray(own, x.dtype) for own in request.numbers]
@@ -81,7 +92,7 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
 def _answer(asked: Statistic) -> jax.Array:
     """The norm, root mean square, sum or mean of every slice along the axes that are kept."""
     x = asked.array
-    others = tuple(axis for axis in range(x.ndim) if axis not in asked.kept)
+    others = tuple(axis for axis in range(x.ndim) if axis not in (asked.kept or ()))
     whole = {"axis": others, "keepdims": True} if asked.kept else {}
     square = asked.kind in ("norm", "rms")
     total = jnp.sum(jnp.square(x) if square else x, **whole)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_largebatch.engine.reductions import tiles
-from optax_largebatch.engine.reductions.tiles import Tiles
+from optax_largebatch.engine import tiles
+from optax_largebatch.engine.tiles import Tiles
 
 SHAPES = {
     "even": ((64, 32), ()),

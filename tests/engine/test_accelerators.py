@@ -1,5 +1,6 @@
 """What GPUs, TPUs and meshes compute, run on a CPU; their programs are chosen when they lower."""
 
+import dataclasses
 import re
 
 import chex
@@ -10,38 +11,38 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import reference
-from optax_largebatch.engine import step as step_module
-from optax_largebatch.engine.alike import evenly
-from optax_largebatch.engine.reductions import groups, leaf_by_leaf
-from optax_largebatch.engine.reductions.gpu import GpuReductions, sums_at_once
-from optax_largebatch.engine.reductions.groups import in_groups, in_pieces
-from optax_largebatch.engine.reductions.leaf_by_leaf import LeafByLeaf
-from optax_largebatch.engine.reductions.xla import XlaReductions
+from optax_largebatch.engine import alike, places, step
+from optax_largebatch.engine.alike import evenly, in_groups, in_pieces
+from optax_largebatch.engine.places import ONE_GPU, ONE_TPU, SEVERAL
 from optax_largebatch.engine.requests import Statistic
+from optax_largebatch.engine.sums import at_once
+from optax_largebatch.testing import reference
 from tests.conftest import enable_x64
+from tests.engine.placed import placed
 
 PIECE, GROUP = 4, 2**10
 SET = 3  # of leaves that LAMB and LANS pass over, which have four arrays
-WAYS = {"several devices": XlaReductions, "one GPU": GpuReductions, "one TPU": LeafByLeaf}
+PLACES = {"several devices": SEVERAL, "one GPU": ONE_GPU, "one TPU": ONE_TPU}
 
 
 @pytest.fixture(autouse=True)
 def thresholds(monkeypatch):
     """Lower, so that a few small leaves lie on both sides of each."""
-    monkeypatch.setattr(groups, "MOST_OF_A_PIECE", PIECE)
-    monkeypatch.setattr(leaf_by_leaf, "MOST_OF_A_GROUP", GROUP)
-    monkeypatch.setattr(groups, "LARGEST_OF_A_SET", GROUP)
-    monkeypatch.setattr(groups, "MOST_OF_A_KERNEL", 7 * SET)
-    monkeypatch.setattr(groups, "MOST_OF_A_SET", 2 * GROUP)
+    monkeypatch.setattr(alike, "MOST_OF_A_PIECE", PIECE)
+    monkeypatch.setattr(alike, "LARGEST_OF_A_SET", GROUP)
+    monkeypatch.setattr(alike, "MOST_OF_A_KERNEL", 7 * SET)
+    monkeypatch.setattr(alike, "MOST_OF_A_SET", 2 * GROUP)
+    few = {
+        platform: dataclasses.replace(place, group=GROUP)
+        for platform, place in places.ON_ONE_DEVICE.items()
+    }
+    monkeypatch.setattr(step, "ON_ONE_DEVICE", few)
 
 
-@pytest.fixture(params=WAYS)
-def way(request, monkeypatch):
-    reductions = WAYS[request.param]()
-    monkeypatch.setattr(
-        step_module, "where_it_runs", lambda step, like, *own: step(reductions)(*own)
-    )
+@pytest.fixture(params=PLACES)
+def place(request, monkeypatch):
+    own = PLACES[request.param]
+    placed(monkeypatch, dataclasses.replace(own, group=GROUP) if own.group else own)
 
 
 def network(dtype):
@@ -58,7 +59,7 @@ def network(dtype):
     }
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [("float32", 1e-6), pytest.param("float64", 1e-13, marks=pytest.mark.slow)],
@@ -92,10 +93,10 @@ def test_several_sums_in_one_reduction(kept):
     arrays = [jnp.arange(24.0).reshape(2, 3, 4) + k for k in range(3)]
     kinds = ("norm", "sum", "mean")
     statistics = [Statistic(x, kind, kept) for x, kind in zip(arrays, kinds, strict=True)]
-    program = jax.make_jaxpr(lambda: sums_at_once(statistics))()
+    program = jax.make_jaxpr(lambda: at_once(statistics))()
     assert [x.primitive.name for x in program.eqns].count("reduce") == 1
     others = tuple(axis for axis in range(3) if axis not in kept)
-    for x, kind, found in zip(arrays, kinds, sums_at_once(statistics), strict=True):
+    for x, kind, found in zip(arrays, kinds, at_once(statistics), strict=True):
         terms = x**2 if kind == "norm" else x
         np.testing.assert_allclose(
             found, np.sum(terms, axis=others, keepdims=bool(kept)), rtol=1e-6
@@ -103,10 +104,10 @@ def test_several_sums_in_one_reduction(kept):
 
 
 def test_a_gpu_takes_small_leaves_first():
-    sizes = {0: GROUP, 1: 10, 2: 2 * GROUP, 3: 20}
-    assert GpuReductions().groups(sizes) == [[1, 3], [0], [2]]
-    assert LeafByLeaf().groups(sizes) == [[0], [1], [2], [3]]
+    assert ONE_GPU.small_first
+    assert not ONE_TPU.small_first
     assert in_groups({0: 3, 1: 3, 2: 3}, 6) == [[0, 1], [2]]
+    assert in_groups({0: 3, 1: 3, 2: 3}, None) == [[0, 1, 2]]
     assert [len(x) for x in in_pieces(range(2 * PIECE + 1))] == [PIECE, PIECE, 1]
 
 
@@ -157,32 +158,32 @@ def test_lans_writes_its_moments_in_the_last_pass_of_an_accelerator(monkeypatch)
         }
 
     for platform, written in (("cuda", 0), ("tpu", 0), ("cpu", 2)):
-        sums = [n for name, n in outputs_of_passes(platform).items() if "_stored_and_sums" in name]
+        sums = [n for name, n in outputs_of_passes(platform).items() if "stored_and_sums" in name]
         assert max(sums) == written
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_ratios_of_alike_leaves_are_computed_as_vectors(way, request):
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_ratios_of_alike_leaves_are_computed_as_vectors(place, request):
     """Or XLA on a GPU compiles a dozen operations on single numbers into each leaf's kernels."""
     optimizer = lb.lans(1e-3, weight_decay=0.01)
     params = {f"bias_{index}": jnp.ones(10) for index in range(PIECE)}
     state = optimizer.init(params)
-    program = str(jax.make_jaxpr(optimizer.update)(params, state, params))
-    of_numbers = len(re.findall(r"f32\[\] = sqrt", program))
-    of_vectors = len(re.findall(r"f32\[\d\] = sqrt", program))
-    as_vectors = request.node.callspec.params["way"] != "one TPU"
+    program = jax.jit(optimizer.update).lower(params, state, params).as_text()
+    of_numbers = len(re.findall(r"stablehlo.sqrt .* tensor<f32>", program))
+    of_vectors = len(re.findall(r"stablehlo.sqrt .* tensor<\dxf32>", program))
+    as_vectors = request.node.callspec.params["place"] != "one TPU"
     assert (of_vectors > 0) == as_vectors
-    assert (of_numbers <= 1) == as_vectors  # that of the bias correction is the same for all
+    assert (of_numbers == 0) == as_vectors
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_new_numbers_of_alike_leaves_are_written_together(way, request):
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_new_numbers_of_alike_leaves_are_written_together(place, request):
     """Or XLA on a GPU takes a kernel for each, and one more to copy the old number."""
     optimizer = lb.scaled_adam(1e-3)
     params = {f"bias_{index}": jnp.ones(10) for index in range(PIECE)}
     state = optimizer.init(params)
     program = str(jax.make_jaxpr(optimizer.update)(params, state, params))
-    as_vectors = request.node.callspec.params["way"] != "one TPU"
+    as_vectors = request.node.callspec.params["place"] != "one TPU"
     assert ("dynamic_slice" in program) == as_vectors
 
 

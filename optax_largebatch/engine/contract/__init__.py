@@ -1,1 +1,0 @@
-"""What a transform promises, and where it is checked that it keeps it."""

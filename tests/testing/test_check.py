@@ -1,0 +1,269 @@
+"""The check of a transform of one's own finds each mistake, and passes our own transforms."""
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.engine import (
+    LeafTransform,
+    NumberPerBlock,
+    PerParameter,
+    Shared,
+    VectorOfBlocks,
+    block_norms,
+    each_matrix,
+    global_norm,
+    materialize,
+    numbers,
+    transformation,
+)
+from optax_largebatch.engine.places import SEVERAL
+from optax_largebatch.params.matrices import matrices_of
+from optax_largebatch.params.stacked import check_stacked
+from optax_largebatch.testing import check
+from optax_largebatch.testing.check import PLACES
+
+PARAMS = {
+    "bias": jnp.linspace(0.5, 2.0, 60),
+    "kernel": jnp.sin(jnp.arange(240.0)).reshape(6, 40),
+    "scale": jnp.linspace(1.0, 2.0, 60),
+}
+KERNELS = {"a": PARAMS["kernel"], "b": 2 * PARAMS["kernel"][:, :20]}
+
+
+class OneArray(NamedTuple):
+    own: Any
+
+
+def in_parts(program):
+    return transformation(LeafTransform(program, given="parts", name="mine"))
+
+
+MEANS = {
+    "mean": lambda update, at: (update - jnp.mean(update), at.state),
+    "sum so far": lambda update, at: (jnp.cumsum(update), at.state),
+    "reversed": lambda update, at: (update[::-1], at.state),
+    "places": lambda update, at: (update * jnp.arange(update.shape[-1]), at.state),
+    "captured array": lambda update, at: (update * jnp.linspace(0.0, 1.0, 60), at.state),
+    "in a call": lambda update, at: (jax.jit(jnp.sort)(update), at.state),
+    "random": lambda update, at: (
+        update + jax.random.normal(jax.random.key(0), update.shape),
+        at.state,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_a_program_that_says_parts_and_needs_the_whole(name):
+    with pytest.raises(ValueError, match=r"^mine: the leaf program says given='parts'.*'whole'"):
+        check(in_parts(MEANS[name]), {"bias": PARAMS["bias"]})
+
+
+def test_a_program_of_parts_that_asks_for_less_than_a_block():
+    def leaf(update, at):
+        (norm,) = yield block_norms(update - jnp.max(update))
+        return norm * update, at.state
+
+    with pytest.raises(ValueError, match=r"^mine: the leaf program says given='parts'"):
+        check(in_parts(leaf), PARAMS)
+
+
+def test_a_program_on_single_elements_may_say_parts():
+    check(in_parts(lambda update, at: (jax.lax.map(lambda x: 2 * x, update), at.state)), PARAMS)
+    known = jnp.asarray(2.0)
+    times = jax.jit(lambda x: x * known)
+    check(in_parts(lambda update, at: (times(update), at.state)), PARAMS)
+
+
+def one_shared_number(new):
+    def leaf(update, at):
+        (own,) = yield block_norms(update)
+        (norm,) = yield global_norm(update)
+        return update, at.state._replace(own=new(update, at, norm, own))
+
+    return transformation(
+        LeafTransform(
+            leaf,
+            state=OneArray(own=Shared(lambda params: jnp.zeros([]))),
+            scalars=lambda state: 0.5,
+            choices=lambda leaves: list(range(len(leaves.arrays))),
+            name="shared_number",
+        )
+    )
+
+
+DIFFERENT = {
+    "a norm of the leaf": lambda update, at, norm, own: own,
+    "an element": lambda update, at, norm, own: update.ravel()[0],
+    "a sum with one": lambda update, at, norm, own: at.state.own + own * norm,
+    "a choice": lambda update, at, norm, own: jnp.asarray(1.0 + at.choice),
+    "some leaves only": lambda update, at, norm, own: norm if at.choice else at.state.own,
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_is_shared_may_not_differ_between_leaves(name):
+    with pytest.raises(ValueError, match=r"^shared_number: the state's field 'own' is Shared"):
+        check(one_shared_number(DIFFERENT[name]), PARAMS)
+
+
+def test_what_is_shared_may_follow_norms_of_all_leaves():
+    check(one_shared_number(lambda update, at, norm, own: at.state.own + at.scalars * norm), PARAMS)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [lambda update, at: update[0, 0], lambda update, at: 1.0 + at.choice[0]],
+    ids=["an element", "a choice"],
+)
+def test_numbers_for_matrices_may_not_differ_between_leaves(number):
+    def plus(matrix, number):
+        return matrix + number
+
+    def leaf(update, at):
+        update = yield each_matrix(plus, update, at.choice[1], number(update, at))
+        return update, at.state
+
+    def choices(leaves):
+        return list(enumerate(matrices_of(None, check_stacked(None), leaves, "plus")))
+
+    transform = transformation(LeafTransform(leaf, choices=choices, name="mine"))
+    with pytest.raises(ValueError, match=r"^mine: a number given to each_matrix differs"):
+        check(transform, KERNELS)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_product_that_each_pass_would_do_again(said):
+    def leaf(update, at):
+        for _ in range(2):
+            update = 1.5 * update - 0.5 * update @ (update.T @ update)
+        if said:
+            update = yield materialize(update)
+        (norm,) = yield block_norms(update)
+        return update / norm, at.state
+
+    transform = transformation(LeafTransform(leaf, name="mine"))
+    kernels = {"a": jnp.eye(48) / 3}
+    if said:
+        check(transform, kernels)
+    else:
+        with pytest.raises(ValueError, match=r"^mine: for a leaf of shape \(48, 48\), work is don"):
+            check(transform, kernels)
+
+
+def ratio(stacked, axes):
+    """A trust ratio, which takes its norms along `axes`, or along all that are not stacked."""
+
+    def leaf(update, at):
+        if axes is None:
+            param_norm, update_norm = yield block_norms(at.param, update)
+        else:
+            param_norm = jnp.linalg.norm(at.param)
+            update_norm = jnp.linalg.norm(update)
+        return param_norm / update_norm * update, at.state
+
+    return transformation(LeafTransform(leaf, needs_params=True, stacked=stacked, name="ratio"))
+
+
+def test_a_norm_of_a_whole_stack():
+    check(lambda stacked: ratio(stacked, None), PARAMS)
+    with pytest.raises(ValueError, match=r"layers stacked in one array.*stacked=stacked"):
+        check(lambda stacked: ratio(None, None), PARAMS)
+    with pytest.raises(ValueError, match=r"layers stacked in one array.*at\.stacked"):
+        check(lambda stacked: ratio(stacked, "all"), PARAMS)
+
+
+def test_a_program_that_asks_for_something_else_when_it_runs_again():
+    runs = itertools.count()
+
+    def leaf(update, at):
+        if next(runs) % 2:
+            (norm,) = yield block_norms(update)
+        else:
+            (norm,) = yield global_norm(update)
+        return norm * update, at.state
+
+    with pytest.raises(RuntimeError, match=r"^mine: the leaf program must ask for the same things"):
+        check(in_parts(leaf), PARAMS)
+
+
+def test_a_program_that_stops_to_ask_when_it_runs_again():
+    runs = itertools.count()
+
+    def leaf(update, at):
+        if next(runs) <= 12:  # as the reference takes its steps, and once more
+            yield block_norms(update)
+        return update, at.state
+
+    with pytest.raises(RuntimeError, match=r"^mine: the leaf program must ask for the same things"):
+        check(in_parts(leaf), PARAMS)
+
+
+def test_a_program_that_uses_parameters_and_does_not_say_so():
+    def leaf(update, at):
+        return update + at.param, at.state
+
+    with pytest.raises(ValueError, match=r"^mine: without parameters.*needs_params=True"):
+        check(in_parts(leaf), PARAMS)
+
+
+@pytest.mark.skipif(jax.device_count() == 1, reason="needs several devices")
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+def test_numbers_that_depend_on_the_device():
+    """A sum of the part that a device has, which is not asked of the others."""
+
+    def leaf(update, at):
+        return update * jnp.sum(update), at.state
+
+    transform = transformation(LeafTransform(leaf, given="shards", name="mine"))
+    with pytest.raises(ValueError, match=r"^mine: split between devices"):
+        check(transform, PARAMS)
+
+
+def test_sums_that_are_wrong_in_one_place(monkeypatch):
+    """The table of places has a row whose sums forget a statistic."""
+    wrong = dataclasses.replace(SEVERAL, sums=lambda asked, *_: [jnp.ones([]) for _ in asked])
+    monkeypatch.setitem(PLACES, "several devices", wrong)
+    with pytest.raises(ValueError, match=r"^mine: as it runs on several devices"):
+        check(follows_its_norms(None), PARAMS)
+
+
+def test_only_our_own_are_checked():
+    with pytest.raises(TypeError, match=r"check\(\) takes one made of leaf transforms"):
+        check(optax.sgd(0.1), PARAMS)
+
+
+def follows_its_norms(stacked):
+    """A state of each kind that goes by blocks, and a number that the last pass needs."""
+
+    class State(NamedTuple):
+        mu: Any
+        norm: Any
+        ratios: Any
+
+    def leaf(update, at):
+        mu = yield materialize(at.state.mu + update)
+        norm, param_norm = yield block_norms(mu, at.param)
+        (own,) = yield numbers(param_norm / (norm + at.state.norm))
+        return own * mu, at.state._replace(mu=mu, norm=norm, ratios=own)
+
+    state = State(PerParameter(), NumberPerBlock(), VectorOfBlocks())
+    return transformation(
+        LeafTransform(
+            leaf, state=state, needs_params=True, stacked=stacked, given="parts", name="mine"
+        )
+    )
+
+
+def test_fields_and_numbers_that_go_by_blocks():
+    check(follows_its_norms, PARAMS)
+
+
+def test_muon():
+    check(lambda stacked: lb.orthogonalize_momentum(stacked=stacked), KERNELS)
