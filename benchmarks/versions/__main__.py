@@ -3,7 +3,7 @@
     python -m benchmarks.versions --versions HEAD~5 .        # a revision and the working tree
     python -m benchmarks.versions --versions main . --devices 1 8 --optimizer lamb lans lars
     python -m benchmarks.versions --versions . . --rounds 50 # the same twice: what is noise
-    python -m benchmarks.versions --versions . --without tiles folds  # what a trick saves
+    python -m benchmarks.versions --versions . --without tiles pairs  # what a trick saves
     python -m benchmarks.versions --versions . --devices 1 8 --threads 8  # as many threads each
 
 A configuration is a version and a number of CPU devices, of which one takes the step. Each has a
