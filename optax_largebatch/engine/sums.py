@@ -31,7 +31,8 @@ LEAST_CUT = 2**20
 """The elements of a leaf that is large where a CPU has few cores."""
 
 LEAST_SPLIT = 2**17
-"""The elements of a leaf that is large where there are many cores."""
+"""The elements of a leaf that is large where there are many cores, and middling where there are
+few: its sums are taken one by one."""
 
 
 def plain(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
