@@ -121,6 +121,15 @@ def block_sums(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Reque
     return Request(tuple(Statistic(array, "sum", kept) for array in arrays))
 
 
+def together(*requests: Request) -> Request:
+    """Asks for the statistics of several requests in one round.
+
+    Args:
+        *requests: requests of one leaf, such as `block_norms(x, y)` and `block_sums(x * y)`.
+    """
+    return Request(tuple(x for own in requests for x in own.statistics))
+
+
 def numbers(*values: jax.Array) -> Numbers:
     """Asks for numbers of blocks to be known before the last pass over the leaf.
 
@@ -221,8 +230,7 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
                 results[index] = end.value
         answers = {}
         if waiting:
-            together = (x for asked in waiting.values() for x in asked.statistics)
-            given = iter((yield Request(tuple(together))))
+            given = iter((yield together(*waiting.values())))
             answers = {i: [next(given) for _ in asked.statistics] for i, asked in waiting.items()}
             waiting = {}
     return [results[index] for index in range(len(programs))]

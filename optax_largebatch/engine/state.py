@@ -44,6 +44,10 @@ class Field:
         """Whether each array in the part of a leaf is split between devices like the leaf."""
         return jax.tree.map(lambda _: False, part)
 
+    def inside(self, value: Any) -> list[tuple[Any, Any]]:
+        """The transforms whose states are in the value, or in a leaf's part, each with its state."""
+        return []
+
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         """The new value, from the old one and the new part of each leaf."""
         moved = (part for part in parts if part is not old)
@@ -161,6 +165,9 @@ class StateOf(Field):
 
     def like_leaf(self, part: Any) -> Any:
         return self.transform.like_leaf(part)
+
+    def inside(self, value: Any) -> list[tuple[Any, Any]]:
+        return [(self.transform, value)]
 
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         return self.transform.join(old, parts, leaves, concat)

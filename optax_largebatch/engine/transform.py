@@ -36,7 +36,7 @@ from optax_largebatch.engine.declaration import (
 )
 from optax_largebatch.engine.recorded_states import record_state
 from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
-from optax_largebatch.engine.state import Concat, StateOf, built_like, names_and_fields
+from optax_largebatch.engine.state import Concat, built_like, names_and_fields
 from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
@@ -106,8 +106,8 @@ class LeafTransform:
         """Checks that a state has the fields that are declared."""
         check_state(self.name, self.state, state)
         for field, value in zip(self.state, state, strict=True):
-            if isinstance(field, StateOf):
-                field.transform.check(value)
+            for transform, own in field.inside(value):
+                transform.check(own)
 
     def split(self, state: Any, leaves: Leaves) -> list[Any]:
         """The state of each leaf."""
@@ -139,9 +139,9 @@ class LeafTransform:
         """
         found = []
         for (name, field), value in zip(names_and_fields(self.state), part, strict=True):
-            if isinstance(field, StateOf):
-                found += field.transform.same_for_all(value, *kinds)
-            elif isinstance(field, kinds):
+            for transform, own in field.inside(value):
+                found += transform.same_for_all(own, *kinds)
+            if isinstance(field, kinds):
                 found.append((self.name, name, value))
         return found
 

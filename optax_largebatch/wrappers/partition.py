@@ -1,27 +1,32 @@
 """Several optimizers, each for parameters of its own."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import optax
 
 from optax_largebatch.arguments import check_state
+from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.transforms.partitioned import Owners, partitioned
 
 
 def partition(
-    who: str,
-    optimizers: Mapping[Hashable, optax.GradientTransformation],
-    owners: Callable[[optax.Params], Any],
+    who: str, optimizers: Mapping[Hashable, optax.GradientTransformation], owners: Owners
 ) -> optax.GradientTransformationExtraArgs:
     """Like `optax.partition`, but its errors name the cause.
+
+    Optimizers that are all made of transformations of this library take one step together.
 
     Args:
         who: the optimizer that is made of the others, for messages.
         optimizers: the other optimizers, by name.
-        owners: a function of the parameters that returns a tree of these names, like the
-            parameters.
+        owners: says which optimizer moves which parameter.
     """
+    own = {name: leaf_transform_of(optimizer) for name, optimizer in optimizers.items()}
+    ours = {name: transform for name, transform in own.items() if transform is not None}
+    if len(ours) == len(own):
+        return transformation(partitioned(who, ours, owners))
 
     def init(params: optax.Params) -> optax.OptState:
         leaves_of("params", params)

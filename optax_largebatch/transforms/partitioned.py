@@ -1,0 +1,126 @@
+"""Several transforms as one, each for parameters of its own."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+
+from optax_largebatch.engine.requests import Leaf, LeafProgram
+from optax_largebatch.engine.state import Concat, Field, declare
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.transforms.several import given_of
+
+Owners = Callable[[optax.Params], Any]
+"""A function of the parameters that returns a tree of names, like the parameters."""
+
+
+def partitioned(
+    who: str, transforms: Mapping[Hashable, LeafTransform], owners: Owners
+) -> LeafTransform:
+    """The transform that moves each parameter by its owner among others.
+
+    The owners work in one step, so what they need to know at one point is taken together. State and
+    numbers are those of `optax.partition`.
+
+    Args:
+        who: the optimizer that is made of the others, for messages.
+        transforms: the others, by name.
+        owners: says which one moves which parameter.
+    """
+    states = _StatesOfOwners(transforms, owners)
+
+    def choices(leaves: Leaves) -> list[tuple[Hashable, Any]]:
+        found = states.by_owner(leaves)
+        own = {
+            name: dict(zip(numbers, transforms[name].choose(part), strict=True))
+            for name, (numbers, part) in found.items()
+        }
+        owner = {i: name for name, (numbers, _) in found.items() for i in numbers}
+        return [(owner[i], own[owner[i]][i]) for i in range(len(leaves.arrays))]
+
+    def scalars(state: Any) -> dict[Hashable, Any]:
+        of_each = state.inner_states
+        return {name: own.scalars(of_each[name].inner_state) for name, own in transforms.items()}
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        name, choice = at.choice
+        parts = at.state.inner_states
+        here = at._replace(state=parts[name], scalars=at.scalars[name], choice=choice)
+        update, new = yield from transforms[name].program(update, here)
+        return update, at.state._replace(inner_states=parts | {name: new})
+
+    return LeafTransform(
+        leaf,
+        state=declare(optax.transforms.PartitionState, inner_states=states),
+        scalars=scalars,
+        choices=choices,
+        needs_params=True,
+        given=given_of(list(transforms.values())),
+        name=who,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # a dictionary has no hash
+class _StatesOfOwners(Field):
+    """The states of several transforms by name, each for its own parameters."""
+
+    transforms: Mapping[Hashable, LeafTransform]
+    owners: Owners
+
+    def by_owner(self, leaves: Leaves) -> dict[Hashable, tuple[list[int], Leaves]]:
+        """The numbers of the leaves of each owner, and these leaves; all others are hidden."""
+        names = jax.tree.leaves(self.owners(leaves.tree))
+        found = {}
+        for owner in self.transforms:
+            numbers = [i for i, name in enumerate(names) if name == owner]
+            tree = self._hidden(leaves.tree, owner)
+            specs = None if leaves.specs is None else [leaves.specs[i] for i in numbers]
+            arrays = [leaves.arrays[i] for i in numbers]
+            treedef = jax.tree.structure(tree)
+            found[owner] = numbers, Leaves(tree, treedef, arrays, specs, leaves.mesh)
+        return found
+
+    def _hidden(self, params: Any, owner: Hashable) -> Any:
+        """The parameters, all hidden but those of one owner."""
+
+        def own(name: Hashable, x: Any) -> Any:
+            return x if name == owner else optax.MaskedNode()
+
+        return jax.tree.map(own, self.owners(params), params)
+
+    def init(self, params: optax.Params) -> Any:
+        return {
+            name: optax.MaskedState(own.init(self._hidden(params, name)))
+            for name, own in self.transforms.items()
+        }
+
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        """For each leaf the part of its owner's state, and None for each other owner."""
+        parts = [dict.fromkeys(self.transforms) for _ in leaves.arrays]
+        for owner, (numbers, own) in self.by_owner(leaves).items():
+            state = value[owner].inner_state
+            for i, part in zip(numbers, self.transforms[owner].split(state, own), strict=True):
+                parts[i][owner] = part
+        return parts
+
+    def like_leaf(self, part: Any) -> Any:
+        return {
+            owner: None if own is None else self.transforms[owner].like_leaf(own)
+            for owner, own in part.items()
+        }
+
+    def inside(self, value: Any) -> list[tuple[Any, Any]]:
+        inner = {owner: getattr(own, "inner_state", own) for owner, own in value.items()}
+        return [(self.transforms[owner], x) for owner, x in inner.items() if x is not None]
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+        new = {}
+        for owner, (numbers, own) in self.by_owner(leaves).items():
+            of_owner = [parts[i][owner] for i in numbers]
+            state = old[owner].inner_state
+            joined = self.transforms[owner].join(state, of_owner, own, concat)
+            new[owner] = optax.MaskedState(joined)
+        return new
