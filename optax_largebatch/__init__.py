@@ -21,6 +21,7 @@ from optax_largebatch.diagnostics.noise_scale import (
 )
 from optax_largebatch.diagnostics.step_metrics import step_metrics
 from optax_largebatch.diagnostics.trust_ratios import trust_ratios
+from optax_largebatch.optimizers.adamh import adamh
 from optax_largebatch.optimizers.cain import cain
 from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
@@ -29,6 +30,7 @@ from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
 from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.muon import muon
+from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
@@ -58,6 +60,7 @@ from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clamping import ClampParametersState, clamp_parameters
 from optax_largebatch.transforms.clipping import clip_by_global_norm, clip_by_value
 from optax_largebatch.transforms.decay import AddDecayedWeightsState, add_decayed_weights
+from optax_largebatch.transforms.hyperball import HyperballState, hyperball
 from optax_largebatch.transforms.lars import ScaleByLarsState, scale_by_lars
 from optax_largebatch.transforms.learning_rate import (
     ScaleByLearningRateState,
@@ -137,6 +140,7 @@ __all__ = [
     "DynamicLossScaleState",
     "Explanation",
     "GradientNoiseScaleState",
+    "HyperballState",
     "Hyperparameters",
     "LearnLogScaleState",
     "MasterWeightsState",
@@ -164,6 +168,7 @@ __all__ = [
     "accumulate_gradients",
     "accumulate_momentum",
     "add_decayed_weights",
+    "adamh",
     "adopt_state",
     "at_least_ndim",
     "batch_scale",
@@ -187,6 +192,7 @@ __all__ = [
     "gradient_noise_scale",
     "gradient_scale",
     "has_updated",
+    "hyperball",
     "lamb",
     "lans",
     "larc",
@@ -201,6 +207,7 @@ __all__ = [
     "matching_kinds",
     "measure_critical_batch_size",
     "muon",
+    "muonh",
     "named",
     "nesterov_split",
     "noise_scale",

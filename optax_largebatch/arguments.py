@@ -203,6 +203,29 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorator
 
 
+def refused(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator that turns a keyword that a function does not have into an error that says why.
+
+    Args:
+        **reasons: for each keyword why there is none, and what to do: a sentence.
+    """
+
+    def decorator(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for name, reason in reasons.items():
+                if name in kwargs:
+                    raise TypeError(
+                        f"{function.__name__}() has no argument {name!r}, got {kwargs[name]!r}. "
+                        f"{reason}"
+                    )
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorator
+
+
 def is_zero(value: Any) -> bool:
     """Whether `value` is known, without tracing, to be zero."""
     return isinstance(value, int | float) and math.isclose(value, 0.0, abs_tol=0.0)

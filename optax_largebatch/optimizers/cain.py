@@ -94,7 +94,7 @@ def cain(
     References:
         icefall, `optim.py` of July 2022: `Cain`, which ignores its argument `scale_speed`.
     """
-    groups = check_groups(groups, stacked, unknown="weight_decay")
+    groups = check_groups(groups, stacked, "weight_decay")
     check_number("b1", b1, "[0, 1)")
     check_dtype("mu_dtype", mu_dtype)
     check_number("scale_speed", scale_speed, "[0, inf)")

@@ -97,7 +97,7 @@ def learned_gradient(
     References:
         icefall, `optim.py` of July 2022: `LearnedGradient`, which cannot run.
     """
-    groups = check_groups(groups, stacked, unknown="weight_decay")
+    groups = check_groups(groups, stacked, "weight_decay")
     check_number("size_lr_scale", size_lr_scale, "[0, inf)")
     check_number("param_min_rms", param_min_rms, "(0, inf)")
     check_number("param_max_rms", param_max_rms, "(0, inf)")

@@ -1,6 +1,6 @@
 """Muon: orthogonalised momentum for matrices."""
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
@@ -8,26 +8,29 @@ import optax
 from optax_largebatch.arguments import Scalar, check_flag, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.matrices import MatrixAxes, axes_of_matrices
+from optax_largebatch.params.matrices import MatrixAxes, are_matrices
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
-from optax_largebatch.transforms.orthogonalization.matrix_scale import scale_by_matrix_shape
+from optax_largebatch.transforms.orthogonalization.matrix_scale import (
+    ShapeFactor,
+    scale_by_matrix_shape,
+)
 from optax_largebatch.transforms.orthogonalization.newton_schulz import Preconditioning
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
 )
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
-from optax_largebatch.wrappers.partition import partition
+from optax_largebatch.wrappers.partition import check_others, partition
 
 
 @renamed(mask="weight_decay_mask", muon_weight_dimension_numbers="matrix_axes")
 def muon(
     learning_rate: Scalar | optax.Schedule,
     ns_coeffs: Any = "standard",
-    ns_steps: int = 5,
+    ns_steps: int | None = None,
     beta: Scalar = 0.95,
     eps: Scalar = 1e-8,
     weight_decay: Scalar | optax.Schedule = 0.0,
@@ -35,9 +38,13 @@ def muon(
     mu_dtype: Any = None,
     *,
     nesterov: bool = True,
+    bias_correction: Literal["full", "none"] = "full",
+    grad_averaging: bool = True,
     adaptive: bool = False,
     preconditioning: Preconditioning = "frobenius",
+    eps_is_floor: bool = False,
     consistent_rms: Scalar | None = None,
+    shape_factor: ShapeFactor = "jordan",
     trust_ratio: bool = False,
     others: optax.GradientTransformation | None = None,
     matrix_mask: Mask = None,
@@ -61,14 +68,15 @@ def muon(
     last layer usually belong to it too: `matrix_mask=excluding("embed", "head")`.
 
     With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`, with
-    two exceptions. With `adaptive`, optax takes a parameter that stacks matrices for one matrix.
+    three exceptions. optax's `ns_coeffs="polar_express"` is `"polar_express_raw"` here, because
+    rounding makes it unstable. With `adaptive`, optax takes a parameter that stacks matrices for one matrix.
     With `preconditioning="aol"` or `"schatten"`, optax takes divisors below 1e-8 for 1e-8, so its
     steps are shorter where gradients are below about 1e-4.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
         ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.
-        ns_steps: how many iterations, 1 or more.
+        ns_steps: how many iterations, 1 or more; None for 5, or for as many as published.
         beta: :math:`\beta`, in [0, 1).
         eps: added to the norm that a matrix is divided by first, and :math:`\epsilon` of Adam; 0 or
             more.
@@ -77,12 +85,18 @@ def muon(
         mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
         nesterov: False leaves the gradient out of :math:`d_t`, which is then
             :math:`m_t / (1 - \beta^t)`.
+        bias_correction: `"none"` leaves out the divisions, see `orthogonalize_momentum`.
+        grad_averaging: False takes sums of gradients in the place of means, see
+            `orthogonalize_momentum`.
         adaptive: True makes a step shorter with its gradient, see `orthogonalize_momentum`.
         preconditioning: what a matrix is divided by before the iterations, see
             `orthogonalize_momentum`.
+        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by.
         consistent_rms: the root mean square of a step; 0.2 is about that of Adam's steps, so Adam's
-            learning rate and decay can be used. None for
-            :math:`s = \sqrt{\max(1, n_\text{columns} / n_\text{rows})}`.
+            learning rate and decay can be used. None for the factor of `shape_factor`.
+        shape_factor: `"jordan"` for :math:`s = \sqrt{\max(1, n_\text{columns} /
+            n_\text{rows})}`, `"spectral_norm"` for :math:`s = \sqrt{n_\text{columns} /
+            n_\text{rows}}`, `"none"` for 1.
         trust_ratio: True gives :math:`u_t` of each matrix the norm of the matrix, as LAMB does.
         others: the optimizer of all other parameters, such as `lamb(...)`; None for
             Adam with this learning rate and Nesterov's momentum.
@@ -122,7 +136,7 @@ def muon(
         https://kellerjordan.github.io/posts/muon.
         Liu et al., *Muon is Scalable for LLM Training*, arXiv 2502.16982, Algorithm 1.
     """
-    groups = check_groups(groups, stacked, unknown="grad_centralization")
+    groups = check_groups(groups, stacked, "grad_centralization")
     check_flag("trust_ratio", trust_ratio)
     check_mask("matrix_mask", matrix_mask)
     rate = groups.vary("learning_rate", learning_rate)
@@ -131,16 +145,21 @@ def muon(
             beta,
             eps,
             nesterov=nesterov,
+            bias_correction=bias_correction,
+            grad_averaging=grad_averaging,
             ns_coeffs=ns_coeffs,
             ns_steps=ns_steps,
             ns_dtype=ns_dtype,
             preconditioning=preconditioning,
+            eps_is_floor=eps_is_floor,
             adaptive=adaptive,
             matrix_axes=matrix_axes,
             stacked=stacked,
             mu_dtype=mu_dtype,
         ),
-        scale_by_matrix_shape(consistent_rms, matrix_axes=matrix_axes, stacked=stacked),
+        scale_by_matrix_shape(
+            consistent_rms, shape_factor=shape_factor, matrix_axes=matrix_axes, stacked=stacked
+        ),
         add_decayed_weights(
             groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
         ),
@@ -154,20 +173,13 @@ def muon(
             scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype),
             scale_by_learning_rate(rate),
         )
-    if not isinstance(others, optax.GradientTransformation):
-        raise TypeError(
-            f"others must be an optimizer, such as lamb(1e-3), or None for Adam; got {others!r}."
-        )
+    check_others(others)
     stacks = check_stacked(stacked)
 
     def owners(params: optax.Params) -> Any:
-        axes = axes_of_matrices(matrix_axes, stacks, params)
-        blocks = stacks.blocks(params)
-        select_leaves("weight_decay_mask", weight_decay_mask, blocks)  # for its errors
-        chosen = select_leaves("matrix_mask", matrix_mask, blocks)
-        labels = [
-            "muon" if own and pair else "others" for own, pair in zip(chosen, axes, strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(params), labels)
+        select_leaves("weight_decay_mask", weight_decay_mask, stacks.blocks(params))  # its errors
+        chosen = are_matrices(matrix_axes, stacks, params, matrix_mask)
+        names = ["muon" if own else "others" for own in chosen]
+        return jax.tree.unflatten(jax.tree.structure(params), names)
 
     return partition("muon", {"muon": matrices, "others": others}, owners)

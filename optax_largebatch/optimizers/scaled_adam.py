@@ -106,7 +106,7 @@ def scaled_adam(
         arXiv 2310.11230, section 3.5; icefall,
         `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`.
     """
-    groups = check_groups(groups, stacked, unknown="weight_decay")
+    groups = check_groups(groups, stacked, "weight_decay")
     check_number("b1", b1, "[0, 1)")
     check_dtype("mu_dtype", mu_dtype)
     check_number("scalar_lr_scale", scalar_lr_scale, "[0, inf)")

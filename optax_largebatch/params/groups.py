@@ -8,6 +8,7 @@ import jax
 import optax
 
 from optax_largebatch.arguments import (
+    Scalar,
     check_flag,
     check_number,
     check_number_or_schedule,
@@ -62,7 +63,7 @@ class ParamGroups:
         values = tuple(setting.get(name, default) for setting in self.settings)
         if name == "learning_rate":
             scales = (setting.get("learning_rate_scale") for setting in self.settings)
-            values = tuple(map(_scaled_rate, values, scales))
+            values = tuple(map(scaled_rate, values, scales))
         return Grouped(name, self, (*values, default))
 
 
@@ -138,20 +139,20 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     return ParamGroups(tuple(rules), tuple(settings))
 
 
-def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGroups:
+def check_groups(groups: Any, stacked: Any = None, *unknown: str) -> ParamGroups:
     """The groups from the arguments of an optimizer; without `groups` there are none.
 
     Args:
         groups: the argument `groups`.
         stacked: the argument `stacked`.
-        unknown: a hyperparameter that the optimizer does not have.
+        *unknown: hyperparameters that the optimizer does not have.
 
     Returns:
         The groups.
 
     Raises:
         TypeError: `groups` is not what `param_groups` returns.
-        ValueError: a group sets the unknown hyperparameter.
+        ValueError: a group sets an unknown hyperparameter.
     """
     if groups is None:
         return ParamGroups((), ())
@@ -161,9 +162,9 @@ def check_groups(groups: Any, stacked: Any = None, unknown: str = "") -> ParamGr
             f"got {groups!r} of type {type(groups).__name__}."
         )
     for rule, setting in zip(groups.rules, groups.settings, strict=True):
-        if unknown in setting:
+        for name in sorted({*unknown} & setting.keys()):
             raise ValueError(
-                f"groups: the group of {rule} sets {unknown!r}, which this optimizer does not "
+                f"groups: the group of {rule} sets {name!r}, which this optimizer does not "
                 "have. Leave it out of the group."
             )
     return dataclasses.replace(groups, stacked=check_stacked(stacked))
@@ -177,7 +178,7 @@ def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     return dataclasses.replace(grouped, allowed=allowed)
 
 
-def _scaled_rate(rate: Any, scale: Any) -> Any:
+def scaled_rate(rate: Any, scale: Scalar | None) -> Any:
     """A learning rate, or a schedule of it, times a factor; None if there is no rate."""
     if scale is None:
         return rate

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import matching
@@ -125,6 +126,15 @@ def axes_of_matrices(
     names = leaf_names(params)
     columns = zip(names, jax.tree.leaves(params), own, strict=True)
     return [_checked(name, np.ndim(leaf), pair) for name, leaf, pair in columns]
+
+
+def are_matrices(
+    matrix_axes: MatrixAxes, stacked: Stacked, params: Any, mask: Mask = None
+) -> list[bool]:
+    """Whether each parameter is a matrix, or stacks matrices, and `matrix_mask` chooses it."""
+    axes = axes_of_matrices(matrix_axes, stacked, params)
+    chosen = select_leaves("matrix_mask", mask, stacked.blocks(params))
+    return [own and pair is not None for own, pair in zip(chosen, axes, strict=True)]
 
 
 def matrices_of(

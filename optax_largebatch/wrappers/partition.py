@@ -51,3 +51,15 @@ def partition(
         return partitioned.update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_others(others: Any) -> None:
+    """Checks the argument `others`, an optimizer for the parameters that one does not move itself.
+
+    Raises:
+        TypeError: it is no optimizer.
+    """
+    if not isinstance(others, optax.GradientTransformation):
+        raise TypeError(
+            f"others must be an optimizer, such as lamb(1e-3), or None for Adam; got {others!r}."
+        )

@@ -68,6 +68,14 @@ OPTIMIZERS = {
         static_args=("ns_coeffs", "ns_steps", "trust_ratio"),
         needs_specs=True,
     ),
+    "muonh": Entry(
+        lb.muonh,
+        {"learning_rate": 1e-2},
+        peak=0.1,
+        static_args=("ns_coeffs", "ns_steps", "radius"),
+        needs_specs=True,
+    ),
+    "adamh": Entry(lb.adamh, {"learning_rate": 1e-2}, peak=0.1, static_args=("radius",)),
     "eve": Entry(lb.eve, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
     "cain": Entry(lb.cain, {"learning_rate": 1e-2}, peak=0.1, needs_specs=True),
     "learned_gradient": Entry(

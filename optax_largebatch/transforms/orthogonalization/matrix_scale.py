@@ -1,9 +1,12 @@
 """A factor for each matrix, from its shape."""
 
+from collections.abc import Callable
+from typing import Literal, get_args
+
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_optional_number
+from optax_largebatch.arguments import Scalar, check_choice, check_optional_number
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -12,9 +15,21 @@ from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matr
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
+ShapeFactor = Literal["jordan", "spectral_norm", "none"]
+"""The factor of a matrix where its root mean square is not given."""
+
+_SQUARES: dict[ShapeFactor, Callable[[float], float]] = {
+    "jordan": lambda ratio: max(1.0, ratio),
+    "spectral_norm": lambda ratio: ratio,
+    "none": lambda ratio: 1.0,
+}
+"""The squares of these factors, by the ratio of columns to rows."""
+
+
 def scale_by_matrix_shape(
     consistent_rms: Scalar | None = None,
     *,
+    shape_factor: ShapeFactor = "jordan",
     matrix_axes: MatrixAxes = None,
     stacked: Stacked | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -25,14 +40,20 @@ def scale_by_matrix_shape(
         u \leftarrow r \sqrt{\max(n_\text{rows}, n_\text{columns})} \, u
         \quad\text{or, without } r\text{,}\quad
         u \leftarrow \sqrt{\max(1, n_\text{columns} / n_\text{rows})} \, u
+        \quad\text{or}\quad
+        u \leftarrow \sqrt{n_\text{columns} / n_\text{rows}} \, u
 
     An orthogonal matrix has a root mean square of :math:`1 / \sqrt{\max(n_\text{rows},
     n_\text{columns})}`, so the first rule gives all matrices the root mean square :math:`r`. With
     :math:`r = 0.2` that is about the root mean square of Adam's steps, so Adam's learning rates and
-    decay can be used for Muon too.
+    decay can be used for Muon too. Rows are the inputs of a layer and columns are its outputs, so
+    with the third rule a step changes outputs of root mean square 1 by at most 1 (Dion's
+    "spectral_norm", NVIDIA's "unit_rms_norm").
 
     Args:
-        consistent_rms: :math:`r`, positive; None for the second rule.
+        consistent_rms: :math:`r`, positive; None for the rule that `shape_factor` names.
+        shape_factor: `"jordan"` for the second rule, `"spectral_norm"` for the third, `"none"` for
+            a factor of 1. It does not apply where `consistent_rms` is given.
         matrix_axes: which axes are the rows and columns, as in `orthogonalize_momentum`.
         stacked: the parameters that stack layers, from `stacked_layers`. None if there are none.
 
@@ -53,10 +74,12 @@ def scale_by_matrix_shape(
         [0.4 0.  0.  0. ]
 
     References:
+        Ahn et al., *Dion: Distributed Orthonormalized Updates*, arXiv 2504.05295, for the third.
         Liu et al., *Muon is Scalable for LLM Training*, arXiv 2502.16982, equation 4.
         Jordan et al., *Muon*, 2024, https://kellerjordan.github.io/posts/muon.
     """
     check_optional_number("consistent_rms", consistent_rms, "(0, inf)")
+    check_choice("shape_factor", shape_factor, get_args(ShapeFactor))
     check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
 
@@ -64,9 +87,10 @@ def scale_by_matrix_shape(
         shapes = [
             x.shape for x in matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
         ]
-        if consistent_rms is None:
-            return [max(1.0, columns / max(rows, 1)) ** 0.5 for rows, columns in shapes]
-        return [max(shape) ** 0.5 for shape in shapes]
+        if consistent_rms is not None:
+            return [max(shape) ** 0.5 for shape in shapes]
+        square = _SQUARES[shape_factor]
+        return [square(columns / max(rows, 1)) ** 0.5 for rows, columns in shapes]
 
     def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, optax.EmptyState]:
         return at.scalars * at.choice * update, at.state

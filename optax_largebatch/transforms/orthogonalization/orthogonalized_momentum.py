@@ -1,7 +1,7 @@
 """Momentum with its matrices made orthogonal: the direction of Muon."""
 
 import functools
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import optax
@@ -20,9 +20,9 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.orthogonalization.coefficients import checked_coefficients
 from optax_largebatch.transforms.orthogonalization.newton_schulz import (
     Preconditioning,
-    checked_coefficients,
     newton_schulz,
 )
 
@@ -33,15 +33,17 @@ class OrthogonalizeMomentumState(NamedTuple):
     count: jax.Array
     """Steps taken, shape ()."""
     mu: optax.Updates
-    """Running means of the gradients, like the parameters."""
+    """Running means or sums of the gradients, like the parameters."""
 
 
 class _Scalars(NamedTuple):
     """The numbers of one step."""
 
     beta: Any
+    mu_weight: Any
+    """The weight of the gradient in the momentum."""
     momentum: Any
-    """The weight of the running mean in the direction."""
+    """The weight of the momentum in the direction."""
     gradient: Any
     """The weight of the gradient in the direction."""
     eps: Any
@@ -52,10 +54,13 @@ def orthogonalize_momentum(
     eps: Scalar = 1e-8,
     *,
     nesterov: bool = True,
+    bias_correction: Literal["full", "none"] = "full",
+    grad_averaging: bool = True,
     ns_coeffs: Any = "standard",
-    ns_steps: int = 5,
+    ns_steps: int | None = None,
     ns_dtype: jax.typing.DTypeLike | None = None,
     preconditioning: Preconditioning = "frobenius",
+    eps_is_floor: bool = False,
     adaptive: bool = False,
     matrix_axes: MatrixAxes = None,
     stacked: Stacked | None = None,
@@ -85,9 +90,17 @@ def orthogonalize_momentum(
         eps: :math:`\epsilon`, 0 or more.
         nesterov: False leaves the gradient out of the direction:
             :math:`d_t = m_t / (1 - \beta^t)`.
+        bias_correction: `"none"` leaves out the divisions by :math:`1 - \beta^t`. They change only
+            the length of :math:`d_t`, so without a large :math:`\epsilon` the numbers stay nearly
+            the same.
+        grad_averaging: False gives the gradient the weight 1 in :math:`m_t` and in :math:`d_t`, in
+            place of :math:`1 - \beta`: momentum as a sum. It needs `bias_correction="none"`.
         ns_coeffs: :math:`(a_k, b_k, c_k)`: three numbers for all iterations, a sequence with three
-            numbers for each, or the published `"standard"`, `"dion"` or `"polar_express"`.
-        ns_steps: :math:`K`, 1 or more, where three numbers are given for all iterations.
+            numbers for each, or the name of published ones: `"standard"`, `"dion"` (also called
+            "quintic"), `"polar_express"`, `"polar_express_raw"` (without its safety factor, as
+            optax's `"polar_express"`), `"cans"`, `"cubic"`, `"aol"` or `"deepseek_v4"`.
+        ns_steps: :math:`K`, 1 or more; None for 5, or for as many as published (`"aol"` 4,
+            `"deepseek_v4"` 10).
         ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
             for float64 parameters). Muon is mostly used with bfloat16.
         preconditioning: what :math:`d_t` is divided by, so that its singular values are 1 or less.
@@ -96,6 +109,8 @@ def orthogonalize_momentum(
             `"aol"` divides each row by the root of the sum of magnitudes in its row of
             :math:`d_t d_t^\top` (of a high matrix each column). The last two cost no product of
             matrices more, `"spectral"` a singular value decomposition.
+        eps_is_floor: True divides by :math:`\max(\lVert d_t \rVert_F, \epsilon)`, in place of
+            :math:`\lVert d_t \rVert_F + \epsilon`.
         adaptive: True multiplies :math:`u_t` by :math:`\langle d_t, u_t \rangle`, about the sum of
             the singular values of :math:`d_t`. The step then gets shorter with the gradient.
         matrix_axes: which axes are the rows and columns of matrices: patterns, such as
@@ -137,6 +152,14 @@ def orthogonalize_momentum(
     check_number("beta", beta, "[0, 1)")
     check_number("eps", eps, "[0, inf)")
     check_flag("nesterov", nesterov)
+    check_choice("bias_correction", bias_correction, ("full", "none"))
+    check_flag("grad_averaging", grad_averaging)
+    check_flag("eps_is_floor", eps_is_floor)
+    if not grad_averaging and bias_correction == "full":
+        raise ValueError(
+            "grad_averaging=False needs bias_correction='none', got 'full': only the start of a "
+            "mean is corrected, and without averaging the momentum is a sum."
+        )
     check_flag("adaptive", adaptive)
     check_choice("preconditioning", preconditioning, get_args(Preconditioning))
     check_dtype("ns_dtype", ns_dtype)
@@ -145,15 +168,22 @@ def orthogonalize_momentum(
     stacks = check_stacked(stacked)
     coefficients = checked_coefficients(ns_coeffs, ns_steps)
     orthogonal = functools.partial(
-        newton_schulz, coefficients=coefficients, preconditioning=preconditioning
+        newton_schulz,
+        coefficients=coefficients,
+        preconditioning=preconditioning,
+        eps_is_floor=eps_is_floor,
     )
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
-        return _Scalars(beta, *momentum_weights(beta, state.count + 1, nesterov), eps)
+        mu_weight = 1 - beta if grad_averaging else 1.0
+        weights = (beta, mu_weight) if nesterov else (1.0, 0.0)
+        if bias_correction == "full":
+            weights = momentum_weights(beta, state.count + 1, nesterov)
+        return _Scalars(beta, mu_weight, *weights, eps)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
-        mu = yield materialize(step.beta * at.state.mu + (1 - step.beta) * update, mu_dtype)
+        mu = yield materialize(step.beta * at.state.mu + step.mu_weight * update, mu_dtype)
         direction = step.momentum * mu
         if nesterov:
             direction = direction + step.gradient * update

@@ -1,0 +1,126 @@
+"""AdamH: Adam whose matrices keep their norms."""
+
+from typing import Any
+
+import jax
+import optax
+
+from optax_largebatch.arguments import Scalar, refused
+from optax_largebatch.params.groups import Grouped, ParamGroups, check_groups, scaled_rate
+from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
+from optax_largebatch.params.rules import at_least_ndim
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.adam import scale_by_adam
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.hyperball import Radius, hyperball
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.wrappers.partition import check_others, partition
+
+NO_DECAY = (
+    "A decay shortens the parameters, and the projection makes them as long as before, so it would "
+    "do nothing. For the decay of all other parameters give their optimizer: others=..."
+)
+"""Why there is no weight decay on a sphere."""
+
+SHARE_OF_ADAM = 3 / 13
+"""The rate of Adam in units of the rate on spheres, in Marin's runs."""
+
+
+@refused(weight_decay=NO_DECAY)
+def adamh(
+    learning_rate: Scalar | optax.Schedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.95,
+    eps: Scalar = 1e-8,
+    mu_dtype: Any = None,
+    *,
+    radius: Radius = "now",
+    others: optax.GradientTransformation | None = None,
+    adamh_mask: Mask = None,
+    groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""AdamH: Adam's direction, in steps on a sphere.
+
+    .. math::
+
+        m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad v_t = b_2 v_{t-1} + (1 - b_2) g_t^2, \qquad
+        u_t = \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t)} + \epsilon} \\
+        w' &= w_t - \eta \frac{\lVert w_t \rVert}{\lVert u_t \rVert} u_t, \qquad
+        w_{t+1} = \frac{\lVert w_t \rVert}{\lVert w' \rVert} w'
+
+    The norms of these parameters never change, so there is no weight decay to tune. Another
+    optimizer, `others`, moves the rest.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule. The angle of a step: .01
+            turns each layer by .01 radians.
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: :math:`\epsilon`, 0 or more.
+        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        radius: the norm that a layer keeps: `"now"` for that before the step, `"start"` for that
+            at its first step, or a number for all layers; see `hyperball`.
+        others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam
+            with the same moments, and 3/13 of the learning rate.
+        adamh_mask: the parameters that keep their norms; None for those with two or more axes (in
+            a stack, of a layer). Leave out embeddings, `adamh_mask=excluding("embed") &
+            at_least_ndim(2)`, unless you want their norms fixed.
+        groups: parameters with another learning rate, from `param_groups`; it applies to `others`
+            too, if that is None.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer keeps its own norm. None if there are none.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type, or `weight_decay` is given.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import adamh
+        >>> params = {"kernel": jnp.array([[3.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = adamh(0.1)
+        >>> grads = {"kernel": jnp.array([[1.0, -1.0]]), "bias": jnp.ones(2)}
+        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
+        >>> params = optax.apply_updates(params, updates)
+        >>> print(f"{jnp.linalg.norm(params['kernel']):.4f} {params['bias']}")
+        5.0000 [-0.02307692 -0.02307692]
+
+    References:
+        Wen et al., *Hyperball*, arXiv 2606.16899.
+        Levanter, `AdamHConfig`, whose learning rates differ by 13/3 in Marin's runs.
+    """
+    groups = check_groups(groups, stacked, "grad_centralization", "weight_decay")
+    check_mask("adamh_mask", adamh_mask)
+    rate = groups.vary("learning_rate", learning_rate)
+    on_spheres = chain(
+        scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
+        hyperball(rate, radius=radius, stacked=stacked),
+    )
+    if others is None:
+        others = chain(
+            scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
+            scale_by_learning_rate(adams_share(rate)),
+        )
+    check_others(others)
+    stacks = check_stacked(stacked)
+
+    def owners(params: optax.Params) -> Any:
+        blocks = stacks.blocks(params)
+        if adamh_mask is None:
+            chosen = resolve_mask("adamh_mask", at_least_ndim(2), blocks)
+        else:
+            chosen = select_leaves("adamh_mask", adamh_mask, blocks)
+        names = ["adamh" if own else "others" for own in chosen]
+        return jax.tree.unflatten(jax.tree.structure(params), names)
+
+    return partition("adamh", {"adamh": on_spheres, "others": others}, owners)
+
+
+def adams_share(rate: Grouped) -> Grouped:
+    """The learning rate of Adam beside steps on spheres."""
+    return rate.map(lambda own: scaled_rate(own, SHARE_OF_ADAM))

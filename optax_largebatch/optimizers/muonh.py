@@ -1,0 +1,172 @@
+"""MuonH: Muon whose matrices keep their norms."""
+
+from typing import Any, Literal
+
+import jax
+import optax
+
+from optax_largebatch.arguments import Scalar, refused, renamed
+from optax_largebatch.optimizers.adamh import NO_DECAY, adams_share
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
+from optax_largebatch.params.matrices import MatrixAxes, are_matrices
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.adam import scale_by_adam
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.hyperball import Radius, hyperball
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.orthogonalization.newton_schulz import Preconditioning
+from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
+    orthogonalize_momentum,
+)
+from optax_largebatch.wrappers.partition import check_others, partition
+
+
+@refused(weight_decay=NO_DECAY)
+@renamed(muon_weight_dimension_numbers="matrix_axes")
+def muonh(
+    learning_rate: Scalar | optax.Schedule,
+    ns_coeffs: Any = "polar_express",
+    ns_steps: int | None = None,
+    beta: Scalar = 0.95,
+    eps: Scalar = 1e-8,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+    bias_correction: Literal["full", "none"] = "full",
+    grad_averaging: bool = True,
+    preconditioning: Preconditioning = "frobenius",
+    eps_is_floor: bool = False,
+    radius: Radius = "now",
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.95,
+    adam_eps: Scalar = 1e-8,
+    others: optax.GradientTransformation | None = None,
+    adamh_mask: Mask = None,
+    matrix_mask: Mask = None,
+    matrix_axes: MatrixAxes = None,
+    ns_dtype: Any = None,
+    groups: ParamGroups | None = None,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""MuonH: Muon's direction, in steps on a sphere.
+
+    .. math::
+
+        m_t &= \beta m_{t-1} + (1 - \beta) g_t, \qquad
+        d_t = \frac{\beta m_t}{1 - \beta^{t+1}} + \frac{(1 - \beta) g_t}{1 - \beta^t}, \qquad
+        u_t = \operatorname{NS}(d_t) \\
+        w' &= w_t - \eta \frac{\lVert w_t \rVert}{\lVert u_t \rVert} u_t, \qquad
+        w_{t+1} = \frac{\lVert w_t \rVert}{\lVert w' \rVert} w'
+
+    :math:`\operatorname{NS}` is the Newton-Schulz iteration of `orthogonalize_momentum`, and the
+    second line is `hyperball`. The norms of the matrices never change, so there is no weight decay
+    to tune. Parameters that `adamh_mask` names, such as the last layer, take Adam's direction on a
+    sphere. Another optimizer, `others`, moves the rest: vectors, and what `matrix_mask` leaves out.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more; a float or a schedule. The angle of a step: .01
+            turns each matrix by .01 radians.
+        ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.
+        ns_steps: how many iterations, 1 or more; None for 5, or for as many as published.
+        beta: :math:`\beta`, in [0, 1).
+        eps: added to the norm that a matrix is divided by before the iterations; 0 or more.
+        mu_dtype: dtype of the momentum and of Adam's first moment; None for float32 (float64 for
+            float64 parameters).
+        nesterov: False leaves the gradient out of :math:`d_t`, which is then
+            :math:`m_t / (1 - \beta^t)`.
+        bias_correction: `"none"` leaves out the divisions, see `orthogonalize_momentum`.
+        grad_averaging: False takes sums of gradients in the place of means, see
+            `orthogonalize_momentum`.
+        preconditioning: what a matrix is divided by before the iterations, see
+            `orthogonalize_momentum`.
+        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by.
+        radius: the norm that a matrix keeps: `"now"` for that before the step, `"start"` for that
+            at its first step, or a number for all; see `hyperball`.
+        b1: decay rate of Adam's first moment, in [0, 1).
+        b2: decay rate of Adam's second moment, in [0, 1).
+        adam_eps: :math:`\epsilon` of Adam, 0 or more.
+        others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam at
+            3/13 of the learning rate.
+        adamh_mask: the parameters that keep their norms and take Adam's direction, such as
+            `matching("head")`; None for none.
+        matrix_mask: the other parameters that this moves, if they are matrices; None for all. Leave
+            out embeddings: `matrix_mask=excluding("embed")`.
+        matrix_axes: which axes are rows and columns, where parameters have more than two axes: see
+            `orthogonalize_momentum`. The norm is that of each block of `stacked`.
+        ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
+            for float64 parameters).
+        groups: parameters with another learning rate, from `param_groups`; it applies to `others`
+            too, if that is None.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
+            `stacked_layers`; each layer is a matrix of its own. None if there are none.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        TypeError: an argument has the wrong type, or `weight_decay` is given.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from optax_largebatch import muonh
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.ones(2)}
+        >>> optimizer = muonh(optax.linear_schedule(0.02, 0.0, 1000))
+        >>> grads = jax.grad(lambda p: jnp.sum(p["kernel"] * p["bias"]))(params)
+        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
+        >>> params = optax.apply_updates(params, updates)
+        >>> print(f"{jnp.linalg.norm(params['kernel']):.4f}")
+        5.0000
+
+    References:
+        Wen et al., *Hyperball*, arXiv 2606.16899.
+        Levanter, `MuonHConfig`; Marin's 67B and 535B runs train with it.
+    """
+    groups = check_groups(groups, stacked, "grad_centralization", "weight_decay")
+    check_mask("adamh_mask", adamh_mask)
+    check_mask("matrix_mask", matrix_mask)
+    rate = groups.vary("learning_rate", learning_rate)
+    matrices = chain(
+        orthogonalize_momentum(
+            beta,
+            eps,
+            nesterov=nesterov,
+            bias_correction=bias_correction,
+            grad_averaging=grad_averaging,
+            ns_coeffs=ns_coeffs,
+            ns_steps=ns_steps,
+            ns_dtype=ns_dtype,
+            preconditioning=preconditioning,
+            eps_is_floor=eps_is_floor,
+            matrix_axes=matrix_axes,
+            stacked=stacked,
+            mu_dtype=mu_dtype,
+        ),
+        hyperball(rate, radius=radius, stacked=stacked),
+    )
+    head = chain(
+        scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
+        hyperball(rate, radius=radius, stacked=stacked),
+    )
+    if others is None:
+        others = chain(
+            scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
+            scale_by_learning_rate(adams_share(rate)),
+        )
+    check_others(others)
+    stacks = check_stacked(stacked)
+
+    def owner(is_head: bool, is_matrix: bool) -> str:
+        return "adamh" if is_head else "muonh" if is_matrix else "others"
+
+    def owners(params: optax.Params) -> Any:
+        heads = [False] * len(jax.tree.leaves(params))
+        if adamh_mask is not None:
+            heads = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
+        own = are_matrices(matrix_axes, stacks, params, matrix_mask)
+        return jax.tree.unflatten(jax.tree.structure(params), list(map(owner, heads, own)))
+
+    return partition("muonh", {"muonh": matrices, "adamh": head, "others": others}, owners)

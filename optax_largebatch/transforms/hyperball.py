@@ -1,0 +1,185 @@
+"""Steps on a sphere: the trust ratio of LAMB, and a projection back."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch.arguments import Scalar, check_choice, check_number
+from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
+from optax_largebatch.engine.requests import (
+    Leaf,
+    LeafProgram,
+    block_norms,
+    block_sums,
+    numbers,
+    together,
+)
+from optax_largebatch.engine.state import Counter, declare
+from optax_largebatch.engine.to_optax import transformation
+from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.numerics import one_is_zero, positive, root
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+
+Radius = Literal["now", "start"] | Scalar
+"""The radius of the sphere of a block: its norm now or at the start, or a number for all."""
+
+
+class HyperballState(NamedTuple):
+    """State of `hyperball`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    learning_rates: jax.Array
+    """The rate of each parameter in the last step, in the order of `jax.tree.leaves`; 0 before the
+    first step."""
+    angles: jax.Array
+    """The angle between each block before and after the last step, in radians, in the order of
+    `jax.tree.leaves`; for a leaf that stacks layers, in the order of its layers. 0 for blocks that
+    are not on a sphere."""
+    radii: optax.Params
+    """With `radius="start"` the norm of each block at its first step, otherwise 0; a tree like the
+    parameters."""
+
+
+class _Scalars(NamedTuple):
+    """The numbers of one step."""
+
+    rates: tuple[Any, ...]
+    radius: Any
+    """The radius that is given, 0 if none is."""
+
+
+def hyperball(
+    learning_rate: Hyperparameter,
+    *,
+    radius: Radius = "now",
+    trust_ratio_mask: Mask = None,
+    stacked: Stacked | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turns a direction into a step that keeps the norm of each block: its rate is an angle.
+
+    .. math::
+
+        w' = w - \eta_t \frac{R}{\lVert u \rVert} u, \qquad
+        w \leftarrow R \, \frac{w'}{\lVert w' \rVert}, \qquad R = \lVert w \rVert
+
+    The first half is the trust ratio of LAMB. The second half projects back onto the sphere of
+    radius :math:`R`. Weight decay would change the length of :math:`w` alone, so there is none. A
+    step turns :math:`w` by an angle of about :math:`\eta_t`, whatever the scale of :math:`u`.
+
+    All norms come from one round of sums, because :math:`\lVert w' \rVert` follows from
+    :math:`\lVert w \rVert`, :math:`\lVert u \rVert` and :math:`\langle w, u \rangle`. With
+    :math:`c = \langle w, u \rangle / (\lVert w \rVert \lVert u \rVert)`,
+    :math:`d = \eta^2 - 2 \eta c` and :math:`s = \sqrt{1 + d}`,
+
+    .. math:: \Delta w = \frac{-d}{s (1 + s)} w - \frac{\eta R}{s \lVert u \rVert} u.
+
+    Written as :math:`1 / s - 1`, the first factor would lose most of its digits at small rates.
+
+    A block whose direction is 0 stays, and so does a block of zeros. So biases that start at 0 would
+    never move, and the scale of a normalisation would keep its mean square: leave vectors out by
+    `trust_ratio_mask`, and embeddings too unless you want their norm fixed.
+    `explain(params, hyperball=True)` lists what would be caught.
+
+    Parameters of 8 or 7 digits fewer, such as those in bfloat16, lose most of a step to rounding:
+    put `master_weights` or `stochastic_rounding` around the optimizer.
+
+    Args:
+        learning_rate: :math:`\eta`, 0 or more: the length of a step relative to :math:`w`. A float,
+            a schedule, or what `ParamGroups.vary` returns.
+        radius: :math:`R`. `"now"` is the norm of the block before the step. `"start"` is its norm
+            at the first step, kept in the state, so that rounding does not add up. A positive
+            number is the radius of all blocks.
+        trust_ratio_mask: the parameters that stay on their spheres; None for all. The others take
+            the step :math:`-\eta_t u`.
+        stacked: the parameters that stack layers, from `stacked_layers`; each layer has a sphere of
+            its own. None if there are none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `HyperballState`. It is the last of
+        its chain, because the learning rate is inside.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import hyperball
+        >>> params = jnp.array([3.0, 4.0])
+        >>> transform = hyperball(0.75)
+        >>> updates, state = transform.update(
+        ...     jnp.array([-0.8, 0.6]), transform.init(params), params)
+        >>> print(params + updates, state.angles)
+        [4.8 1.4] [0.6435]
+
+    References:
+        Wen et al., *Hyperball*, arXiv 2606.16899.
+        Levanter, `norm_preserving_update`, for `"now"`; NVIDIA Emerging-Optimizers,
+        `HyperballHook`, for a given radius.
+    """
+    rates = as_grouped("learning_rate", learning_rate)
+    given = 0.0
+    if isinstance(radius, str):
+        check_choice("radius", radius, ("now", "start"))
+    else:
+        check_number("radius", radius, "(0, inf)")
+        given = radius
+    check_mask("trust_ratio_mask", trust_ratio_mask)
+    stacks = check_stacked(stacked)
+
+    def choices(leaves: Leaves) -> list[tuple[int, bool]]:
+        kept = select_leaves("trust_ratio_mask", trust_ratio_mask, stacks.blocks(leaves.tree))
+        return list(zip(rates.indices(leaves.tree), kept, strict=True))
+
+    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+        group, is_kept = at.choice
+        rate = at.scalars.rates[group]
+        if not is_kept:
+            return -rate * update, at.state._replace(learning_rates=rate, angles=0.0)
+        norm, length, inner = yield together(
+            block_norms(at.start, update), block_sums(at.start * update)
+        )
+        state = at.state._replace(learning_rates=rate)
+        sphere, ratio = norm, 1.0
+        if radius != "now":
+            sphere = at.scalars.radius
+            if radius == "start":
+                known = at.state.radii
+                (sphere,) = yield numbers(jnp.where(known > 0, known, norm))
+                state = state._replace(radii=sphere)
+            ratio = norm / positive(sphere)
+        cos = inner / positive(norm) / positive(length)
+        excess = (ratio - 1) * (ratio + 1) + rate * (rate - 2 * ratio * cos)
+        rest = root(jnp.maximum(1 + excess, 0))  # the norm of w', over the radius
+        stays = one_is_zero(norm, length) | (rest <= 0)
+        turn = (
+            -excess / positive(rest * (1 + rest)),
+            -rate * sphere / positive(rest * length),
+            jnp.arctan2(rate * root(jnp.maximum(1 - cos * cos, 0)), ratio - rate * cos),
+        )
+        shrinkage, factor, angle = yield numbers(*(jnp.where(stays, 0, x) for x in turn))
+        return shrinkage * at.start + factor * update, state._replace(angles=angle)
+
+    return transformation(
+        LeafTransform(
+            leaf,
+            state=declare(
+                HyperballState,
+                count=Counter(),
+                learning_rates=VectorOfBlocks(NOT_STACKED),
+                angles=VectorOfBlocks(),
+                radii=NumberPerBlock(),
+            ),
+            scalars=lambda state: _Scalars(rates.at(state.count), given),
+            choices=choices,
+            needs_params=True,
+            stacked=stacks,
+            given="parts",
+        )
+    )
