@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, refused, renamed
+from optax_largebatch.arguments import Scalar, check_number, refused, renamed
 from optax_largebatch.optimizers.adamh import NO_DECAY, adams_share
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
@@ -126,6 +126,7 @@ def muonh(
         Levanter, `MuonHConfig`; Marin's 67B and 535B runs train with it.
     """
     groups = check_groups(groups, stacked, "grad_centralization", "weight_decay")
+    check_number("adam_eps", adam_eps, "[0, inf)")
     check_mask("adamh_mask", adamh_mask)
     check_mask("matrix_mask", matrix_mask)
     rate = groups.vary("learning_rate", learning_rate)
@@ -147,10 +148,6 @@ def muonh(
         ),
         hyperball(rate, radius=radius, stacked=stacked),
     )
-    head = chain(
-        scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
-        hyperball(rate, radius=radius, stacked=stacked),
-    )
     if others is None:
         others = chain(
             scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
@@ -159,14 +156,19 @@ def muonh(
     check_others(others)
     stacks = check_stacked(stacked)
 
-    def owner(is_head: bool, is_matrix: bool) -> str:
-        return "adamh" if is_head else "muonh" if is_matrix else "others"
+    optimizers = {"muonh": matrices, "others": others}
+    if adamh_mask is not None:  # or its state would be empty, and Orbax saves no empty arrays
+        optimizers["adamh"] = chain(
+            scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
+            hyperball(rate, radius=radius, stacked=stacked),
+        )
 
     def owners(params: optax.Params) -> Any:
-        heads = [False] * len(jax.tree.leaves(params))
+        own = are_matrices(matrix_axes, stacks, params, matrix_mask)
+        names = ["muonh" if is_matrix else "others" for is_matrix in own]
         if adamh_mask is not None:
             heads = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
-        own = are_matrices(matrix_axes, stacks, params, matrix_mask)
-        return jax.tree.unflatten(jax.tree.structure(params), list(map(owner, heads, own)))
+            names = ["adamh" if head else name for head, name in zip(heads, names, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(params), names)
 
-    return partition("muonh", {"muonh": matrices, "adamh": head, "others": others}, owners)
+    return partition("muonh", optimizers, owners)

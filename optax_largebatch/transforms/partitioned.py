@@ -1,6 +1,6 @@
 """Several transforms as one, each for parameters of its own."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -30,7 +30,7 @@ def partitioned(
         transforms: the others, by name.
         owners: says which one moves which parameter.
     """
-    states = _StatesOfOwners(transforms, owners)
+    states = _StatesOfOwners(who, transforms, owners)
 
     def choices(leaves: Leaves) -> list[tuple[Hashable, Any]]:
         found = states.by_owner(leaves)
@@ -67,6 +67,7 @@ def partitioned(
 class _StatesOfOwners(Field):
     """The states of several transforms by name, each for its own parameters."""
 
+    who: str
     transforms: Mapping[Hashable, LeafTransform]
     owners: Owners
 
@@ -113,6 +114,13 @@ class _StatesOfOwners(Field):
         }
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
+        if value.keys() != self.transforms.keys():
+            raise TypeError(
+                f"state must be that of {self.who}, which keeps states of "
+                f"{_listed(self.transforms)}; got states of {_listed(value)}. It is the state of "
+                "another optimizer or of other options. Call `init` of this optimizer, or restore "
+                "into the state that `init` returns."
+            )
         inner = {owner: getattr(own, "inner_state", own) for owner, own in value.items()}
         return [(self.transforms[owner], x) for owner, x in inner.items() if x is not None]
 
@@ -124,3 +132,7 @@ class _StatesOfOwners(Field):
             joined = self.transforms[owner].join(state, of_owner, own, concat)
             new[owner] = optax.MaskedState(joined)
         return new
+
+
+def _listed(names: Iterable[Hashable]) -> str:
+    return ", ".join(sorted(map(repr, names)))

@@ -21,6 +21,10 @@ class Entry(NamedTuple):
     """Arguments that `optax.inject_hyperparams` must not inject."""
     needs_specs: bool = False
     """Whether it needs `partition_specs` inside `jax.shard_map`, where parameters are split."""
+    is_partition: bool = False
+    """Whether it is several optimizers, each for parameters of its own."""
+    keeps_norms: bool = False
+    """Whether matrices keep their norms."""
 
     @property
     def arguments(self) -> Mapping[str, inspect.Parameter]:
@@ -67,6 +71,7 @@ OPTIMIZERS = {
         peak=0.1,
         static_args=("ns_coeffs", "ns_steps", "trust_ratio"),
         needs_specs=True,
+        is_partition=True,
     ),
     "muonh": Entry(
         lb.muonh,
@@ -74,8 +79,17 @@ OPTIMIZERS = {
         peak=0.1,
         static_args=("ns_coeffs", "ns_steps", "radius"),
         needs_specs=True,
+        is_partition=True,
+        keeps_norms=True,
     ),
-    "adamh": Entry(lb.adamh, {"learning_rate": 1e-2}, peak=0.1, static_args=("radius",)),
+    "adamh": Entry(
+        lb.adamh,
+        {"learning_rate": 1e-2},
+        peak=0.1,
+        static_args=("radius",),
+        is_partition=True,
+        keeps_norms=True,
+    ),
     "eve": Entry(lb.eve, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
     "cain": Entry(lb.cain, {"learning_rate": 1e-2}, peak=0.1, needs_specs=True),
     "learned_gradient": Entry(

@@ -94,7 +94,7 @@ def orthogonalize_momentum(
             the length of :math:`d_t`, so without a large :math:`\epsilon` the numbers stay nearly
             the same.
         grad_averaging: False gives the gradient the weight 1 in :math:`m_t` and in :math:`d_t`, in
-            place of :math:`1 - \beta`: momentum as a sum. It needs `bias_correction="none"`.
+            place of :math:`1 - \beta`: momentum as a sum.
         ns_coeffs: :math:`(a_k, b_k, c_k)`: three numbers for all iterations, a sequence with three
             numbers for each, or the name of published ones: `"standard"`, `"dion"` (also called
             "quintic"), `"polar_express"`, `"polar_express_raw"` (without its safety factor, as
@@ -155,11 +155,6 @@ def orthogonalize_momentum(
     check_choice("bias_correction", bias_correction, ("full", "none"))
     check_flag("grad_averaging", grad_averaging)
     check_flag("eps_is_floor", eps_is_floor)
-    if not grad_averaging and bias_correction == "full":
-        raise ValueError(
-            "grad_averaging=False needs bias_correction='none', got 'full': only the start of a "
-            "mean is corrected, and without averaging the momentum is a sum."
-        )
     check_flag("adaptive", adaptive)
     check_choice("preconditioning", preconditioning, get_args(Preconditioning))
     check_dtype("ns_dtype", ns_dtype)
@@ -176,9 +171,11 @@ def orthogonalize_momentum(
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
         mu_weight = 1 - beta if grad_averaging else 1.0
-        weights = (beta, mu_weight) if nesterov else (1.0, 0.0)
-        if bias_correction == "full":
-            weights = momentum_weights(beta, state.count + 1, nesterov)
+        if bias_correction == "none":
+            weights = (beta, mu_weight) if nesterov else (1.0, 0.0)
+        else:
+            of_mean, of_gradient = momentum_weights(beta, state.count + 1, nesterov)
+            weights = of_mean, of_gradient if grad_averaging else of_gradient / (1 - beta)
         return _Scalars(beta, mu_weight, *weights, eps)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
