@@ -18,6 +18,7 @@ COLORS = {
     "lars": "#b3862f",
     "larc": "#8c6a25",
     "lbsgd": "#6b5a3a",
+    "adamh": "#7b4fa3",
     "eve": "#7fb069",
     "cain": "#55803f",
     "scaled_adam": "#2f6b3a",

@@ -32,6 +32,7 @@ OPTIMIZERS = {
     "lbsgd": Optimizer(
         lambda **own: lb.lbsgd(1e-3, 0.9, weight_decay=0.01, warmup_strategy="lars", **own), 28
     ),
+    "adamh": Optimizer(lambda **own: lb.adamh(1e-3, **own), 40),
     "eve": Optimizer(lambda **own: lb.eve(1e-3, **own), 32),
     "cain": Optimizer(lambda **own: lb.cain(1e-3, **own), 40),
     "scaled_adam": Optimizer(lambda **own: lb.scaled_adam(1e-3, **own), 36),

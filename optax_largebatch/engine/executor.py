@@ -19,7 +19,13 @@ from optax_largebatch.engine.alike import in_groups, in_pieces, sets_of_alike
 from optax_largebatch.engine.arrays import Known, LeafArrays, Scalars
 from optax_largebatch.engine.compilation import barrier, merged_inside, outlined, together
 from optax_largebatch.engine.matrices.round import work_on_matrices
-from optax_largebatch.engine.passes import known_of_each, numbers_of, stored_and_sums, unstacked
+from optax_largebatch.engine.passes import (
+    known_of_each,
+    numbers_of,
+    scalars_of_each,
+    stored_and_sums,
+    unstacked,
+)
 from optax_largebatch.engine.places import Place
 from optax_largebatch.engine.replay import Program
 from optax_largebatch.engine.rounds import MEANS, Round
@@ -194,14 +200,19 @@ class Execution:
                 continue
             program, scalars = self._programs[first], self._scalars
             known = self._with_numbers(first, self._leaves, scalars, self.known[first])
-            several = self._is_several(first)
-            of_each = known_of_each(program, known, len(self._sets[first])) if several else [known]
-            for i, own in zip(self._sets[first], of_each, strict=True):
+            number = len(self._sets[first])
+            of_each = known_of_each(program, known, number) if number > 1 else [known]
+            each_scalars = [scalars] * number
+            if number > 1 and not program.asks_for_numbers:
+                each_scalars = scalars_of_each(scalars, number)
+            columns = zip(self._sets[first], of_each, each_scalars, strict=True)
+            for i, own, scalars in columns:
                 leaf = self._leaves[i]
-                if self._writes_late(first) and not several:
+                if number == 1 and self._takes_several(first) and not self._place.in_calls:
                     # Or XLA would see that an earlier pass computes the same, and write it there.
-                    gradient, _ = barrier((leaf.gradient, own.answers))
-                    leaf = leaf._replace(gradient=gradient)
+                    read = leaf.gradient, own.stored
+                    (gradient, stored), _ = barrier((read, own.answers))
+                    leaf, own = leaf._replace(gradient=gradient), own._replace(stored=stored)
                 update, state = self._finish(program, leaf, scalars, own)
                 self._results[i] = update, program.with_known_numbers(leaf.state, state)
 
@@ -235,12 +246,15 @@ class Execution:
     def _writes_late(self, i: int) -> bool:
         """Whether the last pass over a leaf writes its state, and no pass before it.
 
-        If two sums of a round are computed from the same state, a kernel that takes both on a GPU
+        If two sums of a round are computed from the same state, a kernel that takes both one by one
         cannot write over it: it would be copied.
         """
-        program = self._programs[i]
-        late = self._place.writes_late and program.can_be_cut and program.computed_at_once > 1
+        late = self._place.writes_late and self._takes_several(i)
         return late or self._is_several(i)
+
+    def _takes_several(self, i: int) -> bool:
+        """Whether a round of a leaf takes several sums of what is computed on the way."""
+        return self._programs[i].can_be_cut and self._programs[i].computed_at_once > 1
 
     def _apart(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
         """Stands around a call that stays apart; a pass over a leaf, only if that is large."""

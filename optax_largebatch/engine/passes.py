@@ -112,6 +112,15 @@ def known_of_each(program: Program, known: Known, several: int) -> list[Known]:
     ]
 
 
+def scalars_of_each(scalars: Scalars, number: int) -> list[Scalars]:
+    """The scalars of a step for each of several leaves, from vectors.
+
+    XLA on a GPU merges the last passes over leaves that read one vector.
+    """
+    vectors = barrier(jax.tree.map(lambda x: jnp.broadcast_to(x, number), scalars))
+    return [jax.tree.map(lambda x, i=i: x[i], vectors) for i in range(number)]
+
+
 def unstacked(program: Program, position: int, vector: jax.Array) -> Sequence[jax.Array]:
     """`jnp.unstack` of a number of several leaves, which may be a new number of their states.
 

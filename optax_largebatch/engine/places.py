@@ -45,7 +45,6 @@ ONE_GPU = Place(
     in_turn=True,
     small_first=True,
     side_by_side="always",
-    writes_late=True,
 )
 ONE_TPU = Place(sums.plain, group=2**18, in_turn=True, writes_late=True)
 SEVERAL = Place(sums.plain, numbers_as_vectors=True, writes_late=True, sums_wait=True)

@@ -154,16 +154,20 @@ def hyperball(
                 (sphere,) = yield numbers(jnp.where(known > 0, known, norm))
                 state = state._replace(radii=sphere)
             ratio = norm / positive(sphere)
-        cos = inner / positive(norm) / positive(length)
+        reciprocal = 1 / positive(norm * length)
+        cos = inner * reciprocal
         excess = (ratio - 1) * (ratio + 1) + rate * (rate - 2 * ratio * cos)
-        rest = root(jnp.maximum(1 + excess, 0))  # the norm of w', over the radius
-        stays = one_is_zero(norm, length) | (rest <= 0)
+        square = jnp.maximum(1 + excess, 0)  # of the norm of w', over the radius
+        stays = one_is_zero(norm, length) | (square <= 0)
+        inverse = jax.lax.rsqrt(positive(square))
         turn = (
-            -excess / positive(rest * (1 + rest)),
-            -rate * sphere / positive(rest * length),
+            -excess * inverse / (1 + square * inverse),
+            -rate * sphere * (norm * reciprocal) * inverse,
             jnp.arctan2(rate * root(jnp.maximum(1 - cos * cos, 0)), ratio - rate * cos),
         )
-        shrinkage, factor, angle = yield numbers(*(jnp.where(stays, 0, x) for x in turn))
+        # As one array: XLA on a GPU would take a kernel for each of the three numbers.
+        (turn,) = yield numbers(jnp.where(stays[None], 0, jnp.stack(turn)))
+        shrinkage, factor, angle = turn
         return shrinkage * at.start + factor * update, state._replace(angles=angle)
 
     return transformation(

@@ -420,7 +420,9 @@ def test_who_says_how_matrices_are_split_is_not_warned(told):
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}
 
 
-def collectives(specs, tell, kind=AxisType.Auto, shapes=MATRICES, stacked="stack"):
+def collectives(
+    specs, tell, kind=AxisType.Auto, shapes=MATRICES, stacked="stack", make=lb.muon, **settings
+):
     """How often devices speak to each other in a step, and the largest array that all get."""
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
@@ -428,7 +430,7 @@ def collectives(specs, tell, kind=AxisType.Auto, shapes=MATRICES, stacked="stack
         name: jax.ShapeDtypeStruct(shape, "float32", sharding=shardings[name])
         for name, shape in shapes.items()
     }
-    optimizer = lb.muon(0.1, stacked=lb.stacked_layers({stacked: 0}))
+    optimizer = make(0.1, stacked=lb.stacked_layers({stacked: 0}), **settings)
     layout = lb.shard_optimizer_state(optimizer, params, mesh)
     state = jax.tree.map(
         lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
@@ -451,6 +453,27 @@ ROWS = {"bias": P(), **{f"layer_{k}": P("fsdp") for k in range(5)}, "stack": P(N
 def test_matrices_of_one_shape_are_exchanged_together():
     """High ones too: a layer of the stack is a matrix of the others, turned."""
     assert collectives(ROWS, tell=True) == {"all-to-all": 2}
+
+
+HEAD = {"head": (64, 16), "last_bias": (16,)}
+
+
+@several_devices
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (lb.muonh, {"adamh_mask": lb.matching("head")}),
+        (lb.muon, {"trust_ratio": True, "others": lb.lamb(0.1)}),
+    ],
+    ids=["muonh", "muon beside lamb"],
+)
+def test_the_norms_of_both_parts_travel_in_one_reduction(make, settings):
+    """Those of matrices, after their exchanges, and those of what Adam moves."""
+    specs, shapes = ROWS | {"head": P("fsdp"), "last_bias": P()}, MATRICES | HEAD
+    if make is lb.muon:
+        settings = settings | {"matrix_mask": lb.excluding("head")}
+    found = collectives(specs, tell=True, shapes=shapes, make=make, **settings)
+    assert found == {"all-to-all": 2, "all-reduce": 1}
 
 
 @several_devices

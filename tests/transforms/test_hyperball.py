@@ -1,0 +1,159 @@
+"""Steps on a sphere: their numbers, their norms over many steps, and what must not move."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+RATES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+
+
+def arrays(shape=(48, 32), dtype="float32"):
+    rng = np.random.default_rng(0)
+    param = rng.normal(size=shape)
+    return jnp.asarray(param, dtype), jnp.asarray(rng.normal(size=shape) + 0.3 * param, dtype)
+
+
+def step(transform, param, direction, state=None):
+    state = transform.init(param) if state is None else state
+    return jax.jit(transform.update)(direction, state, param)
+
+
+def difference(param, direction, rate, radius=None):
+    """The step in NumPy's float64, as it reads."""
+    w, u = np.asarray(param, "float64"), np.asarray(direction, "float64")
+    radius = np.linalg.norm(w) if radius is None else radius
+    moved = w - rate * radius * u / np.linalg.norm(u)
+    return radius * moved / np.linalg.norm(moved) - w
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("radius", ["now", "start", 30.0])
+def test_has_the_digits_of_float32_at_all_rates(rate, radius):
+    """With `1 / s - 1` in the place of `-d / (s (1 + s))` it is 1e-3 wrong at a rate of 1e-4."""
+    param, direction = arrays()
+    found, _ = step(lb.hyperball(rate, radius=radius), param, direction)
+    expected = difference(param, direction, rate, None if isinstance(radius, str) else radius)
+    error = np.linalg.norm(np.asarray(found, "float64") - expected) / np.linalg.norm(expected)
+    assert error < 1e-6
+
+
+@pytest.mark.parametrize("rate", [0.3, 1e-3])
+def test_says_by_which_angle_it_has_turned(rate, x64):
+    param, direction = arrays(dtype="float64")
+    found, state = step(lb.hyperball(rate), param, direction)
+    cos = jnp.vdot(param, param + found) / jnp.vdot(param, param)
+    assert state.angles[0] == pytest.approx(float(jnp.arccos(cos)), rel=1e-6)
+    assert state.learning_rates[0] == pytest.approx(rate)
+
+
+def test_each_layer_of_a_stack_has_its_own_sphere():
+    (param, direction), stacked = arrays((3, 8, 6)), lb.stacked_layers({"w": 0})
+    transform = lb.hyperball(0.1, stacked=stacked)
+    found, state = step(transform, {"w": param}, {"w": direction})
+    apart = [step(lb.hyperball(0.1), param[i], direction[i]) for i in range(3)]
+    chex.assert_trees_all_close(found["w"], jnp.stack([x for x, _ in apart]), rtol=1e-5)
+    angles = jnp.concatenate([own.angles for _, own in apart])
+    chex.assert_trees_all_close(state.angles, angles, rtol=1e-5)
+
+
+@pytest.mark.parametrize("radius", ["now", "start", 2.0])
+def test_stays_without_a_direction_and_at_zero(radius):
+    param, direction = arrays((4, 3, 2))
+    param, direction = param.at[0].set(0), direction.at[1].set(0)
+    transform = lb.hyperball(0.1, radius=radius, stacked=lb.stacked_layers({"w": 0}))
+    found, state = step(transform, {"w": param}, {"w": direction})
+    moved = jnp.any(found["w"] != 0, axis=(1, 2))
+    assert moved.tolist() == [False, False, True, True]
+    assert (state.angles > 0).tolist() == [False, False, True, True]
+
+
+def test_stays_where_a_step_leads_to_the_center():
+    found, state = step(lb.hyperball(1.0), jnp.array([3.0, 4.0]), jnp.array([0.6, 0.8]))
+    assert found.tolist() == [0.0, 0.0]
+    assert state.angles.tolist() == [0.0]
+
+
+def test_nan_reaches_its_block_alone():
+    param, direction = arrays((4, 3, 2))
+    direction = direction.at[2, 0, 0].set(jnp.nan)
+    transform = lb.hyperball(0.1, stacked=lb.stacked_layers({"w": 0}))
+    found, _ = step(transform, {"w": param}, {"w": direction})
+    assert jnp.isnan(found["w"]).any(axis=(1, 2)).tolist() == [False, False, True, False]
+
+
+def test_what_the_mask_leaves_out_takes_a_step_of_the_rate():
+    params = {"bias": jnp.zeros(2), "kernel": jnp.array([[3.0, 4.0]])}
+    updates = {"bias": jnp.ones(2), "kernel": jnp.array([[1.0, 0.0]])}
+    transform = lb.hyperball(0.1, trust_ratio_mask=lb.at_least_ndim(2))
+    found, _ = step(transform, params, updates)
+    chex.assert_trees_all_close(found["bias"], jnp.full(2, -0.1))
+    moved = params["kernel"] + found["kernel"]
+    assert jnp.linalg.norm(moved) == pytest.approx(5.0, rel=1e-6)
+
+
+def test_the_radius_at_the_start_is_kept_when_something_else_moves_the_parameters():
+    param, direction = arrays()
+    for radius, kept in (("start", 1.0), ("now", 2.0)):
+        transform = lb.hyperball(0.1, radius=radius)
+        found, state = step(transform, param, direction)
+        larger = 2 * (param + found)
+        found, _ = step(transform, larger, direction, state)
+        ratio = jnp.linalg.norm(larger + found) / jnp.linalg.norm(param)
+        assert ratio == pytest.approx(kept, rel=1e-5)
+
+
+def drift(transform, param, steps):
+    """The largest distance from the first norm over many steps, in units of it."""
+    first = jnp.linalg.norm(param.astype("float32"))
+
+    def one(carry, number):
+        param, state, largest = carry
+        direction = jnp.cos(number + 7 * jnp.arange(param.size, dtype="float32"))
+        gradient = direction.reshape(param.shape).astype(param.dtype)
+        updates, state = transform.update(gradient, state, param)
+        with jax.numpy_dtype_promotion("standard"):  # optax's is not strict
+            param = optax.apply_updates(param, updates)
+        masters = getattr(state, "master", param)
+        ratio = jnp.linalg.norm(jax.tree.leaves(masters)[0].astype("float32")) / first
+        return (param, state, jnp.maximum(largest, jnp.abs(ratio - 1))), None
+
+    start = (param, transform.init(param), jnp.zeros([]))
+    numbers = jnp.arange(steps, dtype="float32")
+    return float(jax.jit(lambda x: jax.lax.scan(one, x, numbers)[0][2])(start))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("radius", ["now", "start"])
+@pytest.mark.parametrize("rate", [0.02, 1e-4])
+def test_100_000_steps_leave_the_norm_within_a_hundred_thousandth(radius, rate):
+    param, _ = arrays((16, 16))
+    assert drift(lb.hyperball(rate, radius=radius), param, 100_000) < 1e-5
+
+
+@pytest.mark.slow
+def test_100_000_steps_in_bfloat16_with_masters():
+    param = arrays((16, 16))[0].astype("bfloat16")
+    optimizer = lb.master_weights(lb.hyperball(0.02, radius="start"))
+    assert drift(optimizer, param, 100_000) < 1e-5
+
+
+def test_bfloat16_without_masters_loses_steps_and_the_norm():
+    """What the docstring warns of: at a rate of 1e-3 half of the steps change nothing at all."""
+    param = arrays((64, 64))[0].astype("bfloat16")
+    found, _ = step(lb.hyperball(1e-3), param, arrays((64, 64))[1].astype("bfloat16"))
+    moved = optax.apply_updates(param, found)
+    assert 0.5 < float(jnp.mean(moved == param)) < 0.95
+    assert drift(lb.hyperball(1e-2), param, 1000) > 1e-3
+
+
+def test_the_learning_rate_may_be_a_schedule_and_differ_between_groups(x64):
+    params = {"a": arrays((4, 3), "float64")[0], "b": arrays((4, 3), "float64")[0]}
+    groups = lb.param_groups({"params": lb.matching("a"), "learning_rate_scale": 0.5})
+    transform = lb.hyperball(groups.vary("learning_rate", optax.linear_schedule(0.2, 0.0, 10)))
+    _, state = step(transform, params, params | {"a": params["b"][::-1], "b": params["a"][::-1]})
+    chex.assert_trees_all_close(state.learning_rates, jnp.array([0.1, 0.2], "float32"))
