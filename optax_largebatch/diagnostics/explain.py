@@ -2,10 +2,15 @@
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import jax
+from jax.core import Tracer
+import jax.numpy as jnp
+import numpy as np
 
+from optax_largebatch.arguments import check_flag
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
@@ -31,6 +36,8 @@ class ExplainedParameter:
     undeclared: str = ""
     """If the parameter looks like a stack of layers that is not declared, the entry for it in the
     argument of `stacked_layers`, such as `'layers/': 0`; otherwise empty."""
+    caught: str = ""
+    """Why the parameter should not be on a sphere, if it was asked about; otherwise empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Explanation:
                 "x".join(map(str, one.shape)) or "scalar",
                 f"{one.blocks}{'?' if one.undeclared else ''}",
                 "yes" if one.decayed else "-",
-                "yes" if one.adapted else "-",
+                ("yes!" if one.caught else "yes") if one.adapted else "-",
                 _cell(one.group) or "-",
             )
             for one in self.parameters
@@ -60,14 +67,22 @@ class Explanation:
         return "\n".join([*rows, self.summary(), *self._notes()])
 
     def _notes(self) -> list[str]:
-        """What the question marks mean."""
+        """What the marks mean."""
+        caught: dict[str, list[str]] = {}
+        for one in self.parameters:
+            if one.caught:
+                caught.setdefault(one.caught, []).append(printable(one.name))
+        notes = [f"!: {reason}: {', '.join(names)}" for reason, names in caught.items()]
+        if notes:
+            notes.append('   Leave them out by the mask: at_least_ndim(2) & excluding("embed").')
         marked = [one for one in self.parameters if one.undeclared]
         if not marked:
-            return []
+            return notes
         looks = (
             "parameter looks like a stack" if len(marked) == 1 else "parameters look like stacks"
         )
         return [
+            *notes,
             f"?: {len(marked)} {looks} of layers, and each layer needs a norm of its own:",
             f"   stacked={declaration(one.undeclared for one in marked)}",
         ]
@@ -90,6 +105,7 @@ def explain(
     trust_ratio_mask: Mask = None,
     groups: ParamGroups | None = None,
     stacked: Stacked | None = None,
+    hyperball: bool = False,
 ) -> Explanation:
     r"""Says for each parameter whether it is decayed and adapted, and how many blocks it has.
 
@@ -104,6 +120,9 @@ def explain(
         trust_ratio_mask: the parameters that are adapted; None for all.
         groups: what `param_groups` returned; None for no groups.
         stacked: what `stacked_layers` returned; None for no stacks.
+        hyperball: True if the adapted parameters stay on spheres, as under `hyperball`. Those that
+            should not, because they are vectors, embeddings, start at zero or have a low precision,
+            then have an exclamation mark.
 
     Returns:
         An `Explanation`, to be printed.
@@ -131,17 +150,38 @@ def explain(
     blocks = stacks.blocks(params)
     likely = {one.number: one.entry for one in likely_stacks(params, stacks.axes(params))}
     names = leaf_names(params)
+    check_flag("hyperball", hyperball)
+    adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
+    caught = [""] * len(names)
+    if hyperball:
+        own = zip(names, jax.tree.leaves(params), jax.tree.leaves(blocks), adapted, strict=True)
+        caught = [_caught(name, x, np.ndim(block)) if yes else "" for name, x, block, yes in own]
     columns = zip(
         names,
         [tuple(leaf.shape) for leaf in jax.tree.leaves(params)],
         stacks.sizes(params),
         resolve_mask("weight_decay_mask", weight_decay_mask, blocks),
-        resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks),
+        adapted,
         ["" if index < 0 else str(groups.rules[index]) for index in groups.indices(params)],
         [likely.get(number, "") for number in range(len(names))],
+        caught,
         strict=True,
     )
     return Explanation(tuple(ExplainedParameter(*line) for line in columns))
+
+
+def _caught(name: str, param: Any, ndim: int) -> str:
+    """Why a parameter should not stay on a sphere; empty if it may."""
+    is_known = not isinstance(param, jax.ShapeDtypeStruct | Tracer)
+    if is_known and not np.any(np.asarray(param, "float32")):
+        return "starts at zero, and would stay there"
+    if ndim < 2:
+        return "has one axis: its norm could not change"
+    if re.search("embed", name, re.IGNORECASE):
+        return "is an embedding: the norm of all its rows together could not change"
+    if jnp.finfo(param.dtype).bits < 32:
+        return f"is {param.dtype}: most of a step is rounded away without master_weights"
+    return ""
 
 
 def printable(text: str) -> str:

@@ -25,6 +25,7 @@ from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.owners import unboxed
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleState
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
@@ -108,6 +109,8 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
     `trust_ratio/min`, `.../median`, trust ratios of the last step, over all layers. Ratios of
     `.../max`                        exactly 1 do not count: these layers are not adapted. All three
                                      are 1 if no layer is adapted, and NaN if one ratio is
+    `angle/min`, `.../median`,       angles of the last step in radians, over all layers that stay
+    `.../max`                        on a sphere (`hyperball`) and have moved
     `skipped_steps`                  steps left out because a gradient was not finite
     `loss_scale`                     the factor for the next loss
     `micro_step`, `macro_step`       micro-batches in the accumulator, and steps taken so far
@@ -167,6 +170,7 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
         **_learning_rates(state, params, groups),
         **{name: _norm(name, tree) for name, tree in trees.items() if tree is not None},
         **_trust_ratios(layer_wise_parts(optimizer, state, params, stacked), state),
+        **_angles(state),
         **counted(state),
         **_noise_scales(state),
     }
@@ -174,7 +178,7 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
 
 def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, jax.Array]:
     """The learning rates in the parts of a state, and those of groups of parameters."""
-    own = parts(state, ScaleByLearningRateState)
+    own = parts(state, ScaleByLearningRateState, HyperballState)
     injected = [
         part
         for part in parts(state, *INJECTED)
@@ -233,19 +237,38 @@ def _trust_ratios(found: list[Part], state: Any) -> dict[str, jax.Array]:
         for part in found
         if (any(part.about.adapted) if part.about else not _adapts_on_demand(part, state))
     ]
+    return _spread("trust_ratio", vectors, not_adapted=1)
+
+
+def _angles(state: Any) -> dict[str, jax.Array]:
+    """The smallest, median and largest of the angles of blocks that stay on spheres."""
+    found = parts(state, HyperballState)
+    angles = [check_one_model("angles", part.array("angles"), ndim=1) for part in found]
+    return _spread("angle", angles, not_adapted=0)
+
+
+def _spread(name: str, vectors: list[jax.Array], not_adapted: float) -> dict[str, jax.Array]:
+    """The smallest, median and largest entry of vectors with a number for each block.
+
+    Args:
+        name: the metric.
+        vectors: the vectors.
+        not_adapted: the entry of a block that does not count; if none counts, all three are that.
+    """
     if not any(vector.size for vector in vectors):
         return {}
-    ratios = jnp.concatenate(vectors)
-    adapted = ratios != 1
+    numbers = jnp.concatenate(vectors)
+    adapted = numbers != not_adapted
     some = jnp.any(adapted)
     # A NaN has to show here, and a median that leaves out NaN would hide it.
-    unknown = jnp.any(jnp.isnan(ratios))
-    median = jnp.nanmedian(jnp.where(adapted, ratios, jnp.nan))
-    return {
-        "trust_ratio/min": jnp.where(some, jnp.min(jnp.where(adapted, ratios, jnp.inf)), 1),
-        "trust_ratio/median": jnp.where(some, jnp.where(unknown, jnp.nan, median), 1),
-        "trust_ratio/max": jnp.where(some, jnp.max(jnp.where(adapted, ratios, -jnp.inf)), 1),
+    unknown = jnp.any(jnp.isnan(numbers))
+    median = jnp.nanmedian(jnp.where(adapted, numbers, jnp.nan))
+    ends = {
+        "min": jnp.min(jnp.where(adapted, numbers, jnp.inf)),
+        "median": jnp.where(unknown, jnp.nan, median),
+        "max": jnp.max(jnp.where(adapted, numbers, -jnp.inf)),
     }
+    return {f"{name}/{end}": jnp.where(some, x, not_adapted) for end, x in ends.items()}
 
 
 def _adapts_on_demand(part: Part, state: Any) -> bool:

@@ -255,3 +255,29 @@ def test_explain_marks_stacks_that_nobody_declared():
     assert marked == {"layers/bias": "'^layers/bias$': 0"}
     lines = [line.split() for line in str(explanation).splitlines()]
     assert [line[2] for line in lines[1:5]] == ["1", "1", "1?", "2"]
+
+
+def test_explains_what_a_hyperball_would_catch():
+    params = {
+        "dense": {"bias": jnp.zeros(4), "kernel": jnp.ones((4, 4))},
+        "embed": jnp.ones((8, 4)),
+        "layers": {"gain": jnp.ones((3, 4)), "kernel": jnp.ones((3, 4, 4))},
+        "low": jnp.ones((4, 4), "bfloat16"),
+    }
+    stacked = lb.stacked_layers({"layers/": 0})
+    asked = {"hyperball": True, "stacked": stacked}
+    reasons = {one.name: one.caught for one in lb.explain(params, **asked).parameters}
+    assert {name: reason.split(":")[0] for name, reason in reasons.items() if reason} == {
+        "dense/bias": "starts at zero, and would stay there",
+        "embed": "is an embedding",
+        "layers/gain": "has one axis",
+        "low": "is bfloat16",
+    }
+    printed = str(lb.explain(params, **asked))
+    assert re.search(r"dense/bias +4 +1 +yes +yes! ", printed)
+    assert "!: starts at zero, and would stay there: dense/bias" in printed
+    mask = lb.at_least_ndim(2) & lb.excluding("embed", "low")
+    for shown in (params, jax.eval_shape(lambda: params)):
+        assert "!" not in str(lb.explain(shown, trust_ratio_mask=mask, **asked))
+    jax.eval_shape(lambda params: lb.explain(params, **asked) and params, params)
+    assert "!" not in str(lb.explain(params, stacked=stacked))

@@ -79,8 +79,10 @@ def test_every_optimizer_tells_its_learning_rate(name):
     # LBSGD takes a step for two of them, at twice the rate.
     expected = 2 * 0.5 / 2 if name == "lbsgd" else 0.5 / 4
     rates = [rate for key, rate in found.items() if key.startswith("learning_rate")]
-    assert len(rates) == (2 if name == "muon" else 1)  # it has one of its own for vectors
-    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+    # A partition has one of its own for vectors, and steps on spheres are longer.
+    assert len(rates) == (2 if entry.is_partition else 1)
+    shares = [3 / 13, 1] if entry.keeps_norms else [1] * len(rates)
+    np.testing.assert_allclose(sorted(rates), np.multiply(expected, shares), rtol=1e-6)
 
 
 def test_before_the_first_step():
@@ -209,3 +211,27 @@ def test_norms_of_split_parameters_are_those_of_the_whole():
     sharded = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, specs), out_specs=P()))
     for name, value in sharded(PARAMS, gradients).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
+
+
+def test_angles_and_rates_of_steps_on_spheres():
+    """The head has Adam's direction and the same rate, the bias 3/13 of it."""
+    params = {
+        "bias": jnp.ones(3),
+        "head": jnp.eye(3) + jnp.arange(9.0).reshape(3, 3),
+        "kernel": jnp.eye(3) - jnp.arange(9.0).reshape(3, 3),
+    }
+    optimizer = lb.muonh(optax.linear_schedule(0.02, 0.0, 10), adamh_mask=lb.matching("head"))
+    before = lb.step_metrics(optimizer.init(params), params)
+    assert all(before[f"angle/{end}"] == 0 for end in ("min", "median", "max"))
+    grads = jax.tree.map(jnp.cos, params)
+    _, state = optimizer.update(grads, optimizer.init(params), params)
+    for found in (lb.step_metrics(state, params), lb.step_metrics(optimizer, state, params)):
+        rates = {name: float(x) for name, x in found.items() if name.startswith("learning_rate")}
+        assert rates == pytest.approx(
+            {
+                "learning_rate/adamh": 0.02,
+                "learning_rate/muonh": 0.02,
+                "learning_rate/others": 0.02 * 3 / 13,
+            }
+        )
+        assert 0 < found["angle/min"] <= found["angle/median"] <= found["angle/max"] <= 0.0201
