@@ -19,13 +19,7 @@ from optax_largebatch.engine.alike import in_groups, in_pieces, sets_of_alike
 from optax_largebatch.engine.arrays import Known, LeafArrays, Scalars
 from optax_largebatch.engine.compilation import barrier, merged_inside, outlined, together
 from optax_largebatch.engine.matrices.round import work_on_matrices
-from optax_largebatch.engine.passes import (
-    known_of_each,
-    numbers_of,
-    scalars_of_each,
-    stored_and_sums,
-    unstacked,
-)
+from optax_largebatch.engine.passes import known_of_each, numbers_of, stored_and_sums, unstacked
 from optax_largebatch.engine.places import Place
 from optax_largebatch.engine.replay import Program
 from optax_largebatch.engine.rounds import MEANS, Round
@@ -200,18 +194,13 @@ class Execution:
                 continue
             program, scalars = self._programs[first], self._scalars
             known = self._with_numbers(first, self._leaves, scalars, self.known[first])
-            number = len(self._sets[first])
-            of_each = known_of_each(program, known, number) if number > 1 else [known]
-            each_scalars = [scalars] * number
-            if number > 1 and not program.asks_for_numbers:
-                each_scalars = scalars_of_each(scalars, number)
-            columns = zip(self._sets[first], of_each, each_scalars, strict=True)
-            for i, own, scalars in columns:
+            alone = not (self._is_several(first) or self._place.in_calls)
+            of_each = known_of_each(program, known, scalars, len(self._sets[first]))
+            for i, (own, scalars) in zip(self._sets[first], of_each, strict=True):
                 leaf = self._leaves[i]
-                if number == 1 and self._takes_several(first) and not self._place.in_calls:
+                if alone and self._takes_several(first):
                     # Or XLA would see that an earlier pass computes the same, and write it there.
-                    read = leaf.gradient, own.stored
-                    (gradient, stored), _ = barrier((read, own.answers))
+                    gradient, stored, _ = barrier((leaf.gradient, own.stored, own.answers))
                     leaf, own = leaf._replace(gradient=gradient), own._replace(stored=stored)
                 update, state = self._finish(program, leaf, scalars, own)
                 self._results[i] = update, program.with_known_numbers(leaf.state, state)
@@ -249,8 +238,7 @@ class Execution:
         If two sums of a round are computed from the same state, a kernel that takes both one by one
         cannot write over it: it would be copied.
         """
-        late = self._place.writes_late and self._takes_several(i)
-        return late or self._is_several(i)
+        return self._is_several(i) or (self._place.writes_late and self._takes_several(i))
 
     def _takes_several(self, i: int) -> bool:
         """Whether a round of a leaf takes several sums of what is computed on the way."""

@@ -99,26 +99,28 @@ def numbers_of(
     return barrier(jax.vmap(own)(known.answers, of_blocks))
 
 
-def known_of_each(program: Program, known: Known, several: int) -> list[Known]:
-    """What is known of each leaf, from what is known of several that are alike."""
+def known_of_each(
+    program: Program, known: Known, scalars: Scalars, several: int
+) -> list[tuple[Known, Scalars]]:
+    """What is known of each leaf, and the scalars, from what is known of some that are alike.
+
+    Their numbers come from one vector, or the scalars if there are no numbers: XLA on a GPU merges
+    the last passes over leaves that read one vector.
+    """
+    if several == 1:
+        return [(known, scalars)]
     answers = [list(map(jnp.unstack, own)) for own in known.answers]
     numbers = [unstacked(program, k, x) for k, x in enumerate(known.numbers)]
-    return [
-        known._replace(
+    vectors = barrier(jax.tree.map(lambda x: jnp.broadcast_to(x, several), scalars))
+
+    def own(i: int) -> tuple[Known, Scalars]:
+        found = known._replace(
             answers=tuple(tuple(column[i] for column in own) for own in answers),
             numbers=tuple(column[i] for column in numbers),
         )
-        for i in range(several)
-    ]
+        return found, scalars if numbers else jax.tree.map(lambda x: x[i], vectors)
 
-
-def scalars_of_each(scalars: Scalars, number: int) -> list[Scalars]:
-    """The scalars of a step for each of several leaves, from vectors.
-
-    XLA on a GPU merges the last passes over leaves that read one vector.
-    """
-    vectors = barrier(jax.tree.map(lambda x: jnp.broadcast_to(x, number), scalars))
-    return [jax.tree.map(lambda x, i=i: x[i], vectors) for i in range(number)]
+    return list(map(own, range(several)))
 
 
 def unstacked(program: Program, position: int, vector: jax.Array) -> Sequence[jax.Array]:

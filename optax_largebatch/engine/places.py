@@ -39,13 +39,7 @@ class Place:
 
 
 ONE_CPU = Place(sums.on_cpu, group=2**18, in_calls=True, vectors_in_pieces=False)
-ONE_GPU = Place(
-    sums.at_once,
-    group=2**18,
-    in_turn=True,
-    small_first=True,
-    side_by_side="always",
-)
+ONE_GPU = Place(sums.at_once, group=2**18, in_turn=True, small_first=True, side_by_side="always")
 ONE_TPU = Place(sums.plain, group=2**18, in_turn=True, writes_late=True)
 SEVERAL = Place(sums.plain, numbers_as_vectors=True, writes_late=True, sums_wait=True)
 SEVERAL_GPUS = dataclasses.replace(SEVERAL, side_by_side="if types say")

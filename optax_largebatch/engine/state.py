@@ -45,7 +45,7 @@ class Field:
         return jax.tree.map(lambda _: False, part)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
-        """The transforms whose states are in the value, or in a leaf's part, each with its state."""
+        """The transforms whose states are in the value or in a leaf's part, with their states."""
         return []
 
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:

@@ -69,9 +69,9 @@ def muon(
 
     With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`, with
     three exceptions. optax's `ns_coeffs="polar_express"` is `"polar_express_raw"` here, because
-    rounding makes it unstable. With `adaptive`, optax takes a parameter that stacks matrices for one matrix.
-    With `preconditioning="aol"` or `"schatten"`, optax takes divisors below 1e-8 for 1e-8, so its
-    steps are shorter where gradients are below about 1e-4.
+    rounding makes it unstable. With `adaptive`, optax takes a parameter that stacks matrices for
+    one matrix. With `preconditioning="aol"` or `"schatten"`, optax takes divisors below 1e-8 for
+    1e-8, so its steps are shorter where gradients are below about 1e-4.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.

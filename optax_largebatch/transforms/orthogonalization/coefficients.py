@@ -16,6 +16,7 @@ LARGEST = 1000
 
 STANDARD = (3.4445, -4.7750, 2.0315)
 
+
 class Published(NamedTuple):
     """Coefficients as they were published."""
 

@@ -14,7 +14,6 @@ from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
-
 ShapeFactor = Literal["jordan", "spectral_norm", "none"]
 """The factor of a matrix where its root mean square is not given."""
 
