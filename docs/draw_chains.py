@@ -24,6 +24,16 @@ ADAM = (
 )
 MOMENTUM = r"$b_t = \mu\, b_{t-1} + u$"
 MOMENTUM_OF_STEPS = r"$\Delta_t = b_1 \Delta_{t-1} + (1 - b_1)\, D$"
+ORTHOGONAL = (
+    r"$m_t = \beta\, m_{t-1} + (1 - \beta)\, g_t$",
+    r"$d = \dfrac{\beta\, m_t}{1 - \beta^{t+1}} + \dfrac{(1 - \beta)\, g_t}{1 - \beta^t}$",
+    r"$X = d \; / \; \Vert d \Vert$, and five times:",
+    r"$X \leftarrow a X + (b\, X X^\top + c\, (X X^\top)^2)\, X$",
+)
+HYPERBALL = (
+    r"$w' = w - \eta\, \dfrac{\Vert w \Vert}{\Vert u \Vert}\, u$",
+    r"$u \leftarrow \dfrac{\Vert w \Vert}{\Vert w' \Vert}\, w' - w$",
+)
 APPLY = r"$w \leftarrow w + u$"
 APPLY_MOMENTUM = r"$w \leftarrow w + b_t$"
 APPLY_STEPS = r"$w \leftarrow w + \Delta_t$"
@@ -98,12 +108,7 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY_MOMENTUM,),
     },
     "muon": {
-        "orthogonalize_momentum": (
-            r"$m_t = \beta\, m_{t-1} + (1 - \beta)\, g_t$",
-            r"$d = \dfrac{\beta\, m_t}{1 - \beta^{t+1}} + \dfrac{(1 - \beta)\, g_t}{1 - \beta^t}$",
-            r"$X = d \; / \; \Vert d \Vert$, and five times:",
-            r"$X \leftarrow a X + (b\, X X^\top + c\, (X X^\top)^2)\, X$",
-        ),
+        "orthogonalize_momentum": ORTHOGONAL,
         "scale_by_matrix_shape": (
             r"$u = \sqrt{\max(1, n_{columns} / n_{rows})}\; X$",
             r"or $u = 0.2\, \sqrt{\max(n_{rows}, n_{columns})}\; X$",
@@ -111,6 +116,16 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "add_decayed_weights": (DECAY,),
         "scale_by_trust_ratio": (r"$u \leftarrow \dfrac{\Vert w \Vert}{\Vert u \Vert}\, u$",),
         "scale_by_learning_rate": (RATE,),
+        "apply_updates": (APPLY,),
+    },
+    "muonh": {
+        "orthogonalize_momentum": ORTHOGONAL,
+        "hyperball": HYPERBALL,
+        "apply_updates": (APPLY,),
+    },
+    "adamh": {
+        "scale_by_adam": ADAM,
+        "hyperball": HYPERBALL,
         "apply_updates": (APPLY,),
     },
     "eve": {
@@ -227,6 +242,8 @@ class _Reader:
         assert isinstance(node, ast.Call), ast.dump(node)
         if ast.unparse(node.func) == "partition":
             _, optimizers, _ = node.args
+            if isinstance(optimizers, ast.Name):
+                optimizers = self.assigned[optimizers.id]
             assert isinstance(optimizers, ast.Dict)
             return self.links_of(optimizers.values[0])  # the optimizer is named for the first
         assert isinstance(node.func, ast.Name), ast.dump(node)

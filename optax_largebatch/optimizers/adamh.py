@@ -87,11 +87,12 @@ def adamh(
         >>> grads = {"kernel": jnp.array([[1.0, -1.0]]), "bias": jnp.ones(2)}
         >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
         >>> params = optax.apply_updates(params, updates)
-        >>> print(f"{jnp.linalg.norm(params['kernel']):.4f} {params['bias']}")
-        5.0000 [-0.02307692 -0.02307692]
+        >>> print(f"{jnp.linalg.norm(params['kernel']):.4f} {params['bias'].round(4)}")
+        5.0000 [-0.0231 -0.0231]
 
     References:
-        Wen et al., *Hyperball*, arXiv 2606.16899.
+        Wen et al., *Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
+        Optimization*, arXiv 2606.16899.
         Levanter, `AdamHConfig`, whose learning rates differ by 13/3 in Marin's runs.
     """
     groups = check_groups(groups, stacked, "grad_centralization", "weight_decay")

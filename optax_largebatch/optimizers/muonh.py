@@ -115,14 +115,15 @@ def muonh(
         >>> from optax_largebatch import muonh
         >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.ones(2)}
         >>> optimizer = muonh(optax.linear_schedule(0.02, 0.0, 1000))
-        >>> grads = jax.grad(lambda p: jnp.sum(p["kernel"] * p["bias"]))(params)
+        >>> grads = jax.grad(lambda p: jnp.sum(p["kernel"] @ p["bias"]))(params)
         >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
         >>> params = optax.apply_updates(params, updates)
         >>> print(f"{jnp.linalg.norm(params['kernel']):.4f}")
         5.0000
 
     References:
-        Wen et al., *Hyperball*, arXiv 2606.16899.
+        Wen et al., *Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
+        Optimization*, arXiv 2606.16899.
         Levanter, `MuonHConfig`; Marin's 67B and 535B runs train with it.
     """
     groups = check_groups(groups, stacked, "grad_centralization", "weight_decay")

@@ -116,11 +116,13 @@ def hyperball(
         >>> transform = hyperball(0.75)
         >>> updates, state = transform.update(
         ...     jnp.array([-0.8, 0.6]), transform.init(params), params)
-        >>> print(params + updates, state.angles)
-        [4.8 1.4] [0.6435]
+        >>> x, y = params + updates
+        >>> print(f"{x:.3f} {y:.3f}, turned by {state.angles[0]:.3f}")
+        4.800 1.400, turned by 0.644
 
     References:
-        Wen et al., *Hyperball*, arXiv 2606.16899.
+        Wen et al., *Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
+        Optimization*, arXiv 2606.16899.
         Levanter, `norm_preserving_update`, for `"now"`; NVIDIA Emerging-Optimizers,
         `HyperballHook`, for a given radius.
     """

@@ -18,6 +18,8 @@ OPTIMIZERS = (
     lb.larc,
     lb.lbsgd,
     lb.muon,
+    lb.muonh,
+    lb.adamh,
     lb.eve,
     lb.cain,
     lb.scaled_adam,
