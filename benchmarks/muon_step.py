@@ -28,7 +28,7 @@ PEER = "optax.contrib.muon"
 
 
 def optimizers(stacked: bool) -> dict[str, optax.GradientTransformation]:
-    """Both optimizers, for the same matrices."""
+    """The optimizers, for the same matrices."""
 
     def numbers(params: Any) -> Any:
         def own(path: Any, x: Any) -> Any:
@@ -42,6 +42,7 @@ def optimizers(stacked: bool) -> dict[str, optax.GradientTransformation]:
     return {
         PEER: optax.contrib.muon(1e-3, muon_weight_dimension_numbers=numbers),
         "muon": lb.muon(1e-3, matrix_mask=MATRICES, stacked=stacks),
+        "muonh": lb.muonh(1e-3, ns_coeffs="standard", matrix_mask=MATRICES, stacked=stacks),
     }
 
 
