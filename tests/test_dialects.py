@@ -3,6 +3,7 @@
 import fnmatch
 import inspect
 import itertools
+import json
 import pathlib
 import re
 from typing import NamedTuple
@@ -14,6 +15,8 @@ import pytest
 
 import optax_largebatch as lb
 from tests import golden, reference
+from tests.golden import muon_peers
+from tests.test_golden import largest_difference
 from tests.trajectories import STEPS, assert_same, difference, network, run
 
 _TESTS = pathlib.Path(__file__).parent
@@ -313,3 +316,26 @@ def test_names_of_arguments_exist():
     here = [name for row in table("Names of arguments") for name in re.findall("`(.+?)`", row[0])]
     assert here
     assert set(here) <= known
+
+
+MUON = [
+    (dialect, call.strip("`"), run.strip("`"))
+    for dialect, _, call, run in table("Muon and the hyperball")
+]
+
+
+@pytest.mark.parametrize(("dialect", "call", "run"), MUON[1:], ids=lambda x: x.split("(")[0])
+def test_a_call_of_muon_replays_the_system_itself(dialect, call, run, x64):
+    (case,) = [case for case in golden.cases() if case.name == run]
+    recorded = json.loads((golden.HERE / "muon_peers.json").read_text())
+    own = recorded["cases"][run]
+    names = muon_peers.names(own, recorded["dialects"][own["dialect"]]["defaults"])
+    written = case._replace(optimizer=eval(call, names))
+    assert largest_difference(written, "float64") < 1e-9
+
+
+def test_every_system_with_a_muon_has_a_row():
+    recorded = json.loads((golden.HERE / "muon_peers.json").read_text())
+    shown = {recorded["cases"][run]["dialect"] for _, _, run in MUON[1:]}
+    hooks = {"nvidia_hook_muon", "nvidia_hook_adam"}  # a trust ratio, and MuonHyperball
+    assert shown == muon_peers.DIALECTS.keys() - hooks

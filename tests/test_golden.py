@@ -1,6 +1,7 @@
 """Every recorded run of a peer, reproduced over all its steps."""
 
 import collections
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import optax
 import pytest
 
 from tests import golden
+from tests.golden import muon_peers
 
 
 def cases(dtype: str) -> list[object]:
@@ -49,7 +51,21 @@ def test_all_cases_are_here():
         "keras": 4,
         "icefall": 12,
         "vision_peers": 50,
+        "muon_peers": 50,
     }
+
+
+def test_every_dialect_of_muon_is_replayed_or_says_why_not():
+    """A dialect or a run that is recorded later has to be one or the other, and not both."""
+    recorded = json.loads((golden.HERE / "muon_peers.json").read_text())
+    replayed, left_out = muon_peers.DIALECTS, muon_peers.NOT_REPLAYED
+    assert replayed.keys() ^ left_out.keys() == recorded["dialects"].keys()
+    runs = {name for name, case in recorded["cases"].items() if muon_peers.reason(name, case)}
+    here = {case.name for case in golden.cases() if case.peer == "muon_peers"}
+    assert runs ^ here == recorded["cases"].keys()
+    assert muon_peers.RUNS_NOT_REPLAYED.keys() <= runs
+    of_left_out = [x for x in recorded["cases"].values() if x["dialect"] in left_out]
+    assert len(runs) == len(of_left_out) + len(muon_peers.RUNS_NOT_REPLAYED)
 
 
 @pytest.mark.parametrize("case", cases("float32"))
@@ -67,4 +83,5 @@ def test_float32_peers_in_float64(case, x64):
 
 @pytest.mark.parametrize("case", cases("float64"))
 def test_float64_peers(case, x64):
-    assert largest_difference(case, "float64") < 1e-11
+    limit = 1e-9 if case.peer == "muon_peers" else 1e-11  # five iterations of several products
+    assert largest_difference(case, "float64") < limit

@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import (
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import one_is_zero, positive, root
+from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
@@ -81,9 +81,9 @@ def hyperball(
 
     Written as :math:`1 / s - 1`, the first factor would lose most of its digits at small rates.
 
-    A block whose direction is 0 stays, and so does a block of zeros. So biases that start at 0
-    would never move, and the scale of a normalisation would keep its mean square. Leave vectors out
-    by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
+    A block whose direction is 0 does not turn, and a block of zeros stays. So biases that start at
+    0 would never move, and the scale of a normalisation would keep its mean square. Leave vectors
+    out by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
     `explain(params, hyperball=True)` lists what would be caught.
 
     Parameters in bfloat16 round most of a step away: at a rate of .001 four of five weights stay
@@ -95,7 +95,7 @@ def hyperball(
             a schedule, or what `ParamGroups.vary` returns.
         radius: :math:`R`. `"now"` is the norm of the block before the step. `"start"` is its norm
             at the first step, kept in the state, so that rounding does not add up. A positive
-            number is the radius of all blocks.
+            number is the radius of all blocks, to which the first step brings them.
         trust_ratio_mask: the parameters that stay on their spheres; None for all. The others take
             the step :math:`-\eta_t u`.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer has a sphere of
@@ -157,16 +157,17 @@ def hyperball(
                 (sphere,) = yield numbers(jnp.where(known > 0, known, norm))
                 state = state._replace(radii=sphere)
             ratio = norm / positive(sphere)
+        moved = jnp.where(length == 0, 0, rate)
         reciprocal = 1 / positive(norm * length)
         cos = inner * reciprocal
-        excess = (ratio - 1) * (ratio + 1) + rate * (rate - 2 * ratio * cos)
+        excess = (ratio - 1) * (ratio + 1) + moved * (moved - 2 * ratio * cos)
         square = jnp.maximum(1 + excess, 0)  # of the norm of w', over the radius
-        stays = one_is_zero(norm, length) | (square <= 0)
+        stays = (norm == 0) | (square <= 0)
         inverse = jax.lax.rsqrt(positive(square))
         turn = (
             -excess * inverse / (1 + square * inverse),
-            -rate * sphere * (norm * reciprocal) * inverse,
-            jnp.arctan2(rate * root(jnp.maximum(1 - cos * cos, 0)), ratio - rate * cos),
+            -moved * sphere * (norm * reciprocal) * inverse,
+            jnp.arctan2(moved * root(jnp.maximum(1 - cos * cos, 0)), ratio - moved * cos),
         )
         # As one array: XLA on a GPU would take a kernel for each of the three numbers.
         (turn,) = yield numbers(jnp.where(stays[None], 0, jnp.stack(turn)))

@@ -62,13 +62,17 @@ def test_each_layer_of_a_stack_has_its_own_sphere():
 
 
 @pytest.mark.parametrize("radius", ["now", "start", 2.0])
-def test_stays_without_a_direction_and_at_zero(radius):
+def test_does_not_turn_without_a_direction_and_stays_at_zero(radius):
+    """A radius that is given is where the first step brings a block, with a direction or not."""
     param, direction = arrays((4, 3, 2))
     param, direction = param.at[0].set(0), direction.at[1].set(0)
     transform = lb.hyperball(0.1, radius=radius, stacked=lb.stacked_layers({"w": 0}))
     found, state = step(transform, {"w": param}, {"w": direction})
     moved = jnp.any(found["w"] != 0, axis=(1, 2))
-    assert moved.tolist() == [False, False, True, True]
+    assert moved.tolist() == [False, radius == 2.0, True, True]
+    if radius == 2.0:
+        norms = jnp.linalg.norm((param + found["w"]).reshape(4, 6), axis=1)
+        chex.assert_trees_all_close(norms, jnp.array([0.0, 2.0, 2.0, 2.0]), rtol=1e-5)
     assert (state.angles > 0).tolist() == [False, False, True, True]
 
 
