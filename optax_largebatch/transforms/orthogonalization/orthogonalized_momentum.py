@@ -148,6 +148,8 @@ def orthogonalize_momentum(
         newton_schulz, coefficients=coefficients, preconditioning=preconditioning
     )
 
+    splits = preconditioning != "spectral"  # which decomposes whole matrices
+
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
         return _Scalars(beta, *momentum_weights(beta, state.count + 1, nesterov), eps)
 
@@ -157,7 +159,9 @@ def orthogonalize_momentum(
         direction = step.momentum * mu
         if nesterov:
             direction = direction + step.gradient * update
-        matrices = yield each_matrix(orthogonal, direction, at.choice, step.eps, dtype=ns_dtype)
+        matrices = yield each_matrix(
+            orthogonal, direction, at.choice, step.eps, dtype=ns_dtype, splits=splits
+        )
         if adaptive:
             (dual_norm,) = yield block_sums(direction * matrices, kept=at.choice.stack)
             matrices = dual_norm * matrices
