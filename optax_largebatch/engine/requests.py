@@ -71,7 +71,7 @@ class EachMatrix(NamedTuple):
     def without_arrays(self) -> "OnMatrices":
         """The work, without what it is done on."""
         matrices = self.matrices.whole if self.of_whole else self.matrices
-        return OnMatrices(self.function, matrices, self.splits)
+        return OnMatrices(self.function, matrices, self.dtype, self.splits)
 
     def given(self, dtype: jnp.dtype) -> list[jax.Array]:
         """The array whose matrices are worked on, and numbers for them."""
@@ -84,7 +84,8 @@ class OnMatrices(NamedTuple):
 
     function: Callable[..., jax.Array]
     matrices: Matrices
-    splits: bool = False
+    dtype: jax.typing.DTypeLike | None
+    splits: bool
 
 
 class Numbers(NamedTuple):

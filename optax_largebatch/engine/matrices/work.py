@@ -123,7 +123,8 @@ def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
     others = sorted({*manual} - {*across, *between})
     copies = [x for x in others if on.matrices.is_told or _is_in_types(x)]
     copies = tuple(name for name in copies if norms.devices_along((name,)) > 1)
-    return Exchange(on.function, (height, width), x.dtype, across, copies, on.splits)
+    dtype = jnp.dtype(on.dtype or x.dtype)
+    return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
 
 
 def _is_in_types(axis: str) -> bool:
