@@ -62,13 +62,16 @@ class EachMatrix(NamedTuple):
     numbers: tuple[Any, ...]
     """What the function is given after its matrix."""
     dtype: jax.typing.DTypeLike | None
+    splits: bool = False
+    """Whether the function takes `group=` and a matrix that a group of devices shares."""
     of_whole: bool = False
     """Whether every device has the whole array, although the leaf is split."""
 
     @property
     def without_arrays(self) -> "OnMatrices":
         """The work, without what it is done on."""
-        return OnMatrices(self.function, self.matrices.whole if self.of_whole else self.matrices)
+        matrices = self.matrices.whole if self.of_whole else self.matrices
+        return OnMatrices(self.function, matrices, self.dtype, self.splits)
 
     def given(self, dtype: jnp.dtype) -> list[jax.Array]:
         """The array whose matrices are worked on, and numbers for them."""
@@ -81,6 +84,8 @@ class OnMatrices(NamedTuple):
 
     function: Callable[..., jax.Array]
     matrices: Matrices
+    dtype: jax.typing.DTypeLike | None
+    splits: bool
 
 
 class Numbers(NamedTuple):
@@ -164,6 +169,7 @@ def each_matrix(
     matrices: Matrices,
     *numbers: Any,
     dtype: jax.typing.DTypeLike | None = None,
+    splits: bool = False,
 ) -> EachMatrix:
     """Asks for a function of each matrix of an array, wherever the parts of the matrix are.
 
@@ -176,8 +182,12 @@ def each_matrix(
         *numbers: of this step, such as a small number to add; the same for all leaves.
         dtype: in which the function is given its matrix and `numbers`, and the devices exchange
             matrices; None for the leaf's accumulation dtype.
+        splits: whether the function also takes `group=` (a `Group` of `engine.matrices.groups`) and
+            then a matrix that lies on its long side, of which each device of the group has some
+            columns, whichever, and columns of zeros. Large matrices of which there are fewer than
+            devices are worked on so.
     """
-    return EachMatrix(array, matrices, function, numbers, dtype)
+    return EachMatrix(array, matrices, function, numbers, dtype, splits)
 
 
 def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> Materialize:

@@ -40,9 +40,9 @@ class Entry(NamedTuple):
         return self.factory(**(self.kwargs | changes))
 
 
-LONG = ("cain", "larc", "learned_gradient", "scaled_adam")
-"""What all do is tested by `make test-slow` for them: their states and norms are many, and `larc`
-is `lars` but for a limit of its ratios."""
+LONG = ("adamh", "cain", "larc", "learned_gradient", "scaled_adam")
+"""What all do is tested by `make test-slow` for them: their states and norms are many, `larc` is
+`lars` but for a limit of its ratios, and `adamh` is in `muonh`."""
 
 OPTIMIZERS = {
     "lamb": Entry(lb.lamb, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),

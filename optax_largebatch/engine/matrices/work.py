@@ -17,7 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import barrier
-from optax_largebatch.engine.matrices.cuts import Cut, Exchange, cut_of
+from optax_largebatch.engine.matrices.cuts import Cut, Exchange, cut_of, shared
 from optax_largebatch.engine.matrices.exchange import Trip, Work, each
 from optax_largebatch.engine.requests import OnMatrices
 from optax_largebatch.params.leaves import mesh_axes
@@ -56,16 +56,17 @@ def _turns_of(exchange: Exchange, asked: Mapping[Key, Work]) -> list[list[Key]]:
 
     A device that gets matrices which are cut in two ways looks at each of them in both ways, and
     needs memory for both. So matrices that are cut alike are a group of their own, if their number
-    can be divided between all devices.
+    can be divided between all devices (or groups of them, at the same cost).
     """
-    devices = norms.devices_along((*exchange.across, *exchange.copies))
     alike: dict[Cut, list[Key]] = {}
     numbers: dict[Cut, int] = {}
     for key, (x, _, on) in asked.items():
         cut = cut_of(x, on.matrices)
         alike.setdefault(cut, []).append(key)
         numbers[cut] = numbers.get(cut, 0) + x.size // math.prod(cut.lengths)
-    if all(number % devices == 0 for number in numbers.values()):
+    apart = [shared(exchange, {cut: number}) for cut, number in numbers.items()]
+    is_cheap = sum(way.cost for way in apart) <= shared(exchange, numbers).cost
+    if is_cheap and not any(way.missing for way in apart):
         return list(alike.values())
     return [list(asked)]
 
@@ -122,7 +123,8 @@ def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
     others = sorted({*manual} - {*across, *between})
     copies = [x for x in others if on.matrices.is_told or _is_in_types(x)]
     copies = tuple(name for name in copies if norms.devices_along((name,)) > 1)
-    return Exchange(on.function, (height, width), x.dtype, across, copies)
+    dtype = jnp.dtype(on.dtype or x.dtype)
+    return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
 
 
 def _is_in_types(axis: str) -> bool:

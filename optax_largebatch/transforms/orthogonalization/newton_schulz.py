@@ -5,6 +5,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from optax_largebatch.engine.matrices.groups import ALONE, Group
 from optax_largebatch.norms import accumulation_dtype, sum_of_squares
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.transforms.orthogonalization.coefficients import Coefficients
@@ -19,6 +20,7 @@ def newton_schulz(
     coefficients: Coefficients,
     preconditioning: Preconditioning,
     eps_is_floor: bool,
+    group: Group = ALONE,
 ) -> jax.Array:
     """The matrix with all its singular values near 1.
 
@@ -29,11 +31,16 @@ def newton_schulz(
         coefficients: three numbers for each iteration.
         preconditioning: what the matrix is divided by before the iterations.
         eps_is_floor: whether `eps` is the least divisor, and is not added.
+        group: devices that share the matrix, which lies on its long side; each has some columns.
     """
-    norm = _spectral_norm(matrix) if preconditioning == "spectral" else _frobenius_norm(matrix)
+    if preconditioning == "spectral":
+        norm = _spectral_norm(matrix)
+    else:
+        norm = root(group.sum(sum_of_squares(matrix))).astype(matrix.dtype)
     x = matrix / positive(jnp.maximum(norm, eps) if eps_is_floor else norm + eps)
-    is_high = x.shape[0] > x.shape[1]  # the smaller of the two products is enough
-    gram = x.T @ x if is_high else x @ x.T
+    # The smaller of the two products is enough.
+    is_high = group.size == 1 and x.shape[0] > x.shape[1]
+    gram = x.T @ x if is_high else group.sum(x @ x.T)
     if preconditioning in ("aol", "schatten"):
         own = _sums_of_rows(gram) if preconditioning == "aol" else _frobenius_norm(gram)
         # The matrix was divided by its norm first, or its product would vanish where it is small.
@@ -42,8 +49,9 @@ def newton_schulz(
         gram = gram * scale[:, None] * scale[None, :]
     for k, (a, b, c) in enumerate(coefficients):
         if k:
-            gram = x.T @ x if is_high else x @ x.T
-        factor = b * gram + c * gram @ gram
+            gram = x.T @ x if is_high else group.sum(x @ x.T)
+        rows = group.rows(gram)
+        factor = group.gathered(b * rows + c * rows @ gram)
         x = a * x + (x @ factor if is_high else factor @ x)
     return x
 

@@ -169,6 +169,8 @@ def orthogonalize_momentum(
         eps_is_floor=eps_is_floor,
     )
 
+    splits = preconditioning != "spectral"  # which decomposes whole matrices
+
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
         mu_weight = 1 - beta if grad_averaging else 1.0
         if bias_correction == "none":
@@ -184,7 +186,9 @@ def orthogonalize_momentum(
         direction = step.momentum * mu
         if nesterov:
             direction = direction + step.gradient * update
-        matrices = yield each_matrix(orthogonal, direction, at.choice, step.eps, dtype=ns_dtype)
+        matrices = yield each_matrix(
+            orthogonal, direction, at.choice, step.eps, dtype=ns_dtype, splits=splits
+        )
         if adaptive:
             (dual_norm,) = yield block_sums(direction * matrices, kept=at.choice.stack)
             matrices = dual_norm * matrices

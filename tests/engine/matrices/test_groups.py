@@ -1,0 +1,187 @@
+"""Groups of devices that share a matrix step as one device does."""
+
+from collections import Counter
+import functools
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from optax_largebatch import orthogonalize_momentum
+from optax_largebatch.engine.matrices import groups
+from tests.conftest import enable_x64
+
+several_devices = pytest.mark.skipif(
+    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
+    reason="needs eight devices, and jax.shard_map",
+)
+AXES = ("fsdp", "tensor")
+
+
+def network(shapes):
+    source = np.random.default_rng(0)
+    return {name: jnp.asarray(source.normal(size=shape)) for name, shape in shapes.items()}
+
+
+def step(gradients, matrix_axes=None, settings=(), **told):
+    optimizer = orthogonalize_momentum(matrix_axes=matrix_axes, **dict(settings))
+    return optimizer.update(gradients, optimizer.init(gradients), **told)[0]
+
+
+@pytest.fixture
+def sending_is_free(monkeypatch):
+    """So that small matrices are shared, too."""
+    monkeypatch.setattr(groups, "OPERATIONS_OF_A_BYTE", 0)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """The groups of several devices that have worked on matrices."""
+    found = set()
+    own = groups.Group.sum
+
+    def noting(self, x):
+        found.update({tuple(self)} - {tuple(groups.ALONE)})
+        return own(self, x)
+
+    monkeypatch.setattr(groups.Group, "sum", noting)
+    return found
+
+
+# The mesh, the arrays with their specs, and the group that leaves no device idle.
+CASES = {
+    "two of an axis of eight": (
+        (8, 1),
+        {"stack": ((4, 16, 48), P(None, "fsdp", "tensor"))},
+        ("fsdp", 2),
+    ),
+    "four of an axis of eight": (
+        (8, 1),
+        {"stack": ((2, 48, 16), P(None, "fsdp"))},
+        ("fsdp", 4),
+    ),
+    "columns that must be filled up": (
+        (8, 1),
+        {"high": ((3, 40, 16), P(None, "fsdp")), "wide": ((16, 40), P("fsdp"))},
+        ("fsdp", 2),
+    ),
+    "one whole axis": (
+        (4, 2),
+        {"stack": ((4, 16, 48), P(None, "fsdp", "tensor"))},
+        ("fsdp", 2),
+    ),
+    "all of an axis of four": (
+        (2, 4),
+        {"square": ((2, 16, 16), P(None, "fsdp", "tensor"))},
+        ("tensor", 4),
+    ),
+    "crossed, high and wide": (
+        (2, 4),
+        {"high": ((16, 8), P("tensor", "fsdp")), "wide": ((8, 16), P("fsdp", "tensor"))},
+        ("tensor", 4),
+    ),
+    "devices with copies": ((2, 4), {"wide": ((4, 8, 16), P(None, "tensor"))}, ("tensor", 2)),
+    "a group of copies": ((2, 4), {"wide": ((4, 6, 12), P(None, "fsdp"))}, ("fsdp", 2)),
+    "filters": ((4, 2), {"filters": ((3, 2, 8, 16), P(None, None, "fsdp", "tensor"))}, ("fsdp", 4)),
+}
+
+
+@several_devices
+@pytest.mark.parametrize("way", ["told", "shard_map", "explicit"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_group_steps_as_one_device(case, way, sending_is_free, chosen):
+    sizes, arrays, group = CASES[case]
+    axes = {name: ((0, 1, 2), 3) for name in arrays if name == "filters"}
+    axes |= {name: (1, 2) for name, (shape, _) in arrays.items() if len(shape) == 3}
+    kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh(sizes, AXES, axis_types=(kind, kind))
+    specs = {name: spec for name, (_, spec) in arrays.items()}
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    with enable_x64(True):
+        gradients = network({name: shape for name, (shape, _) in arrays.items()})
+        expected = step(gradients, axes)
+        run = functools.partial(step, matrix_axes=axes)
+        if way == "shard_map":
+            told = functools.partial(run, partition_specs=specs)
+            run = jax.shard_map(told, mesh=mesh, in_specs=(specs,), out_specs=specs)
+        elif way == "told":
+            run = functools.partial(run, partition_specs=shardings)
+        found = jax.jit(run)(jax.device_put(gradients, shardings))
+        chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-10)
+    assert chosen == {group}
+
+
+@several_devices
+@pytest.mark.parametrize("preconditioning", ["frobenius", "aol", "schatten"])
+def test_what_a_matrix_is_divided_by_is_that_of_the_whole(preconditioning, sending_is_free, chosen):
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
+    settings = (("preconditioning", preconditioning), ("ns_coeffs", "polar_express"))
+    with enable_x64(True):
+        gradients = network({"w": (16, 24)})
+        expected = step(gradients, settings=settings)
+        run = jax.jit(functools.partial(step, settings=settings, partition_specs=sharding))
+        found = run(jax.device_put(gradients, sharding))
+        chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-10)
+    assert chosen == {("fsdp", 8)}
+
+
+@several_devices
+def test_a_function_of_whole_matrices_gets_them(sending_is_free, chosen):
+    """A singular value decomposition."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
+    settings = (("preconditioning", "spectral"),)
+    gradients = network({"w": (8, 12)})
+    expected = step(gradients, settings=settings)
+    run = jax.jit(functools.partial(step, settings=settings, partition_specs=sharding))
+    found = run(jax.device_put(gradients, sharding))
+    chex.assert_trees_all_close(jax.device_get(found), expected, atol=1e-5)
+    assert not chosen
+
+
+@several_devices
+def test_small_matrices_are_not_shared(chosen):
+    """Their products take less time than it would to send them."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
+    gradients = network({"w": (16, 24)})
+    text = (
+        jax.jit(functools.partial(step, partition_specs=sharding))
+        .lower(jax.device_put(gradients, sharding))
+        .compile()
+        .as_text()
+    )
+    found = Counter(re.findall(r" (all-gather|all-to-all|reduce-scatter)\(", text))
+    assert found == {"all-to-all": 2}
+    assert not chosen
+
+
+def cheapest(number, sides, axes, itemsize=2):
+    ways = groups.ways_to_share(number, sides, axes, itemsize)
+    return min(ways, key=lambda way: way.cost)
+
+
+def test_what_the_model_chooses_for_7b_on_256_devices():
+    """A pair for each square matrix; four in a group would leave none idle either, and send more."""
+    for axes in ({"fsdp": 256}, {"fsdp": 32, "tensor": 8}):
+        square, wide = (cheapest(n, s, axes) for n, s in ((128, (4096,) * 2), (96, (4096, 11008))))
+        assert square.group.size == wide.group.size == 2
+        even = 5 * (128 * 6 * 4096**3 + 96 * 4096**2 * (4 * 11008 + 2 * 4096)) / 256
+        assert 1 < (square.operations + wide.operations) / even < 1.25
+
+
+def test_the_model_leaves_8_devices_alone():
+    for number, sides in ((128, (4096, 4096)), (96, (4096, 11008)), (49, (768, 768))):
+        assert cheapest(number, sides, {"fsdp": 8}).group == groups.ALONE
+
+
+def test_columns_are_filled_up_to_what_all_parts_have():
+    (way,) = (x for x in groups.ways_to_share(1, (8, 20), {"a": 2}, 4, unit=8) if x.group.size == 2)
+    assert way.columns == 16
+    assert way.operations == 5 * (4 * 8**2 * 16 + 8**3)
