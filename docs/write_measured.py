@@ -217,7 +217,7 @@ def compilation() -> str:
 
 
 def muon() -> str:
-    """What eight devices send each other in a step of Muon, and what each of them computes."""
+    """What devices send each other in a step of Muon, and what each of them computes."""
     rows = read("compiled/compiled_muon.csv")
     return table(
         [
@@ -233,7 +233,7 @@ def muon() -> str:
                 row["exchanges_during_products"].replace("0 of 0", ""),
                 row["temporaries_of_own_parameters"],
                 row["temporaries_beyond_adamw"],
-                row["products_of_an_eighth"],
+                row["products_of_a_share"],
             ]
             for row in rows
         ],

@@ -14,6 +14,7 @@ from optax_largebatch.diagnostics.critical_batch_size import (
 from optax_largebatch.diagnostics.diagnose import diagnose
 from optax_largebatch.diagnostics.explain import Explanation, explain
 from optax_largebatch.diagnostics.gradient_scale import gradient_scale
+from optax_largebatch.diagnostics.matrix_groups import matrix_groups
 from optax_largebatch.diagnostics.noise_scale import (
     NoiseScale,
     layer_noise_scales,
@@ -205,6 +206,7 @@ __all__ = [
     "master_weights",
     "matching",
     "matching_kinds",
+    "matrix_groups",
     "measure_critical_batch_size",
     "muon",
     "muonh",

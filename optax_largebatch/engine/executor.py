@@ -194,11 +194,10 @@ class Execution:
                 continue
             program, scalars = self._programs[first], self._scalars
             known = self._with_numbers(first, self._leaves, scalars, self.known[first])
-            alone = not (self._is_several(first) or self._place.in_calls)
             of_each = known_of_each(program, known, scalars, len(self._sets[first]))
             for i, (own, scalars) in zip(self._sets[first], of_each, strict=True):
                 leaf = self._leaves[i]
-                if alone and self._takes_several(first):
+                if self._takes_several(first) and not self._is_several(first):
                     # Or XLA would see that an earlier pass computes the same, and write it there.
                     gradient, stored, _ = barrier((leaf.gradient, own.stored, own.answers))
                     leaf, own = leaf._replace(gradient=gradient), own._replace(stored=stored)
@@ -241,8 +240,9 @@ class Execution:
         return self._is_several(i) or (self._place.writes_late and self._takes_several(i))
 
     def _takes_several(self, i: int) -> bool:
-        """Whether a round of a leaf takes several sums of what is computed on the way."""
-        return self._programs[i].can_be_cut and self._programs[i].computed_at_once > 1
+        """Whether a round takes several sums of what is computed, where no calls stay apart."""
+        program = self._programs[i]
+        return program.can_be_cut and program.computed_at_once > 1 and not self._place.in_calls
 
     def _apart(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
         """Stands around a call that stays apart; a pass over a leaf, only if that is large."""

@@ -155,6 +155,7 @@ class Program:
                 if isinstance(request, Request):
                     computed = sum(id(x.array) not in given for x in distinct(request))
                     self.computed_at_once = max(self.computed_at_once, computed)
+                given |= set(map(id, found))  # what is left of work on matrices is read
             _, state = stop.result
             columns = zip(*map(_leaves, (leaf.state, state)), strict=True)
             written = {id(new) for old, new in columns if old is not None}

@@ -26,7 +26,7 @@ def test_what_is_committed_is_allowed():
         ({"collectives": "all-to-all:4 all-gather:1"}, "sends all-to-all:4 all-gather:1"),
         ({"temporaries_beyond_adamw": "2.1"}, "temporaries are 2.1"),
         ({"exchanges_during_products": "1 of 4"}, "multiplies during 1 of 4 exchanges"),
-        ({"products_of_an_eighth": "1.23"}, "products are 1.23"),
+        ({"products_of_a_share": "1.23"}, "products are 1.23"),
     ],
 )
 def test_what_is_worse_is_named(worse, says):

@@ -80,8 +80,8 @@ def lines_of_code(file):
 def test_the_engine_is_small():
     own = {file.relative_to(ENGINE): lines_of_code(file) for file in ENGINE.rglob("*.py")}
     on_matrices = sum(n for file, n in own.items() if file.parts[0] == "matrices")
-    assert len(own) <= 25
-    assert on_matrices <= 400
+    assert len(own) <= 26
+    assert on_matrices <= 490
     assert sum(own.values()) - on_matrices <= 1620
     for file in ENGINE.rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 250, file

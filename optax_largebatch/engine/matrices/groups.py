@@ -7,6 +7,7 @@ model of one step of five iterations, with the operations of its products and th
 """
 
 from collections.abc import Iterator, Mapping
+import math
 from typing import NamedTuple
 
 import jax
@@ -100,9 +101,7 @@ def ways_to_share(
         unit: what the columns of a device have to be a multiple of.
     """
     height, width = sides
-    devices = 1
-    for length in axes.values():
-        devices *= length
+    devices = math.prod(axes.values())
     groups = [
         Group(axis, size)
         for axis, length in axes.items()
@@ -125,41 +124,3 @@ def ways_to_share(
             turns * ITERATIONS * operations,
             turns * itemsize * (ITERATIONS * within + trips),
         )
-
-
-def table_of_groups(
-    number: int, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int = 2
-) -> str:
-    """What each way to share matrices costs a device, a line for each; the cheapest is marked.
-
-    Args:
-        number: how many matrices of one shape there are.
-        sides: of a matrix, in any order.
-        axes: the devices along each mesh axis.
-        itemsize: the bytes of an element in the iterations.
-
-    Examples:
-        >>> print(table_of_groups(128, (4096, 4096), {"fsdp": 32, "tensor": 2}))
-        group of      turns  products  megabytes
-        1                 2      1.00        134  <-
-        2 of fsdp         4      1.00        638
-        4 of fsdp         8      1.00       1644
-        8 of fsdp        16      1.00       3657
-        16 of fsdp       32      1.00       7684
-        32 of fsdp       64      1.00      15737
-        2 of tensor       4      1.00        638
-    """
-    height, width = sorted(sides)
-    ways = list(ways_to_share(number, (height, width), axes, itemsize))
-    least = min(ways, key=lambda way: way.cost)
-    devices = 1
-    for length in axes.values():
-        devices *= length
-    share = number * ITERATIONS * (4 * height**2 * width + 2 * height**3) / devices
-    lines = ["group of      turns  products  megabytes"]
-    for way in ways:
-        name = f"{way.group.size} of {way.group.axis}" if way.group.axis else "1"
-        mark = "  <-" if way is least else ""
-        products, sent = way.operations / share, way.bytes / 1e6
-        lines.append(f"{name:12} {way.turns:6} {products:9.2f} {sent:10.0f}{mark}")
-    return "\n".join(lines)

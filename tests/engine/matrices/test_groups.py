@@ -168,7 +168,7 @@ def cheapest(number, sides, axes, itemsize=2):
 
 
 def test_what_the_model_chooses_for_7b_on_256_devices():
-    """A pair for each square matrix; four in a group would leave none idle either, and send more."""
+    """A pair for each square matrix: four would leave none idle either, and send more."""
     for axes in ({"fsdp": 256}, {"fsdp": 32, "tensor": 8}):
         square, wide = (cheapest(n, s, axes) for n, s in ((128, (4096,) * 2), (96, (4096, 11008))))
         assert square.group.size == wide.group.size == 2

@@ -1,0 +1,53 @@
+"""What it costs to share large matrices between devices, before anything is compiled."""
+
+from collections.abc import Mapping
+import math
+
+from optax_largebatch.engine.matrices.groups import ITERATIONS, ways_to_share
+
+
+def matrix_groups(
+    number: int, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int = 2
+) -> str:
+    r"""Says how devices share the matrices of one shape in a step of Muon, as a table to print.
+
+    Where there are fewer matrices than devices, a group of devices may share each matrix: each has
+    some columns. They then multiply less and send more. Muon takes the way with the arrow, which a
+    model of products and bytes finds the fastest, if `update` knows how parameters are split.
+
+    Products are in units of an even share of all devices, and megabytes are what each device sends
+    in a step of five iterations.
+
+    Args:
+        number: how many matrices of one shape there are, those of all layers together.
+        sides: the two sides of a matrix.
+        axes: the number of devices along each mesh axis.
+        itemsize: the bytes of an element in the iterations, 2 for `ns_dtype="bfloat16"`.
+
+    Returns:
+        The table: a line for each size of a group along each axis.
+
+    Examples:
+        >>> from optax_largebatch import matrix_groups
+        >>> print(matrix_groups(128, (4096, 4096), {"fsdp": 32, "tensor": 2}))
+        group of      turns  products  megabytes
+        1                 2      1.00        134  <-
+        2 of fsdp         4      1.00        638
+        4 of fsdp         8      1.00       1644
+        8 of fsdp        16      1.00       3657
+        16 of fsdp       32      1.00       7684
+        32 of fsdp       64      1.00      15737
+        2 of tensor       4      1.00        638
+    """
+    height, width = sorted(sides)
+    ways = list(ways_to_share(number, (height, width), axes, itemsize))
+    least = min(ways, key=lambda way: way.cost)
+    devices = math.prod(axes.values())
+    share = number * ITERATIONS * (4 * height**2 * width + 2 * height**3) / devices
+    lines = ["group of      turns  products  megabytes"]
+    for way in ways:
+        name = f"{way.group.size} of {way.group.axis}" if way.group.axis else "1"
+        mark = "  <-" if way is least else ""
+        products, sent = way.operations / share, way.bytes / 1e6
+        lines.append(f"{name:12} {way.turns:6} {products:9.2f} {sent:10.0f}{mark}")
+    return "\n".join(lines)
