@@ -52,8 +52,10 @@ def schedule_call(recipe: Settings, peak: float) -> Call:
         return Call("lb.warmup_drops", (), named)
     length = {"peak_value": peak, "total_steps": recipe.total_steps}
     if recipe.decay == "polynomial" and recipe.hold_steps is not None:
+        if recipe.warmup_begin_step:
+            return _held_after_begun_warmup(recipe, peak, end)
         named = {"warmup_steps": warmup, "hold_steps": recipe.hold_steps}
-        return Call("lb.warmup_hold_decay", (), length | named)
+        return Call("lb.warmup_hold_decay", (), length | named | _not_default(end_value=end))
     named = _not_default(
         end_value=end,
         warmup_steps=warmup,
@@ -66,6 +68,19 @@ def schedule_call(recipe: Settings, peak: float) -> Call:
         return Call("lb.warmup_polynomial", (), {**length, "power": recipe.power or 1.0, **named})
     named |= _not_default(hold_steps=recipe.hold_steps, steps_per_stair=recipe.steps_per_stair)
     return Call("lb.warmup_cosine", (), length | named)
+
+
+def _held_after_begun_warmup(recipe: Settings, peak: float, end: float) -> Call:
+    """A warm-up that training begins in the middle of, a hold, and a linear decay."""
+    assert recipe.hold_steps is not None
+    left = recipe.warmup_steps + recipe.warmup_begin_step
+    begin = -recipe.warmup_begin_step * peak / recipe.warmup_steps
+    held = left + recipe.hold_steps
+    named = {"init_value": begin, "end_value": peak, "transition_steps": left}
+    warmup = Call("optax.linear_schedule", (), named)
+    named = {"init_value": peak, "end_value": end, "transition_steps": recipe.total_steps - held}
+    decay = Call("optax.linear_schedule", (), named)
+    return Call("optax.join_schedules", ([warmup, decay], [held]))
 
 
 def optimizer_call(recipe: Settings, decayed: Any, adapted: Any, stacked: Any = None) -> Call:

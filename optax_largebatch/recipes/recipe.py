@@ -6,17 +6,24 @@ from typing import Any
 import optax
 
 from optax_largebatch.diagnostics.explain import Explanation, explain
+from optax_largebatch.params.groups import param_groups
 from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.recipes import muon_calls
 from optax_largebatch.recipes.building import (
     ARGUMENTS,
     excluding,
     optimizer_call,
     schedule_call,
 )
-from optax_largebatch.recipes.calls import Call, Variable
-from optax_largebatch.recipes.settings import Settings
+from optax_largebatch.recipes.calls import Call, Method, Variable
+from optax_largebatch.recipes.muon_calls import Places
+from optax_largebatch.recipes.settings import Group, Settings
+
+_OF_MATRICES = ("momentum", "weight_decay", "consistent_rms", "max_grad_norm")
+"""The numbers of a recipe of Muon that its summary lists."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +38,14 @@ class Recipe(Settings):
         return schedule_call(self, self.learning_rate)()
 
     def optimizer(
-        self, params: Any = None, *, mask: Mask = None, stacked: Stacked | None = None
+        self,
+        params: Any = None,
+        *,
+        mask: Mask = None,
+        embeddings: Rule | None = None,
+        head: Rule | None = None,
+        matrix_axes: MatrixAxes = None,
+        stacked: Stacked | None = None,
     ) -> optax.GradientTransformationExtraArgs:
         """The optimizer, with its schedule.
 
@@ -40,16 +54,21 @@ class Recipe(Settings):
                 now, and not at the first `init`, that the parameters include the kinds that the
                 recipe excludes; `explain` lists them.
             mask: the parameters that are decayed and adapted; None for all except the kinds in
-                `not_decayed` and `not_adapted`.
+                `not_decayed` and `not_adapted`. Recipes of Muon and MuonH have none.
+            embeddings: for Muon and MuonH, the embeddings and whatever else `note` names with them;
+                None for `matching("embed")`.
+            head: for Muon and MuonH, the last layer; None for `matching("head")`.
+            matrix_axes: for Muon and MuonH, the rows and columns of matrices with more than two
+                axes, see `orthogonalize_momentum`.
             stacked: the parameters that stack layers, from `stacked_layers`, or None.
 
         Returns:
             The optimizer. Its `update` needs the parameters.
 
         Raises:
-            TypeError: `mask` or `stacked` has the wrong type.
-            ValueError: the recipe excludes kinds of which there are no parameters, or a pattern of
-                the mask matches none.
+            TypeError: an argument has the wrong type.
+            ValueError: the recipe excludes kinds of which there are no parameters, a pattern
+                matches none, or an argument belongs to recipes of another kind.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -63,18 +82,32 @@ class Recipe(Settings):
             >>> print(f"{length:.6f}")
             0.000350
         """
+        places = self._places(mask, embeddings, head, matrix_axes)
         if params is not None:
-            self.explain(params, mask=mask, stacked=stacked)
+            self.explain(params, mask=mask, embeddings=embeddings, head=head, stacked=stacked)
+        if places is not None:
+            return muon_calls.optimizer_call(self, places, stacked, matrix_axes)()
         return optimizer_call(self, *self._masks(mask), stacked)()
 
     def explain(
-        self, params: Any, *, mask: Mask = None, stacked: Stacked | None = None
+        self,
+        params: Any,
+        *,
+        mask: Mask = None,
+        embeddings: Rule | None = None,
+        head: Rule | None = None,
+        stacked: Stacked | None = None,
     ) -> Explanation:
         """Says for each parameter whether the recipe decays and adapts it.
+
+        In a recipe of MuonH those are adapted that keep their norms, and in one of Muon none. The
+        embeddings and the last layer are groups.
 
         Args:
             params: the parameters, or their shapes from `jax.eval_shape`.
             mask: as in `optimizer`.
+            embeddings: as in `optimizer`.
+            head: as in `optimizer`.
             stacked: as in `optimizer`.
 
         Returns:
@@ -94,6 +127,15 @@ class Recipe(Settings):
             kernel     2x3    1       yes      yes      -
             2 parameters, 2 blocks, 9 numbers: 6 decayed, 6 adapted
         """
+        places = self._places(mask, embeddings, head)
+        if places is not None:
+            return explain(
+                params,
+                weight_decay_mask=muon_calls.decayed(self, places),
+                trust_ratio_mask=muon_calls.on_spheres(self, places),
+                groups=param_groups(*({"params": rule} for rule in places.own)),
+                stacked=stacked,
+            )
         masks = self._masks(mask)
         decayed, adapted = (one() if isinstance(one, Call) else one for one in masks)
         groups = optimizer_call(self, *masks).named.get("groups", lambda: None)()
@@ -107,7 +149,11 @@ class Recipe(Settings):
 
     def code(self) -> str:
         """The optimizer as Python code, to copy and change."""
-        optimizer = optimizer_call(self, excluding(self.not_decayed), excluding(self.not_adapted))
+        places = self._places()
+        if places is not None:
+            optimizer = muon_calls.optimizer_call(self, places)
+        else:
+            optimizer = optimizer_call(self, *self._masks(None))
         assigned = "".join(f"{one.name} = {one.call.code()}\n" for one in _variables(optimizer))
         imports = "import optax\n" if "optax." in assigned else ""
         imports += "import optax_largebatch as lb\n"
@@ -115,22 +161,57 @@ class Recipe(Settings):
 
     def summary(self) -> str:
         """The recipe in a few readable lines."""
-        values = {name: getattr(self, name) for name in ARGUMENTS[self.algorithm]}
+        arguments = ARGUMENTS | dict.fromkeys(("muon", "muonh"), _OF_MATRICES)
+        values = {name: getattr(self, name) for name in arguments[self.algorithm]}
+        if self.algorithm == "muonh":
+            del values["weight_decay"]
         numbers = {"learning_rate": self.learning_rate}
         if self.bias_learning_rate is not None:
             numbers["bias_learning_rate"] = self.bias_learning_rate
         numbers |= {name: value for name, value in values.items() if isinstance(value, float)}
         listed = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+        title = {"muon": "Muon", "muonh": "MuonH"}.get(self.algorithm, self.algorithm.upper())
+        excluded = self._excluded_in_words()
         lines = [
-            f"{self.name} at batch size {self.batch_size}: {self.task}.",
+            f"{self.name} at batch size {self._batch_in_words()}: {self.task}.",
             f"  Numbers:  {self.origin}.",
-            f"  {self.algorithm.upper()}:  {listed}.",
+            f"  {title}:  {listed}.",
             f"  Schedule:  {self._schedule_in_words()}.",
-            f"  Excluded:  {self._excluded_in_words()}.",
+            f"  Excluded:  {excluded}." if self.rest is None else self._others_in_words(),
         ]
         if self.result is not None:
             lines.append(f"  Reached:  {self.result}.")
         return "\n".join([*lines, f"  Note:  {self.note}", f"  Source:  {self.source}."])
+
+    def _places(
+        self,
+        mask: Mask = None,
+        embeddings: Rule | None = None,
+        head: Rule | None = None,
+        matrix_axes: MatrixAxes = None,
+    ) -> Places | None:
+        """The embeddings and the last layer, checked; None without Muon."""
+        given = {"embeddings": embeddings, "head": head, "matrix_axes": matrix_axes}
+        if self.rest is None:
+            for name, value in given.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name} must be None for {self.name!r}, which is no recipe of Muon; got "
+                        f"{value!r}."
+                    )
+            return None
+        if mask is not None:
+            raise ValueError(
+                f"mask must be None for {self.name!r}, got {mask!r}. Which parameters Muon does "
+                f"not move, embeddings=matching(...) and head=matching(...) say."
+            )
+        for name, value in (("embeddings", embeddings), ("head", head)):
+            if value is not None and not isinstance(value, Rule):
+                raise TypeError(
+                    f"{name} must be a rule, such as matching('embed'), or None; got {value!r} of "
+                    f"type {type(value).__name__}."
+                )
+        return Places(embeddings, head)
 
     def _masks(self, mask: Mask) -> tuple[Any, Any]:
         """The masks of weight decay and of adaptation."""
@@ -142,6 +223,35 @@ class Recipe(Settings):
                 f"rate of its own; got {mask!r}. Give excluding(...) or excluding_kinds(...)."
             )
         return mask, mask
+
+    def _batch_in_words(self) -> str:
+        if self.sequence_length is None:
+            return str(self.batch_size)
+        tokens = self.batch_size * self.sequence_length
+        return f"{self.batch_size} (sequences of {self.sequence_length}: {tokens} tokens)"
+
+    def _others_in_words(self) -> str:
+        """The settings of the parameters that Muon does not move."""
+        assert self.rest is not None
+        parts = [f"{name} {self._group_in_words(group)}" for name, group in self._groups()]
+        if self.head_on_sphere:
+            parts.append("the last layer AdamH at the rate of the matrices")
+        moments = f"b1 {self.b1:g}, b2 {self.b2:g}, eps {self.eps:g}"
+        return f"  AdamW:  {moments}; {'; '.join(parts)}."
+
+    def _groups(self) -> list[tuple[str, Group]]:
+        found = [("embeddings", self.embeddings), ("the last layer", self.head)]
+        named = [(name, group) for name, group in found if group is not None]
+        assert self.rest is not None
+        return [*named, ("all others" if not named else "the rest", self.rest)]
+
+    def _group_in_words(self, group: Group) -> str:
+        rate = "the rate of the matrices"
+        if group.learning_rate is not None:
+            rate = f"learning_rate {group.learning_rate:.6g}"
+        if self.others_hold_steps is not None:
+            rate += f" (held for {self.others_hold_steps} steps)"
+        return f"{rate}, weight_decay {group.weight_decay:g}"
 
     def _schedule_in_words(self) -> str:
         warmup = f"{self.warmup_steps} steps of warm-up" if self.warmup_steps else "no warm-up"
@@ -191,7 +301,15 @@ def _variables(optimizer: Call) -> list[Variable]:
 
     def look(argument: Any) -> None:
         if isinstance(argument, Variable):
-            found.append(argument)
+            look(argument.call)
+            if argument not in found:
+                found.append(argument)
+        elif isinstance(argument, Method):
+            look(argument.of)
+            look(list(argument.arguments))
+        elif isinstance(argument, list):
+            for one in argument:
+                look(one)
         elif isinstance(argument, dict):
             for one in argument.values():
                 look(one)

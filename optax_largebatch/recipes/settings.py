@@ -1,7 +1,16 @@
 """The settings of one run, as plain fields."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """The settings of parameters that AdamW moves beside Muon or MuonH."""
+
+    learning_rate: float | None = None
+    """The peak of the schedule; None for that of the matrices."""
+    weight_decay: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,12 +37,15 @@ class Settings:
     result: str | None
     """The result of the published run; None where its source does not say."""
 
-    algorithm: Literal["lamb", "lans", "lars", "larc", "sgd"]
+    algorithm: Literal["lamb", "lans", "lars", "larc", "sgd", "muon", "muonh"]
     not_decayed: tuple[str, ...]
     """The kinds of parameters without weight decay, see `excluding_kinds`."""
     not_adapted: tuple[str, ...]
     """The kinds of parameters with a trust ratio of 1."""
     batch_size: int
+    """Examples in a step; sequences, where `sequence_length` is given."""
+    sequence_length: int | None = None
+    """The tokens of a sequence, where the source counts the batch in tokens or sequences."""
     epochs: int | None = None
     """The epochs of the run; None where the source counts in steps."""
     learning_rate: float
@@ -47,6 +59,8 @@ class Settings:
     warmup_begin_value: float = 0.0
     hold_steps: int | None = None
     """Steps at the peak after the warm-up."""
+    others_hold_steps: int | None = None
+    """The same for the parameters that Muon does not move; None where all have the same."""
     decay: Literal["polynomial", "cosine", "drops", "exponential", "inverse_sqrt", "constant"] = (
         "polynomial"
     )
@@ -77,3 +91,26 @@ class Settings:
     denominator: Literal["paper", "update"] | None = None
     clip: bool | None = None
     """Whether the step of LARC is limited to that of SGD."""
+
+    embeddings: Group | None = None
+    """The embeddings beside Muon; None for the settings of `rest`."""
+    head: Group | None = None
+    """The last layer beside Muon; None for the settings of `rest`."""
+    rest: Group | None = None
+    """All other parameters beside Muon: vectors and scalars. None without Muon."""
+    head_on_sphere: bool = False
+    """Whether the last layer keeps its norm and takes Adam's direction (AdamH), at the rate of the
+    matrices."""
+    weight_decay_to_zero: bool = False
+    """Whether the decay of the matrices falls to 0 along half a cosine."""
+    nesterov: bool | None = None
+    grad_averaging: bool | None = None
+    """Whether Muon's momentum is a mean of gradients, and not a sum."""
+    ns_coeffs: str | tuple[Any, ...] | None = None
+    """The coefficients of Newton-Schulz, see `orthogonalize_momentum`."""
+    ns_steps: int | None = None
+    ns_dtype: str | None = None
+    matrix_eps: float | None = None
+    """Muon's epsilon, while `eps` is that of Adam."""
+    eps_is_floor: bool | None = None
+    consistent_rms: float | None = None
