@@ -13,7 +13,7 @@ from optax_largebatch.optimizers.muon import muon
 from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.params.groups import param_groups
 from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
-from optax_largebatch.params.rules import excluding, matching
+from optax_largebatch.params.rules import at_least_ndim, excluding, matching
 from optax_largebatch.schedules.cosine import warmup_cosine
 from optax_largebatch.schedules.drops import warmup_drops
 from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
@@ -30,6 +30,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     for function in (
         accumulate_momentum,
         add_decayed_weights,
+        at_least_ndim,
         chain,
         clip_by_global_norm,
         excluding,
@@ -108,6 +109,21 @@ class Method(Call):
 def method(of: Variable, name: str, *arguments: Any) -> Method:
     """The call of a method of a variable."""
     return Method(f"{of.name}.{name}", arguments, of=of)
+
+
+@dataclasses.dataclass(frozen=True)
+class Both(Call):
+    """The rule that both of two rules select by."""
+
+    function: str = "&"
+
+    def __call__(self) -> Any:
+        """Combines the rules."""
+        return _value(self.arguments[0]) & _value(self.arguments[1])
+
+    def code(self, indent: int = 0) -> str:
+        """The rules in Python."""
+        return " & ".join(_code(one, indent) for one in self.arguments)
 
 
 def _value(argument: Any) -> Any:

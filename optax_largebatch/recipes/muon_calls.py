@@ -7,7 +7,7 @@ from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule, at_least_ndim
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.recipes.building import excluding, schedule_call
-from optax_largebatch.recipes.calls import Call, Variable, method
+from optax_largebatch.recipes.calls import Both, Call, Variable, method
 from optax_largebatch.recipes.settings import Group, Settings
 
 ARGUMENTS = {
@@ -83,7 +83,9 @@ def optimizer_call(
     named["matrix_mask"] = _matrices(recipe, places)
     if recipe.head_on_sphere:
         named |= {"b1": recipe.b1, "b2": recipe.b2, "adam_eps": recipe.eps}
-        named["adamh_mask"] = places.rules[1]
+        # A bias of zeros would never move on a sphere.
+        matrices = Call("lb.at_least_ndim", (2,))
+        named["adamh_mask"] = Both(arguments=(places.rules[1], matrices))
     named["others"] = _others(recipe, places, stacked)
     if matrix_axes is not None:
         named["matrix_axes"] = matrix_axes

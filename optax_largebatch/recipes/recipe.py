@@ -59,7 +59,8 @@ class Recipe(Settings):
                 None for `matching("embed")`.
             head: for Muon and MuonH, the last layer; None for `matching("head")`.
             matrix_axes: for Muon and MuonH, the rows and columns of matrices with more than two
-                axes, see `orthogonalize_momentum`.
+                axes, see `orthogonalize_momentum`; and None for biases with two axes, as in Flax's
+                attention: `{"query/kernel": (0, (1, 2)), "query/bias": None}`.
             stacked: the parameters that stack layers, from `stacked_layers`, or None.
 
         Returns:
