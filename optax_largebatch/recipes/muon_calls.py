@@ -54,6 +54,11 @@ class Places(NamedTuple):
         embeddings, head = (one() if isinstance(one, Call) else one for one in self.rules)
         return embeddings, head
 
+    @property
+    def tied(self) -> bool:
+        """Whether the last layer is the embeddings, so that their settings apply."""
+        return self.own[0] == self.own[1]
+
 
 def optimizer_call(
     recipe: Settings,
@@ -81,7 +86,7 @@ def optimizer_call(
     if recipe.algorithm == "muon":
         named["weight_decay"] = _matrix_decay(recipe)
     named["matrix_mask"] = _matrices(recipe, places)
-    if recipe.head_on_sphere:
+    if _has_adamh(recipe, places):
         named |= {"b1": recipe.b1, "b2": recipe.b2, "adam_eps": recipe.eps}
         # A bias of zeros would never move on a sphere.
         matrices = Call("lb.at_least_ndim", (2,))
@@ -106,7 +111,7 @@ def decayed(recipe: Settings, places: Places) -> Any:
     parts = (
         (matrices, recipe.weight_decay),
         (embeddings, _group(recipe, "embeddings").weight_decay),
-        (head, _group(recipe, "head").weight_decay),
+        (head & ~embeddings, _group(recipe, "head").weight_decay),
         (rest, _group(recipe, "rest").weight_decay),
     )
     return _any([_spared(recipe, rule) for rule, decay in parts if decay])
@@ -118,7 +123,11 @@ def on_spheres(recipe: Settings, places: Places) -> Any:
         return _any([])
     embeddings, head = places.own
     matrices = at_least_ndim(2) & ~embeddings
-    return matrices if recipe.head_on_sphere else matrices & ~head
+    return matrices if _has_adamh(recipe, places) else matrices & ~head
+
+
+def _has_adamh(recipe: Settings, places: Places) -> bool:
+    return recipe.head_on_sphere and not places.tied
 
 
 def _any(rules: list[Rule]) -> Any:
@@ -153,7 +162,7 @@ def _matrices(recipe: Settings, places: Places) -> Any:
     if places == Places():
         return Call("lb.excluding", ("embed",) if recipe.head_on_sphere else ("embed", "head"))
     embeddings, head = places.own
-    return ~embeddings if recipe.head_on_sphere else ~(embeddings | head)
+    return ~embeddings if places.tied or recipe.head_on_sphere else ~(embeddings | head)
 
 
 def _others(recipe: Settings, places: Places, stacked: Stacked | None) -> Call:
@@ -167,7 +176,8 @@ def _others(recipe: Settings, places: Places, stacked: Stacked | None) -> Call:
             group["learning_rate"] = _rate(recipe, own, f"{name}_schedule")
         if own.weight_decay != rest.weight_decay:
             group["weight_decay"] = own.weight_decay
-        if group and not (name == "head" and recipe.head_on_sphere):
+        is_own = name == "embeddings" or not (places.tied or recipe.head_on_sphere)
+        if group and is_own:
             groups.append({"params": rule} | group)
             names |= set(group)
     variable = Variable("groups", Call("lb.param_groups", tuple(groups)))

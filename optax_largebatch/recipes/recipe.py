@@ -57,7 +57,8 @@ class Recipe(Settings):
                 `not_decayed` and `not_adapted`. Recipes of Muon and MuonH have none.
             embeddings: for Muon and MuonH, the embeddings and whatever else `note` names with them;
                 None for `matching("embed")`.
-            head: for Muon and MuonH, the last layer; None for `matching("head")`.
+            head: for Muon and MuonH, the last layer; None for `matching("head")`. If it is tied to
+                the embeddings, give both the same rule; the settings of embeddings then apply.
             matrix_axes: for Muon and MuonH, the rows and columns of matrices with more than two
                 axes, see `orthogonalize_momentum`; and None for biases with two axes, as in Flax's
                 attention: `{"query/kernel": (0, (1, 2)), "query/bias": None}`.
@@ -134,7 +135,9 @@ class Recipe(Settings):
                 params,
                 weight_decay_mask=muon_calls.decayed(self, places),
                 trust_ratio_mask=muon_calls.on_spheres(self, places),
-                groups=param_groups(*({"params": rule} for rule in places.own)),
+                groups=param_groups(
+                    *({"params": rule} for rule in places.own[: 1 if places.tied else 2])
+                ),
                 stacked=stacked,
             )
         masks = self._masks(mask)

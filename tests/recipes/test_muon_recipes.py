@@ -416,6 +416,25 @@ def test_embeddings_and_head_go_by_the_names_that_are_given():
     optimizer.init(stack)
 
 
+@pytest.mark.parametrize("name", ASKED)
+def test_a_head_that_is_tied_has_the_settings_of_embeddings(name):
+    params = {"embed": jnp.ones((7, 4)), "block": 2 * jnp.eye(4), "scale": jnp.ones(4)}
+    recipe = lb.recipes.get(name, **ASKED[name])
+    tied = {"embeddings": lb.matching("embed"), "head": lb.matching("embed")}
+    optimizer = recipe.optimizer(params, **tied)
+    updates = [jnp.zeros(())]
+    state = optimizer.init(params)
+    for _ in range(2):  # a warm-up begins with a rate of 0
+        updates, state = optimizer.update(params, state, params)
+    own = recipe.embeddings or recipe.rest
+    share = (own.learning_rate or recipe.learning_rate) / recipe.learning_rate
+    expected = -recipe.schedule()(1) * share * (1 + own.weight_decay)
+    close = {"rtol": 1e-3, "err_msg": name}
+    np.testing.assert_allclose(updates["embed"], jnp.full((7, 4), expected), **close)
+    groups = [one.group for one in recipe.explain(params, **tied).parameters]
+    assert groups == ["", "matching('embed')", ""]
+
+
 @pytest.mark.parametrize(
     ("part", "given", "error", "said"),
     [
