@@ -33,7 +33,7 @@ _DEFAULTS = {
 
 
 class Places(NamedTuple):
-    """The parameters of a network that matrices of Muon are not."""
+    """The rules of the embeddings and of the last layer of a network."""
 
     embeddings: Rule | None = None
     """None for the names with "embed"."""
