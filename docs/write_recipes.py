@@ -51,7 +51,7 @@ def _rate(entry: Entry) -> str:
     bases = [row["base_learning_rate"] for row in own if "base_learning_rate" in row]
     if bases:
         return f"{_range(bases)} {STATED_RULES[entry['rule']][0]}"
-    return _range([row["learning_rate"] for row in own])
+    return _range([row["learning_rate"] for row in own if "learning_rate" in row])
 
 
 def rules_table() -> str:

@@ -1,13 +1,9 @@
 """The calls that build the optimizer and the schedule of a recipe."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optax_largebatch.recipes.calls import Call, Variable
-
-if TYPE_CHECKING:
-    from optax_largebatch.recipes.recipe import Recipe
+from optax_largebatch.recipes.settings import Settings
 
 ARGUMENTS = {
     "lamb": (
@@ -24,7 +20,7 @@ ARGUMENTS = {
 """The numbers that an algorithm takes from its recipe, besides the learning rate."""
 
 
-def schedule_call(recipe: Recipe, peak: float) -> Call:
+def schedule_call(recipe: Settings, peak: float) -> Call:
     """The schedule of a recipe, for its own learning rate or another one."""
     scale = peak / recipe.learning_rate
     end, begin = recipe.end_value * scale, recipe.warmup_begin_value * scale
@@ -56,8 +52,10 @@ def schedule_call(recipe: Recipe, peak: float) -> Call:
         return Call("lb.warmup_drops", (), named)
     length = {"peak_value": peak, "total_steps": recipe.total_steps}
     if recipe.decay == "polynomial" and recipe.hold_steps is not None:
+        if recipe.warmup_begin_step:
+            return _held_after_begun_warmup(recipe, peak, end)
         named = {"warmup_steps": warmup, "hold_steps": recipe.hold_steps}
-        return Call("lb.warmup_hold_decay", (), length | named)
+        return Call("lb.warmup_hold_decay", (), length | named | _not_default(end_value=end))
     named = _not_default(
         end_value=end,
         warmup_steps=warmup,
@@ -72,11 +70,24 @@ def schedule_call(recipe: Recipe, peak: float) -> Call:
     return Call("lb.warmup_cosine", (), length | named)
 
 
-def optimizer_call(recipe: Recipe, decayed: Any, adapted: Any, stacked: Any = None) -> Call:
+def _held_after_begun_warmup(recipe: Settings, peak: float, end: float) -> Call:
+    """A warm-up that training begins in the middle of, a hold, and a linear decay."""
+    assert recipe.hold_steps is not None
+    left = recipe.warmup_steps + recipe.warmup_begin_step
+    begin = -recipe.warmup_begin_step * peak / recipe.warmup_steps
+    held = left + recipe.hold_steps
+    named = {"init_value": begin, "end_value": peak, "transition_steps": left}
+    warmup = Call("optax.linear_schedule", (), named)
+    named = {"init_value": peak, "end_value": end, "transition_steps": recipe.total_steps - held}
+    decay = Call("optax.linear_schedule", (), named)
+    return Call("optax.join_schedules", ([warmup, decay], [held]))
+
+
+def optimizer_call(recipe: Settings, decayed: Any, adapted: Any, stacked: Any = None) -> Call:
     """The optimizer of a recipe.
 
     Args:
-        recipe: the recipe.
+        recipe: the settings of the recipe.
         decayed: the mask of the weight decay, or the call of one; None for all parameters.
         adapted: the mask of the trust ratio, in the same form.
         stacked: the argument `stacked` of the optimizer.
@@ -111,7 +122,7 @@ def excluding(kinds: tuple[str, ...]) -> Call | None:
     return Call("lb.excluding_kinds", kinds) if kinds else None
 
 
-def _biases(recipe: Recipe, decayed: Any) -> dict[str, Any]:
+def _biases(recipe: Settings, decayed: Any) -> dict[str, Any]:
     """The group of the parameters that are not decayed, with its own rate."""
     rate = Variable("bias_schedule", schedule_call(recipe, recipe.bias_learning_rate or 0.0))
     own = isinstance(decayed, Call)

@@ -9,13 +9,18 @@ import optax
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
+from optax_largebatch.optimizers.muon import muon
+from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.params.groups import param_groups
 from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
+from optax_largebatch.params.rules import at_least_ndim, excluding, matching
 from optax_largebatch.schedules.cosine import warmup_cosine
 from optax_largebatch.schedules.drops import warmup_drops
 from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
 from optax_largebatch.schedules.warmup import warmup_hold_decay, warmup_polynomial
+from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clipping import clip_by_global_norm
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
@@ -25,14 +30,21 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     for function in (
         accumulate_momentum,
         add_decayed_weights,
+        at_least_ndim,
         chain,
+        clip_by_global_norm,
+        excluding,
         excluding_kinds,
         lamb,
         lans,
         larc,
         lars,
+        matching,
         matching_kinds,
+        muon,
+        muonh,
         param_groups,
+        scale_by_adam,
         scale_by_learning_rate,
         warmup_cosine,
         warmup_drops,
@@ -42,6 +54,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     )
 } | {
     "optax.constant_schedule": optax.constant_schedule,
+    "optax.join_schedules": optax.join_schedules,
+    "optax.linear_schedule": optax.linear_schedule,
     "optax.warmup_exponential_decay_schedule": optax.warmup_exponential_decay_schedule,
 }
 _WIDTH = 88
@@ -79,9 +93,44 @@ class Variable:
     call: Call
 
 
+@dataclasses.dataclass(frozen=True)
+class Method(Call):
+    """A call of a method of a variable."""
+
+    of: Variable | None = None
+
+    def __call__(self) -> Any:
+        """Runs the call."""
+        assert self.of is not None
+        method = getattr(self.of.call(), self.function.split(".")[1])
+        return method(*map(_value, self.arguments))
+
+
+def method(of: Variable, name: str, *arguments: Any) -> Method:
+    """The call of a method of a variable."""
+    return Method(f"{of.name}.{name}", arguments, of=of)
+
+
+@dataclasses.dataclass(frozen=True)
+class Both(Call):
+    """The rule that both of two rules select by."""
+
+    function: str = "&"
+
+    def __call__(self) -> Any:
+        """Combines the rules."""
+        return _value(self.arguments[0]) & _value(self.arguments[1])
+
+    def code(self, indent: int = 0) -> str:
+        """The rules in Python."""
+        return " & ".join(_code(one, indent) for one in self.arguments)
+
+
 def _value(argument: Any) -> Any:
     if isinstance(argument, Variable):
         return argument.call()
+    if isinstance(argument, list):
+        return [_value(one) for one in argument]
     if isinstance(argument, Mapping):
         return {key: _value(one) for key, one in argument.items()}
     return argument() if isinstance(argument, Call) else argument
@@ -97,6 +146,19 @@ def _code(argument: Any, indent: int) -> str:
         return argument.name
     if isinstance(argument, Mapping):
         return "{" + ", ".join(f'"{k}": {_code(v, indent)}' for k, v in argument.items()) + "}"
+    if isinstance(argument, list | tuple):
+        return _code_of_several(argument, indent)
     if isinstance(argument, str):
         return f'"{argument}"'
     return argument.code(indent) if isinstance(argument, Call) else repr(argument)
+
+
+def _code_of_several(arguments: list[Any] | tuple[Any, ...], indent: int) -> str:
+    opening, closing = "[]" if isinstance(arguments, list) else "()"
+    one_line = ", ".join(_code(one, indent) for one in arguments)
+    if "\n" not in one_line and indent + len(one_line) <= _WIDTH:
+        comma = "," if len(arguments) == 1 and opening == "(" else ""
+        return f"{opening}{one_line}{comma}{closing}"
+    inner = indent + 4
+    lines = [f"{' ' * inner}{_code(one, inner)},\n" for one in arguments]
+    return f"{opening}\n{''.join(lines)}{' ' * indent}{closing}"

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from optax_largebatch.arguments import check_flag, check_integer, check_number
-from optax_largebatch.recipes.numbers import STATED_RULES, Numbers, numbers
+from optax_largebatch.recipes.numbers import STATED_RULES, Numbers, numbers, with_groups_scaled
 from optax_largebatch.recipes.published import Entry, full_name, published, rows
 from optax_largebatch.recipes.recipe import Recipe
 from optax_largebatch.recipes.scaling import Hyperparameters, Rule, scale_hyperparameters
@@ -58,13 +58,15 @@ def get(
 
     Args:
         name: one of `names()`, or a part that no other name has: `"byol"`.
-        batch_size: examples in a step; may be None where only one size was published.
+        batch_size: examples in a step (sequences, for language models); may be None where only one
+            size was published.
         epochs: one of the published numbers of epochs, if there are several; otherwise a number in
             place of the published one.
         examples: examples in an epoch, in place of the size of the source's data set.
         total_steps: steps of the run.
         warmup_steps: steps of the warm-up.
-        learning_rate: the peak of the schedule.
+        learning_rate: the peak of the schedule. Rates of embeddings and the like beside Muon change
+            by the same factor.
         bias_learning_rate: the peak for biases and norms, where they have their own.
         weight_decay: the weight decay of the parameters that are decayed.
         extrapolate: whether to go beyond the published sizes where the source states no rule. The
@@ -110,6 +112,11 @@ def get(
         raise ValueError(
             f"bias_learning_rate must be None for {name!r}, whose biases have the same rate as "
             f"all parameters; got {bias_learning_rate!r}."
+        )
+    if "weight_decay" in given and entry["algorithm"] == "muonh":
+        raise ValueError(
+            f"weight_decay must be None for {name!r}, whose matrices keep their norms; got "
+            f"{weight_decay!r}."
         )
     runs = _of_epochs(name, rows(entry), batch_size, given)
     found, origin = _at(name, entry, runs, batch_size, given, extrapolate)
@@ -240,9 +247,10 @@ def _beyond(point: Numbers, nearest: int, batch_size: int, rule: Rule) -> tuple[
     shrink = scaled.total_steps / point["total_steps"]
     lengths = {
         name: round(point[name] * shrink)
-        for name in ("hold_steps", "warmup_begin_step", "steps_per_stair")
+        for name in ("hold_steps", "others_hold_steps", "warmup_begin_step", "steps_per_stair")
         if name in point
     }
+    point = with_groups_scaled(point, scaled.learning_rate / point["learning_rate"])
     origin = (
         f"extrapolated from the published batch size {nearest} by the rule {rule!r}: a place to "
         f"start tuning, not a result"

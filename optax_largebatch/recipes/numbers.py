@@ -1,9 +1,11 @@
 """The numbers of one run, converted from epochs, parts and rules to steps and values."""
 
+import dataclasses
 import math
 from typing import Any
 
 from optax_largebatch.recipes.published import Entry
+from optax_largebatch.recipes.settings import Group
 
 Numbers = dict[str, Any]
 """The fields of a `Recipe` that belong to one run."""
@@ -48,7 +50,7 @@ def numbers(name: str, entry: Entry, row: Entry, given: Numbers) -> Numbers:
             raise ValueError(f"examples must be given for {name!r}: it has none in its source.")
         return _STEPS[rounding.removesuffix(" and one")](epochs, examples, row["batch_size"])
 
-    found: Numbers = {key: tuple(x) if isinstance(x, list) else x for key, x in row.items()}
+    found: Numbers = {key: _frozen(x) for key, x in row.items()}
     for key in ("learning_rate", "bias_learning_rate"):
         base = found.pop(f"base_{key}", None)
         if base is not None:
@@ -73,11 +75,37 @@ def numbers(name: str, entry: Entry, row: Entry, given: Numbers) -> Numbers:
         before = found["warmup_steps"] if found.pop("decay_steps_of") == "decay" else 0
         found.setdefault("total_steps", before + found["decay_steps"])
         del found["decay_steps"]
+    for key in ("", "others_"):
+        ratio = found.pop(f"{key}decay_ratio", None)
+        if ratio is not None:  # the decay is the last part of the run, what comes before is held
+            warmed = max(found["warmup_steps"] + found.get("warmup_begin_step", 0), 0)
+            found[f"{key}hold_steps"] = max(
+                found["total_steps"] - round(ratio * found["total_steps"]) - warmed, 0
+            )
+    if "learning_rate" in row:
+        found = with_groups_scaled(found, found["learning_rate"] / row["learning_rate"])
     if found.pop("stairs", False) or found.get("decay") == "exponential":
         found["steps_per_stair"] = steps(1)
     if found["warmup_steps"] == 0:  # a warm-up without a length has no begin
         found["warmup_begin_step"] = 0
     return found
+
+
+def with_groups_scaled(found: Numbers, factor: float) -> Numbers:
+    """The numbers with the rates of the parameters beside Muon multiplied by a factor."""
+    scaled = {
+        key: dataclasses.replace(group, learning_rate=factor * group.learning_rate)
+        for key, group in found.items()
+        if isinstance(group, Group) and group.learning_rate is not None and factor != 1
+    }
+    return found | scaled
+
+
+def _frozen(value: Any) -> Any:
+    """A value of a file as a field of a `Recipe`."""
+    if isinstance(value, dict):
+        return Group(**value)
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _check_complete(name: str, entry: Entry, row: Entry, given: Numbers) -> None:

@@ -16,6 +16,9 @@ FIELDS = {
 }
 """The files in `published`, with the names of their fields."""
 
+FAMILIES = {"muonh": ("muon",)}
+"""The words by which an algorithm is found, too."""
+
 Entry = dict[str, Any]
 """A recipe in its file: the settings of all runs, and `points`, one for each run."""
 
@@ -24,9 +27,9 @@ def names(part: str | None = None) -> list[str]:
     """The names of the recipes, for `get`.
 
     Args:
-        part: a word that the names must have, such as `"lars"`, `"resnet50"` or `"byol"`, or a
-            field: `"language"`, `"supervised vision"`, `"self-supervised vision"` or `"speech"`.
-            None for all.
+        part: a word that the names must have, such as `"lars"`, `"resnet50"` or `"byol"` (`"muon"`
+            finds MuonH, too), or a field: `"language"`, `"supervised vision"`, `"self-supervised
+            vision"` or `"speech"`. None for all.
 
     Returns:
         The names, in alphabetical order.
@@ -47,7 +50,7 @@ def names(part: str | None = None) -> list[str]:
     chosen = [
         name
         for name, entry in entries.items()
-        if part in (name, *name.split("/"), *name.replace("/", "-").split("-"), entry["field"])
+        if part in (name, entry["field"], *_words(name, entry["algorithm"]))
     ]
     if not chosen:
         raise ValueError(
@@ -109,6 +112,11 @@ def published() -> dict[str, Entry]:
         for file, field in FIELDS.items()
         for name, entry in _load(f"published/{file}.json").items()
     }
+
+
+def _words(name: str, algorithm: str) -> tuple[str, ...]:
+    parts = name.replace("/", "-").split("-")
+    return (*name.split("/"), *parts, *FAMILIES.get(algorithm, ()))
 
 
 def full_name(name: str) -> str:

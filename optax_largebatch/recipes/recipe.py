@@ -1,103 +1,51 @@
 """A recipe: the numbers of one run, and its optimizer and schedule."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import optax
 
 from optax_largebatch.diagnostics.explain import Explanation, explain
+from optax_largebatch.params.groups import param_groups
 from optax_largebatch.params.masks import Mask
+from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.recipes import muon_calls
 from optax_largebatch.recipes.building import (
     ARGUMENTS,
     excluding,
     optimizer_call,
     schedule_call,
 )
-from optax_largebatch.recipes.calls import Call, Variable
+from optax_largebatch.recipes.calls import Call, Method, Variable
+from optax_largebatch.recipes.muon_calls import Places
+from optax_largebatch.recipes.settings import Group, Settings
+
+_OF_MATRICES = ("momentum", "weight_decay", "consistent_rms", "max_grad_norm")
+"""The numbers of a recipe of Muon that its summary lists."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Settings):
     """The settings of one run at one batch size, as `get` returns them.
 
     Settings that an algorithm does not have are None.
     """
-
-    name: str
-    """The model, the algorithm, and the source of the settings."""
-    field: str
-    """Language, speech, supervised or self-supervised vision."""
-    task: str
-    """The model and the goal of its training."""
-    source: str
-    """Where the settings were published."""
-    note: str
-    """Remarks, above all where sources contradict one another."""
-    origin: str
-    """The origin of the numbers: published as they are, interpolated, extrapolated or replaced."""
-    dialect: str | None
-    """The row of the original on the page of dialects; None if it is not there."""
-    result: str | None
-    """The result of the published run; None where its source does not say."""
-
-    algorithm: Literal["lamb", "lans", "lars", "larc", "sgd"]
-    not_decayed: tuple[str, ...]
-    """The kinds of parameters without weight decay, see `excluding_kinds`."""
-    not_adapted: tuple[str, ...]
-    """The kinds of parameters with a trust ratio of 1."""
-    batch_size: int
-    epochs: int | None = None
-    """The epochs of the run; None where the source counts in steps."""
-    learning_rate: float
-    bias_learning_rate: float | None = None
-    """The peak for the parameters that are not decayed; None where all have the same."""
-    weight_decay: float
-    total_steps: int
-    warmup_steps: int
-    warmup_begin_step: int = 0
-    """The step at which the warm-up begins; below 0 where training begins in the middle of it."""
-    warmup_begin_value: float = 0.0
-    hold_steps: int | None = None
-    """Steps at the peak after the warm-up."""
-    decay: Literal["polynomial", "cosine", "drops", "exponential", "inverse_sqrt", "constant"] = (
-        "polynomial"
-    )
-    """The shape of the learning rate after the warm-up."""
-    power: float | None = None
-    """The power of the polynomial decay."""
-    end_value: float = 0.0
-    decay_from_start: bool = False
-    """Whether the decay is counted from step 0 and not from the end of the warm-up."""
-    drops: tuple[float, ...] | None = None
-    """The parts of the run after which the rate falls to a tenth."""
-    decay_rate: float | None = None
-    """The factor of an exponential decay for each epoch."""
-    steps_per_stair: int | None = None
-    """The steps of an epoch, where the rate changes once in each."""
-
-    b1: float | None = None
-    b2: float | None = None
-    eps: float | None = None
-    momentum: float | None = None
-    momentum_of: Literal["steps", "directions"] = "steps"
-    bias_correction: Literal["full", "none", "step_size"] = "full"
-    max_grad_norm: float | None = None
-    param_norm_bounds: tuple[float | None, float | None] | None = None
-    trust_ratio_bounds: tuple[float | None, float | None] | None = None
-    trust_ratio_eps: float | None = None
-    trust_coefficient: float | None = None
-    denominator: Literal["paper", "update"] | None = None
-    clip: bool | None = None
-    """Whether the step of LARC is limited to that of SGD."""
 
     def schedule(self) -> optax.Schedule:
         """The learning rate: step (0 first) to value."""
         return schedule_call(self, self.learning_rate)()
 
     def optimizer(
-        self, params: Any = None, *, mask: Mask = None, stacked: Stacked | None = None
+        self,
+        params: Any = None,
+        *,
+        mask: Mask = None,
+        embeddings: Rule | None = None,
+        head: Rule | None = None,
+        matrix_axes: MatrixAxes = None,
+        stacked: Stacked | None = None,
     ) -> optax.GradientTransformationExtraArgs:
         """The optimizer, with its schedule.
 
@@ -106,16 +54,23 @@ class Recipe:
                 now, and not at the first `init`, that the parameters include the kinds that the
                 recipe excludes; `explain` lists them.
             mask: the parameters that are decayed and adapted; None for all except the kinds in
-                `not_decayed` and `not_adapted`.
+                `not_decayed` and `not_adapted`. Recipes of Muon and MuonH have none.
+            embeddings: for Muon and MuonH, the embeddings and whatever else `note` names with them;
+                None for `matching("embed")`.
+            head: for Muon and MuonH, the last layer; None for `matching("head")`. If it is tied to
+                the embeddings, give both the same rule; the settings of embeddings then apply.
+            matrix_axes: for Muon and MuonH, the rows and columns of matrices with more than two
+                axes, see `orthogonalize_momentum`; and None for biases with two axes, as in Flax's
+                attention: `{"query/kernel": (0, (1, 2)), "query/bias": None}`.
             stacked: the parameters that stack layers, from `stacked_layers`, or None.
 
         Returns:
             The optimizer. Its `update` needs the parameters.
 
         Raises:
-            TypeError: `mask` or `stacked` has the wrong type.
-            ValueError: the recipe excludes kinds of which there are no parameters, or a pattern of
-                the mask matches none.
+            TypeError: an argument has the wrong type.
+            ValueError: the recipe excludes kinds of which there are no parameters, a pattern
+                matches none, or an argument belongs to recipes of another kind.
 
         Examples:
             >>> import jax.numpy as jnp
@@ -129,18 +84,32 @@ class Recipe:
             >>> print(f"{length:.6f}")
             0.000350
         """
+        places = self._places(mask, embeddings, head, matrix_axes)
         if params is not None:
-            self.explain(params, mask=mask, stacked=stacked)
+            self.explain(params, mask=mask, embeddings=embeddings, head=head, stacked=stacked)
+        if places is not None:
+            return muon_calls.optimizer_call(self, places, stacked, matrix_axes)()
         return optimizer_call(self, *self._masks(mask), stacked)()
 
     def explain(
-        self, params: Any, *, mask: Mask = None, stacked: Stacked | None = None
+        self,
+        params: Any,
+        *,
+        mask: Mask = None,
+        embeddings: Rule | None = None,
+        head: Rule | None = None,
+        stacked: Stacked | None = None,
     ) -> Explanation:
         """Says for each parameter whether the recipe decays and adapts it.
+
+        In a recipe of MuonH those are adapted that keep their norms, and in one of Muon none. The
+        embeddings and the last layer are groups.
 
         Args:
             params: the parameters, or their shapes from `jax.eval_shape`.
             mask: as in `optimizer`.
+            embeddings: as in `optimizer`.
+            head: as in `optimizer`.
             stacked: as in `optimizer`.
 
         Returns:
@@ -160,6 +129,17 @@ class Recipe:
             kernel     2x3    1       yes      yes      -
             2 parameters, 2 blocks, 9 numbers: 6 decayed, 6 adapted
         """
+        places = self._places(mask, embeddings, head)
+        if places is not None:
+            return explain(
+                params,
+                weight_decay_mask=muon_calls.decayed(self, places),
+                trust_ratio_mask=muon_calls.on_spheres(self, places),
+                groups=param_groups(
+                    *({"params": rule} for rule in places.own[: 1 if places.tied else 2])
+                ),
+                stacked=stacked,
+            )
         masks = self._masks(mask)
         decayed, adapted = (one() if isinstance(one, Call) else one for one in masks)
         groups = optimizer_call(self, *masks).named.get("groups", lambda: None)()
@@ -173,7 +153,11 @@ class Recipe:
 
     def code(self) -> str:
         """The optimizer as Python code, to copy and change."""
-        optimizer = optimizer_call(self, excluding(self.not_decayed), excluding(self.not_adapted))
+        places = self._places()
+        if places is not None:
+            optimizer = muon_calls.optimizer_call(self, places)
+        else:
+            optimizer = optimizer_call(self, *self._masks(None))
         assigned = "".join(f"{one.name} = {one.call.code()}\n" for one in _variables(optimizer))
         imports = "import optax\n" if "optax." in assigned else ""
         imports += "import optax_largebatch as lb\n"
@@ -181,22 +165,57 @@ class Recipe:
 
     def summary(self) -> str:
         """The recipe in a few readable lines."""
-        values = {name: getattr(self, name) for name in ARGUMENTS[self.algorithm]}
+        arguments = ARGUMENTS | dict.fromkeys(("muon", "muonh"), _OF_MATRICES)
+        values = {name: getattr(self, name) for name in arguments[self.algorithm]}
+        if self.algorithm == "muonh":
+            del values["weight_decay"]
         numbers = {"learning_rate": self.learning_rate}
         if self.bias_learning_rate is not None:
             numbers["bias_learning_rate"] = self.bias_learning_rate
         numbers |= {name: value for name, value in values.items() if isinstance(value, float)}
         listed = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
+        title = {"muon": "Muon", "muonh": "MuonH"}.get(self.algorithm, self.algorithm.upper())
+        excluded = self._excluded_in_words()
         lines = [
-            f"{self.name} at batch size {self.batch_size}: {self.task}.",
+            f"{self.name} at batch size {self._batch_in_words()}: {self.task}.",
             f"  Numbers:  {self.origin}.",
-            f"  {self.algorithm.upper()}:  {listed}.",
+            f"  {title}:  {listed}.",
             f"  Schedule:  {self._schedule_in_words()}.",
-            f"  Excluded:  {self._excluded_in_words()}.",
+            f"  Excluded:  {excluded}." if self.rest is None else self._others_in_words(),
         ]
         if self.result is not None:
             lines.append(f"  Reached:  {self.result}.")
         return "\n".join([*lines, f"  Note:  {self.note}", f"  Source:  {self.source}."])
+
+    def _places(
+        self,
+        mask: Mask = None,
+        embeddings: Rule | None = None,
+        head: Rule | None = None,
+        matrix_axes: MatrixAxes = None,
+    ) -> Places | None:
+        """The embeddings and the last layer, checked; None without Muon."""
+        given = {"embeddings": embeddings, "head": head, "matrix_axes": matrix_axes}
+        if self.rest is None:
+            for name, value in given.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name} must be None for {self.name!r}, which is no recipe of Muon; got "
+                        f"{value!r}."
+                    )
+            return None
+        if mask is not None:
+            raise ValueError(
+                f"mask must be None for {self.name!r}, got {mask!r}. Which parameters Muon does "
+                f"not move, embeddings=matching(...) and head=matching(...) say."
+            )
+        for name, value in (("embeddings", embeddings), ("head", head)):
+            if value is not None and not isinstance(value, Rule):
+                raise TypeError(
+                    f"{name} must be a rule, such as matching('embed'), or None; got {value!r} of "
+                    f"type {type(value).__name__}."
+                )
+        return Places(embeddings, head)
 
     def _masks(self, mask: Mask) -> tuple[Any, Any]:
         """The masks of weight decay and of adaptation."""
@@ -208,6 +227,35 @@ class Recipe:
                 f"rate of its own; got {mask!r}. Give excluding(...) or excluding_kinds(...)."
             )
         return mask, mask
+
+    def _batch_in_words(self) -> str:
+        if self.sequence_length is None:
+            return str(self.batch_size)
+        tokens = self.batch_size * self.sequence_length
+        return f"{self.batch_size} (sequences of {self.sequence_length}: {tokens} tokens)"
+
+    def _others_in_words(self) -> str:
+        """The settings of the parameters that Muon does not move."""
+        assert self.rest is not None
+        parts = [f"{name} {self._group_in_words(group)}" for name, group in self._groups()]
+        if self.head_on_sphere:
+            parts.append("the last layer AdamH at the rate of the matrices")
+        moments = f"b1 {self.b1:g}, b2 {self.b2:g}, eps {self.eps:g}"
+        return f"  AdamW:  {moments}; {'; '.join(parts)}."
+
+    def _groups(self) -> list[tuple[str, Group]]:
+        found = [("embeddings", self.embeddings), ("the last layer", self.head)]
+        named = [(name, group) for name, group in found if group is not None]
+        assert self.rest is not None
+        return [*named, ("all others" if not named else "the rest", self.rest)]
+
+    def _group_in_words(self, group: Group) -> str:
+        rate = "the rate of the matrices"
+        if group.learning_rate is not None:
+            rate = f"learning_rate {group.learning_rate:.6g}"
+        if self.others_hold_steps is not None:
+            rate += f" (held for {self.others_hold_steps} steps)"
+        return f"{rate}, weight_decay {group.weight_decay:g}"
 
     def _schedule_in_words(self) -> str:
         warmup = f"{self.warmup_steps} steps of warm-up" if self.warmup_steps else "no warm-up"
@@ -257,7 +305,15 @@ def _variables(optimizer: Call) -> list[Variable]:
 
     def look(argument: Any) -> None:
         if isinstance(argument, Variable):
-            found.append(argument)
+            look(argument.call)
+            if argument not in found:
+                found.append(argument)
+        elif isinstance(argument, Method):
+            look(argument.of)
+            look(list(argument.arguments))
+        elif isinstance(argument, list):
+            for one in argument:
+                look(one)
         elif isinstance(argument, dict):
             for one in argument.values():
                 look(one)

@@ -69,7 +69,7 @@ def _line(name: str, entry: Entry) -> Line:
     runs = rows(entry)
     return Line(
         name,
-        _listed([run.get("batch_size") for run in runs]),
+        _batch_sizes(runs),
         _listed([run.get("epochs") for run in runs]),
         entry.get("result") or _results(runs),
         ", ".join(entry.get("not_said", ())),
@@ -86,6 +86,12 @@ def _results(runs: list[Entry]) -> str:
     return "; ".join(
         f"{run['batch_size'] if by_batch else run['epochs']}: {run['result']}" for run in having
     )
+
+
+def _batch_sizes(runs: list[Entry]) -> str:
+    sizes = _listed([run.get("batch_size") for run in runs])
+    lengths = {run.get("sequence_length") for run in runs} - {None}
+    return f"{sizes} x {_listed(list(lengths))} tokens" if lengths else sizes
 
 
 def _listed(values: list[int | None]) -> str:

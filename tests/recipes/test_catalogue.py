@@ -20,6 +20,7 @@ def test_names_by_a_word():
     assert "resnet50/lars/simclr-v2" in lb.recipes.names("simclr")
     assert set(lb.recipes.names("speech")) == {"fastpitch/lamb/nvidia", "rnnt/lamb/mlperf"}
     assert lb.recipes.names("albert/lamb/google") == ["albert/lamb/google"]
+    assert {name.split("/")[1] for name in lb.recipes.names("muon")} == {"muon", "muonh"}
     with pytest.raises(ValueError, match=r"part must be a field \(language.*got 'adam'"):
         lb.recipes.names("adam")
 

@@ -1,0 +1,504 @@
+"""The recipes of Muon and MuonH against their sources, whose formulas are written down here.
+
+A source's schedule is compared at every step, and its optimizer over four steps on small matrices.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from tests.recipes import networks
+from tests.recipes.test_recipes import flat, trained
+
+MEGATRON = {"batch_size": 1024, "learning_rate": 3e-4, "total_steps": 10_000}
+ASKED = {
+    "gpt2-124m/muon/track-3": {},
+    "gpt2-124m/muonh/track-3": {},
+    "marin-535b/muonh/marin": {},
+    "megatron/muon/nvidia-defaults": MEGATRON,
+    "moonlight-16b/muon/moonshot-cooldown": {},
+    "moonlight-16b/muon/moonshot-pretraining": {},
+    "nanochat-d24/muon/speedrun": {},
+}
+
+
+def recipe_of(part):
+    (name,) = [own for own in ASKED if part in own]
+    return lb.recipes.get(name, **ASKED[name])
+
+
+def track3(cooldown):
+    """`set_hparams` of train_gpt_simple.py: 1, then linear to 0 over a last part of the run."""
+
+    def eta(step):
+        progress = step / 3250
+        return 1.0 if progress < 1 - cooldown else (1 - progress) / cooldown
+
+    return eta
+
+
+def nanochat(it):
+    """`get_lr_multiplier` of base_train.py, 5568 steps."""
+    warmdown = round(0.65 * 5568)
+    if it < 40:
+        return (it + 1) / 40
+    if it <= 5568 - warmdown:
+        return 1.0
+    progress = (5568 - it) / warmdown
+    return progress + (1 - progress) * 0.05
+
+
+def levanter(step):
+    """`lr_scheduler` of Levanter: linear, from 0 in int(0.01 N) steps, and to 0.05 at the end."""
+    warmup = int(0.01 * 390139)
+    if step < warmup:
+        return step / warmup
+    part = (step - warmup) / (390139 - warmup)
+    return 1 + (0.05 - 1) * part
+
+
+def moonlight(step):
+    """Section 3.3, stages 1 and 2, with the tokens of a batch of 2048: 2000 steps are 33.6e9."""
+    total = 5.2e12 / (2048 * 8192)
+    if step < 2000:
+        return step / 2000
+    part = (step - 2000) / (total - 2000)
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(part, 1)))
+
+
+def cooldown(step):
+    """Stage 3, in units of its peak."""
+    if step < 100:
+        return 0.42 + 0.58 * step / 100
+    return 1 - (step - 100) / (5e11 / (4096 * 8192) - 100)
+
+
+def megatron(step):
+    """`get_lr` of optimizer_param_scheduler.py without warm-up: min_lr 0, coefficient 1 - ratio."""
+    return 1.0 - step / 10_000
+
+
+# By the name of a schedule in the printed program: the peak, the formula, the relative error.
+# Moonlight's steps are a rounded quotient of tokens; 0.85 of track 3's steps is half a step more.
+SCHEDULES = {
+    "gpt2-124m/muon/track-3": {
+        "schedule": (0.025, track3(0.7), 1e-12),
+        "embeddings_schedule": (0.7, track3(0.7), 1e-12),
+        "head_schedule": (0.004, track3(0.7), 1e-12),
+        "rest_schedule": (0.015, track3(0.7), 1e-12),
+    },
+    "gpt2-124m/muonh/track-3": {
+        "schedule": (0.018, track3(1.0), 1e-12),
+        "embeddings_schedule": (0.91, track3(0.85), 2e-4),
+        "head_schedule": (0.0064, track3(0.85), 2e-4),
+        "rest_schedule": (0.0195, track3(0.85), 2e-4),
+    },
+    "marin-535b/muonh/marin": {
+        "schedule": (0.003291, levanter, 1e-9),
+        "rest_schedule": (0.000759, levanter, 1e-9),
+    },
+    "megatron/muon/nvidia-defaults": {"schedule": (3e-4, megatron, 1e-9)},
+    "moonlight-16b/muon/moonshot-cooldown": {"schedule": (1e-4, cooldown, 1e-4)},
+    "moonlight-16b/muon/moonshot-pretraining": {"schedule": (4.2e-4, moonlight, 1e-5)},
+    "nanochat-d24/muon/speedrun": {
+        "schedule": (0.02 * math.sqrt(2), nanochat, 1e-9),
+        "embeddings_schedule": (0.3, nanochat, 1e-9),
+        "head_schedule": (0.008, nanochat, 1e-9),
+        "rest_schedule": (0.005 * math.sqrt(2), nanochat, 1e-9),
+        "weight_decay": (
+            0.28 * math.sqrt(2) * 880_807_296 / 5_838_484_992,
+            lambda it: 0.5 * (1 + math.cos(math.pi * it / 5568)),
+            1e-9,
+        ),
+    },
+}
+
+
+def test_every_recipe_is_here():
+    assert lb.recipes.names("muon") == sorted(ASKED) == sorted(SCHEDULES)
+    assert set(lb.recipes.names("muonh")) == {name for name in ASKED if "/muonh/" in name}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_schedules_are_those_of_the_source(name, x64):
+    recipe = lb.recipes.get(name, **ASKED[name])
+    program = {}
+    exec(recipe.code(), program)
+    schedules = {key: own for key, own in program.items() if key.endswith(("schedule", "_decay"))}
+    assert set(schedules) == set(SCHEDULES[name])
+    steps = np.arange(recipe.total_steps)
+    for key, (peak, rule, error) in SCHEDULES[name].items():
+        ours = jax.vmap(schedules[key])(jnp.asarray(steps))
+        expected = peak * np.array([rule(int(step)) for step in steps])
+        np.testing.assert_allclose(ours, expected, rtol=error, atol=error * peak, err_msg=key)
+    own = jax.vmap(recipe.schedule())(jnp.asarray(steps))
+    np.testing.assert_array_equal(own, jax.vmap(schedules["schedule"])(jnp.asarray(steps)))
+
+
+def test_lengths_are_the_tokens_of_the_sources():
+    tokens = {
+        name: recipe.batch_size * recipe.sequence_length * recipe.total_steps
+        for name in ASKED
+        if (recipe := lb.recipes.get(name, **ASKED[name])).sequence_length
+    }
+    assert tokens.pop("gpt2-124m/muon/track-3") == 8 * 64 * 1024 * 3250
+    assert tokens.pop("gpt2-124m/muonh/track-3") == 8 * 64 * 1024 * 3250
+    assert tokens.pop("nanochat-d24/muon/speedrun") == 5_838_484_992 // 2**20 * 2**20
+    for name, expected in (("marin", 18e12), ("pretraining", 5.2e12), ("cooldown", 5e11)):
+        (found,) = [own for key, own in tokens.items() if name in key]
+        assert found == pytest.approx(expected, rel=1e-3)
+    assert "524288 tokens" in recipe_of("muon/track-3").summary()
+
+
+def test_nanochats_numbers_follow_from_its_rules():
+    """Base_train.py: parameters of matrices and last layer; d12 is the reference for the decay."""
+
+    def parameters(depth):
+        width, gates = 64 * depth, sum(i % 2 == (depth - 1) % 2 for i in range(depth))
+        return depth * 12 * width**2 + gates * 12 * (width // 128) + 32768 * width
+
+    tokens, reference = 8 * parameters(24), 8 * parameters(12)
+    batch = 2 ** round(math.log2(2**19 * (tokens / reference) ** 0.383))
+    recipe = recipe_of("nanochat")
+    assert recipe.batch_size * recipe.sequence_length == batch == 2**20
+    assert recipe.total_steps == tokens // batch
+    assert recipe.learning_rate == pytest.approx(0.02 * math.sqrt(batch / 2**19))
+    decay = 0.28 * math.sqrt(batch / 2**19) * reference / tokens
+    assert recipe.weight_decay == pytest.approx(decay)
+
+
+STANDARD = [(3.4445, -4.7750, 2.0315)] * 5
+QUINTIC = [
+    (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012),
+]  # fmt: skip
+POLAR = [
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+]
+SMALL = {
+    "embed": (7, 4), "layer/kernel": (4, 6), "layer/bias": (6,), "out/kernel": (6, 4),
+    "norm/scale": (4,), "head": (4, 7),
+}  # fmt: skip
+
+
+def newton_schulz(g, coefficients, eps, *, floor=False):
+    norm = np.linalg.norm(g)
+    x = g / (max(norm, eps) if floor else norm + eps)
+    x = x.T if x.shape[0] > x.shape[1] else x
+    for a, b, c in coefficients:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if x.shape == g.shape else x.T
+
+
+def jordan(shape):  # rows are inputs here, and outputs in PyTorch
+    return math.sqrt(max(1, shape[1] / shape[0]))
+
+
+@dataclasses.dataclass
+class Source:
+    """The numbers of a source's optimizer."""
+
+    coefficients: list
+    eps: float
+    adam: tuple
+    """b1, b2, epsilon."""
+    momentum: float = 0.95
+    is_sum: bool = False
+    nesterov: bool = True
+    floor: bool = False
+    scale: object = jordan
+    sphere: bool = False
+    head_on_sphere: bool = False
+    matrix_decay: object = 0.0
+    """A number, or a function of the step."""
+    decays: dict = dataclasses.field(default_factory=dict)
+    """Of embeddings, head and the rest, for AdamW."""
+    bound: float | None = None
+
+
+def consistent(rms):
+    return lambda shape: rms * math.sqrt(max(shape))
+
+
+AUX = {"embed": 0.001, "head": 0.001, "rest": 0.001}
+TRACK3 = {"coefficients": [(2, -1.5, 0.5)] * 12, "eps": 1e-7, "adam": (0.8, 0.95, 1e-10)}
+ALL = {"embed": 0.1, "head": 0.1, "rest": 0.1}
+MOONLIGHT = Source(
+    STANDARD, 1e-7, (0.9, 0.95, 1e-8), is_sum=True, scale=consistent(0.2), matrix_decay=0.1,
+    decays=ALL,
+)  # fmt: skip
+SOURCES = {
+    "gpt2-124m/muon/track-3": Source(**TRACK3, matrix_decay=0.05, decays=AUX),
+    "gpt2-124m/muonh/track-3": Source(**TRACK3, sphere=True, decays=AUX),
+    "marin-535b/muonh/marin": Source(
+        QUINTIC, 1e-8, (0.9, 0.95, 6.04e-15), is_sum=True, sphere=True, head_on_sphere=True
+    ),
+    "megatron/muon/nvidia-defaults": Source(
+        QUINTIC, 1e-15, (0.9, 0.999, 1e-8), nesterov=False, floor=True, scale=consistent(1.0),
+        matrix_decay=0.01, decays={"embed": 0.01, "head": 0.01, "rest": 0.0}, bound=1.0,
+    ),
+    "moonlight-16b/muon/moonshot-cooldown": MOONLIGHT,
+    "moonlight-16b/muon/moonshot-pretraining": MOONLIGHT,
+    "nanochat-d24/muon/speedrun": Source(
+        POLAR, 1e-6, (0.8, 0.96, 1e-10), momentum=0.97,
+        matrix_decay=lambda t: 0.059738424463 * 0.5 * (1 + math.cos(math.pi * t / 5568)),
+        decays={"embed": 0.001, "head": 0.01, "rest": 0.05},
+    ),
+}  # fmt: skip
+
+
+def on_sphere(w, u, rate):
+    moved = w - rate * u * np.linalg.norm(w) / np.linalg.norm(u)
+    return moved / np.linalg.norm(moved) * np.linalg.norm(w)
+
+
+def trajectory(source, start, gradients, rate):
+    """Four steps of the source; `rate` takes the kind of a parameter and the step."""
+    end = {}
+    b1, b2, eps = source.adam
+    for name, w in start.items():
+        kind = name if name in ("embed", "head") else "matrix" if "kernel" in name else "rest"
+        m, v = np.zeros_like(w), np.zeros_like(w)
+        for t, g in enumerate(gradients[name]):
+            eta = rate(kind, t)
+            if kind == "matrix":
+                weight = 1.0 if source.is_sum else 1 - source.momentum
+                m = source.momentum * m + weight * g
+                d = source.momentum * m + weight * g if source.nesterov else m
+                u = newton_schulz(d, source.coefficients, source.eps, floor=source.floor)
+                u = u * source.scale(w.shape)
+                decay = source.matrix_decay
+                decay = decay(t) if callable(decay) else decay
+                w = on_sphere(w, u, eta) if source.sphere else (1 - eta * decay) * w - eta * u
+                continue
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            u = m / (1 - b1 ** (t + 1)) / (np.sqrt(v / (1 - b2 ** (t + 1))) + eps)
+            if kind == "head" and source.head_on_sphere:
+                w = on_sphere(w, u, eta)
+            else:
+                w = (1 - eta * source.decays.get(kind, 0.0)) * w - eta * u
+        end[name] = w
+    return end
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_optimizer_is_that_of_the_source(name, x64):
+    """In float64, while the sources run the iterations in bfloat16."""
+    source = SOURCES[name]
+    random = np.random.default_rng(0)
+    start = {key: random.normal(size=shape) for key, shape in SMALL.items()}
+    gradients = {key: random.normal(size=(4, *shape)) for key, shape in SMALL.items()}
+    recipe = dataclasses.replace(lb.recipes.get(name, **ASKED[name]), ns_dtype=None)
+    own_start, own_gradients = jax.tree.map(jnp.asarray, (start, gradients))
+    ours = trained(recipe.optimizer(own_start), own_start, own_gradients)
+
+    if source.bound is not None:
+        norms = np.sqrt(sum(np.sum(g.reshape(4, -1) ** 2, axis=1) for g in gradients.values()))
+        factor = np.minimum(1, source.bound / norms)
+        gradients = {
+            key: g * factor.reshape(-1, *[1] * (g.ndim - 1)) for key, g in gradients.items()
+        }
+    keys = {"embed": "embeddings_schedule", "head": "head_schedule", "rest": "rest_schedule"}
+    rules = SCHEDULES[name]
+
+    def rate(kind, t):
+        of_matrices = kind == "matrix" or (kind == "head" and source.head_on_sphere)
+        key = "schedule" if of_matrices else keys[kind]
+        peak, rule, _ = rules.get(key) or rules.get("rest_schedule") or rules["schedule"]
+        return peak * rule(t)
+
+    theirs = trajectory(source, start, gradients, rate)
+    for key, w in start.items():
+        moved = theirs[key] - w
+        assert np.abs(moved).max() > 0
+        error = np.abs(np.asarray(ours[key]) - w - moved).max()
+        assert error <= 1e-5 * np.abs(moved).max(), (key, error)
+
+
+@pytest.fixture(scope="module")
+def transformer():
+    return networks.trainable("transformer")
+
+
+AXES = {
+    "(query|key|value)/kernel": (0, (1, 2)),
+    "(query|key|value)/bias": None,
+    "out/kernel": ((0, 1), 2),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_takes_a_step_on_a_transformer(name, transformer):
+    """As published, in bfloat16. Two steps: a warm-up begins with a rate of 0."""
+    params, gradients = transformer
+    recipe = lb.recipes.get(name, **ASKED[name])
+    optimizer = recipe.optimizer(
+        params, embeddings=lb.matching("^embedding"), head=lb.named("head"), matrix_axes=AXES
+    )
+    options = {"xla_backend_optimization_level": 0}
+    update = jax.jit(optimizer.update, compiler_options=options)
+    _, state = update(gradients, optimizer.init(params), params)
+    updates, _ = update(gradients, state, params)
+    for leaf, moved in flat(updates).items():
+        assert np.all(np.isfinite(moved)), leaf
+        assert np.any(moved != 0), leaf
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_code_builds_the_same_optimizer(name):
+    recipe = lb.recipes.get(name, **ASKED[name])
+    program = {}
+    exec(recipe.code(), program)
+    random = np.random.default_rng(1)
+    params = {key: jnp.asarray(random.normal(size=shape)) for key, shape in SMALL.items()}
+    gradients = jax.tree.map(lambda p: jnp.cos(3 * p), params)
+    updates = []
+    for optimizer in (recipe.optimizer(params), program["optimizer"]):
+        state = jax.tree.map(
+            lambda x: jnp.full_like(x, 7) if x.dtype == jnp.int32 else x, optimizer.init(params)
+        )
+        updates.append(jax.jit(optimizer.update)(gradients, state, params)[0])
+    jax.tree.map(np.testing.assert_array_equal, *updates)
+
+
+def table_of(explanation, what):
+    return {one.name for one in explanation.parameters if getattr(one, what)}
+
+
+def test_explains_what_is_decayed_and_what_keeps_its_norm():
+    params = {key: jnp.ones(shape) for key, shape in SMALL.items()}
+    everything, matrices = set(SMALL), {"layer/kernel", "out/kernel"}
+    explained = recipe_of("muon/track-3").explain(params)
+    assert table_of(explained, "decayed") == everything
+    assert not table_of(explained, "adapted")
+    assert [one.group for one in explained.parameters if one.name == "head"] == ["matching('head')"]
+    explained = recipe_of("muonh/track-3").explain(params)
+    assert table_of(explained, "decayed") == everything - matrices
+    assert table_of(explained, "adapted") == matrices
+    explained = recipe_of("marin").explain(params, head=lb.named("head"))
+    assert not table_of(explained, "decayed")
+    assert table_of(explained, "adapted") == {*matrices, "head"}
+    explained = recipe_of("megatron").explain(params)
+    assert table_of(explained, "decayed") == {*matrices, "embed", "head"}
+
+
+def test_embeddings_and_head_go_by_the_names_that_are_given():
+    params = {"wte": jnp.ones((7, 4)), "block": 2 * jnp.eye(4), "lm": jnp.ones((4, 7))}
+    recipe = recipe_of("muonh/track-3")
+    with pytest.raises(ValueError, match="pattern 'embed' matches no parameter"):
+        recipe.optimizer(params)
+    with pytest.raises(ValueError, match="pattern 'embed' matches no parameter"):
+        recipe.optimizer().init(params)
+    optimizer = recipe.optimizer(params, embeddings=lb.matching("wte"), head=lb.matching("lm"))
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["wte"], -0.91 * 1.001, rtol=1e-5)
+    np.testing.assert_allclose(updates["lm"], -0.0064 * 1.001, rtol=1e-5)
+    # Layers in a stack keep their own norms.
+    stack = {"wte": params["wte"], "lm": params["lm"], "layers": {"w": jnp.stack([jnp.eye(4)] * 3)}}
+    stacked = lb.stacked_layers({"layers/": 0})
+    explained = recipe.explain(
+        stack, embeddings=lb.matching("wte"), head=lb.matching("lm"), stacked=stacked
+    )
+    assert [one.blocks for one in explained.parameters] == [3, 1, 1]
+    optimizer = recipe.optimizer(
+        stack, embeddings=lb.matching("wte"), head=lb.matching("lm"), stacked=stacked
+    )
+    optimizer.init(stack)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_head_that_is_tied_has_the_settings_of_embeddings(name):
+    params = {"embed": jnp.ones((7, 4)), "block": 2 * jnp.eye(4), "scale": jnp.ones(4)}
+    recipe = lb.recipes.get(name, **ASKED[name])
+    tied = {"embeddings": lb.matching("embed"), "head": lb.matching("embed")}
+    optimizer = recipe.optimizer(params, **tied)
+    updates = [jnp.zeros(())]
+    state = optimizer.init(params)
+    for _ in range(2):  # a warm-up begins with a rate of 0
+        updates, state = optimizer.update(params, state, params)
+    own = recipe.embeddings or recipe.rest
+    share = (own.learning_rate or recipe.learning_rate) / recipe.learning_rate
+    expected = -recipe.schedule()(1) * share * (1 + own.weight_decay)
+    close = {"rtol": 1e-3, "err_msg": name}
+    np.testing.assert_allclose(updates["embed"], jnp.full((7, 4), expected), **close)
+    groups = [one.group for one in recipe.explain(params, **tied).parameters]
+    assert groups == ["", "matching('embed')", ""]
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "error", "said"),
+    [
+        ("muon/track-3", {"mask": lb.matching("w")}, ValueError, "mask must be None for 'gpt2"),
+        ("marin", {"head": "head"}, TypeError, "head must be a rule, such as matching('embed')"),
+        ("marin", {"embeddings": ["embed"]}, TypeError, "embeddings must be a rule"),
+    ],
+)
+def test_wrong_masks(part, given, error, said):
+    with pytest.raises(error) as caught:
+        recipe_of(part).optimizer(**given)
+    assert said in str(caught.value)
+
+
+def test_recipes_without_muon_have_no_embeddings_or_head():
+    recipe = lb.recipes.get("barlow-twins")
+    for given in ({"embeddings": lb.matching("e")}, {"head": lb.matching("h")}):
+        with pytest.raises(ValueError, match=r"must be None for .*which is no recipe of Muon"):
+            recipe.optimizer(**given)
+    with pytest.raises(ValueError, match="matrix_axes must be None"):
+        recipe.optimizer(matrix_axes=AXES)
+
+
+def test_muonh_has_no_weight_decay():
+    with pytest.raises(ValueError, match=r"weight_decay must be None for 'marin-535b.*their norms"):
+        lb.recipes.get("marin", weight_decay=0.1)
+    assert "weight_decay" not in recipe_of("marin").summary().splitlines()[2]
+
+
+def test_another_rate_or_length_changes_the_others_too():
+    recipe = lb.recipes.get("gpt2-124m/muonh/track-3", learning_rate=0.009, total_steps=6500)
+    assert recipe.embeddings.learning_rate == pytest.approx(0.455)
+    assert recipe.rest.learning_rate == pytest.approx(0.00975)
+    assert (recipe.hold_steps, recipe.others_hold_steps) == (0, 975)
+    assert recipe.result is None
+    speedrun = lb.recipes.get("speedrun", total_steps=1000)
+    assert speedrun.hold_steps == 1000 - 650 - 39
+    assert float(speedrun.schedule()(1000)) == pytest.approx(0.05 * speedrun.learning_rate)
+    large = lb.recipes.get("gpt2-124m/muon/track-3", 4 * 512, extrapolate=True)
+    assert large.head.learning_rate == pytest.approx(2 * 0.004)
+    assert large.learning_rate == pytest.approx(2 * 0.025)
+    assert (large.hold_steps, large.total_steps) == (244, 812)
+    megatron = lb.recipes.get("megatron", 8, learning_rate=1.0, total_steps=5)
+    assert megatron.rest.learning_rate is None
+    assert megatron.origin == "as published, for any batch size"
+
+
+def test_summaries_say_which_optimizer_moves_what():
+    said = recipe_of("marin").summary()
+    for part in (
+        "MuonH:  learning_rate 0.003291, momentum 0.95", "sequences of 4096: 46137344 tokens",
+        "all others learning_rate 0.000759", "the last layer AdamH", "3901 steps of warm-up",
+    ):  # fmt: skip
+        assert part in said
+    said = recipe_of("muon/track-3").summary()
+    for part in ("embeddings learning_rate 0.7", "the last layer learning_rate 0.004", "975 steps"):
+        assert part in said
+    assert "all others the rate of the matrices, weight_decay 0.1" in recipe_of("cool").summary()
+    assert "max_grad_norm 1" in recipe_of("megatron").summary()
+    lines = {line.name: line for line in lb.recipes.table("muon").fields["language"]}
+    assert lines["marin-535b/muonh/marin"].batch_sizes == "11264 x 4096 tokens"
+    assert lines["megatron/muon/nvidia-defaults"].batch_sizes == ""
+
+
+@pytest.mark.parametrize("said", ["0.85 to 0.97", "equal norms", "cautious", "NorMuon"])
+def test_nanochats_note_says_what_is_not_expressed(said):
+    assert said in recipe_of("nanochat").note
