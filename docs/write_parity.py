@@ -61,7 +61,9 @@ def recorded() -> dict[tuple[str, str], list[golden.Case]]:
         about = json.loads((Path(golden.__file__).parent / f"{peer}.json").read_text())
         for case in golden.load(peer):
             own = about["cases"][case.name]
-            if "dialect" in own:
+            if peer == "muon_peers":
+                key = _of_muon(own["dialect"], about["dialects"][own["dialect"]], case.dtype)
+            elif "dialect" in own:
                 key = _of_repository(about["dialects"][own["dialect"]]["source"], case.dtype)
             else:
                 key = _of_package(peer, own["optimizer"].split(" ")[0])
@@ -80,6 +82,14 @@ def _of_repository(source: str, dtype: str) -> tuple[str, str]:
     repository, commit = source.split(" ")[0].split("@")
     system = "training repositories" + (", TensorFlow 1" if dtype == "float32" else "")
     return f"{system} ({repository}@{commit[:8]})", source.partition(" (")[0].split(" ")[-1]
+
+
+def _of_muon(dialect: str, about: dict[str, str], dtype: str) -> tuple[str, str]:
+    """Of `owner/name@commit path` or `package version`; NVIDIA ran in float32 without changes."""
+    name, version = about["source"].split(" ")[:2]
+    name, _, commit = name.partition("@")
+    system = f"{name}@{commit[:8]}" if commit else f"{name} {version}"
+    return system + (", as it is" if dtype == "float32" else ""), dialect
 
 
 def measured(runs: dict[tuple[str, str], list[golden.Case]]) -> list[Row]:

@@ -1,6 +1,6 @@
 """Several transforms as one, each for parameters of its own."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -17,9 +17,7 @@ Owners = Callable[[optax.Params], Any]
 """A function of the parameters that returns a tree of names, like the parameters."""
 
 
-def partitioned(
-    who: str, transforms: Mapping[Hashable, LeafTransform], owners: Owners
-) -> LeafTransform:
+def partitioned(who: str, transforms: Mapping[str, LeafTransform], owners: Owners) -> LeafTransform:
     """The transform that moves each parameter by its owner among others.
 
     The owners work in one step, so what they need to know at one point is taken together. State and
@@ -32,7 +30,7 @@ def partitioned(
     """
     states = _StatesOfOwners(who, transforms, owners)
 
-    def choices(leaves: Leaves) -> list[tuple[Hashable, Any]]:
+    def choices(leaves: Leaves) -> list[tuple[str, Any]]:
         found = states.by_owner(leaves)
         own = {
             name: dict(zip(numbers, transforms[name].choose(part), strict=True))
@@ -41,7 +39,7 @@ def partitioned(
         owner = {i: name for name, (numbers, _) in found.items() for i in numbers}
         return [(owner[i], own[owner[i]][i]) for i in range(len(leaves.arrays))]
 
-    def scalars(state: Any) -> dict[Hashable, Any]:
+    def scalars(state: Any) -> dict[str, Any]:
         of_each = state.inner_states
         return {name: own.scalars(of_each[name].inner_state) for name, own in transforms.items()}
 
@@ -68,10 +66,10 @@ class _StatesOfOwners(Field):
     """The states of several transforms by name, each for its own parameters."""
 
     who: str
-    transforms: Mapping[Hashable, LeafTransform]
+    transforms: Mapping[str, LeafTransform]
     owners: Owners
 
-    def by_owner(self, leaves: Leaves) -> dict[Hashable, tuple[list[int], Leaves]]:
+    def by_owner(self, leaves: Leaves) -> dict[str, tuple[list[int], Leaves]]:
         """The numbers of the leaves of each owner, and these leaves; all others are hidden."""
         names = jax.tree.leaves(self.owners(leaves.tree))
         found = {}
@@ -84,10 +82,10 @@ class _StatesOfOwners(Field):
             found[owner] = numbers, Leaves(tree, treedef, arrays, specs, leaves.mesh)
         return found
 
-    def _hidden(self, params: Any, owner: Hashable) -> Any:
+    def _hidden(self, params: Any, owner: str) -> Any:
         """The parameters, all hidden but those of one owner."""
 
-        def own(name: Hashable, x: Any) -> Any:
+        def own(name: str, x: Any) -> Any:
             return x if name == owner else optax.MaskedNode()
 
         return jax.tree.map(own, self.owners(params), params)
@@ -134,5 +132,5 @@ class _StatesOfOwners(Field):
         return new
 
 
-def _listed(names: Iterable[Hashable]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(map(repr, names)))

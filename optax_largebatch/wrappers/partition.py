@@ -1,6 +1,6 @@
 """Several optimizers, each for parameters of its own."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import optax
@@ -12,7 +12,7 @@ from optax_largebatch.transforms.partitioned import Owners, partitioned
 
 
 def partition(
-    who: str, optimizers: Mapping[Hashable, optax.GradientTransformation], owners: Owners
+    who: str, optimizers: Mapping[str, optax.GradientTransformation], owners: Owners
 ) -> optax.GradientTransformationExtraArgs:
     """Like `optax.partition`, but its errors name the cause.
 

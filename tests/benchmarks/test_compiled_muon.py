@@ -13,8 +13,11 @@ ROWS = list(csv.DictReader(RESULTS.read_text().splitlines()))
 
 def test_what_is_committed_is_allowed():
     ours = [row for row in ROWS if row["optimizer"] in ("muon", "muon, bfloat16")]
+    both = ("eight H100", "v5e 2x4")
     assert {(row["target"], row["case"]) for row in ours} == {
-        (target, case) for target in ("eight H100", "v5e 2x4") for case in CASES
+        (target, name)
+        for name, case in CASES.items()
+        for target in ((case.target,) if case.target else both)
     }
     assert not failures(ROWS)
 
@@ -27,6 +30,7 @@ def test_what_is_committed_is_allowed():
         ({"temporaries_beyond_adamw": "2.1"}, "temporaries are 2.1"),
         ({"exchanges_during_products": "1 of 4"}, "multiplies during 1 of 4 exchanges"),
         ({"products_of_a_share": "1.23"}, "products are 1.23"),
+        ({"collectives": "all-to-all:4 all-reduce:1"}, "allowed are 0 all-reduces"),
     ],
 )
 def test_what_is_worse_is_named(worse, says):
@@ -38,3 +42,10 @@ def test_what_is_worse_is_named(worse, says):
     )
     (line,) = failures([row | worse])
     assert says in line
+
+
+@pytest.mark.parametrize("column", ["products_of_a_share", "temporaries_of_own_parameters"])
+def test_a_group_that_multiplies_or_keeps_too_much_is_named(column):
+    for row in (row for row in ROWS if CASES[row["case"]].target):
+        (line,) = failures([row | {column: "4.5"}])
+        assert f"{column} is 4.5" in line

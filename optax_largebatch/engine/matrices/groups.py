@@ -80,7 +80,7 @@ class Shared(NamedTuple):
     operations: int
     """Multiplications and additions."""
     bytes: int
-    """Of what is sent, to the group and on the way of the matrices there and back."""
+    """The bytes that it sends: to its group, and for the way of the matrices there and back."""
 
     @property
     def cost(self) -> int:
