@@ -1,6 +1,6 @@
 """Several optimizers, each for parameters of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import optax
@@ -28,9 +28,11 @@ def partition(
     if len(ours) == len(own):
         return transformation(partitioned(who, ours, owners))
 
+    parts: dict[Hashable, optax.GradientTransformation] = {**optimizers}
+
     def init(params: optax.Params) -> optax.OptState:
         leaves_of("params", params)
-        return optax.partition(optimizers, owners).init(params)
+        return optax.partition(parts, owners).init(params)
 
     def update(
         updates: optax.Updates,
@@ -47,7 +49,7 @@ def partition(
         check_state(who, optax.transforms.PartitionState, state)
         gradients_of(updates, params)
         # With `owners` itself, optax would ask about the gradients, some of which may be None.
-        partitioned = optax.partition(optimizers, owners(params))
+        partitioned = optax.partition(parts, owners(params))
         return partitioned.update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)
