@@ -14,11 +14,21 @@ from optax_largebatch.adoption.checks import (
 )
 from optax_largebatch.adoption.macro_batch import check_a_place, taken_over
 from optax_largebatch.adoption.momentum import check_same_momentum
-from optax_largebatch.adoption.parts import BUFFERS, MACRO_BATCHES, MOMENTS, counters, parts
+from optax_largebatch.adoption.moments import Moments
+from optax_largebatch.adoption.parts import (
+    BUFFERS,
+    LIKE_PARAMETERS,
+    MACRO_BATCHES,
+    MEANS,
+    MOMENTS,
+    counters,
+    parts,
+)
 from optax_largebatch.adoption.same_moments import check_same_moments
 from optax_largebatch.arguments import Scalar, check_integer, check_number
 from optax_largebatch.params.leaves import Leaves, leaves_of
 from optax_largebatch.params.paths import is_hidden, leaf_names
+from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.lars import ScaleByLarsState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.nesterov import NesterovSplitState
@@ -26,6 +36,7 @@ from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 
 _COUNT_BESIDE_OTHERS = (
+    HyperballState,
     ScaleByLarsState,
     ScaleByLearningRateState,
     optax.schedules.InjectStatefulHyperparamsState,
@@ -132,7 +143,7 @@ def adopt_state(
     steps = _steps(old) if step is None else step
     wanted = optimizer.init(params)
     new = list(parts(wanted))
-    check_same_kinds(old, new)
+    check_same_kinds(leaves, old, new)
     check_a_place(old, new)
     if old_optimizer is None:
         check_same_momentum(state, wanted)
@@ -148,6 +159,7 @@ class _Adoption:
     def __init__(self, leaves: Leaves, old: list[Any], steps: int, examples: Any):
         self.leaves = leaves
         self.old = old
+        self.moments = Moments("the moments in state", leaves, old)
         self.steps = steps
         self.examples_per_micro_batch = examples
 
@@ -155,11 +167,8 @@ class _Adoption:
         """A part of the new state, with what the old state has for it."""
         if not isinstance(part, tuple | list | dict):
             return part
-        if isinstance(part, MOMENTS):
-            old = self.one(MOMENTS)
-            mu = self.like("moments", part.mu, old.mu)
-            nu = self.like("moments", part.nu, old.nu)
-            return part._replace(count=jnp.array(old.count, jnp.int32), mu=mu, nu=nu)
+        if isinstance(part, MEANS):
+            return self.means(part)
         if isinstance(part, BUFFERS):
             old = self.one(BUFFERS)
             return part._replace(trace=self.like("moments", part.trace, old.trace))
@@ -169,7 +178,10 @@ class _Adoption:
             return type(part)((key, self.adopted(own)) for key, own in part.items())
         if not hasattr(part, "_fields"):
             return type(part)(map(self.adopted, part))
-        new: Any = type(part)(*map(self.adopted, part))
+        fields = zip(part._fields, part, strict=True)
+        new: Any = type(part)(
+            *(own if name in LIKE_PARAMETERS else self.adopted(own) for name, own in fields)
+        )
         if new._fields == ("count",) or isinstance(part, _COUNT_BESIDE_OTHERS):
             return new._replace(count=jnp.full_like(new.count, self.steps))
         if "step" in new._fields:  # of optax.conditionally_mask and conditionally_transform
@@ -180,6 +192,16 @@ class _Adoption:
                 "keeps. Begin with optimizer.init(params)."
             )
         return new
+
+    def means(self, part: Any) -> Any:
+        """A state of Adam or Muon, with the moments of the parameters that it moves."""
+        mu = self.like("moments", part.mu, self.moments.first)
+        count = jnp.array(self.moments.count(part, self.steps), jnp.int32)
+        new = part._replace(count=count, mu=mu)
+        if not isinstance(part, MOMENTS):
+            return new
+        self.moments.check_second(part)
+        return new._replace(nu=self.like("moments", part.nu, self.moments.second))
 
     def macro_batch(self, part: Any) -> Any:
         """The state of gradient accumulation, in the middle of a macro-batch or at its begin."""

@@ -1,0 +1,84 @@
+"""The moments of each parameter, from the part of a state that has them."""
+
+from typing import Any
+
+from jax.core import Tracer
+import optax
+
+from optax_largebatch.adoption.parts import MEANS, MOMENTS
+from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.paths import is_hidden, leaf_names
+
+
+class Moments:
+    """The moments in a state.
+
+    An optimizer of several parts, such as `muon`, shows each parameter to one part, and hides it
+    from the others.
+    """
+
+    def __init__(self, where: str, leaves: Leaves, parts: list[Any]):
+        """Looks each parameter up.
+
+        Args:
+            where: whose the moments are, for messages.
+            leaves: the parameters.
+            parts: the parts of the state.
+        """
+        self.leaves = leaves
+        self.has_twice = False
+        """Whether several parts have moments of the same parameter."""
+        hidden = optax.MaskedNode()
+        first, second = [hidden] * len(leaves.arrays), [hidden] * len(leaves.arrays)
+        self._sources: list[Any] = [None] * len(leaves.arrays)
+        for part in parts:
+            if not isinstance(part, MEANS):
+                continue
+            for index, mu in enumerate(leaves.align(where, part.mu)):
+                if not is_hidden(mu):
+                    self.has_twice |= self._sources[index] is not None
+                    first[index], self._sources[index] = mu, part
+            if isinstance(part, MOMENTS):
+                for index, nu in enumerate(leaves.align(where, part.nu)):
+                    second[index] = second[index] if is_hidden(nu) else nu
+        self.first = leaves.rebuild(first)
+        """The first moments, like the parameters. What no part moves is hidden."""
+        self.second = leaves.rebuild(second)
+        """The second moments, likewise. What Muon moves is hidden, too."""
+
+    def check_second(self, part: Any) -> None:
+        """Checks that there are second moments of what a part of another state moves."""
+        shown = self.leaves.align("the moments of optimizer", part.nu)
+        for index, source in enumerate(self._sources):
+            if not is_hidden(shown[index]) and source and not isinstance(source, MOMENTS):
+                raise ValueError(
+                    f"state has no second moment of {leaf_names(self.leaves.tree)[index]!r}: Muon "
+                    "moved it, which keeps a first moment alone, and in optimizer it belongs to "
+                    "Adam, which needs both. Let optimizer move it by Muon, as muon(...) and "
+                    "muonh(...) do unless matrix_mask leaves it out, or begin with "
+                    "optimizer.init(params)."
+                )
+
+    def count(self, part: Any, otherwise: Any) -> Any:
+        """The number of gradients in the moments of what a part of another state moves.
+
+        Args:
+            part: the part.
+            otherwise: the number if it moves nothing.
+        """
+        shown = self.leaves.align("the moments of optimizer", part.mu)
+        pairs = zip(shown, self._sources, strict=True)
+        found = [source.count for own, source in pairs if not is_hidden(own) and source]
+        if not any(isinstance(number, Tracer) for number in found):
+            known = sorted({int(number) for number in found})
+            if len(known) > 1:
+                raise ValueError(
+                    f"state must have counted as many steps for all parameters that {_name(part)} "
+                    f"of optimizer moves; it has counted {known}. Their bias corrections differ, "
+                    "and optimizer has one for all. Begin with optimizer.init(params)."
+                )
+        return found[0] if found else otherwise
+
+
+def _name(part: Any) -> str:
+    return f"a {type(part).__name__}"
