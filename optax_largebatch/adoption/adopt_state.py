@@ -13,8 +13,8 @@ from optax_largebatch.adoption.checks import (
     check_state,
 )
 from optax_largebatch.adoption.macro_batch import check_a_place, taken_over
-from optax_largebatch.adoption.momentum import check_same_momentum
 from optax_largebatch.adoption.moments import Moments
+from optax_largebatch.adoption.momentum import check_same_momentum
 from optax_largebatch.adoption.parts import (
     BUFFERS,
     LIKE_PARAMETERS,
@@ -149,8 +149,10 @@ def adopt_state(
         check_same_momentum(state, wanted)
     else:
         check_optimizer("old_optimizer", old_optimizer)
+    adopted = _Adoption(leaves, old, steps, examples_per_micro_batch).adopted(wanted)
+    if old_optimizer is not None:
         check_same_moments(old_optimizer, optimizer, params, state)
-    return _Adoption(leaves, old, steps, examples_per_micro_batch).adopted(wanted)
+    return adopted
 
 
 class _Adoption:

@@ -70,11 +70,8 @@ def check_same_kinds(leaves: Leaves, old: list[Any], new: list[Any]) -> None:
     means = "moments of Adam or Muon" if of_muon else "moments of Adam"
     for kinds, what in ((MEANS, means), (BUFFERS, "a momentum buffer")):
         has, wants = (sum(isinstance(part, kinds) for part in own) for own in (old, new))
-        if kinds is MEANS:
-            differ = twice or bool(wants) != bool(has)
-        else:
-            differ = wants != has or has > 1
-        if differ:
+        once = not twice if kinds is MEANS else max(has, wants) <= 1
+        if not once or bool(has) != bool(wants):
             raise ValueError(
                 f"state must hold what optimizer needs, once: state has {what} {has} times, "
                 f"and optimizer has {what} {wants} times. optimizer.init(params) begins "

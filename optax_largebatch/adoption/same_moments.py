@@ -63,9 +63,9 @@ def check_same_moments(old_optimizer: Any, optimizer: Any, params: Any, state: A
                 f"{place.step} with the same gradients, an element of {place.field} of "
                 f"{place.name!r} is {theirs[at]:.4g} in old_optimizer and {ours[at]:.4g} in "
                 "optimizer. Give both the same b1, b2 or momentum (of Muon: beta), and the same "
-                "clipping and decay before the moments. Where that cannot be, as with optax.adamax, adamaxw, yogi "
-                "and contrib.adopt, begin with optimizer.init(params). Leave old_optimizer out to "
-                "take the moments as they are."
+                "clipping and decay before the moments. Where that cannot be, as with "
+                "optax.adamax, adamaxw, yogi and contrib.adopt, begin with "
+                "optimizer.init(params). Leave old_optimizer out to take the moments as they are."
             )
 
 
