@@ -12,6 +12,7 @@ from optax_largebatch.adoption.checks import (
     check_same_kinds,
     check_state,
 )
+from optax_largebatch.adoption.hidden import columns, rebuilt
 from optax_largebatch.adoption.macro_batch import check_a_place, taken_over
 from optax_largebatch.adoption.moments import Moments
 from optax_largebatch.adoption.momentum import check_same_momentum
@@ -222,13 +223,13 @@ class _Adoption:
 
     def like(self, what: str, new: Any, old: Any) -> Any:
         """A tree of the old state, cast to the dtypes of the new one."""
-        columns = zip(
-            self.leaves.align(f"the {what} of optimizer", new),
-            self.leaves.align(f"the {what} in state", old),
+        pairs = zip(
+            columns(self.leaves, f"the {what} of optimizer", new),
+            columns(self.leaves, f"the {what} in state", old),
             strict=True,
         )
         taken = []
-        for index, (own, other) in enumerate(columns):
+        for index, (own, other) in enumerate(pairs):
             if is_hidden(own):
                 taken.append(own)
                 continue
@@ -249,7 +250,7 @@ class _Adoption:
                     "of pmap one replica."
                 )
             taken.append(jnp.asarray(other, own.dtype))
-        return self.leaves.rebuild(taken)
+        return rebuilt(new, taken)
 
     def has_moments(self, part: Any) -> bool:
         """Whether a state of another library keeps an array for each parameter."""

@@ -5,7 +5,8 @@ from typing import Any
 from jax.core import Tracer
 import optax
 
-from optax_largebatch.adoption.parts import MEANS, MOMENTS
+from optax_largebatch.adoption.hidden import columns
+from optax_largebatch.adoption.parts import MEANS, MOMENTS, MUON
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import is_hidden, leaf_names
 
@@ -28,18 +29,18 @@ class Moments:
         self.leaves = leaves
         self.has_twice = False
         """Whether several parts have moments of the same parameter."""
-        hidden = optax.MaskedNode()
-        first, second = [hidden] * len(leaves.arrays), [hidden] * len(leaves.arrays)
-        self._sources: list[Any] = [None] * len(leaves.arrays)
+        number = len(leaves.arrays)
+        first, second = ([optax.MaskedNode()] * number for _ in range(2))
+        self._sources: list[Any] = [None] * number
         for part in parts:
             if not isinstance(part, MEANS):
                 continue
-            for index, mu in enumerate(leaves.align(where, part.mu)):
+            for index, mu in enumerate(columns(leaves, where, part.mu)):
                 if not is_hidden(mu):
                     self.has_twice |= self._sources[index] is not None
                     first[index], self._sources[index] = mu, part
             if isinstance(part, MOMENTS):
-                for index, nu in enumerate(leaves.align(where, part.nu)):
+                for index, nu in enumerate(columns(leaves, where, part.nu)):
                     second[index] = second[index] if is_hidden(nu) else nu
         self.first = leaves.rebuild(first)
         """The first moments, like the parameters. What no part moves is hidden."""
@@ -48,9 +49,9 @@ class Moments:
 
     def check_second(self, part: Any) -> None:
         """Checks that there are second moments of what a part of another state moves."""
-        shown = self.leaves.align("the moments of optimizer", part.nu)
+        shown = columns(self.leaves, "the moments of optimizer", part.nu)
         for index, source in enumerate(self._sources):
-            if not is_hidden(shown[index]) and source and not isinstance(source, MOMENTS):
+            if not is_hidden(shown[index]) and isinstance(source, MUON):
                 raise ValueError(
                     f"state has no second moment of {leaf_names(self.leaves.tree)[index]!r}: Muon "
                     "moved it, which keeps a first moment alone, and in optimizer it belongs to "
@@ -66,19 +67,16 @@ class Moments:
             part: the part.
             otherwise: the number if it moves nothing.
         """
-        shown = self.leaves.align("the moments of optimizer", part.mu)
+        shown = columns(self.leaves, "the moments of optimizer", part.mu)
         pairs = zip(shown, self._sources, strict=True)
-        found = [source.count for own, source in pairs if not is_hidden(own) and source]
+        found = [source.count for own, source in pairs if source and not is_hidden(own)]
         if not any(isinstance(number, Tracer) for number in found):
             known = sorted({int(number) for number in found})
             if len(known) > 1:
                 raise ValueError(
-                    f"state must have counted as many steps for all parameters that {_name(part)} "
-                    f"of optimizer moves; it has counted {known}. Their bias corrections differ, "
-                    "and optimizer has one for all. Begin with optimizer.init(params)."
+                    "state must have counted as many steps for all parameters that a "
+                    f"{type(part).__name__} of optimizer moves; it has counted {known}. Their bias "
+                    "corrections differ, and optimizer has one for all. Begin with "
+                    "optimizer.init(params)."
                 )
         return found[0] if found else otherwise
-
-
-def _name(part: Any) -> str:
-    return f"a {type(part).__name__}"

@@ -9,7 +9,9 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
+from optax_largebatch.adoption.hidden import columns
 from optax_largebatch.adoption.parts import BUFFERS, MACRO_BATCHES, MEANS, parts
+from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.paths import is_hidden, leaf_names
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
@@ -81,7 +83,7 @@ def _moments(
         gradients: those of each step.
         like: a state of the optimizer, to check that it is one.
     """
-    names = leaf_names(params)
+    leaves, names = leaves_of("params", params), leaf_names(params)
     state = optimizer.init(params)
     if like is not None and _kinds(state) != _kinds(like):
         raise ValueError(
@@ -94,8 +96,8 @@ def _moments(
         for part in parts(state):
             fields = part._fields if isinstance(part, (*MEANS, *BUFFERS)) else ()
             for field in set(fields) & {"mu", "nu", "trace"}:
-                columns = jax.tree.structure(params).flatten_up_to(getattr(part, field))
-                for name, moment in zip(names, columns, strict=True):
+                moments = columns(leaves, f"the {field} of {who}", getattr(part, field))
+                for name, moment in zip(names, moments, strict=True):
                     if not is_hidden(moment):
                         yield _Place(step, field, name), np.asarray(moment)
 
