@@ -58,11 +58,13 @@ def adopt_state(
 ) -> optax.OptState:
     r"""The state of an optimizer that goes on where another one stopped.
 
-    The state takes over the moments of Adam, or the momentum buffer of SGD and LARS. It also takes
-    over the number of steps, which schedules and bias corrections use. So the next steps are those
-    of an optimizer that has seen all gradients. Moments go from states
+    The state takes over the moments of Adam, the momentum of Muon, or the momentum buffer of SGD
+    and LARS. It also takes over the number of steps, which schedules and bias corrections use. So
+    the next steps are those of an optimizer that has seen all gradients. Moments go from states
 
-    - of `optax.adam`, `adamw` and `lamb` to `lamb`, `eve`, or a chain with `scale_by_adam`;
+    - of `optax.adam`, `adamw` and `lamb` to `lamb`, `eve`, `adamh`, or a chain with
+      `scale_by_adam`;
+    - of all these and of `optax.contrib.muon` to `muon` and `muonh`, and from these to each other;
     - of `optax.lars` to `lars`;
     - of `optax.sgd` with momentum to a chain with `accumulate_momentum` before all trust ratios.
 
@@ -70,19 +72,29 @@ def adopt_state(
     may be inside `chain`, `inject_hyperparams` or another wrapper. Other optimizers have moments of
     their own, which begin at zero: call their `init`.
 
-    **The moments must mean the same in both optimizers**: the same `b1`, `b2` or `momentum`, and
-    gradients clipped in the same way. A state does not say so. The states of these optimizers are
+    **Muon.** The momentum of Muon is a mean of gradients, and so is the first moment of Adam.
+    Therefore a matrix takes its momentum from either, and the parameters beside the matrices take
+    both moments of Adam. Muon keeps no second moment, so a matrix cannot go from Muon to Adam: this
+    is an error. Moments are taken as they are, even if Adam's `b1` is not Muon's `beta` (their
+    defaults are 0.9 and 0.95); only `old_optimizer` compares the two. With `radius="start"` the
+    spheres of `muonh` and `adamh` get their radii in the first step after the change.
+
+    **The moments must mean the same in both optimizers**: the same `b1` (of Muon: `beta`), `b2` or
+    `momentum`, and gradients clipped in the same way. A state does not say so. The states of these optimizers are
     of Adam's class, but their numbers are not Adam's moments:
 
     - `optax.adamax` and `adamaxw`: `nu` is a maximum;
     - `optax.yogi`: `nu` begins at 1e-6 and is added to in another way;
     - `optax.contrib.adopt`: `mu` is a mean of normalised gradients;
-    - `scale_by_adam` with `grad_averaging=False`: `mu` is a sum.
+    - `scale_by_adam` with `grad_averaging=False`: `mu` is a sum, as in `muon` with the same.
 
     In the same way, `accumulate_momentum` with `averaging=True` keeps a mean where others keep a
     sum. And in a chain of optax, a constant learning rate leaves nothing in the state, so that a
     link behind the momentum is taken for it. All these are accepted, and the steps are wrong. Pass
     `old_optimizer` to have them refused.
+
+    **Several optimizers.** By `optax.partition` each parameter may have its own. It then takes the
+    moments of the one that moved it.
 
     **Frozen parameters.** Both optimizers may hide a parameter, by `optax.masked` or by
     `optax.partition` with `optax.set_to_zero`. If only the new one hides it, its moments are
@@ -181,7 +193,8 @@ class _Adoption:
             return type(part)((key, self.adopted(own)) for key, own in part.items())
         if not hasattr(part, "_fields"):
             return type(part)(map(self.adopted, part))
-        fields = zip(part._fields, part, strict=True)
+        named: Any = part
+        fields = zip(named._fields, named, strict=True)
         new: Any = type(part)(
             *(own if name in LIKE_PARAMETERS else self.adopted(own) for name, own in fields)
         )

@@ -54,10 +54,9 @@ class Moments:
             if not is_hidden(shown[index]) and isinstance(source, MUON):
                 raise ValueError(
                     f"state has no second moment of {leaf_names(self.leaves.tree)[index]!r}: Muon "
-                    "moved it, which keeps a first moment alone, and in optimizer it belongs to "
-                    "Adam, which needs both. Let optimizer move it by Muon, as muon(...) and "
-                    "muonh(...) do unless matrix_mask leaves it out, or begin with "
-                    "optimizer.init(params)."
+                    "moved it and keeps only a first moment, but optimizer moves it by Adam, which "
+                    "needs both. Let optimizer move it by Muon (muon(...) and muonh(...) do so "
+                    "unless matrix_mask leaves it out), or begin with optimizer.init(params)."
                 )
 
     def count(self, part: Any, otherwise: Any) -> Any:

@@ -107,7 +107,7 @@ WITHOUT_SECOND_MOMENTS = {
 @pytest.mark.parametrize("compare", [False, True], ids=["", "compared"])
 def test_muon_keeps_no_second_moments(name, compare):
     old, new = WITHOUT_SECOND_MOMENTS[name]
-    says = "no second moment of 'kernel': Muon moved it, .* unless matrix_mask leaves it out"
+    says = "no second moment of 'kernel': Muon moved it and .* unless matrix_mask leaves it out"
     with pytest.raises(ValueError, match=says):
         lb.adopt_state(new, PARAMS, state_after(old), old_optimizer=old if compare else None)
 
