@@ -80,8 +80,8 @@ def adopt_state(
     spheres of `muonh` and `adamh` get their radii in the first step after the change.
 
     **The moments must mean the same in both optimizers**: the same `b1` (of Muon: `beta`), `b2` or
-    `momentum`, and gradients clipped in the same way. A state does not say so. The states of these optimizers are
-    of Adam's class, but their numbers are not Adam's moments:
+    `momentum`, and gradients clipped in the same way. A state does not say so. The states of these
+    optimizers are of Adam's class, but their numbers are not Adam's moments:
 
     - `optax.adamax` and `adamaxw`: `nu` is a maximum;
     - `optax.yogi`: `nu` begins at 1e-6 and is added to in another way;

@@ -149,3 +149,9 @@ def test_the_dictionary_of_a_checkpoint_is_refused(old):
     muon = state_after(old).inner_states["muon"].inner_state[0]
     with pytest.raises(ValueError, match=r"count, mu.*: it was read from a checkpoint without its"):
         lb.adopt_state(MUON, PARAMS, {"muon": [muon._asdict()]}, step=2)
+
+
+def test_radii_are_no_states_whatever_the_names_of_the_parameters():
+    params = {"count": PARAMS["kernel"], "mu": PARAMS["kernel"]}
+    state = MUONH.init(params)
+    chex.assert_trees_all_equal(lb.adopt_state(MUONH, params, state), state)
