@@ -12,13 +12,24 @@ from optax_largebatch.adoption.checks import (
     check_same_kinds,
     check_state,
 )
+from optax_largebatch.adoption.hidden import columns, rebuilt
 from optax_largebatch.adoption.macro_batch import check_a_place, taken_over
+from optax_largebatch.adoption.moments import Moments
 from optax_largebatch.adoption.momentum import check_same_momentum
-from optax_largebatch.adoption.parts import BUFFERS, MACRO_BATCHES, MOMENTS, counters, parts
+from optax_largebatch.adoption.parts import (
+    BUFFERS,
+    LIKE_PARAMETERS,
+    MACRO_BATCHES,
+    MEANS,
+    MOMENTS,
+    counters,
+    parts,
+)
 from optax_largebatch.adoption.same_moments import check_same_moments
 from optax_largebatch.arguments import Scalar, check_integer, check_number
 from optax_largebatch.params.leaves import Leaves, leaves_of
 from optax_largebatch.params.paths import is_hidden, leaf_names
+from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.lars import ScaleByLarsState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.nesterov import NesterovSplitState
@@ -26,6 +37,7 @@ from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 
 _COUNT_BESIDE_OTHERS = (
+    HyperballState,
     ScaleByLarsState,
     ScaleByLearningRateState,
     optax.schedules.InjectStatefulHyperparamsState,
@@ -46,11 +58,13 @@ def adopt_state(
 ) -> optax.OptState:
     r"""The state of an optimizer that goes on where another one stopped.
 
-    The state takes over the moments of Adam, or the momentum buffer of SGD and LARS. It also takes
-    over the number of steps, which schedules and bias corrections use. So the next steps are those
-    of an optimizer that has seen all gradients. Moments go from states
+    The state takes over the moments of Adam, the momentum of Muon, or the momentum buffer of SGD
+    and LARS. It also takes over the number of steps, which schedules and bias corrections use. So
+    the next steps are those of an optimizer that has seen all gradients. Moments go from states
 
-    - of `optax.adam`, `adamw` and `lamb` to `lamb`, `eve`, or a chain with `scale_by_adam`;
+    - of `optax.adam`, `adamw` and `lamb` to `lamb`, `eve`, `adamh`, or a chain with
+      `scale_by_adam`;
+    - of all these and of `optax.contrib.muon` to `muon` and `muonh`, and from these to each other;
     - of `optax.lars` to `lars`;
     - of `optax.sgd` with momentum to a chain with `accumulate_momentum` before all trust ratios.
 
@@ -58,19 +72,29 @@ def adopt_state(
     may be inside `chain`, `inject_hyperparams` or another wrapper. Other optimizers have moments of
     their own, which begin at zero: call their `init`.
 
-    **The moments must mean the same in both optimizers**: the same `b1`, `b2` or `momentum`, and
-    gradients clipped in the same way. A state does not say so. The states of these optimizers are
-    of Adam's class, but their numbers are not Adam's moments:
+    **Muon.** The momentum of Muon is a mean of gradients, and so is the first moment of Adam.
+    Therefore a matrix takes its momentum from either, and the parameters beside the matrices take
+    both moments of Adam. Muon keeps no second moment, so a matrix cannot go from Muon to Adam: this
+    is an error. Moments are taken as they are, even if Adam's `b1` is not Muon's `beta` (their
+    defaults are 0.9 and 0.95); only `old_optimizer` compares the two. With `radius="start"` the
+    spheres of `muonh` and `adamh` get their radii in the first step after the change.
+
+    **The moments must mean the same in both optimizers**: the same `b1` (of Muon: `beta`), `b2` or
+    `momentum`, and gradients clipped in the same way. A state does not say so. The states of these
+    optimizers are of Adam's class, but their numbers are not Adam's moments:
 
     - `optax.adamax` and `adamaxw`: `nu` is a maximum;
     - `optax.yogi`: `nu` begins at 1e-6 and is added to in another way;
     - `optax.contrib.adopt`: `mu` is a mean of normalised gradients;
-    - `scale_by_adam` with `grad_averaging=False`: `mu` is a sum.
+    - `scale_by_adam` with `grad_averaging=False`: `mu` is a sum, as in `muon` with the same.
 
     In the same way, `accumulate_momentum` with `averaging=True` keeps a mean where others keep a
     sum. And in a chain of optax, a constant learning rate leaves nothing in the state, so that a
     link behind the momentum is taken for it. All these are accepted, and the steps are wrong. Pass
     `old_optimizer` to have them refused.
+
+    **Several optimizers.** By `optax.partition` each parameter may have its own. It then takes the
+    moments of the one that moved it.
 
     **Frozen parameters.** Both optimizers may hide a parameter, by `optax.masked` or by
     `optax.partition` with `optax.set_to_zero`. If only the new one hides it, its moments are
@@ -132,14 +156,16 @@ def adopt_state(
     steps = _steps(old) if step is None else step
     wanted = optimizer.init(params)
     new = list(parts(wanted))
-    check_same_kinds(old, new)
+    check_same_kinds(leaves, old, new)
     check_a_place(old, new)
     if old_optimizer is None:
         check_same_momentum(state, wanted)
     else:
         check_optimizer("old_optimizer", old_optimizer)
+    adopted = _Adoption(leaves, old, steps, examples_per_micro_batch).adopted(wanted)
+    if old_optimizer is not None:
         check_same_moments(old_optimizer, optimizer, params, state)
-    return _Adoption(leaves, old, steps, examples_per_micro_batch).adopted(wanted)
+    return adopted
 
 
 class _Adoption:
@@ -148,6 +174,7 @@ class _Adoption:
     def __init__(self, leaves: Leaves, old: list[Any], steps: int, examples: Any):
         self.leaves = leaves
         self.old = old
+        self.moments = Moments("the moments in state", leaves, old)
         self.steps = steps
         self.examples_per_micro_batch = examples
 
@@ -155,11 +182,8 @@ class _Adoption:
         """A part of the new state, with what the old state has for it."""
         if not isinstance(part, tuple | list | dict):
             return part
-        if isinstance(part, MOMENTS):
-            old = self.one(MOMENTS)
-            mu = self.like("moments", part.mu, old.mu)
-            nu = self.like("moments", part.nu, old.nu)
-            return part._replace(count=jnp.array(old.count, jnp.int32), mu=mu, nu=nu)
+        if isinstance(part, MEANS):
+            return self.means(part)
         if isinstance(part, BUFFERS):
             old = self.one(BUFFERS)
             return part._replace(trace=self.like("moments", part.trace, old.trace))
@@ -169,7 +193,11 @@ class _Adoption:
             return type(part)((key, self.adopted(own)) for key, own in part.items())
         if not hasattr(part, "_fields"):
             return type(part)(map(self.adopted, part))
-        new: Any = type(part)(*map(self.adopted, part))
+        named: Any = part
+        fields = zip(named._fields, named, strict=True)
+        new: Any = type(part)(
+            *(own if name in LIKE_PARAMETERS else self.adopted(own) for name, own in fields)
+        )
         if new._fields == ("count",) or isinstance(part, _COUNT_BESIDE_OTHERS):
             return new._replace(count=jnp.full_like(new.count, self.steps))
         if "step" in new._fields:  # of optax.conditionally_mask and conditionally_transform
@@ -180,6 +208,16 @@ class _Adoption:
                 "keeps. Begin with optimizer.init(params)."
             )
         return new
+
+    def means(self, part: Any) -> Any:
+        """A state of Adam or Muon, with the moments of the parameters that it moves."""
+        mu = self.like("moments", part.mu, self.moments.first)
+        count = jnp.array(self.moments.count(part, self.steps), jnp.int32)
+        new = part._replace(count=count, mu=mu)
+        if not isinstance(part, MOMENTS):
+            return new
+        self.moments.check_second(part)
+        return new._replace(nu=self.like("moments", part.nu, self.moments.second))
 
     def macro_batch(self, part: Any) -> Any:
         """The state of gradient accumulation, in the middle of a macro-batch or at its begin."""
@@ -198,13 +236,13 @@ class _Adoption:
 
     def like(self, what: str, new: Any, old: Any) -> Any:
         """A tree of the old state, cast to the dtypes of the new one."""
-        columns = zip(
-            self.leaves.align(f"the {what} of optimizer", new),
-            self.leaves.align(f"the {what} in state", old),
+        pairs = zip(
+            columns(self.leaves, f"the {what} of optimizer", new),
+            columns(self.leaves, f"the {what} in state", old),
             strict=True,
         )
         taken = []
-        for index, (own, other) in enumerate(columns):
+        for index, (own, other) in enumerate(pairs):
             if is_hidden(own):
                 taken.append(own)
                 continue
@@ -225,7 +263,7 @@ class _Adoption:
                     "of pmap one replica."
                 )
             taken.append(jnp.asarray(other, own.dtype))
-        return self.leaves.rebuild(taken)
+        return rebuilt(new, taken)
 
     def has_moments(self, part: Any) -> bool:
         """Whether a state of another library keeps an array for each parameter."""

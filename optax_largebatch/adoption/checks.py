@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.adoption.parts import BUFFERS, MOMENTS, counters
+from optax_largebatch.adoption.moments import Moments
+from optax_largebatch.adoption.parts import BUFFERS, MEANS, MUON, counters
+from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.transforms.nesterov import NesterovSplitState
 
 
@@ -55,11 +57,21 @@ def check_one_model(old: list[Any]) -> None:
                 )
 
 
-def check_same_kinds(old: list[Any], new: list[Any]) -> None:
-    """Checks that the old state has the moments that the new one needs, and no others."""
-    for kinds, what in ((MOMENTS, "moments of Adam"), (BUFFERS, "a momentum buffer")):
+def check_same_kinds(leaves: Leaves, old: list[Any], new: list[Any]) -> None:
+    """Checks that the old state has the kinds of moments that the new one needs, and no others.
+
+    Moments may lie in several parts, if each parameter has its own in one of them.
+    """
+    twice = any(
+        Moments(f"the moments {where}", leaves, own).has_twice
+        for where, own in (("in state", old), ("of optimizer", new))
+    )
+    of_muon = any(isinstance(part, MUON) for part in (*old, *new))
+    means = "moments of Adam or Muon" if of_muon else "moments of Adam"
+    for kinds, what in ((MEANS, means), (BUFFERS, "a momentum buffer")):
         has, wants = (sum(isinstance(part, kinds) for part in own) for own in (old, new))
-        if wants != has or has > 1:
+        once = not twice if kinds is MEANS else max(has, wants) <= 1
+        if not once or bool(has) != bool(wants):
             raise ValueError(
                 f"state must hold what optimizer needs, once: state has {what} {has} times, "
                 f"and optimizer has {what} {wants} times. optimizer.init(params) begins "

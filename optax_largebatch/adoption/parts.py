@@ -7,13 +7,19 @@ import optax
 
 from optax_largebatch.transforms.adam import ScaleByAdamState
 from optax_largebatch.transforms.momentum import AccumulateMomentumState
+from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
+    OrthogonalizeMomentumState,
+)
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 
 MOMENTS = (ScaleByAdamState, optax.ScaleByAdamState)
+MUON = (OrthogonalizeMomentumState, optax.contrib.MuonState)
+MEANS = (*MOMENTS, *MUON)
+"""States whose `mu` is a mean of gradients."""
 BUFFERS = (AccumulateMomentumState, optax.TraceState)
 MACRO_BATCHES = (AccumulateGradientsState, optax.MultiStepsState)
 
-_LIKE_PARAMETERS = ("mu", "nu", "trace", "accumulator", "acc_grads", "master")
+LIKE_PARAMETERS = ("mu", "nu", "trace", "accumulator", "acc_grads", "master", "radii")
 """Fields that hold a tree like the parameters, whose nodes are no states."""
 
 
@@ -31,7 +37,7 @@ def parts(node: Any) -> Iterator[Any]:
         if fields is not None:
             yield node
         names = fields or [""] * len(node)
-        below = [x for name, x in zip(names, node, strict=True) if name not in _LIKE_PARAMETERS]
+        below = [x for name, x in zip(names, node, strict=True) if name not in LIKE_PARAMETERS]
     else:
         return
     for part in below:
@@ -48,7 +54,7 @@ def counters(part: Any) -> dict[str, Any]:
 def _check_not_restored_as(node: dict[Any, Any]) -> None:
     """Raises on the dictionary that a checkpoint makes of a NamedTuple."""
     of_states = any(hasattr(part, "_fields") for part in node.values())  # as in optax.named_chain
-    for kind in (*MOMENTS, *BUFFERS, *MACRO_BATCHES):
+    for kind in (*MEANS, *BUFFERS, *MACRO_BATCHES):
         if not of_states and set(node) == set(kind._fields):
             raise ValueError(
                 "state must hold NamedTuples, and holds a dictionary of "

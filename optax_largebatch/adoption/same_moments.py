@@ -9,7 +9,9 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.adoption.parts import BUFFERS, MACRO_BATCHES, MOMENTS, parts
+from optax_largebatch.adoption.hidden import columns
+from optax_largebatch.adoption.parts import BUFFERS, MACRO_BATCHES, MEANS, parts
+from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.paths import is_hidden, leaf_names
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
@@ -62,10 +64,10 @@ def check_same_moments(old_optimizer: Any, optimizer: Any, params: Any, state: A
                 "old_optimizer must keep the moments that optimizer keeps: in step "
                 f"{place.step} with the same gradients, an element of {place.field} of "
                 f"{place.name!r} is {theirs[at]:.4g} in old_optimizer and {ours[at]:.4g} in "
-                "optimizer. Give both the same b1, b2 or momentum, and the same clipping and decay "
-                "before the moments. Where that cannot be, as with optax.adamax, adamaxw, yogi "
-                "and contrib.adopt, begin with optimizer.init(params). Leave old_optimizer out to "
-                "take the moments as they are."
+                "optimizer. Give both the same b1, b2 or momentum (of Muon: beta), and the same "
+                "clipping and decay before the moments. Where that cannot be, as with "
+                "optax.adamax, adamaxw, yogi and contrib.adopt, begin with "
+                "optimizer.init(params). Leave old_optimizer out to take the moments as they are."
             )
 
 
@@ -81,7 +83,7 @@ def _moments(
         gradients: those of each step.
         like: a state of the optimizer, to check that it is one.
     """
-    names = leaf_names(params)
+    leaves, names = leaves_of("params", params), leaf_names(params)
     state = optimizer.init(params)
     if like is not None and _kinds(state) != _kinds(like):
         raise ValueError(
@@ -92,10 +94,10 @@ def _moments(
     for step, gradient in enumerate(gradients, 1):
         state = _after_a_step(who, update, gradient, state, params)
         for part in parts(state):
-            fields = part._fields if isinstance(part, (*MOMENTS, *BUFFERS)) else ()
-            for field in set(fields) - {"count"}:
-                columns = jax.tree.structure(params).flatten_up_to(getattr(part, field))
-                for name, moment in zip(names, columns, strict=True):
+            fields = part._fields if isinstance(part, (*MEANS, *BUFFERS)) else ()
+            for field in set(fields) & {"mu", "nu", "trace"}:
+                moments = columns(leaves, f"the {field} of {who}", getattr(part, field))
+                for name, moment in zip(names, moments, strict=True):
                     if not is_hidden(moment):
                         yield _Place(step, field, name), np.asarray(moment)
 

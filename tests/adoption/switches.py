@@ -111,9 +111,54 @@ SWITCHES = {
     ),
     "zeros to hidden": (zeroed(optax.adam(SCHEDULE)), without_bias(lb.lamb(SCHEDULE))),
     "trained to frozen": (optax.adam(SCHEDULE), without_bias(lb.lamb(SCHEDULE))),
+    "several adams to lamb": (
+        optax.partition(
+            {"matrices": optax.adam(SCHEDULE), "vectors": optax.adam(0.1)},
+            {"kernel": "matrices", "bias": "vectors"},
+        ),
+        lb.lamb(SCHEDULE),
+    ),
     "adam to lamb on some steps": (
         optax.adam(SCHEDULE),
         optax.conditionally_transform(lb.lamb(SCHEDULE), lambda step: step < 6),
+    ),
+}
+MUON = lb.muon(SCHEDULE, beta=0.9)
+MUONH = lb.muonh(SCHEDULE, beta=0.9, b2=0.999)
+ADAMH = lb.adamh(SCHEDULE, b2=0.999)
+CONTRIB = optax.contrib.muon(SCHEDULE, beta=0.9)
+HEAD = lb.muonh(SCHEDULE, b2=0.999, adamh_mask=lb.matching("kernel"))
+"""Its Muon moves nothing."""
+SWITCHES |= {
+    "contrib.muon to muon": (CONTRIB, MUON),
+    "contrib.muon to muonh": (CONTRIB, MUONH),
+    "muon to contrib.muon": (MUON, CONTRIB),
+    "muonh to contrib.muon": (MUONH, CONTRIB),
+    "muon to muonh": (MUON, MUONH),
+    "muonh to muon": (MUONH, MUON),
+    "adamw to muon": (optax.adamw(SCHEDULE), MUON),
+    "adamw to muonh": (optax.adamw(SCHEDULE), MUONH),
+    "adamw to muonh with a head": (optax.adamw(SCHEDULE), HEAD),
+    "adamw to adamh": (optax.adamw(SCHEDULE), ADAMH),
+    "optax.lamb to muon": (optax.lamb(SCHEDULE), MUON),
+    "optax.lamb to adamh": (optax.lamb(SCHEDULE), ADAMH),
+    "lamb to muon": (lb.lamb(SCHEDULE), MUON),
+    "lamb to muonh": (lb.lamb(SCHEDULE), MUONH),
+    "lamb to adamh": (lb.lamb(SCHEDULE), ADAMH),
+    "lamb to contrib.muon": (lb.lamb(SCHEDULE), CONTRIB),
+    "adamh to muonh": (ADAMH, MUONH),
+    "adamh to adamw": (ADAMH, optax.adamw(SCHEDULE)),
+    "adamh to lamb": (ADAMH, lb.lamb(SCHEDULE)),
+    "muonh with a head to lamb": (HEAD, lb.lamb(SCHEDULE)),
+    "muon without Nesterov to muonh": (lb.muon(SCHEDULE, beta=0.9, nesterov=False), MUONH),
+    "muon beside lamb to muon": (lb.muon(SCHEDULE, beta=0.9, others=lb.lamb(SCHEDULE)), MUON),
+    "MultiSteps of contrib.muon to accumulated muonh": (
+        micro(CONTRIB),
+        lb.accumulate_gradients(MUONH, 3),
+    ),
+    "injected adamw to master weights of muon": (
+        inject(optax.adamw, learning_rate=SCHEDULE),
+        lb.master_weights(MUON),
     ),
 }
 DOES_NOT_SAY = ("lars to lars", "sgd to a chain")

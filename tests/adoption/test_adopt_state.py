@@ -25,6 +25,11 @@ QUICK = (
     "lars to lars",
     "MultiSteps of adamw to accumulated lamb",
     "hidden to hidden",
+    "several adams to lamb",
+    "contrib.muon to muon",
+    "muon to contrib.muon",
+    "adamw to muonh",
+    "adamh to lamb",
 )
 
 
@@ -118,8 +123,8 @@ REFUSED = {
         lb.lamb(0.1),
         "state has moments of Adam 0 times",
     ),
-    "two optimizers": (
-        optax.partition(dict.fromkeys("ab", optax.adam(0.1)), {"kernel": "a", "bias": "b"}),
+    "two moments of one parameter": (
+        optax.chain(optax.adam(0.1), optax.adam(0.1)),
         lb.lamb(0.1),
         "state has moments of Adam 2 times",
     ),

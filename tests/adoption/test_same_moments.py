@@ -13,7 +13,7 @@ from tests.adoption.switches import DECAY, PARAMS, SWITCHES, micro, state_after,
 ADAM, SGD = optax.adam(0.1), optax.sgd(0.1, 0.9)
 LAMB = lb.lamb(0.1, **DECAY)
 MOMENTUM = lb.chain(lb.accumulate_momentum(0.9), lb.scale_by_learning_rate(0.1))
-QUICK = ("adam to lamb", "hidden to hidden")
+QUICK = ("adam to lamb", "hidden to hidden", "adamw to muonh")
 
 SAME = SWITCHES | {
     "radam": (optax.radam(0.1), LAMB),
@@ -30,6 +30,9 @@ DIFFERENT = {
     "sums": (lb.lamb(0.1, grad_averaging=False), LAMB),
     "b1": (optax.adam(0.1, b1=0.95), LAMB),
     "b2": (optax.adam(0.1, b2=0.9995), LAMB),
+    "beta": (ADAM, lb.muon(0.1)),
+    "beta of both": (optax.contrib.muon(0.1), lb.muonh(0.1, beta=0.9, b2=0.999)),
+    "sums of Muon": (lb.muon(0.1, grad_averaging=False), lb.muon(0.1)),
     "clipping": (ADAM, lb.lamb(0.1, max_grad_norm=1.0)),
     "decay": (optax.chain(optax.add_decayed_weights(0.1), ADAM), LAMB),
     "momentum": (optax.sgd(0.1, 0.8), MOMENTUM),

@@ -1,0 +1,157 @@
+"""Muon in the middle of a run: its momentum is a mean of gradients, and so is Adam's."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.adoption.switches import CONTRIB, HEAD, MUON, MUONH, PARAMS, SCHEDULE, state_after
+from tests.conftest import enable_x64
+from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, theirs
+
+STEPS = 5
+
+
+def go_on(optimizer, params, state, first):
+    """The parameters and the state after some more steps."""
+    update = jax.jit(optimizer.update)
+    for index in range(first, first + STEPS):
+        gradients = jax.tree.map(lambda x, at=index: 0.3 * x + jnp.cos(3 * x + at), params)
+        updates, state = update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@theirs
+@pytest.mark.parametrize("told_by", ["numbers", "rules"])
+@pytest.mark.parametrize("ours_first", [False, True], ids=["from optax", "to optax"])
+def test_a_run_goes_on_as_that_of_optax_would(ours_first, told_by):
+    dimensions = optax.contrib.MuonDimensionNumbers
+    numbers = dict.fromkeys(("high", "square", "wide"), dimensions())
+    numbers |= {"bias": None, "conv": dimensions((0, 1, 2), 3), "layers": dimensions(1, 2)}
+    told = {"matrix_axes": numbers}
+    if told_by == "rules":
+        told = {"matrix_axes": CONVOLUTION, "stacked": STACKED}
+    settings = {"learning_rate": optax.linear_schedule(0.02, 0.001, 10), "weight_decay": 0.1}
+    peer = optax.contrib.muon(muon_weight_dimension_numbers=numbers, **settings)
+    before, after = (lb.muon(**told, **settings), peer)[:: 1 if ours_first else -1]
+    with enable_x64(True):
+        params = network("float64")
+        halfway, state = go_on(peer, params, peer.init(params), 0)
+        expected, expected_state = go_on(peer, halfway, state, STEPS)
+        params, state = go_on(before, params, before.init(params), 0)
+        adopted = lb.adopt_state(after, params, state, old_optimizer=before)
+        chex.assert_trees_all_equal_structs(adopted, after.init(params))
+        params, state = go_on(after, params, adopted, STEPS)
+        chex.assert_trees_all_close(params, expected, rtol=0, atol=1e-12)
+        if ours_first:
+            chex.assert_trees_all_close(state, expected_state, rtol=0, atol=1e-12)
+    assert np.abs(expected["wide"] - halfway["wide"]).max() > 1e-3
+
+
+def test_schedules_and_angles_go_on_and_a_radius_is_that_of_now():
+    optimizer = lb.muonh(SCHEDULE, radius="start")
+    adopted = lb.adopt_state(optimizer, PARAMS, state_after(CONTRIB, 4))
+    counts = {int(count) for _, count in optax.tree.get_all_with_path(adopted, "count")}
+    assert counts == {4}
+    sphere = adopted.inner_states["muonh"].inner_state[1]
+    assert float(sphere.radii["kernel"]) == 0
+    _, state = optimizer.update(PARAMS, adopted, PARAMS)
+    sphere = state.inner_states["muonh"].inner_state[1]
+    np.testing.assert_allclose(sphere.learning_rates, SCHEDULE(4))
+    np.testing.assert_allclose(sphere.radii["kernel"], jnp.linalg.norm(PARAMS["kernel"]), rtol=1e-6)
+    assert int(sphere.count) == 5
+
+
+def test_each_part_takes_the_moments_of_its_own_parameters():
+    state = state_after(optax.adamw(SCHEDULE))
+    muon, adam = (
+        lb.adopt_state(MUON, PARAMS, state).inner_states[name].inner_state[0]
+        for name in ("muon", "others")
+    )
+    np.testing.assert_array_equal(muon.mu["kernel"], state[0].mu["kernel"])
+    np.testing.assert_array_equal(adam.mu["bias"], state[0].mu["bias"])
+    np.testing.assert_array_equal(adam.nu["bias"], state[0].nu["bias"])
+    for hidden in (muon.mu["bias"], adam.mu["kernel"], adam.nu["kernel"]):
+        assert isinstance(hidden, optax.MaskedNode)
+    assert (int(muon.count), int(adam.count)) == (2, 2)
+
+
+@pytest.mark.parametrize("old", [optax.adamw(0.1), CONTRIB], ids=["adamw", "contrib.muon"])
+def test_the_momentum_takes_the_dtype_of_the_new_state(old):
+    optimizer = lb.muon(0.1, mu_dtype="bfloat16")
+    state = lb.adopt_state(optimizer, PARAMS, state_after(old))
+    chex.assert_trees_all_equal_dtypes(state, optimizer.init(PARAMS))
+    assert jnp.all(state.inner_states["muon"].inner_state[0].mu["kernel"] != 0)
+
+
+def test_inside_of_jit():
+    state = state_after(CONTRIB)
+    compiled = jax.jit(lambda state: lb.adopt_state(MUONH, PARAMS, state, step=2))(state)
+    chex.assert_trees_all_equal(compiled, lb.adopt_state(MUONH, PARAMS, state))
+
+
+WITHOUT_SECOND_MOMENTS = {
+    "muon to adamw": (MUON, optax.adamw(0.1)),
+    "contrib.muon to lamb": (CONTRIB, lb.lamb(0.1)),
+    "muonh to optax.lamb": (MUONH, optax.lamb(0.1)),
+    "muonh to adamh": (MUONH, lb.adamh(0.1)),
+    "a head that was Muon's": (MUON, HEAD),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_SECOND_MOMENTS)
+@pytest.mark.parametrize("compare", [False, True], ids=["", "compared"])
+def test_muon_keeps_no_second_moments(name, compare):
+    old, new = WITHOUT_SECOND_MOMENTS[name]
+    says = "no second moment of 'kernel': Muon moved it and .* unless matrix_mask leaves it out"
+    with pytest.raises(ValueError, match=says):
+        lb.adopt_state(new, PARAMS, state_after(old), old_optimizer=old if compare else None)
+
+
+@pytest.mark.parametrize("old", [optax.sgd(SCHEDULE, 0.9), optax.lars(SCHEDULE)])
+@pytest.mark.parametrize("new", [MUON, MUONH, CONTRIB])
+def test_sums_of_gradients_are_no_means(old, new):
+    with pytest.raises(
+        ValueError, match="state has moments of Adam or Muon 0 times, and optimizer "
+    ):
+        lb.adopt_state(new, PARAMS, state_after(old))
+
+
+def test_means_of_gradients_are_no_sums():
+    with pytest.raises(ValueError, match=r"Adam or Muon 2 times, and optimizer has .* 0 times"):
+        lb.adopt_state(lb.lars(0.1), PARAMS, state_after(CONTRIB))
+
+
+def test_parts_that_have_counted_differently_are_refused():
+    state = state_after(MUON)
+    inner = state.inner_states | {"others": MUON.init(PARAMS).inner_states["others"]}
+    for new in (MUON, HEAD):  # HEAD moves nothing by Muon
+        with pytest.raises(ValueError, match=r"step must be given.* has counted \[0, 2\]"):
+            lb.adopt_state(new, PARAMS, state._replace(inner_states=inner))
+    adams = optax.partition(
+        {"a": optax.adam(0.1), "b": optax.adam(0.1)}, {"kernel": "a", "bias": "b"}
+    )
+    state = state_after(adams)
+    inner = state.inner_states | {"b": adams.init(PARAMS).inner_states["b"]}
+    state = state._replace(inner_states=inner)
+    with pytest.raises(ValueError, match=r"a ScaleByAdamState of optimizer moves.* counted \[0, 2"):
+        lb.adopt_state(lb.lamb(0.1), PARAMS, state, step=2)
+    adopted = lb.adopt_state(MUON, PARAMS, state, step=2)  # each has a count of its own
+    assert [int(own.inner_state[0].count) for own in adopted.inner_states.values()] == [2, 0]
+
+
+@pytest.mark.parametrize("old", [CONTRIB, MUON], ids=["contrib.muon", "muon"])
+def test_the_dictionary_of_a_checkpoint_is_refused(old):
+    muon = state_after(old).inner_states["muon"].inner_state[0]
+    with pytest.raises(ValueError, match=r"count, mu.*: it was read from a checkpoint without its"):
+        lb.adopt_state(MUON, PARAMS, {"muon": [muon._asdict()]}, step=2)
+
+
+def test_radii_are_no_states_whatever_the_names_of_the_parameters():
+    params = {"count": PARAMS["kernel"], "mu": PARAMS["kernel"]}
+    state = MUONH.init(params)
+    chex.assert_trees_all_equal(lb.adopt_state(MUONH, params, state), state)
