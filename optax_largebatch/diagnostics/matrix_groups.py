@@ -32,12 +32,12 @@ def matrix_groups(
         >>> print(matrix_groups(128, (4096, 4096), {"fsdp": 32, "tensor": 2}))
         group of      turns  products  megabytes
         1                 2      1.00        134  <-
-        2 of fsdp         4      1.00        638
-        4 of fsdp         8      1.00       1644
-        8 of fsdp        16      1.00       3657
-        16 of fsdp       32      1.00       7684
-        32 of fsdp       64      1.00      15737
-        2 of tensor       4      1.00        638
+        2 of fsdp         4      1.00       1141
+        4 of fsdp         8      1.00       3154
+        8 of fsdp        16      1.00       7181
+        16 of fsdp       32      1.00      15234
+        32 of fsdp       64      1.00      31340
+        2 of tensor       4      1.00       1141
     """
     height, width = sorted(sides)
     ways = list(ways_to_share(number, (height, width), axes, itemsize))

@@ -114,10 +114,8 @@ def known_of_each(
     vectors = barrier(jax.tree.map(lambda x: jnp.broadcast_to(x, several), scalars))
 
     def own(i: int) -> tuple[Known, Scalars]:
-        found = known._replace(
-            answers=tuple(tuple(column[i] for column in own) for own in answers),
-            numbers=tuple(column[i] for column in numbers),
-        )
+        each = tuple(tuple(column[i] for column in own) for own in answers)
+        found = known._replace(answers=each, numbers=tuple(column[i] for column in numbers))
         return found, scalars if numbers else jax.tree.map(lambda x: x[i], vectors)
 
     return list(map(own, range(several)))

@@ -127,12 +127,12 @@ def hyperball(
         `HyperballHook`, for a given radius.
     """
     rates = as_grouped("learning_rate", learning_rate)
-    given = 0.0
+    kind, given = "given", radius
     if isinstance(radius, str):
         check_choice("radius", radius, ("now", "start"))
+        kind, given = radius, 0.0
     else:
         check_number("radius", radius, "(0, inf)")
-        given = radius
     check_mask("trust_ratio_mask", trust_ratio_mask)
     stacks = check_stacked(stacked)
 
@@ -150,9 +150,9 @@ def hyperball(
         )
         state = at.state._replace(learning_rates=rate)
         sphere, ratio = norm, 1.0
-        if radius != "now":
+        if kind != "now":
             sphere = at.scalars.radius
-            if radius == "start":
+            if kind == "start":
                 known = at.state.radii
                 (sphere,) = yield numbers(jnp.where(known > 0, known, norm))
                 state = state._replace(radii=sphere)

@@ -162,3 +162,10 @@ def test_the_learning_rate_may_be_a_schedule_and_differ_between_groups(x64):
     transform = lb.hyperball(groups.vary("learning_rate", optax.linear_schedule(0.2, 0.0, 10)))
     _, state = step(transform, params, params | {"a": params["b"][::-1], "b": params["a"][::-1]})
     chex.assert_trees_all_close(state.learning_rates, jnp.array([0.1, 0.2], "float32"))
+
+
+def test_a_given_radius_may_be_injected():
+    param, direction = arrays()
+    optimizer = optax.inject_hyperparams(lb.hyperball)(learning_rate=0.1, radius=3.0)
+    found, _ = step(optimizer, param, direction)
+    assert jnp.linalg.norm(param + found) == pytest.approx(3.0, rel=1e-5)
