@@ -332,7 +332,7 @@ def test_a_call_of_muon_replays_the_system_itself(dialect, call, run, x64):
     own = recorded["cases"][run]
     names = muon_peers.names(own, recorded["dialects"][own["dialect"]]["defaults"])
     written = case._replace(optimizer=eval(call, names))
-    assert largest_difference(written, "float64") < 1e-9
+    assert largest_difference(written, "float64") < 1e-11  # some `eps` change no more than 1e-10
 
 
 def test_every_system_with_a_muon_has_a_row():

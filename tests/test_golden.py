@@ -83,5 +83,4 @@ def test_float32_peers_in_float64(case, x64):
 
 @pytest.mark.parametrize("case", cases("float64"))
 def test_float64_peers(case, x64):
-    limit = 1e-9 if case.peer == "muon_peers" else 1e-11  # five iterations of several products
-    assert largest_difference(case, "float64") < limit
+    assert largest_difference(case, "float64") < 1e-11

@@ -66,7 +66,9 @@ def reason(name: str, case: Settings) -> str | None:
 
 def optimizer(case: Settings, defaults: Settings) -> optax.GradientTransformation:
     """The optimizer of a recorded run; `defaults` are those of its dialect."""
-    return DIALECTS[case["dialect"]](case, defaults | case["kwargs"])
+    dialect = case["dialect"]
+    assert dialect in DIALECTS, f"{dialect}: replay it, or say in NOT_REPLAYED why not."
+    return DIALECTS[dialect](case, defaults | case["kwargs"])
 
 
 def names(case: Settings, defaults: Settings) -> Settings:
@@ -462,7 +464,8 @@ def adam_of_marin(case: Settings, own: Settings) -> optax.GradientTransformation
     """The Adam beside them; Grug's gates and routers decay less and less."""
     decay, steps = own.get("gate_router_weight_decay", 0.0), case["num_train_steps"]
     decays = lb.values_schedule(
-        [np.float32(decay) * np.float32(1 - step / steps) for step in range(steps)]
+        # Grug computes them in float32, also beside parameters in float64.
+        [np.float32(decay) * (1 - np.float32(step) / np.float32(steps)) for step in range(steps)]
     )
     return adam(
         (own["beta1"], own["beta2"]),
