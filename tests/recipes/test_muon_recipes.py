@@ -20,6 +20,8 @@ ASKED = {
     "gpt2-124m/muon/track-3": {},
     "gpt2-124m/muonh/track-3": {},
     "marin-535b/muonh/marin": {},
+    "marin-67b/muonh/marin-phase1": {},
+    "marin-67b/muonh/marin-phase2": {},
     "megatron/muon/nvidia-defaults": MEGATRON,
     "moonlight-16b/muon/moonshot-cooldown": {},
     "moonlight-16b/muon/moonshot-pretraining": {},
@@ -53,13 +55,32 @@ def nanochat(it):
     return progress + (1 - progress) * 0.05
 
 
-def levanter(step):
+def levanter(total):
     """`lr_scheduler` of Levanter: linear, from 0 in int(0.01 N) steps, and to 0.05 at the end."""
-    warmup = int(0.01 * 390139)
-    if step < warmup:
-        return step / warmup
-    part = (step - warmup) / (390139 - warmup)
-    return 1 + (0.05 - 1) * part
+    warmup = int(0.01 * total)
+
+    def rate(step):
+        if step < warmup:
+            return step / warmup
+        part = (step - warmup) / (total - warmup)
+        return 1 + (0.05 - 1) * part
+
+    return rate
+
+
+def marins_rate(batch_size, total_steps):
+    """`_compute_learning_rate` of heuristic_muonh.py, for sequences of 8192 and a width of 2560."""
+    in_a_step = 8192 * batch_size
+    adam = 0.06602 * (total_steps * in_a_step) ** -0.395 * 2560**-0.150 * math.sqrt(in_a_step)
+    return 13 / 3 * adam
+
+
+def resumed(step):
+    """`lr_scheduler` of launch_2x_bs.py, in units of 0.005078; its steps are counted from 15000."""
+    at, start, top, end = step + 15_000, 0.003590, 0.005078, 0.005281 * 0.05
+    if at < 15_100:
+        return (start + (top - start) * (at - 15_000) / 100) / top
+    return (top + (end - top) * (at - 15_100) / (157_500 - 15_100)) / top
 
 
 def moonlight(step):
@@ -99,8 +120,16 @@ SCHEDULES = {
         "rest_schedule": (0.0195, track3(0.85), 2e-4),
     },
     "marin-535b/muonh/marin": {
-        "schedule": (0.003291, levanter, 1e-9),
-        "rest_schedule": (0.000759, levanter, 1e-9),
+        "schedule": (0.003291, levanter(390_139), 1e-9),
+        "rest_schedule": (0.000759, levanter(390_139), 1e-9),
+    },
+    "marin-67b/muonh/marin-phase1": {
+        "schedule": (marins_rate(4096, 300_000), levanter(300_000), 1e-9),
+        "rest_schedule": (marins_rate(4096, 300_000) * 3 / 13, levanter(300_000), 1e-9),
+    },
+    "marin-67b/muonh/marin-phase2": {
+        "schedule": (0.005078, resumed, 1e-9),
+        "rest_schedule": (0.005078 * 3 / 13, resumed, 1e-9),
     },
     "megatron/muon/nvidia-defaults": {"schedule": (3e-4, megatron, 1e-9)},
     "moonlight-16b/muon/moonshot-cooldown": {"schedule": (1e-4, cooldown, 1e-4)},
@@ -149,10 +178,22 @@ def test_lengths_are_the_tokens_of_the_sources():
     assert tokens.pop("gpt2-124m/muon/track-3") == 8 * 64 * 1024 * 3250
     assert tokens.pop("gpt2-124m/muonh/track-3") == 8 * 64 * 1024 * 3250
     assert tokens.pop("nanochat-d24/muon/speedrun") == 5_838_484_992 // 2**20 * 2**20
-    for name, expected in (("marin", 18e12), ("pretraining", 5.2e12), ("cooldown", 5e11)):
+    for name, expected in (("535b", 18e12), ("pretraining", 5.2e12), ("cooldown", 5e11)):
         (found,) = [own for key, own in tokens.items() if name in key]
         assert found == pytest.approx(expected, rel=1e-3)
     assert "524288 tokens" in recipe_of("muon/track-3").summary()
+    planned, phase2 = tokens["marin-67b/muonh/marin-phase1"], tokens["marin-67b/muonh/marin-phase2"]
+    assert planned == phase2 + planned // 20 == pytest.approx(10.07e12, rel=1e-3)
+
+
+def test_numbers_of_marins_67b_follow_from_its_rules():
+    """heuristic_muonh.py, and the rates at which its cooldowns left the schedule."""
+    one, two = recipe_of("phase1"), recipe_of("phase2")
+    assert one.eps == pytest.approx(9.676e-18 * math.sqrt(300_000))
+    assert two.eps == pytest.approx(9.676e-18 * math.sqrt(157_500))
+    assert one.schedule()(15_000) == pytest.approx(float(two.schedule()(0)), rel=1e-3)
+    assert two.schedule()(39_000 - 15_000) == pytest.approx(0.004270, rel=1e-4)
+    assert two.schedule()(102_000 - 15_000) == pytest.approx(0.002140, rel=5e-4)
 
 
 def test_nanochats_numbers_follow_from_its_rules():
@@ -242,6 +283,12 @@ SOURCES = {
     "gpt2-124m/muonh/track-3": Source(**TRACK3, sphere=True, decays=AUX),
     "marin-535b/muonh/marin": Source(
         QUINTIC, 1e-8, (0.9, 0.95, 6.04e-15), is_sum=True, sphere=True, head_on_sphere=True
+    ),
+    "marin-67b/muonh/marin-phase1": Source(
+        QUINTIC, 1e-8, (0.9062, 0.95, 5.3e-15), is_sum=True, sphere=True, head_on_sphere=True
+    ),
+    "marin-67b/muonh/marin-phase2": Source(
+        QUINTIC, 1e-8, (0.9062, 0.95, 3.84e-15), is_sum=True, sphere=True, head_on_sphere=True
     ),
     "megatron/muon/nvidia-defaults": Source(
         QUINTIC, 1e-15, (0.9, 0.999, 1e-8), nesterov=False, floor=True, scale=consistent(1.0),
@@ -385,7 +432,7 @@ def test_explains_what_is_decayed_and_what_keeps_its_norm():
     explained = recipe_of("muonh/track-3").explain(params)
     assert table_of(explained, "decayed") == everything - matrices
     assert table_of(explained, "adapted") == matrices
-    explained = recipe_of("marin").explain(params, head=lb.named("head"))
+    explained = recipe_of("marin-535b").explain(params, head=lb.named("head"))
     assert not table_of(explained, "decayed")
     assert table_of(explained, "adapted") == {*matrices, "head"}
     explained = recipe_of("megatron").explain(params)
@@ -439,8 +486,13 @@ def test_a_head_that_is_tied_has_the_settings_of_embeddings(name):
     ("part", "given", "error", "said"),
     [
         ("muon/track-3", {"mask": lb.matching("w")}, ValueError, "mask must be None for 'gpt2"),
-        ("marin", {"head": "head"}, TypeError, "head must be a rule, such as matching('embed')"),
-        ("marin", {"embeddings": ["embed"]}, TypeError, "embeddings must be a rule"),
+        (
+            "marin-535b",
+            {"head": "head"},
+            TypeError,
+            "head must be a rule, such as matching('embed')",
+        ),
+        ("marin-535b", {"embeddings": ["embed"]}, TypeError, "embeddings must be a rule"),
     ],
 )
 def test_wrong_masks(part, given, error, said):
@@ -461,7 +513,7 @@ def test_recipes_without_muon_have_no_embeddings_or_head():
 def test_muonh_has_no_weight_decay():
     with pytest.raises(ValueError, match=r"weight_decay must be None for 'marin-535b.*their norms"):
         lb.recipes.get("marin", weight_decay=0.1)
-    assert "weight_decay" not in recipe_of("marin").summary().splitlines()[2]
+    assert "weight_decay" not in recipe_of("marin-535b").summary().splitlines()[2]
 
 
 def test_another_rate_or_length_changes_the_others_too():
@@ -483,7 +535,7 @@ def test_another_rate_or_length_changes_the_others_too():
 
 
 def test_summaries_say_which_optimizer_moves_what():
-    said = recipe_of("marin").summary()
+    said = recipe_of("marin-535b").summary()
     for part in (
         "MuonH:  learning_rate 0.003291, momentum 0.95", "sequences of 4096: 46137344 tokens",
         "all others learning_rate 0.000759", "the last layer AdamH", "3901 steps of warm-up",
