@@ -85,6 +85,38 @@ def lamb(
         yield w
 
 
+def adamh(
+    w: np.ndarray, gradients: np.ndarray, *, lr: Any, wd: Any = 0.0, on_sphere: bool
+) -> Iterator[np.ndarray]:
+    """AdamH, and Adam at 3/13 of its rate. There is no decay."""
+    b1, b2, eps = 0.9, 0.95, 1e-8
+    m, v = np.zeros_like(w), np.zeros_like(w)
+    for t, g, eta, _ in _steps(gradients, lr, wd):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        u = (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
+        w = _turned(w, u, eta) if on_sphere else w - 3 / 13 * eta * u
+        yield w
+
+
+def muonh(
+    w: np.ndarray, gradients: np.ndarray, *, lr: Any, wd: Any = 0.0, on_sphere: bool
+) -> Iterator[np.ndarray]:
+    """MuonH of matrices with Jordan's coefficients; Adam at 3/13 of the rate moves the rest."""
+    if not on_sphere:
+        yield from adamh(w, gradients, lr=lr, on_sphere=False)
+        return
+    beta, m = 0.95, np.zeros_like(w)
+    for t, g, eta, _ in _steps(gradients, lr, wd):
+        m = beta * m + (1 - beta) * g
+        x = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+        x = x / (_norm(x) + 1e-8)
+        for _ in range(5):
+            gram = x @ x.T
+            x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        w = _turned(w, x, eta)
+        yield w
+
+
 def lans(
     w: np.ndarray,
     gradients: np.ndarray,
@@ -251,3 +283,9 @@ def _norm(x: np.ndarray) -> float:
 def _ratio(above: float, below: float, extra: float = 0.0, bounds: Bounds = ANY) -> float:
     """`above / (below + extra)` within bounds, and 1 where one of the two norms is zero."""
     return np.clip(above / (below + extra), *bounds) if above > 0 and below > 0 else 1.0
+
+
+def _turned(w: np.ndarray, u: np.ndarray, eta: float) -> np.ndarray:
+    """A step on the sphere of `w`."""
+    moved = w - eta * _norm(w) / _norm(u) * u
+    return _norm(w) / _norm(moved) * moved

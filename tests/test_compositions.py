@@ -36,10 +36,13 @@ DECAY = 0.1
 SCHEDULE = lb.values_schedule(RATES)
 MATRICES = lb.at_least_ndim(2)
 
+DECAYED = {"weight_decay": DECAY, "weight_decay_mask": MATRICES}
 OPTIMIZERS = {
-    "lamb": (lb.lamb, {"trust_ratio_mask": MATRICES}, reference.lamb, {"adapted"}),
-    "lans": (lb.lans, {}, reference.lans, set()),
-    "lars": (lb.lars, {"trust_coefficient": 0.2}, reference.lars, set()),
+    "lamb": (lb.lamb, DECAYED | {"trust_ratio_mask": MATRICES}, reference.lamb, {"adapted"}),
+    "lans": (lb.lans, DECAYED, reference.lans, set()),
+    "lars": (lb.lars, DECAYED | {"trust_coefficient": 0.2}, reference.lars, set()),
+    "adamh": (lb.adamh, {}, reference.adamh, {"on_sphere"}),
+    "muonh": (lb.muonh, {"ns_coeffs": "standard"}, reference.muonh, {"on_sphere"}),
 }
 SETTINGS = {"lars": {"eta": 0.2}}
 """What the formula is told besides."""
@@ -131,8 +134,7 @@ def accumulates(wrappers):
 def composed(name, wrappers):
     """The optimizer; the first wrapper is the innermost."""
     factory, arguments, _, _ = OPTIMIZERS[name]
-    masks = {"weight_decay": DECAY, "weight_decay_mask": MATRICES}
-    optimizer = factory(SCHEDULE, **masks, **arguments)
+    optimizer = factory(SCHEDULE, **arguments)
     for wrapper in wrappers:
         optimizer = WRAPPERS[wrapper](optimizer)
     return optimizer
@@ -267,11 +269,14 @@ def drawn(seed):
         wrappers.remove(second)
     may_fail = any(name in SKIPPING for name in wrappers)
     faults = (None, None, np.nan, np.inf) if may_fail else (None,)
+    name, placement = draw.choice(list(OPTIMIZERS)), draw.choice(list(PLACEMENTS))
+    if name == "muonh" and placement == "shard_map":
+        placement = "shard_map, unchecked"  # it has to be told which axis is split
     return {
-        "name": draw.choice(list(OPTIMIZERS)),
+        "name": name,
         "wrappers": wrappers,
         "container": draw.choice(list(CONTAINERS)),
-        "placement": draw.choice(list(PLACEMENTS)),
+        "placement": placement,
         "told": [
             (draw.choice(faults), draw.choice((0.5, 1.0, 3.0)), draw.random() < 0.3)
             for _ in range(STEPS)

@@ -40,6 +40,7 @@ SHORT = [
         for name in OURS
     ),
     ("one H100", "300 small leaves", "scaled_adam"),
+    ("one H100", "two layers", "adamh"),
 ]
 
 SEVERAL = ("bert-base", "bert-base, told", "1.3B, stacked")
@@ -100,11 +101,11 @@ def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
 
 
 def optimizers_of(case: str) -> list[str]:
-    """AdamW and ours; of the first network those of optax too."""
+    """AdamW and ours; of the first network those of optax and AdamH too."""
     if CASES[case].told:
         return [*OURS]
-    peers = ["optax.lamb", "optax.lars"] if case == "bert-base" else []
-    return ["optax.adamw", *peers, *OURS]
+    more = ["optax.lamb", "optax.lars", "adamh"] if case == "bert-base" else []
+    return ["optax.adamw", *more, *OURS]
 
 
 def main() -> None:

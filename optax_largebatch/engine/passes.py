@@ -111,12 +111,12 @@ def known_of_each(
         return [(known, scalars)]
     answers = [list(map(jnp.unstack, own)) for own in known.answers]
     numbers = [unstacked(program, k, x) for k, x in enumerate(known.numbers)]
-    vectors = barrier(jax.tree.map(lambda x: jnp.broadcast_to(x, several), scalars))
+    vectors = None if numbers else barrier(jax.vmap(lambda _: scalars)(jnp.arange(several)))
 
     def own(i: int) -> tuple[Known, Scalars]:
         each = tuple(tuple(column[i] for column in own) for own in answers)
         found = known._replace(answers=each, numbers=tuple(column[i] for column in numbers))
-        return found, scalars if numbers else jax.tree.map(lambda x: x[i], vectors)
+        return found, scalars if vectors is None else jax.tree.map(lambda x: x[i], vectors)
 
     return list(map(own, range(several)))
 

@@ -71,29 +71,22 @@ class _StatesOfOwners(Field):
 
     def by_owner(self, leaves: Leaves) -> dict[str, tuple[list[int], Leaves]]:
         """The numbers of the leaves of each owner, and these leaves; all others are hidden."""
-        names = jax.tree.leaves(self.owners(leaves.tree))
+        names = self.owners(leaves.tree)
         found = {}
         for owner in self.transforms:
-            numbers = [i for i, name in enumerate(names) if name == owner]
-            tree = self._hidden(leaves.tree, owner)
+            numbers = [i for i, name in enumerate(jax.tree.leaves(names)) if name == owner]
+            tree = _shown(leaves.tree, names, owner)
             specs = None if leaves.specs is None else [leaves.specs[i] for i in numbers]
             arrays = [leaves.arrays[i] for i in numbers]
             treedef = jax.tree.structure(tree)
             found[owner] = numbers, Leaves(tree, treedef, arrays, specs, leaves.mesh)
         return found
 
-    def _hidden(self, params: Any, owner: str) -> Any:
-        """The parameters, all hidden but those of one owner."""
-
-        def own(name: str, x: Any) -> Any:
-            return x if name == owner else optax.MaskedNode()
-
-        return jax.tree.map(own, self.owners(params), params)
-
     def init(self, params: optax.Params) -> Any:
+        names = self.owners(params)
         return {
-            name: optax.MaskedState(own.init(self._hidden(params, name)))
-            for name, own in self.transforms.items()
+            owner: optax.MaskedState(own.init(_shown(params, names, owner)))
+            for owner, own in self.transforms.items()
         }
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
@@ -130,6 +123,11 @@ class _StatesOfOwners(Field):
             joined = self.transforms[owner].join(state, of_owner, own, concat)
             new[owner] = optax.MaskedState(joined)
         return new
+
+
+def _shown(params: Any, names: Any, owner: str) -> Any:
+    """The parameters of one owner; all others are hidden."""
+    return jax.tree.map(lambda name, x: x if name == owner else optax.MaskedNode(), names, params)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -219,6 +219,7 @@ def test_angles_and_rates_of_steps_on_spheres():
         "bias": jnp.ones(3),
         "head": jnp.eye(3) + jnp.arange(9.0).reshape(3, 3),
         "kernel": jnp.eye(3) - jnp.arange(9.0).reshape(3, 3),
+        "of_zeros": jnp.zeros((3, 3)),  # it does not move, and does not count
     }
     optimizer = lb.muonh(optax.linear_schedule(0.02, 0.0, 10), adamh_mask=lb.matching("head"))
     before = lb.step_metrics(optimizer.init(params), params)

@@ -162,6 +162,19 @@ def test_lans_writes_its_moments_in_the_last_pass_on_a_tpu():
         assert max(sums) == written
 
 
+def test_results_of_matrices_are_read_and_not_computed_again():
+    """Only what is computed again needs a barrier in the last pass; this would keep more."""
+
+    def barriers(optimizer):
+        params = {"kernel": jax.ShapeDtypeStruct((512, 512), "float32")}
+        program = jax.jit(optimizer.update).trace(
+            params, jax.eval_shape(optimizer.init, params), params
+        )
+        return program.lower(lowering_platforms=("cuda",)).as_text().count("optimization_barrier")
+
+    assert barriers(lb.muonh(1e-3)) == barriers(lb.muon(1e-3, trust_ratio=True))
+
+
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 def test_ratios_of_alike_leaves_are_computed_as_vectors(place, request):
     """Or XLA on a GPU compiles a dozen operations on single numbers into each leaf's kernels."""

@@ -155,6 +155,16 @@ def test_the_keyword_mask_of_optax(name):
         OPTIMIZERS[name].make(mask={"dense": True})
 
 
+@pytest.mark.parametrize("name", [name for name, entry in OPTIMIZERS.items() if entry.keeps_norms])
+def test_a_decay_of_what_keeps_its_norm(name):
+    says = rf"{name}\(\) has no argument 'weight_decay', got 0.1\. .*it would do nothing"
+    with pytest.raises(TypeError, match=says):
+        OPTIMIZERS[name].make(weight_decay=0.1)
+    groups = lb.param_groups({"params": RULE, "weight_decay": 0.1})
+    with pytest.raises(ValueError, match="sets 'weight_decay', which this optimizer does not have"):
+        OPTIMIZERS[name].make(groups=groups)
+
+
 PARAMS = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
 
 

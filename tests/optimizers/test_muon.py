@@ -420,10 +420,10 @@ def test_who_says_how_matrices_are_split_is_not_warned(told):
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}
 
 
-def collectives(
+def on_eight_devices(
     specs, tell, kind=AxisType.Auto, shapes=MATRICES, stacked="stack", make=lb.muon, **settings
 ):
-    """How often devices speak to each other in a step, and the largest array that all get."""
+    """A step for parameters that eight devices share, as it is lowered."""
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
     params = {
@@ -441,7 +441,12 @@ def collectives(
     step = jax.jit(
         lambda g, s, p: optimizer.update(g, s, p, **told), out_shardings=(shardings, layout)
     )
-    text = step.lower(params, state, params).compile().as_text()
+    return step.lower(params, state, params)
+
+
+def collectives(*arguments, **settings):
+    """How often devices speak to each other in a compiled step."""
+    text = on_eight_devices(*arguments, **settings).compile().as_text()
     kinds = r"(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)"
     return Counter(re.findall(rf" {kinds}(?:-start)?\(", text))
 
@@ -468,12 +473,23 @@ HEAD = {"head": (64, 16), "last_bias": (16,)}
     ids=["muonh", "muon beside lamb"],
 )
 def test_the_norms_of_both_parts_travel_in_one_reduction(make, settings):
-    """Those of matrices, after their exchanges, and those of what Adam moves."""
+    """Those of matrices, after their exchanges, and those of what Adam moves; as it is lowered,
+    since the compiler may join reductions, and need not."""
     specs, shapes = ROWS | {"head": P("fsdp"), "last_bias": P()}, MATRICES | HEAD
     if make is lb.muon:
         settings = settings | {"matrix_mask": lb.excluding("head")}
-    found = collectives(specs, tell=True, shapes=shapes, make=make, **settings)
-    assert found == {"all-to-all": 2, "all-reduce": 1}
+    text = on_eight_devices(specs, tell=True, shapes=shapes, make=make, **settings).as_text()
+    found = Counter(re.findall(r"stablehlo\.(all_reduce|all_to_all|all_gather)", text))
+    assert found == {"all_to_all": 2, "all_reduce": 1}
+
+
+def test_sums_and_means_of_gradients_have_the_same_direction(x64):
+    params = network("float64", {"bias": (5,), "high": (12, 8), "square": (6, 6)})
+    for nesterov in (True, False):
+        settings = {"eps": 0.0, "nesterov": nesterov}
+        of_means = trained(lb.muon(0.02, **settings), params, steps=10)
+        of_sums = trained(lb.muon(0.02, grad_averaging=False, **settings), params, steps=10)
+        chex.assert_trees_all_close(of_sums, of_means, rtol=0, atol=1e-12)
 
 
 @several_devices

@@ -292,7 +292,8 @@ SOURCES = {
     ),
     "megatron/muon/nvidia-defaults": Source(
         QUINTIC, 1e-15, (0.9, 0.999, 1e-8), nesterov=False, floor=True, scale=consistent(1.0),
-        matrix_decay=0.01, decays={"embed": 0.01, "head": 0.01, "rest": 0.0}, bound=1.0,
+        momentum=0.9, matrix_decay=0.01, decays={"embed": 0.01, "head": 0.01, "rest": 0.0},
+        bound=1.0,
     ),
     "moonlight-16b/muon/moonshot-cooldown": MOONLIGHT,
     "moonlight-16b/muon/moonshot-pretraining": MOONLIGHT,
