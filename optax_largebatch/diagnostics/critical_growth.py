@@ -56,7 +56,7 @@ def within_critical_batch_size(
               391         512         100.1k
               977        2048         400.1k
         1759 steps for 2M examples.
-        A constant batch of 256 takes 7813 steps: these are 23% of them.
+        A constant batch of 256 takes 7813 steps; the plan 23% of that.
         Stages: within 1 x the critical batch size, measured at 3 places.
 
     References:

@@ -315,6 +315,9 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
     """
     if not isinstance(plan, BatchPlan):
         raise TypeError(f"plan must be a BatchPlan, got {plan!r} of type {type(plan).__name__}.")
+    plt = _pyplot()
+    from matplotlib.ticker import EngFormatter
+
     schedules = [
         (name, schedule)
         for name, value, schedule in (
@@ -324,9 +327,9 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
         if value is not None
     ]
     if axes is None:
-        count = 1 + len(schedules)
-        figure = _pyplot().figure(figsize=(6, 1 + 1.5 * count), layout="constrained")
-        axes = figure.subplots(count, 1, sharex=True, squeeze=False)[:, 0]
+        rows = 1 + len(schedules)
+        figure = plt.figure(figsize=(6, 1 + 1.5 * rows), layout="constrained")
+        axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
     # The step before each change as well, so that edges are steep.
     edges = [stage.first_step for stage in plan.stages]
     even = np.linspace(0, plan.total_steps - 1, min(plan.total_steps, 4000)).astype(int)
@@ -342,6 +345,7 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
         ax.plot(seen, np.asarray(values), color=COLOURS[0])
         ax.set(ylabel=name, ylim=(0, None))
     axes[-1].set_xlabel("examples seen")
+    axes[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
     for ax in axes:
         _plain(ax)
     return axes

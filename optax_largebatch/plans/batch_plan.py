@@ -151,7 +151,8 @@ class BatchPlan:
         index = self._index(step)
         factors = [(x.batch_size / self.reference_batch_size) ** power for x in self.stages]
         factor = jnp.asarray(factors, float)[index]
-        return factor * (value(self._seen(step, index)) if callable(value) else value)
+        own: Any = value(self._seen(step, index)) if callable(value) else value
+        return factor * own
 
     def _seen(self, step: jax.Array, index: jax.Array) -> jax.Array:
         """The examples (or tokens) before a step. As floats: they do not fit into int32."""
@@ -176,7 +177,7 @@ def batch_plan(
     micro_batch_size: int | None = None,
     devices: int = 1,
 ) -> BatchPlan:
-    r"""Plans the batch size over a run, with the learning rate and the weight decay that go with it.
+    r"""Plans the batch size over a run, and the learning rate and weight decay that go with it.
 
     The batch size is that of the last stage whose start was seen before the step. After :math:`x`
     examples, with the batch size :math:`B`, and :math:`B_0` the reference:
@@ -222,9 +223,13 @@ def batch_plan(
         >>> plan = batch_plan(
         ...     "0:512 200k:2048 500k:8192", total="2M", weight_decay=0.1,
         ...     learning_rate=PlannedRate(1e-3, "2M", warmup="50k", decay="cosine"))
-        >>> print(plan)  # doctest: +NORMALIZE_WHITESPACE
-        steps         batch  examples         learning rate        weight decay
-        0-390           512  0-200.2k         0 to 0.000984        0.1
+        >>> print(plan)
+        from step  batch size  examples seen        learning rate  weight decay
+                0         512              0        0 to 0.000986           0.1
+              391        2048         200.2k   0.00197 to 0.00175           0.2
+              538        8192         501.2k  0.00349 to 1.58e-07           0.4
+        721 steps for 2M examples.
+        A constant batch of 512 takes 3907 steps; the plan 18% of that.
 
     References:
         The timescale of weight decay: Wang and Aitchison, *How to set AdamW's weight decay as you
@@ -236,10 +241,8 @@ def batch_plan(
     for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
         if value is not None:
             check_number_or_schedule(name, value, "[0, inf)")
-    for name, value in (
-        ("sequence_length", sequence_length),
-        ("micro_batch_size", micro_batch_size),
-    ):
+    lengths = {"sequence_length": sequence_length, "micro_batch_size": micro_batch_size}
+    for name, value in lengths.items():
         if value is not None:
             check_integer(name, value, at_least=1)
     check_integer("devices", devices, at_least=1)

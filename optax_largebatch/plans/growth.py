@@ -74,9 +74,8 @@ def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
         places = _halvings(learning_rate, total, (largest // first).bit_length() - 1)
         # A schedule of stairs may fall to a quarter at once: of two doublings in one place the
         # second counts.
-        return [
-            *{0: first, **{seen: first * 2 ** (j + 1) for j, seen in enumerate(places)}}.items()
-        ]
+        grown = {seen: first * 2 ** (j + 1) for j, seen in enumerate(places)}
+        return [(0, first), *grown.items()]
 
     return Growth(f"Seesaw from {written(first)}, at most {written(largest)}", starts)
 

@@ -57,10 +57,11 @@ class PlannedRate:
         check_number("end_value", self.end_value, "[0, inf)")
         check_choice("decay", self.decay, ("constant", "linear", "cosine"))
         # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
-        object.__setattr__(self, "total", count("total", self.total, at_least=1))
-        object.__setattr__(self, "warmup", count("warmup", self.warmup))
-        if self.warmup >= self.total:
-            raise ValueError(f"warmup must be less than total, {self.total}; got {self.warmup}.")
+        total, warmup = count("total", self.total, at_least=1), count("warmup", self.warmup)
+        object.__setattr__(self, "total", total)
+        object.__setattr__(self, "warmup", warmup)
+        if warmup >= total:
+            raise ValueError(f"warmup must be less than total, {total}; got {warmup}.")
 
     def __call__(self, seen: jax.typing.ArrayLike) -> jax.Array:
         """The rate after so many examples (or tokens)."""

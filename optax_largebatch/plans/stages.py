@@ -1,6 +1,7 @@
 """The stages of a batch plan: from which example on which batch size is used."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import itertools
 from typing import Any, NamedTuple
 
 from optax_largebatch.arguments import check_integer
@@ -28,7 +29,7 @@ def starts_of(stages: Any) -> list[Start]:
         raise ValueError(
             f"stages must begin with a batch size for 0, as in '0:512 2M:2048'; got {stages!r}."
         )
-    for (before, _), (after, _) in zip(starts, starts[1:], strict=False):
+    for (before, _), (after, _) in itertools.pairwise(starts):
         if after <= before:
             raise ValueError(
                 f"stages must be in the order in which they come, each later than the one before; "

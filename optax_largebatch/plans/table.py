@@ -51,6 +51,6 @@ def _summary(plan: Any) -> Iterator[str]:
     constant = -(-plan.examples // first)
     if constant != plan.total_steps:
         share = plan.total_steps / constant
-        yield f"A constant batch of {first} takes {constant} steps: these are {share:.0%} of them."
+        yield f"A constant batch of {first} takes {constant} steps; the plan {share:.0%} of that."
     if plan.note:
         yield f"Stages: {plan.note}."
