@@ -1,5 +1,6 @@
 """A learning rate over a run as plain data: warm-up, then decay, counted in examples."""
 
+from collections.abc import Callable
 import dataclasses
 from typing import Literal
 
@@ -8,6 +9,13 @@ import jax.numpy as jnp
 
 from optax_largebatch.arguments import check_choice, check_number
 from optax_largebatch.plans.counts import Count, count
+
+LEFT: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "constant": jnp.ones_like,
+    "linear": lambda r: 1 - r,
+    "cosine": lambda r: (1 + jnp.cos(jnp.pi * r)) / 2,
+}
+"""How much of the peak is left after a part of the decay, by its shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +63,7 @@ class PlannedRate:
     def __post_init__(self) -> None:
         check_number("peak_value", self.peak_value, "(0, inf)")
         check_number("end_value", self.end_value, "[0, inf)")
-        check_choice("decay", self.decay, ("constant", "linear", "cosine"))
+        check_choice("decay", self.decay, tuple(LEFT))
         # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
         total, warmup = count("total", self.total, at_least=1), count("warmup", self.warmup)
         object.__setattr__(self, "total", total)
@@ -69,12 +77,5 @@ class PlannedRate:
         x = jnp.asarray(seen, float)
         total, warmup = float(self.total), float(self.warmup)
         r = jnp.clip((x - warmup) / (total - warmup), 0.0, 1.0)
-        shape = {"constant": jnp.ones_like, "linear": lambda r: 1 - r, "cosine": _cosine}[
-            self.decay
-        ]
-        decayed = self.end_value + (self.peak_value - self.end_value) * shape(r)
+        decayed = self.end_value + (self.peak_value - self.end_value) * LEFT[self.decay](r)
         return jnp.where(x < warmup, self.peak_value * x / max(warmup, 1.0), decayed)
-
-
-def _cosine(r: jax.Array) -> jax.Array:
-    return (1 + jnp.cos(jnp.pi * r)) / 2
