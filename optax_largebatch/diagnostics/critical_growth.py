@@ -51,10 +51,11 @@ def within_critical_batch_size(
         >>> growth = within_critical_batch_size(
         ...     {100_000: 900, 400_000: 2500, "1M": 3000}, 256, largest_batch=4096)
         >>> print(batch_plan(growth, "2M"))
-        from step  batch size  examples seen
-                0         256              0
-              391         512         100.1k
-              977        2048         400.1k
+        from  batch  examples
+        step   size      seen
+           0    256         0
+         391    512    100.1k
+         977   2048    400.1k
         1759 steps for 2M examples.
         A constant batch of 256 takes 7813 steps; the plan 23% of that.
         Stages: within 1 x the critical batch size, measured at 3 places.

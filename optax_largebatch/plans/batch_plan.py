@@ -224,10 +224,11 @@ def batch_plan(
         ...     "0:512 200k:2048 500k:8192", total="2M", weight_decay=0.1,
         ...     learning_rate=PlannedRate(1e-3, "2M", warmup="50k", decay="cosine"))
         >>> print(plan)
-        from step  batch size  examples seen        learning rate  weight decay
-                0         512              0        0 to 0.000986           0.1
-              391        2048         200.2k   0.00197 to 0.00175           0.2
-              538        8192         501.2k  0.00349 to 1.58e-07           0.4
+        from  batch  examples
+        step   size      seen        learning rate  weight decay
+           0    512         0        0 to 0.000986           0.1
+         391   2048    200.2k   0.00197 to 0.00175           0.2
+         538   8192    501.2k  0.00349 to 1.58e-07           0.4
         721 steps for 2M examples.
         A constant batch of 512 takes 3907 steps; the plan 18% of that.
 
@@ -251,7 +252,7 @@ def batch_plan(
     starts = stages.starts(seen, learning_rate) if isinstance(stages, Growth) else stages
     tokens = sequence_length or 1
     examples = -(-seen // tokens)
-    in_examples = [(-(-start // tokens), batch) for start, batch in starts_of(starts)]
+    in_examples = [(-(-start // tokens), batch) for start, batch in starts_of(starts, seen)]
     found, total_steps = stages_of(in_examples, examples)
     for stage in found:
         _check_divides(stage.batch_size, micro_batch_size or 1, devices)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import itertools
 from typing import Any, NamedTuple
 
-from optax_largebatch.arguments import check_integer
 from optax_largebatch.plans.counts import count
 
 Start = tuple[int, int]
@@ -22,8 +21,8 @@ class Stage(NamedTuple):
     """The examples in each of its steps."""
 
 
-def starts_of(stages: Any) -> list[Start]:
-    """The starts that an argument `stages` means, checked."""
+def starts_of(stages: Any, total: int) -> list[Start]:
+    """The starts that an argument `stages` means, checked; all are before `total`."""
     starts = [_start(number, *pair) for number, pair in enumerate(_pairs(stages))]
     if not starts or starts[0][0] != 0:
         raise ValueError(
@@ -35,6 +34,11 @@ def starts_of(stages: Any) -> list[Start]:
                 f"stages must be in the order in which they come, each later than the one before; "
                 f"got {after} after {before}."
             )
+    if starts[-1][0] >= total:
+        raise ValueError(
+            f"stages must all begin before the end of the run, {total}; the last one begins at "
+            f"{starts[-1][0]}. Give a larger total, or leave the stage out."
+        )
     return starts
 
 
@@ -76,12 +80,6 @@ def stages_of(starts: Sequence[Start], examples: int) -> tuple[tuple[Stage, ...]
     inside a batch has to wait for that batch, and a stage that is shorter than a batch of the stage
     before may have no step at all.
     """
-    check_integer("examples", examples, at_least=1)
-    if starts[-1][0] >= examples:
-        raise ValueError(
-            f"stages must all begin before the end of the run, {examples} examples; the last one "
-            f"begins at {starts[-1][0]}. Give a larger total, or leave the stage out."
-        )
     stages = []
     step = seen = 0
     ends = [seen for seen, _ in starts[1:]] + [examples]

@@ -8,32 +8,29 @@ from optax_largebatch.plans.counts import written
 
 def table(plan: Any) -> str:
     """The stages of a plan, each with its numbers, and what the plan saves."""
-    columns = [
-        [head, *map(str, cells)] for head, cells in _columns(plan) if any(x != "" for x in cells)
-    ]
+    columns = [[*heads, *map(str, cells)] for heads, cells in _columns(plan)]
     widths = [max(map(len, column)) for column in columns]
     lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in zip(*columns, strict=True)]
     return "\n".join([*lines, *_summary(plan)])
 
 
-def _columns(plan: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Each column's head and its cells; cells of what the plan does not have are empty."""
+def _columns(plan: Any) -> Iterator[tuple[tuple[str, str], list[Any]]]:
+    """The head of each column, in two lines, and its cells."""
     first = [stage.first_step for stage in plan.stages]
     last = [step - 1 for step in (*first[1:], plan.total_steps)]
-    yield "from step", first
-    yield "batch size", [stage.batch_size for stage in plan.stages]
+    yield ("from", "step"), first
+    yield ("batch", "size"), [stage.batch_size for stage in plan.stages]
     if plan.micro_batch_size is not None:
-        yield "micro-batches", [plan.micro_batches(step) for step in first]
-    yield "examples seen", [written(stage.first_example) for stage in plan.stages]
-    if plan.sequence_length is not None:
-        tokens = [stage.first_example * plan.sequence_length for stage in plan.stages]
-        yield "tokens seen", [written(seen) for seen in tokens]
+        yield ("micro-", "batches"), [plan.micro_batches(step) for step in first]
+    unit = "examples" if plan.sequence_length is None else "tokens"
+    seen = [stage.first_example * (plan.sequence_length or 1) for stage in plan.stages]
+    yield (unit, "seen"), list(map(written, seen))
     for head, value, at in (
         ("learning rate", plan.rate, plan.learning_rate),
         ("weight decay", plan.decay, plan.weight_decay),
     ):
         if value is not None:
-            yield head, [_between(at, *ends) for ends in zip(first, last, strict=True)]
+            yield ("", head), [_between(at, *ends) for ends in zip(first, last, strict=True)]
 
 
 def _between(at: Any, first: int, last: int) -> str:
