@@ -181,15 +181,13 @@ def _parser() -> argparse.ArgumentParser:
         allowed = {"choices": kind} if isinstance(kind, list) else {"type": kind}
         default = kind[0] if isinstance(kind, list) else 1 if name == "devices" else None
         planned.add_argument(f"--{name.replace('_', '-')}", **allowed, default=default, help=text)
-    planned.add_argument("--learning-rate", type=float, help="the peak, for the first batch size")
+    planned.add_argument("--learning-rate", type=float, help="peak, for the first batch size")
+    planned.add_argument("--warmup", default=0, help="examples of its warm-up from 0, as in 200k")
     planned.add_argument(
-        "--warmup", default=0, help="examples of the warm-up of the learning rate, as in 200k"
+        "--decay", choices=LEFT, default="cosine", help="its shape after the warm-up"
     )
     planned.add_argument(
-        "--decay", choices=LEFT, default="cosine", help="shape of the learning rate after it"
-    )
-    planned.add_argument(
-        "--end-learning-rate", type=float, default=0.0, help="the last learning rate"
+        "--end-learning-rate", type=float, default=0.0, help="its value at the end"
     )
     planned.add_argument(
         "--seesaw", metavar="LARGEST",

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from optax_largebatch.arguments import check_choice, check_integer, check_number_or_schedule
 from optax_largebatch.plans.counts import Count, count
@@ -138,7 +137,8 @@ class BatchPlan:
     def _index(self, step: jax.Array) -> jax.Array:
         """The number of the stage of a step."""
         first_steps = [min(stage.first_step, LARGEST_STEP) for stage in self.stages]
-        found = jnp.searchsorted(jnp.asarray(first_steps, jnp.int32), step, side="right")
+        known = jnp.asarray(first_steps, jnp.int32)
+        found = jnp.searchsorted(known, step.astype(jnp.int32), side="right")
         return jnp.maximum(found - 1, 0)
 
     def _coupled(self, name: str, value: Any, step: Any, power: float) -> jax.Array:
@@ -262,8 +262,8 @@ def batch_plan(
         total_steps=total_steps,
         examples=examples,
         sequence_length=sequence_length,
-        rate=learning_rate,
-        decay=weight_decay,
+        rate=_data(learning_rate),
+        decay=_data(weight_decay),
         coupling=coupling,
         decay_coupling=decay_coupling,
         reference_batch_size=count("reference_batch_size", reference, at_least=1),
@@ -285,9 +285,12 @@ def _check_divides(batch_size: int, micro_batch_size: int, devices: int) -> None
         )
 
 
+def _data(value: Any) -> Any:
+    """A number as a float, so that plans compare and can be written; or what is no number."""
+    return value if value is None or callable(value) else float(value)
+
+
 def _not_data(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
     raise TypeError(
         f"a plan with the function {value!r} cannot be written as JSON. Pass a number or "
         "PlannedRate(...) as learning_rate and weight_decay."

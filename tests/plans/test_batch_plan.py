@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import enable_x64
 
 POWERS = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}
 MOST_STEPS = 2000
@@ -124,6 +125,9 @@ def test_past_the_end_the_last_values_hold():
         assert float(plan.learning_rate(at)) == pytest.approx(2e-4, rel=1e-6)
         assert float(plan.weight_decay(at)) == pytest.approx(0.2, rel=1e-6)
     assert plan.examples_at(64) == 10_200 + 400
+    # A schedule that goes on is not asked for more than the run has.
+    endless = lb.batch_plan("0:100 5k:400", "10k", learning_rate=lambda seen: seen, coupling="none")
+    assert float(endless.learning_rate(10**6)) == 10_000
 
 
 def test_counts_beyond_31_bits():
@@ -147,6 +151,16 @@ def test_counts_beyond_31_bits():
         assert float(rate) == pytest.approx(1 - seen / tokens, abs=3e-7)
     assert plan.examples_at(plan.total_steps) > 2**31
     assert lb.batch_plan(1, 2**40, learning_rate=1.0).step_at(2**40) == 2**40
+
+
+def test_steps_of_any_integer_type():
+    plan = lb.batch_plan("0:64 1k:128", 10_000, learning_rate=np.float32(0.5), weight_decay=0.1)
+    with enable_x64(True):
+        for step in (jnp.int64(16), jnp.int32(16), jnp.uint8(16), np.int64(16), 16):
+            assert int(plan.batch_size(step)) == 128
+            rate = plan.learning_rate(step)
+            assert rate.dtype == jnp.float64
+            assert float(rate) == pytest.approx(0.5 * 2**0.5, rel=1e-12)
 
 
 def test_what_is_written():
