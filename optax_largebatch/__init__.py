@@ -11,6 +11,7 @@ from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     fit_critical_batch_size,
 )
+from optax_largebatch.diagnostics.critical_growth import within_critical_batch_size
 from optax_largebatch.diagnostics.diagnose import diagnose
 from optax_largebatch.diagnostics.explain import Explanation, explain
 from optax_largebatch.diagnostics.gradient_scale import gradient_scale
@@ -37,6 +38,10 @@ from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching, named
 from optax_largebatch.params.stacked import Stacked, stacked_layers
+from optax_largebatch.plans.batch_plan import BatchPlan, batch_plan
+from optax_largebatch.plans.growth import Growth, seesaw
+from optax_largebatch.plans.planned_rate import PlannedRate
+from optax_largebatch.plans.stages import Stage
 from optax_largebatch.recipes.scaling import (
     Hyperparameters,
     ScaledHyperparameters,
@@ -134,6 +139,7 @@ __all__ = [
     "AccumulateGradientsState",
     "AccumulateMomentumState",
     "AddDecayedWeightsState",
+    "BatchPlan",
     "ClampParametersState",
     "ClipByMedianNormState",
     "CriticalBatchSize",
@@ -141,6 +147,7 @@ __all__ = [
     "DynamicLossScaleState",
     "Explanation",
     "GradientNoiseScaleState",
+    "Growth",
     "HyperballState",
     "Hyperparameters",
     "LearnLogScaleState",
@@ -150,6 +157,7 @@ __all__ = [
     "NoiseScale",
     "OrthogonalizeMomentumState",
     "ParamGroups",
+    "PlannedRate",
     "Rule",
     "ScaleByAdamState",
     "ScaleByFactoredParameterRmsState",
@@ -165,6 +173,7 @@ __all__ = [
     "SkipSpikesState",
     "SmallBatches",
     "Stacked",
+    "Stage",
     "StochasticRoundingState",
     "accumulate_gradients",
     "accumulate_momentum",
@@ -172,6 +181,7 @@ __all__ = [
     "add_decayed_weights",
     "adopt_state",
     "at_least_ndim",
+    "batch_plan",
     "batch_scale",
     "cain",
     "centralize_gradients",
@@ -229,6 +239,7 @@ __all__ = [
     "scale_by_trust_ratio",
     "scale_hyperparameters",
     "scaled_adam",
+    "seesaw",
     "shard_optimizer_state",
     "skip_nonfinite",
     "skip_spikes",
@@ -246,4 +257,5 @@ __all__ = [
     "warmup_inverse_sqrt",
     "warmup_polynomial",
     "with_partition_specs",
+    "within_critical_batch_size",
 ]

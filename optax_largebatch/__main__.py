@@ -1,4 +1,4 @@
-"""Recipes, scaling rules and masks in the terminal: `python -m optax_largebatch --help`."""
+"""Recipes, scaling rules, plans and masks in the terminal: `python -m optax_largebatch --help`."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,13 +7,16 @@ import json
 import os
 from pathlib import Path
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from optax_largebatch import recipes
 from optax_largebatch.diagnostics.checkpoint_shapes import checkpoint_shapes
 from optax_largebatch.diagnostics.explain import explain, printable
 from optax_largebatch.params.rules import Rule, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
+from optax_largebatch.plans.batch_plan import batch_plan
+from optax_largebatch.plans.growth import seesaw
+from optax_largebatch.plans.planned_rate import LEFT, PlannedRate
 from optax_largebatch.recipes.scaling import RULES, Hyperparameters, scale_hyperparameters
 
 LONGEST_ERROR = 1000
@@ -84,6 +87,24 @@ def _scale(options: argparse.Namespace) -> str:
     return json.dumps(dataclasses.asdict(scaled.settings)) if options.json else scaled.account
 
 
+def _plan(options: argparse.Namespace) -> str:
+    rate = options.learning_rate
+    if rate is not None:
+        rate = PlannedRate(
+            rate, options.total, options.warmup, options.decay, options.end_learning_rate
+        )
+    stages = options.stages
+    if options.seesaw is not None:
+        stages = seesaw(stages, largest_batch=options.seesaw)
+    plan = batch_plan(
+        stages,
+        options.total,
+        learning_rate=rate,
+        **{name: getattr(options, name) for name in _OF_PLANS},
+    )
+    return plan.to_json() if options.json else str(plan)
+
+
 def _explain(options: argparse.Namespace) -> str:
     explanation = explain(
         checkpoint_shapes(options.checkpoint, options.under),
@@ -151,6 +172,29 @@ def _parser() -> argparse.ArgumentParser:
         scaled.add_argument(flag, type=kind, required=name == "learning_rate")
     scaled.set_defaults(run=_scale)
 
+    planned = commands.add_parser("plan", help="plans the batch size over a run")
+    planned.add_argument(
+        "stages", help="where each batch size begins, as in '0:512 2M:2048'; or one batch size"
+    )
+    planned.add_argument("--total", required=True, help="the examples of the run, as in 20M")
+    for name, (kind, text) in _OF_PLANS.items():
+        allowed = {"choices": kind} if isinstance(kind, list) else {"type": kind}
+        default = kind[0] if isinstance(kind, list) else 1 if name == "devices" else None
+        planned.add_argument(f"--{name.replace('_', '-')}", **allowed, default=default, help=text)
+    planned.add_argument("--learning-rate", type=float, help="peak, for the first batch size")
+    planned.add_argument("--warmup", default=0, help="examples of its warm-up from 0, as in 200k")
+    planned.add_argument(
+        "--decay", choices=LEFT, default="cosine", help="its shape after the warm-up"
+    )
+    planned.add_argument(
+        "--end-learning-rate", type=float, default=0.0, help="its value at the end"
+    )
+    planned.add_argument(
+        "--seesaw", metavar="LARGEST",
+        help="doubles the one batch size where the rate halves, up to this one",
+    )  # fmt: skip
+    planned.set_defaults(run=_plan)
+
     told = commands.add_parser(
         "explain", help="says which parameters of a checkpoint are decayed and adapted"
     )
@@ -169,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     told.set_defaults(run=_explain)
 
-    for command in (found, scaled, told):
+    for command in (found, scaled, planned, told):
         command.add_argument("--json", action="store_true", help="for scripts")
     return parser
 
@@ -186,6 +230,17 @@ _OF_RECIPES: dict[str, tuple[type, str]] = {
     "extrapolate": (bool, "go beyond the published batch sizes where the source states no rule"),
 }
 """What `recipes.get` takes besides the name."""
+
+
+_OF_PLANS: dict[str, tuple[Any, str]] = {
+    "sequence_length": (int, "tokens in an example; all numbers of examples are then of tokens"),
+    "coupling": (["sqrt", "linear", "none"], "how the learning rate follows the batch size"),
+    "weight_decay": (float, "for the first batch size"),
+    "decay_coupling": (["timescale", "none"], "whether the decay follows too; none for LAMB, LARS"),
+    "micro_batch_size": (int, "examples of a micro-batch on each device"),
+    "devices": (int, "devices that share a batch"),
+}
+"""What `batch_plan` takes as it is written in the terminal."""
 
 
 def _settings_and_types() -> list[tuple[str, type]]:

@@ -14,6 +14,7 @@ import numpy as np
 from orbax.checkpoint import PyTreeCheckpointer, StandardCheckpointer
 import pytest
 
+import optax_largebatch as lb
 from optax_largebatch import recipes
 from optax_largebatch.__main__ import main
 
@@ -50,6 +51,25 @@ def test_prints_the_numbers_and_the_code_of_a_part_of_a_name(capsys):
     assert (numbers["total_steps"], numbers["learning_rate"]) == (9000, 0.5)
     assert numbers["weight_decay"] == 0
     assert "optimizer = lb.lars(" in numbers["code"]
+
+
+def test_plans_a_run(capsys):
+    said = printed(capsys, "plan", "0:512 2M:2048", "--total", "20M")
+    assert said == f"{lb.batch_plan('0:512 2M:2048', '20M')}\n"
+    options = "--total 20M --seesaw 4096 --learning-rate 1e-3 --warmup 500k --decay linear"
+    options += " --weight-decay 0.1 --micro-batch-size 8 --devices 8"
+    rate = lb.PlannedRate(1e-3, "20M", warmup="500k", decay="linear")
+    plan = lb.batch_plan(
+        lb.seesaw(512, largest_batch=4096), "20M",
+        learning_rate=rate, weight_decay=0.1, micro_batch_size=8, devices=8,
+    )  # fmt: skip
+    said = printed(capsys, "plan", "512", *options.split())
+    assert said == f"{plan}\n"
+    assert max(map(len, said.splitlines())) <= 80
+    said = printed(capsys, "plan", "512", *options.split(), "--json")
+    assert lb.BatchPlan.from_json(said) == plan
+    assert main(("plan", "0:512", "--total", "20M", "--devices", "7")) == 2
+    assert "devices = 1 x 7 = 7, got 512" in capsys.readouterr().err
 
 
 def test_says_what_a_recipe_still_needs(capsys):

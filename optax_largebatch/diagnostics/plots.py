@@ -11,6 +11,7 @@ import optax
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.faults_of_ratios import EXPLODED
+from optax_largebatch.plans.batch_plan import BatchPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -286,6 +287,68 @@ def schedule_preview(
     if label is not None:
         ax.legend(frameon=False, fontsize=8)
     return ax
+
+
+def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Sequence[Axes]":
+    r"""A plan before the run: batch size, learning rate and weight decay against examples seen.
+
+    Args:
+        plan: the plan.
+        axes: where to draw, one above the other: the batch size, then the learning rate and the
+            weight decay, if the plan has them; None for a new figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        TypeError: `plan` is no `BatchPlan`.
+
+    Examples:
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
+        >>> from optax_largebatch import PlannedRate, batch_plan, plots
+        >>> rate = PlannedRate(1e-3, "2M")
+        >>> axes = plots.batch_plan(batch_plan("0:512 1M:1024", "2M", learning_rate=rate))
+        >>> print([ax.get_ylabel() for ax in axes])
+        ['batch size', 'learning rate']
+    """
+    if not isinstance(plan, BatchPlan):
+        raise TypeError(f"plan must be a BatchPlan, got {plan!r} of type {type(plan).__name__}.")
+    plt = _pyplot()
+    from matplotlib.ticker import EngFormatter
+
+    schedules = [
+        (name, schedule)
+        for name, value, schedule in (
+            ("learning rate", plan.rate, plan.learning_rate),
+            ("weight decay", plan.decay, plan.weight_decay),
+        )
+        if value is not None
+    ]
+    if axes is None:
+        rows = 1 + len(schedules)
+        figure = plt.figure(figsize=(6, 1 + 1.5 * rows), layout="constrained")
+        axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+    # The step before each change as well, so that edges are steep.
+    edges = [stage.first_step for stage in plan.stages]
+    even = np.linspace(0, plan.total_steps - 1, min(plan.total_steps, 4000)).astype(int)
+    steps = sorted({*even.tolist(), *edges, *(max(edge - 1, 0) for edge in edges)})
+    seen = [plan.examples_at(step) for step in steps]
+    axes[0].step(seen, [plan.batch_size(step) for step in steps], where="post", color=COLOURS[0])
+    axes[0].set(yscale="log", ylabel="batch size")
+    sizes = sorted({stage.batch_size for stage in plan.stages})
+    axes[0].set_yticks(sizes, [f"{size:,}" for size in sizes])
+    axes[0].minorticks_off()
+    for ax, (name, schedule) in zip(axes[1:], schedules, strict=True):
+        values = jax.vmap(schedule)(jnp.asarray(steps, jnp.int32))
+        ax.plot(seen, np.asarray(values), color=COLOURS[0])
+        ax.set(ylabel=name, ylim=(0, None))
+    axes[-1].set_xlabel("examples seen")
+    axes[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
+    for ax in axes:
+        _plain(ax)
+    return axes
 
 
 def _pyplot() -> Any:

@@ -166,3 +166,20 @@ def test_without_matplotlib():
         "ImportError: plots are drawn with matplotlib, which is not installed: "
         "pip install matplotlib"
     )
+
+
+def test_a_plan_of_the_batch():
+    rate = lb.PlannedRate(1e-3, 10_000, warmup=1000, decay="linear")
+    plan = lb.batch_plan("0:64 3k:256", 10_000, learning_rate=rate, weight_decay=0.1)
+    sizes, rates, decays = map(drawn, plots.batch_plan(plan))
+    seen, batches = sizes.lines[0].get_data()
+    for step in (0, 46, 47, plan.total_steps - 1):
+        (place,) = np.flatnonzero(seen == plan.examples_at(step))
+        assert batches[place] == plan.batch_size(step)
+        for ax, schedule in ((rates, plan.learning_rate), (decays, plan.weight_decay)):
+            np.testing.assert_allclose(ax.lines[0].get_ydata()[place], float(schedule(step)))
+    assert [label.get_text() for label in sizes.get_yticklabels()] == ["64", "256"]
+    assert rates.get_ylabel() == "learning rate"
+    assert decays.get_xlabel() == "examples seen"
+    with pytest.raises(TypeError, match="must be a BatchPlan"):
+        plots.batch_plan("0:64")

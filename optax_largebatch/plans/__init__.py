@@ -1,0 +1,1 @@
+"""How the batch grows over a run, and the numbers that go with it."""

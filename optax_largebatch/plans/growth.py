@@ -1,0 +1,109 @@
+"""Batches that grow with the run by a rule, in place of stages that are listed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_largebatch.plans.counts import Count, count, written
+from optax_largebatch.plans.stages import Start
+
+LOOKED_AT = 4096
+"""The points of a schedule at which it is looked for a halving, before the place is narrowed."""
+
+
+class Growth(NamedTuple):
+    """A rule for the stages of a `batch_plan`, such as `seesaw(...)`."""
+
+    note: str
+    """Where the stages come from, in words; the printed plan has it."""
+    starts: Callable[[int, Any], Sequence[Start]]
+    """From the length of the run and its learning rate to the starts of the stages."""
+
+
+def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
+    r"""Doubles the batch each time that the learning rate of the plan would have halved.
+
+    With :math:`S` the learning rate that the plan is given, :math:`S_{max}` its peak, and
+    :math:`B_0` the first batch size:
+
+    .. math:: B(x) = B_0\, 2^j, \qquad S(x) \le S_{max} / 2^j \text{ for the first time since the
+        peak}
+
+    A plan couples the rate to the root of the batch size, so at each such place the rate has fallen
+    by :math:`\sqrt 2` while the batch has doubled. For optimizers that normalise the gradient this
+    equals the constant batch with the whole decay, example for example, as long as the noise of the
+    gradient outweighs the gradient. It takes fewer steps: 67% of them for a decay to 0 that is
+    linear, with `largest_batch` eight times the first batch size.
+
+    Args:
+        batch_size: :math:`B_0`, examples in a step at the beginning, 1 or more.
+        largest_batch: the batch size that ends the growth; the rate then follows the schedule. Give
+            the critical batch size, or less: beyond it examples are wasted.
+
+    Returns:
+        A rule for the `stages` of `batch_plan`.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> from optax_largebatch import PlannedRate, batch_plan, seesaw
+        >>> rate = PlannedRate(1e-3, 1_000_000, decay="linear")
+        >>> plan = batch_plan(seesaw(500, largest_batch=2000), 1_000_000, learning_rate=rate)
+        >>> print([stage.batch_size for stage in plan.stages], plan.total_steps)
+        [500, 1000, 2000] 1375
+
+    References:
+        Meterez et al., *Seesaw: Accelerating Training by Balancing Learning Rate and Batch Size
+        Scheduling*, arXiv 2510.14717.
+    """
+    first = count("batch_size", batch_size, at_least=1)
+    largest = count("largest_batch", largest_batch, at_least=first)
+
+    def starts(total: int, learning_rate: Any) -> list[Start]:
+        if not callable(learning_rate):
+            raise ValueError(
+                "learning_rate must be a schedule of the examples seen for seesaw, which doubles "
+                f"the batch where it halves; got {learning_rate!r}. Pass PlannedRate(...) to "
+                "batch_plan."
+            )
+        places = _halvings(learning_rate, total, (largest // first).bit_length() - 1)
+        # A schedule of stairs may fall to a quarter at once: of two doublings in one place the
+        # second counts.
+        grown = {seen: first * 2 ** (j + 1) for j, seen in enumerate(places)}
+        return [(0, first), *grown.items()]
+
+    return Growth(f"Seesaw from {written(first)}, at most {written(largest)}", starts)
+
+
+def _halvings(schedule: Any, total: int, most: int) -> list[int]:
+    """The first places since its peak at which a schedule is at most 1/2, 1/4, ... of it."""
+    grid = np.unique(np.linspace(0, total, LOOKED_AT + 1).astype(np.int64))
+    rates = np.asarray(jax.vmap(schedule)(jnp.asarray(grid, float)))
+    peak = int(np.argmax(rates))
+    places: list[int] = []
+    for j in range(1, most + 1):
+        low_enough = rates[peak:] <= rates[peak] / 2**j
+        if not low_enough.any():
+            break
+        right = peak + int(np.argmax(low_enough))
+        place = _first(schedule, rates[peak] / 2**j, int(grid[right - 1]), int(grid[right]))
+        if place >= total:
+            break
+        places.append(place)
+    return places
+
+
+def _first(schedule: Any, limit: float, above: int, below: int) -> int:
+    """The first number of examples at which the schedule is at most `limit`, by bisection."""
+    while below - above > 1:
+        middle = (above + below) // 2
+        if float(schedule(jnp.asarray(middle, float))) <= limit:
+            below = middle
+        else:
+            above = middle
+    return below

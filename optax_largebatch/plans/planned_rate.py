@@ -1,0 +1,81 @@
+"""A learning rate over a run as plain data: warm-up, then decay, counted in examples."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch.arguments import check_choice, check_number
+from optax_largebatch.plans.counts import Count, count
+
+LEFT: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "constant": jnp.ones_like,
+    "linear": lambda r: 1 - r,
+    "cosine": lambda r: (1 + jnp.cos(jnp.pi * r)) / 2,
+}
+"""How much of the peak is left after a part of the decay, by its shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRate:
+    r"""A schedule of the examples seen: a linear warm-up, then a decay to the end of the run.
+
+    .. math::
+
+        \eta(x) = \begin{cases}
+            \eta x / W & x < W \\
+            \eta_e + (\eta - \eta_e) f\left(\frac{x - W}{N - W}\right) & W \le x \le N
+        \end{cases}
+
+    with :math:`f(r) = 1 - r` (`"linear"`), :math:`(1 + \cos \pi r) / 2` (`"cosine"`) or 1
+    (`"constant"`).
+
+    It is a schedule like those of optax, and unlike them it is plain data: it compares, it can be
+    pickled, and a `BatchPlan` with it can be written as JSON.
+
+    Args:
+        peak_value: :math:`\eta`, the rate after the warm-up, positive.
+        total: :math:`N`, the examples of the run, or the tokens in a plan that counts tokens; an
+            integer, or a string such as `"20M"`.
+        warmup: :math:`W`, the examples (or tokens) of the warm-up.
+        decay: the shape :math:`f`.
+        end_value: :math:`\eta_e`, the rate at the end, 0 or more.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> from optax_largebatch import PlannedRate
+        >>> rate = PlannedRate(1e-3, "10M", warmup="1M", decay="linear")
+        >>> print([f"{rate(seen):.6f}" for seen in (0, 500_000, 1_000_000, 5_500_000, 10_000_000)])
+        ['0.000000', '0.000500', '0.001000', '0.000500', '0.000000']
+    """
+
+    peak_value: float
+    total: Count
+    warmup: Count = 0
+    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    end_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("peak_value", self.peak_value, "(0, inf)")
+        check_number("end_value", self.end_value, "[0, inf)")
+        check_choice("decay", self.decay, tuple(LEFT))
+        # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
+        total, warmup = count("total", self.total, at_least=1), count("warmup", self.warmup)
+        object.__setattr__(self, "total", total)
+        object.__setattr__(self, "warmup", warmup)
+        if warmup >= total:
+            raise ValueError(f"warmup must be less than total, {total}; got {warmup}.")
+
+    def __call__(self, seen: jax.typing.ArrayLike) -> jax.Array:
+        """The rate after so many examples (or tokens)."""
+        # Counts of tokens do not fit into 32 bits; a float holds them to seven digits.
+        x = jnp.asarray(seen, float)
+        total, warmup = float(self.total), float(self.warmup)
+        r = jnp.clip((x - warmup) / (total - warmup), 0.0, 1.0)
+        decayed = self.end_value + (self.peak_value - self.end_value) * LEFT[self.decay](r)
+        return jnp.where(x < warmup, self.peak_value * x / max(warmup, 1.0), decayed)

@@ -1,0 +1,125 @@
+"""Runs that follow a plan: accumulated, resumed, and with a loader that grows the batch."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.conftest import enable_x64
+
+MICRO = 4
+RATE = lb.PlannedRate(0.05, 96, warmup=8, decay="linear")
+PLAN = lb.batch_plan(
+    "0:4 12:8 40:16", 96, learning_rate=RATE, weight_decay=0.1, micro_batch_size=MICRO
+)
+EXAMPLES = np.random.default_rng(0).normal(size=(96 + 16, 3)).astype(np.float32)
+
+
+def loss(params, batch):
+    wrong = jnp.tanh(batch @ params["w"]) - batch[:, :1]
+    return jnp.mean(jnp.square(wrong)) + jnp.sum(jnp.square(params["b"]))
+
+
+def optimizer():
+    inner = lb.lamb(PLAN.learning_rate, weight_decay=PLAN.weight_decay)
+    return lb.accumulate_gradients(inner, every=PLAN.micro_batches)
+
+
+def start():
+    params = {"w": jnp.asarray(EXAMPLES[:3, :1]), "b": jnp.ones(1)}
+    return params, optimizer().init(params)
+
+
+@jax.jit
+def step(params, state, batch):
+    gradients = jax.grad(loss)(params, batch)
+    updates, state = optimizer().update(gradients, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def micro_steps(carry, first, last):
+    """The carry after each micro-batch."""
+    for i in range(first, last):
+        carry = step(*carry, jnp.asarray(EXAMPLES[MICRO * i : MICRO * (i + 1)]))
+        yield carry
+
+
+def test_the_steps_of_the_plan():
+    """The optimizer steps where the plan says, and sees as many examples; nothing is recompiled."""
+    before = step._cache_size()
+    macro_steps = [int(state.macro_step) for _, state in micro_steps(start(), 0, 27)]
+    ends = [PLAN.examples_at(t + 1) // MICRO - 1 for t in range(PLAN.total_steps)]
+    assert PLAN.examples_at(PLAN.total_steps) == 108
+    expected = [sum(end <= i for end in ends) for i in range(27)]
+    assert macro_steps == expected
+    assert [int(PLAN.batch_size(t)) for t in range(9)] == [4, 4, 4, 8, 8, 8, 8, 16, 16]
+    assert step._cache_size() - before <= 1
+
+
+@pytest.mark.parametrize("stopped", range(1, 20))
+def test_a_resumed_run_is_the_same_bit_for_bit(stopped):
+    """Stopped at every micro-step around both edges, the second in the middle of a macro-batch."""
+    (*_, whole) = micro_steps(start(), 0, 20)
+    (*_, half) = micro_steps(start(), 0, stopped)
+    read = jax.tree.map(jnp.asarray, pickle.loads(pickle.dumps(jax.tree.map(np.asarray, half))))
+    (*_, resumed) = micro_steps(read, stopped, 20)
+    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
+
+
+def test_a_loader_that_grows_the_batch():
+    """One step for each batch of the plan, with the same optimizer, is the same run."""
+    with enable_x64(True):
+        inner = lb.lamb(PLAN.learning_rate, weight_decay=PLAN.weight_decay)
+        grown, _ = start()
+        grown = jax.tree.map(lambda x: x.astype(jnp.float64), grown)
+        state = inner.init(grown)
+        accumulated = grown, optimizer().init(grown)
+        for t in range(PLAN.total_steps):
+            seen = PLAN.examples_at(t)
+            batch = jnp.asarray(EXAMPLES[seen : seen + PLAN.batch_size(t)], jnp.float64)
+            gradients = jax.grad(loss)(grown, batch)
+            updates, state = inner.update(gradients, state, grown)
+            grown = optax.apply_updates(grown, updates)
+            for part in batch.reshape(-1, MICRO, 3):
+                accumulated = step(*accumulated, part)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), grown, accumulated[0]
+        )
+
+
+def test_the_rate_that_a_step_takes():
+    """SGD of gradients of 1 moves by the planned rate, and LAMB counts the same steps."""
+    sgd = lb.accumulate_gradients(optax.sgd(PLAN.learning_rate), every=PLAN.micro_batches)
+    params = jnp.zeros(1)
+    state = sgd.init(params)
+    moved = []
+    for _ in range(27):
+        updates, state = sgd.update(jnp.ones(1), state, params)
+        if lb.has_updated(state):
+            moved.append(-float(updates[0]))
+    expected = [float(PLAN.learning_rate(t)) for t in range(PLAN.total_steps)]
+    np.testing.assert_allclose(moved, expected, rtol=1e-6, atol=1e-8)
+    # 12 examples at batch 4, then the root of 2, then 2.
+    seen = [PLAN.examples_at(t) for t in (2, 3, 7)]
+    roots = [float(PLAN.learning_rate(t) / RATE(x)) for t, x in zip((2, 3, 7), seen, strict=True)]
+    assert roots == pytest.approx([1, 2**0.5, 2])
+
+
+def test_flush_at_an_edge():
+    """An incomplete macro-batch is stepped, and the next one is that of the next step."""
+    sgd = lb.accumulate_gradients(optax.sgd(1.0), every=PLAN.micro_batches)
+    params = jnp.zeros(1)
+    state = sgd.init(params)
+    for _ in range(3 + 4 * 2 + 1):  # all of batch 4 and 8, and one micro-batch of the first of 16
+        _, state = sgd.update(jnp.ones(1), state, params)
+    assert (int(state.macro_step), int(state.micro_step)) == (7, 1)
+    updates, state = sgd.update(jnp.full(1, 3.0), state, params, flush=True)
+    assert float(updates[0]) == pytest.approx(-2.0)
+    assert (int(state.macro_step), int(state.micro_step)) == (8, 0)
+    for wait in range(4):
+        _, state = sgd.update(jnp.ones(1), state, params)
+        assert int(state.macro_step) == (9 if wait == 3 else 8)

@@ -1,0 +1,273 @@
+"""A plan compared with a plain loop over a run, and what it refuses."""
+
+import dataclasses
+import math
+import pickle
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.conftest import enable_x64
+
+POWERS = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}
+MOST_STEPS = 2000
+RATE = lb.PlannedRate(1e-3, 100_000, warmup=10_000, decay="linear")
+
+
+def loop(starts, total, rate, decay, coupling, keeps_timescale, tokens):
+    """The run as one would write it: a row for each step, counted in examples (or tokens)."""
+    seen = 0
+    reference = starts[0][1]
+    while seen < total:
+        (batch,) = [batch for start, batch in starts if start <= seen][-1:]
+        k = batch / reference
+        power = POWERS[coupling]
+        yield (
+            seen // tokens,
+            batch,
+            rate(seen) * k**power,
+            decay * (k ** (1 - power) if keeps_timescale else 1),
+        )
+        seen += batch * tokens
+
+
+@st.composite
+def plans(draw):
+    tokens = draw(st.sampled_from([1, 1, 7, 128]))
+    total = draw(st.integers(2, MOST_STEPS)) * tokens
+    count = draw(st.integers(0, min(4, total - 1)))
+    later = draw(st.lists(st.integers(1, total - 1), min_size=count, max_size=count, unique=True))
+    # A multiple of an example's tokens or not: edges may lie inside a batch and inside an example.
+    starts = [0, *sorted(later)]
+    return tokens, total, [(start, draw(st.integers(1, 400))) for start in starts]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    drawn=plans(),
+    coupling=st.sampled_from(list(POWERS)),
+    decay_coupling=st.sampled_from(["timescale", "none"]),
+    shape=st.sampled_from(["linear", "cosine", "constant"]),
+)
+def test_a_plain_loop_over_the_run(drawn, coupling, decay_coupling, shape):
+    tokens, total, starts = drawn
+    rate = lb.PlannedRate(0.1, total, warmup=total // 10, decay=shape, end_value=0.01)
+
+    def exact(seen):
+        warmup = total // 10
+        if seen < warmup:
+            return 0.1 * seen / warmup
+        r = (seen - warmup) / (total - warmup)
+        left = {"linear": 1 - r, "cosine": (1 + math.cos(math.pi * r)) / 2, "constant": 1.0}
+        return 0.01 + 0.09 * left[shape]
+
+    plan = lb.batch_plan(
+        starts,
+        total,
+        sequence_length=None if tokens == 1 else tokens,
+        learning_rate=rate,
+        weight_decay=0.3,
+        coupling=coupling,
+        decay_coupling=decay_coupling,
+    )
+    rows = list(loop(starts, total, exact, 0.3, coupling, decay_coupling == "timescale", tokens))
+    assert plan.total_steps == len(rows)
+    # The examples of all steps add up, and the last step is needed.
+    assert sum(batch for _, batch, _, _ in rows) == plan.examples_at(plan.total_steps)
+    assert plan.examples_at(plan.total_steps - 1) * tokens < total
+    assert plan.examples_at(plan.total_steps) * tokens >= total
+
+    for step, (seen, batch, _, _) in enumerate(rows):
+        assert (plan.examples_at(step), plan.batch_size(step)) == (seen, batch)
+        assert plan.step_at(seen) == step
+        assert plan.step_at(seen + 1) == step + 1
+    # Always as many, so that nothing is compiled again.
+    steps = jnp.arange(MOST_STEPS, dtype=jnp.int32)
+    found = plan.batch_size(steps), plan.learning_rate(steps), plan.weight_decay(steps)
+    batches, rates, decays = (values[: len(rows)] for values in found)
+    np.testing.assert_array_equal(batches, [row[1] for row in rows])
+    np.testing.assert_allclose(rates, [row[2] for row in rows], rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(decays, [row[3] for row in rows], rtol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    micro=st.integers(1, 16),
+    devices=st.sampled_from([1, 2, 8]),
+)
+def test_micro_batches_make_up_each_batch(counts, micro, devices):
+    starts = [(1000 * i, count * micro * devices) for i, count in enumerate(counts)]
+    plan = lb.batch_plan(starts, 1000 * len(counts), micro_batch_size=micro, devices=devices)
+    for stage in plan.stages:
+        step = stage.first_step
+        assert plan.micro_batches(step) * micro * devices == plan.batch_size(step)
+        assert int(plan.micro_batches(jnp.int32(step))) == plan.micro_batches(step)
+
+
+def test_past_the_end_the_last_values_hold():
+    rate = lb.PlannedRate(1e-3, 10_000, decay="linear", end_value=1e-4)
+    plan = lb.batch_plan(
+        "0:100 5k:400", "10k", learning_rate=rate, weight_decay=0.1, micro_batch_size=50
+    )
+    assert plan.total_steps == 50 + 13  # 5,200 examples in the second stage
+    for step in (63, 1000, 2**31 - 1):
+        at = jnp.int32(step)
+        assert plan.batch_size(step) == int(plan.batch_size(at)) == 400
+        assert plan.micro_batches(step) == int(plan.micro_batches(at)) == 8
+        assert float(plan.learning_rate(step)) == pytest.approx(2e-4, rel=1e-6)
+        assert float(plan.learning_rate(at)) == pytest.approx(2e-4, rel=1e-6)
+        assert float(plan.weight_decay(at)) == pytest.approx(0.2, rel=1e-6)
+    assert plan.examples_at(64) == 10_200 + 400
+    # A schedule that goes on is not asked for more than the run has.
+    endless = lb.batch_plan("0:100 5k:400", "10k", learning_rate=lambda seen: seen, coupling="none")
+    assert float(endless.learning_rate(10**6)) == 10_000
+
+
+def test_counts_beyond_31_bits():
+    """Ten trillion tokens, in 32 bits: steps are exact, and rates as good as a float is."""
+    assert not jax.config.jax_enable_x64
+    tokens = 10**13
+    plan = lb.batch_plan(
+        {0: 4096, 10**12: 8192, 5 * 10**12: 16384},
+        tokens,
+        sequence_length=4096,
+        learning_rate=lb.PlannedRate(1.0, tokens, decay="linear"),
+        coupling="none",
+    )
+    first = -(-(10**12) // (4096 * 4096))
+    assert [stage.first_step for stage in plan.stages][1] == first
+    for step in (0, first - 1, first, plan.total_steps // 2, plan.total_steps - 1):
+        seen = plan.examples_at(step) * 4096
+        assert int(plan.batch_size(jnp.int32(step))) == plan.batch_size(step)
+        rate = jax.jit(plan.learning_rate)(jnp.int32(step))
+        assert rate.dtype == jnp.float32
+        assert float(rate) == pytest.approx(1 - seen / tokens, abs=3e-7)
+    assert plan.examples_at(plan.total_steps) > 2**31
+    assert lb.batch_plan(1, 2**40, learning_rate=1.0).step_at(2**40) == 2**40
+
+
+def test_steps_of_any_integer_type():
+    plan = lb.batch_plan("0:64 1k:128", 10_000, learning_rate=np.float32(0.5), weight_decay=0.1)
+    with enable_x64(True):
+        for step in (jnp.int64(16), jnp.int32(16), jnp.uint8(16), np.int64(16), 16):
+            assert int(plan.batch_size(step)) == 128
+            rate = plan.learning_rate(step)
+            assert rate.dtype == jnp.float64
+            assert float(rate) == pytest.approx(0.5 * 2**0.5, rel=1e-12)
+
+
+def test_what_is_written():
+    plan = lb.batch_plan("0:512 2M:2048 20M:16384", "1.5B")
+    assert [stage.batch_size for stage in plan.stages] == [512, 2048, 16384]
+    assert plan == lb.batch_plan([(0, 512), (2_000_000, 2048), (2e7, "16384")], 1_500_000_000)
+    assert plan == lb.batch_plan({0: 512, "2M": 2048, "20000k": 16384}, "1500M")
+    assert plan == lb.batch_plan("0:512, 2m:2048, 20m:16384", "0.0015T")
+    # M is 10^6. The edge lies inside the batch that ends after 2,000,384 examples.
+    assert plan.stages[1] == lb.Stage(3907, 2_000_384, 2048)
+    assert lb.batch_plan(64, 6400).total_steps == 100
+
+
+def test_a_stage_shorter_than_a_batch_has_no_step():
+    plan = lb.batch_plan("0:100 10:20 30:50 150:10", 200)
+    assert plan.stages == (lb.Stage(0, 0, 100), lb.Stage(1, 100, 50), lb.Stage(2, 150, 10))
+
+
+def test_the_reference_batch():
+    plan = lb.batch_plan(
+        "0:256 1k:1024", 4000, learning_rate=0.4, weight_decay=0.1, reference_batch_size=1024
+    )
+    assert [float(plan.learning_rate(step)) for step in (0, 5)] == pytest.approx([0.2, 0.4])
+    assert [float(plan.weight_decay(step)) for step in (0, 5)] == pytest.approx([0.05, 0.1])
+
+
+def test_any_schedule_of_optax():
+    """A schedule is called with the examples, under jit as outside."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10_000, 100_000)
+    plan = lb.batch_plan("0:100 50k:1000", 100_000, learning_rate=schedule, weight_decay=schedule)
+    for step in (0, 7, 499, 500, 549):
+        seen = float(plan.examples_at(step))
+        k = plan.batch_size(step) / 100
+        expected = float(schedule(seen)) * math.sqrt(k)
+        assert float(jax.jit(plan.learning_rate)(jnp.int32(step))) == pytest.approx(expected)
+        assert float(plan.weight_decay(step)) == pytest.approx(expected)
+
+
+def test_is_plain_data():
+    plan = lb.batch_plan("0:64 10k:256", "100k", learning_rate=RATE, weight_decay=0.1, devices=8)
+    same = lb.batch_plan({0: 64, 10_000: 256}, 1e5, learning_rate=RATE, weight_decay=0.1, devices=8)
+    assert plan == same
+    assert hash(plan) == hash(same)
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert lb.BatchPlan.from_json(plan.to_json()) == plan
+    assert dataclasses.replace(plan, rate=0.5) != plan
+    with_function = dataclasses.replace(plan, rate=lambda seen: 0.1)
+    with pytest.raises(TypeError, match=r"function .* cannot be written as JSON"):
+        with_function.to_json()
+
+
+def test_the_table_fits_the_terminal():
+    plan = lb.batch_plan(
+        "0:12288 250B:24576 500B:49152",
+        "10T",
+        sequence_length=4096,
+        learning_rate=lb.PlannedRate(3.291e-3, "10T", warmup="100B"),
+        weight_decay=lb.PlannedRate(0.28, "10T"),
+        micro_batch_size=2,
+        devices=128,
+    )
+    lines = str(plan).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1].endswith("weight decay")
+    assert "A constant batch of 12288 takes 198683 steps" in lines[-1]
+
+
+WRONG = {
+    "no beginning": (("5:512", 100), ValueError, "begin with a batch size for 0"),
+    "not in order": (("0:512 20:64 10:32", 100), ValueError, "got 10 after 20"),
+    "no colon": (("0:512 20", 100), ValueError, "'seen:batch_size'"),
+    "two colons": (("0:512:3", 100), ValueError, "'seen:batch_size'"),
+    "a unit that is none": (("0:512 2X:64", 100), ValueError, "'2X'"),
+    "a fraction of an example": (("0:512 0.5:64", 100), ValueError, "whole number"),
+    "no batch": (("0:0", 100), ValueError, ">= 1"),
+    "after the end": (("0:8 200:16", 100), ValueError, "begins at 200"),
+    "empty": (([], 100), ValueError, "begin with a batch size for 0"),
+    "something else": ((3.5, 100), TypeError, "float"),
+    "no total": (("0:8", 0), ValueError, "total must be >= 1"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refuses(name):
+    arguments, error, words = WRONG[name]
+    with pytest.raises(error, match=words):
+        lb.batch_plan(*arguments)
+
+
+def test_a_batch_that_is_not_divided():
+    with pytest.raises(ValueError, match=r"48 x 8 = 384, got 2000. Take 1920 or 2304"):
+        lb.batch_plan("0:768 10k:2000", 20_000, micro_batch_size=48, devices=8)
+    with pytest.raises(ValueError, match=r"64 x 8 = 512, got 100. Take 512,"):
+        lb.batch_plan(100, 20_000, micro_batch_size=64, devices=8)
+    with pytest.raises(ValueError, match=r"1 x 8 = 8, got 100"):
+        lb.batch_plan(100, 20_000, devices=8)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "micro_batches"])
+def test_what_the_plan_was_not_given(name):
+    with pytest.raises(ValueError, match="must be given to batch_plan"):
+        getattr(lb.batch_plan(8, 100), name)(0)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
+def test_a_step_that_is_none(wrong):
+    plan = lb.batch_plan(8, 100, learning_rate=0.1)
+    for method in (plan.batch_size, plan.learning_rate, plan.examples_at):
+        with pytest.raises((TypeError, ValueError), match="step"):
+            method(wrong)

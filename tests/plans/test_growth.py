@@ -1,0 +1,119 @@
+"""Batches that grow by a rule."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+
+def sizes(plan):
+    return [stage.batch_size for stage in plan.stages]
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 100_000])
+def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
+    rate = lb.PlannedRate(0.4, 1_000_000, warmup=warmup, decay=decay)
+    plan = lb.batch_plan(lb.seesaw(10, largest_batch=85), 1_000_000, learning_rate=rate)
+    assert sizes(plan) == [10, 20, 40, 80]
+    for j, stage in enumerate(plan.stages[1:], start=1):
+        before, after = (float(rate(stage.first_example - back)) for back in (40, 0))
+        assert after <= 0.4 / 2**j * (1 + 1e-4)
+        assert before > 0.4 / 2**j * (1 - 1e-4)
+        # The rate has fallen by the root of 2 for each halving; the batch has doubled.
+        assert float(plan.learning_rate(stage.first_step)) == pytest.approx(
+            0.4 / 2 ** (j / 2), rel=1e-3
+        )
+
+
+def test_seesaw_saves_a_third_of_the_steps_of_a_linear_decay():
+    rate = lb.PlannedRate(1.0, 1_000_000, decay="linear")
+    plan = lb.batch_plan(lb.seesaw(100, largest_batch=800), 1_000_000, learning_rate=rate)
+    assert plan.total_steps == 5000 + 1250 + 313 + 156
+    assert "Stages: Seesaw from 100, at most 800." in str(plan)
+
+
+def test_seesaw_of_stairs():
+    """The rate falls to a tenth at once: three doublings in one place."""
+    stairs = optax.piecewise_constant_schedule(1.0, {500: 0.1, 800: 0.1})
+    plan = lb.batch_plan(lb.seesaw(1, largest_batch=64), 1000, learning_rate=stairs)
+    assert sizes(plan) == [1, 8, 64]
+    assert [stage.first_example for stage in plan.stages] == [0, 500, 804]
+
+
+def test_seesaw_without_a_fall():
+    plan = lb.batch_plan(
+        lb.seesaw(8, largest_batch=64), 1000, learning_rate=lb.PlannedRate(1.0, 1000, end_value=0.6)
+    )
+    assert sizes(plan) == [8]
+
+
+def test_seesaw_with_tokens():
+    rate = lb.PlannedRate(1.0, "1T", decay="linear")
+    plan = lb.batch_plan(
+        lb.seesaw(1024, largest_batch=4096), "1T", sequence_length=4096, learning_rate=rate
+    )
+    halves = [stage.first_example * 4096 for stage in plan.stages[1:]]
+    np.testing.assert_allclose(halves, [5e11, 7.5e11], rtol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_seesaw_needs_a_schedule(rate):
+    with pytest.raises(ValueError, match="must be a schedule of the examples seen for seesaw"):
+        lb.batch_plan(lb.seesaw(8, largest_batch=64), 1000, learning_rate=rate)
+
+
+def test_seesaw_refuses_a_largest_batch_below_the_first():
+    with pytest.raises(ValueError, match="largest_batch must be >= 64"):
+        lb.seesaw(64, largest_batch=32)
+
+
+def fitted(critical):
+    batches = [64, 256, 1024, 4096]
+    return lb.fit_critical_batch_size(batches, [100 * (1 + critical / b) for b in batches])
+
+
+def noisy(scale):
+    return lb.NoiseScale(*map(jnp.asarray, (scale, scale / 2, scale * 2, 1.0, 1.0)))
+
+
+def test_within_what_was_measured():
+    growth = lb.within_critical_batch_size(
+        {"1k": fitted(300.0), "4k": 500, "9k": fitted(1100.0)}, 100, largest_batch=700
+    )
+    plan = lb.batch_plan(growth, 20_000)
+    # 100, at most 300: 200; 500: 400; 1100, but at most 700: 400 still.
+    assert [stage[1:] for stage in plan.stages] == [(0, 100), (1000, 200), (4000, 400)]
+    assert "measured at 3 places" in plan.note
+    assert "hint" not in plan.note
+
+
+def test_above_the_critical_batch_and_never_back():
+    measured = {0: 150.0, 1000: 401, 2000: 90}
+    plan = lb.batch_plan(lb.within_critical_batch_size(measured, 100, largest_batch=10**6), 4000)
+    assert sizes(plan) == [100, 400]
+    growth = lb.within_critical_batch_size(measured, 100, largest_batch=10**6, times=2)
+    assert sizes(lb.batch_plan(growth, 4000)) == [200, 800]
+
+
+def test_a_noise_scale_is_labelled_as_a_hint():
+    growth = lb.within_critical_batch_size({1000: noisy(500.0)}, 64, largest_batch=256)
+    plan = lb.batch_plan(growth, 4000)
+    assert sizes(plan) == [64, 256]
+    assert "hint" in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ({}, "at least|one place or more"),
+        ([100], "a dict"),
+        ({5: -1.0}, "measured"),
+        ({-5: 1}, ">= 0"),
+    ],
+)
+def test_refuses(measured, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        lb.within_critical_batch_size(measured, 64, largest_batch=256)
