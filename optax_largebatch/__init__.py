@@ -37,9 +37,10 @@ from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching, named
 from optax_largebatch.params.stacked import Stacked, stacked_layers
+from optax_largebatch.recipes.hyperparameters import Hyperparameters
 from optax_largebatch.recipes.scaling import (
-    Hyperparameters,
     ScaledHyperparameters,
+    scale_batch_size,
     scale_hyperparameters,
 )
 from optax_largebatch.schedules.cosine import warmup_cosine
@@ -218,6 +219,7 @@ __all__ = [
     "param_groups",
     "plots",
     "recipes",
+    "scale_batch_size",
     "scale_by_adam",
     "scale_by_factored_parameter_rms",
     "scale_by_lars",

@@ -14,7 +14,9 @@ from optax_largebatch.diagnostics.checkpoint_shapes import checkpoint_shapes
 from optax_largebatch.diagnostics.explain import explain, printable
 from optax_largebatch.params.rules import Rule, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
-from optax_largebatch.recipes.scaling import RULES, Hyperparameters, scale_hyperparameters
+from optax_largebatch.recipes.hyperparameters import Hyperparameters
+from optax_largebatch.recipes.scaling import scale_hyperparameters
+from optax_largebatch.recipes.scaling_rules import DECAYS, RULES
 
 LONGEST_ERROR = 1000
 """The limit for the characters of an error, which may list names that a file holds."""
@@ -80,8 +82,18 @@ def _scale(options: argparse.Namespace) -> str:
     settings = Hyperparameters(
         **{name: getattr(options, name) for name, _ in _settings_and_types()}
     )
-    scaled = scale_hyperparameters(settings, options.from_batch, options.to_batch, options.rule)
-    return json.dumps(dataclasses.asdict(scaled.settings)) if options.json else scaled.account
+    given = {name: getattr(options, name) for name in _OF_SCALING}
+    scaled = scale_hyperparameters(
+        settings,
+        options.from_batch,
+        options.to_batch,
+        options.rule,
+        decay_kind=options.decay_kind,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    if options.json:
+        return json.dumps(dataclasses.asdict(scaled.settings) | {"account": scaled.account})
+    return scaled.account
 
 
 def _explain(options: argparse.Namespace) -> str:
@@ -149,6 +161,13 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind in _settings_and_types():
         flag = f"--{name.replace('_', '-')}"
         scaled.add_argument(flag, type=kind, required=name == "learning_rate")
+    scaled.add_argument(
+        "--decay-kind", choices=DECAYS,
+        help="decoupled in AdamW and Muon, l2 if it is added to the gradient, rescaled in LAMB, "
+        "LARS and the hyperball; without it, what the rule is most used with",
+    )  # fmt: skip
+    for name, text in _OF_SCALING.items():
+        scaled.add_argument(f"--{name.replace('_', '-')}", type=float, help=text)
     scaled.set_defaults(run=_scale)
 
     told = commands.add_parser(
@@ -186,6 +205,16 @@ _OF_RECIPES: dict[str, tuple[type, str]] = {
     "extrapolate": (bool, "go beyond the published batch sizes where the source states no rule"),
 }
 """What `recipes.get` takes besides the name."""
+
+
+_OF_SCALING = {
+    "run_length": "examples of the new run over those of the old one; 1",
+    "length_power": "the power of the run length in the rate; -0.32 for hyperball, otherwise 0",
+    "b2_floor": "the smallest b2 that a rule makes; 0.95",
+    "b2_ceiling": "the largest b2 that a rule makes; 0.9999",
+    "noise_scale": "the batch size up to which noise dominates the gradient",
+}
+"""Numbers that `scale_hyperparameters` takes besides settings and batch sizes."""
 
 
 def _settings_and_types() -> list[tuple[str, type]]:
