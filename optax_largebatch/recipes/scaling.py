@@ -129,7 +129,7 @@ def scale_hyperparameters(
         >>> print(scaled)
         adam_sde, batch size 256 to 1024 (k = 4):
           learning_rate  0.001 -> 0.002  times sqrt(k)
-          weight_decay   0.1 -> 0.2      keeps B / (rate x decay x examples)
+          weight_decay   0.1 -> 0.2      keeps B / (rate decay examples)
           b1             0.9 -> 0.6      (1 - b1) times k
           b2             0.999 -> 0.996  (1 - b2) times k
           eps            1e-08 -> 5e-09  divided by sqrt(k)

@@ -88,7 +88,7 @@ def _r_times_the_examples(steps: float, change: Change) -> Moved:
 
 
 def _same_timescale(decay: float, change: Change) -> Moved:
-    return Moved(decay * change.k / (change.r * change.rate), "keeps B / (rate x decay x examples)")
+    return Moved(decay * change.k / (change.r * change.rate), "keeps B / (rate decay examples)")
 
 
 NOT_MOVED = _kept("not part of the rule")

@@ -159,6 +159,14 @@ class TestBounds:
         assert scaled(rule, 256, 8, slow).b2 == 0.9999
         assert scaled(rule, 256, 8, slow, b2_ceiling=0.9995).b2 == 0.9995
 
+    def test_do_not_hold_what_was_outside(self):
+        """It moves towards them as the rule says, and no further away."""
+        low, high = (dataclasses.replace(ADAMW, b2=b2) for b2 in (0.9, 0.99999))
+        assert scaled("token_half_life", 256, 512, low).b2 == 0.9
+        assert scaled("token_half_life", 256, 128, low).b2 == pytest.approx(0.9**0.5)
+        assert scaled("token_half_life", 256, 128, high).b2 == 0.99999
+        assert scaled("token_half_life", 256, 512, high).b2 == pytest.approx(0.99999**2)
+
     def test_are_said(self):
         down = reasons(lb.scale_hyperparameters(ADAMW, 256, 25600, "adam_sde"))
         assert down["b1"].endswith("no further down: floor 0.6")
