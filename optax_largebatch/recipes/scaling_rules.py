@@ -34,7 +34,7 @@ class Moved(NamedTuple):
 
     value: float
     why: str
-    """The reason, in at most 35 characters: a line of the account has 80."""
+    """The reason, in at most 33 characters: a line of the account has 80 columns."""
 
 
 Law = Callable[[float, Change], Moved]

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 import jax.numpy as jnp
 import numpy as np
@@ -311,13 +312,16 @@ SETTINGS = st.builds(
 )
 BATCHES = st.integers(32, 2**22)
 RULE = st.sampled_from(sorted(RULES))
+the_same_each_time = hypothesis_settings(derandomize=True, deadline=None)
 
 
+@the_same_each_time
 @given(SETTINGS, BATCHES, RULE)
 def test_the_same_batch_changes_nothing(settings, batch, rule):
     assert scaled(rule, batch, batch, settings) == settings
 
 
+@the_same_each_time
 @given(SETTINGS, BATCHES, BATCHES, RULE, st.floats(0.01, 100))
 def test_the_account_fits_a_terminal(settings, old, new, rule, run_length):
     assume(rule != "legew")  # which may refuse
@@ -327,6 +331,7 @@ def test_the_account_fits_a_terminal(settings, old, new, rule, run_length):
     assert max(map(len, result.account.splitlines())) <= 80
 
 
+@the_same_each_time
 @given(SETTINGS, BATCHES, BATCHES, RULE)
 def test_bounds_never_move_a_b2_that_was_outside(settings, old, new, rule):
     """It may move towards them, but not on, and they do not pull it in."""
@@ -339,6 +344,7 @@ def test_bounds_never_move_a_b2_that_was_outside(settings, old, new, rule):
         assert after >= before
 
 
+@the_same_each_time
 @given(SETTINGS, st.integers(1, 10**4), st.floats(1, 4), RULE)
 def test_there_and_back_from_anywhere(settings, batch, run_length, rule):
     """As long as nothing stops at a bound, and but for the rounding of steps."""
