@@ -54,12 +54,12 @@ def _within(moved: float, old: float, floor: float, ceiling: float, why: str) ->
     return Moved(moved, why)
 
 
-def _wider_b1(b1: float, change: Change) -> Moved:
+def _b1_of_adam_sde(b1: float, change: Change) -> Moved:
     moved = b1 - (change.k - 1) * (1 - b1)
     return _within(moved, b1, B1_FLOOR, 1.0, "(1 - b1) times k")
 
 
-def _wider_b2(b2: float, change: Change) -> Moved:
+def _b2_of_adam_sde(b2: float, change: Change) -> Moved:
     moved = b2 - (change.k - 1) * (1 - b2)
     return _within(moved, b2, change.b2_floor, change.b2_ceiling, "(1 - b2) times k")
 
@@ -73,7 +73,7 @@ def _eps_of_adam_sde(eps: float, change: Change) -> Moved:
     return Moved(eps / math.sqrt(change.k), "divided by sqrt(k)")
 
 
-def _eps_of_steps(eps: float, change: Change) -> Moved:
+def _eps_by_root_of_steps(eps: float, change: Change) -> Moved:
     why = "divided by sqrt(k)" if change.r == 1 else "times sqrt(r / k)"
     return Moved(eps * math.sqrt(change.r / change.k), why)
 
@@ -132,6 +132,7 @@ class ScalingRule:
 
 
 _ROOTS = {1: "k", 0.5: "sqrt(k)"}
+"""The powers of k in words."""
 
 
 RULES: Mapping[str, ScalingRule] = {
@@ -148,7 +149,7 @@ RULES: Mapping[str, ScalingRule] = {
     ),
     "adam_sde": ScalingRule(
         batch_power=0.5,
-        moves={"b1": _wider_b1, "b2": _wider_b2, "eps": _eps_of_adam_sde},
+        moves={"b1": _b1_of_adam_sde, "b2": _b2_of_adam_sde, "eps": _eps_of_adam_sde},
         needs=("b1", "b2", "eps"),
         valid="Valid while the noise of the gradient outweighs the gradient, and no b is at its "
         "floor. Without floors the rule would end at {end}.",
@@ -170,14 +171,14 @@ RULES: Mapping[str, ScalingRule] = {
     ),
     "muon": ScalingRule(
         batch_power=0.5,
-        moves={"b2": _same_half_life, "eps": _eps_of_steps},
+        moves={"b2": _same_half_life, "eps": _eps_by_root_of_steps},
         valid="Valid for Muon and the Adam beside it while the batch is below the critical one, "
         "and for networks of the same width.",
     ),
     "hyperball": ScalingRule(
         batch_power=0.5,
         length_power=-0.32,
-        moves={"b2": _same_half_life, "eps": _eps_of_steps},
+        moves={"b2": _same_half_life, "eps": _eps_by_root_of_steps},
         decay_kind="rescaled",
         valid="Valid for MuonH, AdamH and the Adam beside them while the batch is below the "
         "critical one, and for networks of the same width. What is on the sphere needs no decay.",
