@@ -13,6 +13,7 @@ from benchmarks.critical_batch_of_published_runs import tables
 import optax_largebatch as lb
 from optax_largebatch.recipes.numbers import STATED_RULES
 from optax_largebatch.recipes.published import Entry, published, rows
+from optax_largebatch.recipes.scaling_rules import RULES
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "recipes.md"
@@ -78,8 +79,36 @@ def rules_table() -> str:
     return "\n".join(lines)
 
 
+def at_32_table() -> str:
+    """What each rule makes of one run at 32 times the batch."""
+    lines = [
+        "| Rule | rate | weight decay 0.1 | `b1` 0.9 | `b2` 0.95 | `b2` 0.999 | `eps` 1e-8 "
+        "| warm-up 1000 | steps 100000 |",
+        "|---" * 9 + "|",
+    ]
+    for rule in RULES:
+        small, large = (
+            lb.scale_hyperparameters(
+                lb.Hyperparameters(
+                    learning_rate=1.0, weight_decay=0.1, b1=0.9, b2=b2, eps=1e-8,
+                    warmup_steps=1000, total_steps=100_000,
+                ),
+                256, 8192, rule,
+            ).settings
+            for b2 in (0.95, 0.999)
+        )  # fmt: skip
+        numbers = (
+            large.weight_decay, large.b1, small.b2, large.b2, large.eps, large.warmup_steps,
+            large.total_steps,
+        )  # fmt: skip
+        cells = " | ".join(f"{number:.4g}" for number in numbers)
+        lines.append(f"| `{rule}` | x {large.learning_rate:.4g} | {cells} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "recipes": recipes_table,
+    "at_32": at_32_table,
     "rules": rules_table,
     "fit": tables,
 }

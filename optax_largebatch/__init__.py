@@ -42,9 +42,10 @@ from optax_largebatch.plans.batch_plan import BatchPlan, batch_plan
 from optax_largebatch.plans.growth import Growth, seesaw
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage
+from optax_largebatch.recipes.hyperparameters import Hyperparameters
 from optax_largebatch.recipes.scaling import (
-    Hyperparameters,
     ScaledHyperparameters,
+    scale_batch_size,
     scale_hyperparameters,
 )
 from optax_largebatch.schedules.cosine import warmup_cosine
@@ -228,6 +229,7 @@ __all__ = [
     "param_groups",
     "plots",
     "recipes",
+    "scale_batch_size",
     "scale_by_adam",
     "scale_by_factored_parameter_rms",
     "scale_by_lars",

@@ -15,9 +15,12 @@ from optax_largebatch.diagnostics.explain import explain, printable
 from optax_largebatch.params.rules import Rule, excluding, matching
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.plans.batch_plan import batch_plan
+from optax_largebatch.plans.coupling import DECAY_KINDS, POWERS
 from optax_largebatch.plans.growth import seesaw
 from optax_largebatch.plans.planned_rate import LEFT, PlannedRate
-from optax_largebatch.recipes.scaling import RULES, Hyperparameters, scale_hyperparameters
+from optax_largebatch.recipes.hyperparameters import Hyperparameters
+from optax_largebatch.recipes.scaling import scale_hyperparameters
+from optax_largebatch.recipes.scaling_rules import RULES
 
 LONGEST_ERROR = 1000
 """The limit for the characters of an error, which may list names that a file holds."""
@@ -83,8 +86,18 @@ def _scale(options: argparse.Namespace) -> str:
     settings = Hyperparameters(
         **{name: getattr(options, name) for name, _ in _settings_and_types()}
     )
-    scaled = scale_hyperparameters(settings, options.from_batch, options.to_batch, options.rule)
-    return json.dumps(dataclasses.asdict(scaled.settings)) if options.json else scaled.account
+    given = {name: getattr(options, name) for name in _OF_SCALING}
+    scaled = scale_hyperparameters(
+        settings,
+        options.from_batch,
+        options.to_batch,
+        options.rule,
+        decay_kind=options.decay_kind,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    if options.json:
+        return json.dumps(dataclasses.asdict(scaled.settings) | {"account": scaled.account})
+    return scaled.account
 
 
 def _plan(options: argparse.Namespace) -> str:
@@ -170,6 +183,13 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind in _settings_and_types():
         flag = f"--{name.replace('_', '-')}"
         scaled.add_argument(flag, type=kind, required=name == "learning_rate")
+    scaled.add_argument(
+        "--decay-kind", choices=DECAY_KINDS,
+        help="decoupled in AdamW and Muon, l2 if it is added to the gradient, rescaled in LAMB, "
+        "LARS and the hyperball; without it, what the rule is most used with",
+    )  # fmt: skip
+    for name, text in _OF_SCALING.items():
+        scaled.add_argument(f"--{name.replace('_', '-')}", type=float, help=text)
     scaled.set_defaults(run=_scale)
 
     planned = commands.add_parser("plan", help="plans the batch size over a run")
@@ -178,8 +198,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     planned.add_argument("--total", required=True, help="the examples of the run, as in 20M")
     for name, (kind, text) in _OF_PLANS.items():
-        allowed = {"choices": kind} if isinstance(kind, list) else {"type": kind}
-        default = kind[0] if isinstance(kind, list) else 1 if name == "devices" else None
+        allowed = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+        default = kind[0] if isinstance(kind, tuple) else 1 if name == "devices" else None
         planned.add_argument(f"--{name.replace('_', '-')}", **allowed, default=default, help=text)
     planned.add_argument("--learning-rate", type=float, help="peak, for the first batch size")
     planned.add_argument("--warmup", default=0, help="examples of its warm-up from 0, as in 200k")
@@ -234,13 +254,23 @@ _OF_RECIPES: dict[str, tuple[type, str]] = {
 
 _OF_PLANS: dict[str, tuple[Any, str]] = {
     "sequence_length": (int, "tokens in an example; all numbers of examples are then of tokens"),
-    "coupling": (["sqrt", "linear", "none"], "how the learning rate follows the batch size"),
+    "coupling": (tuple(POWERS), "how the learning rate follows the batch size"),
     "weight_decay": (float, "for the first batch size"),
-    "decay_coupling": (["timescale", "none"], "whether the decay follows too; none for LAMB, LARS"),
+    "decay_kind": (DECAY_KINDS, "decoupled follows the batch size too; LAMB, LARS: rescaled"),
     "micro_batch_size": (int, "examples of a micro-batch on each device"),
     "devices": (int, "devices that share a batch"),
 }
 """What `batch_plan` takes as it is written in the terminal."""
+
+
+_OF_SCALING = {
+    "run_length": "examples of the new run over those of the old one; 1",
+    "length_power": "the power of the run length in the rate; -0.32 for hyperball, otherwise 0",
+    "b2_floor": "the smallest b2 that a rule makes; 0.95",
+    "b2_ceiling": "the largest b2 that a rule makes; 0.9999",
+    "noise_scale": "the batch size up to which noise dominates the gradient",
+}
+"""Numbers that `scale_hyperparameters` takes besides settings and batch sizes."""
 
 
 def _settings_and_types() -> list[tuple[str, type]]:

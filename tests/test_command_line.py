@@ -1,5 +1,7 @@
 """The commands of `python -m optax_largebatch`."""
 
+import dataclasses
+import inspect
 import io
 import json
 import os
@@ -95,16 +97,50 @@ SCALE = ("scale", "--from-batch", "256", "--to-batch", "1024", "--learning-rate"
 
 def test_scales(capsys):
     command = (*SCALE, "--rule", "linear", "--total-steps", "1000")
-    assert "learning_rate  0.1 -> 0.4" in printed(capsys, *command)
+    said = printed(capsys, *command)
+    assert "learning_rate  0.1 -> 0.4" in said
     scaled = json.loads(printed(capsys, *command, "--json"))
     assert scaled["learning_rate"] == pytest.approx(0.4)
     assert scaled["total_steps"] == 250
     assert scaled["b1"] is None
+    assert f"{scaled['account']}\n" == said
+
+
+OPTIONS = {
+    "decay_kind": "decoupled",
+    "run_length": 2.0,
+    "length_power": -0.395,
+    "b2_floor": 0.99,
+    "b2_ceiling": 0.995,
+    "noise_scale": 512.0,
+}
+
+
+def test_scales_with_all_that_the_function_takes(capsys):
+    settings = {
+        "learning_rate": 0.1, "weight_decay": 0.1, "momentum": 0.95, "b1": 0.9, "b2": 0.992,
+        "eps": 1e-12, "warmup_steps": 10, "total_steps": 1000,
+    }  # fmt: skip
+    asked = inspect.signature(lb.scale_hyperparameters).parameters
+    assert set(OPTIONS) == {name for name, one in asked.items() if one.kind is one.KEYWORD_ONLY}
+    scaled = lb.scale_hyperparameters(
+        lb.Hyperparameters(**settings), 256, 1024, "hyperball", **OPTIONS
+    )
+    flags = [
+        word
+        for name, value in (settings | OPTIONS).items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    command = (*SCALE[:5], "--rule", "hyperball", *flags)
+    assert printed(capsys, *command) == f"{scaled}\n"
+    numbers = json.loads(printed(capsys, *command, "--json"))
+    assert numbers == dataclasses.asdict(scaled.settings) | {"account": str(scaled)}
 
 
 def test_says_what_is_wrong(capsys):
-    assert main((*SCALE, "--rule", "adam_sde", "--b1", "0.5", "--b2", "0.9", "--eps", "0")) == 2
-    assert "optax_largebatch scale: to_batch must be at most 512" in capsys.readouterr().err
+    lengths = ("--warmup-steps", "500", "--total-steps", "1500")
+    assert main((*SCALE, "--rule", "legew", *lengths)) == 2
+    assert "optax_largebatch scale: to_batch must be at most 767" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main((*SCALE, "--rule", "cubic"))
     assert "invalid choice: 'cubic'" in capsys.readouterr().err

@@ -3,22 +3,20 @@
 import bisect
 import dataclasses
 import json
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from optax_largebatch.arguments import check_choice, check_integer, check_number_or_schedule
 from optax_largebatch.plans.counts import Count, count
+from optax_largebatch.plans.coupling import DECAY_KINDS, POWERS, Coupling, DecayKind
 from optax_largebatch.plans.growth import Growth
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage, Start, stages_of, starts_of
 from optax_largebatch.plans.table import table
 
 Step = TypeVar("Step", int, jax.Array)
-
-POWERS = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}
-"""The powers of the batch size that the learning rate is coupled to."""
 
 LARGEST_STEP = 2**31 - 1
 """Counters of steps are int32; counters of examples, which grow faster, are floats."""
@@ -52,10 +50,10 @@ class BatchPlan:
     """The learning rate for `reference_batch_size`: a number, a schedule, or None."""
     decay: Any
     """The weight decay for `reference_batch_size`: a number, a schedule, or None."""
-    coupling: Literal["sqrt", "linear", "none"]
+    coupling: Coupling
     """The power of the batch size that the learning rate follows."""
-    decay_coupling: Literal["timescale", "none"]
-    """Whether the weight decay keeps its timescale in examples, or its value."""
+    decay_kind: DecayKind
+    """The kind of the weight decay: a decoupled one keeps its timescale, others their value."""
     reference_batch_size: int
     """The batch size that `rate` and `decay` are for."""
     micro_batch_size: int | None
@@ -85,7 +83,7 @@ class BatchPlan:
 
     def weight_decay(self, step: jax.typing.ArrayLike) -> jax.Array:
         """The weight decay at a step."""
-        power = 1 - POWERS[self.coupling] if self.decay_coupling == "timescale" else 0.0
+        power = 1 - POWERS[self.coupling] if self.decay_kind == "decoupled" else 0.0
         return self._coupled("weight_decay", self.decay, step, power)
 
     def examples_at(self, step: int) -> int:
@@ -170,9 +168,9 @@ def batch_plan(
     *,
     sequence_length: int | None = None,
     learning_rate: Any = None,
-    coupling: Literal["sqrt", "linear", "none"] = "sqrt",
+    coupling: Coupling = "sqrt",
     weight_decay: Any = None,
-    decay_coupling: Literal["timescale", "none"] = "timescale",
+    decay_kind: DecayKind = "decoupled",
     reference_batch_size: Count | None = None,
     micro_batch_size: int | None = None,
     devices: int = 1,
@@ -202,9 +200,9 @@ def batch_plan(
         coupling: how the learning rate follows the batch size. `"sqrt"` for Adam, Muon, LAMB and
             all that normalise the gradient; `"linear"` for SGD.
         weight_decay: :math:`\Lambda`, a number or a schedule of the examples seen.
-        decay_coupling: `"timescale"` as above, for decay that is multiplied by the learning rate,
-            as in AdamW and Muon. `"none"` keeps the decay: for L2 decay, and for LAMB and LARS,
-            whose trust ratio rescales the step together with the decay.
+        decay_kind: `"decoupled"` as above, for decay that is multiplied by the learning rate, as in
+            AdamW and Muon. Others are kept: `"l2"`, which is a part of the loss, and `"rescaled"`,
+            for LAMB and LARS, whose trust ratio rescales the step together with the decay.
         reference_batch_size: :math:`B_0`, the batch size that `learning_rate` and `weight_decay`
             are for; None for that of the first stage.
         micro_batch_size: the examples of a micro-batch on one device, if gradients are accumulated.
@@ -238,7 +236,7 @@ def batch_plan(
         Batch Size Revisited*, arXiv 2505.23971.
     """
     check_choice("coupling", coupling, tuple(POWERS))
-    check_choice("decay_coupling", decay_coupling, ("timescale", "none"))
+    check_choice("decay_kind", decay_kind, DECAY_KINDS)
     for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
         if value is not None:
             check_number_or_schedule(name, value, "[0, inf)")
@@ -265,7 +263,7 @@ def batch_plan(
         rate=_data(learning_rate),
         decay=_data(weight_decay),
         coupling=coupling,
-        decay_coupling=decay_coupling,
+        decay_kind=decay_kind,
         reference_batch_size=count("reference_batch_size", reference, at_least=1),
         micro_batch_size=micro_batch_size,
         devices=devices,

@@ -5,10 +5,12 @@ import math
 from typing import Any
 
 from optax_largebatch.arguments import check_flag, check_integer, check_number
+from optax_largebatch.recipes.hyperparameters import Hyperparameters
 from optax_largebatch.recipes.numbers import STATED_RULES, Numbers, numbers, with_groups_scaled
 from optax_largebatch.recipes.published import Entry, full_name, published, rows
 from optax_largebatch.recipes.recipe import Recipe
-from optax_largebatch.recipes.scaling import Hyperparameters, Rule, scale_hyperparameters
+from optax_largebatch.recipes.scaling import scale_hyperparameters
+from optax_largebatch.recipes.scaling_rules import RuleName
 
 _GIVEN = {
     "epochs": 1,
@@ -237,7 +239,7 @@ def _interpolated(low: Any, high: Any, part: float) -> Any:
     return round(value) if isinstance(low, int) and isinstance(high, int) else value
 
 
-def _beyond(point: Numbers, nearest: int, batch_size: int, rule: Rule) -> tuple[Numbers, str]:
+def _beyond(point: Numbers, nearest: int, batch_size: int, rule: RuleName) -> tuple[Numbers, str]:
     settings = Hyperparameters(
         learning_rate=point["learning_rate"],
         warmup_steps=point["warmup_steps"],

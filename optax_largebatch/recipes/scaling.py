@@ -1,91 +1,113 @@
-"""Rules that scale hyperparameters from one batch size to another."""
+"""Hyperparameters from one batch size, and one length of the run, to another."""
 
-from collections.abc import Callable
-import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from optax_largebatch.arguments import check_choice, check_integer, check_number
-
-Rule = Literal["linear", "sqrt", "adam_sde", "token_half_life", "legew"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hyperparameters:
-    """Hyperparameters that depend on the batch size; None for those that a run does not have.
-
-    Args:
-        learning_rate: the peak of the schedule, positive.
-        b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moment, in [0, 1).
-        eps: Adam's epsilon, 0 or more.
-        warmup_steps: steps of the warm-up, 0 or more.
-        total_steps: steps of the run, 1 or more.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-    """
-
-    learning_rate: float
-    b1: float | None = None
-    b2: float | None = None
-    eps: float | None = None
-    warmup_steps: int | None = None
-    total_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        check_number("learning_rate", self.learning_rate, "(0, inf)")
-        for name, allowed in (("b1", "[0, 1)"), ("b2", "[0, 1)"), ("eps", "[0, inf)")):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), allowed)
-        for name, least in (("warmup_steps", 0), ("total_steps", 1)):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), at_least=least)
+from optax_largebatch.arguments import (
+    check_choice,
+    check_integer,
+    check_number,
+    check_optional_number,
+    check_order,
+)
+from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
+from optax_largebatch.diagnostics.noise_scale import NoiseScale
+from optax_largebatch.recipes.hyperparameters import Hyperparameters
+from optax_largebatch.recipes.scaling_account import Line, account
+from optax_largebatch.recipes.scaling_rules import (
+    DECAYS,
+    LENGTHS,
+    NOT_MOVED,
+    RULES,
+    Change,
+    DecayKind,
+    Moved,
+    RuleName,
+)
 
 
 class ScaledHyperparameters(NamedTuple):
     """The result of `scale_hyperparameters`; print it to read the account."""
 
     settings: Hyperparameters
-    """The hyperparameters for the new batch size."""
+    """The hyperparameters of the new run."""
     account: str
-    """The changes in words, and the limit up to which the rule is valid."""
+    """What changed and why, and the limit up to which the rule is valid; 80 columns wide."""
 
     def __str__(self) -> str:
         return self.account
 
 
 def scale_hyperparameters(
-    settings: Hyperparameters, from_batch: int, to_batch: int, rule: Rule
+    settings: Hyperparameters,
+    from_batch: int,
+    to_batch: int,
+    rule: RuleName,
+    *,
+    run_length: float = 1.0,
+    length_power: float | None = None,
+    decay_kind: DecayKind | None = None,
+    b2_floor: float = 0.95,
+    b2_ceiling: float = 0.9999,
+    noise_scale: float | NoiseScale | CriticalBatchSize | None = None,
 ) -> ScaledHyperparameters:
     r"""Scales hyperparameters from one batch size to another, by a rule.
 
-    With :math:`k` the new batch size over the old one:
+    With :math:`k` the new batch size over the old one, :math:`r` the examples of the new run over
+    those of the old one, and :math:`p` the `length_power`:
 
     .. math::
 
         \begin{array}{ll}
-        \text{linear} & \eta \to k \eta \\
-        \text{sqrt} & \eta \to \sqrt{k}\, \eta \\
-        \text{adam\_sde} & \eta \to \sqrt{k}\, \eta, \quad 1 - b \to k (1 - b), \quad
+        \text{linear} & \eta \to k\, r^p \eta \\
+        \text{sqrt} & \eta \to \sqrt{k}\, r^p \eta \\
+        \text{adam\_sde} & \text{as sqrt}, \quad 1 - b \to k (1 - b), \quad
             \epsilon \to \epsilon / \sqrt{k} \\
-        \text{token\_half\_life} & b_2 \to b_2^k \\
-        \text{legew} & \eta \to \sqrt{k}\, \eta, \quad \text{warm-up epochs} \to k
-            \text{ times as many}
+        \text{token\_half\_life} & \eta \to r^p \eta, \quad b_2 \to b_2^k \\
+        \text{legew} & \text{as sqrt}, \quad \text{warm-up epochs} \to k \text{ times as many} \\
+        \text{muon} & \text{as sqrt}, \quad b_2 \to b_2^k, \quad
+            \epsilon \to \sqrt{r / k}\, \epsilon \\
+        \text{hyperball} & \text{as muon, with } p = -0.32
         \end{array}
 
-    The run sees as many examples as before, so it has :math:`1/k` of the steps. The warm-up is
-    shortened in the same way, except under `legew`, where it keeps its steps. A rule keeps the
-    hyperparameters that it does not name. No rule here changes weight decay.
+    The new run has :math:`r / k` times the steps, and so has its warm-up, except under `legew`,
+    where the warm-up keeps its steps. A rule keeps the hyperparameters that it does not name, and
+    every rule keeps the momentum.
+
+    Weight decay :math:`\lambda` moves by its kind. With decoupled decay the parameters are an
+    average over the last :math:`1 / (\eta \lambda)` steps. As a part of the :math:`D / B` steps of
+    the run, with batch size :math:`B` and :math:`D` examples, that is
+
+    .. math:: \tau = \frac{B}{\eta \lambda D}, \qquad \text{kept by} \quad
+        \lambda \to \lambda \, \frac{k}{r} \Big/ \frac{\eta_{new}}{\eta_{old}}.
+
+    L2 decay and the decay of a step that is rescaled by norms are kept.
+
+    No rule makes :math:`b_2` smaller than `b2_floor` or larger than `b2_ceiling`, nor `adam_sde`
+    :math:`b_1` smaller than 0.6, which is about the smallest of published recipes. One that was
+    beyond such a bound already is not moved to it.
 
     Args:
         settings: the hyperparameters at `from_batch`.
-        from_batch: the batch size of `settings`, 1 or more.
+        from_batch: the batch size of `settings`, 1 or more; in tokens, if you like.
         to_batch: the batch size that is wanted, 1 or more; smaller is allowed.
         rule: `"linear"` for SGD; `"sqrt"` for Adam, LAMB and LARS; `"adam_sde"` for Adam with its
             decay rates; `"token_half_life"` for the decay rate of the second moment alone;
-            `"legew"` for LARS and LAMB with the warm-up.
+            `"legew"` for LARS and LAMB with the warm-up; `"muon"` for Muon with Adam beside it;
+            `"hyperball"` for MuonH and AdamH.
+        run_length: the examples of the new run over those of the old one, positive.
+        length_power: the power of `run_length` by which the rate is multiplied. None is that of the
+            rule: -0.32 for `hyperball` (HyperP; Marin fits -0.395) and 0 for the others. For AdamW
+            -0.32 was found, too (arXiv 2409.19913).
+        decay_kind: `"decoupled"` for AdamW and Muon; `"l2"` for a decay that is added to the
+            gradient; `"rescaled"` for LAMB, LARS and the hyperball. None is what the rule is most
+            used with: L2 for `linear`, rescaled for `legew` and `hyperball`, and decoupled for the
+            others. Say it if you scale LAMB or LARS by `sqrt`.
+        b2_floor: the smallest b2 that a rule makes, in [0, 1).
+        b2_ceiling: the largest b2 that a rule makes, in [0, 1).
+        noise_scale: the batch size up to which noise dominates the gradient, in the unit of
+            `to_batch`: a number, or what `noise_scale` or `fit_critical_batch_size` returned. It
+            changes no number; the account says whether the rule still holds.
 
     Returns:
         `settings` for the new batch size, and an `account` in words: print it.
@@ -93,25 +115,31 @@ def scale_hyperparameters(
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, a hyperparameter that the rule needs is None,
-            or the result is invalid: a decay rate below 0, or a warm-up longer than the run.
+            or under `legew` the warm-up is longer than the run.
 
     Examples:
         >>> from optax_largebatch import Hyperparameters, scale_hyperparameters
-        >>> adam = Hyperparameters(
-        ...     learning_rate=1e-3, b1=0.9, b2=0.999, eps=1e-8, warmup_steps=800, total_steps=8000)
-        >>> scaled = scale_hyperparameters(adam, from_batch=256, to_batch=1024, rule="adam_sde")
+        >>> adamw = Hyperparameters(
+        ...     learning_rate=1e-3, weight_decay=0.1, b1=0.9, b2=0.999, eps=1e-8,
+        ...     warmup_steps=800, total_steps=8000)
+        >>> scaled = scale_hyperparameters(
+        ...     adamw, from_batch=256, to_batch=1024, rule="adam_sde", noise_scale=8000)
         >>> print(scaled.settings.learning_rate, round(scaled.settings.b1, 3))
         0.002 0.6
         >>> print(scaled)
         adam_sde, batch size 256 to 1024 (k = 4):
-          learning_rate  0.001 -> 0.002
-          b1             0.9 -> 0.6
-          b2             0.999 -> 0.996
-          eps            1e-08 -> 5e-09
-          warmup_steps   800 -> 200
-          total_steps    8000 -> 2000
-        Valid while the noise of the gradient outweighs the gradient, and every b stays well
-        above 0: no further than a batch size of 2560, and better well before.
+          learning_rate  0.001 -> 0.002  times sqrt(k)
+          weight_decay   0.1 -> 0.2      keeps B / (rate decay examples)
+          b1             0.9 -> 0.6      (1 - b1) times k
+          b2             0.999 -> 0.996  (1 - b2) times k
+          eps            1e-08 -> 5e-09  divided by sqrt(k)
+          warmup_steps   800 -> 200      the same part of the run
+          total_steps    8000 -> 2000    as many examples
+        Valid while the noise of the gradient outweighs the gradient, and no b is at its
+        floor. Without floors the rule would end at a batch size of 2560, where b1 would
+        be 0.
+        Assumes decay_kind='decoupled' (AdamW, Muon).
+        Noise dominates: 1024 is within the noise scale of 8000.
 
     References:
         linear: Goyal et al., *Accurate, Large Minibatch SGD*, arXiv 1706.02677. sqrt: Krizhevsky,
@@ -119,7 +147,12 @@ def scale_hyperparameters(
         adam_sde: Malladi et al., *On the SDEs and Scaling Rules for Adaptive Gradient Algorithms*,
         arXiv 2205.10287. token_half_life: Marek et al., *Small Batch Size Training for Language
         Models*, arXiv 2507.07101. legew: You et al., *Large-Batch Training for LSTM and Beyond*,
-        arXiv 1901.08256.
+        arXiv 1901.08256. muon: nanochat, `scripts/base_train.py`. hyperball: Ren et al.,
+        *Rethinking Language Model Scaling under Transferable Hypersphere Optimization* (HyperP),
+        arXiv 2603.28743; b2 and epsilon as in Marin, `heuristic_muonh.py`. Weight decay: Wang and
+        Aitchison, *How to set AdamW's weight decay as you scale model and dataset size*, arXiv
+        2405.13698; Bergsma et al., *Power Lines*, arXiv 2505.13738. Noise scale: McCandlish et al.,
+        *An Empirical Model of Large-Batch Training*, arXiv 1812.06162.
     """
     if not isinstance(settings, Hyperparameters):
         raise TypeError(
@@ -129,124 +162,100 @@ def scale_hyperparameters(
     check_integer("from_batch", from_batch, at_least=1)
     check_integer("to_batch", to_batch, at_least=1)
     check_choice("rule", rule, tuple(RULES))
-    scaled = RULES[rule](settings, from_batch, to_batch)
-    return ScaledHyperparameters(scaled, _account(settings, scaled, rule, from_batch, to_batch))
+    check_number("run_length", run_length, "(0, inf)")
+    check_optional_number("length_power", length_power, "(-inf, inf)")
+    if decay_kind is not None:
+        check_choice("decay_kind", decay_kind, tuple(DECAYS))
+    check_number("b2_floor", b2_floor, "[0, 1)")
+    check_number("b2_ceiling", b2_ceiling, "[0, 1)")
+    check_order("b2_floor", b2_floor, "b2_ceiling", b2_ceiling)
+    noise = None if noise_scale is None else _in_examples(noise_scale)
 
-
-def _linear(old: Hyperparameters, from_batch: int, to_batch: int) -> Hyperparameters:
+    law = RULES[rule]
+    for name in law.needs:
+        if getattr(settings, name) is None:
+            raise ValueError(f"settings.{name} must be given for the rule {rule!r}, got None.")
     k = to_batch / from_batch
-    return _same_examples(old, k, learning_rate=old.learning_rate * k)
+    rate, why = law.rate(k, run_length, length_power)
+    change = Change(k, run_length, rate, b2_floor, b2_ceiling)
+    laws = LENGTHS | law.moves | {"weight_decay": DECAYS[decay_kind or law.decay_kind]}
+    old = {name: value for name, value in vars(settings).items() if value is not None}
+    new = {name: laws.get(name, NOT_MOVED)(value, change) for name, value in old.items()}
+    new["learning_rate"] = Moved(settings.learning_rate * rate, why)
+    if rule == "legew":
+        _check_warmup(settings, new["total_steps"].value, from_batch, to_batch, run_length)
+
+    scaled: dict[str, Any] = {name: moved.value for name, moved in new.items()}
+    said = account(
+        rule,
+        [Line(name, old[name], new[name]) for name in old],
+        (from_batch, to_batch),
+        run_length,
+        law.decay_kind if decay_kind is None and "weight_decay" in old else None,
+        noise,
+    )
+    return ScaledHyperparameters(Hyperparameters(**scaled), said)
 
 
-def _sqrt(old: Hyperparameters, from_batch: int, to_batch: int) -> Hyperparameters:
-    k = to_batch / from_batch
-    return _same_examples(old, k, learning_rate=old.learning_rate * math.sqrt(k))
+def scale_batch_size(batch_size: int, run_length: float, power: float = 0.383) -> int:
+    r"""The batch size for a shorter or longer run, by a power law.
+
+    .. math:: B \to B\, r^{0.383}
+
+    The best batch size of language models grew with the examples :math:`D` of the run as
+    :math:`D^{0.383}`, whatever their size. nanochat takes the nearest power of two.
+
+    Args:
+        batch_size: a batch size that was good for the old run, 1 or more.
+        run_length: the examples of the new run over those of the old one, positive.
+        power: the power of `run_length`.
+
+    Returns:
+        The batch size for the new run, rounded; at least 1.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> from optax_largebatch import scale_batch_size
+        >>> scale_batch_size(512, run_length=8)
+        1135
+
+    References:
+        Bergsma et al., *Power Lines: Scaling Laws for Weight Decay and Batch Size in LLM
+        Pre-training*, arXiv 2505.13738.
+    """
+    check_integer("batch_size", batch_size, at_least=1)
+    check_number("run_length", run_length, "(0, inf)")
+    check_number("power", power, "(-inf, inf)")
+    return max(1, round(batch_size * run_length**power))
 
 
-def _adam_sde(old: Hyperparameters, from_batch: int, to_batch: int) -> Hyperparameters:
-    k = to_batch / from_batch
-    rates = {}
-    for name in ("b1", "b2"):
-        b = _given(old, name, "adam_sde")
-        rates[name] = max(1 - k * (1 - b), 0.0)
-        if to_batch > _largest_batch(b, from_batch):
-            raise ValueError(
-                f"to_batch must be at most {_largest_batch(b, from_batch)} for "
-                f"settings.{name} = {b!r} under the rule 'adam_sde', got {to_batch}: "
-                f"1 - k (1 - {name}) is {1 - k * (1 - b):.4g}, and a decay rate is no less than 0. "
-                f"The rule ends there. Take a smaller batch, or 'sqrt' and tune {name}."
-            )
-    rate = old.learning_rate * math.sqrt(k)
-    eps = _given(old, "eps", "adam_sde") / math.sqrt(k)
-    return _same_examples(old, k, learning_rate=rate, eps=eps, **rates)
+def _check_warmup(
+    old: Hyperparameters, total_steps: float, from_batch: int, to_batch: int, run_length: float
+) -> None:
+    """Under `legew` the warm-up keeps its steps while the run loses them."""
+    assert old.warmup_steps is not None
+    assert old.total_steps is not None
+    if old.warmup_steps < total_steps:
+        return
+    # The run has at least one step more than the warm-up as long as it rounds to that.
+    largest = math.ceil(from_batch * old.total_steps * run_length / (old.warmup_steps + 0.5)) - 1
+    raise ValueError(
+        f"to_batch must be at most {largest} for settings.warmup_steps = {old.warmup_steps} of "
+        f"{old.total_steps} steps under the rule 'legew', got {to_batch}: the warm-up keeps its "
+        f"steps, and the run has {total_steps} left. Take a smaller to_batch, or the rule 'sqrt'."
+    )
 
 
-def _token_half_life(old: Hyperparameters, from_batch: int, to_batch: int) -> Hyperparameters:
-    k = to_batch / from_batch
-    return _same_examples(old, k, b2=_given(old, "b2", "token_half_life") ** k)
-
-
-def _legew(old: Hyperparameters, from_batch: int, to_batch: int) -> Hyperparameters:
-    # k times the epochs, each of 1/k of the steps.
-    warmup = _given(old, "warmup_steps", "legew")
-    total = max(1, round(_given(old, "total_steps", "legew") * from_batch / to_batch))
-    if warmup >= total:
-        raise ValueError(
-            f"settings.warmup_steps must be less than the {total} steps of the run at batch size "
-            f"{to_batch}, got {warmup!r}: under the rule 'legew' the warm-up keeps its steps while "
-            f"the run loses them. Take a smaller to_batch, or the rule 'sqrt'."
-        )
-    return dataclasses.replace(_sqrt(old, from_batch, to_batch), warmup_steps=warmup)
-
-
-RULES: dict[str, Callable[[Hyperparameters, int, int], Hyperparameters]] = {
-    "linear": _linear,
-    "sqrt": _sqrt,
-    "adam_sde": _adam_sde,
-    "token_half_life": _token_half_life,
-    "legew": _legew,
-}
-
-_VALIDITY = {
-    "linear": (
-        "Valid for SGD with a warm-up, while the batch is well below the critical one: on\n"
-        "ImageNet its authors saw it hold up to 8192, and accuracy fall from 16384 on."
-    ),
-    "sqrt": (
-        "Valid for optimizers that normalise the gradient, while the batch is below the\n"
-        "critical one. The decay rates are kept; from some size on shorter ones are better."
-    ),
-    "adam_sde": (
-        "Valid while the noise of the gradient outweighs the gradient, and every b stays well\n"
-        "above 0: no further than a batch size of {limit}, and better well before."
-    ),
-    "token_half_life": (
-        "It concerns b2 alone: the learning rate is kept, and to be tuned. Towards large\n"
-        "batches b2 tends to 0, where the second moment remembers no step but the last."
-    ),
-    "legew": (
-        "Valid for LARS and LAMB while the batch is below the critical one, and at most until the\n"
-        "warm-up, whose steps are kept, fills the run."
-    ),
-}
-
-
-def _account(
-    old: Hyperparameters, new: Hyperparameters, rule: str, from_batch: int, to_batch: int
-) -> str:
-    lines = [f"{rule}, batch size {from_batch} to {to_batch} (k = {to_batch / from_batch:g}):"]
-    for field in dataclasses.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before is not None:
-            change = "  (kept)" if before == after else f" -> {_shown(after)}"
-            lines.append(f"  {field.name:<13}  {_shown(before)}{change}")
-    limit = ""
-    if old.b1 is not None and old.b2 is not None:
-        limit = _largest_batch(min(old.b1, old.b2), from_batch)
-    return "\n".join([*lines, _VALIDITY[rule].format(limit=limit)])
-
-
-def _shown(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
-
-
-def _given(settings: Hyperparameters, name: str, rule: str) -> Any:
-    value = getattr(settings, name)
-    if value is None:
-        raise ValueError(f"settings.{name} must be given for the rule {rule!r}, got None.")
-    return value
-
-
-def _same_examples(old: Hyperparameters, k: float, **changed: Any) -> Hyperparameters:
-    """`old` with the changes of the rule, for as many examples as before."""
-    steps: dict[str, int] = {}
-    if old.total_steps is not None:
-        steps["total_steps"] = max(1, round(old.total_steps / k))
-    if old.warmup_steps is not None:
-        steps["warmup_steps"] = round(old.warmup_steps / k)
-    return dataclasses.replace(old, **(steps | changed))
-
-
-def _largest_batch(b: float, from_batch: int) -> int:
-    """The largest batch size at which `1 - k (1 - b)` is no less than 0."""
-    return math.floor(from_batch / (1 - b) * (1 + 1e-12))
+def _in_examples(noise_scale: Any) -> float:
+    """The noise scale as a number; a critical batch size is one, too."""
+    if isinstance(noise_scale, NoiseScale):
+        noise_scale = noise_scale.noise_scale
+    if isinstance(noise_scale, CriticalBatchSize):
+        noise_scale = noise_scale.critical_batch_size
+    if getattr(noise_scale, "shape", None) == ():
+        noise_scale = noise_scale.item()
+    check_number("noise_scale", noise_scale, "(0, inf]")
+    return float(noise_scale)

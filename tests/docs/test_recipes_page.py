@@ -6,6 +6,7 @@ import runpy
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.recipes.scaling_rules import RULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "recipes.md").read_text()
@@ -32,5 +33,5 @@ def test_refuses_a_page_without_the_places(script):
 
 
 def test_names_every_recipe_and_rule():
-    for name in (*lb.recipes.names(), "linear", "sqrt", "adam_sde", "token_half_life", "legew"):
+    for name in (*lb.recipes.names(), *RULES):
         assert f"| `{name}` |" in PAGE

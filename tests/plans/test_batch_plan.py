@@ -52,10 +52,10 @@ def plans(draw):
 @given(
     drawn=plans(),
     coupling=st.sampled_from(list(POWERS)),
-    decay_coupling=st.sampled_from(["timescale", "none"]),
+    decay_kind=st.sampled_from(["decoupled", "l2", "rescaled"]),
     shape=st.sampled_from(["linear", "cosine", "constant"]),
 )
-def test_a_plain_loop_over_the_run(drawn, coupling, decay_coupling, shape):
+def test_a_plain_loop_over_the_run(drawn, coupling, decay_kind, shape):
     tokens, total, starts = drawn
     rate = lb.PlannedRate(0.1, total, warmup=total // 10, decay=shape, end_value=0.01)
 
@@ -74,9 +74,9 @@ def test_a_plain_loop_over_the_run(drawn, coupling, decay_coupling, shape):
         learning_rate=rate,
         weight_decay=0.3,
         coupling=coupling,
-        decay_coupling=decay_coupling,
+        decay_kind=decay_kind,
     )
-    rows = list(loop(starts, total, exact, 0.3, coupling, decay_coupling == "timescale", tokens))
+    rows = list(loop(starts, total, exact, 0.3, coupling, decay_kind == "decoupled", tokens))
     assert plan.total_steps == len(rows)
     # The examples of all steps add up, and the last step is needed.
     assert sum(batch for _, batch, _, _ in rows) == plan.examples_at(plan.total_steps)

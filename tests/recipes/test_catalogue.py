@@ -92,7 +92,7 @@ def test_every_dialect_is_a_row_of_the_page():
         ("electra-base/lamb/nvidia-phase1", ("--skip_adaptive",)),
         ("vissl-simclr", ("original",)),
         ("marin-phase1", ("8.01e-19", "5.3e-15")), ("marin-phase2", ("3.75e-15",)),
-        ("nvidia-defaults", ("0.95", "0.9 on the command line")),
+        ("nvidia-defaults", ("0.95", "0.9 of the command line")),
         ("barlow-twins", ("1e-6", "1.5e-6")), ("bart/lamb/nvidia-phase1", ("NVLAMB",)),
     ],
 )  # fmt: skip

@@ -3,54 +3,106 @@
 import dataclasses
 import math
 
+from hypothesis import assume, example, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.recipes.published import published, rows
+from optax_largebatch.recipes.scaling_rules import B1_FLOOR, RULES
 
-ADAM = lb.Hyperparameters(
-    learning_rate=1e-3, b1=0.9, b2=0.999, eps=1e-8, warmup_steps=1000, total_steps=16000
+ADAMW = lb.Hyperparameters(
+    learning_rate=1e-3,
+    weight_decay=0.1,
+    momentum=0.95,
+    b1=0.9,
+    b2=0.999,
+    eps=1e-8,
+    warmup_steps=1000,
+    total_steps=16000,
 )
 
 # From 256 to 1024, k = 4: what each rule changes. The rest stays.
 SHORTER = {"warmup_steps": 250, "total_steps": 4000}
+HALF_LIFE = {"b2": 0.996005996001}
 EXPECTED = {
     "linear": SHORTER | {"learning_rate": 4e-3},
-    "sqrt": SHORTER | {"learning_rate": 2e-3},
-    "adam_sde": SHORTER | {"learning_rate": 2e-3, "b1": 0.6, "b2": 0.996, "eps": 5e-9},
-    "token_half_life": SHORTER | {"b2": 0.996005996001},
+    "sqrt": SHORTER | {"learning_rate": 2e-3, "weight_decay": 0.2},
+    "adam_sde": SHORTER
+    | {"learning_rate": 2e-3, "weight_decay": 0.2, "b1": 0.6, "b2": 0.996, "eps": 5e-9},
+    "token_half_life": SHORTER | HALF_LIFE | {"weight_decay": 0.4},
     "legew": {"learning_rate": 2e-3, "total_steps": 4000},
+    "muon": SHORTER | HALF_LIFE | {"learning_rate": 2e-3, "weight_decay": 0.2, "eps": 5e-9},
+    "hyperball": SHORTER | HALF_LIFE | {"learning_rate": 2e-3, "eps": 5e-9},
 }
 
+# For 32 times the batch, what a usable result is: rate, weight decay, b1, b2 from .95 and .999.
+AT_32 = {
+    "linear": (32e-3, 0.1, 0.9, 0.95, 0.999),
+    "sqrt": (5.657e-3, 0.5657, 0.9, 0.95, 0.999),
+    "adam_sde": (5.657e-3, 0.5657, 0.6, 0.95, 0.968),
+    "token_half_life": (1e-3, 3.2, 0.9, 0.95, 0.9685),
+    "legew": (5.657e-3, 0.1, 0.9, 0.95, 0.999),
+    "muon": (5.657e-3, 0.5657, 0.9, 0.95, 0.9685),
+    "hyperball": (5.657e-3, 0.1, 0.9, 0.95, 0.9685),
+}
 
-@pytest.mark.parametrize("rule", EXPECTED)
+every_rule = pytest.mark.parametrize("rule", RULES)
+
+
+def scaled(rule, from_batch=256, to_batch=1024, settings=ADAMW, **options):
+    return lb.scale_hyperparameters(settings, from_batch, to_batch, rule, **options).settings
+
+
+def reasons(result):
+    """The lines of the table, by hyperparameter."""
+    lines = result.account.splitlines()
+    return {line.split()[0]: line for line in lines if line.startswith("  ")}
+
+
+def numbers(settings):
+    return {name: x for name, x in dataclasses.asdict(settings).items() if x is not None}
+
+
+@every_rule
 def test_worked_numbers(rule):
-    scaled = lb.scale_hyperparameters(ADAM, 256, 1024, rule).settings
-    expected = dataclasses.asdict(ADAM) | EXPECTED[rule]
-    assert dataclasses.asdict(scaled) == pytest.approx(expected, rel=1e-12)
+    expected = numbers(ADAMW) | EXPECTED[rule]
+    assert numbers(scaled(rule)) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("rule", EXPECTED)
+@every_rule
 def test_there_and_back(rule):
-    there = lb.scale_hyperparameters(ADAM, 256, 1024, rule).settings
-    back = lb.scale_hyperparameters(there, 1024, 256, rule).settings
-    assert dataclasses.asdict(back) == pytest.approx(dataclasses.asdict(ADAM), rel=1e-9)
+    back = scaled(rule, 1024, 256, scaled(rule))
+    assert numbers(back) == pytest.approx(numbers(ADAMW), rel=1e-9)
 
 
-@pytest.mark.parametrize("rule", EXPECTED)
-def test_the_account_says_what_changed(rule):
-    scaled = lb.scale_hyperparameters(ADAM, 256, 1024, rule)
-    lines = {line.split()[0]: line for line in scaled.account.splitlines() if line[:2] == "  "}
-    assert set(lines) == set(dataclasses.asdict(ADAM))
+@every_rule
+def test_32_times_the_batch_is_usable(rule):
+    long = dataclasses.replace(ADAMW, total_steps=100_000)
+    for at, b2 in enumerate((0.95, 0.999)):
+        new = scaled(rule, 256, 8192, dataclasses.replace(long, b2=b2))
+        rate, decay, b1, *expected = AT_32[rule]
+        found = (new.learning_rate, new.weight_decay, new.b1, new.b2)
+        assert found == pytest.approx((rate, decay, b1, expected[at]), rel=1e-3)
+
+
+@every_rule
+def test_the_account_says_what_changed_and_why(rule):
+    lines = reasons(lb.scale_hyperparameters(ADAMW, 256, 1024, rule))
+    assert set(lines) == set(numbers(ADAMW))
     for name, line in lines.items():
         assert ("->" in line) == (name in EXPECTED[rule])
-        assert ("kept" in line) == (name not in EXPECTED[rule])
-    assert "batch size 256 to 1024 (k = 4)" in str(scaled)
+        assert ("(kept)" in line) == (name not in EXPECTED[rule])
+        assert len(line.split("  ")[-1]) > 5  # the reason comes last
+    assert "batch size 256 to 1024 (k = 4)" in str(lb.scale_hyperparameters(ADAMW, 256, 1024, rule))
 
 
 def test_token_half_life_is_the_same_in_tokens():
     """The weight of a gradient halves after as many examples as before."""
-    new = lb.scale_hyperparameters(ADAM, 256, 8192, "token_half_life").settings
+    new = scaled("token_half_life", 256, 8192)
     halves = [math.log(0.5) / math.log(b2) * batch for b2, batch in ((0.999, 256), (new.b2, 8192))]
     np.testing.assert_allclose(*halves, rtol=1e-9)
 
@@ -61,29 +113,142 @@ def test_the_account_shows_all_digits_of_a_number_of_steps():
 
 
 def test_what_is_not_there_is_not_scaled():
-    scaled = lb.scale_hyperparameters(lb.Hyperparameters(learning_rate=0.1), 256, 512, "linear")
-    assert scaled.settings == lb.Hyperparameters(learning_rate=0.2)
-    assert "total_steps" not in scaled.account
+    result = lb.scale_hyperparameters(lb.Hyperparameters(learning_rate=0.1), 256, 512, "linear")
+    assert result.settings == lb.Hyperparameters(learning_rate=0.2)
+    assert "total_steps" not in result.account
+    assert "decay_kind" not in result.account
 
 
-def test_adam_sde_ends_where_a_decay_rate_would_be_negative():
-    """b1 = 0.9 allows k = 10 at most."""
-    at_the_end = lb.scale_hyperparameters(ADAM, 256, 2560, "adam_sde").settings
-    assert at_the_end.b1 == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="to_batch must be at most 2560") as caught:
-        lb.scale_hyperparameters(ADAM, 256, 2561, "adam_sde")
-    for said in ("settings.b1 = 0.9", "got 2561", "no less than 0", "'sqrt'"):
-        assert said in str(caught.value)
-    slow = dataclasses.replace(ADAM, b1=0.9999)
-    with pytest.raises(ValueError, match=r"settings\.b2 = 0\.999"):
-        lb.scale_hyperparameters(slow, 256, 256 * 1001, "adam_sde")
+class TestWeightDecay:
+    @pytest.mark.parametrize("rule", ["sqrt", "adam_sde", "token_half_life", "muon"])
+    @pytest.mark.parametrize("run_length", [0.25, 1.0, 3.0])
+    def test_decoupled_keeps_its_timescale(self, rule, run_length):
+        """B / (rate decay D) of arXiv 2405.13698, with D the examples of the run."""
+        new = scaled(rule, 256, 2048, run_length=run_length, length_power=-0.5)
+        timescales = [
+            batch / (of.learning_rate * of.weight_decay * examples)
+            for of, batch, examples in ((ADAMW, 256, 1.0), (new, 2048, run_length))
+        ]
+        np.testing.assert_allclose(*timescales, rtol=1e-12)
+
+    @every_rule
+    @pytest.mark.parametrize(
+        ("kind", "reason"), [("l2", "L2 decay is part of the loss"), ("rescaled", "norms rescale")]
+    )
+    def test_others_are_kept(self, rule, kind, reason):
+        result = lb.scale_hyperparameters(ADAMW, 256, 2048, rule, decay_kind=kind, run_length=2)
+        assert result.settings.weight_decay == 0.1
+        assert reason in reasons(result)["weight_decay"]
+        assert "Assumes" not in result.account
+
+    @pytest.mark.parametrize(
+        ("rule", "assumed"),
+        [("linear", "'l2'"), ("sqrt", "'decoupled' (AdamW, Muon)"), ("legew", "'rescaled' (LAMB"),
+         ("muon", "'decoupled'"), ("hyperball", "'rescaled' (LAMB, LARS, the hyperball)")],
+    )  # fmt: skip
+    def test_the_account_says_what_it_assumes(self, rule, assumed):
+        said = lb.scale_hyperparameters(ADAMW, 256, 512, rule).account
+        assert f"Assumes decay_kind={assumed}" in said
+
+
+class TestBounds:
+    @pytest.mark.parametrize("rule", ["adam_sde", "token_half_life", "muon", "hyperball"])
+    def test_stop_b2(self, rule):
+        slow = dataclasses.replace(ADAMW, b2=0.999)
+        assert scaled(rule, 256, 256 * 100, slow).b2 == 0.95
+        assert scaled(rule, 256, 256 * 100, slow, b2_floor=0.97).b2 == 0.97
+        assert scaled(rule, 256, 8, slow).b2 == 0.9999
+        assert scaled(rule, 256, 8, slow, b2_ceiling=0.9995).b2 == 0.9995
+
+    def test_do_not_hold_what_was_outside(self):
+        """It moves towards them as the rule says, and no further away."""
+        low, high = (dataclasses.replace(ADAMW, b2=b2) for b2 in (0.9, 0.99999))
+        assert scaled("token_half_life", 256, 512, low).b2 == 0.9
+        assert scaled("token_half_life", 256, 128, low).b2 == pytest.approx(0.9**0.5)
+        assert scaled("token_half_life", 256, 128, high).b2 == 0.99999
+        assert scaled("token_half_life", 256, 512, high).b2 == pytest.approx(0.99999**2)
+
+    def test_are_said(self):
+        down = reasons(lb.scale_hyperparameters(ADAMW, 256, 25600, "adam_sde"))
+        assert down["b1"].endswith("no further down: floor 0.6")
+        assert down["b2"].endswith("no further down: floor 0.95")
+        up = reasons(lb.scale_hyperparameters(ADAMW, 256, 8, "muon"))
+        assert up["b2"].endswith("no further up: ceiling 0.9999")
+
+    def test_of_b1_is_no_higher_than_published_values(self):
+        runs = [row for entry in published().values() for row in rows(entry)]
+        least = min(row["b1"] for row in runs if "b1" in row and row.get("batch_size", 0) >= 1024)
+        assert B1_FLOOR <= least <= B1_FLOOR + 0.05
+
+    def test_adam_sde_says_where_it_would_end(self):
+        """b1 = 0.9 allows k = 10 at most, b1 = 0.9999 leaves b2 = 0.999 with k = 1000."""
+        said = " ".join(str(lb.scale_hyperparameters(ADAMW, 256, 8192, "adam_sde")).split())
+        assert "would end at a batch size of 2560, where b1 would be 0." in said
+        slow = dataclasses.replace(ADAMW, b1=0.9999)
+        said = " ".join(str(lb.scale_hyperparameters(slow, 256, 8192, "adam_sde")).split())
+        assert "would end at a batch size of 256000, where b2 would be 0." in said
+
+
+class TestRunLength:
+    @every_rule
+    def test_lengths_follow(self, rule):
+        longer = scaled(rule, run_length=3)
+        assert longer.total_steps == 12_000
+        assert longer.warmup_steps == (1000 if rule == "legew" else 750)
+        assert "r times the examples" in str(
+            lb.scale_hyperparameters(ADAMW, 256, 1024, rule, run_length=3)
+        )
+
+    @every_rule
+    def test_the_rate_follows_by_a_power(self, rule):
+        same = scaled(rule).learning_rate
+        own = {"hyperball": -0.32}.get(rule, 0.0)
+        assert scaled(rule, run_length=3).learning_rate == pytest.approx(same * 3**own)
+        fitted = scaled(rule, run_length=3, length_power=-0.395)
+        assert fitted.learning_rate == pytest.approx(same * 3**-0.395)
+
+    def test_eps_follows_the_root_of_the_steps(self):
+        assert scaled("hyperball", run_length=9).eps == pytest.approx(1e-8 * math.sqrt(9 / 4))
+        assert scaled("adam_sde", run_length=9).eps == pytest.approx(1e-8 / 2)
+
+
+class TestNoiseScale:
+    def test_says_where_noise_no_longer_dominates(self):
+        said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=2048))
+        said = " ".join(said.split())
+        assert "8192 is 4 times the noise scale of 2048" in said
+        # 1e-3 sqrt((1 + 2048 / 256) / (1 + 2048 / 8192)) = 1e-3 sqrt(9 / 1.25)
+        assert "levels off as (1 + 2048 / B)^-0.5 would be 0.00268" in said
+
+    @every_rule
+    def test_changes_no_number(self, rule):
+        for noise in (1, 10**9, math.inf):
+            assert scaled(rule, noise_scale=noise) == scaled(rule)
+
+    def test_says_that_noise_dominates(self):
+        said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=8192))
+        assert "Noise dominates: 8192 is within the noise scale of 8192." in said
+
+    def test_takes_what_the_diagnostics_return(self):
+        fit = lb.fit_critical_batch_size([256, 1024, 4096], [5000.0, 2000.0, 1250.0])
+        point = jnp.asarray(1024.0)
+        of_a_run = lb.NoiseScale(point, point, point, point, point)
+        for noise in (1024, np.float32(1024), point, fit, of_a_run):
+            said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=noise))
+            assert "8 times the noise scale of 1024" in said
 
 
 def test_legew_ends_where_the_warmup_fills_the_run():
     """1000 steps of warm-up, 16000 of the run: k below 16."""
-    lb.scale_hyperparameters(ADAM, 256, 15 * 256, "legew")
-    with pytest.raises(ValueError, match=r"settings\.warmup_steps must be less than the 1000"):
-        lb.scale_hyperparameters(ADAM, 256, 16 * 256, "legew")
+    scaled("legew", 256, 4093)
+    for options, largest in (({}, 4093), ({"run_length": 2}, 8187)):
+        with pytest.raises(ValueError, match=f"to_batch must be at most {largest} for") as caught:
+            scaled("legew", 256, 16384, **options)
+        for said in ("settings.warmup_steps = 1000 of 16000", "got 16384", "'sqrt'"):
+            assert said in str(caught.value)
+        scaled("legew", 256, largest, **options)
+        with pytest.raises(ValueError, match="to_batch must be at most"):
+            scaled("legew", 256, largest + 1, **options)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +257,7 @@ def test_legew_ends_where_the_warmup_fills_the_run():
      ("legew", "warmup_steps"), ("legew", "total_steps")],
 )  # fmt: skip
 def test_says_what_a_rule_needs(rule, needed):
-    without = dataclasses.replace(ADAM, **{needed: None})
+    without = dataclasses.replace(ADAMW, **{needed: None})
     with pytest.raises(ValueError, match=rf"settings\.{needed} must be given for .*{rule}"):
         lb.scale_hyperparameters(without, 256, 512, rule)
 
@@ -104,10 +269,19 @@ def test_says_what_a_rule_needs(rule, needed):
         ({"from_batch": 0}, ValueError, "from_batch must be >= 1, got 0"),
         ({"to_batch": 512.0}, TypeError, "to_batch must be a Python integer"),
         ({"rule": "cubic"}, ValueError, "rule must be one of 'linear', 'sqrt', 'adam_sde'"),
+        ({"run_length": 0}, ValueError, "run_length must be in (0, inf), got 0"),
+        ({"length_power": math.inf}, ValueError, "length_power must be in (-inf, inf)"),
+        ({"decay_kind": "L2"}, ValueError, "decay_kind must be one of 'decoupled', 'l2', 'resc"),
+        ({"b2_floor": 1.0}, ValueError, "b2_floor must be in [0, 1), got 1.0"),
+        ({"b2_ceiling": -1}, ValueError, "b2_ceiling must be in [0, 1), got -1"),
+        ({"b2_floor": 0.9, "b2_ceiling": 0.8}, ValueError, "b2_floor must be at most b2_ceiling"),
+        ({"noise_scale": -1}, ValueError, "noise_scale must be in (0, inf], got -1"),
+        ({"noise_scale": jnp.nan}, ValueError, "noise_scale must be in (0, inf], got nan"),
+        ({"noise_scale": np.ones(3)}, TypeError, "noise_scale must be a number in (0, inf]"),
     ],
 )
 def test_wrong_arguments(change, error, said):
-    good = {"settings": ADAM, "from_batch": 256, "to_batch": 512, "rule": "sqrt"}
+    good = {"settings": ADAMW, "from_batch": 256, "to_batch": 512, "rule": "sqrt"}
     with pytest.raises(error) as caught:
         lb.scale_hyperparameters(**(good | change))
     assert said in str(caught.value)
@@ -115,9 +289,89 @@ def test_wrong_arguments(change, error, said):
 
 @pytest.mark.parametrize(
     ("name", "wrong", "error"),
-    [("learning_rate", 0.0, ValueError), ("b1", 1.0, ValueError), ("b2", -0.1, ValueError),
+    [("learning_rate", 0.0, ValueError), ("weight_decay", -0.1, ValueError),
+     ("momentum", 1.0, ValueError), ("b1", 1.0, ValueError), ("b2", -0.1, ValueError),
      ("eps", -1e-8, ValueError), ("warmup_steps", 1.5, TypeError), ("total_steps", 0, ValueError)],
 )  # fmt: skip
 def test_hyperparameters_are_checked(name, wrong, error):
     with pytest.raises(error, match=f"{name} must be"):
         lb.Hyperparameters(**({"learning_rate": 0.1} | {name: wrong}))
+
+
+RATES = st.floats(0, 0.99999)
+SETTINGS = st.builds(
+    lb.Hyperparameters,
+    learning_rate=st.floats(1e-6, 10),
+    weight_decay=st.floats(0, 10),
+    momentum=RATES,
+    b1=RATES,
+    b2=RATES,
+    eps=st.floats(0, 1),
+    warmup_steps=st.integers(0, 10**6),
+    total_steps=st.integers(10**6 + 1, 10**7),
+)
+BATCHES = st.integers(32, 2**22)
+RULE = st.sampled_from(sorted(RULES))
+the_same_each_time = hypothesis_settings(derandomize=True, deadline=None)
+
+
+@the_same_each_time
+@given(SETTINGS, BATCHES, RULE)
+@example(dataclasses.replace(ADAMW, b1=0.3, b2=0.3), 256, "adam_sde")  # where 1 - b is rounded
+def test_the_same_batch_changes_nothing(settings, batch, rule):
+    assert scaled(rule, batch, batch, settings) == settings
+
+
+@the_same_each_time
+@given(SETTINGS, BATCHES, BATCHES, RULE, st.floats(0.01, 100))
+def test_the_account_fits_a_terminal(settings, old, new, rule, run_length):
+    assume(rule != "legew")  # which may refuse
+    result = lb.scale_hyperparameters(
+        settings, old, new, rule, run_length=run_length, noise_scale=12_345
+    )
+    assert max(map(len, result.account.splitlines())) <= 80
+
+
+@the_same_each_time
+@given(SETTINGS, BATCHES, BATCHES, RULE)
+def test_bounds_never_move_a_b2_that_was_outside(settings, old, new, rule):
+    """It may move towards them, but not on, and they do not pull it in."""
+    assume(rule != "legew")
+    after, before = scaled(rule, old, new, settings).b2, settings.b2
+    assert min(before, 0.95) <= after <= max(before, 0.9999)
+    if new > old:
+        assert after <= before
+    if new < old:
+        assert after >= before
+
+
+@the_same_each_time
+@given(SETTINGS, st.integers(1, 10**4), st.floats(1, 4), RULE)
+def test_there_and_back_from_anywhere(settings, batch, run_length, rule):
+    """As long as nothing stops at a bound, and but for the rounding of steps."""
+    assume(rule != "legew")
+    bounds = {"b2_floor": 0.0, "b2_ceiling": 0.9999999}
+    start = dataclasses.replace(settings, b1=0.95, b2=max(settings.b2, 0.8))
+    there = scaled(rule, batch, 4 * batch, start, run_length=run_length, **bounds)
+    back = scaled(rule, 4 * batch, batch, there, run_length=1 / run_length, **bounds)
+    before, after = numbers(start), numbers(back)
+    for steps in ("warmup_steps", "total_steps"):
+        assert abs(before.pop(steps) - after.pop(steps)) <= 4
+    assert after == pytest.approx(before, rel=1e-9)
+
+
+def test_a_batch_size_for_the_length_of_a_run():
+    assert lb.scale_batch_size(512, run_length=1) == 512
+    assert lb.scale_batch_size(512, run_length=8) == round(512 * 8**0.383)
+    assert lb.scale_batch_size(512, run_length=4, power=0.5) == 1024
+    assert lb.scale_batch_size(1, run_length=1e-9) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"batch_size": 0}, "batch_size must be >= 1"), ({"run_length": -1}, "run_length must be in"),
+     ({"power": math.inf}, "power must be in")],
+)  # fmt: skip
+def test_a_batch_size_for_what_makes_no_sense(change, said):
+    with pytest.raises(ValueError, match=said):
+        lb.scale_batch_size(**({"batch_size": 8, "run_length": 2.0} | change))
