@@ -1,9 +1,14 @@
 """The table of a batch plan, at most 80 columns wide."""
 
 from collections.abc import Iterator
+import textwrap
 from typing import Any
 
 from optax_largebatch.plans.counts import written
+
+WIDTH = 80
+SHOWN = 16
+"""Of a plan with more stages than these, the table has the first and the last ones."""
 
 
 def table(plan: Any) -> str:
@@ -13,6 +18,10 @@ def table(plan: Any) -> str:
     ]
     widths = [max(map(len, column)) for column in columns]
     lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in zip(*columns, strict=True)]
+    left_out = len(plan.stages) - SHOWN
+    if left_out > 1:
+        half = SHOWN // 2
+        lines[1 + half : -half] = [f"... {left_out} more stages ..."]
     return "\n".join([*lines, *_summary(plan)])
 
 
@@ -53,4 +62,5 @@ def _summary(plan: Any) -> Iterator[str]:
         share = plan.total_steps / constant
         yield f"A constant batch of {first} takes {constant} steps; the plan {share:.0%} of that."
     if plan.note:
-        yield f"Stages: {plan.note}."
+        note = f"Stages: {plan.note}."
+        yield from textwrap.wrap(note, WIDTH, break_long_words=False, break_on_hyphens=False)
