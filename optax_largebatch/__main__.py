@@ -190,7 +190,7 @@ _OF_RECIPES: dict[str, tuple[type, str]] = {
     "bias_learning_rate": (float, "peak for biases and norms, where they have their own"),
     "weight_decay": (float, "for the parameters that are decayed"),
     "extrapolate": (bool, "go beyond the published batch sizes where the source states no rule"),
-    "total": (str, "tokens of the run, such as 100B, for a ramp"),
+    "total": (str, "tokens of the run, such as 1T, for a ramp"),
     "increment": (int, "what a linear ramp adds to the batch size at once"),
 }
 """What `recipes.get` and, of a ramp, `recipes.ramp` take besides the name."""

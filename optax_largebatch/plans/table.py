@@ -8,7 +8,7 @@ from optax_largebatch.plans.counts import written
 
 WIDTH = 80
 SHOWN = 16
-"""Of a plan with more stages than these, the table has the first and the last ones."""
+"""The most stages in a table; a longer plan shows its first and its last ones."""
 
 
 def table(plan: Any) -> str:

@@ -28,7 +28,7 @@ def ramp(
 
     Args:
         name: one of `ramps().names`.
-        total: the tokens of your run, an integer or a string such as `"100B"`; None for those of
+        total: the tokens of your run, an integer or a string such as `"1T"`; None for those of
             the published run. The ramp stays where it was, unless its source counts in parts of
             the run.
         increment: what a linear ramp adds to the batch size at once; None for that of the source.
