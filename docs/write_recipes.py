@@ -46,6 +46,18 @@ def recipes_table() -> str:
     return "\n".join(parts).rstrip()
 
 
+def ramps_table() -> str:
+    """The ramps of the batch size, one line for each."""
+    head = ("Ramp", "batch sizes", "until", "of", "rate", "Source")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for line in lb.recipes.ramps().lines:
+        of = line.total if line.total == "[total]" else f"{line.total} {line.counted_in}"
+        until = f"{line.until} {line.counted_in}"
+        sizes = f"{line.batch_sizes} x {line.sequence_length}"
+        lines.append(f"| `{line.name}` | {sizes} | {until} | {of} | {line.rate} | {line.source} |")
+    return "\n".join(lines)
+
+
 def _rate(entry: Entry) -> str:
     """The published rates, or the rule that they are published as."""
     own = rows(entry)
@@ -109,6 +121,7 @@ def at_32_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "recipes": recipes_table,
     "at_32": at_32_table,
+    "ramps": ramps_table,
     "rules": rules_table,
     "fit": tables,
 }

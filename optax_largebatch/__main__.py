@@ -72,6 +72,11 @@ def _recipes(options: argparse.Namespace) -> str:
         for name, value in vars(options).items()
         if name in _OF_RECIPES and value is not None
     }
+    if options.name in ("ramp", "ramps"):
+        return json.dumps(recipes.ramps().names) if options.json else str(recipes.ramps())
+    if options.name in recipes.ramps().names:
+        plan = recipes.ramp(options.name, **given)
+        return plan.to_json() if options.json else str(plan)
     chosen = recipes.names(options.name)
     meant = [name for name in chosen if options.name in (name, *name.split("/"))]
     if options.name is None or (len(meant) != 1 and not given):
@@ -166,7 +171,8 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument(
         "name", nargs="?",
         help="a recipe, or a word of its name that no other has; a word of several, such as lars, "
-        "lists them; without it, all",
+        "lists them; ramps lists those of the batch size, and a ramp prints its plan; without it, "
+        "all recipes",
     )  # fmt: skip
     for name, (kind, text) in _OF_RECIPES.items():
         flag = f"--{name.replace('_', '-')}"
@@ -248,8 +254,10 @@ _OF_RECIPES: dict[str, tuple[type, str]] = {
     "bias_learning_rate": (float, "peak for biases and norms, where they have their own"),
     "weight_decay": (float, "for the parameters that are decayed"),
     "extrapolate": (bool, "go beyond the published batch sizes where the source states no rule"),
+    "total": (str, "tokens of the run, such as 1T, for a ramp"),
+    "increment": (int, "what a linear ramp adds to the batch size at once"),
 }
-"""What `recipes.get` takes besides the name."""
+"""What `recipes.get` and, of a ramp, `recipes.ramp` take besides the name."""
 
 
 _OF_PLANS: dict[str, tuple[Any, str]] = {

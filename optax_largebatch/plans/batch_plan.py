@@ -247,10 +247,16 @@ def batch_plan(
     check_integer("devices", devices, at_least=1)
 
     seen = count("total", total, at_least=1)
-    starts = stages.starts(seen, learning_rate) if isinstance(stages, Growth) else stages
+    grown = isinstance(stages, Growth)
+    starts = starts_of(stages.starts(seen, learning_rate) if grown else stages)
+    if starts[-1][0] >= seen:
+        raise ValueError(
+            f"stages must all begin before the end of the run, {seen}; the last one begins at "
+            f"{starts[-1][0]}. Give a larger total, or leave the stage out."
+        )
     tokens = sequence_length or 1
     examples = -(-seen // tokens)
-    in_examples = [(-(-start // tokens), batch) for start, batch in starts_of(starts, seen)]
+    in_examples = [(-(-start // tokens), batch) for start, batch in starts]
     found, total_steps = stages_of(in_examples, examples)
     for stage in found:
         _check_divides(stage.batch_size, micro_batch_size or 1, devices)
@@ -267,7 +273,7 @@ def batch_plan(
         reference_batch_size=count("reference_batch_size", reference, at_least=1),
         micro_batch_size=micro_batch_size,
         devices=devices,
-        note=stages.note if isinstance(stages, Growth) else "",
+        note=stages.note if grown else "",
     )
 
 

@@ -21,8 +21,8 @@ class Stage(NamedTuple):
     """The examples in each of its steps."""
 
 
-def starts_of(stages: Any, total: int) -> list[Start]:
-    """The starts that an argument `stages` means, checked; all are before `total`."""
+def starts_of(stages: Any) -> list[Start]:
+    """The starts that an argument `stages` means, checked."""
     starts = [_start(number, *pair) for number, pair in enumerate(_pairs(stages))]
     if not starts or starts[0][0] != 0:
         raise ValueError(
@@ -34,11 +34,6 @@ def starts_of(stages: Any, total: int) -> list[Start]:
                 f"stages must be in the order in which they come, each later than the one before; "
                 f"got {after} after {before}."
             )
-    if starts[-1][0] >= total:
-        raise ValueError(
-            f"stages must all begin before the end of the run, {total}; the last one begins at "
-            f"{starts[-1][0]}. Give a larger total, or leave the stage out."
-        )
     return starts
 
 

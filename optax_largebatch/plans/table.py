@@ -1,16 +1,27 @@
 """The table of a batch plan, at most 80 columns wide."""
 
 from collections.abc import Iterator
+import textwrap
 from typing import Any
 
 from optax_largebatch.plans.counts import written
 
+WIDTH = 80
+HEAD = 2
+"""The lines above the stages."""
+SHOWN = 16
+"""The most stages in a table; a longer plan shows its first and its last ones."""
+
 
 def table(plan: Any) -> str:
     """The stages of a plan, each with its numbers, and what the plan saves."""
-    columns = [[*heads, *map(str, cells)] for heads, cells in _columns(plan)]
+    columns = [[*head, *map(str, cells)] for head, cells in _columns(plan)]
     widths = [max(map(len, column)) for column in columns]
     lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in zip(*columns, strict=True)]
+    left_out = len(plan.stages) - SHOWN
+    if left_out > 1:
+        half = SHOWN // 2
+        lines[HEAD + half : -half] = [f"... {left_out} more stages ..."]
     return "\n".join([*lines, *_summary(plan)])
 
 
@@ -50,4 +61,5 @@ def _summary(plan: Any) -> Iterator[str]:
         share = plan.total_steps / constant
         yield f"A constant batch of {first} takes {constant} steps; the plan {share:.0%} of that."
     if plan.note:
-        yield f"Stages: {plan.note}."
+        note = f"Stages: {plan.note}."
+        yield from textwrap.wrap(note, WIDTH, break_long_words=False, break_on_hyphens=False)

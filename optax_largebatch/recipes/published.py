@@ -114,6 +114,11 @@ def published() -> dict[str, Entry]:
     }
 
 
+def published_ramps() -> dict[str, Entry]:
+    """All ramps of the batch size by name."""
+    return _load("published/ramps.json")
+
+
 def _words(name: str, algorithm: str) -> tuple[str, ...]:
     parts = name.replace("/", "-").split("-")
     return (*name.split("/"), *parts, *FAMILIES.get(algorithm, ()))

@@ -1,0 +1,136 @@
+"""Batch sizes that grew over a published run, as plans."""
+
+import difflib
+import itertools
+from typing import Any
+
+from optax_largebatch.arguments import check_integer
+from optax_largebatch.plans.batch_plan import BatchPlan, batch_plan
+from optax_largebatch.plans.counts import Count, count
+from optax_largebatch.plans.growth import Growth
+from optax_largebatch.plans.stages import Start, starts_of
+from optax_largebatch.recipes.published import Entry, published_ramps
+
+
+def ramp(
+    name: str, total: Count | None = None, *, increment: int | None = None, **settings: Any
+) -> BatchPlan:
+    r"""The plan of a run whose batch size grew, as its source gives it.
+
+    A ramp that rises linearly from :math:`B_0` to :math:`B_1` over :math:`N` tokens, in increments
+    of :math:`b`, has stages of equal widths. This is Megatron's `--rampup-batch-size`:
+
+    .. math:: B(x) = B_0 + b \left\lfloor \frac{x (B_1 - B_0)}{N b} \right\rfloor, \qquad x \le N
+
+    The learning rate follows the batch size as it did in the run. No source says that the weight
+    decay did, so pass it to the optimizer as a number; one that is passed to the plan keeps its
+    timescale. If a source leaves out a setting, nothing is filled in: you have to pass it.
+
+    Args:
+        name: one of `ramps().names`.
+        total: the tokens of your run, an integer or a string such as `"1T"`; None for those of
+            the published run. The ramp stays where it was, unless its source counts in parts of
+            the run.
+        increment: what a linear ramp adds to the batch size at once; None for that of the source.
+        **settings: what `batch_plan` takes besides: `learning_rate`, `weight_decay`,
+            `micro_batch_size`, `devices`, ..., and another `coupling`.
+
+    Returns:
+        The plan. Its `note` names the run and the source.
+
+    Raises:
+        TypeError: an argument has the wrong type, or `batch_plan` does not take it.
+        ValueError: there is no such ramp; a setting that the source leaves out is missing; an
+            argument is out of its range.
+
+    Examples:
+        >>> from optax_largebatch import recipes
+        >>> plan = recipes.ramp("olmo-1b", learning_rate=0.0004 * 2**0.5)
+        >>> print([stage.batch_size for stage in plan.stages], plan.total_steps)
+        [1024, 2048, 4096] 86249
+        >>> plan = recipes.ramp("deepseek-v3", increment=3072, micro_batch_size=4, devices=256)
+        >>> print(plan)
+         from  batch   micro-  tokens
+         step   size  batches    seen
+            0   3072        3       0
+         9319   6144        6  117.3B
+        13978   9216        9  234.5B
+        17084  12288       12  351.8B
+        19414  15360       15    469B
+        247199 steps for 3.613B examples, 14.8T tokens.
+        A constant batch of 3072 takes 1176199 steps; the plan 21% of that.
+        Stages: DeepSeek-V3 671B, 14.8 trillion tokens; arXiv 2412.19437, section 4.2.
+        The batch size rises gradually; the source does not say in which increments. The
+        rate is constant from step 2000 to 10T tokens, while the batch size grows.
+    """
+    entry = _entry(name)
+    _check_said(name, entry, total=total, increment=increment)
+    starts = _starts(name, entry, increment)
+    end = _total(entry, starts) if total is None else count("total", total, at_least=1)
+    in_tokens = _in_tokens(entry, starts, end)
+    note = f"{entry['task']}; {entry['source']}. {entry['note']}".removesuffix(".")
+    return batch_plan(
+        Growth(note, lambda seen, rate: in_tokens),
+        end,
+        sequence_length=entry["sequence_length"],
+        **{"coupling": entry["coupling"]} | settings,
+    )
+
+
+def _entry(name: str) -> Entry:
+    entries = published_ramps()
+    if name not in entries:
+        near = difflib.get_close_matches(str(name), entries, cutoff=0.3)
+        raise ValueError(
+            f"name must be that of a ramp; got {name!r}. Near it are {', '.join(near) or 'none'}; "
+            "recipes.ramps() prints them all."
+        )
+    return entries[name]
+
+
+def _check_said(name: str, entry: Entry, **given: Any) -> None:
+    missing = [said for said in entry.get("not_said", ()) if given[said] is None]
+    if missing:
+        raise ValueError(
+            f"{' and '.join(missing)} must be given for {name!r}: its source does not say it, and "
+            f"nothing is filled in. The source is {entry['source']}."
+        )
+
+
+def _starts(name: str, entry: Entry, increment: int | None) -> list[Start]:
+    """The stages as they are counted in the source; a linear ramp has equally wide ones."""
+    if "linear" not in entry:
+        if increment is not None:
+            raise ValueError(
+                f"increment must be None for {name!r}, whose stages are listed; got {increment!r}."
+            )
+        return starts_of(entry["stages"])
+    linear = entry["linear"]
+    step = linear.get("increment") if increment is None else increment
+    check_integer("increment", step, at_least=1)
+    rise = linear["last"] - linear["first"]
+    if rise % step:
+        raise ValueError(
+            f"increment must divide {rise}, by which the batch size of {name!r} rises "
+            f"({linear['first']} to {linear['last']}); got {increment}."
+        )
+    length, times = count("length", linear["length"]), rise // step
+    return [(-(-j * length // times), linear["first"] + j * step) for j in range(times + 1)]
+
+
+def _total(entry: Entry, starts: list[Start]) -> int:
+    """The published length of the run in tokens."""
+    return _in_tokens(entry, [*starts, (count("total", entry["total"]), 0)])[-1][0]
+
+
+def _in_tokens(entry: Entry, starts: list[Start], total: int = 0) -> list[Start]:
+    """The starts in tokens, of a run of so many tokens."""
+    unit, length = entry["counted_in"], entry["sequence_length"]
+    if unit == "percent":
+        return [(-(-total * part // 100), batch) for part, batch in starts]
+    if unit == "steps":
+        spans = [(end - seen) * batch for (seen, batch), (end, _) in itertools.pairwise(starts)]
+        ends = itertools.accumulate(spans, initial=0)
+        starts = [(seen, batch) for seen, (_, batch) in zip(ends, starts, strict=True)]
+    tokens = 1 if unit == "tokens" else length
+    return [(seen * tokens, batch) for seen, batch in starts]
