@@ -7,7 +7,14 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + f" --xla_force_host_platform_device_count={os.environ.get('TEST_DEVICES', '8')}"
     + " --xla_backend_optimization_level=0"
-).strip()
+)
+if "TEST_COMPILER" not in os.environ:
+    # A program is compiled in a third of the time without MLIR's kernels of fusions (jax 0.6 has
+    # none), and as one module; half of the tests' time is the compiler's.
+    os.environ["XLA_FLAGS"] += (
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
+os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].strip()
 
 import jax
 import pytest
