@@ -19,6 +19,7 @@ from optax_largebatch.engine.places import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.testing import reference
+from tests.conftest import as_users_have_it
 from tests.engine.placed import placed
 from tests.optimizers.registry import LONG, named
 
@@ -191,7 +192,7 @@ def compiled_step(optimizer, params):
         return optax.apply_updates(params, updates), state
 
     arguments = (params, jax.eval_shape(optimizer.init, params), params)
-    return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile()
+    return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile(as_users_have_it)
 
 
 LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(8)}
