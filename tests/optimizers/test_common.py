@@ -77,6 +77,13 @@ def trained_alone(name, **changes):
         return train(OPTIMIZERS[name].make(**changes), mixed_tree())
 
 
+@functools.cache
+def step_of(name):
+    """An optimizer and its `update`, compiled once for the tests that take single steps."""
+    optimizer = OPTIMIZERS[name].make()
+    return optimizer, compiled(optimizer.update)
+
+
 def assert_same_training(optimizer, expected):
     params = mixed_tree()
     ours, _ = train(optimizer, params)
@@ -334,8 +341,7 @@ def test_zeros_give_no_nan(name, zero):
     params = mixed_tree()
     zeros = jax.tree.map(jnp.zeros_like, params)
     start = params if zero == "gradients" else zeros
-    optimizer = OPTIMIZERS[name].make()
-    step = compiled(optimizer.update)
+    optimizer, step = step_of(name)
     state = optimizer.init(start)
     for index in range(3):
         gradients = gradients_at(index, params) if zero == "parameters" else zeros
@@ -349,11 +355,10 @@ def test_zeros_give_no_nan(name, zero):
 @pytest.mark.parametrize("missing", ["kernel", "bias"])
 def test_a_gradient_that_is_none_moves_nothing(name, missing):
     """The parameter is frozen in this step; the others move as they would."""
-    optimizer = OPTIMIZERS[name].make()
+    optimizer, step = step_of(name)
     params = mixed_tree()
     state = optimizer.init(params)
     gradients = gradients_at(0, params)
-    step = compiled(optimizer.update)
     of_all, _ = step(gradients, state, params)
     gradients["dense"][missing] = None
     updates, after = step(gradients, state, params)
