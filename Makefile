@@ -29,9 +29,10 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests
 
-test-nightly: $(READY) compilers  ## 2,000 compositions, what needs the TPU's compiler (no TPU), all tests with the newest versions, and Levanter's jax
+test-nightly: $(READY) compilers  ## 2,000 compositions, users' compiler, what needs the TPU's compiler (no TPU), all tests with the newest versions, and Levanter's jax
 	COMPOSITIONS=2000 $(BIN)/python -m pytest -n $(WORKERS) -m slow -q tests/test_compositions.py
 	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
+	TEST_COMPILER=usual $(MAKE) test
 	$(MAKE) newest MARK=slow
 	$(MAKE) versions-jax-0.7
 

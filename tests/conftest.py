@@ -1,4 +1,7 @@
-"""Strict settings for every test, and eight CPU devices, or as many as TEST_DEVICES says."""
+"""Strict settings for every test, and eight CPU devices, or as many as TEST_DEVICES says.
+
+With TEST_COMPILER=usual programs are compiled as users have them, but for the optimisation level.
+"""
 
 import ctypes
 import os
@@ -8,12 +11,21 @@ os.environ["XLA_FLAGS"] = (
     + f" --xla_force_host_platform_device_count={os.environ.get('TEST_DEVICES', '8')}"
     + " --xla_backend_optimization_level=0"
 ).strip()
+if os.environ.get("TEST_COMPILER") != "usual":
+    # Half of the tests' time was the compiler's. It takes a third of it without the kernels of
+    # fusions that newer XLA makes by MLIR, and for one module instead of 32.
+    os.environ["XLA_FLAGS"] += (
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 
 import jax
 import pytest
 
 # jax.enable_x64 is new in jax 0.8; its predecessor warns from then on.
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+
+# For tests that look at the memory, the bytes or the text of a compiled program.
+as_users_have_it = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ >= (0, 10) else {}
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

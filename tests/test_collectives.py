@@ -1,4 +1,4 @@
-"""The norms of a whole network travel together, in the compiled step of 42 leaves on 8 devices."""
+"""The norms of a whole network travel together, in the compiled step of 18 leaves on 8 devices."""
 
 import re
 
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 }
 
 
-def transformer(width=16, layers=3):
+def transformer(width=16, layers=1):
     """Shapes of the parameters of a small one."""
 
     def dense(rows, columns):
@@ -52,7 +52,7 @@ def all_reduces(optimizer, way):
     params = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split), transformer()
     )
-    assert len(jax.tree.leaves(params)) == 42
+    assert len(jax.tree.leaves(params)) == 18
     shardings = lb.shard_optimizer_state(optimizer, params, mesh)
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -97,4 +97,4 @@ def test_one_reduction_for_each_round_of_norms(name, way):
 def test_one_leaf_at_a_time_it_would_be_two_each():
     """What is counted above is there to be counted: optax.lamb takes each norm twice."""
     with jax.numpy_dtype_promotion("standard"):
-        assert all_reduces(optax.lamb(1e-3, weight_decay=0.01), "jit") >= 2 * 42 - 1
+        assert all_reduces(optax.lamb(1e-3, weight_decay=0.01), "jit") >= 2 * 18 - 1

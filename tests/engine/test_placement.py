@@ -16,6 +16,7 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.engine import places
 from optax_largebatch.engine.places import ONE_CPU, SEVERAL_GPUS
+from tests.conftest import as_users_have_it
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(4)}
@@ -94,7 +95,7 @@ def test_a_module_for_three_platforms_has_the_program_of_each(name):
 def compiled(optimizer, params, **options):
     state = jax.eval_shape(optimizer.init, params)
     step = jax.jit(step_of(optimizer), donate_argnums=(0, 1), **options)
-    return step.lower(params, state, params).compile()
+    return step.lower(params, state, params).compile(as_users_have_it)
 
 
 @several_devices

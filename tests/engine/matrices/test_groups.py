@@ -91,20 +91,27 @@ CASES = {
 }
 
 
+@functools.cache
+def on_one_device(case):
+    """The gradients, the axes of matrices, and the step of one device, for all ways."""
+    _, arrays, _ = CASES[case]
+    axes = {name: ((0, 1, 2), 3) for name in arrays if name == "filters"}
+    axes |= {name: (1, 2) for name, (shape, _) in arrays.items() if len(shape) == 3}
+    gradients = network({name: shape for name, (shape, _) in arrays.items()})
+    return gradients, axes, jax.jit(functools.partial(step, matrix_axes=axes))(gradients)
+
+
 @several_devices
 @pytest.mark.parametrize("way", ["told", "shard_map", "explicit"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_group_steps_as_one_device(case, way, sending_is_free, chosen):
     sizes, arrays, group = CASES[case]
-    axes = {name: ((0, 1, 2), 3) for name in arrays if name == "filters"}
-    axes |= {name: (1, 2) for name, (shape, _) in arrays.items() if len(shape) == 3}
     kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
     mesh = jax.make_mesh(sizes, AXES, axis_types=(kind, kind))
     specs = {name: spec for name, (_, spec) in arrays.items()}
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
     with enable_x64(True):
-        gradients = network({name: shape for name, (shape, _) in arrays.items()})
-        expected = step(gradients, axes)
+        gradients, axes, expected = on_one_device(case)
         run = functools.partial(step, matrix_axes=axes)
         if way == "shard_map":
             told = functools.partial(run, partition_specs=specs)

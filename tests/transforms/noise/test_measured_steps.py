@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import as_users_have_it
 from tests.transforms.noise.quadratic import examples, mesh, needs_shard_map, network
 
 WATCH = lb.gradient_noise_scale()
@@ -101,7 +102,7 @@ def passes(optimizer, watched):
 
     args = jnp.ones((2, *SHAPE)), param, jnp.int32(1)
     step = jax.jit(step, donate_argnums=0).lower(optimizer.init(param), *args)
-    text = step.compile().as_text()
+    text = step.compile(as_users_have_it).as_text()
     blocks = dict(re.findall(r"^(?:ENTRY )?%?(\S+) \(.*?\{\n(.*?)^\}", text, re.M | re.S))
     listed = re.findall(r"branch_computations=\{(.*?)\}", text)
     branches = {name.strip(" %") for names in listed for name in names.split(",")}
