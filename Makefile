@@ -95,7 +95,6 @@ versions-%:  # the tests with the versions in tests/versions
 LEFT_OUT ?= 0
 MARK ?= not slow
 
-# Compiled as users have it: a flag that saves time here may be gone in the newest XLA.
 newest:  ## the tests with the newest Python on the machine, and the newest jax, flax and optax
 	@python=$$($(PYTHON) tests/newest_python.py); \
 	if [ -z "$$python" ]; then \
@@ -107,7 +106,7 @@ newest:  ## the tests with the newest Python on the machine, and the newest jax,
 	$(VENV)-newest/bin/python -c "import sys, flax, jax, optax; print('newest: Python', \
 	  *sys.version.split()[:1], 'jax', jax.__version__, 'flax', flax.__version__, 'optax', \
 	  optax.__version__)" && \
-	TEST_COMPILER=usual $(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "$(MARK)" -q
+	$(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "$(MARK)" -q
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -4,19 +4,23 @@ With TEST_COMPILER=usual programs are compiled as users have them, but for the o
 """
 
 import ctypes
+from importlib.metadata import version
 import os
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + f" --xla_force_host_platform_device_count={os.environ.get('TEST_DEVICES', '8')}"
-    + " --xla_backend_optimization_level=0"
-).strip()
-if os.environ.get("TEST_COMPILER") != "usual":
-    # Half of the tests' time was the compiler's. It takes a third of it without the kernels of
-    # fusions that newer XLA makes by MLIR, and for one module instead of 32.
-    os.environ["XLA_FLAGS"] += (
-        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    )
+# XLA ends the process at a flag that it does not know.
+HAS_EMITTERS = tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10))
+flags = [
+    f"--xla_force_host_platform_device_count={os.environ.get('TEST_DEVICES', '8')}",
+    "--xla_backend_optimization_level=0",
+]
+# Half of the tests' time was the compiler's. It takes a third of it without the kernels of fusions
+# that newer XLA makes by MLIR, and for one module instead of 32.
+quick = os.environ.get("TEST_COMPILER") != "usual"
+if quick:
+    flags += ["--xla_cpu_parallel_codegen_split_count=1"]
+if quick and HAS_EMITTERS:
+    flags += ["--xla_cpu_use_fusion_emitters=false"]
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 import jax
 import pytest
@@ -25,7 +29,7 @@ import pytest
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 # For tests that look at the memory, the bytes or the text of a compiled program.
-as_users_have_it = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ >= (0, 10) else {}
+as_users_have_it = {"xla_cpu_use_fusion_emitters": True} if quick and HAS_EMITTERS else {}
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
