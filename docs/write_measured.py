@@ -45,6 +45,7 @@ ON_MESHES = {
     "24 layers stacked, 4 x 2": "24 layers stacked, both axes of a matrix over 4 x 2",
     "24 layers stacked, rows over 4 x 2": "24 layers stacked, rows over 4 x 2",
     "experts stacked, 2 x 2 x 2": "experts stacked, with both axes over 2 x 2 x 2",
+    "7B stacked, 32 x 8": "7B in stacks, both axes over 32 x 8 TPU v5e (ours in bfloat16)",
 }
 CASES = {
     "bert-large": "BERT-large",
@@ -249,23 +250,32 @@ def muon() -> str:
 
 def muon_on_meshes() -> str:
     """What a step of Muon sends and keeps, told how parameters are split or not."""
-    names = ("optax.contrib.muon", "muon", "muon, not told")
     found = {
         (row["case"], row["optimizer"]): row
         for row in read("compiled/compiled_muon.csv")
-        if row["target"] == "eight H100"
+        if row["target"] != "v5e 2x4"
     }
+    ways = ("optax.contrib.muon", "muon", "muon, not told")
+    in_bfloat16 = (ways[0], "muon, bfloat16", ways[2])
     return table(
         ["eight H100", "`optax.contrib.muon`", "`muon`, told", "`muon`, not told"],
         [
-            [name, *(_sent_and_kept(found[case, optimizer]) for optimizer in names)]
+            [
+                name,
+                *(
+                    _sent_and_kept(found.get((case, optimizer)))
+                    for optimizer in (ways if (case, "muon") in found else in_bfloat16)
+                ),
+            ]
             for case, name in ON_MESHES.items()
         ],
     )
 
 
-def _sent_and_kept(row: Row) -> str:
+def _sent_and_kept(row: Row | None) -> str:
     """How many collectives a step has, whether all are all-to-alls, and its temporaries."""
+    if row is None:
+        return ""
     sent = {kind: int(n) for kind, n in (x.split(":") for x in row["collectives"].split())}
     kinds = "all-to-alls" if {*sent} == {"all-to-all"} else "collectives"
     return f"{sum(sent.values())} {kinds}; {row['temporaries_of_own_parameters']}"
