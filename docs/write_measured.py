@@ -39,6 +39,14 @@ TARGETS = {
     ("one v5p", "bert-base"): "BERT-base, one TPU v5p",
     ("v5p 2x2x2", "1.3B, stacked"): "1.3B in stacks, TPU v5p 2x2x2",
 }
+ON_MESHES = {
+    "BERT-base, rows": "BERT-base, rows",
+    "BERT-large stacked, rows": "24 layers stacked, rows",
+    "24 layers stacked, 4 x 2": "24 layers stacked, both axes of a matrix over 4 x 2",
+    "24 layers stacked, rows over 4 x 2": "24 layers stacked, rows over 4 x 2",
+    "experts stacked, 2 x 2 x 2": "experts stacked, with both axes over 2 x 2 x 2",
+    "7B stacked, 32 x 8": "7B in stacks, both axes over 32 x 8 TPU v5e (ours in bfloat16)",
+}
 CASES = {
     "bert-large": "BERT-large",
     "300 small leaves": "300 small arrays",
@@ -240,6 +248,39 @@ def muon() -> str:
     )
 
 
+def muon_on_meshes() -> str:
+    """What a step of Muon sends and keeps, told how parameters are split or not."""
+    found = {
+        (row["case"], row["optimizer"]): row
+        for row in read("compiled/compiled_muon.csv")
+        if row["target"] != "v5e 2x4"
+    }
+    ways = ("optax.contrib.muon", "muon", "muon, not told")
+    in_bfloat16 = (ways[0], "muon, bfloat16", ways[2])
+    return table(
+        ["eight H100", "`optax.contrib.muon`", "`muon`, told", "`muon`, not told"],
+        [
+            [
+                name,
+                *(
+                    _sent_and_kept(found.get((case, optimizer)))
+                    for optimizer in (ways if (case, "muon") in found else in_bfloat16)
+                ),
+            ]
+            for case, name in ON_MESHES.items()
+        ],
+    )
+
+
+def _sent_and_kept(row: Row | None) -> str:
+    """How many collectives a step has, whether all are all-to-alls, and its temporaries."""
+    if row is None:
+        return ""
+    sent = {kind: int(n) for kind, n in (x.split(":") for x in row["collectives"].split())}
+    kinds = "all-to-alls" if {*sent} == {"all-to-all"} else "collectives"
+    return f"{sum(sent.values())} {kinds}; {row['temporaries_of_own_parameters']}"
+
+
 def _how(row: Row) -> str:
     """What a name says after that of the optimizer."""
     how = row["optimizer"].partition(", ")[2]
@@ -261,6 +302,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "compilation": compilation,
 }
 
+OF_MUON: dict[str, Callable[[], str]] = {"muon on meshes": muon_on_meshes, "muon": muon}
+
 
 def written(page: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """The page as it should be."""
@@ -275,5 +318,5 @@ def written(page: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
-    MUON.write_text(written(MUON.read_text(), {"muon": muon}))
+    MUON.write_text(written(MUON.read_text(), OF_MUON))
     NOISE.write_text(written(NOISE.read_text(), {"noise scale": noise_scale}))

@@ -96,6 +96,18 @@ class Program:
             if (number := len(re.findall(rf" {kind}(?:-start)?\(", text)))
         }
 
+    @property
+    def largest_gathered(self) -> int:
+        """The elements of the largest array that a device gets from an all-gather or all-reduce."""
+        lengths = (
+            [int(n) for n in shape.split(",") if n]
+            for computation in self._computations.values()
+            for own in computation
+            if re.match(r"all-(gather|reduce)(-start)?$", own.kind)
+            for _, shape, _ in ARRAY.findall(own.result)
+        )
+        return max(map(math.prod, lengths), default=0)
+
     def cost(self, computation: str | None = None, branch: bool = True) -> Cost:
         """The cost of a computation, of a loop one turn.
 

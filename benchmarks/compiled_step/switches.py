@@ -8,7 +8,7 @@ compiler itself. Writes `switches.csv`.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ from benchmarks.compiled_step.__main__ import measure
 from benchmarks.compiled_step.targets import TARGETS
 from benchmarks.harness.results import add_output, write_csv
 from optax_largebatch.engine import sums
-from optax_largebatch.engine.places import ONE_GPU, ONE_TPU, SEVERAL, SEVERAL_GPUS, Place
+from optax_largebatch.engine.places import ONE_GPU, ONE_TPU, SEVERAL, SHARDS_ON_GPUS, Place
 
 PLACES = {
     ("one H100", "bert-base", "lans"): ONE_GPU,
@@ -27,9 +27,9 @@ PLACES = {
     ("one H100", "1.3B, stacked", "lans"): ONE_GPU,
     ("one H100", "two layers", "lamb"): ONE_GPU,
     ("one v5e", "bert-base", "lans"): ONE_TPU,
-    ("eight H100", "two layers", "lans"): SEVERAL_GPUS,
-    ("eight H100", "two layers", "scaled_adam"): SEVERAL_GPUS,
-    ("eight H100", "bert-base, told", "lans"): SEVERAL_GPUS,
+    ("eight H100", "two layers", "lans"): SEVERAL,
+    ("eight H100", "two layers", "scaled_adam"): SEVERAL,
+    ("eight H100", "bert-base, told", "lans"): SHARDS_ON_GPUS,
     ("v5e 2x4", "two layers", "lans"): SEVERAL,
 }
 """Steps, and where they run."""
@@ -38,7 +38,7 @@ OFF: dict[str, Any] = {
     "sums": sums.plain,
     "in_turn": False,
     "small_first": False,
-    "side_by_side": "never",
+    "side_by_side": False,
     "numbers_as_vectors": False,
     "writes_late": False,
     "sums_wait": False,
@@ -105,6 +105,36 @@ def main() -> None:
     ]
     for line in lines:
         print("  ".join(x.ljust(n) for x, n in zip(line, COLUMNS.values(), strict=True)).rstrip())
+    print(*lines_of_readme(rows), sep="\n")
+
+
+def lines_of_readme(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of the table in the engine's README.md, one for each step."""
+    steps: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        step = (row["target"], row["case"], row["optimizer"])
+        steps.setdefault(step, {})[row["without"]] = _numbers(row)
+    return [_line(step, found) for step, found in steps.items()]
+
+
+def _line(step: tuple[str, ...], found: Mapping[str, str]) -> str:
+    target, case, optimizer = step
+    name = {"scaled_adam": "ScaledAdam"}.get(optimizer, optimizer.upper())
+    own = found[""]
+    without = [f"`{switch}`: {x}" for switch, x in found.items() if x != own]
+    same = [f"`{switch}`" for switch, x in found.items() if switch and x == own]
+    if same:
+        without.append(f"the same without {', '.join(same)}")
+    case = case.replace("bert", "BERT")
+    return f"| {target}, {case}, {name} | {own} | {'; '.join(without)} |"
+
+
+def _numbers(row: Mapping[str, Any]) -> str:
+    """Kernels, bytes and temporaries; then all-reduces, or passes that lie far apart."""
+    last = row["collectives"].partition("all-reduce:")[2] or row["passes_far_apart"]
+    sizes = (float(row[x]) for x in ("bytes_for_each_parameter", "temporaries_percent"))
+    numbers = [str(row["kernels"]), *(f"{x:.1f}" for x in sizes), str(last)]
+    return " / ".join(x for x in numbers if x)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import itertools
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AxisType
 
 from optax_largebatch.engine.arrays import LeafArrays
 from optax_largebatch.engine.places import Place
@@ -88,10 +87,7 @@ def _most(leaf: LeafArrays, place: Place) -> int:
     The kernel of their last pass reads all arrays of a leaf and writes all but the gradient.
     """
     size = leaf.gradient.size
-    mesh = jax.typeof(leaf.gradient).sharding.mesh
-    types_say = not mesh.empty and AxisType.Auto not in mesh.axis_types
-    may_be = place.side_by_side == "always" or (place.side_by_side == "if types say" and types_say)
-    if not may_be or size > LARGEST_OF_A_SET:
+    if not place.side_by_side or size > LARGEST_OF_A_SET:
         return 1
     read = sum(x.shape == leaf.gradient.shape for x in jax.tree.leaves(leaf))
     return max(min(MOST_OF_A_KERNEL // (2 * read - 1), MOST_OF_A_SET // max(size, 1)), 1)

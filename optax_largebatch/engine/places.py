@@ -1,9 +1,10 @@
 """How a step runs in each kind of place: a row of a table for each."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
+from jax.sharding import AxisType
 
 from optax_largebatch.engine import sums
 
@@ -24,10 +25,8 @@ class Place:
     smaller, that is the last pass over the leaf before it."""
     in_calls: bool = False
     """Each leaf of a group goes through all its rounds by itself, in calls that stay apart."""
-    side_by_side: Literal["never", "always", "if types say"] = "never"
-    """Small leaves that are alike take their sums as one array. Under automatic partitioning,
-    leaves of one shape may be split along different axes, which types do not say: they would be
-    moved."""
+    side_by_side: bool = False
+    """Small leaves that are alike take their sums as one array."""
     numbers_as_vectors: bool = False
     """Numbers of alike leaves are computed as vectors, after each round."""
     writes_late: bool = False
@@ -39,25 +38,37 @@ class Place:
 
 
 ONE_CPU = Place(sums.on_cpu, group=2**18, in_calls=True, vectors_in_pieces=False)
-ONE_GPU = Place(sums.at_once, group=2**18, in_turn=True, small_first=True, side_by_side="always")
+ONE_GPU = Place(sums.at_once, group=2**18, in_turn=True, small_first=True, side_by_side=True)
 ONE_TPU = Place(sums.plain, group=2**18, in_turn=True, writes_late=True)
 SEVERAL = Place(sums.plain, numbers_as_vectors=True, writes_late=True, sums_wait=True)
-SEVERAL_GPUS = dataclasses.replace(SEVERAL, side_by_side="if types say")
+SEVERAL_GPUS = dataclasses.replace(SEVERAL, side_by_side=True)
+SHARDS_ON_GPUS = dataclasses.replace(SEVERAL_GPUS, sums=sums.at_once)
 
 ON_ONE_DEVICE = {"cpu": ONE_CPU, "cuda": ONE_GPU, "rocm": ONE_GPU, "tpu": ONE_TPU}
 """The places where one device has all leaves, by platform."""
 
-ON_A_MESH = {"gpu": SEVERAL_GPUS}
-"""The places with several devices, by platform, that are not `SEVERAL`."""
+ON_A_MESH = {("gpu", AxisType.Explicit): SEVERAL_GPUS, ("gpu", AxisType.Manual): SHARDS_ON_GPUS}
+"""The places with several devices that are not `SEVERAL`, by platform and by how arrays are split.
+
+Under automatic partitioning, leaves of one shape may be split along different axes, which types do
+not say: side by side they would be moved. A reduction of several arrays would gather them, unless
+it is of the shards of a device.
+"""
 
 
-def on_a_mesh(arrays: Any) -> Place:
+def on_a_mesh(arrays: Any, told: bool) -> Place:
     """The place of a step on the mesh that the types of its arrays name.
 
     In older jax types do not say of what devices a mesh is; there, all meshes are alike.
+
+    Args:
+        arrays: the arrays of the step.
+        told: whether it goes to the shards of each device.
     """
-    meshes = (jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arrays))
-    devices = (getattr(mesh, "abstract_device", None) for mesh in meshes)
-    platforms = {getattr(device, "platform", "") for device in devices if device}
-    places = {ON_A_MESH.get(platform, SEVERAL) for platform in platforms}
-    return places.pop() if len(places) == 1 else SEVERAL
+    kinds = {
+        (getattr(device, "platform", ""), AxisType.Manual if told else kind)
+        for mesh in {jax.typeof(x).sharding.mesh for x in jax.tree.leaves(arrays)}
+        if (device := getattr(mesh, "abstract_device", None))
+        for kind in mesh.axis_types
+    }
+    return ON_A_MESH.get(kinds.pop(), SEVERAL) if len(kinds) == 1 else SEVERAL

@@ -77,7 +77,7 @@ class Step:
         arrays = Arrays(gradients, state, params, Scalars(self._transform.scalars(state)))
         told = self._facts.mesh is not None
         if told or is_on_a_mesh(arrays) or self._closes_over_tracers(arrays):
-            return self.taken(on_a_mesh(arrays), arrays)
+            return self.taken(on_a_mesh(arrays, told), arrays)
         own, structure = jax.tree.flatten(arrays)
         like = gradients if params is None else [params[i] for i in self._facts.with_gradient]
         results, result = jax.tree.flatten((like, state))

@@ -73,6 +73,11 @@ def muon(
     one matrix. With `preconditioning="aol"` or `"schatten"`, optax takes divisors below 1e-8 for
     1e-8, so its steps are shorter where gradients are below about 1e-4.
 
+    On a mesh, tell it how parameters are split, by `with_partition_specs` or `partition_specs` of
+    `update`: then no matrix is gathered. If it is not told and two mesh axes split one axis of a
+    parameter, the compiler gathers: as compiled for eight H100, that takes 10.7 times a device's
+    own parameters as temporary memory, and 2.0 times if it is told.
+
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
         ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.

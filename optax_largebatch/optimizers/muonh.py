@@ -64,6 +64,9 @@ def muonh(
     to tune. Parameters that `adamh_mask` names, such as the last layer, take Adam's direction on a
     sphere. Another optimizer, `others`, moves the rest: vectors, and what `matrix_mask` leaves out.
 
+    On a mesh, tell it how parameters are split, by `with_partition_specs` or `partition_specs` of
+    `update`, as `muon`: otherwise the compiler may gather matrices.
+
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule. The angle of a step: .01
             turns each matrix by .01 radians.

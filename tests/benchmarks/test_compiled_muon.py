@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.compiled_muon import CASES, failures
+from benchmarks.compiled_muon import CASES, OPTIMIZERS, failures
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/compiled/compiled_muon.csv"
 ROWS = list(csv.DictReader(RESULTS.read_text().splitlines()))
@@ -27,9 +27,9 @@ def test_what_is_committed_is_allowed():
     [
         ({"collectives": "all-to-all:8"}, "allowed are 6 all-to-alls"),
         ({"collectives": "all-to-all:4 all-gather:1"}, "sends all-to-all:4 all-gather:1"),
-        ({"temporaries_beyond_adamw": "2.1"}, "temporaries are 2.1"),
+        ({"temporaries_beyond_adamw": "2.1"}, "temporaries_beyond_adamw is 2.1"),
         ({"exchanges_during_products": "1 of 4"}, "multiplies during 1 of 4 exchanges"),
-        ({"products_of_a_share": "1.23"}, "products are 1.23"),
+        ({"products_of_a_share": "1.23"}, "products_of_a_share is 1.23"),
         ({"collectives": "all-to-all:4 all-reduce:1"}, "allowed are 0 all-reduces"),
     ],
 )
@@ -45,7 +45,16 @@ def test_what_is_worse_is_named(worse, says):
 
 
 @pytest.mark.parametrize("column", ["products_of_a_share", "temporaries_of_own_parameters"])
-def test_a_group_that_multiplies_or_keeps_too_much_is_named(column):
-    for row in (row for row in ROWS if CASES[row["case"]].target):
-        (line,) = failures([row | {column: "4.5"}])
-        assert f"{column} is 4.5" in line
+def test_a_step_on_a_large_mesh_that_multiplies_or_keeps_too_much_is_named(column):
+    for row in (row for row in ROWS if len(CASES[row["case"]].axes) > 1):
+        if OPTIMIZERS[row["optimizer"]].told:
+            (line,) = failures([row | {column: "4.5"}])
+            assert f"{column} is 4.5" in line
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "muon, not told", "muonh"])
+@pytest.mark.parametrize("case", ["24 layers stacked, 4 x 2", "experts stacked, 2 x 2 x 2"])
+def test_a_matrix_that_is_gathered_is_named(case, optimizer):
+    (row,) = (row for row in ROWS if (row["case"], row["optimizer"]) == (case, optimizer))
+    (line,) = failures([row | {"largest_gathered": "1.0"}])
+    assert "largest_gathered is 1.0" in line

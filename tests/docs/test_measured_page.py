@@ -7,6 +7,8 @@ import runpy
 
 import pytest
 
+import optax_largebatch as lb
+
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 PAGE = (DOCS / "measured.md").read_text()
@@ -24,6 +26,7 @@ def test_is_what_the_script_writes(script):
 @pytest.mark.parametrize(
     ("path", "name", "function"),
     [
+        ("algorithms/muon.md", "muon on meshes", "muon_on_meshes"),
         ("algorithms/muon.md", "muon", "muon"),
         ("guides/noise_scale.md", "noise scale", "noise_scale"),
     ],
@@ -91,3 +94,19 @@ def test_says_what_has_only_been_compiled(page):
     """Of a GPU or a TPU there is no time: whoever times one takes this sentence out."""
     text = (DOCS / page).read_text()
     assert "compiled, never run" in text
+
+
+def test_what_is_said_of_muon_on_meshes_is_what_was_compiled():
+    with (RESULTS / "compiled" / "compiled_muon.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["target"] == "eight H100"]
+    found = {(row["case"], row["optimizer"]): row for row in rows}
+    page = " ".join((DOCS / "algorithms" / "muonh.md").read_text().split())
+    names = ("muonh", "muon", "muon, trust ratio")
+    rows = [("BERT-large stacked, rows", name) for name in names]
+    told = zip(rows, re.findall(r"(?:moves|trust ratio) (\d+\.\d)", page), strict=True)
+    for row, said in told:
+        assert said == f"{float(found[row]['bytes_for_each_parameter']):.1f}"
+    rows = [("24 layers stacked, rows over 4 x 2", name) for name in ("muon, not told", "muon")]
+    of_memory = [float(found[row]["temporaries_of_own_parameters"]) for row in rows]
+    doc = " ".join(lb.muon.__doc__.split())
+    assert re.findall(r"(\d+\.\d) times", doc) == [f"{x:.1f}" for x in of_memory]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 import dataclasses
+import functools
 import re
 
 import chex
@@ -15,7 +16,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.engine import places
-from optax_largebatch.engine.places import ONE_CPU, SEVERAL_GPUS
+from optax_largebatch.engine.places import ONE_CPU
 from tests.conftest import as_users_have_it
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -247,15 +248,50 @@ def test_derivatives_do_not_wait_for_each_other():
     jax.__version_info__ < (0, 10), reason="types do not say of what devices a mesh is"
 )
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_the_types_on_a_mesh_say_how_gpus_take_sums(kind, monkeypatch):
-    """Side by side, unless the compiler alone knows how leaves are split."""
-    monkeypatch.setattr(places, "ON_A_MESH", {"cpu": SEVERAL_GPUS})
+@pytest.mark.parametrize("told", [False, True])
+def test_the_types_on_a_mesh_say_how_gpus_take_sums(kind, told, monkeypatch):
+    """Side by side, unless the compiler alone knows how leaves are split; at once on shards."""
+    _as_on_gpus(monkeypatch)
     optimizer = lb.lamb(0.1)
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
     split = NamedSharding(mesh, P("fsdp"))
     params = {key: jax.ShapeDtypeStruct((32,), "float32", sharding=split) for key in "abc"}
+    extra = {"partition_specs": P("fsdp")} if told else {}
+    update = functools.partial(optimizer.update, **extra)
     with jax.set_mesh(mesh):
         state = jax.eval_shape(optimizer.init, params)
-        text = jax.jit(optimizer.update).lower(params, state, params).as_text()
-    side_by_side = "tensor<3x32xf32>" in text
-    assert side_by_side == (kind is AxisType.Explicit)
+        text = jax.jit(update).lower(params, state, params).as_text()
+    side_by_side = f"tensor<3x{4 if told else 32}xf32>" in text
+    assert side_by_side == (told or kind is AxisType.Explicit)
+    at_once = re.search(r"stablehlo\.reduce\([^)]*\), \(", text) is not None
+    assert at_once == told
+
+
+@several_devices
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 10), reason="types do not say of what devices a mesh is"
+)
+def test_sums_at_once_inside_shard_map(monkeypatch):
+    """They get the types of sums that differ between devices; and the numbers are the same."""
+    optimizer = lb.lans(0.1, weight_decay=0.01)
+    params = {key: jnp.arange(1.0, 33.0) * scale for key, scale in (("a", 1), ("b", -2))}
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+
+    def updates(gradients, params):
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
+
+    expected = jax.jit(updates)(params, params)
+    _as_on_gpus(monkeypatch)
+    on_shards = jax.jit(jax.shard_map(updates, mesh=mesh, in_specs=P("fsdp"), out_specs=P("fsdp")))
+    assert re.search(r"reduce\[[^]]*computation=", str(on_shards.trace(params, params).jaxpr))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5),
+        on_shards(params, params),
+        expected,
+    )
+
+
+def _as_on_gpus(monkeypatch):
+    """Has the types of CPUs on a mesh say what those of GPUs say."""
+    on_cpus = {("cpu", kind): place for (_, kind), place in places.ON_A_MESH.items()}
+    monkeypatch.setattr(places, "ON_A_MESH", on_cpus)

@@ -6,6 +6,7 @@ compiler is asked for the same.
 """
 
 from collections.abc import Mapping, Sequence
+import functools
 import itertools
 import math
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import barrier
@@ -159,8 +160,7 @@ def _warn_if_nobody_says_how_they_are_split(
 ) -> None:
     """Warns on an automatic mesh of several axes, where the compiler may gather whole matrices.
 
-    It moves matrices that are split along one axis in all-to-alls. It knows no such way for those
-    that are split along two, and types do not say which they are.
+    It does so if one axis of an array is split along several mesh axes; types do not say that.
     """
     axes = [name for name, size in mesh.shape.items() if size > 1]
     is_told = all(on.matrices.is_told for *_, on in asked.values())
@@ -168,8 +168,8 @@ def _warn_if_nobody_says_how_they_are_split(
         return
     warnings.warn(
         f"The update works on whole matrices on a mesh with the axes {', '.join(map(repr, axes))}, "
-        "and does not know how the parameters are split. If matrices are split along several of "
-        "these axes, the compiler gathers all of them on every device, which takes many times the "
+        "and does not know how the parameters are split. If several of these axes split one axis "
+        "of a parameter, the compiler gathers matrices on every device, which takes many times the "
         "memory. Pass the specs where you build the optimizer, with_partition_specs(optimizer, "
         "specs), or where you call it, optimizer.update(grads, state, params, "
         "partition_specs=specs).",
@@ -189,20 +189,23 @@ def _spread(asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh) -> dict[
         # A stack with some for each device goes alone: it may be split between its layers already.
         alone = key if len(x) % mesh.size == 0 else None
         alike.setdefault((asked[key].on.function, x.shape[1:], x.dtype, alone), []).append(key)
-    some_each = jax.sharding.NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    # One mesh axis after the other: XLA knows no all-to-all for several, and would gather.
+    names, free = mesh.axis_names, PartitionSpec.UNCONSTRAINED
+    steps = [PartitionSpec(names[: k + 1], free, free) for k in range(len(names))]
+    trip = [NamedSharding(mesh, spec) for spec in steps]
     for keys in alike.values():
         apart = [apart_of[key] for key in keys]
         number = sum(map(len, apart))
         zeros = jnp.zeros((-number % mesh.size, *apart[0].shape[1:]), apart[0].dtype)
         matrices = jnp.concatenate([*apart, zeros])
-        matrices = jax.lax.with_sharding_constraint(matrices, some_each)
+        matrices = functools.reduce(jax.lax.with_sharding_constraint, trip, matrices)
         done = jax.vmap(asked[keys[0]].function)(matrices)
-        matrices = jax.lax.with_sharding_constraint(done, some_each)
+        matrices = functools.reduce(jax.lax.with_sharding_constraint, trip[::-1], done)
         if len(matrices) > len(apart[0]) and mesh.size not in mesh.shape.values():
             # XLA may cut wrongly along an axis that is split over several mesh axes, and then its
             # verifier refuses the program ("limit index (8) must be less than or equal to ...").
             by_rows = mesh.axis_names if matrices.shape[1] % mesh.size == 0 else None
-            whole = jax.sharding.NamedSharding(mesh, PartitionSpec(None, by_rows))
+            whole = NamedSharding(mesh, PartitionSpec(None, by_rows))
             matrices = jax.lax.with_sharding_constraint(matrices, whole)
         for key, own in zip(keys, apart, strict=True):
             x, _, on = asked[key]

@@ -1,12 +1,14 @@
 """The order in which devices exchange matrices and work on them."""
 
 from collections.abc import Iterator
+import re
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+import numpy as np
 import pytest
 
 import optax_largebatch as lb
@@ -66,3 +68,35 @@ def test_the_next_matrices_travel_during_the_work_on_these(kind):
     there = [x for x in found if "product" not in x]
     assert there == [frozenset(), {"all_to_all"}]
     assert len(found) == 4
+
+
+@several_devices
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="types do not know an automatic mesh")
+@pytest.mark.filterwarnings("ignore:The update works on whole matrices")
+@pytest.mark.parametrize(
+    ("axes", "shape", "spec"),
+    [
+        ({"fsdp": 4, "tensor": 2}, (16, 32, 64), P(None, "fsdp", "tensor")),
+        ({"fsdp": 4, "tensor": 2}, (16, 32, 64), P(None, "tensor", "fsdp")),
+        ({"expert": 2, "data": 2, "model": 2}, (4, 4, 32, 64), P(None, "expert", "data", "model")),
+    ],
+)
+def test_the_compiler_gathers_no_matrix_that_is_split_along_both_axes(axes, shape, spec):
+    """Nobody tells the step how the stack is split."""
+    kinds = (AxisType.Auto,) * len(axes)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=kinds)
+    stacked = lb.stacked_layers({"kernel": tuple(range(len(shape) - 2))})
+    optimizer = lb.orthogonalize_momentum(stacked=stacked)
+    whole = {"kernel": jax.random.normal(jax.random.key(0), shape)}
+    split = NamedSharding(mesh, spec)
+    state = optimizer.init(whole)
+
+    def step(gradients, state):
+        return optimizer.update(gradients, state)[0]
+
+    gradients, momentum = jax.device_put((whole, state.mu), split)
+    arguments = gradients, state._replace(mu=momentum)
+    compiled = jax.jit(step, out_shardings=split).lower(*arguments).compile()
+    assert set(re.findall(r" (all-[\w-]+)\(", compiled.as_text())) == {"all-to-all"}
+    alone = jax.jit(step)(whole, state)["kernel"]
+    np.testing.assert_allclose(compiled(*arguments)["kernel"], alone, rtol=1e-4, atol=1e-5)
