@@ -217,12 +217,13 @@ def _with_trust_ratio(case: Case) -> optax.GradientTransformationExtraArgs:
 
 
 def _on_spheres(case: Case) -> optax.GradientTransformationExtraArgs:
+    """MuonH, with AdamH for the word embedding, which is the last layer, too."""
+    return _muonh(case, None if case.has_only_matrices else lb.matching("embeddings/word"))
+
+
+def _muonh(case: Case, head: Any = None) -> optax.GradientTransformationExtraArgs:
     return lb.muonh(
-        1e-3,
-        "standard",
-        matrix_mask=_matrices(case),
-        adamh_mask=None if case.has_only_matrices else lb.matching("embeddings/word"),
-        stacked=case.stacked,
+        1e-3, "standard", matrix_mask=_matrices(case), adamh_mask=head, stacked=case.stacked
     )
 
 
@@ -270,6 +271,7 @@ OPTIMIZERS = {
     "muon, not told": Way(_ours),
     "muon, trust ratio": Way(_with_trust_ratio, told=True, reductions=1),
     "muonh": Way(_on_spheres, told=True, reductions=1),
+    "muonh, embeddings by Adam": Way(_muonh, told=True, reductions=1),
 }
 """The first is what the others are compared with."""
 
