@@ -26,6 +26,7 @@ import optax
 import orbax.checkpoint as ocp
 from sklearn.datasets import load_digits
 
+from bookkeeping import COUNT
 import optax_largebatch as lb
 
 KERNELS = lb.excluding("bias")
@@ -125,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--num-processes", type=int, default=1, metavar="N", help="(default: 1)")
     add("--process-id", type=int, default=0, metavar="I", help="from 0 (default: 0)")
     add("--optimizer", nargs="+", choices=tuple(OPTIMIZERS), default=["lamb"], help="one or more")
-    add("--steps", type=int, default=20, metavar="N", help="in all (default: 20)")
+    add("--steps", type=COUNT, default=20, metavar="N", help="in all (default: 20)")
     add(
         "--directory",
         type=Path,

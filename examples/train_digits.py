@@ -130,7 +130,13 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     """Trains, reports, and returns the results."""
     sys.stdout.reconfigure(line_buffering=True)  # a line is in the log file when it is printed
     args = parse_arguments(argv)
-    data, file, results = load_data(), Table(args.output / "results.csv"), []
+    data = load_data()
+    if (largest := max(args.batch_size) * args.micro_batches) > len(data.train.labels):
+        raise SystemExit(
+            f"--batch-size times --micro-batches must be at most {len(data.train.labels)}, the "
+            f"training examples; got {largest}."
+        )
+    file, results = Table(args.output / "results.csv"), []
     with tqdm(total=len(args.batch_size) * len(args.optimizer) * args.seeds, disable=None) as bar:
         for batch_size, name in itertools.product(args.batch_size, args.optimizer):
             for result in train(name, batch_size, data, args):

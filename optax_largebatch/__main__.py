@@ -1,4 +1,4 @@
-"""Recipes, scaling rules, plans and masks in the terminal: `python -m optax_largebatch --help`."""
+"""Published recipes, another batch size, plans of a run, and masks, in the terminal."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 import sys
 from typing import Any, TextIO
 
-from optax_largebatch import recipes
+from optax_largebatch import __version__, recipes
 from optax_largebatch.diagnostics.checkpoint_shapes import checkpoint_shapes
 from optax_largebatch.diagnostics.explain import explain, printable
 from optax_largebatch.params.rules import Rule, excluding, matching
@@ -165,6 +165,7 @@ def _stacked(places: list[str] | None) -> Stacked | None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m optax_largebatch", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"optax_largebatch {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
     found = commands.add_parser("recipes", help="lists the published recipes, or prints one")

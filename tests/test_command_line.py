@@ -55,6 +55,13 @@ def test_prints_the_numbers_and_the_code_of_a_part_of_a_name(capsys):
     assert "optimizer = lb.lars(" in numbers["code"]
 
 
+def test_says_its_version(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(("--version",))
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"optax_largebatch {lb.__version__}\n"
+
+
 def test_plans_a_run(capsys):
     said = printed(capsys, "plan", "0:512 2M:2048", "--total", "20M")
     assert said == f"{lb.batch_plan('0:512 2M:2048', '20M')}\n"

@@ -59,3 +59,9 @@ def test_continues_as_if_it_had_not_been_interrupted(
         for one, other in zip(jax.tree.leaves(saved), jax.tree.leaves(expected), strict=True):
             scale = np.abs(other).max()
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * scale)
+
+
+def test_a_number_of_steps_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        several_hosts.main(["--steps", "-1"])
+    assert "--steps: must be a whole number of 1 or more, got '-1'" in capsys.readouterr().err

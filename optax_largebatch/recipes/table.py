@@ -1,9 +1,13 @@
 """The recipes as a catalogue."""
 
 import dataclasses
+import textwrap
 from typing import NamedTuple
 
 from optax_largebatch.recipes.published import FIELDS, Entry, names, published, rows
+
+WIDTH = 80
+INDENTED = {"initial_indent": "    ", "subsequent_indent": "    "}
 
 
 class Line(NamedTuple):
@@ -26,14 +30,13 @@ class Catalogue:
     """The lines of each field."""
 
     def __str__(self) -> str:
-        head = Line("recipe", "batch sizes", "epochs", "reached", "to be given", "source")
-        everything = [head, *(line for lines in self.fields.values() for line in lines)]
-        widths = [max(map(len, column)) for column in zip(*everything, strict=True)]
         text = []
         for field, lines in self.fields.items():
-            text += [field.upper(), _aligned(head, widths)]
-            text += [_aligned(line, widths) for line in lines] + [""]
-        return "\n".join(text).rstrip()
+            text.append(field.upper())
+            for line in lines:
+                text += [line.name, *textwrap.wrap(_said(line), WIDTH, **INDENTED)]
+            text.append("")
+        return "\n".join([*text, "Sources: recipes.table().fields, and in each recipe."])
 
 
 def table(part: str | None = None) -> Catalogue:
@@ -101,6 +104,12 @@ def _listed(values: list[int | None]) -> str:
     return ", ".join(map(str, known))
 
 
-def _aligned(line: Line, widths: list[int]) -> str:
-    cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-    return "  ".join(cells).rstrip()
+def _said(line: Line) -> str:
+    """What the source says of a recipe, in a sentence."""
+    cells = {
+        "batch size": line.batch_sizes,
+        "epochs": line.epochs,
+        "reached": line.result,
+        "to be given:": line.not_said,
+    }
+    return "; ".join(f"{name} {cell}" for name, cell in cells.items() if cell)

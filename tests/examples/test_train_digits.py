@@ -211,3 +211,9 @@ def test_wrong_arguments_are_named(text, argument, got, tmp_path, capsys):
     assert stopped.value.code == 2
     assert f"argument {argument}: " in message
     assert got in message
+
+
+def test_a_batch_larger_than_the_data(tmp_path):
+    with pytest.raises(SystemExit, match=r"at most 1197, the training examples; got 2048"):
+        train_digits.main(options("--batch-size 1024 --micro-batches 2", tmp_path))
+    assert not (tmp_path / "results.csv").exists()
