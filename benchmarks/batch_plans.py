@@ -7,8 +7,8 @@ Every run sees 50,000 examples, by a `batch_plan` whose batch size and rate are 
 Seesaw grows the batch 8 times. Beside it are the constant batch that it begins with, and a constant
 batch that takes as many steps as Seesaw. The peak rate of a constant batch is the best of a grid;
 Seesaw has that of the first of the two and, apart from it, its own best. The loss is that of
-`batch_size_curve/quadratic.py`: nothing is drawn. Normalised SGD divides the gradient by the root of
-the mean of its squared norm, as Seesaw's derivation has it (arXiv 2510.14717). Writes
+`batch_size_curve/quadratic.py`: nothing is drawn. Normalised SGD divides the gradient by the root
+of the mean of its squared norm, as Seesaw's derivation has it (arXiv 2510.14717). Writes
 `batch_plans.csv`, and with --guide the table of the guide. Takes a minute, and gives the same
 everywhere.
 """

@@ -10,10 +10,12 @@ import pytest
 
 from benchmarks import batch_plans
 from benchmarks.batch_size_curve.quadratic import CURVATURES, NOISE, expected_losses
+from benchmarks.harness.tables import written
 import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "batch_plans.csv"
+GUIDE = ROOT / "docs" / "guides" / "choosing_a_batch_size.md"
 ROWS = batch_plans.read(COMMITTED)
 BELOW = [row for row in ROWS if row.largest_batch < row.critical_batch_size / 2]
 
@@ -86,6 +88,64 @@ def test_the_normalised_loss_is_the_mean_of_sampled_runs():
         gradients = CURVATURES * weights + noise
         weights -= rate * gradients / np.sqrt((gradients**2).sum(axis=1).mean())
     np.testing.assert_allclose(loss, 0.5 * (weights**2 @ CURVATURES).mean(), rtol=0.01)
+
+
+class TestGuide:
+    """The guide has the table of the file, and its sentences are true of it."""
+
+    page = " ".join(GUIDE.read_text().split())
+
+    def of(self, times_critical, optimizer):
+        """How much higher Seesaw, Seesaw at its own best rate, and as many steps end."""
+        own = [
+            row
+            for row in ROWS
+            if row.optimizer == optimizer
+            and round(row.largest_batch / row.critical_batch_size) == times_critical
+        ]
+        assert [row.decay for row in own] == ["linear", "cosine"]
+        return np.array(
+            [[row.seesaw_loss, row.seesaw_best_loss, row.same_steps_loss] for row in own]
+        ) / [[row.loss] for row in own]
+
+    def test_has_the_table(self):
+        text = GUIDE.read_text()
+        table = batch_plans.table(ROWS)
+        wrong = text.replace(table, "")
+        assert wrong != text
+        assert written(wrong, "batch_plans", "benchmarks.batch_plans", table) == text
+
+    def test_below(self):
+        shares = [row.seesaw_steps / row.steps for row in BELOW]
+        few, many = 100 * min(shares), 100 * max(shares)
+        assert f"in {few:.0f} to {many:.0f}% of the steps" in self.page
+        most = max(row.same_steps_loss / row.loss - 1 for row in BELOW)
+        assert f"a constant batch in as many steps within {most:.1%};" in self.page
+        smallest, next_one = BELOW[::2], BELOW[1::2]
+        pairs = list(zip(smallest, next_one, strict=True))
+        most = max(larger.loss / row.loss - 1 for row, larger in pairs)
+        said = f"one of 64 in place of 16 within {most:.1%}, in 25% of the steps"
+        assert said in self.page
+        assert {(row.batch_size, larger.batch_size) for row, larger in pairs} == {(16, 64)}
+
+    def test_near(self):
+        seesaw, _, same_steps = self.of(1, "normalised SGD").T - 1
+        assert f"it ends {seesaw.max():.1%} higher at most" in self.page
+        assert f"in as many steps ends {same_steps.min():.0%} higher or more" in self.page
+
+    def test_sgd_diverges(self):
+        diverged, best, _ = self.of(1, "SGD").T
+        assert np.isinf(diverged).all()
+        assert f"still ends {best[0] - 1:.0%} higher with the linear decay" in self.page
+        assert f"and {best[1] - 1:.1%} with the cosine" in self.page
+        peaks = {row.peak_rate for row in ROWS if row.optimizer == "SGD" and row.batch_size == 256}
+        assert f"Its best rate, {peaks.pop():.1f}, is above 2, the largest" in self.page
+        assert not peaks
+        assert CURVATURES.max() == 1
+
+    def test_above(self):
+        best = np.concatenate([self.of(4, name)[:, 1] for name in batch_plans.COUPLINGS])
+        assert f"it ends at {best.min():.1f} to {best.max():.1f} times the loss" in self.page
 
 
 @pytest.mark.slow
