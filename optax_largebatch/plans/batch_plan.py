@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import json
-from typing import Any, TypeVar
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,6 @@ from optax_largebatch.plans.growth import Growth
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage, Start, stages_of, starts_of
 from optax_largebatch.plans.table import table
-
-Step = TypeVar("Step", int, jax.Array)
 
 LARGEST_STEP = 2**31 - 1
 """Counters of steps are int32; counters of examples, which grow faster, are floats."""
@@ -63,11 +61,19 @@ class BatchPlan:
     note: str
     """Where the stages come from, in words."""
 
-    def batch_size(self, step: Step) -> Step:
+    @overload
+    def batch_size(self, step: int) -> int: ...
+    @overload
+    def batch_size(self, step: jax.typing.ArrayLike) -> Any: ...
+    def batch_size(self, step: Any) -> Any:
         """The examples in a step."""
         return self._at(step, [stage.batch_size for stage in self.stages])
 
-    def micro_batches(self, step: Step) -> Step:
+    @overload
+    def micro_batches(self, step: int) -> int: ...
+    @overload
+    def micro_batches(self, step: jax.typing.ArrayLike) -> Any: ...
+    def micro_batches(self, step: Any) -> Any:
         """The micro-batches in a step: `every` of `accumulate_gradients`."""
         if self.micro_batch_size is None:
             raise ValueError(

@@ -1,0 +1,187 @@
+"""Seesaw against a constant batch, on the noisy quadratic whose expected loss is known exactly.
+
+    python -m benchmarks.batch_plans --output benchmarks/results \
+        --guide docs/guides/choosing_a_batch_size.md
+
+Every run sees 50,000 examples, by a `batch_plan` whose batch size and rate are taken step by step.
+Seesaw grows the batch 8 times. Beside it are the constant batch that it begins with, and a constant
+batch that takes as many steps as Seesaw. The peak rate of a constant batch is the best of a grid;
+Seesaw has that of the first of the two and, apart from it, its own best. The loss is that of
+`batch_size_curve/quadratic.py`: nothing is drawn. Normalised SGD divides the gradient by the root
+of the mean of its squared norm, as Seesaw's derivation has it (arXiv 2510.14717). Writes
+`batch_plans.csv`, and with --guide the table of the guide. Takes a minute, and gives the same
+everywhere.
+"""
+
+import argparse
+from collections.abc import Sequence
+import csv
+import itertools
+from pathlib import Path
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.batch_size_curve.quadratic import CURVATURES, NOISE, START, exact_fit
+from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.tables import written
+import optax_largebatch as lb
+
+NAME = "batch_plans"
+EXAMPLES = 50_000
+BATCH_SIZES = (16, 64, 256, 1024, 4096)
+GROWTH = 8
+PEAKS = tuple(2.0 ** (power / 8) for power in range(-24, 41))
+COUPLINGS = {"normalised SGD": "sqrt", "SGD": "linear"}
+DECAYS = ("linear", "cosine")
+
+
+class Row(NamedTuple):
+    """An optimizer, the decay of its rate and a first batch size."""
+
+    optimizer: str
+    decay: str
+    batch_size: int
+    largest_batch: int
+    critical_batch_size: float
+    """That of plain SGD, to the loss at which the smallest constant batch ends."""
+    peak_rate: float
+    """The best of the constant batch; Seesaw has it too."""
+    steps: int
+    seesaw_steps: int
+    loss: float
+    """The loss at the end of the constant batch."""
+    seesaw_loss: float
+    seesaw_best_loss: float
+    """The loss at the end of Seesaw, with the peak rate that is best for Seesaw."""
+    same_steps_loss: float
+    """The loss at the end of the constant batch that takes as many steps as Seesaw."""
+
+
+def plans(stages: Any, optimizer: str, decay: Any) -> list[lb.BatchPlan]:
+    """A plan for each peak rate of the grid."""
+    return [
+        lb.batch_plan(
+            stages,
+            EXAMPLES,
+            learning_rate=lb.PlannedRate(peak, EXAMPLES, decay=decay),
+            coupling=COUPLINGS[optimizer],
+        )
+        for peak in PEAKS
+    ]
+
+
+def final_losses(plans: Sequence[lb.BatchPlan], normalised: bool) -> np.ndarray:
+    """The expected loss at the end of each of these plans, which differ in their rates alone.
+
+    It is infinite where the run has diverged: where it ends above the loss that it began with.
+    """
+    (total_steps,) = {plan.total_steps for plan in plans}
+    steps = jnp.arange(EXAMPLES // min(BATCH_SIZES) + 1)  # of one shape: JAX compiles once
+    batch_sizes = np.asarray(plans[0].batch_size(steps))[:total_steps]
+    rates = np.stack([plan.learning_rate(steps) for plan in plans], axis=1)[:total_steps]
+    squares = np.ones((len(plans), len(CURVATURES)))  # the means of the squared weights
+    with np.errstate(over="ignore", invalid="ignore"):
+        for batch_size, rate in zip(batch_sizes, rates[:, :, None], strict=True):
+            variance = NOISE * CURVATURES / batch_size
+            if normalised:
+                rate = rate / np.sqrt((CURVATURES**2 * squares + variance).sum(1, keepdims=True))
+            squares = (1 - rate * CURVATURES) ** 2 * squares + rate**2 * variance
+        losses = 0.5 * squares @ CURVATURES
+    return np.where(losses < START, losses, np.inf)
+
+
+def compared() -> list[Row]:
+    """All rows of the table."""
+    rows = []
+    for optimizer, decay in itertools.product(COUPLINGS, DECAYS):
+        constant = {batch: _run(batch, optimizer, decay) for batch in BATCH_SIZES}
+        _, critical = exact_fit(constant[min(BATCH_SIZES)][1].min())["plain sgd"]
+        for batch_size, (steps, losses) in constant.items():
+            largest = GROWTH * batch_size
+            growth = lb.seesaw(batch_size, largest_batch=largest)
+            seesaw_steps, seesaw = _run(growth, optimizer, decay)
+            _, same_steps = _run(round(EXAMPLES / seesaw_steps), optimizer, decay)
+            best = int(losses.argmin())
+            rows.append(
+                Row(
+                    optimizer, decay, batch_size, largest, critical, PEAKS[best], steps,
+                    seesaw_steps, losses[best], seesaw[best], seesaw.min(), same_steps.min(),
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _run(stages: Any, optimizer: str, decay: str) -> tuple[int, np.ndarray]:
+    """The steps, and the loss at the end for each peak rate."""
+    own = plans(stages, optimizer, decay)
+    return own[0].total_steps, final_losses(own, optimizer == "normalised SGD")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """How much higher each loss is than that of the constant batch, in Markdown."""
+    columns = list(itertools.product(COUPLINGS, DECAYS))
+    heads = [f"{optimizer}, {decay} decay" for optimizer, decay in columns]
+    lines = [f"| largest batch | of the critical | {' | '.join(heads)} |"]
+    lines.append("|---" * (2 + len(heads)) + "|")
+    for batch_size in BATCH_SIZES:
+        own = [row for row in rows if row.batch_size == batch_size]
+        cells = [
+            f"{more(row.seesaw_loss, row.loss)} ({more(row.same_steps_loss, row.loss)})"
+            for row in own
+        ]
+        largest = own[0].largest_batch
+        times = largest / own[0].critical_batch_size
+        lines.append(f"| {largest} | {times:.2g} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def more(loss: float, reference: float) -> str:
+    """How much higher a loss is, in words."""
+    times = loss / reference
+    if np.isinf(times):
+        return "diverges"
+    if times >= 2:
+        return f"x {float(f'{times:.2g}'):g}"
+    return re.sub(r"[+-](?=0\.0%)", "", f"{times - 1:+.1%}")
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of the file."""
+    kinds = Row.__annotations__
+    with path.open(newline="") as file:
+        return [
+            Row(**{name: kinds[name](value) for name, value in row.items()})
+            for row in csv.DictReader(file)
+        ]
+
+
+def main() -> None:
+    """Computes everything."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_output(parser, NAME)
+    parser.add_argument("--guide", type=Path, help="the page whose table to write")
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    rows = compared()
+    write_csv(
+        [
+            {
+                name: f"{value:.5g}" if isinstance(value, float) else value
+                for name, value in row._asdict().items()
+            }
+            for row in rows
+        ],
+        options.output / f"{NAME}.csv",
+    )
+    print(table(rows))
+    if options.guide is not None:
+        page = written(options.guide.read_text(), NAME, f"benchmarks.{NAME}", table(rows))
+        options.guide.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

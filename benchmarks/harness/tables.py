@@ -1,0 +1,12 @@
+"""Tables that a script writes into a page."""
+
+import re
+
+
+def written(page: str, name: str, script: str, table: str) -> str:
+    """The page with the table between the two comments that are its place."""
+    begin, end = f"<!-- {name}: made by {script} -->", f"<!-- end of {name} -->"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"the page must have one {begin!r} and one {end!r}.")
+    between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
+    return between.sub(lambda _: f"\n{table}\n\n", page)
