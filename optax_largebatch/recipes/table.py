@@ -7,7 +7,7 @@ from typing import NamedTuple
 from optax_largebatch.recipes.published import FIELDS, Entry, names, published, rows
 
 WIDTH = 80
-INDENTED = {"initial_indent": "    ", "subsequent_indent": "    "}
+INDENT = "    "
 
 
 class Line(NamedTuple):
@@ -34,7 +34,8 @@ class Catalogue:
         for field, lines in self.fields.items():
             text.append(field.upper())
             for line in lines:
-                text += [line.name, *textwrap.wrap(_said(line), WIDTH, **INDENTED)]
+                said = textwrap.wrap(_said(line), WIDTH - len(INDENT))
+                text += [line.name, *(INDENT + part for part in said)]
             text.append("")
         return "\n".join([*text, "Sources: recipes.table().fields, and in each recipe."])
 
