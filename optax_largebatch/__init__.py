@@ -38,8 +38,9 @@ from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
 from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching, named
 from optax_largebatch.params.stacked import Stacked, stacked_layers
-from optax_largebatch.plans.batch_plan import BatchPlan, batch_plan
+from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.growth import Growth, seesaw
+from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage
 from optax_largebatch.recipes.hyperparameters import Hyperparameters

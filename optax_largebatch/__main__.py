@@ -10,6 +10,7 @@ import sys
 from typing import Any, TextIO
 
 from optax_largebatch import __version__, recipes
+from optax_largebatch.arguments import check_number
 from optax_largebatch.diagnostics.checkpoint_shapes import checkpoint_shapes
 from optax_largebatch.diagnostics.explain import explain, printable
 from optax_largebatch.params.rules import Rule, excluding, matching
@@ -106,20 +107,22 @@ def _scale(options: argparse.Namespace) -> str:
 
 
 def _plan(options: argparse.Namespace) -> str:
-    rate = options.learning_rate
-    if rate is not None:
-        rate = PlannedRate(
-            rate, options.total, options.warmup, options.decay, options.end_learning_rate
+    shape = {"warmup": options.warmup, "decay": options.decay, "end_value": options.end_value}
+    shape = {name: value for name, value in shape.items() if value is not None}
+    if options.learning_rate is not None:
+        check_number("--learning-rate", options.learning_rate, "(0, inf)")
+        rate = PlannedRate(options.learning_rate, **shape)
+    elif shape or options.seesaw is not None:
+        raise ValueError(
+            "--learning-rate must be given with --seesaw, --warmup, --decay and --end-value."
         )
+    else:
+        rate = None
     stages = options.stages
     if options.seesaw is not None:
         stages = seesaw(stages, largest_batch=options.seesaw)
-    plan = batch_plan(
-        stages,
-        options.total,
-        learning_rate=rate,
-        **{name: getattr(options, name) for name in _OF_PLANS},
-    )
+    given = {name: getattr(options, name) for name in _OF_PLANS}
+    plan = batch_plan(stages, options.total, learning_rate=rate, **given)
     return plan.to_json() if options.json else str(plan)
 
 
@@ -208,14 +211,10 @@ def _parser() -> argparse.ArgumentParser:
         allowed = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
         default = kind[0] if isinstance(kind, tuple) else 1 if name == "devices" else None
         planned.add_argument(f"--{name.replace('_', '-')}", **allowed, default=default, help=text)
-    planned.add_argument("--learning-rate", type=float, help="peak, for the first batch size")
-    planned.add_argument("--warmup", default=0, help="examples of its warm-up from 0, as in 200k")
-    planned.add_argument(
-        "--decay", choices=LEFT, default="cosine", help="its shape after the warm-up"
-    )
-    planned.add_argument(
-        "--end-learning-rate", type=float, default=0.0, help="its value at the end"
-    )
+    planned.add_argument("--learning-rate", type=float, help="peak, for the reference batch size")
+    planned.add_argument("--warmup", help="examples of its warm-up from 0, as in 200k")
+    planned.add_argument("--decay", choices=LEFT, help="its shape after the warm-up; cosine")
+    planned.add_argument("--end-value", type=float, help="its value at the end; 0")
     planned.add_argument(
         "--seesaw", metavar="LARGEST",
         help="doubles the one batch size where the rate halves, up to this one",
@@ -264,8 +263,9 @@ _OF_RECIPES: dict[str, tuple[type, str]] = {
 _OF_PLANS: dict[str, tuple[Any, str]] = {
     "sequence_length": (int, "tokens in an example; all numbers of examples are then of tokens"),
     "coupling": (tuple(POWERS), "how the learning rate follows the batch size"),
-    "weight_decay": (float, "for the first batch size"),
+    "weight_decay": (float, "for the reference batch size"),
     "decay_kind": (DECAY_KINDS, "decoupled follows the batch size too; LAMB, LARS: rescaled"),
+    "reference_batch_size": (str, "what rate and decay are for; the first batch size"),
     "micro_batch_size": (int, "examples of a micro-batch on each device"),
     "devices": (int, "devices that share a batch"),
 }

@@ -77,6 +77,19 @@ def test_plans_a_run(capsys):
     assert max(map(len, said.splitlines())) <= 80
     said = printed(capsys, "plan", "512", *options.split(), "--json")
     assert lb.BatchPlan.from_json(said) == plan
+    options = "--total 8B --sequence-length 1024 --learning-rate 1e-3 --end-value 1e-4"
+    options += " --coupling linear --weight-decay 0.1 --decay-kind l2 --reference-batch-size 2048"
+    plan = lb.batch_plan(
+        "0:512 1B:2048", "8B", sequence_length=1024, coupling="linear",
+        learning_rate=lb.PlannedRate(1e-3, end_value=1e-4), weight_decay=0.1, decay_kind="l2",
+        reference_batch_size=2048,
+    )  # fmt: skip
+    said = printed(capsys, "plan", "0:512 1B:2048", *options.split(), "--json")
+    assert lb.BatchPlan.from_json(said) == plan
+    assert printed(capsys, "plan", "512", "--total", "2M") == f"{lb.batch_plan(512, '2M')}\n"
+    for wrong in ("--warmup 10k", "--seesaw 4096"):
+        assert main(("plan", "512", "--total", "20M", *wrong.split())) == 2
+        assert "--learning-rate must be given" in capsys.readouterr().err
     assert main(("plan", "0:512", "--total", "20M", "--devices", "7")) == 2
     assert "devices = 1 x 7 = 7, got 512" in capsys.readouterr().err
 

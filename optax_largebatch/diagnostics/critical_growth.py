@@ -73,7 +73,7 @@ def within_critical_batch_size(
             f"got {measured!r}."
         )
     critical = {count("measured, a place,", x): _batch_size(x, own) for x, own in measured.items()}
-    hints = sum(isinstance(own, NoiseScale) for own in measured.values())
+    hints = any(isinstance(own, NoiseScale) for own in measured.values())
 
     def starts(total: int, learning_rate: Any) -> list[Start]:
         del learning_rate
@@ -88,7 +88,7 @@ def within_critical_batch_size(
     places = "1 place" if len(critical) == 1 else f"{len(critical)} places"
     note = f"within {times:g} x the critical batch size, measured at {places}"
     if hints:
-        note += f" ({hints} of them are a hint alone: the noise scale)"
+        note += " (noise scales are a hint alone)"
     return Growth(note, starts)
 
 
@@ -98,5 +98,5 @@ def _batch_size(place: Any, own: Any) -> float:
         own = own.critical_batch_size
     elif isinstance(own, NoiseScale):
         own = float(own.noise_scale)
-    check_number(f"measured[{place!r}]", own, "(0, inf)")
+    check_number(f"measured[{place!r}]", own, "(0, inf]")
     return float(own)

@@ -11,7 +11,7 @@ import optax
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.faults_of_ratios import EXPLODED
-from optax_largebatch.plans.batch_plan import BatchPlan
+from optax_largebatch.plans.plan import BatchPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -290,7 +290,7 @@ def schedule_preview(
 
 
 def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Sequence[Axes]":
-    r"""A plan before the run: batch size, learning rate and weight decay against examples seen.
+    r"""A plan before the run: batch size, learning rate and weight decay against what was seen.
 
     Args:
         plan: the plan.
@@ -330,12 +330,17 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
         rows = 1 + len(schedules)
         figure = plt.figure(figsize=(6, 1 + 1.5 * rows), layout="constrained")
         axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
+    if len(axes) != 1 + len(schedules):
+        raise ValueError(f"axes must be {1 + len(schedules)} for this plan, got {len(axes)}.")
     # The step before each change as well, so that edges are steep.
     edges = [stage.first_step for stage in plan.stages]
     even = np.linspace(0, plan.total_steps - 1, min(plan.total_steps, 4000)).astype(int)
     steps = sorted({*even.tolist(), *edges, *(max(edge - 1, 0) for edge in edges)})
-    seen = [plan.examples_at(step) for step in steps]
-    axes[0].step(seen, [plan.batch_size(step) for step in steps], where="post", color=COLOURS[0])
+    each = plan.sequence_length or 1
+    seen = [plan.examples_at(step) * each for step in steps]
+    ends = [*seen, plan.examples_at(plan.total_steps) * each]  # the last step has a width, too
+    batches = [plan.batch_size(step) for step in (*steps, steps[-1])]
+    axes[0].step(ends, batches, where="post", color=COLOURS[0])
     axes[0].set(yscale="log", ylabel="batch size")
     sizes = sorted({stage.batch_size for stage in plan.stages})
     axes[0].set_yticks(sizes, [f"{size:,}" for size in sizes])
@@ -344,7 +349,7 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
         values = jax.vmap(schedule)(jnp.asarray(steps, jnp.int32))
         ax.plot(seen, np.asarray(values), color=COLOURS[0])
         ax.set(ylabel=name, ylim=(0, None))
-    axes[-1].set_xlabel("examples seen")
+    axes[-1].set_xlabel("examples seen" if plan.sequence_length is None else "tokens seen")
     axes[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
     for ax in axes:
         _plain(ax)

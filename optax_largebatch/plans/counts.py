@@ -8,8 +8,9 @@ from optax_largebatch.arguments import check_integer
 Count = int | str
 """An integer, or a string such as `"2M"`, `"1.5B"`, `"20k"`."""
 
-_UNITS = {"": 0, "k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
-_WRITTEN = re.compile(r"(\d+)(?:\.(\d+))?\s*([kmbgt]?)", re.IGNORECASE)
+UNITS = (("T", 12), ("B", 9), ("M", 6), ("k", 3))
+_POWERS = {unit.lower(): power for unit, power in UNITS} | {"": 0}
+_WRITTEN = re.compile(r"(\d+)(?:\.(\d+))?\s*([kmbt]?)", re.IGNORECASE)
 
 
 def count(name: str, value: Any, at_least: int = 0) -> int:
@@ -19,20 +20,26 @@ def count(name: str, value: Any, at_least: int = 0) -> int:
     if isinstance(value, str):
         found = _WRITTEN.fullmatch(value.strip())
         whole, fraction, unit = found.groups(default="") if found else ("", "", "")
-        zeros = _UNITS[unit.lower()] - len(fraction)
+        zeros = _POWERS[unit.lower()] - len(fraction)
         if not found or zeros < 0:
             raise ValueError(
                 f"{name} must be a whole number, such as 512, '512', '2M' or '1.5B' (k, M, B and T "
                 f"are 10^3, 10^6, 10^9 and 10^12), got {value!r}."
             )
         value = int(whole + fraction) * 10**zeros
-    check_integer(name, value, at_least=at_least)
+    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()):
+        raise TypeError(
+            f"{name} must be a whole number, such as 512 or '2M', got {value!r} of type "
+            f"{type(value).__name__}."
+        )
+    check_integer(name, int(value), at_least=at_least)
     return int(value)
 
 
 def written(number: int) -> str:
     """The number in at most four digits and a unit: `2M`, `16.78M`, `512`."""
-    for unit, power in (("T", 12), ("B", 9), ("M", 6), ("k", 3)):
-        if number >= 10 ** (power + (unit == "k")):
-            return f"{number / 10**power:.4g}{unit}"
-    return str(number)
+    if number < 10_000:
+        return str(number)
+    rounded = float(f"{number:.4g}")  # first, or 999,999 would be 1000k
+    unit, power = next((u, p) for u, p in UNITS if rounded >= 10**p)
+    return f"{rounded / 10**power:.4g}{unit}"

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.plans.counts import Count, count, written
+from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.stages import Start
 
 LOOKED_AT = 4096
@@ -21,6 +21,8 @@ class Growth(NamedTuple):
     """Where the stages come from, in words; the printed plan has it."""
     starts: Callable[[int, Any], Sequence[Start]]
     """From the length of the run and its learning rate to the starts of the stages."""
+    is_coupled: bool = False
+    """Whether the learning rate has to follow the batch size."""
 
 
 def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
@@ -32,8 +34,9 @@ def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
     .. math:: B(x) = B_0\, 2^j, \qquad S(x) \le S_{max} / 2^j \text{ for the first time since the
         peak}
 
-    A plan couples the rate to the root of the batch size, so at each such place the rate has fallen
-    by :math:`\sqrt 2` while the batch has doubled. For an optimizer that normalises the gradient,
+    Between these places the rate follows the schedule. At each of them it rises by
+    :math:`\sqrt 2`, since a plan couples it to the root of the batch size: in all it has fallen by
+    :math:`\sqrt 2` while the batch has doubled. For an optimizer that normalises the gradient,
     and as long as noise outweighs the gradient, each example then moves the parameters as far as
     with the constant batch and the whole decay. The run takes fewer steps: 67% of them for a decay
     to 0 that is linear, with `largest_batch` eight times the first batch size. A small BERT lost 1%
@@ -79,25 +82,35 @@ def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
         grown = {seen: first * 2 ** (j + 1) for j, seen in enumerate(places)}
         return [(0, first), *grown.items()]
 
-    return Growth(f"Seesaw from {written(first)}, at most {written(largest)}", starts)
+    return Growth(f"Seesaw from {first}, at most {largest}", starts, is_coupled=True)
 
 
 def _halvings(schedule: Any, total: int, most: int) -> list[int]:
     """The first places since its peak at which a schedule is at most 1/2, 1/4, ... of it."""
-    grid = np.unique(np.linspace(0, total, LOOKED_AT + 1).astype(np.int64))
-    rates = np.asarray(jax.vmap(schedule)(jnp.asarray(grid, float)))
+    grid, rates = _looked_at(schedule, 0, total)
     peak = int(np.argmax(rates))
+    if rates[peak] <= 0:
+        raise ValueError("learning_rate must be above 0 somewhere for seesaw; it is 0 throughout.")
+    # After a short warm-up the peak may lie between two points of the grid.
+    _, nearby = _looked_at(schedule, grid[max(peak - 1, 0)], grid[min(peak + 1, len(grid) - 1)])
+    highest = max(rates[peak], nearby.max())
     places: list[int] = []
     for j in range(1, most + 1):
-        low_enough = rates[peak:] <= rates[peak] / 2**j
+        low_enough = rates[peak:] <= highest / 2**j
         if not low_enough.any():
             break
         right = peak + int(np.argmax(low_enough))
-        place = _first(schedule, rates[peak] / 2**j, int(grid[right - 1]), int(grid[right]))
+        place = _first(schedule, highest / 2**j, int(grid[max(right - 1, 0)]), int(grid[right]))
         if place >= total:
             break
         places.append(place)
     return places
+
+
+def _looked_at(schedule: Any, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Some places from the first to the last, and the schedule there."""
+    grid = np.linspace(first, last, LOOKED_AT + 1).astype(np.int64)
+    return grid, np.asarray(jax.vmap(schedule)(jnp.asarray(grid, float)))
 
 
 def _first(schedule: Any, limit: float, above: int, below: int) -> int:

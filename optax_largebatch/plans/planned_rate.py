@@ -37,8 +37,9 @@ class PlannedRate:
 
     Args:
         peak_value: :math:`\eta`, the rate after the warm-up, positive.
-        total: :math:`N`, the examples of the run, or the tokens in a plan that counts tokens; an
-            integer, or a string such as `"20M"`.
+        total: :math:`N`, where the decay ends: the examples of the run, or the tokens in a plan
+            that counts tokens; an integer, or a string such as `"20M"`. None for the total of the
+            plan that it is passed to.
         warmup: :math:`W`, the examples (or tokens) of the warm-up.
         decay: the shape :math:`f`.
         end_value: :math:`\eta_e`, the rate at the end, 0 or more.
@@ -55,7 +56,7 @@ class PlannedRate:
     """
 
     peak_value: float
-    total: Count
+    total: Count | None = None
     warmup: Count = 0
     decay: Literal["constant", "linear", "cosine"] = "cosine"
     end_value: float = 0.0
@@ -65,15 +66,24 @@ class PlannedRate:
         check_number("end_value", self.end_value, "[0, inf)")
         check_choice("decay", self.decay, tuple(LEFT))
         # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
-        total, warmup = count("total", self.total, at_least=1), count("warmup", self.warmup)
-        object.__setattr__(self, "total", total)
-        object.__setattr__(self, "warmup", warmup)
-        if warmup >= total:
+        warmup = count("warmup", self.warmup)
+        total = None if self.total is None else count("total", self.total, at_least=1)
+        if total is not None and warmup >= total:
             raise ValueError(f"warmup must be less than total, {total}; got {warmup}.")
+        numbers = {
+            "peak_value": float(self.peak_value),
+            "end_value": float(self.end_value),
+            "total": total,
+            "warmup": warmup,
+        }
+        for name, value in numbers.items():
+            object.__setattr__(self, name, value)
 
     def __call__(self, seen: jax.typing.ArrayLike) -> jax.Array:
         """The rate after so many examples (or tokens)."""
         # Counts of tokens do not fit into 32 bits; a float holds them to seven digits.
+        if self.total is None:
+            raise ValueError("total must be given to PlannedRate, or to the plan it is passed to.")
         x = jnp.asarray(seen, float)
         total, warmup = float(self.total), float(self.warmup)
         r = jnp.clip((x - warmup) / (total - warmup), 0.0, 1.0)

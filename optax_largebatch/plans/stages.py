@@ -41,6 +41,8 @@ def _pairs(stages: Any) -> Iterable[tuple[Any, Any]]:
     """Pairs of a start and a batch size, from each form in which stages may be given."""
     if isinstance(stages, str):
         parts = [part.split(":") for part in stages.replace(",", " ").split()]
+        if len(parts) == 1 and len(parts[0]) == 1:  # one batch size for the whole run
+            return [(0, stages)]
         if any(len(part) != 2 for part in parts):
             raise ValueError(
                 f"stages must be 'seen:batch_size', with spaces between the stages, as in "

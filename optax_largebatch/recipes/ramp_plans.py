@@ -5,9 +5,10 @@ import itertools
 from typing import Any
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.plans.batch_plan import BatchPlan, batch_plan
+from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.growth import Growth
+from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.stages import Start, starts_of
 from optax_largebatch.recipes.published import Entry, published_ramps
 

@@ -181,5 +181,16 @@ def test_a_plan_of_the_batch():
     assert [label.get_text() for label in sizes.get_yticklabels()] == ["64", "256"]
     assert rates.get_ylabel() == "learning rate"
     assert decays.get_xlabel() == "examples seen"
+    assert seen[-1] == plan.examples_at(plan.total_steps)  # the last step has a width
     with pytest.raises(TypeError, match="must be a BatchPlan"):
         plots.batch_plan("0:64")
+    with pytest.raises(ValueError, match="axes must be 3 for this plan, got 1"):
+        plots.batch_plan(plan, axes=[sizes])
+
+
+def test_a_long_plan_has_steep_edges():
+    plan = lb.batch_plan("0:1 10001:2", 30_000, sequence_length=1)
+    (sizes,) = plots.batch_plan(plan)
+    seen = sizes.lines[0].get_xdata()
+    assert {10_000, 10_001} <= set(seen)
+    assert sizes.get_xlabel() == "tokens seen"

@@ -150,7 +150,33 @@ def test_counts_beyond_31_bits():
         assert rate.dtype == jnp.float32
         assert float(rate) == pytest.approx(1 - seen / tokens, abs=3e-7)
     assert plan.examples_at(plan.total_steps) > 2**31
-    assert lb.batch_plan(1, 2**40, learning_rate=1.0).step_at(2**40) == 2**40
+    assert plan.step_at(tokens="10T") == plan.total_steps
+    assert plan.step_at(tokens=10**12) == first
+
+
+def test_steps_that_no_counter_of_32_bits_holds():
+    """They are past the end of every run."""
+    plan = lb.batch_plan(
+        "0:512 1M:2048", "2M", learning_rate=lb.PlannedRate(1e-3, end_value=1e-4),
+        micro_batch_size=256,
+    )  # fmt: skip
+    with enable_x64(True):
+        late = [jnp.uint32(2**31 + 5), jnp.int64(2**32), np.int64(2**31 + 5), 2**31, 10**12]
+        for step in late:
+            assert int(plan.batch_size(step)) == 2048
+            assert int(plan.micro_batches(step)) == 8
+            assert float(plan.learning_rate(step)) == pytest.approx(2e-4)
+    assert plan.learning_rate(2**40) == plan.learning_rate(10**6)
+    with pytest.raises(ValueError, match="the run has 3000000000 steps"):
+        lb.batch_plan(1, "3B")
+
+
+def test_a_step_of_the_state_of_an_optimizer():
+    plan = lb.batch_plan("0:512 1M:2048", "2M")
+    for step in (jnp.int32(1954), np.asarray(1954), np.int64(1954)):
+        assert plan.examples_at(step) == plan.examples_at(1954)
+        assert int(plan.batch_size(step)) == 2048
+    np.testing.assert_array_equal(plan.batch_size(np.array([0, 1954])), [512, 2048])
 
 
 def test_steps_of_any_integer_type():
@@ -206,10 +232,88 @@ def test_is_plain_data():
     assert hash(plan) == hash(same)
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert lb.BatchPlan.from_json(plan.to_json()) == plan
+    both = dataclasses.replace(plan, decay=RATE)
+    assert lb.BatchPlan.from_json(both.to_json()) == both
     assert dataclasses.replace(plan, rate=0.5) != plan
-    with_function = dataclasses.replace(plan, rate=lambda seen: 0.1)
-    with pytest.raises(TypeError, match=r"function .* cannot be written as JSON"):
-        with_function.to_json()
+
+
+def test_numbers_of_numpy_and_jax_are_data_too():
+    rate = lb.PlannedRate(np.float32(1e-3), np.int64(2_000_000))
+    plan = lb.batch_plan(
+        np.int64(64), "2M", sequence_length=np.int32(8), learning_rate=rate,
+        weight_decay=jnp.float32(0.5), devices=np.int64(8),
+    )  # fmt: skip
+    assert lb.BatchPlan.from_json(plan.to_json()) == plan
+    hash(dataclasses.replace(plan, rate=lb.PlannedRate(jnp.float32(0.5), "2M")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    peak_value: float
+
+    def __call__(self, seen):
+        return self.peak_value
+
+
+@pytest.mark.parametrize("schedule", [lambda seen: 0.1, Constant(0.1)])
+def test_a_schedule_that_is_no_data(schedule):
+    plan = lb.batch_plan(64, "2M", learning_rate=schedule)
+    with pytest.raises(TypeError, match=r"the schedule .* cannot be written as JSON"):
+        plan.to_json()
+
+
+@pytest.mark.parametrize("text", ["{}", '{"stages": []}', "[1]"])
+def test_json_that_is_no_plan(text):
+    with pytest.raises(ValueError, match=r"must be what BatchPlan.to_json has written"):
+        lb.BatchPlan.from_json(text)
+
+
+def test_a_plan_that_is_changed_is_checked():
+    plan = lb.batch_plan("0:512 1M:2048", "2M", micro_batch_size=256)
+    with pytest.raises(ValueError, match=r"300 x 1 = 300, got 512. Take 300 or 600"):
+        dataclasses.replace(plan, micro_batch_size=300)
+    with pytest.raises(ValueError, match="coupling must be one of"):
+        dataclasses.replace(plan, coupling="x")
+
+
+def test_a_planned_rate_takes_the_total_of_the_plan():
+    plan = lb.batch_plan("0:64", "2M", learning_rate=lb.PlannedRate(1e-3, warmup="1k"))
+    assert plan.rate == lb.PlannedRate(1e-3, "2M", warmup="1k")
+    with pytest.raises(ValueError, match="total must be given to PlannedRate"):
+        lb.PlannedRate(1e-3)(5)
+    for warmup in (100, 101):
+        with pytest.raises(ValueError, match="warmup must be less than total, 100"):
+            lb.PlannedRate(1e-3, 100, warmup=warmup)
+
+
+def test_a_schedule_of_integers_beyond_31_bits():
+    plan = lb.batch_plan(512, 10**13, sequence_length=4096, learning_rate=lambda seen: seen)
+    for schedule in (
+        optax.linear_schedule(1e-3, 0.0, 10**13),
+        optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10**11, 10**13),
+    ):
+        late = dataclasses.replace(plan, rate=schedule)
+        with pytest.raises(ValueError, match="Give its lengths as floats, such as 1e13"):
+            late.learning_rate(5)
+    assert (
+        dataclasses.replace(plan, rate=optax.linear_schedule(1.0, 0.0, 1e13)).learning_rate(0) == 1
+    )
+
+
+def test_what_a_schedule_returns():
+    plan = lb.batch_plan(64, "2M", learning_rate=lambda seen: jnp.ones(3))
+    with pytest.raises(ValueError, match=r"must be one number, got an array of the shape \(3,\)"):
+        plan.learning_rate(5)
+
+
+def test_the_table_says_what_a_schedule_does_within_a_stage():
+    """Its peak, which lies inside a stage; and that it counts steps, by mistake."""
+    text = str(lb.batch_plan(512, "2M", learning_rate=lb.PlannedRate(1e-3, warmup="400k")))
+    assert "at most 0.001, near step 7" in text
+    assert "It is 0" not in text
+    in_steps = optax.cosine_decay_schedule(1e-3, 2442)
+    text = str(lb.batch_plan("0:512 1M:2048", "2M", learning_rate=in_steps))
+    assert "It is 0 from about step" in text
 
 
 def test_the_table_fits_the_terminal():
@@ -225,7 +329,7 @@ def test_the_table_fits_the_terminal():
     lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[1].endswith("weight decay")
-    assert "A constant batch of 12288 takes 198683 steps" in lines[-1]
+    assert "A constant batch of 12288 takes 198683 steps" in lines[-2]
 
 
 WRONG = {
@@ -253,7 +357,7 @@ def test_refuses(name):
 def test_a_batch_that_is_not_divided():
     with pytest.raises(ValueError, match=r"48 x 8 = 384, got 2000. Take 1920 or 2304"):
         lb.batch_plan("0:768 10k:2000", 20_000, micro_batch_size=48, devices=8)
-    with pytest.raises(ValueError, match=r"64 x 8 = 512, got 100. Take 512,"):
+    with pytest.raises(ValueError, match=r"64 x 8 = 512, got 100. Take 512, or another"):
         lb.batch_plan(100, 20_000, micro_batch_size=64, devices=8)
     with pytest.raises(ValueError, match=r"1 x 8 = 8, got 100"):
         lb.batch_plan(100, 20_000, devices=8)

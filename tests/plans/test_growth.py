@@ -59,6 +59,21 @@ def test_seesaw_with_tokens():
     np.testing.assert_allclose(halves, [5e11, 7.5e11], rtol=1e-4)
 
 
+def test_seesaw_after_a_short_warmup():
+    """The peak lies between two of the points that are looked at first."""
+    rate = lb.PlannedRate(1.0, "2M", warmup=100, decay="linear")
+    plan = lb.batch_plan(lb.seesaw(1, largest_batch=2), "2M", learning_rate=rate)
+    assert plan.stages[1].first_example == pytest.approx(1_000_050, abs=3)
+
+
+def test_seesaw_needs_a_rate_that_follows():
+    rate = lb.PlannedRate(1.0, "2M")
+    with pytest.raises(ValueError, match="coupling must be 'sqrt' or 'linear' for seesaw"):
+        lb.batch_plan(lb.seesaw(1, largest_batch=2), "2M", learning_rate=rate, coupling="none")
+    with pytest.raises(ValueError, match="above 0 somewhere"):
+        lb.batch_plan(lb.seesaw(1, largest_batch=2), "2M", learning_rate=lambda seen: 0 * seen)
+
+
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_seesaw_needs_a_schedule(rate):
     with pytest.raises(ValueError, match="must be a schedule of the examples seen for seesaw"):
@@ -96,6 +111,14 @@ def test_above_the_critical_batch_and_never_back():
     assert sizes(plan) == [100, 400]
     growth = lb.within_critical_batch_size(measured, 100, largest_batch=10**6, times=2)
     assert sizes(lb.batch_plan(growth, 4000)) == [200, 800]
+
+
+def test_places_at_the_end_and_without_bound():
+    measured = {0: float("inf"), 4000: 10**6}
+    growth = lb.within_critical_batch_size(measured, 100, largest_batch=800)
+    assert sizes(lb.batch_plan(growth, 4000)) == [800]
+    later = lb.within_critical_batch_size({4000: 10**6}, 100, largest_batch=800)
+    assert sizes(lb.batch_plan(later, 4000)) == [100]
 
 
 def test_a_noise_scale_is_labelled_as_a_hint():
