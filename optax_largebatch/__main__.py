@@ -75,17 +75,67 @@ def _recipes(options: argparse.Namespace) -> str:
     }
     if options.name in ("ramp", "ramps"):
         return json.dumps(recipes.ramps().names) if options.json else str(recipes.ramps())
-    if options.name in recipes.ramps().names:
-        plan = recipes.ramp(options.name, **given)
-        return plan.to_json() if options.json else str(plan)
+    having = _ramps_having(options.name)
+    of_ramps = [_flag(name) for name in _OF_RAMPS_ALONE if name in given]
+    if having and (options.name in having or of_ramps or not _is_of_recipes(options.name)):
+        return _ramp(options, having, given)
     chosen = recipes.names(options.name)
+    if of_ramps:
+        raise ValueError(f"{of_ramps[0]} goes with a ramp alone; `recipes ramps` lists the ramps.")
     meant = [name for name in chosen if options.name in (name, *name.split("/"))]
     if options.name is None or (len(meant) != 1 and not given):
-        return json.dumps(chosen) if options.json else str(recipes.table(options.name))
+        if options.json:
+            return json.dumps(chosen + having)
+        ramps = f"\n\n{_listed(having)}" if having else ""
+        return f"{recipes.table(options.name)}{ramps}"
     recipe = recipes.get(options.name, **given)
     if options.json:
         return json.dumps(dataclasses.asdict(recipe) | {"code": recipe.code()})
     return f"{recipe.summary()}\n\n{recipe.code()}"
+
+
+def _ramp(options: argparse.Namespace, having: list[str], given: dict[str, Any]) -> str:
+    """The plan of a ramp, or a list of those that have the word."""
+    if len(having) > 1 and not given:
+        return json.dumps(having) if options.json else str(_listed(having))
+    if len(having) > 1:
+        raise ValueError(
+            f"name must be that of one ramp; {options.name!r} is a word of {', '.join(having)}."
+        )
+    wrong = [_flag(name) for name in given if name not in _OF_RAMPS]
+    if wrong:
+        raise ValueError(
+            f"{wrong[0]} does not go with a ramp such as {having[0]!r}, which takes "
+            f"{', '.join(map(_flag, _OF_RAMPS))}."
+        )
+    plan = recipes.ramp(having[0], **given)
+    return plan.to_json() if options.json else str(plan)
+
+
+def _ramps_having(word: str | None) -> list[str]:
+    """The ramp of this name, or those that have this word in their names."""
+    names = recipes.ramps().names
+    if word in names:
+        return [name for name in names if name == word]
+    return [
+        name for name in names if word in (*name.split("/"), *name.replace("/", "-").split("-"))
+    ]
+
+
+def _listed(ramps: list[str]) -> recipes.Ramps:
+    return recipes.Ramps(tuple(line for line in recipes.ramps().lines if line.name in ramps))
+
+
+def _is_of_recipes(word: str) -> bool:
+    """Whether the word is part of a recipe's name, or a field."""
+    try:
+        return bool(recipes.names(word))
+    except ValueError:
+        return False
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _scale(options: argparse.Namespace) -> str:
@@ -175,8 +225,8 @@ def _parser() -> argparse.ArgumentParser:
     found.add_argument(
         "name", nargs="?",
         help="a recipe, or a word of its name that no other has; a word of several, such as lars, "
-        "lists them; ramps lists those of the batch size, and a ramp prints its plan; without it, "
-        "all recipes",
+        "lists them; ramps lists those of the batch size, and a ramp, or a word that only it has, "
+        "prints its plan; without it, all recipes",
     )  # fmt: skip
     for name, (kind, text) in _OF_RECIPES.items():
         flag = f"--{name.replace('_', '-')}"
@@ -258,6 +308,9 @@ _OF_RECIPES: dict[str, tuple[type, str]] = {
     "increment": (int, "what a linear ramp adds to the batch size at once"),
 }
 """What `recipes.get` and, of a ramp, `recipes.ramp` take besides the name."""
+
+_OF_RAMPS_ALONE = ("total", "increment")
+_OF_RAMPS = (*_OF_RAMPS_ALONE, "learning_rate", "weight_decay")
 
 
 _OF_PLANS: dict[str, tuple[Any, str]] = {

@@ -94,6 +94,46 @@ def test_plans_a_run(capsys):
     assert "devices = 1 x 7 = 7, got 512" in capsys.readouterr().err
 
 
+def test_a_word_finds_a_ramp(capsys):
+    assert printed(capsys, "recipes", "olmo") == f"{recipes.ramp('olmo-1b')}\n"
+    said = printed(capsys, "recipes", "gpt-3", "--learning-rate", "0.1", "--total", "400B")
+    assert said == f"{recipes.ramp('gpt-3/megatron', '400B', learning_rate=0.1)}\n"
+    several = printed(capsys, "recipes", "deepseek").splitlines()
+    assert [line.split()[0] for line in several] == ["ramp", "deepseek-v2", "deepseek-v3"]
+    names = json.loads(printed(capsys, "recipes", "deepseek", "--json"))
+    assert names == ["deepseek-v2", "deepseek-v3"]
+    assert main(("recipes", "deepseek", "--increment", "3072")) == 2
+    error = capsys.readouterr().err
+    assert "'deepseek' is a word of deepseek-v2, deepseek-v3." in error
+
+
+def test_a_word_of_recipes_and_ramps(capsys):
+    said = printed(capsys, "recipes", "nanochat")
+    assert said.startswith(f"{recipes.table('nanochat')}\n\nramp ")
+    assert "\nnanochat-d34 " in said
+    names = json.loads(printed(capsys, "recipes", "nanochat", "--json"))
+    assert names == [*recipes.names("nanochat"), "nanochat-d34"]
+    said = printed(capsys, "recipes", "nanochat", "--total", "50B")
+    assert said == f"{recipes.ramp('nanochat-d34', '50B')}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("olmo-1b --batch-size 3", "--batch-size does not go with a ramp such as 'olmo-1b', which "
+         "takes --total, --increment, --learning-rate, --weight-decay."),
+        ("olmo --extrapolate", "--extrapolate does not go with a ramp such as 'olmo-1b'"),
+        ("byol --total 1T", "--total goes with a ramp alone; `recipes ramps` lists the ramps."),
+        ("--increment 8", "--increment goes with a ramp alone"),
+    ],
+)  # fmt: skip
+def test_says_which_flags_go_with_ramps(capsys, words, said):
+    assert main(("recipes", *words.split())) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert error.startswith(f"optax_largebatch recipes: {said}")
+
+
 def test_says_what_a_recipe_still_needs(capsys):
     assert main(("recipes", "byol")) == 2
     assert "recipes: epochs must be given for 'resnet50/lars/byol'" in capsys.readouterr().err

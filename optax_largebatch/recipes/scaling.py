@@ -7,7 +7,6 @@ from optax_largebatch.arguments import (
     check_choice,
     check_integer,
     check_number,
-    check_optional_number,
     check_order,
 )
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
@@ -85,7 +84,8 @@ def scale_hyperparameters(
 
     No rule makes :math:`b_2` smaller than `b2_floor` or larger than `b2_ceiling`, nor `adam_sde`
     :math:`b_1` smaller than 0.6, which is about the smallest of published recipes. One that was
-    beyond such a bound already is not moved to it.
+    beyond such a bound already is not moved to it. :math:`b_1` has no upper bound: with a much
+    smaller batch it comes close to 1.
 
     Args:
         settings: the hyperparameters at `from_batch`.
@@ -107,7 +107,8 @@ def scale_hyperparameters(
         b2_ceiling: the largest b2 that a rule makes, in [0, 1).
         noise_scale: the batch size up to which noise dominates the gradient, in the unit of
             `to_batch`: a number, or what `noise_scale` or `fit_critical_batch_size` returned. It
-            changes no number; the account says whether the rule still holds.
+            changes no number; the account says whether the rule still holds, and if not, which
+            learning rate (and decoupled weight decay) would be nearer.
 
     Returns:
         `settings` for the new batch size, and an `account` in words: print it.
@@ -135,9 +136,8 @@ def scale_hyperparameters(
           eps            1e-08 -> 5e-09  divided by sqrt(k)
           warmup_steps   800 -> 200      the same part of the run
           total_steps    8000 -> 2000    as many examples
-        Valid while the noise of the gradient outweighs the gradient, and no b is at its
-        floor. Without floors the rule would end at a batch size of 2560, where b1 would
-        be 0.
+        Valid while the noise of the gradient outweighs the gradient, and no b is at a
+        bound. b1 meets its floor at a batch size of 1024, and this run is not past it.
         Assumes decay_kind='decoupled' (AdamW, Muon).
         Noise dominates: 1024 is within the noise scale of 8000.
 
@@ -147,12 +147,13 @@ def scale_hyperparameters(
         adam_sde: Malladi et al., *On the SDEs and Scaling Rules for Adaptive Gradient Algorithms*,
         arXiv 2205.10287. token_half_life: Marek et al., *Small Batch Size Training for Language
         Models*, arXiv 2507.07101. legew: You et al., *Large-Batch Training for LSTM and Beyond*,
-        arXiv 1901.08256. muon: nanochat, `scripts/base_train.py`. hyperball: Ren et al.,
-        *Rethinking Language Model Scaling under Transferable Hypersphere Optimization* (HyperP),
-        arXiv 2603.28743; b2 and epsilon as in Marin, `heuristic_muonh.py`. Weight decay: Wang and
-        Aitchison, *How to set AdamW's weight decay as you scale model and dataset size*, arXiv
-        2405.13698; Bergsma et al., *Power Lines*, arXiv 2505.13738. Noise scale: McCandlish et al.,
-        *An Empirical Model of Large-Batch Training*, arXiv 1812.06162.
+        arXiv 1901.08256. muon: rate and decay as in nanochat, `scripts/base_train.py`; b2 and
+        epsilon as in Marin, `heuristic_muonh.py`. hyperball: Ren et al., *Rethinking Language Model
+        Scaling under Transferable Hypersphere Optimization* (HyperP), arXiv 2603.28743; b2 and
+        epsilon as in Marin. Weight decay: Wang and Aitchison, *How to set AdamW's weight decay as
+        you scale model and dataset size*, arXiv 2405.13698; Bergsma et al., *Power Lines*, arXiv
+        2505.13738. Noise scale: McCandlish et al., *An Empirical Model of Large-Batch Training*,
+        arXiv 1812.06162.
     """
     if not isinstance(settings, Hyperparameters):
         raise TypeError(
@@ -161,13 +162,15 @@ def scale_hyperparameters(
         )
     check_integer("from_batch", from_batch, at_least=1)
     check_integer("to_batch", to_batch, at_least=1)
+    from_batch, to_batch = int(from_batch), int(to_batch)
     check_choice("rule", rule, tuple(RULES))
-    check_number("run_length", run_length, "(0, inf)")
-    check_optional_number("length_power", length_power, "(-inf, inf)")
+    run_length = _number("run_length", run_length, "(0, inf)")
+    if length_power is not None:
+        length_power = _number("length_power", length_power, "(-inf, inf)")
     if decay_kind is not None:
         check_choice("decay_kind", decay_kind, tuple(DECAYS))
-    check_number("b2_floor", b2_floor, "[0, 1)")
-    check_number("b2_ceiling", b2_ceiling, "[0, 1)")
+    b2_floor = _number("b2_floor", b2_floor, "[0, 1)")
+    b2_ceiling = _number("b2_ceiling", b2_ceiling, "[0, 1)")
     check_order("b2_floor", b2_floor, "b2_ceiling", b2_ceiling)
     noise = None if noise_scale is None else _in_examples(noise_scale)
 
@@ -178,10 +181,15 @@ def scale_hyperparameters(
     k = to_batch / from_batch
     rate, why = law.rate(k, run_length, length_power)
     change = Change(k, run_length, rate, b2_floor, b2_ceiling)
-    laws = LENGTHS | law.moves | {"weight_decay": DECAYS[decay_kind or law.decay_kind]}
-    old = {name: value for name, value in vars(settings).items() if value is not None}
+    kind = decay_kind or law.decay_kind
+    laws = LENGTHS | law.moves | {"weight_decay": DECAYS[kind]}
+    old = {
+        name: int(value) if name.endswith("_steps") else float(value)
+        for name, value in vars(settings).items()
+        if value is not None
+    }
     new = {name: laws.get(name, NOT_MOVED)(value, change) for name, value in old.items()}
-    new["learning_rate"] = Moved(settings.learning_rate * rate, why)
+    new["learning_rate"] = Moved(old["learning_rate"] * rate, why)
     if rule == "legew":
         _check_warmup(settings, new["total_steps"].value, from_batch, to_batch, run_length)
 
@@ -190,8 +198,8 @@ def scale_hyperparameters(
         rule,
         [Line(name, old[name], new[name]) for name in old],
         (from_batch, to_batch),
-        run_length,
-        law.decay_kind if decay_kind is None and "weight_decay" in old else None,
+        change,
+        (kind, decay_kind is None) if "weight_decay" in old else None,
         noise,
     )
     return ScaledHyperparameters(Hyperparameters(**scaled), said)
@@ -227,9 +235,16 @@ def scale_batch_size(batch_size: int, run_length: float, power: float = 0.383) -
         Pre-training*, arXiv 2505.13738.
     """
     check_integer("batch_size", batch_size, at_least=1)
-    check_number("run_length", run_length, "(0, inf)")
-    check_number("power", power, "(-inf, inf)")
+    run_length = _number("run_length", run_length, "(0, inf)")
+    power = _number("power", power, "(-inf, inf)")
     return max(1, round(batch_size * run_length**power))
+
+
+def _number(name: str, value: Any, allowed: str) -> float:
+    """A checked number as a float; also that in an array, whose value `check_number` leaves out."""
+    check_number(name, value, allowed)
+    check_number(name, float(value), allowed)
+    return float(value)
 
 
 def _check_warmup(

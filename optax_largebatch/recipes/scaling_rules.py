@@ -48,10 +48,14 @@ def _kept(why: str) -> Law:
 
 def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:
     """A decay rate within its bounds. They do not move one that was outside before."""
-    if moved < min(floor, old):
-        return Moved(min(floor, old), f"no further down: floor {floor:g}")
-    if moved > max(ceiling, old):
-        return Moved(max(ceiling, old), f"no further up: ceiling {ceiling:g}")
+    if moved < old <= floor:
+        return Moved(old, f"not above its floor {floor:g}")
+    if moved > old >= ceiling:
+        return Moved(old, f"not below its ceiling {ceiling:g}")
+    if moved < floor < old:
+        return Moved(floor, f"no further down: floor {floor:g}")
+    if moved > ceiling > old:
+        return Moved(ceiling, f"no further up: ceiling {ceiling:g}")
     return Moved(moved, why)
 
 
@@ -80,7 +84,10 @@ def _eps_by_root_of_steps(eps: float, change: Change) -> Moved:
 
 
 def _same_part_of_the_run(steps: float, change: Change) -> Moved:
-    return Moved(round(steps * change.r / change.k), "the same part of the run")
+    moved = round(steps * change.r / change.k)
+    if steps and not moved:
+        return Moved(1, "no further down: one step")
+    return Moved(moved, "the same part of the run")
 
 
 def _r_times_the_examples(steps: float, change: Change) -> Moved:
@@ -121,7 +128,7 @@ class ScalingRule:
     needs: tuple[str, ...] = ()
     """The hyperparameters without which the rule makes no sense."""
     valid: str
-    """Where the rule holds. `{end}` is the batch size at which b1 or b2 would be 0."""
+    """Where the rule holds."""
 
     def rate(self, k: float, r: float, length_power: float | None) -> Moved:
         """The factor of the learning rate."""
@@ -152,8 +159,8 @@ RULES: Mapping[str, ScalingRule] = {
         batch_power=0.5,
         moves={"b1": _b1_of_adam_sde, "b2": _b2_of_adam_sde, "eps": _eps_of_adam_sde},
         needs=("b1", "b2", "eps"),
-        valid="Valid while the noise of the gradient outweighs the gradient, and no b is at its "
-        "floor. Without floors the rule would end at {end}.",
+        valid="Valid while the noise of the gradient outweighs the gradient, and no b is at a "
+        "bound.",
     ),
     "token_half_life": ScalingRule(
         batch_power=0,

@@ -7,6 +7,7 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch import recipes
 from optax_largebatch.__main__ import main
+from optax_largebatch.recipes import ramp_plans
 from optax_largebatch.recipes.published import published_ramps
 
 NAMES = recipes.ramps().names
@@ -92,6 +93,29 @@ def test_takes_the_steps_of_the_source(name):
     assert plan.stages == tuple(stages)
     assert plan.total_steps == step
     assert 0 <= plan.examples - sequences < 1
+
+
+def test_a_linear_ramp_of_broken_widths_keeps_the_edges(monkeypatch):
+    """Stages of 3.33 sequences: three are not enough, and the steps do end at three and at six."""
+    entry = published_ramps()["bloom-176b"] | {
+        "sequence_length": 1, "counted_in": "sequences", "total": 14,
+        "linear": {"first": 1, "last": 4, "increment": 1, "length": 10},
+    }  # fmt: skip
+    monkeypatch.setattr(ramp_plans, "published_ramps", lambda: {"short": entry})
+    batch_size = megatrons_linear_rule(1, 1, 10, 4)
+    plan, consumed = recipes.ramp("short"), 0
+    for step in range(plan.total_steps):
+        assert plan.batch_size(step) == batch_size(step, consumed)
+        consumed += plan.batch_size(step)
+    assert [stage.first_example for stage in plan.stages] == [0, 4, 8, 11]
+
+
+@pytest.mark.parametrize(("total", "step"), [(8_738_133, 1), (8_738_134, 2)])
+def test_percents_of_an_odd_total_keep_the_edge(total, step):
+    """3% of the first is 0.01 tokens less than one batch, and of the second 0.02 tokens more."""
+    plan = recipes.ramp("nanochat-d34", total)
+    assert plan.batch_size(0) == 128
+    assert plan.stages[1][:2] == (step, 128 * step)
 
 
 def same_later(batch_size, sequences, step, consumed, ahead):

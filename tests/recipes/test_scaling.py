@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 from hypothesis import assume, example, given
 from hypothesis import settings as hypothesis_settings
@@ -100,6 +101,32 @@ def test_the_account_says_what_changed_and_why(rule):
     assert "batch size 256 to 1024 (k = 4)" in str(lb.scale_hyperparameters(ADAMW, 256, 1024, rule))
 
 
+@every_rule
+def test_a_warmup_does_not_vanish(rule):
+    short = dataclasses.replace(ADAMW, warmup_steps=10)
+    result = lb.scale_hyperparameters(short, 256, 8192, rule)
+    assert result.settings.warmup_steps == (10 if rule == "legew" else 1)
+    if rule != "legew":
+        assert reasons(result)["warmup_steps"].endswith("no further down: one step")
+    none = dataclasses.replace(ADAMW, warmup_steps=0)
+    assert scaled(rule, 256, 8192, none).warmup_steps == 0
+
+
+def test_takes_numbers_of_jax_and_numpy():
+    """The result has the numbers of Python."""
+    options = {"run_length": 2.0, "length_power": -0.5, "b2_floor": 0.5, "b2_ceiling": 0.999}
+    result = lb.scale_hyperparameters(ADAMW, 256, 1024, "muon", **options)
+    for kind in (jnp.float32, np.float32):
+        given_as = {name: kind(value) for name, value in options.items()}
+        start = dataclasses.replace(ADAMW, learning_rate=kind(1e-3), total_steps=np.int64(16000))
+        other = lb.scale_hyperparameters(start, np.int64(256), np.int32(1024), "muon", **given_as)
+        assert numbers(other.settings) == pytest.approx(numbers(result.settings), rel=1e-6)
+        assert {type(x) for x in numbers(other.settings).values()} == {int, float}
+        assert other.account == result.account
+        assert lb.scale_batch_size(512, kind(8), kind(0.5)) == 1448
+    assert scaled("muon", run_length=2) == scaled("muon", run_length=2.0)
+
+
 def test_token_half_life_is_the_same_in_tokens():
     """The weight of a gradient halves after as many examples as before."""
     new = scaled("token_half_life", 256, 8192)
@@ -180,13 +207,48 @@ class TestBounds:
         least = min(row["b1"] for row in runs if "b1" in row and row.get("batch_size", 0) >= 1024)
         assert B1_FLOOR <= least <= B1_FLOOR + 0.05
 
-    def test_adam_sde_says_where_it_would_end(self):
-        """b1 = 0.9 allows k = 10 at most, b1 = 0.9999 leaves b2 = 0.999 with k = 1000."""
-        said = " ".join(str(lb.scale_hyperparameters(ADAMW, 256, 8192, "adam_sde")).split())
-        assert "would end at a batch size of 2560, where b1 would be 0." in said
+    def test_say_that_they_keep_what_was_outside(self):
+        low = dataclasses.replace(ADAMW, b1=0.5, b2=0.95)
+        lines = reasons(lb.scale_hyperparameters(low, 256, 512, "adam_sde"))
+        assert "0.5 (kept)" in lines["b1"]
+        assert lines["b1"].endswith("not above its floor 0.6")
+        assert lines["b2"].endswith("not above its floor 0.95")
+        high = dataclasses.replace(ADAMW, b2=0.99999)
+        lines = reasons(lb.scale_hyperparameters(high, 256, 128, "muon"))
+        assert "0.99999 (kept)" in lines["b2"]
+        assert lines["b2"].endswith("not below its ceiling 0.9999")
+
+    @pytest.mark.parametrize(
+        ("changes", "to_batch", "expected"),
+        [
+            ({}, 8192, "b1 meets its floor at a batch size of 1024, and this run is past it."),
+            ({}, 1025, "b1 meets its floor at a batch size of 1024, and this run is past it."),
+            ({}, 1024, "b1 meets its floor at a batch size of 1024, and this run is not past it."),
+            # 1 - b2 from 0.001 to 0.05 is k = 50.
+            ({"b1": 0.9999}, 8192, "b2 meets its floor at a batch size of 12800, and this run is "
+             "not past it."),
+            ({"b1": 0.0}, 8192, "b1 does not follow: it is not above its floor."),
+            ({"b1": 0.6}, 512, "b1 does not follow: it is not above its floor."),
+            ({}, 64, "b1 has no ceiling."),
+        ],
+    )  # fmt: skip
+    def test_adam_sde_says_where_the_first_b_stops(self, changes, to_batch, expected):
+        start = dataclasses.replace(ADAMW, **changes)
+        said = " ".join(str(lb.scale_hyperparameters(start, 256, to_batch, "adam_sde")).split())
+        assert f"no b is at a bound. {expected} Assumes" in said
+
+    def test_adam_sde_names_no_bound_for_the_same_batch(self):
+        said = " ".join(str(lb.scale_hyperparameters(ADAMW, 256, 256, "adam_sde")).split())
+        assert "no b is at a bound. Assumes" in said
+
+    def test_adam_sde_counts_with_the_floor_that_is_given(self):
         slow = dataclasses.replace(ADAMW, b1=0.9999)
-        said = " ".join(str(lb.scale_hyperparameters(slow, 256, 8192, "adam_sde")).split())
-        assert "would end at a batch size of 256000, where b2 would be 0." in said
+        result = lb.scale_hyperparameters(slow, 256, 8192, "adam_sde", b2_floor=0.98)
+        assert "b2 meets its floor at a batch size of 5120" in " ".join(str(result).split())
+        assert result.settings.b2 == 0.98
+
+    def test_b1_of_adam_sde_has_no_ceiling(self):
+        assert scaled("adam_sde", 2048, 64).b1 == pytest.approx(0.996875)
 
 
 class TestRunLength:
@@ -220,14 +282,79 @@ class TestNoiseScale:
         # 1e-3 sqrt((1 + 2048 / 256) / (1 + 2048 / 8192)) = 1e-3 sqrt(9 / 1.25)
         assert "levels off as (1 + 2048 / B)^-0.5 would be 0.00268" in said
 
+    def test_of_linear_levels_off_with_the_whole_power(self):
+        said = " ".join(
+            str(lb.scale_hyperparameters(ADAMW, 256, 8192, "linear", noise_scale=2048)).split()
+        )
+        # 1e-3 (1 + 2048 / 256) / (1 + 2048 / 8192) = 1e-3 9 / 1.25
+        assert "too much: a rate that levels off as (1 + 2048 / B)^-1 would be 0.0072." in said
+
+    def test_asks_for_too_little_where_the_batch_shrinks(self):
+        said = " ".join(
+            str(lb.scale_hyperparameters(ADAMW, 8192, 4096, "sqrt", noise_scale=1000)).split()
+        )
+        assert "Noise does not dominate: 8192 is 8.19 times the noise scale of 1000." in said
+        # 1e-3 sqrt((1 + 1000 / 8192) / (1 + 1000 / 4096)); the rule says 0.000707
+        assert "The rule asks for too little: a rate that levels off as" in said
+        assert "would be 0.00095; with it, weight_decay 0.0526." in said
+
+    def test_says_where_noise_dominates_only_at_the_new_batch(self):
+        said = " ".join(
+            str(lb.scale_hyperparameters(ADAMW, 4096, 512, "sqrt", noise_scale=1000)).split()
+        )
+        start = "Noise dominates at 512, but did not before: 4096 is 4.1 times the noise scale"
+        assert f"{start} of 1000. The rule asks for too little" in said
+
+    @pytest.mark.parametrize("rule", ["linear", "sqrt", "muon"])
+    @pytest.mark.parametrize("to_batch", [2048, 8192])
+    @pytest.mark.parametrize("run_length", [1.0, 4.0])
+    def test_the_decay_that_goes_with_the_levelled_rate(self, rule, to_batch, run_length):
+        result = lb.scale_hyperparameters(
+            ADAMW, 4096, to_batch, rule,
+            decay_kind="decoupled", noise_scale=1024, run_length=run_length,
+        )  # fmt: skip
+        said = " ".join(str(result).split())
+        level, decay = re.findall(r"would be (\S+); with it, weight_decay (\S+)\.$", said)[0]
+        timescale = to_batch / (float(level) * float(decay) * run_length)
+        assert timescale == pytest.approx(4096 / (1e-3 * 0.1), rel=0.01)
+
+    def test_other_decays_stay_with_the_levelled_rate(self):
+        for decay, kind in ((0.1, "l2"), (0.1, "rescaled"), (None, "decoupled"), (0.0, None)):
+            start = dataclasses.replace(ADAMW, weight_decay=decay)
+            said = str(
+                lb.scale_hyperparameters(
+                    start, 256, 8192, "sqrt", noise_scale=2048, decay_kind=kind
+                )
+            )
+            assert "with it" not in said
+            assert "0.00268." in said
+
+    @pytest.mark.parametrize(("rule", "to_batch"), [("sqrt", 256), ("token_half_life", 8192)])
+    def test_has_no_other_rate_where_the_rule_keeps_it(self, rule, to_batch):
+        said = str(lb.scale_hyperparameters(ADAMW, 256, to_batch, rule, noise_scale=100))
+        assert "Noise does not dominate" in said
+        assert "The rule asks" not in said
+
+    @pytest.mark.parametrize(
+        ("noise", "expected"),
+        [(0.4, "20480 times the noise scale of 0.4."), (12.34, "664 times the noise scale of 12.3"),
+         (8000, "1.02 times the noise scale of 8000."), (math.inf, "within the noise scale of inf"),
+         (8192, "Noise is as large as the gradient: 8192 is the noise scale.")],
+    )  # fmt: skip
+    def test_is_shown_with_its_digits(self, noise, expected):
+        result = lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=noise)
+        said = " ".join(str(result).split())
+        assert expected in said
+        assert ("Noise dominates" in said) == (noise > 8192)
+
     @every_rule
     def test_changes_no_number(self, rule):
         for noise in (1, 10**9, math.inf):
             assert scaled(rule, noise_scale=noise) == scaled(rule)
 
     def test_says_that_noise_dominates(self):
-        said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=8192))
-        assert "Noise dominates: 8192 is within the noise scale of 8192." in said
+        said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=8193))
+        assert "Noise dominates: 8192 is within the noise scale of 8193." in said
 
     def test_takes_what_the_diagnostics_return(self):
         fit = lb.fit_critical_batch_size([256, 1024, 4096], [5000.0, 2000.0, 1250.0])
@@ -270,6 +397,7 @@ def test_says_what_a_rule_needs(rule, needed):
         ({"to_batch": 512.0}, TypeError, "to_batch must be a Python integer"),
         ({"rule": "cubic"}, ValueError, "rule must be one of 'linear', 'sqrt', 'adam_sde'"),
         ({"run_length": 0}, ValueError, "run_length must be in (0, inf), got 0"),
+        ({"run_length": jnp.float32(-2)}, ValueError, "run_length must be in (0, inf), got -2"),
         ({"length_power": math.inf}, ValueError, "length_power must be in (-inf, inf)"),
         ({"decay_kind": "L2"}, ValueError, "decay_kind must be one of 'decoupled', 'l2', 'resc"),
         ({"b2_floor": 1.0}, ValueError, "b2_floor must be in [0, 1), got 1.0"),
