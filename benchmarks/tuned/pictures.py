@@ -84,7 +84,7 @@ def _curve(axes: Axes, name: str, x: np.ndarray, own: Curve, chosen: float) -> N
 
 
 def _cut_off(axes: Axes, losses: list[float]) -> None:
-    """The range of losses, without those that are so bad that the others could not be told apart."""
+    """The range of losses, without the worst, beside which the others would look the same."""
     least = min(losses)
     worst = max(loss for loss in losses if loss <= least + HIGHEST)
     margin = 0.06 * (worst - least) + 0.01

@@ -3,6 +3,7 @@
 An optimizer decides only where its learning rates are centred, and whether it has a weight decay.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -100,4 +101,4 @@ def other_decays(best: Settings, decays: bool) -> list[Settings]:
 
 def on_edge(best: Settings, centre: float) -> bool:
     """Whether the rate is in an outer tenth of its range: a better one may lie outside."""
-    return abs(np.log10(best.learning_rate / centre)) > 0.4 * DECADES
+    return abs(math.log10(best.learning_rate / centre)) > 0.4 * DECADES

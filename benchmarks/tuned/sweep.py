@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from benchmarks.batch_size_curve.training import Task
 from benchmarks.harness.table import append, read
 from benchmarks.tuned.cell import Cell, Job
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.training import Losses, Run, prepare
 from benchmarks.tuned.workloads import Workload
 
-Prepare = Callable[[Workload, str, str], Run]
+Prepare = Callable[[Task, str], Run]
 
 
 class Row(NamedTuple):
@@ -54,16 +55,11 @@ def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, str], Cell]
     return cells
 
 
-def of_network(workload: Workload, optimizer: str, batches: str) -> Run:
-    """The runs of a cell, compiled."""
-    return prepare(workload.task(), optimizer, workload.plans[batches])
-
-
 def sweep(
     workload: Workload,
     output: Path,
     chosen: Callable[[str, str], bool] = lambda *place: True,
-    prepare: Prepare = of_network,
+    prepare: Prepare = prepare,
 ) -> None:
     """Runs what is left of a workload, or of some of its cells, and appends it to its table."""
     path = table_of(workload, output)
@@ -78,9 +74,9 @@ def sweep(
             if cell.left is None:
                 continue
             progress.set_postfix_str(f"{cell.optimizer} {cell.batches}")
-            run = prepare(workload, cell.optimizer, cell.batches)
+            run = prepare(workload.task(), cell.optimizer)
             while (job := cell.left) is not None:
-                losses = run(job.settings, job.seed)
+                losses = run(workload.plans[cell.batches], job.settings, job.seed)
                 cell.results[job] = losses
                 append(
                     path,
