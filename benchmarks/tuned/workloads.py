@@ -122,6 +122,8 @@ HASTY = Budget(trials=4, finalists=2, again=1, finals=3, around=2)
 _SHORT = {"plans": constant({32: 16, 128: 8}), "order": ("32", "128"), "budget": HASTY}
 QUICK = {
     "bert": BERT._replace(**_SHORT, optimizers=("muonh", "adamw"), around=("32",)),
-    "causal": CAUSAL._replace(**_SHORT, optimizers=("muonh",), around=()),
+    "causal": CAUSAL._replace(
+        plans=constant({32: 16}), order=("32",), budget=HASTY, optimizers=("muonh",), around=()
+    ),
     "bert_ramp": BERT_RAMP._replace(plans=ramps(32, 1024), optimizers=("muonh",), budget=HASTY),
 }
