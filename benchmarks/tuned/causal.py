@@ -9,7 +9,7 @@ import optax
 from benchmarks.batch_size_curve.bert import DEEP, LARGE, MASK, Bert, dense, layer_norm
 
 BEGIN = MASK  # the token before the first byte of a window; nothing is masked here
-SMALL = DEEP._replace(layers=4, width=24, length=32)
+SMALL = DEEP._replace(layers=4, width=24)
 LARGE = LARGE._replace(length=128, micro_batch=64)
 
 

@@ -25,7 +25,7 @@ COLOURS = {
     "adamh": "#e69f00",
 }
 WIDTH = 5.6
-HIGHEST = 0.8  # above the least loss; what is worse is beyond the upper edge
+HIGHEST = 0.5  # above the worst of the chosen settings; what is worse is beyond the upper edge
 
 
 def plot_losses(workload: Workload, results: Results, path: Path) -> None:
@@ -33,7 +33,9 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
     ends = {}
     for name, own in results.items():
-        sizes = [batches for batches in workload.plans if batches in own]
+        sizes = [size for size in workload.plans if size in own and math.isfinite(own[size].mean)]
+        if not sizes:
+            continue
         x = np.array([float(batches) for batches in sizes])
         means = [own[batches].mean for batches in sizes]
         axes.plot(x, means, color=COLOURS[name], lw=1.5)
@@ -43,7 +45,6 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
         ends[name] = (x[-1], means[-1])
     axes.set(xscale="log", xlabel="batch size", ylabel="test loss at the end")
     axes.set_xticks([float(batches) for batches in workload.plans], list(workload.plans))
-    _cut_off(axes, [own[batches].mean for own in results.values() for batches in own])
     _finish(axes, workload.title)
     name_ends(axes, ends, COLOURS)
     figure.savefig(path, dpi=180)
@@ -51,7 +52,7 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
 
 
 def plot_curves(
-    workload: Workload, rates: Mapping[str, Curve], decays: Mapping[str, Curve], path: Path
+    title: str, rates: Mapping[str, Curve], decays: Mapping[str, Curve], path: Path
 ) -> None:
     """How far one may be wrong: the loss over the rate, and over the decay.
 
@@ -66,14 +67,17 @@ def plot_curves(
     off = min((value for own in decays.values() for value in own.losses if value), default=1) / 4
     for name, own in decays.items():
         _curve(right, name, np.maximum(list(own.losses), off), own, max(own.chosen, off))
-    left.set(xscale="log", xlabel="learning rate, over the chosen one", ylabel="test loss")
+    left.set(xscale="log", xlabel="learning rate, in units of the chosen one", ylabel="test loss")
     left.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
     right.set(xscale="log", xlabel="weight decay")
     right.set_xticks([off, 0.01, 0.1, 1], ["off", "0.01", "0.1", "1"])
-    _cut_off(left, [loss for own in rates.values() for loss in own.losses.values()])
-    _finish(left, workload.title)
+    chosen = [own.losses[own.chosen] for own in rates.values()]
+    least = min(min(own.losses.values()) for own in (*rates.values(), *decays.values()))
+    if math.isfinite(max(chosen)):
+        left.set_ylim(least - 0.05, max(chosen) + HIGHEST)
+    _finish(left, title)
     _finish(right, "")
-    left.legend(fontsize=8, frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right", fontsize=8, frameon=False)
     figure.savefig(path, dpi=180)
     plt.close(figure)
 
@@ -81,15 +85,6 @@ def plot_curves(
 def _curve(axes: Axes, name: str, x: np.ndarray, own: Curve, chosen: float) -> None:
     axes.plot(x, list(own.losses.values()), "o-", ms=3, lw=1.5, color=COLOURS[name], label=name)
     axes.plot(chosen, own.losses[own.chosen], "o", ms=7, color=COLOURS[name])
-
-
-def _cut_off(axes: Axes, losses: list[float]) -> None:
-    """The range of losses, without the worst, beside which the others would look the same."""
-    least = min(losses)
-    worst = max(loss for loss in losses if loss <= least + HIGHEST)
-    margin = 0.06 * (worst - least) + 0.01
-    if math.isfinite(least):
-        axes.set_ylim(least - margin, worst + margin)
 
 
 def _finish(axes: Axes, title: str) -> None:

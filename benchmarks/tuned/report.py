@@ -50,8 +50,9 @@ def section(workload: Workload, rows: list[Row], output: Path) -> list[str]:
         rates, decays = (curves(workload, rows, batches, role) for role in ("rate", "decay"))
         if rates:
             name = f"{workload.name}_around_{batches}.png"
-            plot_curves(workload, rates, decays, output / name)
-            parts.append(f"![{workload.title}, how far one may be wrong]({name})")
+            title = f"{workload.title}, batch {batches}"
+            plot_curves(title, rates, decays, output / name)
+            parts.append(f"![{title}, how far one may be wrong]({name})")
     return parts
 
 

@@ -34,7 +34,7 @@ class Steps(NamedTuple):
 
 
 Run = Callable[[lb.BatchPlan, Settings, int], Losses]
-CHUNK = 1024  # plans of as many such chunks of steps, begun or full, share a program
+CHUNK = 2048  # plans of as many such chunks of steps, begun or full, share a program
 
 
 @functools.cache
