@@ -9,10 +9,36 @@
 
 Writes a table for each workload, one line for each run, beside it a JSON file with the machine, the
 versions, the commands and the plan, and, from the tables alone, `report.md` and its pictures. The
-same command after an interruption continues; a finished run is not run again. A cell, one optimizer
-with the batches of one plan, comes out the same on the same machine, whenever it is run, so that
-`--optimizer` and `--batch-size` may cut the night into pieces. Workloads have tables of their own
-and may run side by side, one on each core.
+same command after an interruption continues; a finished run is not run again. A cell, an optimizer
+with the batches of one plan, comes out the same on the same machine, whenever it is run: pieces
+that `--workload`, `--optimizer` and `--batch-size` cut out may run side by side, one on
+each core, as long as no two have a cell in common.
+
+Every optimizer has 33 runs in each cell: 20 trials over rate, decay and momentum with one seed, the
+best 4 with two more, the best of these with 5 new seeds. At batch 512 there are 27 more, 12 without
+a decay, around the chosen settings. Seconds are of one core of two, in a run of `muonh`, which
+costs most, on a machine with other work (those of `causal` at 128 and 2048 follow from 512); the
+runs are those of all optimizers.
+
+    workload      batches      steps   examples   seconds of a run   runs   hours
+    bert          32            1024      33k            8            231    0.5
+                  128            384      49k           11            231    0.7
+                  512            128      66k           13            390    1.4
+                  2048            48      98k           20            231    1.3
+    causal        32            1640      52k           22            231    1.4
+                  128            448      57k           24            231    1.5
+                  512            128      66k           26            390    2.8
+                  2048            48      98k           38            231    2.4
+    bert_ramp     4 ramps    128-512      66k           13            264    1.0
+    causal_ramp   4 ramps    128-512      66k           26            132    1.0
+    all of them                                                      2562   14.0
+
+So a night on two cores is these two, side by side, and what is left of `causal` after them:
+
+    taskset -c 0 python -m benchmarks.tuned --keep --workload causal --batch-size 512 2048 128
+    taskset -c 1 python -m benchmarks.tuned --keep --workload bert bert_ramp causal_ramp
+
+The large networks have never been run, and their rates may lie elsewhere.
 """
 
 import argparse
