@@ -11,8 +11,9 @@ Writes a table for each workload, one line for each run, beside it a JSON file w
 versions, the commands and the plan, and, from the tables alone, `report.md` and its pictures. The
 same command after an interruption continues; a finished run is not run again. A cell, an optimizer
 with the batches of one plan, comes out the same on the same machine, whenever it is run: pieces
-that `--workload`, `--optimizer` and `--batch-size` cut out may run side by side, one on
-each core, as long as no two have a cell in common.
+that `--workload`, `--optimizer` and `--batch-size` cut out may run side by side, as long as no two
+have a cell in common. Do not pin them to a core: with another number of threads sums are rounded in
+another way, which moved the loss at the end by 0.02.
 
 Every optimizer has 33 runs in each cell: 20 trials over rate, decay and momentum with one seed, the
 best 4 with two more, the best of these with 5 new seeds. At batch 512 there are 27 more, 12 without
@@ -35,8 +36,8 @@ runs are those of all optimizers.
 
 So a night on two cores is these two, side by side, and what is left of `causal` after them:
 
-    taskset -c 0 python -m benchmarks.tuned --keep --workload causal --batch-size 512 2048 128
-    taskset -c 1 python -m benchmarks.tuned --keep --workload bert bert_ramp causal_ramp
+    python -m benchmarks.tuned --keep --workload causal --batch-size 512 2048 128
+    python -m benchmarks.tuned --keep --workload bert bert_ramp causal_ramp
 
 The large networks have never been run, and their rates may lie elsewhere.
 """
