@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.batch_size_curve import provenance
 from benchmarks.batch_size_curve.bert import Bert
+from benchmarks.harness.results import COMMITTED
 from benchmarks.harness.table import read
 from benchmarks.tuned import causal, pictures, report, results, search, tables
 from benchmarks.tuned import sweep as sweeping
@@ -231,6 +232,16 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
     ):
         with pytest.raises(ValueError, match=r"another plan of known: (budget|batch_sizes)"):
             provenance.record(path, [changed], "benchmarks.tuned")
+
+
+def test_the_committed_sweep_can_be_continued(tmp_path):
+    """By the same plan, with every run in its place."""
+    for table in COMMITTED.glob("*/tuned/*.csv"):
+        workload = WORKLOADS[table.stem]
+        cells_of(workload, read(table, Row))
+        path = tmp_path / f"{table.stem}.json"
+        path.write_text(table.with_suffix(".json").read_text())
+        provenance.record(path, [workload], "benchmarks.tuned")
 
 
 # The intervals ------------------------------------------------------------------------------------
