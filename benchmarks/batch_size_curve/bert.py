@@ -1,5 +1,6 @@
 """A byte-level BERT that reads the source code of Python's standard library."""
 
+import functools
 import hashlib
 from pathlib import Path
 import sysconfig
@@ -79,19 +80,21 @@ def dense(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
     return x @ own["kernel"] + own["bias"]
 
 
-def attention(x: jax.Array, layer: dict[str, Any], heads: int) -> jax.Array:
-    """Self-attention, of every byte to every byte."""
+def attention(x: jax.Array, layer: dict[str, Any], heads: int, causal: bool) -> jax.Array:
+    """Self-attention, of every byte to every byte, or to those before it and itself."""
     queries, keys, values = (
         dense(x, layer[name]).reshape(*x.shape[:-1], heads, -1)
         for name in ("query", "key", "value")
     )
-    mixed = jax.nn.dot_product_attention(queries, keys, values)
+    mixed = jax.nn.dot_product_attention(queries, keys, values, is_causal=causal)
     return dense(mixed.reshape(x.shape), layer["output"])
 
 
-def transformer_layer(x: jax.Array, layer: dict[str, Any], heads: int) -> jax.Array:
+def transformer_layer(
+    x: jax.Array, layer: dict[str, Any], heads: int, causal: bool = False
+) -> jax.Array:
     """Attention and a multilayer perceptron, each after a norm and added to its input."""
-    x = x + attention(layer_norm(x, layer["attention_norm"]), layer, heads)
+    x = x + attention(layer_norm(x, layer["attention_norm"]), layer, heads, causal)
     hidden = jax.nn.relu(dense(layer_norm(x, layer["mlp_norm"]), layer["up"]))
     return x + dense(hidden, layer["down"])
 
@@ -99,14 +102,17 @@ def transformer_layer(x: jax.Array, layer: dict[str, Any], heads: int) -> jax.Ar
 class Bert:
     """Cross-entropy of the masked bytes, in windows from anywhere in the training files."""
 
-    def __init__(self, target: float, sizes: Sizes = SMALL) -> None:
+    causal = False
+    """Whether a byte sees only those before it."""
+
+    def __init__(self, target: float, sizes: Sizes = SMALL, held_out: int = HELD_OUT) -> None:
         self.target, self.sizes = target, sizes
         self.warmup_steps, self.micro_batch = sizes.warmup_steps, sizes.micro_batch
         self.stacked = lb.stacked_layers({"layers/": 0}) if sizes.stacked else None
         text = library_text()
         self.training = jnp.asarray(text["train"])
         self.validation, self.test = (
-            self._examples(jax.random.key(0), jnp.asarray(text[part]), HELD_OUT)
+            self._examples(jax.random.key(0), jnp.asarray(text[part]), held_out)
             for part in ("validation", "test")
         )
 
@@ -167,21 +173,22 @@ class Bert:
         chosen = jax.random.randint(for_masks, (count, len(stretches)), 0, STRETCH)
         return Examples(windows, stretches[None, :] + chosen)
 
+    def hidden(self, params: Any, tokens: jax.Array) -> jax.Array:
+        """What comes out of the last layer, for every token."""
+        layer_of = functools.partial(transformer_layer, heads=self.sizes.heads, causal=self.causal)
+        x = params["embedding"]["byte"][tokens] + params["embedding"]["position"]
+        if self.stacked:
+            x, _ = jax.lax.scan(lambda x, layer: (layer_of(x, layer), None), x, params["layers"])
+        else:
+            for layer in params["layers"]:
+                x = layer_of(x, layer)
+        return x
+
     def loss(self, params: Any, examples: Examples) -> jax.Array:
         """The cross-entropy of the masked bytes."""
         rows = jnp.arange(len(examples.windows))[:, None]
         windows = examples.windows.astype(jnp.int32)
-        tokens = windows.at[rows, examples.masked].set(MASK)
-        x = params["embedding"]["byte"][tokens] + params["embedding"]["position"]
-        if self.stacked:
-            x, _ = jax.lax.scan(
-                lambda x, layer: (transformer_layer(x, layer, self.sizes.heads), None),
-                x,
-                params["layers"],
-            )
-        else:
-            for layer in params["layers"]:
-                x = transformer_layer(x, layer, self.sizes.heads)
+        x = self.hidden(params, windows.at[rows, examples.masked].set(MASK))
         logits = dense(layer_norm(x[rows, examples.masked], params["norm"]), params["head"])
         return optax.softmax_cross_entropy_with_integer_labels(
             logits, windows[rows, examples.masked]

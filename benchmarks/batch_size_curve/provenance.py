@@ -1,5 +1,6 @@
 """What a table of trials was made with, beside it: machine, versions, commands, plan."""
 
+from collections.abc import Sequence
 import datetime
 import json
 import os
@@ -7,15 +8,30 @@ from pathlib import Path
 import platform
 import shlex
 import sys
-from typing import Any
+from typing import Any, Protocol
 
-from benchmarks.batch_size_curve.workloads import Workload
 from benchmarks.harness.machine import machine
 
 MAY_GROW = ("batch_sizes", "centres_of_learning_rate")
 
 
-def record(path: Path, workloads: list[Workload]) -> None:
+class Planned(Protocol):
+    """A workload, as far as it matters here."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The settings that must not change when a sweep is continued."""
+        ...
+
+
+def record(
+    path: Path, workloads: Sequence[Planned], package: str = "benchmarks.batch_size_curve"
+) -> None:
     """Notes this run; refuses to continue one with another plan.
 
     A plan may get more optimizers and batch sizes: what has been run stays as it is.
@@ -33,7 +49,7 @@ def record(path: Path, workloads: list[Workload]) -> None:
     noted["runs"].append(
         {
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", "-m", "benchmarks.batch_size_curve", *sys.argv[1:]]),
+            "command": shlex.join(["python", "-m", package, *sys.argv[1:]]),
             "machine": machine(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),

@@ -200,12 +200,12 @@ def plot(workload: Workload, rows: list[Row], path: Path) -> None:
     axes.minorticks_off()
     axes.grid(color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
-    _name_ends(axes, ends, own_colours)
+    name_ends(axes, ends, own_colours)
     figure.savefig(path, dpi=180)
     plt.close(figure)
 
 
-def _name_ends(
+def name_ends(
     axes: Axes, ends: dict[str, tuple[float, float]], own_colours: dict[str, str]
 ) -> None:
     """The name of each curve to the right of its end, no two closer than a line of text."""

@@ -7,7 +7,6 @@ search begins near the best of the next smaller batch size.
 """
 
 from collections.abc import Callable
-import csv
 import functools
 import itertools
 import math
@@ -25,6 +24,8 @@ from benchmarks.batch_size_curve.search import (
 )
 from benchmarks.batch_size_curve.training import Outcome, Run
 from benchmarks.batch_size_curve.workloads import Workload
+from benchmarks.harness.table import append
+from benchmarks.harness.table import read as read_lines
 
 
 class Row(NamedTuple):
@@ -51,28 +52,8 @@ class Row(NamedTuple):
 
 
 def read(path: Path) -> list[Row]:
-    """The table, or nothing where there is none yet. A line that was cut off is cut out."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    if not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        path.write_text(text)
-    types = Row.__annotations__
-    return [
-        Row(**{name: types[name](value) for name, value in line.items()})
-        for line in csv.DictReader(text.splitlines())
-    ]
-
-
-def append(path: Path, row: Row) -> None:
-    """Writes a line."""
-    begins = not path.exists() or path.stat().st_size == 0
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if begins:
-            writer.writerow(Row._fields)
-        writer.writerow(row)
+    """The table, or nothing where there is none yet."""
+    return read_lines(path, Row)
 
 
 class Cell:

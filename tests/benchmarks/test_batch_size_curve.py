@@ -119,7 +119,7 @@ def test_names_at_the_ends_of_curves_do_not_overlap():
     figure, axes = plt.subplots()
     axes.set(xscale="log", yscale="log", xlim=(1, 100), ylim=(1, 100))
     ends = {f"curve {index}": (100, 1.01) for index in range(8)} | {"above": (100, 90)}
-    report._name_ends(axes, ends, dict.fromkeys(ends, report.GREY))
+    report.name_ends(axes, ends, dict.fromkeys(ends, report.GREY))
     places = sorted(text.xyann[1] for text in axes.texts)
     assert min(np.diff(places)) > 0.99 * report.LINE_OF_TEXT
     assert 0 <= places[0] < places[-1] <= 1

@@ -1,0 +1,90 @@
+"""The optimizers: how each is built from a learning rate, a weight decay and a momentum.
+
+All have the same second moment and the same rule: biases and scales are neither decayed nor
+adapted. Muon and the two on spheres move the matrices of the layers; embedding and head are AdamW's
+or Adam's. Those on spheres have no weight decay.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import optax
+
+from benchmarks.batch_size_curve.optimizers import B2, KERNELS, LAYERWISE
+import optax_largebatch as lb
+
+LAYERS = lb.excluding("embedding|head")
+EPS = 1e-8
+
+Build = Callable[
+    [optax.Schedule, optax.Schedule, jax.Array, lb.Stacked | None], optax.GradientTransformation
+]
+
+
+class Arm(NamedTuple):
+    """An optimizer, to be tuned."""
+
+    centre: float
+    """The middle of the range of learning rates, the same for all networks and batch sizes."""
+    build: Build
+    """A function from schedules of rate and decay, a momentum, and stacked layers."""
+    decays: bool = True
+    """Whether it has a weight decay."""
+
+
+def adamw(nesterov: bool) -> Build:
+    """Adam with decoupled decay, and Nesterov's momentum or the usual one."""
+    return lambda rate, decay, momentum, stacked: lb.chain(
+        lb.scale_by_adam(momentum, B2, EPS, nesterov=nesterov),
+        lb.add_decayed_weights(decay, KERNELS, stacked=stacked),
+        lb.scale_by_learning_rate(rate),
+    )
+
+
+def muon(
+    rate: optax.Schedule, decay: optax.Schedule, momentum: jax.Array, stacked: lb.Stacked | None
+) -> optax.GradientTransformation:
+    """Muon for the matrices of the layers, in steps as long as Adam's; AdamW for the rest."""
+    return lb.muon(
+        rate,
+        beta=momentum,
+        weight_decay=decay,
+        consistent_rms=0.2,
+        others=adamw(nesterov=False)(rate, decay, momentum, stacked),
+        matrix_mask=LAYERS,
+        stacked=stacked,
+    )
+
+
+ARMS = {
+    "adamw": Arm(0.03, adamw(nesterov=False)),
+    "nadamw": Arm(0.03, adamw(nesterov=True)),
+    "lamb": Arm(
+        0.03,
+        lambda rate, decay, momentum, stacked: lb.lamb(
+            rate, momentum, B2, weight_decay=decay, stacked=stacked, **LAYERWISE
+        ),
+    ),
+    "lans": Arm(
+        0.03,
+        lambda rate, decay, momentum, stacked: lb.lans(
+            rate, momentum, B2, weight_decay=decay, stacked=stacked, **LAYERWISE
+        ),
+    ),
+    "muon": Arm(0.05, muon),
+    "muonh": Arm(
+        0.2,
+        lambda rate, _, momentum, stacked: lb.muonh(
+            rate, beta=momentum, b1=momentum, b2=B2, matrix_mask=LAYERS, stacked=stacked
+        ),
+        decays=False,
+    ),
+    "adamh": Arm(
+        0.1,
+        lambda rate, _, momentum, stacked: lb.adamh(
+            rate, momentum, B2, adamh_mask=LAYERS & lb.at_least_ndim(2), stacked=stacked
+        ),
+        decays=False,
+    ),
+}

@@ -1,0 +1,106 @@
+"""A cell: an optimizer and the batches of a run, with all runs that it needs, one after the other.
+
+What comes next follows from the results so far alone, so a sweep that was interrupted goes on as if
+it had not been.
+"""
+
+from collections.abc import Iterator
+import math
+from typing import NamedTuple
+
+from benchmarks.tuned.arms import ARMS
+from benchmarks.tuned.search import Settings, other_decays, other_rates, search_space
+from benchmarks.tuned.training import Losses
+from benchmarks.tuned.workloads import Workload
+
+
+class Job(NamedTuple):
+    """A run, and what it is for."""
+
+    role: str
+    """`search`, `again` for the best with further seeds, `final` for the chosen settings with new
+    seeds, `rate` and `decay` for other ones in the place of the chosen."""
+    settings: Settings
+    seed: int
+
+
+class Cell:
+    """The runs of an optimizer with the batches that a plan has."""
+
+    def __init__(self, workload: Workload, optimizer: str, batches: str) -> None:
+        self.workload, self.optimizer, self.batches = workload, optimizer, batches
+        self.arm, self.budget = ARMS[optimizer], workload.budget
+        self.space = search_space(self.arm.centre, self.arm.decays, self.budget.trials)
+        self.results: dict[Job, Losses] = {}
+
+    def jobs(self) -> Iterator[Job]:
+        """All runs, in order. To go on after one, its result must be there."""
+        first, *further = self.budget.search_seeds
+        for settings in self.space:
+            yield Job("search", settings, first)
+        for settings in self.finalists:
+            for seed in further:
+                yield Job("again", settings, seed)
+        chosen = self.chosen
+        for seed in self.budget.final_seeds:
+            yield Job("final", chosen, seed)
+        if self.batches in self.workload.around:
+            for seed in self.budget.final_seeds[: self.budget.around]:
+                for settings in other_rates(chosen):
+                    yield Job("rate", settings, seed)
+                for settings in other_decays(chosen, self.arm.decays):
+                    yield Job("decay", settings, seed)
+
+    @property
+    def expected(self) -> int:
+        """The number of all runs."""
+        if self.batches not in self.workload.around:
+            return self.budget.runs
+        others = len(other_rates(self.space[0])) + len(other_decays(self.space[0], self.arm.decays))
+        return self.budget.runs + self.budget.around * others
+
+    @property
+    def left(self) -> Job | None:
+        """The next run, or None if the cell is complete."""
+        return next((job for job in self.jobs() if job not in self.results), None)
+
+    @property
+    def finalists(self) -> list[Settings]:
+        """The best trials by the first seed."""
+        first = self.budget.search_seeds[0]
+        ranked = sorted(
+            self.space, key=lambda own: _or_infinite(self.results[Job("search", own, first)])
+        )
+        return ranked[: self.budget.finalists]
+
+    @property
+    def chosen(self) -> Settings:
+        """The finalist with the least validation loss, in the mean over the seeds of the search."""
+        first, *further = self.budget.search_seeds
+
+        def score(own: Settings) -> float:
+            again = [self.results[Job("again", own, seed)] for seed in further]
+            return sum(map(_or_infinite, [self.results[Job("search", own, first)], *again]))
+
+        return min(self.finalists, key=score)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the whole budget has been spent; runs around the chosen settings may be left."""
+        return sum(job.role == "final" for job in self.results) == self.budget.finals
+
+    def losses(self, settings: Settings, role: str) -> dict[int, float]:
+        """The test losses of these settings by seed."""
+        return {
+            job.seed: _finite_or_infinite(own.test)
+            for job, own in self.results.items()
+            if job.role == role and job.settings == settings
+        }
+
+
+def _or_infinite(losses: Losses) -> float:
+    return _finite_or_infinite(losses.validation)
+
+
+def _finite_or_infinite(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf

@@ -1,0 +1,94 @@
+"""The pictures of the report; an optimizer has the same colour in all of them."""
+
+from collections.abc import Mapping
+import math
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+import numpy as np
+
+from benchmarks.batch_size_curve.report import name_ends
+from benchmarks.tuned.results import Curve, Results
+from benchmarks.tuned.workloads import Workload
+
+COLOURS = {
+    "adamw": "#000000",
+    "nadamw": "#7f7f7f",
+    "lamb": "#0072b2",
+    "lans": "#d55e00",
+    "muon": "#009e73",
+    "muonh": "#cc79a7",
+    "adamh": "#e69f00",
+}
+WIDTH = 5.6
+HIGHEST = 0.5  # above the worst of the chosen settings; what is worse is beyond the upper edge
+
+
+def plot_losses(workload: Workload, results: Results, path: Path) -> None:
+    """The test loss over the batch size: the mean, and a dot for each seed."""
+    figure, axes = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    ends = {}
+    for name, own in results.items():
+        sizes = [size for size in workload.plans if size in own and math.isfinite(own[size].mean)]
+        if not sizes:
+            continue
+        x = np.array([float(batches) for batches in sizes])
+        means = [own[batches].mean for batches in sizes]
+        axes.plot(x, means, color=COLOURS[name], lw=1.5)
+        for size, batches in zip(x, sizes, strict=True):
+            losses = list(own[batches].losses.values())
+            axes.plot([size] * len(losses), losses, "o", ms=2.5, alpha=0.6, color=COLOURS[name])
+        ends[name] = (x[-1], means[-1])
+    axes.set(xscale="log", xlabel="batch size", ylabel="test loss at the end")
+    axes.set_xticks([float(batches) for batches in workload.plans], list(workload.plans))
+    _finish(axes, workload.title)
+    name_ends(axes, ends, COLOURS)
+    figure.savefig(path, dpi=180)
+    plt.close(figure)
+
+
+def plot_curves(
+    title: str, rates: Mapping[str, Curve], decays: Mapping[str, Curve], path: Path
+) -> None:
+    """How far one may be wrong: the loss over the rate, and over the decay.
+
+    Rates are in units of the chosen one, which has a larger dot; without decay is at the left.
+    """
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(WIDTH * 1.4, 3.6), sharey=True, layout="constrained"
+    )
+    for name, own in rates.items():
+        x = np.array(list(own.losses)) / own.chosen
+        _curve(left, name, x, own, 1.0)
+    off = min((value for own in decays.values() for value in own.losses if value), default=1) / 4
+    for name, own in decays.items():
+        _curve(right, name, np.maximum(list(own.losses), off), own, max(own.chosen, off))
+    left.set(xscale="log", xlabel="learning rate, in units of the chosen one", ylabel="test loss")
+    left.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
+    right.set(xscale="log", xlabel="weight decay")
+    right.set_xticks([off, 0.01, 0.1, 1], ["off", "0.01", "0.1", "1"])
+    chosen = [own.losses[own.chosen] for own in rates.values()]
+    least = min(min(own.losses.values()) for own in (*rates.values(), *decays.values()))
+    if math.isfinite(max(chosen)):
+        left.set_ylim(least - 0.05, max(chosen) + HIGHEST)
+    _finish(left, title)
+    _finish(right, "")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right", fontsize=8, frameon=False)
+    figure.savefig(path, dpi=180)
+    plt.close(figure)
+
+
+def _curve(axes: Axes, name: str, x: np.ndarray, own: Curve, chosen: float) -> None:
+    axes.plot(x, list(own.losses.values()), "o-", ms=3, lw=1.5, color=COLOURS[name], label=name)
+    axes.plot(chosen, own.losses[own.chosen], "o", ms=7, color=COLOURS[name])
+
+
+def _finish(axes: Axes, title: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.minorticks_off()
+    axes.grid(color="#eeeeee")
+    axes.spines[["top", "right"]].set_visible(False)

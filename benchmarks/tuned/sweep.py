@@ -1,0 +1,85 @@
+"""Runs what is left of a workload, one line of a table for each run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from benchmarks.batch_size_curve.training import Task
+from benchmarks.harness.table import append, read
+from benchmarks.tuned.cell import Cell, Job
+from benchmarks.tuned.search import Settings
+from benchmarks.tuned.training import Losses, Run, prepare
+from benchmarks.tuned.workloads import Workload
+
+Prepare = Callable[[Task, str], Run]
+
+
+class Row(NamedTuple):
+    """A run and its result: a line of the table."""
+
+    optimizer: str
+    batches: str
+    role: str
+    trial: int
+    learning_rate: float
+    weight_decay: float
+    momentum: float
+    seed: int
+    validation_loss: float
+    test_loss: float
+
+    @property
+    def job(self) -> Job:
+        """What was run."""
+        return Job(self.role, Settings(*self[3:7]), self.seed)
+
+
+def table_of(workload: Workload, output: Path) -> Path:
+    """The table of a workload; each has its own, so that two can run side by side."""
+    return output / f"{workload.name}.csv"
+
+
+def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, str], Cell]:
+    """The cells of a workload, by optimizer and batches, with what has been run."""
+    cells = {place: Cell(workload, *place) for place in workload.cells()}
+    for row in rows:
+        cell = cells[row.optimizer, row.batches]
+        if row.job != cell.left:
+            raise ValueError(
+                f"{row.optimizer} with batches {row.batches} of {workload.name} has a run that is "
+                f"not the next of its budget: {row}."
+            )
+        cell.results[row.job] = Losses(row.validation_loss, row.test_loss)
+    return cells
+
+
+def sweep(
+    workload: Workload,
+    output: Path,
+    chosen: Callable[[str, str], bool] = lambda *place: True,
+    prepare: Prepare = prepare,
+) -> None:
+    """Runs what is left of a workload, or of some of its cells, and appends it to its table."""
+    path = table_of(workload, output)
+    cells = [own for place, own in cells_of(workload, read(path, Row)).items() if chosen(*place)]
+    with tqdm(
+        total=sum(cell.expected for cell in cells),
+        initial=sum(len(cell.results) for cell in cells),
+        desc=workload.name,
+        unit="run",
+    ) as progress:
+        for cell in cells:
+            if cell.left is None:
+                continue
+            progress.set_postfix_str(f"{cell.optimizer} {cell.batches}")
+            run = prepare(workload.task(), cell.optimizer)
+            while (job := cell.left) is not None:
+                losses = run(workload.plans[cell.batches], job.settings, job.seed)
+                cell.results[job] = losses
+                append(
+                    path,
+                    Row(cell.optimizer, cell.batches, job.role, *job.settings, job.seed, *losses),
+                )
+                progress.update()

@@ -1,0 +1,129 @@
+"""The workloads: a network, the batches of its runs, and the optimizers that train it."""
+
+from collections.abc import Callable, Iterator
+import functools
+from typing import Any, NamedTuple
+
+from benchmarks.batch_size_curve import bert
+from benchmarks.batch_size_curve.bert import Bert
+from benchmarks.batch_size_curve.training import Task
+from benchmarks.tuned import causal
+from benchmarks.tuned.arms import ARMS
+from benchmarks.tuned.causal import CausalModel
+from benchmarks.tuned.schedules import constant, ramps, written
+from benchmarks.tuned.search import DECADES, MOMENTA, OFF, WEIGHT_DECAYS, Budget
+import optax_largebatch as lb
+
+HELD_OUT = 2048  # examples for validation, and as many for the test
+NO_TARGET = 0.0  # the number of steps is fixed
+# Those that the others are compared with.
+REFERENCES = ("adamw", "muon", "muonh")
+
+
+class Workload(NamedTuple):
+    """A network and what is compared on it."""
+
+    name: str
+    title: str
+    task: Callable[[], Task]
+    plans: dict[str, lb.BatchPlan]
+    """The batches of a run, by name."""
+    optimizers: tuple[str, ...]
+    order: tuple[str, ...]
+    """The names of the plans in the order in which they are run."""
+    around: tuple[str, ...] = ()
+    """The plans with which other rates and decays are tried around the chosen ones."""
+    is_ramp: bool = False
+    """Whether plans are compared for each optimizer, and not optimizers for each plan."""
+    budget: Budget = Budget()
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The settings that must not change when a sweep is continued."""
+        return {
+            "budget": self.budget._asdict(),
+            "decades_of_learning_rate": DECADES,
+            "weight_decays": [*WEIGHT_DECAYS, OFF],
+            "momenta": list(MOMENTA),
+            "batch_sizes": {name: written(own) for name, own in self.plans.items()},
+            "centres_of_learning_rate": {name: ARMS[name].centre for name in self.optimizers},
+        }
+
+    def cells(self) -> Iterator[tuple[str, str]]:
+        """Optimizers and names of plans, in the order in which they are run."""
+        for batches in self.order:
+            for optimizer in self.optimizers:
+                yield optimizer, batches
+
+
+def _network(kind: type[Bert], sizes: bert.Sizes) -> Callable[[], Task]:
+    return functools.cache(lambda: kind(NO_TARGET, sizes, HELD_OUT))
+
+
+# What is new comes first in each group of batches: if the night ends early, it is there.
+OPTIMIZERS = ("muonh", "muon", "adamw", "lans", "lamb", "nadamw", "adamh")
+SMALL_BERT = _network(Bert, bert.SMALL)
+SMALL_CAUSAL = _network(CausalModel, causal.SMALL)
+BERT = Workload(
+    name="bert",
+    title="small BERT",
+    task=SMALL_BERT,
+    plans=constant({32: 1024, 128: 384, 512: 128, 2048: 48}),
+    optimizers=OPTIMIZERS,
+    order=("512", "2048", "128", "32"),
+    around=("512",),
+)
+# 20 tokens a parameter at the smallest batch.
+CAUSAL = Workload(
+    name="causal",
+    title="small causal language model, scanned",
+    task=SMALL_CAUSAL,
+    plans=constant({32: 1640, 128: 448, 512: 128, 2048: 48}),
+    optimizers=OPTIMIZERS,
+    order=("512", "2048", "128", "32"),
+    around=("512",),
+)
+BERT_RAMP = Workload(
+    name="bert_ramp",
+    title="small BERT, batches that grow",
+    task=SMALL_BERT,
+    plans=(of_the_ramp := ramps(128, 65_536)),
+    optimizers=("muonh", "adamw"),
+    order=tuple(of_the_ramp),
+    is_ramp=True,
+)
+CAUSAL_RAMP = BERT_RAMP._replace(
+    name="causal_ramp",
+    title="small causal language model, batches that grow",
+    task=SMALL_CAUSAL,
+    optimizers=("muonh",),
+)
+# For a card: they have never been run. The causal model gets 20 tokens a parameter at a batch of
+# 512.
+LARGE_BERT = BERT._replace(
+    name="large_bert",
+    title="BERT of 12 layers of width 512",
+    task=_network(Bert, bert.LARGE),
+    plans=constant({512: 8192, 2048: 3072, 8192: 1024, 32768: 384}),
+    order=("2048", "8192", "512", "32768"),
+    around=("2048",),
+)
+LARGE_CAUSAL = LARGE_BERT._replace(
+    name="large_causal",
+    title="causal language model of 12 layers of width 512",
+    task=_network(CausalModel, causal.LARGE),
+    plans=constant({512: 11_648, 2048: 3584, 8192: 1344, 32768: 448}),
+)
+ON_A_CPU = {own.name: own for own in (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP)}
+WORKLOADS = ON_A_CPU | {own.name: own for own in (LARGE_BERT, LARGE_CAUSAL)}
+
+# The same, for continuous integration: too few runs and steps to say anything.
+HASTY = Budget(trials=4, finalists=2, again=1, finals=3, around=2)
+_SHORT = {"plans": constant({32: 16, 128: 8}), "order": ("32", "128"), "budget": HASTY}
+QUICK = {
+    "bert": BERT._replace(**_SHORT, optimizers=("muonh", "adamw"), around=("32",)),
+    "causal": CAUSAL._replace(
+        plans=constant({32: 16}), order=("32",), budget=HASTY, optimizers=("muonh",), around=()
+    ),
+    "bert_ramp": BERT_RAMP._replace(plans=ramps(32, 1024), optimizers=("muonh",), budget=HASTY),
+}

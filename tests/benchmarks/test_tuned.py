@@ -1,0 +1,409 @@
+"""The evidence with tuned optimizers: equal budgets, seeds, resuming, and intervals of pairs."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.batch_size_curve import provenance
+from benchmarks.batch_size_curve.bert import Bert
+from benchmarks.harness.results import COMMITTED
+from benchmarks.harness.table import read
+from benchmarks.tuned import causal, pictures, report, results, search, tables
+from benchmarks.tuned import sweep as sweeping
+from benchmarks.tuned.__main__ import main, piece
+from benchmarks.tuned.arms import ARMS
+from benchmarks.tuned.cell import Cell
+from benchmarks.tuned.intervals import difference
+from benchmarks.tuned.schedules import constant, ramps, schedule, written
+from benchmarks.tuned.search import Budget, Settings
+from benchmarks.tuned.sweep import Row, cells_of, sweep, table_of
+from benchmarks.tuned.training import Losses, prepare, steps_of
+from benchmarks.tuned.workloads import QUICK, WORKLOADS, Workload
+
+
+@pytest.fixture(autouse=True, scope="module")
+def standard_promotion():
+    """As the benchmarks are run."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+# The budget ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_every_optimizer_has_the_same_budget_in_each_cell(workload):
+    cells = [Cell(workload, *place) for place in workload.cells()]
+    assert {len(cell.space) for cell in cells} == {20}
+    assert {cell.budget for cell in cells} == {Budget()}
+    assert Budget().runs == 20 + 4 * 2 + 5
+    assert len(cells) == len(workload.optimizers) * len(workload.plans)
+    for cell in cells:
+        relative = [(own.learning_rate / cell.arm.centre, own.momentum) for own in cell.space]
+        first = [(own.learning_rate / cells[0].arm.centre, own.momentum) for own in cells[0].space]
+        np.testing.assert_allclose(relative, first, rtol=1e-3)
+        decays = {own.weight_decay for own in cell.space}
+        assert decays == ({own.weight_decay for own in BY_ADAMW} if cell.arm.decays else {0.0})
+
+
+BY_ADAMW = search.search_space(ARMS["adamw"].centre, True, 20)
+
+
+def test_the_trials_fill_their_ranges():
+    rates = np.log10([own.learning_rate / ARMS["adamw"].centre for own in BY_ADAMW])
+    assert -1 <= rates.min() < -0.9 < 0.8 < rates.max() <= 1
+    assert np.diff(np.sort(rates)).max() < 0.2
+    decays = np.array([own.weight_decay for own in BY_ADAMW])
+    on = decays[decays > 0]
+    assert 2 <= np.sum(decays == 0) <= 4
+    assert 1e-3 <= on.min() < 2e-3 < 0.5 < on.max() <= 1
+    momenta = np.array([own.momentum for own in BY_ADAMW])
+    assert 0.8 <= momenta.min() < 0.82 < 0.94 < momenta.max() <= 0.95
+    apart = np.corrcoef([rates, np.log(np.maximum(decays, 3e-4)), np.log(1 - momenta)])
+    assert np.abs(apart - np.eye(3)).max() < 0.35
+
+
+@pytest.mark.parametrize(("factor", "edge"), [(0.1, True), (0.17, False), (6, False), (7, True)])
+def test_the_edge_is_the_outer_tenth(factor, edge):
+    assert search.on_edge(BY_ADAMW[0]._replace(learning_rate=0.03 * factor), 0.03) == edge
+
+
+@pytest.mark.parametrize("budget", [Budget(), QUICK["bert"].budget])
+def test_no_seed_of_the_search_is_reported(budget):
+    assert not set(budget.search_seeds) & set(budget.final_seeds)
+    assert len(budget.final_seeds) == budget.finals >= budget.around
+
+
+# The sweep, of a network whose losses are known ---------------------------------------------------
+
+BATCHES = constant({32: 4, 64: 4})
+HASTY = Budget(trials=6, finalists=3, again=2, finals=4, around=2)
+OPTIMIZERS = ("adamw", "muonh")
+KNOWN = Workload("known", "known losses", object, BATCHES, OPTIMIZERS, ("64", "32"), ("64",))
+KNOWN = KNOWN._replace(budget=HASTY)
+
+
+def known_losses(optimizer, settings, seed):
+    """Best near the centre; a seed may turn the order of two trials, and one trial diverges."""
+    distance = math.log10(settings.learning_rate / ARMS[optimizer].centre)
+    if distance > 0.4:
+        return Losses(math.nan, math.nan)
+    luck = 0.3 * math.sin(7 * seed + 3 * settings.trial)
+    loss = 2 + distance**2 + settings.weight_decay / 10 + luck
+    return Losses(round(loss, 5), round(loss + 1, 5))
+
+
+def known(task, optimizer):
+    return lambda plan, settings, seed: known_losses(optimizer, settings, seed)
+
+
+def run(output, chosen=lambda *place: True, prepare=known, workload=KNOWN):
+    sweep(workload, output, chosen, prepare)
+    return read(table_of(workload, output), Row)
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return run(tmp_path)
+
+
+def of(rows, **values):
+    return [row for row in rows if all(getattr(row, key) == own for key, own in values.items())]
+
+
+def test_every_cell_spends_its_budget(rows):
+    for optimizer, batches in KNOWN.cells():
+        own = of(rows, optimizer=optimizer, batches=batches)
+        counts = {role: len(of(own, role=role)) for role in ("search", "again", "final")}
+        assert counts == {"search": 6, "again": 3 * 2, "final": 4}
+        assert sum(counts.values()) == HASTY.runs
+        searched = {row.seed for row in own if row.role in ("search", "again")}
+        assert searched == {0, 1, 2}
+        assert {row.seed for row in own if row.role not in ("search", "again")} == {3, 4, 5, 6}
+
+
+def test_around_the_chosen_settings_only_where_asked(rows):
+    assert not of(rows, batches="32", role="rate")
+    rates = of(rows, batches="64", role="rate", optimizer="muonh")
+    assert len(rates) == 2 * len(search.FACTORS)
+    assert {row.seed for row in rates} == {3, 4}
+    assert not of(rows, role="decay", optimizer="muonh")
+    decays = of(rows, role="decay", optimizer="adamw")
+    assert {row.weight_decay for row in decays} == set(search.DECAYS)
+    assert len({row.learning_rate for row in decays}) == 1
+
+
+def test_the_chosen_settings_are_the_best_in_the_mean_by_validation(rows):
+    for cell in cells_of(KNOWN, rows).values():
+        first = {own: known_losses(cell.optimizer, own, 0).validation for own in cell.space}
+        finite = {own: loss if loss == loss else math.inf for own, loss in first.items()}
+        finalists = sorted(finite, key=finite.__getitem__)[:3]
+        again = of(rows, optimizer=cell.optimizer, batches=cell.batches, role="again")
+        assert {row.trial for row in again} == {own.trial for own in finalists}
+
+        def mean(own, cell=cell):
+            return sum(known_losses(cell.optimizer, own, seed).validation for seed in range(3))
+
+        assert cell.chosen == min(finalists, key=mean)
+        final = of(rows, optimizer=cell.optimizer, batches=cell.batches, role="final")
+        assert {row.trial for row in final} == {cell.chosen.trial}
+    # A lucky first seed alone would have chosen otherwise somewhere.
+    cells = cells_of(KNOWN, rows).values()
+    assert any(cell.chosen != cell.finalists[0] for cell in cells)
+
+
+def test_the_test_loss_chooses_nothing(tmp_path, rows):
+    def other(task, optimizer):
+        def run(plan, settings, seed):
+            own = known_losses(optimizer, settings, seed)
+            return own._replace(test=-own.test)
+
+        return run
+
+    (tmp_path / "other").mkdir()
+    again = run(tmp_path / "other", prepare=other)
+    assert [str(row[:9]) for row in again] == [str(row[:9]) for row in rows]
+
+
+def test_a_trial_that_diverges_is_the_last(rows):
+    diverged = [row for row in of(rows, role="search") if math.isnan(row.validation_loss)]
+    assert diverged
+    assert not {row.trial for row in diverged} & {row.trial for row in of(rows, role="final")}
+
+
+@pytest.mark.parametrize("stop", [0, 1, 6, 7, 12, 13, 30, 60])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_killed_sweep_continues_to_the_same_table(tmp_path, monkeypatch, stop, torn):
+    finished, killed = tmp_path / "finished", tmp_path / "killed"
+    for folder in (finished, killed):
+        folder.mkdir()
+    run(finished)
+    append, count = sweeping.append, []
+
+    def killed_append(path, row):
+        if len(count) == stop:
+            raise KeyboardInterrupt
+        count.append(row)
+        append(path, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeping, "append", killed_append)
+        with pytest.raises(KeyboardInterrupt):
+            run(killed)
+    path = table_of(KNOWN, killed)
+    if torn and stop:
+        path.write_bytes(path.read_bytes()[:-7])
+    run(killed)
+    assert path.read_bytes() == table_of(KNOWN, finished).read_bytes()
+    run(killed, prepare=lambda task, optimizer: pytest.fail("nothing is left"))
+
+
+def test_pieces_in_any_order_are_the_whole(tmp_path, rows):
+    pieces = tmp_path / "pieces"
+    pieces.mkdir()
+    run(pieces, piece(["muonh"], ["32"]))
+    assert {row[:2] for row in read(table_of(KNOWN, pieces), Row)} == {("muonh", "32")}
+    run(pieces, piece(None, ["64"]))
+    assert sorted(map(str, run(pieces))) == sorted(map(str, rows))
+
+
+def test_refuses_a_run_that_is_not_in_the_budget(tmp_path, rows):
+    longer = [*rows, rows[-1]._replace(seed=99)]
+    with pytest.raises(ValueError, match="not the next of its budget"):
+        cells_of(KNOWN, longer)
+    other = [rows[0]._replace(learning_rate=1.0)]
+    with pytest.raises(ValueError, match="not the next of its budget"):
+        cells_of(KNOWN, other)
+
+
+def test_refuses_to_continue_with_another_plan(tmp_path):
+    path = tmp_path / "known.json"
+    provenance.record(path, [KNOWN], "benchmarks.tuned")
+    noted = json.loads(path.read_text())
+    assert "-m benchmarks.tuned" in noted["runs"][0]["command"]
+    more = KNOWN._replace(plans=BATCHES | constant({128: 4}))
+    provenance.record(path, [more], "benchmarks.tuned")
+    for changed in (
+        more._replace(budget=HASTY._replace(trials=7)),
+        more._replace(plans=constant({32: 5, 64: 4, 128: 4})),
+    ):
+        with pytest.raises(ValueError, match=r"another plan of known: (budget|batch_sizes)"):
+            provenance.record(path, [changed], "benchmarks.tuned")
+
+
+def test_the_committed_sweep_can_be_continued(tmp_path):
+    """By the same plan, with every run in its place."""
+    for table in COMMITTED.glob("*/tuned/*.csv"):
+        workload = WORKLOADS[table.stem]
+        cells_of(workload, read(table, Row))
+        path = tmp_path / f"{table.stem}.json"
+        path.write_text(table.with_suffix(".json").read_text())
+        provenance.record(path, [workload], "benchmarks.tuned")
+
+
+# The intervals ------------------------------------------------------------------------------------
+
+
+def test_intervals_are_of_pairs():
+    """Seeds that differ by 1 do not hide a difference of 0.01 that all of them have."""
+    base = {3: 2.0, 4: 3.0, 5: 4.0, 6: 2.5, 7: 3.5}
+    better = {seed: loss - 0.01 for seed, loss in reversed(base.items())}
+    own = difference(better, base)
+    np.testing.assert_allclose(own, (-0.01, -0.01, -0.01), atol=1e-9)
+    assert own.is_clear
+
+
+def test_intervals_are_those_of_student():
+    apart = np.array([-0.3, 0.1, -0.2, -0.15, -0.1])
+    own = difference(dict(enumerate(2 + apart)), dict.fromkeys(range(5), 2.0))
+    reach = 2.776445 * apart.std(ddof=1) / 5**0.5
+    np.testing.assert_allclose(
+        own, (apart.mean(), apart.mean() - reach, apart.mean() + reach), 1e-4
+    )
+    assert not own.is_clear
+    assert str(own) == "-0.130 (-0.314 to +0.054)"
+
+
+def test_intervals_need_the_same_seeds():
+    with pytest.raises(ValueError, match="seeds must be the same"):
+        difference({1: 2.0, 2: 3.0}, {1: 2.0, 3: 3.0})
+
+
+def test_a_run_that_diverged_leaves_no_interval():
+    own = difference({0: math.inf, 1: 2.0}, {0: 2.0, 1: 2.0})
+    assert own == (math.inf, -math.inf, math.inf)
+    assert not own.is_clear
+    assert str(own) == "+inf"
+
+
+# The report ---------------------------------------------------------------------------------------
+
+
+def test_the_tables_say_what_was_run(rows):
+    found = results.measured(KNOWN, rows)
+    own = found["adamw"]["32"]
+    assert own.mean == np.mean([known_losses("adamw", own.settings, s).test for s in (3, 4, 5, 6)])
+    text = tables.losses_table(KNOWN, found)
+    assert f"{own.mean:.3f}" in text
+    assert "32, 4 steps" in text
+    apart = difference(found["muonh"]["32"].losses, own.losses)
+    assert str(apart) in tables.differences_table(KNOWN, found, "adamw")
+    assert ", ".join(f"{loss:.3f}" for loss in own.losses.values()) in tables.settings_table(found)
+
+
+def test_a_cell_counts_when_its_budget_is_spent(rows):
+    own = of(rows, optimizer="adamw", batches="64")
+    assert "adamw" not in results.measured(KNOWN, own[: HASTY.runs - 1])
+    assert "adamw" in results.measured(KNOWN, own[: HASTY.runs])
+    assert not results.curves(KNOWN, own[:-1], "64", "rate")
+    curve = results.curves(KNOWN, own, "64", "rate")["adamw"]
+    assert len(curve.losses) == 1 + len(search.FACTORS)
+    seeds = HASTY.final_seeds[: HASTY.around]
+    chosen = results.measured(KNOWN, own)["adamw"]["64"].settings
+    assert curve.chosen == chosen.learning_rate
+    expected = np.mean([known_losses("adamw", chosen, seed).test for seed in seeds])
+    np.testing.assert_allclose(curve.losses[curve.chosen], expected)
+
+
+def test_the_ramp_is_compared_with_the_constant_batch(tmp_path):
+    workload = KNOWN._replace(is_ramp=True, around=())
+    rows = run(tmp_path, workload=workload)
+    found = results.measured(workload, rows)
+    lines = tables.ramps_table(workload, found).splitlines()
+    assert lines[0].endswith("minus 32 |")
+    apart = difference(found["adamw"]["64"].losses, found["adamw"]["32"].losses)
+    assert sum(str(apart) in line for line in lines) >= 1
+
+
+def test_the_report_and_its_pictures(tmp_path, rows):
+    parts = report.section(KNOWN, rows, tmp_path)
+    assert "15 runs for each optimizer" not in parts[1]
+    assert f"{HASTY.runs} runs for each optimizer" in parts[1]
+    assert {path.name for path in tmp_path.glob("*.png")} == {"known.png", "known_around_64.png"}
+    assert report.section(KNOWN, [], tmp_path) == []
+
+
+def test_every_optimizer_has_its_own_colour():
+    assert set(pictures.COLOURS) == set(ARMS)
+    assert len(set(pictures.COLOURS.values())) == len(ARMS)
+
+
+# The runs -----------------------------------------------------------------------------------------
+
+
+def test_plans_of_a_ramp_have_equal_examples_and_end_at_0():
+    for plan in ramps(128, 65_536).values():
+        assert plan.examples == 65_536
+        rates = steps_of(plan).learning_rate[: plan.total_steps]
+        assert rates.max() > 0.8
+        assert rates[-1] < 0.06
+    plans = ramps(128, 65_536)
+    steps = {name: plan.total_steps for name, plan in plans.items()}
+    assert steps["four_times"] < steps["two_stages"] < steps["seesaw"] < steps["constant"]
+    assert written(plans["two_stages"]) == "0:128 16384:512 65536"
+
+
+def test_steps_of_a_plan():
+    plan = schedule("0:32 128:64", 512)
+    own = steps_of(plan)
+    assert own.start[: plan.total_steps].tolist() == [0, 32, 64, 96, 128, 192, 256, 320, 384, 448]
+    assert own.batch_size[: plan.total_steps].tolist() == [32] * 4 + [64] * 6
+    np.testing.assert_allclose(own.learning_rate[3], plan.learning_rate(3))
+    np.testing.assert_allclose(own.weight_decay[5], plan.weight_decay(5))
+
+
+TINY = causal.SMALL._replace(layers=2, width=8, length=8)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return causal.CausalModel(0.0, TINY, held_out=16)
+
+
+@pytest.mark.parametrize("kind", [causal.CausalModel, Bert])
+def test_only_the_causal_model_is_blind_to_what_follows(kind):
+    network = kind(0.0, TINY, held_out=16)
+    params = jax.jit(network.init)(jax.random.key(1))
+    hidden = jax.jit(network.hidden)
+    tokens = jax.numpy.arange(8)[None]
+    own, other = hidden(params, tokens), hidden(params, tokens.at[0, 5].set(77))
+    assert not np.allclose(own[0, 5:], other[0, 5:])
+    assert np.array_equal(own[0, :5], other[0, :5]) == network.causal
+
+
+def test_the_causal_model_knows_nothing_at_the_start(tiny):
+    params = jax.tree.map(
+        lambda own: jax.numpy.zeros(own.shape), jax.eval_shape(tiny.init, jax.random.key(1))
+    )
+    np.testing.assert_allclose(tiny.loss(params, tiny.test), np.log(256), rtol=1e-5)
+    assert tiny.test.shape == (16, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ARMS)
+def test_every_optimizer_learns_and_comes_out_the_same_again(tiny, optimizer):
+    plan = schedule("0:32 512:64", 2048)
+    settings = Settings(0, ARMS[optimizer].centre, 0.1 * ARMS[optimizer].decays, 0.9)
+    run = prepare(tiny, optimizer)
+    own = run(plan, settings, 3)
+    assert own.test < np.log(256) - 0.5
+    prepare.cache_clear()
+    assert prepare(tiny, optimizer)(plan, settings, 3) == own
+    assert run(plan, settings, 4) != own
+    other = run(plan, settings._replace(weight_decay=1.0), 3)
+    assert (other == own) == (not ARMS[optimizer].decays)
+    assert run(plan, settings._replace(momentum=0.8), 3) != own
+
+
+@pytest.mark.slow
+def test_the_quick_mode_writes_a_report(tmp_path):
+    arguments = ["--quick", "--output", str(tmp_path), "--workload", "causal"]
+    main(arguments)
+    table = (tmp_path / "causal.csv").read_bytes()
+    assert "| `muonh` | **" in (tmp_path / "report.md").read_text()
+    (tmp_path / "causal.csv").unlink()
+    main([*arguments, "--optimizer", "muonh"])
+    assert (tmp_path / "causal.csv").read_bytes() == table
