@@ -19,8 +19,8 @@ demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and lars at a small and
 test: $(READY)  ## the tests, without those marked slow
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -q
 
-test-slow: $(READY)  ## the tests marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow -q
+test-slow: $(READY)  ## the tests marked slow, compiled as users have it
+	TEST_COMPILER=usual $(BIN)/python -m pytest -n $(WORKERS) -m slow -q
 
 test-one-device: $(READY)  ## the optimizers once more, on one device, where sums are taken otherwise
 	TEST_DEVICES=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -q \

@@ -80,7 +80,9 @@ def _summary(plan: Any) -> Iterator[str]:
 
 def _of_the_rate(plan: Any) -> Iterator[str]:
     """The peak of the learning rate, and whether it is 0 for a part of the run."""
-    steps = np.linspace(0, plan.total_steps - 1, LOOKED_AT).astype(np.int32)
+    edges = [stage.first_step for stage in plan.stages]
+    even = np.linspace(0, plan.total_steps - 1, LOOKED_AT).astype(np.int32)
+    steps = np.union1d(even, edges).astype(np.int32)
     rates = np.asarray(plan.learning_rate(jnp.asarray(steps)), float)
     peak = steps[np.argmax(rates)]
     yield f"The learning rate is at most {rates.max():.3g}, near step {peak}."

@@ -295,9 +295,8 @@ def test_a_schedule_of_integers_beyond_31_bits():
         late = dataclasses.replace(plan, rate=schedule)
         with pytest.raises(ValueError, match="Give its lengths as floats, such as 1e13"):
             late.learning_rate(5)
-    assert (
-        dataclasses.replace(plan, rate=optax.linear_schedule(1.0, 0.0, 1e13)).learning_rate(0) == 1
-    )
+    with_floats = dataclasses.replace(plan, rate=optax.linear_schedule(1.0, 0.0, 1e13))
+    assert with_floats.learning_rate(0) == 1
 
 
 def test_what_a_schedule_returns():
