@@ -13,7 +13,6 @@ with --guide the table of the guide. Takes ten minutes on two cores.
 
 import argparse
 from collections.abc import Sequence
-import csv
 import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ import optax
 
 from benchmarks.batch_size_curve.bert import Bert
 from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.table import read
 from benchmarks.harness.tables import written
 import optax_largebatch as lb
 
@@ -209,16 +209,6 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of the file."""
-    kinds = Row.__annotations__
-    with path.open(newline="") as file:
-        return [
-            Row(**{name: kinds[name](value) for name, value in row.items()})
-            for row in csv.DictReader(file)
-        ]
-
-
 def main() -> None:
     """Runs everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -230,7 +220,7 @@ def main() -> None:
         [row._asdict() | {name: f"{getattr(row, name):.4f}" for name in LOSSES} for row in rows],
         options.output / f"{NAME}.csv",
     )
-    rows = read(options.output / f"{NAME}.csv")
+    rows = read(options.output / f"{NAME}.csv", Row)
     print(table(rows))
     plot(rows, options.output / f"{NAME}.png")
     if options.guide is not None:

@@ -15,7 +15,6 @@ everywhere.
 
 import argparse
 from collections.abc import Sequence
-import csv
 import itertools
 from pathlib import Path
 import re
@@ -147,16 +146,6 @@ def more(loss: float, reference: float) -> str:
     if times >= 2:
         return f"x {float(f'{times:.2g}'):g}"
     return re.sub(r"[+-](?=0\.0%)", "", f"{times - 1:+.1%}")
-
-
-def read(path: Path) -> list[Row]:
-    """The rows of the file."""
-    kinds = Row.__annotations__
-    with path.open(newline="") as file:
-        return [
-            Row(**{name: kinds[name](value) for name, value in row.items()})
-            for row in csv.DictReader(file)
-        ]
 
 
 def main() -> None:

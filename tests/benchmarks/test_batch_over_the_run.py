@@ -8,12 +8,13 @@ import pytest
 
 from benchmarks import batch_over_the_run as grown
 from benchmarks.batch_size_curve.bert import Bert
+from benchmarks.harness.table import read
 from benchmarks.harness.tables import written
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "cpu-2-cores"
 GUIDE = ROOT / "docs" / "guides" / "choosing_a_batch_size.md"
-ROWS = grown.read(COMMITTED / f"{grown.NAME}.csv")
+ROWS = read(COMMITTED / f"{grown.NAME}.csv", grown.Row)
 
 
 def test_the_guide_has_the_committed_table():
