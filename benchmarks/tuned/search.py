@@ -19,15 +19,15 @@ DECAYS = (0.0, 0.01, 0.1, 0.3, 1.0)  # in the place of the best one, for the sam
 class Budget(NamedTuple):
     """The runs that an optimizer has in each cell. No seed is used for two purposes."""
 
-    trials: int = 20
+    trials: int = 16
     """Settings that are run with the first seed."""
-    finalists: int = 4
+    finalists: int = 3
     """The best of these, which are run again."""
-    again: int = 2
+    again: int = 1
     """Further seeds of each finalist; the best in the mean is chosen."""
     finals: int = 5
     """New seeds of the chosen settings, which are what is reported."""
-    around: int = 3
+    around: int = 2
     """How many of those seeds are also run with other rates and decays, where that is asked for."""
 
     @property
