@@ -235,9 +235,3 @@ def warmed_up(rate: jax.Array, warmup_steps: int) -> optax.Schedule:
     It does not decay: a decay would need to know beforehand how many steps the target takes.
     """
     return lambda step: rate * jnp.minimum((step + 1) / warmup_steps, 1)
-
-
-def warmed_up_and_decayed(rate: jax.Array, warmup_steps: int, steps: int) -> optax.Schedule:
-    """A learning rate that grows in a straight line, stays, and falls to 0 after `steps`."""
-    grown = warmed_up(rate, warmup_steps)
-    return lambda step: grown(step) * jnp.minimum((steps - step) / (steps - warmup_steps), 1)

@@ -34,7 +34,7 @@ class Measured(NamedTuple):
     """An optimizer at a batch size."""
 
     runs: tuple[float, ...]
-    """Steps to the target (or another measure) of the best settings, with each seed."""
+    """Steps to the target of the best settings, with each seed."""
     edge: bool
     """Whether the best settings have the smallest or the largest learning rate of the range."""
     settings: Settings | None
@@ -72,7 +72,7 @@ def measured(workload: Workload, rows: list[Row]) -> dict[str, dict[int, Measure
             own = Measured((math.inf,), edge=False, settings=None, test_losses=())
         else:
             own = Measured(
-                tuple(workload.measure.report(row.outcome) for row in cell.repeats),
+                tuple(row.outcome.steps for row in cell.repeats),
                 on_edge(cell.best, cell.space),
                 cell.best,
                 tuple(row.test_loss for row in cell.repeats if row.ended == "reached"),

@@ -87,7 +87,7 @@ class Cell:
             self.search += [[] for _ in fine]
 
     def score(self, trial: int) -> float:
-        """The measure of the trial's worst run; infinite while runs are left."""
+        """The steps of the trial's worst run; infinite while runs are left."""
         values = self._values(trial)
         return max(values) if len(values) == self.workload.search_seeds else math.inf
 
@@ -97,7 +97,7 @@ class Cell:
         return len(values) == self.workload.search_seeds or math.inf in values
 
     def _values(self, trial: int) -> list[float]:
-        return [self.workload.measure.search(row.outcome) for row in self.search[trial]]
+        return [row.outcome.steps for row in self.search[trial]]
 
     @property
     def best(self) -> Settings | None:

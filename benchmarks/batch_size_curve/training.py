@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.batch_size_curve.optimizers import OPTIMIZERS, warmed_up, warmed_up_and_decayed
+from benchmarks.batch_size_curve.optimizers import OPTIMIZERS, warmed_up
 from benchmarks.batch_size_curve.search import Settings
 import optax_largebatch as lb
 
@@ -21,10 +21,7 @@ class Outcome(NamedTuple):
     steps: float
     """The steps to the target, or infinity."""
     ended: str
-    """`reached`, `diverged`, `censored` (it could not beat another trial) or `out of steps`.
-
-    A run of a fixed number of steps has `finished` or `diverged`.
-    """
+    """`reached`, `diverged`, `censored` (it could not beat another trial) or `out of steps`."""
     validation_loss: float
     test_loss: float
 
@@ -159,29 +156,5 @@ def prepare(task: Task, optimizer: str) -> Run:
             return Outcome(step, "reached", loss, test_loss)
         ended = "censored" if most_steps < limit else "out of steps"
         return Outcome(np.inf, ended, loss, test_loss)
-
-    return run
-
-
-def prepare_decaying(task: Task, optimizer: str, steps: int) -> Run:
-    """The same for a fixed number of steps, at whose end the learning rate is 0: no run is cut."""
-
-    @jax.jit
-    def train(rate: Any, decay: Any, seed: Any, batch_size: Any) -> Any:
-        for_params, for_stream = jax.random.split(jax.random.key(seed))
-        params = task.init(for_params)
-        schedule = warmed_up_and_decayed(rate, task.warmup_steps, steps)
-        transformation = OPTIMIZERS[optimizer].build(schedule, decay, task.stacked)
-        train_step = training_step(task, transformation, task.stream(for_stream), batch_size)
-        start = (params, transformation.init(params))
-        params, _ = jax.lax.fori_loop(0, steps, train_step, start)
-        return task.loss(params, task.validation), task.loss(params, task.test)
-
-    def run(settings: Settings, seed: int, batch_size: int, most_steps: float) -> Outcome:
-        check_batch_size(task, batch_size)
-        losses = train(settings.learning_rate, settings.weight_decay, seed, batch_size)
-        loss, test_loss = map(float, losses)
-        ended = "finished" if np.isfinite(loss) else "diverged"
-        return Outcome(steps, ended, loss, test_loss)
 
     return run

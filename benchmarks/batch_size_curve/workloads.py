@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from benchmarks.batch_size_curve import quadratic, training
 from benchmarks.batch_size_curve.bert import DEEP, LARGE, Bert
 from benchmarks.batch_size_curve.digits import Digits
-from benchmarks.batch_size_curve.measures import FINAL_LOSS, STEPS, Measure
 from benchmarks.batch_size_curve.optimizers import KNOWN, OPTIMIZERS
 from benchmarks.batch_size_curve.search import DECADES, WEIGHT_DECAYS
 from benchmarks.batch_size_curve.training import Run
@@ -35,7 +34,6 @@ MOMENTA = (
     "lans_momentum_0.8",
     "muon_momentum_0.8",
 )
-DECAYING_STEPS = 128
 
 
 class Workload(NamedTuple):
@@ -60,8 +58,6 @@ class Workload(NamedTuple):
     """A function from the target and an optimizer to a `Run`."""
     fine_trials: int = 0
     """Settings around the best ones, with learning rates a factor of 1.26 apart."""
-    measure: Measure = STEPS
-    """The measure to minimise."""
     exact: Callable[[float], dict[str, tuple[float, float]]] = lambda target: {}
     """S_min and B_crit, from the target, of the optimizers for which they are known."""
 
@@ -72,13 +68,13 @@ class Workload(NamedTuple):
 
     @property
     def measured(self) -> str:
-        """The measure to minimise, in words."""
-        return self.measure.title.format(target=self.target)
+        """What is counted, in words."""
+        return f"steps to a validation loss of {self.target:g}"
 
     @property
     def has_curve(self) -> bool:
         """Whether there is a curve of steps against batch sizes."""
-        return self.measure is STEPS and len(self.batch_sizes) > 2
+        return len(self.batch_sizes) > 2
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -111,12 +107,6 @@ def _task(kind: Callable[[float], training.Task], target: float) -> training.Tas
 
 def _learned(kind: Callable[[float], training.Task]) -> Callable[[float, str], Run]:
     return lambda target, optimizer: training.prepare(_task(kind, target), optimizer)
-
-
-def _decaying(kind: Callable[[float], training.Task], steps: int) -> Callable[[float, str], Run]:
-    return lambda target, optimizer: training.prepare_decaying(
-        _task(kind, target), optimizer, steps
-    )
 
 
 def _centre(optimizer: str) -> float:
@@ -169,14 +159,6 @@ PIECES_OF_LANS = BERT._replace(
     fine_trials=4,
     seeds=5,
 )
-DECAYING = PIECES_OF_LANS._replace(
-    name="bert_decaying",
-    title=f"small BERT, {DECAYING_STEPS} steps with a rate that decays",
-    batch_sizes=(128, 512),
-    optimizers=(PIECES,),
-    measure=FINAL_LOSS,
-    prepare=_decaying(Bert, DECAYING_STEPS),
-)
 # Layers in stacks: with a norm for each layer, and with one for all of them.
 DEEP_BERT = PIECES_OF_LANS._replace(
     name="deep_bert",
@@ -194,7 +176,7 @@ LARGE_BERT = PIECES_OF_LANS._replace(
     optimizers=(("adamw", "nadamw", "lamb", "lans"), ("lamb_one_norm", "lans_one_norm")),
     prepare=_learned(functools.partial(Bert, sizes=LARGE)),
 )
-ON_A_CPU = {own.name: own for own in (DIGITS, BERT, QUADRATIC, PIECES_OF_LANS, DECAYING, DEEP_BERT)}
+ON_A_CPU = {own.name: own for own in (DIGITS, BERT, QUADRATIC, PIECES_OF_LANS, DEEP_BERT)}
 WORKLOADS = ON_A_CPU | {LARGE_BERT.name: LARGE_BERT}
 
 # The same, for continuous integration: too few trials and seeds to say anything.

@@ -30,9 +30,8 @@ from benchmarks.batch_size_curve import (
 from benchmarks.batch_size_curve import sweep as sweeping
 from benchmarks.batch_size_curve.__main__ import piece
 from benchmarks.batch_size_curve.digits import Digits
-from benchmarks.batch_size_curve.measures import FINAL_LOSS
 from benchmarks.batch_size_curve.optimizers import KNOWN as KNOWN_OPTIMIZERS
-from benchmarks.batch_size_curve.optimizers import MOMENTUM, OPTIMIZERS, warmed_up_and_decayed
+from benchmarks.batch_size_curve.optimizers import MOMENTUM, OPTIMIZERS
 from benchmarks.batch_size_curve.search import Settings
 from benchmarks.batch_size_curve.sweep import Cell, sweep
 from benchmarks.batch_size_curve.training import Outcome
@@ -94,7 +93,7 @@ def test_every_optimizer_is_in_the_learned_workloads():
         names = {*KNOWN_OPTIMIZERS, *controls}
         assert {optimizer for optimizer, _ in cells} == names
         assert len(cells) == len(names) * len(WORKLOADS[name].batch_sizes)
-    others = {"bert_pieces", "bert_decaying", "deep_bert", "large_bert"}
+    others = {"bert_pieces", "deep_bert", "large_bert"}
     used = {optimizer for name in others for optimizer, _ in WORKLOADS[name].cells()}
     assert used | set(KNOWN_OPTIMIZERS) == set(OPTIMIZERS)
 
@@ -278,27 +277,6 @@ def test_a_sweep_in_pieces_is_the_whole_sweep(tmp_path):
     finished = pieces.read_bytes()
     sweep(FINE, pieces)
     assert pieces.read_bytes() == finished
-
-
-def test_the_loss_at_the_end_chooses_by_validation_and_reports_the_test(tmp_path):
-    def prepared(target, optimizer):
-        def run(settings, seed, batch_size, most_steps):
-            if settings.learning_rate > 1:
-                return Outcome(100, "diverged", math.nan, math.nan)
-            loss = 2 + np.log10(settings.learning_rate / 0.08) ** 2 + 0.01 * seed
-            return Outcome(100, "finished", loss, loss + 0.5)
-
-        return run
-
-    ends = KNOWN._replace(measure=FINAL_LOSS, prepare=prepared)
-    sweep(ends, tmp_path / "trials.csv")
-    results = report.measured(ends, sweeping.read(tmp_path / "trials.csv"))
-    own = results["sgd"][64]
-    nearest = min(search.search_space(0.1, 6), key=lambda at: abs(np.log(at.learning_rate / 0.08)))
-    assert own.settings == nearest
-    expected = 2.5 + np.log10(nearest.learning_rate / 0.08) ** 2 + 0.01 * np.array([3, 4, 5])
-    np.testing.assert_allclose(own.runs, expected, rtol=1e-5)
-    assert "S_min" not in report.tables(ends, sweeping.read(tmp_path / "trials.csv"))
 
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 7, 17, 40])
@@ -737,20 +715,6 @@ def test_the_large_workload_takes_a_batch_of_32768_by_accumulation(little_text):
 def test_large_workload_is_only_run_when_it_is_asked_for():
     assert "large_bert" not in ON_A_CPU
     assert set(ON_A_CPU) < set(WORKLOADS)
-
-
-def test_a_rate_that_decays():
-    rate = warmed_up_and_decayed(jnp.asarray(0.5), 20, 100)
-    np.testing.assert_allclose([rate(0), rate(19), rate(60), rate(100)], [0.025, 0.5, 0.25, 0])
-
-
-def test_a_run_of_fixed_length_learns_and_its_end_does_not_depend_on_the_budget(task):
-    decaying = training.prepare_decaying(task, "sgd", 40)
-    outcome = decaying(SETTINGS, 0, 64, math.inf)
-    assert outcome[:2] == (40, "finished")
-    assert outcome.validation_loss < 1.5
-    assert decaying(SETTINGS, 0, 64, 3) == outcome
-    assert decaying(SETTINGS._replace(learning_rate=1e12), 0, 64, math.inf).ended == "diverged"
 
 
 class Uneven(bert.Bert):
