@@ -1,4 +1,4 @@
-"""Writes what other pages have from the committed trials: `docs/evidence.md`, a guide, the README.
+"""Writes the tables that pages and the README have from the committed trials.
 
 python -m docs.write_evidence
 """
@@ -9,18 +9,25 @@ from pathlib import Path
 import re
 
 from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, TUNED, VARIED, Groups, saved_table
-from benchmarks.batch_size_curve.report import measured, steps_column, tables
+from benchmarks.batch_size_curve.report import measured, tables
 from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_table
 from benchmarks.batch_size_curve.sweep import read
 from benchmarks.batch_size_curve.workloads import ON_A_CPU, WORKLOADS
+from benchmarks.harness.table import read as rows_of
+from benchmarks.tuned.results import Results
+from benchmarks.tuned.results import measured as tuned_results
+from benchmarks.tuned.sweep import Row, table_of
+from benchmarks.tuned.tables import differences_table, losses_table, settings_table
+from benchmarks.tuned.workloads import REFERENCES, Workload
+from benchmarks.tuned.workloads import WORKLOADS as MAIN
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "batch_size_curve"
 TRIALS = RESULTS / "trials.csv"
 APART = ("digits", "bert_pieces")
-# Rows and columns of the README.
-SHORT = ("adamw", "adamw_momentum_0.8", "nadamw", "lamb", "lans", "muon")
-SIZES = {"digits": (16, 128, 1024), "bert_pieces": (32, 128, 512)}
+MAIN_RESULTS = RESULTS.with_name("tuned")
+# The rows of the table on the first screen.
+SHORT = ("adamw", "lamb", "lans", "muon", "muonh")
 # Rows and columns of the guide: batch sizes that are a factor of 64 apart.
 STARTED = ("adamw", "lamb", "lans")
 APART_BY_64 = {"digits": (16, 1024), "bert_pieces": (32, 2048)}
@@ -41,22 +48,27 @@ def spreads() -> str:
     return spread_table(read_spreads(RESULTS / f"{NAME}.csv"))
 
 
+def tuned(name: str) -> tuple[Workload, Results]:
+    """A workload of the main protocol, and the results of its complete cells."""
+    workload = MAIN[name]
+    return workload, tuned_results(workload, rows_of(table_of(workload, MAIN_RESULTS), Row))
+
+
 def short_table() -> str:
-    """Some optimizers at some batch sizes."""
-    rows = read(TRIALS)
-    columns = {
-        f"{name.partition('_')[0]}, batch {size}": steps_column(
-            {own: cells for own, cells in measured(WORKLOADS[name], rows).items() if own in SHORT},
-            size,
-        )
-        for name, sizes in SIZES.items()
-        for size in sizes
-    }
-    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
-    for optimizer in SHORT:
-        texts = [column.get(optimizer, "") for column in columns.values()]
-        lines.append(f"| `{optimizer}` | {' | '.join(texts)} |")
-    return "\n".join(lines)
+    """The test losses of five optimizers at four batch sizes."""
+    workload, results = tuned("bert")
+    return losses_table(workload, {name: results[name] for name in SHORT})
+
+
+def gap_table() -> str:
+    """What the same lose more than AdamW."""
+    workload, results = tuned("bert")
+    return differences_table(workload, {name: results[name] for name in SHORT}, "adamw")
+
+
+def differences(name: str, reference: str) -> str:
+    """What every optimizer of a workload loses more than one of them."""
+    return differences_table(*tuned(name), reference)
 
 
 def best_rates(name: str, optimizer: str) -> list[float]:
@@ -82,7 +94,16 @@ def rates_table() -> str:
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    ROOT / "docs" / "evidence.md": {
+    ROOT / "docs" / "evidence.md": {"tuned": short_table, "gap": gap_table},
+    ROOT / "docs" / "details" / "tuned.md": {
+        "bert": lambda: losses_table(*tuned("bert")),
+        **{
+            f"bert, minus {reference}": functools.partial(differences, "bert", reference)
+            for reference in REFERENCES
+        },
+        "bert, settings": lambda: settings_table(tuned("bert")[1]),
+    },
+    ROOT / "docs" / "details" / "steps_to_a_target.md": {
         **{name: functools.partial(full_tables, name) for name in ON_A_CPU},
         **{
             f"{name}, {what}": functools.partial(saved_steps, name, groups)

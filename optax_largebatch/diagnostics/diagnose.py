@@ -3,6 +3,7 @@
 from typing import Any, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.diagnostics.faults_of_ratios import (
@@ -21,12 +22,15 @@ from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
 
 SMALL_LOSS_SCALE = 128
 """Below this loss scale, little of a float16 gradient is kept from vanishing."""
+LARGE_ANGLE = 1.0
+"""In radians: above it a layer on a sphere keeps less than half of its direction."""
 
 
 @overload
@@ -62,7 +66,8 @@ def diagnose(  # pyright: ignore[reportInconsistentOverload]
 
     It finds adapted biases and scales, parameters that look like stacks of layers and have one
     ratio for all layers, and parameters that are zero or not finite. It finds trust ratios that are
-    at a bound, not finite, more than 100 times the median, or less than a 100th of it. It finds a
+    at a bound, not finite, more than 100 times the median, or less than a 100th of it. It finds
+    layers on a sphere (`muonh`) that turn by more than a radian in a step. It finds a
     decay mask that leaves out everything, and groups of parameters whose learning rate is 0. It
     finds steps that were left out because a gradient was not finite, and a loss scale that fell. It
     advises only arguments that the optimizer has. It reads existing arrays: call it between steps,
@@ -112,7 +117,7 @@ def diagnose(  # pyright: ignore[reportInconsistentOverload]
     stacks = Stacked("the stacks of the optimizer", lambda params: list(axes))
     sizes = {name: float(_norms(x)) for name, x in zip(leaf_names(params), leaves, strict=True)}
     return [
-        *_nothing_layer_wise(ratios),
+        *_nothing_layer_wise(ratios, state),
         *not_finite(ratios),
         *_not_finite_weights(sizes),
         *_one_ratio_for_layers(ratios, params, axes),
@@ -120,10 +125,23 @@ def diagnose(  # pyright: ignore[reportInconsistentOverload]
         *_zero(sizes),
         *at_a_bound(ratios),
         *exploded(ratios),
+        *_turned_far(state),
         *_nothing_decayed(weight_decay_mask, params, stacks),
         *_without_rate(state, params),
         *_left_out(state),
         *_small_loss_scale(state),
+    ]
+
+
+def _turned_far(state: Any) -> list[str]:
+    """Steps on spheres that are so long that little of the layer's direction is left."""
+    angles = [part.array("angles") for part in parts(state, HyperballState)]
+    largest = max((float(jnp.max(own)) for own in angles if own.size), default=0.0)
+    if not largest > LARGE_ANGLE:
+        return []
+    return [
+        f"A layer turned by {largest:.2g} radians in the last step: from 1 on little of its "
+        "direction is kept. Lower the learning rate, or make the warm-up longer."
     ]
 
 
@@ -132,12 +150,13 @@ def _norms(leaf: Any, axes: tuple[int, ...] = ()) -> np.ndarray:
     return np.asarray(from_sum_of_squares(sum_of_squares(leaf, axes)))
 
 
-def _nothing_layer_wise(ratios: list[Ratio]) -> list[str]:
-    if ratios:
+def _nothing_layer_wise(ratios: list[Ratio], state: Any) -> list[str]:
+    if ratios or parts(state, HyperballState):
         return []
     return [
         "There is nothing layer-wise here: no parameter has a trust ratio, and only the rest was "
-        "looked at. Optimizers with a ratio for each layer are lamb, lans, lars, larc and lbsgd."
+        "looked at. Optimizers with a ratio for each layer are lamb, lans, lars, larc and lbsgd; "
+        "muonh and adamh keep the norm of each layer."
     ]
 
 

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number, refused, renamed
@@ -92,7 +93,8 @@ def muonh(
         others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam at
             3/13 of the learning rate.
         adamh_mask: the parameters that keep their norms and take Adam's direction, such as
-            `matching("head")`; None for none.
+            `matching("head")`; None for none. Vectors among them go to `others`, because a bias
+            that starts at zero would never move on a sphere.
         matrix_mask: the other parameters that this moves, if they are matrices; None for all. Leave
             out embeddings: `matrix_mask=excluding("embed")`.
         matrix_axes: which axes are rows and columns, where parameters have more than two axes: see
@@ -171,8 +173,21 @@ def muonh(
         own = are_matrices(matrix_axes, stacks, params, matrix_mask)
         names = ["muonh" if is_matrix else "others" for is_matrix in own]
         if adamh_mask is not None:
-            heads = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
+            heads = _heads(adamh_mask, stacks.blocks(params))
             names = ["adamh" if head else name for head, name in zip(heads, names, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(params), names)
 
     return partition("muonh", optimizers, owners)
+
+
+def _heads(adamh_mask: Mask, blocks: Any) -> list[bool]:
+    """The parameters of the mask but its vectors: on a sphere a bias of zeros would never move."""
+    chosen = select_leaves("adamh_mask", adamh_mask, blocks)
+    ranks = [np.ndim(block) for block in jax.tree.leaves(blocks)]
+    heads = [own and rank > 1 for own, rank in zip(chosen, ranks, strict=True)]
+    if any(chosen) and not any(heads):
+        raise ValueError(
+            f"adamh_mask must select a parameter with two or more axes, got {adamh_mask}, which "
+            "selects vectors alone. `others` moves all vectors: leave out adamh_mask."
+        )
+    return heads

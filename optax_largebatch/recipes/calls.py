@@ -111,21 +111,6 @@ def method(of: Variable, name: str, *arguments: Any) -> Method:
     return Method(f"{of.name}.{name}", arguments, of=of)
 
 
-@dataclasses.dataclass(frozen=True)
-class Both(Call):
-    """The rule that both of two rules select by."""
-
-    function: str = "&"
-
-    def __call__(self) -> Any:
-        """Combines the rules."""
-        return _value(self.arguments[0]) & _value(self.arguments[1])
-
-    def code(self, indent: int = 0) -> str:
-        """The rules in Python."""
-        return " & ".join(_code(one, indent) for one in self.arguments)
-
-
 def _value(argument: Any) -> Any:
     if isinstance(argument, Variable):
         return argument.call()

@@ -7,7 +7,7 @@ from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule, at_least_ndim
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.recipes.building import excluding, schedule_call
-from optax_largebatch.recipes.calls import Both, Call, Variable, method
+from optax_largebatch.recipes.calls import Call, Variable, method
 from optax_largebatch.recipes.settings import Group, Settings
 
 ARGUMENTS = {
@@ -88,9 +88,7 @@ def optimizer_call(
     named["matrix_mask"] = _matrices(recipe, places)
     if _has_adamh(recipe, places):
         named |= {"b1": recipe.b1, "b2": recipe.b2, "adam_eps": recipe.eps}
-        # A bias of zeros would never move on a sphere.
-        matrices = Call("lb.at_least_ndim", (2,))
-        named["adamh_mask"] = Both(arguments=(places.rules[1], matrices))
+        named["adamh_mask"] = places.rules[1]
     named["others"] = _others(recipe, places, stacked)
     if matrix_axes is not None:
         named["matrix_axes"] = matrix_axes

@@ -55,7 +55,10 @@ def test_the_sentences_of_the_guide():
     assert len(grown.PEAKS) == 4
     assert {row.peak_rate for row in ROWS} <= set(grown.PEAKS[1:-1])
     assert "204 with AdamW" in page
-    assert "| `adamw` | 92.8 | 204 |" in (ROOT / "docs" / "details" / "steps_to_a_target.md").read_text()
+    assert (
+        "| `adamw` | 92.8 | 204 |"
+        in (ROOT / "docs" / "details" / "steps_to_a_target.md").read_text()
+    )
 
 
 def test_a_page_without_the_place_is_refused():

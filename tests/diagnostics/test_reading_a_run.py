@@ -194,6 +194,13 @@ def test_nothing_layer_wise():
     assert second.startswith("3 steps were left out")
 
 
+@pytest.mark.parametrize("make", [lb.muonh, lb.adamh])
+def test_a_step_that_turns_a_layer_too_far(make):
+    assert sentences(make(0.3), MATRICES) == []
+    (found,) = sentences(make(4.0), MATRICES)
+    assert re.match(r"A layer turned by [123]\.\d radians in the last step", found)
+
+
 def test_a_loss_scale_that_fell():
     optimizer = lb.dynamic_loss_scale(lb.lamb(0.1))
     assert sentences(optimizer, MATRICES) == []

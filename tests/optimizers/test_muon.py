@@ -491,6 +491,17 @@ def test_matrices_of_one_shape_are_exchanged_together():
 HEAD = {"head": (64, 16), "last_bias": (16,)}
 
 
+def test_vectors_of_the_head_are_not_on_a_sphere():
+    """A bias of zeros would stay there."""
+    params = {"head": {"kernel": jnp.ones((3, 2)), "bias": jnp.zeros(2)}, "up": jnp.ones((3, 3))}
+    optimizer = lb.muonh(0.1, adamh_mask=lb.matching("head"))
+    gradient = jax.tree.map(jnp.ones_like, params)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["head"]["bias"], np.full(2, -0.1 * 3 / 13), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"adamh_mask must select .*matching\('bias'\)"):
+        lb.muonh(0.1, adamh_mask=lb.matching("bias")).init(params)
+
+
 @several_devices
 @pytest.mark.parametrize(
     ("make", "settings"),
