@@ -15,24 +15,24 @@ that `--workload`, `--optimizer` and `--batch-size` cut out may run side by side
 have a cell in common. Do not pin them to a core: with another number of threads sums are rounded in
 another way, which moved the loss at the end by 0.02.
 
-Every optimizer has 33 runs in each cell: 20 trials over rate, decay and momentum with one seed, the
-best 4 with two more, the best of these with 5 new seeds. At batch 512 there are 27 more, 12 without
+Every optimizer has 24 runs in each cell: 16 trials over rate, decay and momentum with one seed, the
+best 3 with one more, the best of these with 5 new seeds. At batch 512 there are 18 more, 8 without
 a decay, around the chosen settings. Seconds are of one core of two, in a run of `muonh`, which
 costs most, on a machine with other work (those of `causal` at 128 and 2048 follow from 512); the
 runs are those of all optimizers.
 
-    workload      batches      steps   examples   seconds of a run   runs   hours
-    bert          32            1024      33k            8            231    0.5
-                  128            384      49k           11            231    0.7
-                  512            128      66k           13            390    1.4
-                  2048            48      98k           20            231    1.3
-    causal        32            1640      52k           22            231    1.4
-                  128            448      57k           24            231    1.5
-                  512            128      66k           26            390    2.8
-                  2048            48      98k           38            231    2.4
-    bert_ramp     4 ramps    128-512      66k           13            264    1.0
-    causal_ramp   4 ramps    128-512      66k           26            132    1.0
-    all of them                                                      2562   14.0
+    workload     batches     steps  examples   seconds a run  runs  hours
+    bert         32           1024       33k               8   168    0.4
+                 128           384       49k              11   168    0.5
+                 512           128       66k              13   274    1.0
+                 2048           48       98k              20   168    0.9
+    causal       32           1640       52k              22   168    1.0
+                 128           448       57k              24   168    1.1
+                 512           128       66k              26   274    2.0
+                 2048           48       98k              38   168    1.8
+    bert_ramp    4 ramps   128-512       66k              13   192    0.7
+    causal_ramp  4 ramps   128-512       66k              26    96    0.7
+    all of them                                               1844   10.1
 
 So a night on two cores is these two, side by side, and what is left of `causal` after them:
 
