@@ -19,8 +19,8 @@ DOCS = Path(__file__).parent
 
 HEAD = ("Recipe", "batch sizes", "epochs", "rate", "weight decay", "reached, [to be passed]")
 REACHED = {
-    "supervised vision": "`reached` is the top-1 accuracy on ImageNet, unless a cell says otherwise.",
-    "self-supervised vision": "`reached` is the top-1 accuracy on ImageNet, by a linear probe.",
+    "supervised vision": "`reached` is top-1 accuracy on ImageNet unless a cell says otherwise.",
+    "self-supervised vision": "`reached` is top-1 accuracy on ImageNet by a linear probe.",
 }
 
 
