@@ -1,14 +1,14 @@
 """A small BERT while its batch grows: batch, rate, examples and loss against the steps.
 
     python -m benchmarks.batch_over_the_run --output benchmarks/results/cpu-2-cores \
-        --guide docs/guides/choosing_a_batch_size.md
+        --guide docs/details/cost_of_growth.md
 
 Four plans: a constant batch, one of twice the size, a ramp to four times the size after a quarter
 of the examples, and Seesaw, which also grows four times. The task is that of
 `batch_size_curve/bert.py`, trained by Adam with `accumulate_gradients`. All see the same examples
 in the same order, with one peak rate: that with which the constant batch ends at the lowest
 validation loss, of a grid and with other seeds. Writes `batch_over_the_run.csv` and `.png`, and
-with --guide the table of the guide. Takes ten minutes on two cores.
+with --guide the table of its page. Takes ten minutes on two cores.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Seesaw against a constant batch, on the noisy quadratic whose expected loss is known exactly.
 
     python -m benchmarks.batch_plans --output benchmarks/results \
-        --guide docs/guides/choosing_a_batch_size.md
+        --guide docs/details/cost_of_growth.md
 
 Every run sees 50,000 examples, by a `batch_plan` whose batch size and rate are taken step by step.
 Seesaw grows the batch 8 times. Beside it are the constant batch that it begins with, and a constant
@@ -9,7 +9,7 @@ batch that takes as many steps as Seesaw. The peak rate of a constant batch is t
 Seesaw has that of the first of the two and, apart from it, its own best. The loss is that of
 `batch_size_curve/quadratic.py`: nothing is drawn. Normalised SGD divides the gradient by the root
 of the mean of its squared norm, as Seesaw's derivation has it (arXiv 2510.14717). Writes
-`batch_plans.csv`, and with --guide the table of the guide. Takes a minute, and gives the same
+`batch_plans.csv`, and with --guide the table of its page. Takes a minute, and gives the same
 everywhere.
 """
 

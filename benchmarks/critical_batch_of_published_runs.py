@@ -76,7 +76,13 @@ def tables() -> str:
             f"| {fit.residual:.1%} | {largest:.1%} |"
         )
     for task, batch_sizes, runs, fit, _ in results:
-        lines += ["", f"{task}:", "", "| batch size | steps | fit | apart |", "|---|---|---|---|"]
+        lines += [
+            "",
+            f"{task}:",
+            "",
+            "| batch size | steps | fit | difference |",
+            "|---|---|---|---|",
+        ]
         lines += [
             f"| {batch} | {geometric_mean(own):.0f} | {fit.steps(batch):.0f} "
             f"| {np.expm1(residual):+.1%} |"

@@ -1,4 +1,4 @@
-"""Writes `docs/measured.md`, and tables of two other pages, from the committed results.
+"""Writes the tables of costs on the pages that have them, from the committed results.
 
 python -m docs.write_measured
 """
@@ -9,9 +9,7 @@ from pathlib import Path
 import re
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "measured.md"
-MUON = ROOT / "docs" / "algorithms" / "muon.md"
-NOISE = ROOT / "docs" / "guides" / "noise_scale.md"
+DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
 
 Row = dict[str, str]
@@ -27,11 +25,11 @@ TARGETS = {
     ("one H100", "bert-base"): "BERT-base, one H100",
     ("one H100", "1.3B, stacked"): "1.3B parameters in stacks, one H100",
     ("eight H100", "bert-base"): "BERT-base, eight H100",
-    ("eight H100", "bert-base, told"): "the same, told `partition_specs`",
+    ("eight H100", "bert-base, told"): "the same, with `partition_specs`",
     ("eight H100", "1.3B, stacked"): "1.3B in stacks, eight H100",
     ("one v5e", "bert-base"): "BERT-base, one TPU v5e",
     ("v5e 2x4", "bert-base"): "BERT-base, TPU v5e 2x4",
-    ("v5e 2x4", "bert-base, told"): "the same, told `partition_specs`",
+    ("v5e 2x4", "bert-base, told"): "the same, with `partition_specs`",
     ("v5e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v5e 2x4",
     ("v5e 16x16", "1.3B, stacked"): "1.3B in stacks, TPU v5e 16x16",
     ("one v6e", "bert-base"): "BERT-base, one TPU v6e",
@@ -249,7 +247,7 @@ def muon() -> str:
 
 
 def muon_on_meshes() -> str:
-    """What a step of Muon sends and keeps, told how parameters are split or not."""
+    """What a step of Muon sends and keeps, with the specs of the parameters and without."""
     found = {
         (row["case"], row["optimizer"]): row
         for row in read("compiled/compiled_muon.csv")
@@ -258,7 +256,7 @@ def muon_on_meshes() -> str:
     ways = ("optax.contrib.muon", "muon", "muon, not told")
     in_bfloat16 = (ways[0], "muon, bfloat16", ways[2])
     return table(
-        ["eight H100", "`optax.contrib.muon`", "`muon`, told", "`muon`, not told"],
+        ["eight H100", "`optax.contrib.muon`", "`muon` with specs", "`muon` without specs"],
         [
             [
                 name,
@@ -283,7 +281,7 @@ def _sent_and_kept(row: Row | None) -> str:
 
 def _how(row: Row) -> str:
     """What a name says after that of the optimizer."""
-    how = row["optimizer"].partition(", ")[2]
+    how = row["optimizer"].partition(", ")[2].replace("not told", "without specs")
     return f", {how}" if how else ""
 
 
@@ -291,32 +289,37 @@ def _names() -> list[str]:
     return [f"`{name}`" for name in COMPILED]
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "step cost": step_cost,
-    "training step": training_step,
-    "accumulation": accumulation,
-    "sharded": sharded,
-    "diagnostics": diagnostics,
-    "compiled": compiled,
-    "cases": cases,
-    "compilation": compilation,
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "measured.md": {
+        "step cost": step_cost,
+        "training step": training_step,
+        "compiled": compiled,
+    },
+    "details/costs.md": {
+        "accumulation": accumulation,
+        "sharded": sharded,
+        "cases": cases,
+        "compilation": compilation,
+        "diagnostics": diagnostics,
+    },
+    "algorithms/muon.md": {"muon on meshes": muon_on_meshes},
+    "details/muon_on_meshes.md": {"muon": muon},
+    "guides/noise_scale.md": {"noise scale": noise_scale},
 }
 
-OF_MUON: dict[str, Callable[[], str]] = {"muon on meshes": muon_on_meshes, "muon": muon}
 
-
-def written(page: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
+def written(page: str, made: Mapping[str, Callable[[], str]]) -> str:
     """The page as it should be."""
-    for name, made in tables.items():
+    for name, lines in made.items():
         begin, end = f"<!-- {name}: made by docs/write_measured.py -->", f"<!-- end of {name} -->"
         if page.count(begin) != 1 or page.count(end) != 1:
             raise ValueError(f"page must have one {begin!r} and one {end!r}.")
         between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
-        page = between.sub(lambda _, made=made: f"\n{made()}\n\n", page)
+        page = between.sub(lambda _, lines=lines: f"\n{lines()}\n\n", page)
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
-    MUON.write_text(written(MUON.read_text(), OF_MUON))
-    NOISE.write_text(written(NOISE.read_text(), {"noise scale": noise_scale}))
+    for path, made in PAGES.items():
+        page = DOCS / path
+        page.write_text(written(page.read_text(), made))

@@ -16,7 +16,7 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "batch_plans.csv"
-GUIDE = ROOT / "docs" / "guides" / "choosing_a_batch_size.md"
+PAGE = ROOT / "docs" / "details" / "cost_of_growth.md"
 ROWS = read(COMMITTED, batch_plans.Row)
 BELOW = [row for row in ROWS if row.largest_batch < row.critical_batch_size / 2]
 
@@ -92,9 +92,9 @@ def test_the_normalised_loss_is_the_mean_of_sampled_runs():
 
 
 class TestGuide:
-    """The guide has the table of the file, and its sentences are true of it."""
+    """The page has the table of the file, and its sentences are true of it."""
 
-    page = " ".join(GUIDE.read_text().split())
+    page = " ".join(PAGE.read_text().split())
 
     def of(self, times_critical, optimizer):
         """How much higher Seesaw, Seesaw at its own best rate, and as many steps end."""
@@ -110,7 +110,7 @@ class TestGuide:
         ) / [[row.loss] for row in own]
 
     def test_has_the_table(self):
-        text = GUIDE.read_text()
+        text = PAGE.read_text()
         table = batch_plans.table(ROWS)
         wrong = text.replace(table, "")
         assert wrong != text

@@ -20,6 +20,7 @@ PAGES = [
     *GUIDES,
     *sorted((ROOT / "docs" / "coming_from").glob("*.md")),
     ROOT / "docs" / "errors.md",
+    ROOT / "docs" / "details" / "errors_about_states.md",
     ROOT / "docs" / "index.md",
     ROOT / "README.md",
 ]

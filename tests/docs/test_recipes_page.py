@@ -1,4 +1,4 @@
-"""The page of recipes says what the package's data and programs say."""
+"""The pages on recipes say what the package's data and programs say."""
 
 from pathlib import Path
 import runpy
@@ -9,29 +9,45 @@ import optax_largebatch as lb
 from optax_largebatch.recipes.scaling_rules import RULES
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "recipes.md").read_text()
+SCRIPT = runpy.run_path(str(DOCS / "write_recipes.py"))
+written, PAGES = SCRIPT["written"], SCRIPT["PAGES"]
 
 
-@pytest.fixture(scope="module")
-def script():
-    return runpy.run_path(str(DOCS / "write_recipes.py"))
+def text(path):
+    return (DOCS / path).read_text()
 
 
-def test_is_what_the_script_writes(script):
-    assert script["written"](PAGE) == PAGE
+@pytest.mark.parametrize("path", PAGES)
+def test_is_what_the_script_writes(path):
+    assert written(text(path), PAGES[path]) == text(path)
 
 
-def test_the_script_puts_right_what_is_wrong(script):
-    wrong = PAGE.replace("12724", "20000").replace("0.00288293", "0.003")
-    assert wrong != PAGE
-    assert script["written"](wrong) == PAGE
+@pytest.mark.parametrize(
+    ("path", "right", "wrong"),
+    [
+        ("recipes.md", "0.00675", "0.01"),
+        ("details/scaling_rules.md", "12724", "20000"),
+        ("details/scaling_rules.md", "0.00288", "0.003"),
+    ],
+)
+def test_the_script_puts_right_what_is_wrong(path, right, wrong):
+    page = text(path).replace(right, wrong)
+    assert page != text(path)
+    assert written(page, PAGES[path]) == text(path)
 
 
-def test_refuses_a_page_without_the_places(script):
-    with pytest.raises(ValueError, match="page must have one '<!-- recipes"):
-        script["written"]("# Recipes\n")
+@pytest.mark.parametrize("path", PAGES)
+def test_refuses_a_page_without_the_places(path):
+    with pytest.raises(ValueError, match="page must have one '<!-- "):
+        written("# Recipes\n", PAGES[path])
 
 
-def test_names_every_recipe_and_rule():
-    for name in (*lb.recipes.names(), *RULES):
-        assert f"| `{name}` |" in PAGE
+def test_names_every_recipe_ramp_and_rule():
+    names = {
+        "recipes.md": lb.recipes.names(),
+        "details/recipe_sources.md": lb.recipes.names(),
+        "details/growing_batches.md": [line.name for line in lb.recipes.ramps().lines],
+        "details/scaling_rules.md": RULES,
+    }
+    for path, own in names.items():
+        assert not [name for name in own if f"| `{name}` |" not in text(path)]
