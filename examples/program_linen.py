@@ -40,8 +40,13 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     @nn.compact
     def __call__(self, tokens):
-        scan = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
-        layers = nn.scan(Layer, length=LAYERS, **scan)(name="layers")
+        layers = nn.scan(
+            Layer,
+            length=LAYERS,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            check_constancy_invariants=False,  # traces the layer once, not twice
+        )(name="layers")
         x, _ = layers(nn.Embed(256, WIDTH, name="embed")(tokens), None)
         x = nn.LayerNorm(name="norm")(x)
         return nn.Dense(256, use_bias=False, name="head")(x)
