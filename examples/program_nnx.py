@@ -93,6 +93,7 @@ def step(params, state, tokens):
 
 results = shardings, state_shardings, None
 step = jax.jit(step, donate_argnums=(0, 1), out_shardings=results)
+
 files = sorted(Path(os.__file__).parent.glob("*.py"))
 text = np.frombuffer(b"".join(map(Path.read_bytes, files)), np.uint8)
 rng = np.random.default_rng(0)
