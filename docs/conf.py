@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx-mathjax-offline",  # equations need no network
     "sphinx_copybutton",
+    "sphinx_design",  # tabs
 ]
 exclude_patterns = ["_build", "chains"]
 autosummary_generate = False  # the pages are written by hand

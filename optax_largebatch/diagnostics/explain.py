@@ -133,10 +133,10 @@ def explain(
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import at_least_ndim, explain, stacked_layers
+        >>> from optax_largebatch import excluding_kinds, explain, stacked_layers
         >>> params = {"head": jnp.ones((4, 2)), "layers": {"bias": jnp.ones((3, 4))}}
         >>> print(explain(
-        ...     params, weight_decay_mask=at_least_ndim(2),
+        ...     params, weight_decay_mask=excluding_kinds("bias", "norm"),
         ...     stacked=stacked_layers({"layers/": 0})))
         parameter    shape  blocks  decayed  adapted  group
         head         4x2    1       yes      yes      -

@@ -61,8 +61,8 @@ def lamb(
 
     Each norm is taken over one block: an array, or one layer of an array that stacks layers. The
     ratio is 1 where one of the norms is 0. A bias or scale that starts at 0 grows slowly under
-    adaptation: leave such parameters out with `trust_ratio_mask=excluding("bias", "scale")`, and
-    usually out of the weight decay too.
+    adaptation: leave such parameters out with `trust_ratio_mask=excluding_kinds("bias", "norm")`,
+    and usually out of the weight decay too.
 
     With the arguments of `optax.lamb`, it gives the numbers of `optax.lamb`.
 
@@ -104,11 +104,11 @@ def lamb(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import excluding, lamb
+        >>> from optax_largebatch import excluding_kinds, lamb
         >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.zeros(2)}
+        >>> kernels = excluding_kinds("bias", "norm")
         >>> optimizer = lamb(
-        ...     1e-2, weight_decay=0.01, weight_decay_mask=excluding("bias"),
-        ...     trust_ratio_mask=excluding("bias"))
+        ...     1e-2, weight_decay=0.01, weight_decay_mask=kernels, trust_ratio_mask=kernels)
         >>> state = optimizer.init(params)
         >>> grads = jax.grad(lambda p: jnp.sum((p["kernel"] - 1) ** 2 + p["bias"]))(params)
         >>> updates, state = optimizer.update(grads, state, params)

@@ -58,7 +58,7 @@ def lans(
     does not matter, so it needs no clipping by norm and no loss scale. This holds as long as
     float32 holds the squares: the gradient norm of a block has to lie between 1e-15 and 1e18 (see
     `normalize_by_block_norm`). As with LAMB, leave biases and scales that start at 0 out of the
-    adaptation: `trust_ratio_mask=excluding("bias", "scale")`.
+    adaptation: `trust_ratio_mask=excluding_kinds("bias", "norm")`.
 
     Args:
         learning_rate: :math:`\eta`, 0 or more; a float or a schedule (the paper's is

@@ -47,7 +47,7 @@ def lars(
     Each norm is taken over one block: an array, or one layer of an array that stacks layers. Where
     one of the norms is 0 the ratio is 1: with the default trust coefficient, that step is 1000
     times the usual one. Leave biases and normalisation scales out with
-    `trust_ratio_mask=excluding("bias", "scale")`, or say `zero_ratio="coefficient"`.
+    `trust_ratio_mask=excluding_kinds("bias", "norm")`, or say `zero_ratio="coefficient"`.
 
     With `denominator="update"` it gives the numbers of `optax.lars`.
 

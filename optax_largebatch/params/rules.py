@@ -128,9 +128,9 @@ def named(*names: str) -> Rule:
 def excluding(*patterns: str) -> Rule:
     r"""Selects the parameters whose name matches none of the patterns.
 
-    The usual mask of weight decay and of layer-wise adaptation: `excluding("bias", "scale")`.
-    Names and patterns are those of `matching`, so short patterns find more than they seem to:
-    `excluding("b")` leaves out "embeddings" as well, and `~named("b")` does not.
+    To leave out biases and norms, use `excluding_kinds("bias", "norm")`. Names and patterns are
+    those of `matching`, so short patterns find more than they seem to: `excluding("b")` leaves out
+    "embeddings" as well, and `~named("b")` does not.
 
     Args:
         *patterns: regular expressions, at least one.
@@ -146,9 +146,9 @@ def excluding(*patterns: str) -> Rule:
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import excluding
-        >>> params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
-        >>> excluding("bias").mask(params)
-        {'dense': {'bias': False, 'kernel': True}}
+        >>> params = {"embed": jnp.ones((5, 2)), "dense": {"kernel": jnp.ones((2, 3))}}
+        >>> excluding("embed").mask(params)
+        {'dense': {'kernel': True}, 'embed': False}
     """
     _check_patterns("excluding", patterns)
     return Rule(_said("excluding", patterns), _Not(_Search(patterns)))
@@ -157,8 +157,8 @@ def excluding(*patterns: str) -> Rule:
 def at_least_ndim(ndim: int) -> Rule:
     r"""Selects the parameters that have `ndim` axes or more.
 
-    `at_least_ndim(2)` keeps the matrices and leaves out biases and normalisation scales, however a
-    network names them.
+    `at_least_ndim(2)` keeps the matrices, and a bias of two axes too, as in Flax's attention. To
+    leave out biases and norms, use `excluding_kinds("bias", "norm")`.
 
     Args:
         ndim: the least number of axes, 0 or more.

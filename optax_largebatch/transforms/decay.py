@@ -51,9 +51,9 @@ def add_decayed_weights(
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import add_decayed_weights, excluding
+        >>> from optax_largebatch import add_decayed_weights, excluding_kinds
         >>> params = {"kernel": jnp.array([2.0]), "bias": jnp.array([2.0])}
-        >>> transform = add_decayed_weights(0.1, excluding("bias"))
+        >>> transform = add_decayed_weights(0.1, excluding_kinds("bias", "norm"))
         >>> updates, _ = transform.update(
         ...     {"kernel": jnp.zeros(1), "bias": jnp.zeros(1)}, transform.init(params), params)
         >>> print(updates["kernel"], updates["bias"])

@@ -79,7 +79,7 @@ def test_adapted_biases():
     (sentence,) = sentences(lb.lamb(0.1, stacked=STACKED), stacked=STACKED)
     # The biases of the layers are 1, and so are their ratios: as if they were not adapted.
     assert sentence.startswith("1 of 2 parameters with a single axis are adapted, such as 'head/b")
-    assert "trust_ratio_mask=at_least_ndim(2)" in sentence
+    assert "trust_ratio_mask=excluding_kinds('bias', 'norm')" in sentence
 
 
 MATRICES = {f"kernel_{index}": jnp.full((2, 2), 1.5 + index / 10) for index in range(5)}

@@ -36,7 +36,7 @@ WRONG = {
     "eps_root": [(-1e-8, ValueError, "[0, inf)")],
     "momentum": [(1.0, ValueError, "[0, 1), got 1.0"), ("x", TypeError, "'x'")],
     "adam_eps": [(-1e-8, ValueError, "[0, inf)"), ("a", TypeError, "'a'")],
-    "adamh_mask": [(False, TypeError, "excluding('bias')")],
+    "adamh_mask": [(False, TypeError, "excluding_kinds('bias'")],
     "eps_is_floor": [(0, TypeError, "True or False, got 0")],
     "shape_factor": [("moonlight", ValueError, "'jordan', 'spectral_norm', 'none', got")],
     "radius": [
@@ -49,11 +49,11 @@ WRONG = {
     "nesterov": [(1, TypeError, "True or False, got 1")],
     "trust_coefficient": [(0.0, ValueError, "(0, inf), got 0.0")],
     "weight_decay_mask": [
-        (False, TypeError, "excluding('bias')"),
-        (True, TypeError, "excluding('bias')"),
+        (False, TypeError, "excluding_kinds('bias'"),
+        (True, TypeError, "excluding_kinds('bias'"),
         ("bias", TypeError, "'bias'"),
     ],
-    "trust_ratio_mask": [(False, TypeError, "excluding('bias')")],
+    "trust_ratio_mask": [(False, TypeError, "excluding_kinds('bias'")],
     "param_norm_bounds": [
         (10.0, TypeError, "(low, high)"),
         ((1.0, 0.5), ValueError, "low <= high, got (1.0, 0.5)"),
