@@ -1,14 +1,14 @@
 """Barlow Twins on scikit-learn's digits: LARS by its recipe against tuned LARS, SGD and AdamW.
 
     python -m benchmarks.self_supervised_digits --output benchmarks/results/cpu-2-cores \
-        --guide docs/guides/self_supervised_digits.md
+        --guide docs/evidence/self_supervised_digits.md
 
 At each batch size an encoder is pretrained on 1024 images without their labels, for the same number
 of epochs, with the schedule of the recipe. Then a linear probe is fitted to its features and the
 labels of 100 of the images. SGD, AdamW and LARS get their learning rate from a grid, by the probe's
 accuracy on validation images with seeds that the comparison does not use; LARS by the recipe gets
 none. The table has the accuracy on test images, mean and standard deviation over five seeds. Writes
-`self_supervised_digits.csv` and `.png`, and with --guide the table of the guide. Takes ten minutes
+`self_supervised_digits.csv` and `.png`, and with --guide the table of the page. Takes ten minutes
 on one core.
 """
 

@@ -48,8 +48,10 @@ def partition(
             )
         check_state(who, optax.transforms.PartitionState, state)
         gradients_of(updates, params)
-        # With `owners` itself, optax would ask about the gradients, some of which may be None.
-        partitioned = optax.partition(parts, owners(params))
+        # With `owners` itself, optax would ask about the gradients, some of which may be None. A
+        # tree would be called if it is a module that can be called, as those of Equinox are.
+        labels = owners(params)
+        partitioned = optax.partition(parts, lambda _: labels)
         return partitioned.update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(init, update)

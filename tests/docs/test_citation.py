@@ -12,9 +12,19 @@ TEXT = (ROOT / "CITATION.cff").read_text()
 PAGES = sorted((ROOT / "docs" / "algorithms").glob("*.md"))
 
 
-def test_names_the_version_and_a_date():
-    assert re.findall(r"^version: (.+)$", TEXT, re.MULTILINE) == [lb.__version__]
-    assert re.search(r"^date-released: 20\d\d-\d\d-\d\d$", TEXT, re.MULTILINE)
+def test_names_the_last_release_of_the_changelog():
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    version, date = re.search(r"^## (\d\S+) \((20\d\d-\d\d-\d\d)\)$", changes, re.M).groups()
+    assert re.findall(r"^version: (.+)$", TEXT, re.MULTILINE) == [version] == [lb.__version__]
+    assert re.findall(r"^date-released: (.+)$", TEXT, re.MULTILINE) == [date]
+
+
+def test_the_changelog_names_what_there_is():
+    """A name that was changed after its line was written."""
+    known = {*lb.__all__, *dir(lb), *lb.recipes.__all__}
+    named = re.findall(r"`([a-z_]+)`", (ROOT / "CHANGELOG.md").read_text())
+    elsewhere = {"update", "explain", "recipes", "scale", "plan"}
+    assert set(named) - elsewhere <= known
 
 
 def test_the_bibtex_of_the_library_is_of_this_version():
