@@ -1,7 +1,7 @@
 """Barlow Twins on scikit-learn's digits: LARS by its recipe against tuned LARS, SGD and AdamW.
 
     python -m benchmarks.self_supervised_digits --output benchmarks/results/cpu-2-cores \
-        --guide docs/evidence/self_supervised_digits.md
+        --guide docs/details/self_supervised_digits.md
 
 At each batch size an encoder is pretrained on 1024 images without their labels, for the same number
 of epochs, with the schedule of the recipe. Then a linear probe is fitted to its features and the

@@ -16,7 +16,7 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "cpu-2-cores"
-GUIDE = ROOT / "docs" / "evidence" / "self_supervised_digits.md"
+GUIDE = ROOT / "docs" / "details" / "self_supervised_digits.md"
 
 
 def test_the_guide_has_the_committed_table():

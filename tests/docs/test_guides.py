@@ -19,7 +19,7 @@ GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [
     *GUIDES,
     *sorted((ROOT / "docs" / "coming_from").glob("*.md")),
-    ROOT / "docs" / "evidence" / "self_supervised_digits.md",
+    ROOT / "docs" / "details" / "self_supervised_digits.md",
     ROOT / "docs" / "stability.md",
     ROOT / "docs" / "errors.md",
     ROOT / "docs" / "details" / "errors_about_states.md",
