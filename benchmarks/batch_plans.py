@@ -65,7 +65,7 @@ def plans(stages: Any, optimizer: str, decay: Any) -> list[lb.BatchPlan]:
     return [
         lb.batch_plan(
             stages,
-            EXAMPLES,
+            total=EXAMPLES,
             learning_rate=lb.PlannedRate(peak, EXAMPLES, decay=decay),
             coupling=COUPLINGS[optimizer],
         )

@@ -14,7 +14,7 @@ from optax_largebatch.diagnostics.critical_batch_size import (
 from optax_largebatch.diagnostics.critical_growth import within_critical_batch_size
 from optax_largebatch.diagnostics.diagnose import diagnose
 from optax_largebatch.diagnostics.explain import Explanation, explain
-from optax_largebatch.diagnostics.gradient_scale import gradient_scale
+from optax_largebatch.diagnostics.gradient_reduction import check_gradient_reduction
 from optax_largebatch.diagnostics.matrix_groups import matrix_groups
 from optax_largebatch.diagnostics.noise_scale import (
     NoiseScale,
@@ -78,8 +78,8 @@ from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, c
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
 from optax_largebatch.transforms.noise.noise_scale import (
-    GradientNoiseScaleState,
-    gradient_noise_scale,
+    MeasureNoiseScaleState,
+    measure_noise_scale,
 )
 from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
@@ -148,12 +148,12 @@ __all__ = [
     "DecayToTargetRmsState",
     "DynamicLossScaleState",
     "Explanation",
-    "GradientNoiseScaleState",
     "Growth",
     "HyperballState",
     "Hyperparameters",
     "LearnLogScaleState",
     "MasterWeightsState",
+    "MeasureNoiseScaleState",
     "MeasuredCriticalBatchSize",
     "NesterovSplitState",
     "NoiseScale",
@@ -188,6 +188,7 @@ __all__ = [
     "cain",
     "centralize_gradients",
     "chain",
+    "check_gradient_reduction",
     "clamp_parameters",
     "clip_by_global_norm",
     "clip_by_median_norm",
@@ -202,8 +203,6 @@ __all__ = [
     "excluding_kinds",
     "explain",
     "fit_critical_batch_size",
-    "gradient_noise_scale",
-    "gradient_scale",
     "has_updated",
     "hyperball",
     "lamb",
@@ -220,6 +219,7 @@ __all__ = [
     "matching_kinds",
     "matrix_groups",
     "measure_critical_batch_size",
+    "measure_noise_scale",
     "muon",
     "muonh",
     "named",

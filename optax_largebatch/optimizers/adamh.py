@@ -9,7 +9,7 @@ from optax_largebatch.arguments import Scalar, refused
 from optax_largebatch.params.groups import Grouped, ParamGroups, check_groups, scaled_rate
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
 from optax_largebatch.params.rules import at_least_ndim
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
@@ -29,16 +29,16 @@ SHARE_OF_ADAM = 3 / 13
 @refused(weight_decay=NO_DECAY)
 def adamh(
     learning_rate: Scalar | optax.Schedule,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
-    *,
     radius: Radius = "now",
     others: optax.GradientTransformation | None = None,
     adamh_mask: Mask = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""AdamH: Adam's direction, in steps on a sphere.
 

@@ -6,7 +6,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_number
 from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -22,15 +22,15 @@ from optax_largebatch.transforms.second_moment import scale_by_second_moment
 
 def cain(
     learning_rate: Scalar | optax.Schedule = 1e-2,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     scale_speed: Scalar = 0.05,
     rms_eps: Scalar = 1e-5,
     param_max: Scalar = 20.0,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -106,7 +106,7 @@ def cain(
         sum_of(
             chain(
                 scale_by_second_moment(
-                    b2, eps, bias_correction="lagged", stacked=stacked, nu_dtype=nu_dtype
+                    b2, eps=eps, bias_correction="lagged", stacked=stacked, nu_dtype=nu_dtype
                 ),
                 scale_by_factored_parameter_rms(rms_eps, stacked=stacked),
                 scale_by_learning_rate(rate),

@@ -7,7 +7,7 @@ import optax
 from optax_largebatch.arguments import Scalar, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -18,15 +18,15 @@ from optax_largebatch.transforms.parameter_scale.target_rms_decay import decay_t
 @renamed(mask="weight_decay_mask")
 def eve(
     learning_rate: Scalar | optax.Schedule = 1e-3,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
     weight_decay: Scalar | optax.Schedule = 1e-3,
     weight_decay_mask: Mask = None,
-    *,
     target_rms: Scalar = 0.1,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -85,8 +85,8 @@ def eve(
         scale_by_learning_rate(groups.vary("learning_rate", learning_rate)),
         decay_to_target_rms(
             groups.vary("weight_decay", weight_decay),
-            target_rms,
-            weight_decay_mask,
+            target_rms=target_rms,
+            weight_decay_mask=weight_decay_mask,
             stacked=stacked,
         ),
     )

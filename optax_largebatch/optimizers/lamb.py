@@ -14,7 +14,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.adam import (
     BiasCorrection,
     bias_corrected_step_size,
@@ -46,7 +46,7 @@ def lamb(
     grad_averaging: bool = True,
     max_grad_norm: Scalar | None = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -7,7 +7,7 @@ import optax
 from optax_largebatch.arguments import Bounds, Scalar, check_number, check_optional_number, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -21,12 +21,12 @@ from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 @renamed(mask="weight_decay_mask")
 def lans(
     learning_rate: Scalar | optax.Schedule,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
     eps: Scalar = 1e-6,
     weight_decay: Scalar | optax.Schedule = 0.0,
     weight_decay_mask: Mask = None,
-    *,
     trust_ratio_mask: Mask = None,
     param_norm_bounds: Bounds = None,
     trust_ratio_bounds: Bounds = None,
@@ -36,7 +36,7 @@ def lans(
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -133,9 +133,9 @@ def lans(
                     stacked=stacked,
                 ),
             ),
-            b1,
-            b2,
-            eps,
+            b1=b1,
+            b2=b2,
+            eps=eps,
             bias_correction=bias_correction,
             grad_averaging=grad_averaging,
             mu_dtype=mu_dtype,

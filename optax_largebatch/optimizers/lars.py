@@ -7,7 +7,7 @@ import optax
 from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_flag, renamed
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.lars import Denominator, scale_by_lars
@@ -32,7 +32,7 @@ def lars(
     clip_gradient: Scalar | None = None,
     momentum_of: Literal["steps", "directions"] = "steps",
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LARS: SGD with momentum and a rate for each layer, from the norms of its tensors.
@@ -104,15 +104,15 @@ def lars(
     groups = check_groups(groups, stacked)
     check_choice("momentum_of", momentum_of, ("steps", "directions"))
     rate = scale_by_learning_rate(groups.vary("learning_rate", learning_rate))
-    buffer = accumulate_momentum(momentum, nesterov, accumulator_dtype=accumulator_dtype)
+    buffer = accumulate_momentum(momentum, nesterov=nesterov, accumulator_dtype=accumulator_dtype)
     return chain(
         centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
         scale_by_lars(
             groups.vary("weight_decay", weight_decay),
-            weight_decay_mask,
-            trust_coefficient,
-            eps,
-            trust_ratio_mask,
+            weight_decay_mask=weight_decay_mask,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            trust_ratio_mask=trust_ratio_mask,
             denominator=denominator,
             trust_ratio_bounds=trust_ratio_bounds,
             zero_ratio=zero_ratio,
@@ -126,6 +126,7 @@ def lars(
 @renamed(mask="weight_decay_mask")
 def larc(
     learning_rate: Scalar | optax.Schedule,
+    *,
     weight_decay: Scalar | optax.Schedule = 0.0,
     weight_decay_mask: Mask = None,
     trust_coefficient: Scalar = 0.02,
@@ -133,10 +134,9 @@ def larc(
     trust_ratio_mask: Mask = None,
     momentum: Scalar = 0.9,
     nesterov: bool = False,
-    *,
     clip: bool = True,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LARC: LARS that never steps further than plain SGD would.
@@ -196,14 +196,14 @@ def larc(
         centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
         scale_by_lars(
             groups.vary("weight_decay", weight_decay),
-            weight_decay_mask,
-            trust_coefficient,
-            eps,
-            trust_ratio_mask,
+            weight_decay_mask=weight_decay_mask,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            trust_ratio_mask=trust_ratio_mask,
             zero_ratio="gradient",
             larc_learning_rate=rate if clip else None,
             stacked=stacked,
         ),
-        accumulate_momentum(momentum, nesterov, accumulator_dtype=accumulator_dtype),
+        accumulate_momentum(momentum, nesterov=nesterov, accumulator_dtype=accumulator_dtype),
         scale_by_learning_rate(rate),
     )

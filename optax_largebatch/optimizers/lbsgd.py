@@ -15,7 +15,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.schedules.warmup import large_batch_warmup
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -31,10 +31,10 @@ from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, acc
 @renamed(mask="weight_decay_mask")
 def lbsgd(
     learning_rate: Scalar | optax.Schedule,
+    *,
     momentum: Scalar = 0.0,
     weight_decay: Scalar | optax.Schedule = 0.0,
     weight_decay_mask: Mask = None,
-    *,
     batch_scale: int = 1,
     warmup_strategy: Literal["linear", "power2", "sqrt", "lars"] = "linear",
     warmup_epochs: Scalar = 5,
@@ -43,7 +43,7 @@ def lbsgd(
     trust_ratio_mask: Mask = None,
     clip_gradient: Scalar | None = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LBSGD: SGD with gradient accumulation and a learning rate that warms up to the large batch.
@@ -126,9 +126,9 @@ def lbsgd(
     # Where the trust ratio sets the size of a step, the rate does not grow: a scale of 1.
     multiplier = large_batch_warmup(
         1.0,
-        1 if adapts else batch_scale,
-        warmup_epochs * updates_per_epoch,
-        "linear" if adapts else warmup_strategy,
+        batch_scale=1 if adapts else batch_scale,
+        warmup_steps=warmup_epochs * updates_per_epoch,
+        strategy="linear" if adapts else warmup_strategy,
     )
     return count_micro_batches(
         accumulate_gradients(
@@ -136,7 +136,7 @@ def lbsgd(
                 centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
                 scale_by_lars(
                     groups.vary("weight_decay", weight_decay),
-                    weight_decay_mask,
+                    weight_decay_mask=weight_decay_mask,
                     trust_coefficient=1.0,
                     eps=1e-18,
                     trust_ratio_mask=trust_ratio_mask if adapts else lambda params: False,
@@ -159,7 +159,7 @@ def lbsgd(
     )
 
 
-def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> int:
+def batch_scale(macrobatch_size: int, *, batch_size: int, num_workers: int = 1) -> int:
     r"""The number of micro-batches that make a macro-batch.
 
     .. math:: S = \lceil \text{macrobatch} / (\text{batch} \cdot \text{workers}) \rceil

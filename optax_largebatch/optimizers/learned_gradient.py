@@ -6,7 +6,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_order
 from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -18,10 +18,10 @@ from optax_largebatch.transforms.preconditioning.learned_matrices import scale_b
 
 def learned_gradient(
     learning_rate: Scalar | optax.Schedule = 0.03,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     size_lr_scale: Scalar = 0.1,
     meta_lr_scale: Scalar = 1.0,
     param_min_rms: Scalar = 1e-5,
@@ -31,7 +31,7 @@ def learned_gradient(
     size_update_period: int = 4,
     max_fullcov_size: int = 1024,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LearnedGradient, experimental: momentum times learned matrices, one for each axis.
@@ -111,9 +111,9 @@ def learned_gradient(
             chain(
                 scale_by_learned_matrices(
                     rate,
-                    b1,
-                    b2,
-                    eps,
+                    b1=b1,
+                    b2=b2,
+                    eps=eps,
                     meta_lr_scale=meta_lr_scale,
                     period=lr_est_period,
                     max_step_scale=max_step_scale,
@@ -126,9 +126,9 @@ def learned_gradient(
             ),
             learn_log_scale(
                 rate,
-                b1,
-                b2,
-                1e-10,
+                b1=b1,
+                b2=b2,
+                eps=1e-10,
                 speed=size_lr_scale,
                 period=size_update_period,
                 rms_bounds=(param_min_rms, param_max_rms),

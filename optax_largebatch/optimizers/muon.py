@@ -9,7 +9,7 @@ from optax_largebatch.arguments import Scalar, check_flag, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
@@ -51,7 +51,7 @@ def muon(
     matrix_axes: MatrixAxes = None,
     ns_dtype: Any = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon: steps whose matrices have all their singular values near 1.
 
@@ -148,7 +148,7 @@ def muon(
     matrices = chain(
         orthogonalize_momentum(
             beta,
-            eps,
+            eps=eps,
             nesterov=nesterov,
             bias_correction=bias_correction,
             grad_averaging=grad_averaging,

@@ -10,7 +10,7 @@ from optax_largebatch.optimizers.adamh import NO_DECAY, adams_share
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
@@ -26,12 +26,12 @@ from optax_largebatch.wrappers.partition import check_others, partition
 @renamed(muon_weight_dimension_numbers="matrix_axes")
 def muonh(
     learning_rate: Scalar | optax.Schedule,
+    *,
     ns_coeffs: Any = "polar_express",
     ns_steps: int | None = None,
     beta: Scalar = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
-    *,
     nesterov: bool = True,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
@@ -47,7 +47,7 @@ def muonh(
     matrix_axes: MatrixAxes = None,
     ns_dtype: Any = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""MuonH: Muon's direction, in steps on a sphere.
 
@@ -137,7 +137,7 @@ def muonh(
     matrices = chain(
         orthogonalize_momentum(
             beta,
-            eps,
+            eps=eps,
             nesterov=nesterov,
             bias_correction=bias_correction,
             grad_averaging=grad_averaging,

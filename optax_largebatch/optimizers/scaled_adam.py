@@ -12,7 +12,7 @@ from optax_largebatch.arguments import (
     check_order,
 )
 from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -27,10 +27,10 @@ from optax_largebatch.transforms.second_moment import scale_by_second_moment
 
 def scaled_adam(
     learning_rate: Scalar | optax.Schedule = 0.03,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     clipping_scale: Scalar | None = None,
     scalar_lr_scale: Scalar = 0.1,
     param_min_rms: Scalar = 1e-5,
@@ -39,7 +39,7 @@ def scaled_adam(
     size_update_period: int = 4,
     clipping_update_period: int = 100,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -121,14 +121,14 @@ def scaled_adam(
         centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
         clip_by_median_norm(
             clipping_scale,
-            clipping_update_period,
+            window=clipping_update_period,
             scalar_scale=scalar_lr_scale,
             period=size_update_period,
             stacked=stacked,
         ),
         sum_of(
             chain(
-                scale_by_second_moment(b2, eps, bias_correction="early", nu_dtype=nu_dtype),
+                scale_by_second_moment(b2, eps=eps, bias_correction="early", nu_dtype=nu_dtype),
                 scale_by_parameter_rms(
                     param_min_rms,
                     period=size_update_period,

@@ -14,8 +14,8 @@ from optax_largebatch.plans.stages import Start, stages_of, starts_of
 
 def batch_plan(
     stages: "Growth | str | dict[Count, Count] | list[Start] | int",
-    total: Count,
     *,
+    total: Count,
     sequence_length: int | None = None,
     learning_rate: Any = None,
     coupling: Coupling = "sqrt",

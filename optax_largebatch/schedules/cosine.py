@@ -10,8 +10,8 @@ from optax_largebatch.schedules.warmup import as_float
 
 def warmup_cosine(
     peak_value: Scalar,
-    total_steps: int,
     *,
+    total_steps: int,
     end_value: Scalar = 0.0,
     warmup_steps: int = 0,
     warmup_begin_value: Scalar = 0.0,

@@ -12,8 +12,8 @@ from optax_largebatch.schedules.warmup import as_float
 
 def warmup_drops(
     peak_value: Scalar,
-    drop_steps: Sequence[int],
     *,
+    drop_steps: Sequence[int],
     factor: Scalar = 0.1,
     warmup_steps: int = 0,
     warmup_begin_value: Scalar = 0.0,
@@ -42,7 +42,7 @@ def warmup_drops(
 
     Examples:
         >>> from optax_largebatch import warmup_drops
-        >>> schedule = warmup_drops(1.0, [6, 8], warmup_steps=4)
+        >>> schedule = warmup_drops(1.0, drop_steps=[6, 8], warmup_steps=4)
         >>> print([round(float(schedule(step)), 3) for step in (0, 2, 4, 6, 8, 99)])
         [0.0, 0.5, 1.0, 0.1, 0.01, 0.01]
 

@@ -23,9 +23,9 @@ class EdenSchedule(Protocol):
 
 def eden(
     learning_rate: Scalar,
+    *,
     lr_batches: Scalar = 5000,
     lr_epochs: Scalar = 6,
-    *,
     steps_per_epoch: Scalar | None = None,
     warmup_batches: Scalar = 500,
     warmup_start: Scalar = 0.5,
@@ -94,8 +94,8 @@ def eden(
 
 def eden2(
     learning_rate: Scalar,
-    lr_batches: Scalar = 5000,
     *,
+    lr_batches: Scalar = 5000,
     warmup_batches: Scalar = 500,
     warmup_start: Scalar = 0.5,
 ) -> optax.Schedule:

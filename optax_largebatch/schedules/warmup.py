@@ -11,6 +11,7 @@ from optax_largebatch.arguments import Scalar, check_choice, check_integer, chec
 
 def large_batch_warmup(
     learning_rate: Scalar,
+    *,
     batch_scale: Scalar,
     warmup_steps: Scalar,
     strategy: Literal["linear", "power2", "sqrt"] = "linear",
@@ -66,9 +67,9 @@ def large_batch_warmup(
 
 def warmup_polynomial(
     peak_value: Scalar,
-    total_steps: int,
     *,
-    power: Scalar = 2.0,
+    total_steps: int,
+    power: Scalar = 1.0,
     end_value: Scalar = 0.0,
     warmup_steps: int = 0,
     warmup_begin_value: Scalar = 0.0,
@@ -109,7 +110,7 @@ def warmup_polynomial(
 
     Examples:
         >>> from optax_largebatch import warmup_polynomial
-        >>> schedule = warmup_polynomial(1.0, total_steps=10, power=1, warmup_steps=5)
+        >>> schedule = warmup_polynomial(1.0, total_steps=10, warmup_steps=5)
         >>> print([round(float(schedule(step)), 3) for step in (0, 1, 5, 9, 10, 99)])
         [0.0, 0.2, 1.0, 0.2, 0.0, 0.0]
 
@@ -153,10 +154,10 @@ def warmup_polynomial(
 
 def warmup_hold_decay(
     peak_value: Scalar,
+    *,
     warmup_steps: int,
     hold_steps: int,
     total_steps: int,
-    *,
     end_value: Scalar = 0.0,
 ) -> optax.Schedule:
     r"""Linear warm-up from 0, a hold, then linear decay: the schedule of LANS.

@@ -119,11 +119,11 @@ def scale_by_adam(
     b2: Scalar = 0.999,
     eps: Scalar = 1e-8,
     eps_root: Scalar = 0.0,
+    mu_dtype: jax.typing.DTypeLike | None = None,
     *,
     bias_correction: BiasCorrection = "full",
     grad_averaging: bool = True,
     nesterov: bool = False,
-    mu_dtype: jax.typing.DTypeLike | None = None,
     nu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides a running mean of the gradient by the root of a running mean of its square.

@@ -8,11 +8,11 @@ from optax_largebatch.arguments import Scalar, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def normalize_by_block_norm(
-    eps: Scalar = 0.0, *, stacked: Stacked | None = None
+    eps: Scalar = 0.0, *, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the gradient of each block by its norm.
 

@@ -10,11 +10,11 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def centralize_gradients(
-    mask: Mask | Grouped = None, *, output_axis: int = 0, stacked: Stacked | None = None
+    mask: Mask | Grouped = None, *, output_axis: int = 0, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Subtracts the mean from the gradient of each output unit.
 

@@ -12,7 +12,7 @@ from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 class ClampParametersState(NamedTuple):
@@ -35,7 +35,7 @@ def clamp_parameters(
     *,
     period: int = 1,
     scalars_only: bool = False,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keeps the parameters in an interval, by changing steps that would leave it.
 

@@ -13,7 +13,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 
 
 class AddDecayedWeightsState(NamedTuple):
@@ -27,7 +27,7 @@ def add_decayed_weights(
     weight_decay: Hyperparameter = 0.0,
     weight_decay_mask: Mask = None,
     *,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds a multiple of the parameters to the update.
 

@@ -23,7 +23,7 @@ from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 Radius = Literal["now", "start"] | Scalar
 """The radius of the sphere of a block: its norm now or at the start, or a number for all."""
@@ -59,7 +59,7 @@ def hyperball(
     *,
     radius: Radius = "now",
     trust_ratio_mask: Mask = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Turns a direction into a step that keeps the norm of each block: its rate is an angle.
 

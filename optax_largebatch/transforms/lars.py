@@ -23,7 +23,7 @@ from optax_largebatch.numerics import clip, one_is_zero, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
 from optax_largebatch.transforms.declared_ratios import TrustRatios
 
@@ -54,17 +54,17 @@ class _Scalars(NamedTuple):
 
 def scale_by_lars(
     weight_decay: Hyperparameter = 0.0,
+    *,
     weight_decay_mask: Mask = None,
     trust_coefficient: Scalar = 0.001,
     eps: Scalar = 0.0,
     trust_ratio_mask: Mask = None,
-    *,
     denominator: Denominator = "paper",
     trust_ratio_bounds: Bounds = None,
     zero_ratio: ZeroRatio = "one",
     clip_gradient: Scalar | None = None,
     larc_learning_rate: Hyperparameter | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Decays the weights and scales the gradient of each block by its trust ratio.
 

@@ -14,7 +14,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 _FIRST_ESTIMATES = (10, 20, 40)
 """Numbers of steps, within the first window, after which a first threshold is set."""
@@ -45,11 +45,11 @@ class _Scalars(NamedTuple):
 
 def clip_by_median_norm(
     clipping_scale: Scalar | None,
-    window: int = 100,
     *,
+    window: int = 100,
     scalar_scale: Scalar = 0.1,
     period: int = 4,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shrinks the whole gradient where its norm exceeds a multiple of the median norm.
 

@@ -29,8 +29,8 @@ class _Scalars(NamedTuple):
 
 def accumulate_momentum(
     momentum: Scalar = 0.9,
-    nesterov: bool = False,
     *,
+    nesterov: bool = False,
     averaging: bool = False,
     accumulator_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -43,10 +43,10 @@ class _Scalars(NamedTuple):
 
 def nesterov_split(
     inner: optax.GradientTransformationExtraArgs,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
     eps: Scalar = 1e-6,
-    *,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
     mu_dtype: jax.typing.DTypeLike | None = None,

@@ -14,7 +14,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import bias_correction as correction_of
 from optax_largebatch.numerics import quotient, root
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 class ScaleBySecondMomentState(NamedTuple):
@@ -40,10 +40,10 @@ class _Scalars(NamedTuple):
 
 def scale_by_second_moment(
     b2: Scalar = 0.98,
-    eps: Scalar = 1e-8,
     *,
+    eps: Scalar = 1e-8,
     bias_correction: Literal["full", "early", "lagged"] = "full",
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     nu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the gradient by the root of a running mean of its square.

@@ -22,7 +22,7 @@ from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.small_batches import (
     Gradients,
     SmallBatches,
@@ -63,11 +63,11 @@ class AccumulateGradientsState(NamedTuple):
 
 def accumulate_gradients(
     inner: optax.GradientTransformation,
-    every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
     *,
+    every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
     accumulator_dtype: jax.typing.DTypeLike | None = None,
     small_batches: bool | int = False,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gradient accumulation: one step of `inner` for each macro-batch, with its mean gradient.
 
@@ -98,11 +98,11 @@ def accumulate_gradients(
             the powers of 2.
         accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
         small_batches: passes the squared norms of the micro-batches' gradients and of their mean to
-            `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs. True
+            `inner`, as the extra argument `small_batches` that `measure_noise_scale` needs. True
             measures every macro-batch; an integer measures one in so many, which is cheaper. In a
             measured macro-batch, each gradient is read once more. The unit of the noise scale is an
             example if `update` is given `examples`, and otherwise a micro-batch.
-        stacked: the same as for the `gradient_noise_scale` in `inner`, from `stacked_layers`.
+        stacked: the same as for the `measure_noise_scale` in `inner`, from `stacked_layers`.
 
     Returns:
         A transformation; its state is an `AccumulateGradientsState`.

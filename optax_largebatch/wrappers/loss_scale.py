@@ -28,8 +28,8 @@ class DynamicLossScaleState(NamedTuple):
 
 def dynamic_loss_scale(
     inner: optax.GradientTransformation,
-    initial_scale: float = 2.0**16,
     *,
+    initial_scale: float = 2.0**16,
     growth_factor: float = 2.0,
     backoff_factor: float = 0.5,
     growth_interval: int = 2000,

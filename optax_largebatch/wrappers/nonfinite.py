@@ -26,7 +26,7 @@ class SkipNonfiniteState(NamedTuple):
 
 
 def skip_nonfinite(
-    inner: optax.GradientTransformation, max_in_a_row: int = 100
+    inner: optax.GradientTransformation, *, max_in_a_row: int = 100
 ) -> optax.GradientTransformationExtraArgs:
     r"""Leaves out the steps whose gradient holds an infinity or a NaN.
 

@@ -38,8 +38,8 @@ class SkipSpikesState(NamedTuple):
 
 def skip_spikes(
     inner: optax.GradientTransformation,
-    deviations: float = 6.0,
     *,
+    deviations: float = 6.0,
     of: Literal["gradient_norm", "loss"] = "gradient_norm",
     window: int = 100,
     max_in_a_row: int = 10,

@@ -111,7 +111,7 @@ def test_rules_and_mask_functions_see_one_layer():
     for mask in (rule, function):
         for optimizer in (
             lb.add_decayed_weights(1.0, mask, stacked=stacked),
-            lb.scale_by_lars(1.0, mask, trust_ratio_mask=mask, stacked=stacked),
+            lb.scale_by_lars(1.0, weight_decay_mask=mask, trust_ratio_mask=mask, stacked=stacked),
             lb.lars(1.0, 1.0, mask, 1.0, trust_ratio_mask=mask, momentum=0, stacked=stacked),
         ):
             updates, _ = optimizer.update(

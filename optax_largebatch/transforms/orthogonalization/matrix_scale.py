@@ -12,7 +12,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 ShapeFactor = Literal["jordan", "spectral_norm", "none"]
 """The factor of a matrix where its root mean square is not given."""
@@ -30,7 +30,7 @@ def scale_by_matrix_shape(
     *,
     shape_factor: ShapeFactor = "jordan",
     matrix_axes: MatrixAxes = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Scales each matrix by a factor of its numbers of rows and columns.
 

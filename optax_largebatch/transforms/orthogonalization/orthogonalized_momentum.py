@@ -19,7 +19,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.orthogonalization.coefficients import checked_coefficients
 from optax_largebatch.transforms.orthogonalization.newton_schulz import (
     Preconditioning,
@@ -51,8 +51,8 @@ class _Scalars(NamedTuple):
 
 def orthogonalize_momentum(
     beta: Scalar = 0.95,
-    eps: Scalar = 1e-8,
     *,
+    eps: Scalar = 1e-8,
     nesterov: bool = True,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
@@ -63,7 +63,7 @@ def orthogonalize_momentum(
     eps_is_floor: bool = False,
     adaptive: bool = False,
     matrix_axes: MatrixAxes = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Replaces each matrix of the momentum by an approximation of its orthogonal factor.

@@ -17,7 +17,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh, sum_of_squares
 from optax_largebatch.numerics import root
 from optax_largebatch.params.leaves import Layout, Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 class ScaleByFactoredParameterRmsState(NamedTuple):
@@ -41,7 +41,7 @@ def scale_by_factored_parameter_rms(
     eps: Scalar = 1e-5,
     *,
     refit_period: int = 1000,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update by an estimate of the size of each parameter.
 

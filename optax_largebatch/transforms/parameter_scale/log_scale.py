@@ -23,7 +23,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 
 class LearnLogScaleState(NamedTuple):
@@ -62,16 +62,16 @@ class _Scalars(NamedTuple):
 
 def learn_log_scale(
     learning_rate: Hyperparameter,
+    *,
     b1: Scalar = 0.0,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     speed: Scalar = 0.1,
     period: int = 1,
     max_change: Scalar | None = None,
     rms_bounds: Bounds = None,
     at_bounds: Literal["stop", "return"] = "stop",
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Learns the size of each block: RMSprop on the logarithm of its scale.
 

@@ -20,7 +20,7 @@ from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, is_due
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 
 class ScaleByParameterRmsState(NamedTuple):
@@ -43,11 +43,11 @@ class _Scalars(NamedTuple):
 
 def scale_by_parameter_rms(
     min_rms: Scalar = 1e-5,
-    max_rms: Scalar | None = None,
     *,
+    max_rms: Scalar | None = None,
     period: int = 1,
     scalar_scale: Scalar = 1.0,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update of each block by the root mean square of its parameters.
 

@@ -14,7 +14,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 from optax_largebatch.transforms.decay import WeightDecay
 
 
@@ -34,10 +34,10 @@ class _Scalars(NamedTuple):
 
 def decay_to_target_rms(
     weight_decay: Hyperparameter = 1e-3,
+    *,
     target_rms: Scalar = 0.1,
     weight_decay_mask: Mask = None,
-    *,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shrinks the blocks whose root mean square exceeds a target.
 

@@ -27,7 +27,7 @@ from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.layers import Layers
 from optax_largebatch.params.leaves import Layout, Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.preconditioning.meta_gradient import meta_update, product
 
 
@@ -67,15 +67,15 @@ class _Scalars(NamedTuple):
 
 def scale_by_learned_matrices(
     learning_rate: Hyperparameter,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     meta_lr_scale: Scalar = 1.0,
     period: int = 10,
     max_step_scale: Scalar = 2.0,
     max_fullcov_size: int = 1024,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Applies a learned matrix to each axis of the momentum; experimental.
