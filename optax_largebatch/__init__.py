@@ -1,5 +1,8 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from optax_largebatch import recipes
 from optax_largebatch.adoption.adopt_state import adopt_state
 from optax_largebatch.diagnostics import plots
@@ -120,6 +123,7 @@ from optax_largebatch.transforms.trust_ratio import (
     scale_by_trust_ratio,
 )
 from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
+from optax_largebatch.unknown_names import says_unknown
 from optax_largebatch.wrappers.accumulation import (
     AccumulateGradientsState,
     accumulate_gradients,
@@ -136,6 +140,12 @@ from optax_largebatch.wrappers.stochastic_rounding import (
 )
 
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:  # with it, a type checker would take every name for one that exists
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(says_unknown(name), name=name, obj=sys.modules[__name__])
+
 
 __all__ = [
     "AccumulateGradientsState",

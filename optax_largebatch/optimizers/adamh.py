@@ -26,7 +26,7 @@ SHARE_OF_ADAM = 3 / 13
 """The rate of Adam in units of the rate on spheres, in Marin's runs."""
 
 
-@refused(weight_decay=NO_DECAY)
+@refused(weight_decay=NO_DECAY, weight_decay_mask=NO_DECAY, mask=NO_DECAY)
 def adamh(
     learning_rate: Scalar | optax.Schedule,
     *,

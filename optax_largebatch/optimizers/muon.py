@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_flag, renamed
+from optax_largebatch.arguments import Scalar, check_flag, refused, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
@@ -25,7 +25,19 @@ from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum impor
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 from optax_largebatch.wrappers.partition import check_others, partition
 
+_OWN_OPTIMIZER = (
+    "The parameters that are no matrices have an optimizer of their own, which is an argument: "
+    "others=optax.nadamw(learning_rate, b1=..., b2=..., eps_root=..., weight_decay=...)."
+)
 
+
+@refused(
+    adam_b1=_OWN_OPTIMIZER,
+    adam_b2=_OWN_OPTIMIZER,
+    adam_eps_root=_OWN_OPTIMIZER,
+    adam_weight_decay=_OWN_OPTIMIZER,
+    adam_learning_rate=_OWN_OPTIMIZER,
+)
 @renamed(mask="weight_decay_mask", muon_weight_dimension_numbers="matrix_axes")
 def muon(
     learning_rate: Scalar | optax.Schedule,

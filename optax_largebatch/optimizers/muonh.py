@@ -21,9 +21,28 @@ from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum impor
 )
 from optax_largebatch.wrappers.partition import check_others, partition
 
+_OWN_OPTIMIZER = (
+    "The parameters that keep no norm have an optimizer of their own, which is an argument: "
+    "others=optax.adamw(learning_rate, b1=..., b2=..., eps_root=..., weight_decay=...)."
+)
+_NO_SCALE = (
+    "A step has the length learning_rate times the norm of the matrix, so a factor of its "
+    "direction would do nothing. Leave it out."
+)
 
-@refused(weight_decay=NO_DECAY)
-@renamed(muon_weight_dimension_numbers="matrix_axes")
+
+@refused(
+    adaptive=_NO_SCALE,
+    consistent_rms=_NO_SCALE,
+    shape_factor=_NO_SCALE,
+    trust_ratio=_NO_SCALE,
+    weight_decay=NO_DECAY,
+    weight_decay_mask=NO_DECAY,
+    adam_eps_root=_OWN_OPTIMIZER,
+    adam_weight_decay=_OWN_OPTIMIZER,
+    adam_learning_rate=_OWN_OPTIMIZER,
+)
+@renamed(adam_b1="b1", adam_b2="b2", muon_weight_dimension_numbers="matrix_axes")
 def muonh(
     learning_rate: Scalar | optax.Schedule,
     *,

@@ -4,10 +4,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_integer, check_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_integer,
+    check_number,
+    renamed,
+)
 from optax_largebatch.schedules.warmup import as_float
 
 
+@renamed(init_value="warmup_begin_value", decay_steps="total_steps")
 def warmup_cosine(
     peak_value: Scalar,
     *,

@@ -6,12 +6,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_optional_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_optional_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm, numbers
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 
 
+@renamed(max_delta="max_value")
 def clip_by_value(
     max_value: Scalar | None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, is_zero
+from optax_largebatch.arguments import (
+    Scalar,
+    is_zero,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -23,6 +27,7 @@ class AddDecayedWeightsState(NamedTuple):
     """Steps taken, shape ()."""
 
 
+@renamed(mask="weight_decay_mask")
 def add_decayed_weights(
     weight_decay: Hyperparameter = 0.0,
     weight_decay_mask: Mask = None,

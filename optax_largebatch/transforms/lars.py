@@ -14,6 +14,7 @@ from optax_largebatch.arguments import (
     check_number,
     check_optional_number,
     is_zero,
+    renamed,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.state import Counter, declare
@@ -52,6 +53,7 @@ class _Scalars(NamedTuple):
     rates: tuple[Any, ...] | None
 
 
+@renamed(mask="weight_decay_mask")
 def scale_by_lars(
     weight_decay: Hyperparameter = 0.0,
     *,

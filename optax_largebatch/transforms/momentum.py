@@ -5,7 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_dtype,
+    check_flag,
+    check_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -27,6 +33,7 @@ class _Scalars(NamedTuple):
     """The weight of the new update in the momentum buffer."""
 
 
+@renamed(decay="momentum")
 def accumulate_momentum(
     momentum: Scalar = 0.9,
     *,

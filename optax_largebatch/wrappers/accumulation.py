@@ -17,6 +17,8 @@ from optax_largebatch.arguments import (
     check_number,
     check_state,
     number_at,
+    refused,
+    renamed,
 )
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
@@ -61,6 +63,13 @@ class AccumulateGradientsState(NamedTuple):
         return self.macro_step
 
 
+@renamed(opt="inner", every_k_schedule="every")
+@refused(
+    use_grad_mean="A step is always that of the mean gradient. For that of the sum, put "
+    "optax.scale(every) first in `inner`.",
+    should_skip_update_fn="To leave out bad steps, put a wrapper around this one: "
+    "skip_nonfinite(accumulate_gradients(...)), or skip_spikes(...).",
+)
 def accumulate_gradients(
     inner: optax.GradientTransformation,
     *,

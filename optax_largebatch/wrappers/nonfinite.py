@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_integer, check_state
+from optax_largebatch.arguments import (
+    check_integer,
+    check_state,
+    renamed,
+)
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import counted, step_if_finite
@@ -25,6 +29,7 @@ class SkipNonfiniteState(NamedTuple):
     """State of the inner transformation."""
 
 
+@renamed(max_consecutive_errors="max_in_a_row")
 def skip_nonfinite(
     inner: optax.GradientTransformation, *, max_in_a_row: int = 100
 ) -> optax.GradientTransformationExtraArgs:

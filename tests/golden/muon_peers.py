@@ -328,8 +328,9 @@ def nvidia_hook_adam(case: Settings, own: Settings) -> optax.GradientTransformat
         assert not own["weight_decay"]
         return lb.adamh(
             rate(case),
-            *own["betas"],
-            own["eps"],
+            b1=own["betas"][0],
+            b2=own["betas"][1],
+            eps=own["eps"],
             radius=own["hook_kwargs"]["radius"],
             adamh_mask=lb.at_least_ndim(0),
         )

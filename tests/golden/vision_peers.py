@@ -89,10 +89,15 @@ def simclr_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
 def apex_larc(case: Settings, own: Settings) -> optax.GradientTransformation:
     """Apex LARC in front of PyTorch's SGD."""
     return lb.larc(
-        lb.values_schedule(case["rates"]), weight_decay=own["weight_decay"], weight_decay_mask=decayed_groups(case),
-        trust_coefficient=own["trust_coefficient"], eps=own["eps"], trust_ratio_mask=None, momentum=own["momentum"], nesterov=own["nesterov"],
+        lb.values_schedule(case["rates"]),
+        weight_decay=own["weight_decay"],
+        weight_decay_mask=decayed_groups(case),
+        trust_coefficient=own["trust_coefficient"],
+        eps=own["eps"],
+        momentum=own["momentum"],
+        nesterov=own["nesterov"],
         clip=own["clip"],
-    )  # fmt: skip
+    )
 
 
 def solo_lars(case: Settings, own: Settings) -> optax.GradientTransformation:

@@ -358,9 +358,9 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_refuses(name):
-    arguments, error, words = WRONG[name]
+    (stages, total), error, words = WRONG[name]
     with pytest.raises(error, match=words):
-        lb.batch_plan(*arguments)
+        lb.batch_plan(stages, total=total)
 
 
 def test_a_batch_that_is_not_divided():

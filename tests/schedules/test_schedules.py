@@ -90,9 +90,7 @@ def test_mlperf_warmup_that_begins_before_training():
     np.testing.assert_allclose(schedule(210), peak * 286 / 287, rtol=1e-6)
     np.testing.assert_allclose(schedule(211), peak * (1 - 211 / 600), rtol=1e-6)
     assert schedule(600) == schedule(10_000) == 0.0
-    beyond = lb.warmup_polynomial(
-        peak, total_steps=700, warmup_begin_step=-700, decay_begin_step=0
-    )
+    beyond = lb.warmup_polynomial(peak, total_steps=700, warmup_begin_step=-700, decay_begin_step=0)
     np.testing.assert_allclose(beyond(0), peak, rtol=1e-6)
 
 

@@ -182,16 +182,16 @@ def test_devices(check_vma):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("inner", "seed", "error", "message"),
     [
-        ((lb.lamb,), TypeError, "inner must be a gradient transformation"),
-        ((lb.lamb(0.1), 0.5), TypeError, "seed must be a Python integer >= 0, got 0.5"),
-        ((lb.lamb(0.1), -1), ValueError, "seed must be >= 0, got -1"),
+        (lb.lamb, 0, TypeError, "inner must be a gradient transformation"),
+        (lb.lamb(0.1), 0.5, TypeError, "seed must be a Python integer >= 0, got 0.5"),
+        (lb.lamb(0.1), -1, ValueError, "seed must be >= 0, got -1"),
     ],
 )
-def test_bad_arguments(arguments, error, message):
+def test_bad_arguments(inner, seed, error, message):
     with pytest.raises(error, match=message):
-        lb.stochastic_rounding(*arguments)
+        lb.stochastic_rounding(inner, seed=seed)
 
 
 def test_parameters_are_needed():

@@ -135,8 +135,8 @@ def _checked(small_batches: Any, state: MeasureNoiseScaleState) -> SmallBatches:
             "gradient with those of parts of its batch; got None. There are three ways: "
             "accumulate_gradients(optimizer, every=every, small_batches=True) passes on its "
             "micro-batches; inside shard_map and pmap pass "
-            "small_batches=small_batches_of_devices(own_grads, params, axis_name=axis_name, mean=grads), "
-            "with the gradients of each device; or pass "
+            "small_batches=small_batches_of_devices(own_grads, params, axis_name=axis_name, "
+            "mean=grads), with the gradients of each device; or pass "
             "small_batches=small_batches_of_examples(own_grads, params, mean=grads), with those of "
             "single examples."
         )

@@ -6,7 +6,12 @@ from typing import Literal, get_args
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_optional_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_choice,
+    check_optional_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -25,6 +30,7 @@ _SQUARES: dict[ShapeFactor, Callable[[float], float]] = {
 """The squares of these factors, by the ratio of columns to rows."""
 
 
+@renamed(weight_dimension_numbers="matrix_axes")
 def scale_by_matrix_shape(
     consistent_rms: Scalar | None = None,
     *,

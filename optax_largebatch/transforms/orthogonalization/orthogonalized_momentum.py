@@ -12,6 +12,7 @@ from optax_largebatch.arguments import (
     check_dtype,
     check_flag,
     check_number,
+    renamed,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_sums, each_matrix, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
@@ -49,6 +50,7 @@ class _Scalars(NamedTuple):
     eps: Any
 
 
+@renamed(weight_dimension_numbers="matrix_axes")
 def orthogonalize_momentum(
     beta: Scalar = 0.95,
     *,

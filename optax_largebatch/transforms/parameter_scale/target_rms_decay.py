@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, numbers
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -32,6 +36,7 @@ class _Scalars(NamedTuple):
     target: Any
 
 
+@renamed(mask="weight_decay_mask")
 def decay_to_target_rms(
     weight_decay: Hyperparameter = 1e-3,
     *,
