@@ -67,25 +67,36 @@ def lbsgd(
     change.
 
     Args:
-        learning_rate: :math:`\eta`, the rate that suits one micro-batch; 0 or more. A schedule
-            counts macro-batches.
-        momentum: :math:`\mu`, in [0, 1).
-        weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
-        weight_decay_mask: the parameters that are decayed; None for all.
-        batch_scale: :math:`S`, micro-batches in a macro-batch; see `batch_scale`.
-        warmup_strategy: how :math:`M` is set.
-        warmup_epochs: length of the warm-up in epochs, 0 or more.
-        updates_per_epoch: micro-batches in an epoch, positive.
-        begin_epoch: the epoch at which training begins, 0 or more; the warm-up goes on from there.
-        trust_ratio_mask: the parameters that `lars` adapts; None for all.
-        clip_gradient: clips the elements of the averaged gradient to this magnitude, after its
-            norm is taken; None for no clipping.
-        groups: parameters with another learning rate, decay or gradient centralisation, from
-            `param_groups`.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None if there are none.
-        accumulator_dtype: dtype of the sum of gradients and of :math:`b`; None for float32
-            (float64 for float64 parameters).
+        learning_rate: the rate that suits one micro-batch, such as 0.1 for 256 images in SGD;
+            :math:`M` scales it to the macro-batch. :math:`\eta`, 0 or more; a float, or a schedule
+            of macro-batches.
+        momentum: share of the buffer that stays in each step: usually 0.9; 0 is MXNet's default.
+            :math:`\mu`, in [0, 1).
+        weight_decay: how much of the parameters is added to the gradient: 1e-4 is usual for images.
+            :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
+            the scales of norms: `excluding_kinds("bias", "norm")`.
+        batch_scale: how many micro-batches are a macro-batch, and one step: the function
+            `batch_scale` counts them. :math:`S`, 1 or more.
+        warmup_strategy: how :math:`M` grows from 1 to :math:`S`: `"linear"`, slower at first
+            (`"power2"`) or faster at first (`"sqrt"`); `"lars"` has a ratio for each layer in place
+            of it.
+        warmup_epochs: length of the warm-up in epochs, 0 or more: 5 in MXNet.
+        updates_per_epoch: micro-batches in an epoch, examples over micro-batch size: 5005 for
+            ImageNet in batches of 256. Positive.
+        begin_epoch: the epoch at which training begins, for a run that goes on; the warm-up goes on
+            from there. 0 or more.
+        trust_ratio_mask: the parameters that `warmup_strategy="lars"` adapts; None for all. Usually
+            all but biases and the scales of norms.
+        clip_gradient: bound on the magnitude of the elements of the averaged gradient, applied
+            after its norm is taken. Positive; None for no clipping.
+        groups: groups of parameters with another learning rate, decay or gradient centralisation,
+            from `param_groups`; None for one group.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
+        accumulator_dtype: dtype in which the sum of gradients and :math:`b` are kept; None for
+            float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer, to be called once for every micro-batch. Its `update` needs the parameters;

@@ -55,25 +55,35 @@ def learned_gradient(
     0.1 and hurt at 0.03; `meta_lr_scale=0` turns them off.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
-        b1: decay rate of the first moments, in [0, 1).
-        b2: decay rate of the second moments, in [0, 1).
-        eps: :math:`\epsilon` of blocks with five elements or fewer, 0 or more; with 0,
-            :math:`0/0` counts as 0.
-        size_lr_scale: factor of the learning rate for the learned sizes, 0 or more.
-        meta_lr_scale: factor of the learning rate for the matrices, 0 or more.
-        param_min_rms: :math:`r_{\min}`, positive; it lets parameters that start at zero move.
-        param_max_rms: the size from which a block shrinks, positive.
-        lr_est_period: the number of steps from one update of the matrices to the next.
-        max_step_scale: :math:`c`, positive.
-        size_update_period: :math:`T`.
-        max_fullcov_size: the longest axis with a full matrix, 0 or more; a longer axis has a
-            diagonal matrix.
-        groups: parameters with another learning rate or gradient centralisation, from
-            `param_groups`; there is no weight decay.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None if there are none.
-        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        learning_rate: relative change of a parameter in a step: 0.03 changes each by some 3% of its
+            root mean square. :math:`\eta`, 0 or more; a float or a schedule.
+        b1: decay rate of the first moments: 0.9 in icefall. In [0, 1).
+        b2: decay rate of the second moments, an average over about :math:`1 / (1 - b_2)` steps:
+            0.98 in icefall. In [0, 1).
+        eps: keeps the division finite in blocks with five elements or fewer: 1e-8 in icefall.
+            :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
+        size_lr_scale: factor of the learning rate for the learned sizes: 0.1 in icefall. 0 or more.
+        meta_lr_scale: factor of the learning rate for the matrices; 0 turns the learning of them
+            off. 0 or more.
+        param_min_rms: least size that a step is measured against, so that parameters that start at
+            zero move; raise it if they take too long. :math:`r_{\min}`, positive.
+        param_max_rms: size, as root mean square, from which a block shrinks: 2 in icefall.
+            Positive.
+        lr_est_period: how many steps are between two updates of the matrices, which cost the most:
+            10 in icefall. 1 or more.
+        max_step_scale: bound on the elements of a direction, relative to their root mean square: 2
+            in icefall. :math:`c`, positive.
+        size_update_period: how many steps are between two updates of the sizes: 4 in icefall.
+            :math:`T`, 1 or more.
+        max_fullcov_size: the longest axis with a full matrix, whose cost grows with its cube; a
+            longer axis has a diagonal matrix. 0 or more.
+        groups: groups of parameters with another learning rate or gradient centralisation, from
+            `param_groups`; None for one group. There is no weight decay.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters, and inside `jax.shard_map`, where they are
