@@ -16,8 +16,10 @@ def warmup_inverse_sqrt(peak_value: Scalar, *, warmup_steps: int) -> optax.Sched
     The schedule has no end.
 
     Args:
-        peak_value: :math:`\eta`, the value after the warm-up; 0 or more.
-        warmup_steps: :math:`W`, 1 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        warmup_steps: how many steps the value grows for; from then on it falls as the inverse root
+            of the step, so more steps also mean a slower fall. :math:`W`, 1 or more.
 
     Returns:
         A schedule: step (0 first) to value.

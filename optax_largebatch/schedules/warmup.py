@@ -26,11 +26,13 @@ def large_batch_warmup(
     for :math:`t < W`, and :math:`\eta S` from then on.
 
     Args:
-        learning_rate: :math:`\eta`, the rate that suits the small batch; 0 or more.
-        batch_scale: :math:`S`, large batch size over small batch size; 1 or more.
-        warmup_steps: :math:`W`, the number of steps of the warm-up; 0 or more. With 1 or less, the
-            rate jumps from :math:`\eta` to :math:`\eta S`.
-        strategy: the shape :math:`f`.
+        learning_rate: the rate that suits the small batch, such as 0.1 for SGD at 256.
+            :math:`\eta`, 0 or more.
+        batch_scale: how many times larger the large batch is. :math:`S`, 1 or more.
+        warmup_steps: how many steps the rate grows for. With 1 or less, it jumps from :math:`\eta`
+            to :math:`\eta S`. :math:`W`, 0 or more.
+        strategy: how the rate grows, :math:`f`: `"linear"`, slower at first (`"power2"`) or faster
+            at first (`"sqrt"`).
 
     Returns:
         A schedule: step (0 first) to learning rate.
@@ -88,13 +90,19 @@ def warmup_polynomial(
         \end{cases}
 
     Args:
-        peak_value: :math:`\eta`, the value after the warm-up; 0 or more.
-        total_steps: :math:`N`, the step at which the decay ends; 1 or more, and no less than the
-            end of the warm-up. If both are equal, `end_value` follows the warm-up.
-        power: :math:`p`, positive.
-        end_value: :math:`\eta_e`, 0 or more.
-        warmup_steps: :math:`W`, 0 or more.
-        warmup_begin_value: :math:`\eta_0`, 0 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        total_steps: the step at which the decay ends, usually the last of the run. :math:`N`, 1 or
+            more, and no less than the end of the warm-up. If both are equal, `end_value` follows
+            the warm-up.
+        power: the shape of the decay: 1 is a straight line, as in LAMB's papers; 2, as in MLPerf's
+            ResNet-50 and MXNet, falls faster at first; 0.5, as in NVIDIA's BERT, faster at the end.
+            :math:`p`, positive.
+        end_value: the value at the end and from then on, usually 0. :math:`\eta_e`, 0 or more.
+        warmup_steps: how many steps the value grows for: some 1% to 10% of the run, up to 43% at
+            the largest batches. :math:`W`, 0 or more.
+        warmup_begin_value: the value at the first step of the warm-up, usually 0. :math:`\eta_0`, 0
+            or more.
         warmup_mode: `"linear"` as above; `"constant"` holds :math:`\eta_0` for the warm-up.
         warmup_begin_step: :math:`s`, 0 or less: a negative step begins training in the middle of
             the warm-up, as MLPerf's BERT does.
@@ -172,11 +180,15 @@ def warmup_hold_decay(
         \end{cases}
 
     Args:
-        peak_value: :math:`\eta`, 0 or more.
-        warmup_steps: :math:`W`, 0 or more.
-        hold_steps: :math:`H`, 0 or more.
-        total_steps: :math:`N`, no less than :math:`W + H`.
-        end_value: :math:`\eta_e`, 0 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        warmup_steps: how many steps the value grows for: 43% and 19% of the two phases of LANS's
+            paper. :math:`W`, 0 or more.
+        hold_steps: how many steps the value stays at the peak: the more the less time is lost at
+            low rates, if training is stable. :math:`H`, 0 or more.
+        total_steps: the step at which the decay ends, usually the last of the run. :math:`N`, no
+            less than :math:`W + H`.
+        end_value: the value at the end and from then on, usually 0. :math:`\eta_e`, 0 or more.
 
     Returns:
         A schedule: step (0 first) to value.

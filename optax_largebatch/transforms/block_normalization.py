@@ -23,9 +23,11 @@ def normalize_by_block_norm(
     infinite, and the gradient becomes 0.
 
     Args:
-        eps: :math:`\epsilon`, 0 or more.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        eps: added to the norm, so that layers with tiny gradients get less than length 1: 0 in
+            LANS, 1e-6 in Apex. :math:`\epsilon`, 0 or more.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A stateless transformation.

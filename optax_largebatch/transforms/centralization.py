@@ -29,8 +29,9 @@ def centralize_gradients(
         output_axis: the axis of the output units. 0, the default, is MindSpore's, PyTorch's and
             Equinox's layout (and what `optax.centralize` takes); the kernels of Flax have their
             outputs on the last axis, -1. Stacked axes are not counted.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A stateless transformation.

@@ -39,12 +39,14 @@ def add_decayed_weights(
     .. math:: u \leftarrow u + \lambda_t w
 
     Args:
-        weight_decay: :math:`\lambda`, 0 or more; a float, a schedule, or what
-            `ParamGroups.vary` returns.
-        weight_decay_mask: the parameters that are decayed; None for all.
-        stacked: the parameters that stack layers, from `stacked_layers`: the mask sees the shape
-            of one layer, so that `at_least_ndim(2)` leaves out a stack of biases.
-            None if there are none.
+        weight_decay: how much of the parameters is added to the update. Before a trust ratio 0.01
+            is typical (see `lamb`); after it, it is multiplied by the learning rate as AdamW's.
+            :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.vary` returns.
+        weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
+            the scales of norms: `excluding_kinds("bias", "norm")`.
+        stacked: the parameters that stack layers: patterns with their axes, `{"layers/": 0}`, or
+            the result of `stacked_layers`. The mask sees the shape of one layer, so that
+            `at_least_ndim(2)` leaves out a stack of biases. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is an `AddDecayedWeightsState` whether

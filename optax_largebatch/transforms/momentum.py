@@ -50,11 +50,13 @@ def accumulate_momentum(
     buffer holds steps after `scale_by_learning_rate`, and directions before it.
 
     Args:
-        momentum: :math:`\mu`, in [0, 1).
+        momentum: share of the buffer that stays in each step, so that it sums about :math:`1 / (1 -
+            \mu)` updates: usually 0.9. :math:`\mu`, in [0, 1).
         nesterov: whether to look one step ahead.
         averaging: True gives :math:`u_t` the weight :math:`1 - \mu` in :math:`b_t`, which is then a
-            running mean.
-        accumulator_dtype: dtype of the buffer; None for float32 (float64 for float64 parameters).
+            running mean, as long as one update.
+        accumulator_dtype: dtype in which the buffer is kept; None for float32 (float64 for float64
+            parameters).
 
     Returns:
         A transformation; its state is an `AccumulateMomentumState`.

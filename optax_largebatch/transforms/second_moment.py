@@ -54,16 +54,19 @@ def scale_by_second_moment(
         u_t = \frac{g_t}{\sqrt{v_t / (1 - b_2^t)} + \epsilon}
 
     Args:
-        b2: decay rate of the second moment, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more. With 0 an element whose gradient has been 0 so far
-            stays 0.
+        b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps: 0.98
+            in icefall, 0.999 in Adam. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0: usually 1e-8.
+            :math:`\epsilon`, 0 or more. With 0 an element whose gradient has been 0 so far stays 0.
         bias_correction: `"full"` as above; `"early"` leaves out the division by :math:`1 - b_2^t`
             once this factor is 0.99 or more, as ScaledAdam does; `"lagged"` leaves it out and
             multiplies :math:`u_t` by :math:`1 - b_2^{t-1}` (by its root for blocks of one element),
             as Cain does. This factor is 0 in the first step.
-        stacked: the parameters that stack layers, from `stacked_layers`; elements are counted in
-            each layer. None if there are none.
-        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
+        stacked: the parameters that stack layers, so that each layer counts its own elements:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
+            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         A transformation; its state is a `ScaleBySecondMomentState`.

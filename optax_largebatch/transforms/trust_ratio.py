@@ -73,15 +73,20 @@ def scale_by_trust_ratio(
             at zero are adapted too.
         trust_coefficient: :math:`c`, the length of the result relative to the parameters, positive;
             1 in LAMB and LANS, 0.001 to 0.02 in LARS.
-        eps: :math:`\epsilon`, 0 or more.
-        param_norm_bounds: `(lo, hi)` of :math:`\phi`; either may be None for no bound. With a
-            positive `lo` parameters that start at zero are adapted too.
-        trust_ratio_bounds: bounds on :math:`r`, in the form of `param_norm_bounds`; they do not
-            apply where `zero_ratio` decides.
-        zero_ratio: `"one"` takes the update as it is, `"coefficient"` takes :math:`r = c`.
-        trust_ratio_mask: the parameters that are adapted; the others pass unchanged, with ratio 1.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        eps: added to :math:`\lVert u \rVert`, so that layers with tiny updates move less: usually
+            0. :math:`\epsilon`, 0 or more.
+        param_norm_bounds: bounds `(lo, hi)` on the norm of a layer where it sets the length, as in
+            :math:`\phi`: `(None, 10.0)` in NVIDIA's Transformer-XL. Either may be None for no
+            bound. With a positive `lo` parameters that start at zero are adapted too.
+        trust_ratio_bounds: bounds on :math:`r`, in the form of `param_norm_bounds`: `(None, 1.0)`
+            only shortens, as LAMBC. They do not apply where `zero_ratio` decides.
+        zero_ratio: what happens where a norm is 0, as of biases that start at 0: `"one"` takes the
+            update as it is, `"coefficient"` takes :math:`r = c`.
+        trust_ratio_mask: the parameters that are adapted; None for all. The others pass unchanged,
+            with ratio 1. Usually all but biases and the scales of norms.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByTrustRatioState`.

@@ -43,8 +43,9 @@ def skip_nonfinite(
     True for good after `max_in_a_row` steps in a row were left out.
 
     Args:
-        inner: the transformation, from this library or any other.
-        max_in_a_row: the number of steps left out in a row that is too many, 1 or more.
+        inner: the transformation that takes the steps, from this library or any other.
+        max_in_a_row: how many steps left out in a row mean that the run is broken, so that
+            `gave_up` turns True: 100, or less for long steps. 1 or more.
 
     Returns:
         A transformation; its state is a `SkipNonfiniteState`.

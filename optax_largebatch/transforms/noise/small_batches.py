@@ -79,14 +79,15 @@ def small_batches_of_devices(
         gradients: the gradients of this device's examples.
         params: the parameters, as the optimizer is given them.
         axis_name: the mesh axes over which the examples are split.
-        batch_size: examples on each device, positive; 1 measures the noise scale in such batches.
+        batch_size: examples on each device. It is the unit: with 1, the noise scale counts batches
+            of a device. Positive.
         mean: the mean of these gradients, which is the gradient of the step; a tree like the
             parameters.
         when: whether this step is measured, the same on all devices; it may be traced, as in
             `when=step % 10 == 0`. Otherwise no gradient is read.
         partition_specs: how the parameters are split over other mesh axes; needed under `jax.pmap`
             and `check_vma=False`. None where the array types say it, or nothing is split.
-        stacked: what `measure_noise_scale` is given.
+        stacked: the same as for `measure_noise_scale`.
 
     Returns:
         The extra argument `small_batches` of `update`.
@@ -159,13 +160,13 @@ def small_batches_of_examples(
         gradients: a tree like the parameters, each array with an axis of examples before its own
             axes, as `jax.vmap(jax.grad(loss), in_axes=(None, 0))` gives it.
         params: the parameters, as the optimizer is given them.
-        batch_size: examples in each of the gradients, positive.
+        batch_size: examples in each of the gradients, 1 for those of single examples. Positive.
         mean: the mean of these gradients, which is the gradient of the step; a tree like the
             parameters.
         when: whether this step is measured, the same on all devices; it may be traced, as in
             `when=step % 10 == 0`. Otherwise no gradient is read.
         partition_specs: how the parameters are split, as for `update`.
-        stacked: what `measure_noise_scale` is given.
+        stacked: the same as for `measure_noise_scale`.
 
     Returns:
         The extra argument `small_batches` of `update`.

@@ -56,11 +56,16 @@ def scale_by_matrix_shape(
     "spectral_norm", NVIDIA's "unit_rms_norm").
 
     Args:
-        consistent_rms: :math:`r`, positive; None for the rule that `shape_factor` names.
-        shape_factor: `"jordan"` for the second rule, `"spectral_norm"` for the third, `"none"` for
-            a factor of 1. It does not apply where `consistent_rms` is given.
+        consistent_rms: the root mean square of the result's elements, if the singular values are 1:
+            0.2 is about that of Adam's steps. :math:`r`, positive; None for the rule that
+            `shape_factor` names.
+        shape_factor: what a step is multiplied by, for its shape: `"jordan"` for the second rule,
+            `"spectral_norm"` for the third, as in Dion and Scion, `"none"` for 1. It does not apply
+            where `consistent_rms` is given.
         matrix_axes: which axes are the rows and columns, as in `orthogonalize_momentum`.
-        stacked: the parameters that stack layers, from `stacked_layers`. None if there are none.
+        stacked: the parameters that stack layers, so that each layer is a matrix of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation without state.

@@ -88,10 +88,12 @@ def orthogonalize_momentum(
     `with_partition_specs`.
 
     Args:
-        beta: :math:`\beta`, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more.
-        nesterov: False leaves the gradient out of the direction:
-            :math:`d_t = m_t / (1 - \beta^t)`.
+        beta: decay rate of the momentum: 0.95 in most recipes, 0.9 to 0.97 in all. :math:`\beta`,
+            in [0, 1).
+        eps: added to the norm that a matrix is divided by, so that tiny gradients give shorter
+            steps: 1e-8 to 1e-7 in most recipes. :math:`\epsilon`, 0 or more.
+        nesterov: whether a direction looks one step ahead, as in most recipes. False leaves the
+            gradient out of it: :math:`d_t = m_t / (1 - \beta^t)`.
         bias_correction: `"none"` leaves out the divisions by :math:`1 - \beta^t`. They change only
             the length of :math:`d_t`, so without a large :math:`\epsilon` the numbers stay nearly
             the same.
@@ -103,8 +105,8 @@ def orthogonalize_momentum(
             optax's `"polar_express"`), `"cans"`, `"cubic"`, `"aol"` or `"deepseek_v4"`.
         ns_steps: :math:`K`, 1 or more; None for 5, or for as many as published (`"aol"` 4,
             `"deepseek_v4"` 10).
-        ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
-            for float64 parameters). Muon is mostly used with bfloat16.
+        ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
+            that name one, halves the traffic. None for float32 (float64 for float64 parameters).
         preconditioning: what :math:`d_t` is divided by, so that its singular values are 1 or less.
             `"frobenius"` takes :math:`\lVert d_t \rVert_F + \epsilon`, `"spectral"` the largest
             singular value, `"schatten"` the fourth root of the sum of the fourth powers of all.
@@ -119,9 +121,11 @@ def orthogonalize_momentum(
             `{"conv": ((0, 1, 2), 3)}`, a function of the parameters, or a tree or prefix of pairs
             `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The other axes of a
             parameter stack matrices. A parameter that is not named must have two axes.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is a matrix.
-            None if there are none.
-        mu_dtype: dtype of :math:`m_t`; None for float32 (float64 for float64 parameters).
+        stacked: the parameters that stack layers, so that each layer is a matrix of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+        mu_dtype: dtype in which the momentum, :math:`m_t`, is kept: bfloat16 saves two bytes for
+            each parameter. None for float32 (float64 for float64 parameters).
 
     Returns:
         A transformation; its state is an `OrthogonalizeMomentumState`.

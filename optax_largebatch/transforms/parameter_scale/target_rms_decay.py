@@ -55,12 +55,15 @@ def decay_to_target_rms(
     Blocks of one element are left alone.
 
     Args:
-        weight_decay: :math:`\lambda`, the fraction of the weights that a step takes away, in
-            [0, 0.1]; a float, a schedule, or what `ParamGroups.vary` returns.
-        target_rms: :math:`\rho`, in (0, 10].
-        weight_decay_mask: the parameters that may be decayed; None for all.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        weight_decay: the fraction of the weights that a step takes away: 1e-3 in Eve.
+            :math:`\lambda`, in [0, 0.1]; a float, a schedule, or what `ParamGroups.vary` returns.
+        target_rms: root mean square above which blocks are decayed: 0.1 in Eve. :math:`\rho`, in
+            (0, 10].
+        weight_decay_mask: the parameters that may be decayed; None for all, which is usual, since
+            only large ones are.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `DecayToTargetRmsState`.
