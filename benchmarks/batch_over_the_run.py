@@ -71,7 +71,7 @@ def planned(name: str) -> lb.BatchPlan:
     return lb.batch_plan(
         STAGES[name],
         total=EXAMPLES,
-        learning_rate=lb.PlannedRate(1.0, EXAMPLES, warmup=WARMUP, decay="linear"),
+        learning_rate=lb.PlannedRate(1.0, total=EXAMPLES, warmup=WARMUP, decay="linear"),
         reference_batch_size=MICRO_BATCH,
         micro_batch_size=MICRO_BATCH,
     )

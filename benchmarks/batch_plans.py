@@ -66,7 +66,7 @@ def plans(stages: Any, optimizer: str, decay: Any) -> list[lb.BatchPlan]:
         lb.batch_plan(
             stages,
             total=EXAMPLES,
-            learning_rate=lb.PlannedRate(peak, EXAMPLES, decay=decay),
+            learning_rate=lb.PlannedRate(peak, total=EXAMPLES, decay=decay),
             coupling=COUPLINGS[optimizer],
         )
         for peak in PEAKS

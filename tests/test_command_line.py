@@ -67,7 +67,7 @@ def test_plans_a_run(capsys):
     assert said == f"{lb.batch_plan('0:512 2M:2048', total='20M')}\n"
     options = "--total 20M --seesaw 4096 --learning-rate 1e-3 --warmup 500k --decay linear"
     options += " --weight-decay 0.1 --micro-batch-size 8 --devices 8"
-    rate = lb.PlannedRate(1e-3, "20M", warmup="500k", decay="linear")
+    rate = lb.PlannedRate(1e-3, total="20M", warmup="500k", decay="linear")
     plan = lb.batch_plan(
         lb.seesaw(512, largest_batch=4096), total="20M",
         learning_rate=rate, weight_decay=0.1, micro_batch_size=8, devices=8,

@@ -26,7 +26,7 @@ def run(row, stages, coupling=None):
     plan = lb.batch_plan(
         stages,
         total=batch_plans.EXAMPLES,
-        learning_rate=lb.PlannedRate(row.peak_rate, batch_plans.EXAMPLES, decay=row.decay),
+        learning_rate=lb.PlannedRate(row.peak_rate, total=batch_plans.EXAMPLES, decay=row.decay),
         coupling=coupling or batch_plans.COUPLINGS[row.optimizer],
     )
     (loss,) = batch_plans.final_losses([plan], row.optimizer == "normalised SGD")

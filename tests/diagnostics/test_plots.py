@@ -169,7 +169,7 @@ def test_without_matplotlib():
 
 
 def test_a_plan_of_the_batch():
-    rate = lb.PlannedRate(1e-3, 10_000, warmup=1000, decay="linear")
+    rate = lb.PlannedRate(1e-3, total=10_000, warmup=1000, decay="linear")
     plan = lb.batch_plan("0:64 3k:256", total=10_000, learning_rate=rate, weight_decay=0.1)
     sizes, rates, decays = map(drawn, plots.batch_plan(plan))
     seen, batches = sizes.lines[0].get_data()

@@ -17,7 +17,7 @@ from tests.conftest import enable_x64
 
 POWERS = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}
 MOST_STEPS = 2000
-RATE = lb.PlannedRate(1e-3, 100_000, warmup=10_000, decay="linear")
+RATE = lb.PlannedRate(1e-3, total=100_000, warmup=10_000, decay="linear")
 
 
 def loop(starts, total, rate, decay, coupling, keeps_timescale, tokens):
@@ -57,7 +57,7 @@ def plans(draw):
 )
 def test_a_plain_loop_over_the_run(drawn, coupling, decay_kind, shape):
     tokens, total, starts = drawn
-    rate = lb.PlannedRate(0.1, total, warmup=total // 10, decay=shape, end_value=0.01)
+    rate = lb.PlannedRate(0.1, total=total, warmup=total // 10, decay=shape, end_value=0.01)
 
     def exact(seen):
         warmup = total // 10
@@ -112,7 +112,7 @@ def test_micro_batches_make_up_each_batch(counts, micro, devices):
 
 
 def test_past_the_end_the_last_values_hold():
-    rate = lb.PlannedRate(1e-3, 10_000, decay="linear", end_value=1e-4)
+    rate = lb.PlannedRate(1e-3, total=10_000, decay="linear", end_value=1e-4)
     plan = lb.batch_plan(
         "0:100 5k:400", total="10k", learning_rate=rate, weight_decay=0.1, micro_batch_size=50
     )
@@ -140,7 +140,7 @@ def test_counts_beyond_31_bits():
         {0: 4096, 10**12: 8192, 5 * 10**12: 16384},
         total=tokens,
         sequence_length=4096,
-        learning_rate=lb.PlannedRate(1.0, tokens, decay="linear"),
+        learning_rate=lb.PlannedRate(1.0, total=tokens, decay="linear"),
         coupling="none",
     )
     first = -(-(10**12) // (4096 * 4096))
@@ -248,13 +248,13 @@ def test_is_plain_data():
 
 
 def test_numbers_of_numpy_and_jax_are_data_too():
-    rate = lb.PlannedRate(np.float32(1e-3), np.int64(2_000_000))
+    rate = lb.PlannedRate(np.float32(1e-3), total=np.int64(2_000_000))
     plan = lb.batch_plan(
         np.int64(64), total="2M", sequence_length=np.int32(8), learning_rate=rate,
         weight_decay=jnp.float32(0.5), devices=np.int64(8),
     )  # fmt: skip
     assert lb.BatchPlan.from_json(plan.to_json()) == plan
-    hash(dataclasses.replace(plan, rate=lb.PlannedRate(jnp.float32(0.5), "2M")))
+    hash(dataclasses.replace(plan, rate=lb.PlannedRate(jnp.float32(0.5), total="2M")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,12 +288,12 @@ def test_a_plan_that_is_changed_is_checked():
 
 def test_a_planned_rate_takes_the_total_of_the_plan():
     plan = lb.batch_plan("0:64", total="2M", learning_rate=lb.PlannedRate(1e-3, warmup="1k"))
-    assert plan.rate == lb.PlannedRate(1e-3, "2M", warmup="1k")
+    assert plan.rate == lb.PlannedRate(1e-3, total="2M", warmup="1k")
     with pytest.raises(ValueError, match="total must be given to PlannedRate"):
         lb.PlannedRate(1e-3)(5)
     for warmup in (100, 101):
         with pytest.raises(ValueError, match="warmup must be less than total, 100"):
-            lb.PlannedRate(1e-3, 100, warmup=warmup)
+            lb.PlannedRate(1e-3, total=100, warmup=warmup)
 
 
 def test_a_schedule_of_integers_beyond_31_bits():
@@ -330,8 +330,8 @@ def test_the_table_fits_the_terminal():
         "0:12288 250B:24576 500B:49152",
         total="10T",
         sequence_length=4096,
-        learning_rate=lb.PlannedRate(3.291e-3, "10T", warmup="100B"),
-        weight_decay=lb.PlannedRate(0.28, "10T"),
+        learning_rate=lb.PlannedRate(3.291e-3, total="10T", warmup="100B"),
+        weight_decay=lb.PlannedRate(0.28, total="10T"),
         micro_batch_size=2,
         devices=128,
     )

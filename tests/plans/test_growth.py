@@ -15,7 +15,7 @@ def sizes(plan):
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 100_000])
 def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
-    rate = lb.PlannedRate(0.4, 1_000_000, warmup=warmup, decay=decay)
+    rate = lb.PlannedRate(0.4, total=1_000_000, warmup=warmup, decay=decay)
     plan = lb.batch_plan(lb.seesaw(10, largest_batch=85), total=1_000_000, learning_rate=rate)
     assert sizes(plan) == [10, 20, 40, 80]
     for j, stage in enumerate(plan.stages[1:], start=1):
@@ -29,7 +29,7 @@ def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
 
 
 def test_seesaw_saves_a_third_of_the_steps_of_a_linear_decay():
-    rate = lb.PlannedRate(1.0, 1_000_000, decay="linear")
+    rate = lb.PlannedRate(1.0, total=1_000_000, decay="linear")
     plan = lb.batch_plan(lb.seesaw(100, largest_batch=800), total=1_000_000, learning_rate=rate)
     assert plan.total_steps == 5000 + 1250 + 313 + 156
     assert "Stages: Seesaw from 100, at most 800." in str(plan)
@@ -47,13 +47,13 @@ def test_seesaw_without_a_fall():
     plan = lb.batch_plan(
         lb.seesaw(8, largest_batch=64),
         total=1000,
-        learning_rate=lb.PlannedRate(1.0, 1000, end_value=0.6),
+        learning_rate=lb.PlannedRate(1.0, total=1000, end_value=0.6),
     )
     assert sizes(plan) == [8]
 
 
 def test_seesaw_with_tokens():
-    rate = lb.PlannedRate(1.0, "1T", decay="linear")
+    rate = lb.PlannedRate(1.0, total="1T", decay="linear")
     plan = lb.batch_plan(
         lb.seesaw(1024, largest_batch=4096), total="1T", sequence_length=4096, learning_rate=rate
     )
@@ -63,13 +63,13 @@ def test_seesaw_with_tokens():
 
 def test_seesaw_after_a_short_warmup():
     """The peak lies between two of the points that are looked at first."""
-    rate = lb.PlannedRate(1.0, "2M", warmup=100, decay="linear")
+    rate = lb.PlannedRate(1.0, total="2M", warmup=100, decay="linear")
     plan = lb.batch_plan(lb.seesaw(1, largest_batch=2), total="2M", learning_rate=rate)
     assert plan.stages[1].first_example == pytest.approx(1_000_050, abs=3)
 
 
 def test_seesaw_needs_a_rate_that_follows():
-    rate = lb.PlannedRate(1.0, "2M")
+    rate = lb.PlannedRate(1.0, total="2M")
     with pytest.raises(ValueError, match="coupling must be 'sqrt' or 'linear' for seesaw"):
         lb.batch_plan(
             lb.seesaw(1, largest_batch=2), total="2M", learning_rate=rate, coupling="none"
