@@ -182,7 +182,7 @@ def icefall(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformat
     }
     kwargs = dict(kwargs)
     b1, b2 = kwargs.pop("betas", (0.9, 0.98))
-    return factories[optimizer.split()[0]](kwargs.pop("lr"), b1, b2, **kwargs)
+    return factories[optimizer.split()[0]](kwargs.pop("lr"), b1=b1, b2=b2, **kwargs)
 
 
 def _translate(
