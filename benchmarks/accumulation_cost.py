@@ -29,10 +29,10 @@ BASELINE = "MultiSteps(optax.lamb)"
 OPTIMIZERS = {
     BASELINE: optax.MultiSteps(optax.lamb(1e-3, weight_decay=0.01), EVERY).gradient_transformation,
     "accumulate_gradients(optax.lamb)": lambda: lb.accumulate_gradients(
-        optax.lamb(1e-3, weight_decay=0.01), EVERY
+        optax.lamb(1e-3, weight_decay=0.01), every=EVERY
     ),
     "accumulate_gradients(lamb)": lambda: lb.accumulate_gradients(
-        lb.lamb(1e-3, weight_decay=0.01), EVERY
+        lb.lamb(1e-3, weight_decay=0.01), every=EVERY
     ),
 }
 

@@ -70,8 +70,8 @@ def planned(name: str) -> lb.BatchPlan:
     """The plan of this name, with a peak rate of 1."""
     return lb.batch_plan(
         STAGES[name],
-        EXAMPLES,
-        learning_rate=lb.PlannedRate(1.0, EXAMPLES, warmup=WARMUP, decay="linear"),
+        total=EXAMPLES,
+        learning_rate=lb.PlannedRate(1.0, total=EXAMPLES, warmup=WARMUP, decay="linear"),
         reference_batch_size=MICRO_BATCH,
         micro_batch_size=MICRO_BATCH,
     )

@@ -65,8 +65,8 @@ def plans(stages: Any, optimizer: str, decay: Any) -> list[lb.BatchPlan]:
     return [
         lb.batch_plan(
             stages,
-            EXAMPLES,
-            learning_rate=lb.PlannedRate(peak, EXAMPLES, decay=decay),
+            total=EXAMPLES,
+            learning_rate=lb.PlannedRate(peak, total=EXAMPLES, decay=decay),
             coupling=COUPLINGS[optimizer],
         )
         for peak in PEAKS

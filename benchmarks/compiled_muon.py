@@ -223,7 +223,11 @@ def _on_spheres(case: Case) -> optax.GradientTransformationExtraArgs:
 
 def _muonh(case: Case, head: Any = None) -> optax.GradientTransformationExtraArgs:
     return lb.muonh(
-        1e-3, "standard", matrix_mask=_matrices(case), adamh_mask=head, stacked=case.stacked
+        1e-3,
+        ns_coeffs="standard",
+        matrix_mask=_matrices(case),
+        adamh_mask=head,
+        stacked=case.stacked,
     )
 
 

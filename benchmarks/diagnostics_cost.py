@@ -3,7 +3,7 @@
     python -m benchmarks.diagnostics_cost
     python -m benchmarks.diagnostics_cost --rounds 20 --output benchmarks/results
 
-A step with diagnostics has a `gradient_noise_scale` in its chain, which is measured at every step
+A step with diagnostics has a `measure_noise_scale` in its chain, which is measured at every step
 or at every tenth. Besides parameters and state, it returns the noise scale with its band and the
 trust ratios, as one array. It is compared with the same step without diagnostics:
 
@@ -64,7 +64,9 @@ def small_batches(own: Any, mean: Any, params: Any, when: Any) -> lb.SmallBatche
     """The small batches of two devices, as one of them computes them."""
 
     def on_device(_: jax.Array) -> lb.SmallBatches:
-        return lb.small_batches_of_devices(own, params, "data", 32, mean=mean, when=when)
+        return lb.small_batches_of_devices(
+            own, params, axis_name="data", batch_size=32, mean=mean, when=when
+        )
 
     both = jax.vmap(on_device, axis_name="data")(jnp.arange(2))
     return jax.tree.map(lambda x: x[0], both)
@@ -104,9 +106,11 @@ def prepare(step: Step, shapes: Any, given: Given, name: str) -> tuple[Running, 
     every = EVERY[name]
     optimizer = lb.lamb(1e-3, weight_decay=0.01)
     if every:
-        optimizer = lb.chain(lb.gradient_noise_scale(), optimizer)
+        optimizer = lb.chain(lb.measure_noise_scale(), optimizer)
     if step is accumulated:
-        optimizer = lb.accumulate_gradients(optimizer, MICRO_BATCHES, small_batches=every or False)
+        optimizer = lb.accumulate_gradients(
+            optimizer, every=MICRO_BATCHES, small_batches=every or False
+        )
 
     def readings(state: Any, params: Any) -> Any:
         """The noise scale and the trust ratios, if they are to be read."""

@@ -93,7 +93,9 @@ def rules_table() -> str:
         for large in larges:
             published = lb.recipes.get(name, large).learning_rate
             guesses = [
-                lb.scale_hyperparameters(settings, small, large, rule).settings.learning_rate
+                lb.scale_hyperparameters(
+                    settings, from_batch=small, to_batch=large, rule=rule
+                ).settings.learning_rate
                 for rule in ("sqrt", "linear")
             ]
             cells = " | ".join(f"{guess:.3g}, x {guess / published:.2f}" for guess in guesses)
@@ -115,7 +117,7 @@ def at_32_table() -> str:
                     learning_rate=1.0, weight_decay=0.1, b1=0.9, b2=b2, eps=1e-8,
                     warmup_steps=1000, total_steps=100_000,
                 ),
-                256, 8192, rule,
+                from_batch=256, to_batch=8192, rule=rule,
             ).settings
             for b2 in (0.95, 0.999)
         )  # fmt: skip

@@ -77,8 +77,8 @@ def train(args: argparse.Namespace) -> Table:
     changed = {"learning_rate": args.learning_rate, "weight_decay": args.weight_decay}
     recipe = lb.recipes.get(RECIPE, total_steps=args.steps, **changed)
     print(recipe.explain(params, stacked=stacked))
-    optimizer = lb.chain(lb.gradient_noise_scale(), recipe.optimizer(params, stacked=stacked))
-    optimizer = lb.accumulate_gradients(optimizer, args.micro_batches, small_batches=10)
+    optimizer = lb.chain(lb.measure_noise_scale(), recipe.optimizer(params, stacked=stacked))
+    optimizer = lb.accumulate_gradients(optimizer, every=args.micro_batches, small_batches=10)
     optimizer = lb.master_weights(optimizer)
     state_shardings = lb.shard_optimizer_state(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)

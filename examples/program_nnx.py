@@ -66,7 +66,7 @@ graph, shapes = nnx.split(nnx.eval_shape(make))
 shardings = jax.tree.map(split_last_axis, shapes)
 params = jax.jit(lambda: nnx.state(make()), out_shardings=shardings)()
 
-rate = lb.warmup_polynomial(0.02, total_steps=STEPS, power=1, warmup_steps=3)
+rate = lb.warmup_polynomial(0.02, total_steps=STEPS, warmup_steps=3)
 optimizer = lb.muonh(
     rate,
     matrix_mask=lb.excluding("embed"),

@@ -1,5 +1,8 @@
 """Large-batch training in JAX: layer-wise adaptive optimizers as chains of small links."""
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from optax_largebatch import recipes
 from optax_largebatch.adoption.adopt_state import adopt_state
 from optax_largebatch.diagnostics import plots
@@ -14,7 +17,7 @@ from optax_largebatch.diagnostics.critical_batch_size import (
 from optax_largebatch.diagnostics.critical_growth import within_critical_batch_size
 from optax_largebatch.diagnostics.diagnose import diagnose
 from optax_largebatch.diagnostics.explain import Explanation, explain
-from optax_largebatch.diagnostics.gradient_scale import gradient_scale
+from optax_largebatch.diagnostics.gradient_reduction import check_gradient_reduction
 from optax_largebatch.diagnostics.matrix_groups import matrix_groups
 from optax_largebatch.diagnostics.noise_scale import (
     NoiseScale,
@@ -78,8 +81,8 @@ from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, c
 from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
 from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
 from optax_largebatch.transforms.noise.noise_scale import (
-    GradientNoiseScaleState,
-    gradient_noise_scale,
+    MeasureNoiseScaleState,
+    measure_noise_scale,
 )
 from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
@@ -120,6 +123,7 @@ from optax_largebatch.transforms.trust_ratio import (
     scale_by_trust_ratio,
 )
 from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
+from optax_largebatch.unknown_names import says_unknown
 from optax_largebatch.wrappers.accumulation import (
     AccumulateGradientsState,
     accumulate_gradients,
@@ -137,6 +141,12 @@ from optax_largebatch.wrappers.stochastic_rounding import (
 
 __version__ = "0.1.0"
 
+if not TYPE_CHECKING:  # with it, a type checker would take every name for one that exists
+
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(says_unknown(name), name=name, obj=sys.modules[__name__])
+
+
 __all__ = [
     "AccumulateGradientsState",
     "AccumulateMomentumState",
@@ -148,12 +158,12 @@ __all__ = [
     "DecayToTargetRmsState",
     "DynamicLossScaleState",
     "Explanation",
-    "GradientNoiseScaleState",
     "Growth",
     "HyperballState",
     "Hyperparameters",
     "LearnLogScaleState",
     "MasterWeightsState",
+    "MeasureNoiseScaleState",
     "MeasuredCriticalBatchSize",
     "NesterovSplitState",
     "NoiseScale",
@@ -188,6 +198,7 @@ __all__ = [
     "cain",
     "centralize_gradients",
     "chain",
+    "check_gradient_reduction",
     "clamp_parameters",
     "clip_by_global_norm",
     "clip_by_median_norm",
@@ -202,8 +213,6 @@ __all__ = [
     "excluding_kinds",
     "explain",
     "fit_critical_batch_size",
-    "gradient_noise_scale",
-    "gradient_scale",
     "has_updated",
     "hyperball",
     "lamb",
@@ -220,6 +229,7 @@ __all__ = [
     "matching_kinds",
     "matrix_groups",
     "measure_critical_batch_size",
+    "measure_noise_scale",
     "muon",
     "muonh",
     "named",

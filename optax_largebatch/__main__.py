@@ -145,9 +145,9 @@ def _scale(options: argparse.Namespace) -> str:
     given = {name: getattr(options, name) for name in _OF_SCALING}
     scaled = scale_hyperparameters(
         settings,
-        options.from_batch,
-        options.to_batch,
-        options.rule,
+        from_batch=options.from_batch,
+        to_batch=options.to_batch,
+        rule=options.rule,
         decay_kind=options.decay_kind,
         **{name: value for name, value in given.items() if value is not None},
     )
@@ -172,7 +172,7 @@ def _plan(options: argparse.Namespace) -> str:
     if options.seesaw is not None:
         stages = seesaw(stages, largest_batch=options.seesaw)
     given = {name: getattr(options, name) for name in _OF_PLANS}
-    plan = batch_plan(stages, options.total, learning_rate=rate, **given)
+    plan = batch_plan(stages, total=options.total, learning_rate=rate, **given)
     return plan.to_json() if options.json else str(plan)
 
 

@@ -15,6 +15,7 @@ def shard_optimizer_state(
     optimizer: optax.GradientTransformation,
     params: optax.Params,
     mesh: Mesh,
+    *,
     axis: str | tuple[str, ...] | None = None,
 ) -> Any:
     r"""The shardings of an optimizer's state: moments lie where their parameters lie.

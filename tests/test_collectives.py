@@ -19,7 +19,7 @@ OPTIMIZERS = {
     "lars": (lb.lars(1e-3, weight_decay=0.01), 1),
     "cain": (lb.cain(1e-3), 2),  # the sums along first axes and along second ones
     "lamb and its noise scale": (
-        lb.chain(lb.gradient_noise_scale(), lb.lamb(1e-3, weight_decay=0.01)),
+        lb.chain(lb.measure_noise_scale(), lb.lamb(1e-3, weight_decay=0.01)),
         2,  # one of them in the steps that are measured
     ),
 }

@@ -64,12 +64,12 @@ def test_says_its_version(capsys):
 
 def test_plans_a_run(capsys):
     said = printed(capsys, "plan", "0:512 2M:2048", "--total", "20M")
-    assert said == f"{lb.batch_plan('0:512 2M:2048', '20M')}\n"
+    assert said == f"{lb.batch_plan('0:512 2M:2048', total='20M')}\n"
     options = "--total 20M --seesaw 4096 --learning-rate 1e-3 --warmup 500k --decay linear"
     options += " --weight-decay 0.1 --micro-batch-size 8 --devices 8"
-    rate = lb.PlannedRate(1e-3, "20M", warmup="500k", decay="linear")
+    rate = lb.PlannedRate(1e-3, total="20M", warmup="500k", decay="linear")
     plan = lb.batch_plan(
-        lb.seesaw(512, largest_batch=4096), "20M",
+        lb.seesaw(512, largest_batch=4096), total="20M",
         learning_rate=rate, weight_decay=0.1, micro_batch_size=8, devices=8,
     )  # fmt: skip
     said = printed(capsys, "plan", "512", *options.split())
@@ -80,13 +80,13 @@ def test_plans_a_run(capsys):
     options = "--total 8B --sequence-length 1024 --learning-rate 1e-3 --end-value 1e-4"
     options += " --coupling linear --weight-decay 0.1 --decay-kind l2 --reference-batch-size 2048"
     plan = lb.batch_plan(
-        "0:512 1B:2048", "8B", sequence_length=1024, coupling="linear",
+        "0:512 1B:2048", total="8B", sequence_length=1024, coupling="linear",
         learning_rate=lb.PlannedRate(1e-3, end_value=1e-4), weight_decay=0.1, decay_kind="l2",
         reference_batch_size=2048,
     )  # fmt: skip
     said = printed(capsys, "plan", "0:512 1B:2048", *options.split(), "--json")
     assert lb.BatchPlan.from_json(said) == plan
-    assert printed(capsys, "plan", "512", "--total", "2M") == f"{lb.batch_plan(512, '2M')}\n"
+    assert printed(capsys, "plan", "512", "--total", "2M") == f"{lb.batch_plan(512, total='2M')}\n"
     for wrong in ("--warmup 10k", "--seesaw 4096"):
         assert main(("plan", "512", "--total", "20M", *wrong.split())) == 2
         assert "--learning-rate must be given" in capsys.readouterr().err
@@ -184,7 +184,7 @@ def test_scales_with_all_that_the_function_takes(capsys):
     asked = inspect.signature(lb.scale_hyperparameters).parameters
     assert set(OPTIONS) == {name for name, one in asked.items() if one.kind is one.KEYWORD_ONLY}
     scaled = lb.scale_hyperparameters(
-        lb.Hyperparameters(**settings), 256, 1024, "hyperball", **OPTIONS
+        lb.Hyperparameters(**settings), from_batch=256, to_batch=1024, rule="hyperball", **OPTIONS
     )
     flags = [
         word

@@ -114,12 +114,12 @@ class Skipping:
 
 SKIPPING = ("skip_nonfinite", "skip_spikes", "dynamic_loss_scale")
 WRAPPERS = {
-    "accumulate_gradients of 1": lambda inner: lb.accumulate_gradients(inner, 1),
-    "accumulate_gradients of 2": lambda inner: lb.accumulate_gradients(inner, 2),
-    "accumulate_gradients of 3": lambda inner: lb.accumulate_gradients(inner, lambda step: 3),
+    "accumulate_gradients of 1": lambda inner: lb.accumulate_gradients(inner, every=1),
+    "accumulate_gradients of 2": lambda inner: lb.accumulate_gradients(inner, every=2),
+    "accumulate_gradients of 3": lambda inner: lb.accumulate_gradients(inner, every=lambda step: 3),
     "skip_nonfinite": lb.skip_nonfinite,
-    "skip_spikes": lambda inner: lb.skip_spikes(inner, 50.0),
-    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, 16.0),
+    "skip_spikes": lambda inner: lb.skip_spikes(inner, deviations=50.0),
+    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=16.0),
     "master_weights": lb.master_weights,
     "stochastic_rounding": lb.stochastic_rounding,
     "optax.chain": lambda inner: optax.chain(optax.identity(), inner),

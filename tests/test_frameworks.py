@@ -286,7 +286,7 @@ OPTIMIZERS = {
     "lans": lb.lans(0.003, **MASKED_DECAY),
     "lars": lb.lars(0.03, **MASKED_DECAY),
     "larc": lb.larc(0.03, **MASKED_DECAY),
-    "lbsgd": lb.lbsgd(0.01, 0.9, **MASKED_DECAY, batch_scale=2, warmup_strategy="lars"),
+    "lbsgd": lb.lbsgd(0.01, momentum=0.9, **MASKED_DECAY, batch_scale=2, warmup_strategy="lars"),
 }
 DISTINCT = [name for name in OPTIMIZERS if name != "larc"]
 """Without LARC, whose links are those of LARS."""

@@ -160,7 +160,7 @@ def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, to
     with jax.set_mesh(mesh):
         shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
         params = jax.device_put(params, shardings)
-        state_shardings = lb.shard_optimizer_state(optimizer, params, mesh, zero)
+        state_shardings = lb.shard_optimizer_state(optimizer, params, mesh, axis=zero)
         state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
         step = jax.jit(
             functools.partial(trained, optimizer, partition_specs=told),

@@ -120,10 +120,10 @@ OURS = {
         0.1, stacked=lb.stacked_layers(lambda params: 0)
     ),
     "accumulated, masters": lambda params: lb.master_weights(
-        lb.accumulate_gradients(lb.skip_nonfinite(lb.lamb(0.1)), 2)
+        lb.accumulate_gradients(lb.skip_nonfinite(lb.lamb(0.1)), every=2)
     ),
     "noise": lambda params: lb.accumulate_gradients(
-        lb.chain(lb.gradient_noise_scale(), lb.lamb(0.1)), 2, small_batches=True
+        lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)), every=2, small_batches=True
     ),
 }
 ALL = OF_OPTAX | OURS

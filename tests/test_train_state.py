@@ -29,7 +29,7 @@ def created(optimizer, **fields):
 
 
 def test_hands_examples_and_flush_on():
-    optimizer = lb.accumulate_gradients(lb.lamb(0.1), 4)
+    optimizer = lb.accumulate_gradients(lb.lamb(0.1), every=4)
     state = created(optimizer)
     apply = jax.jit(lambda state, **given: state.apply_gradients(grads=PARAMS, **given))
     state = apply(state, examples=3.0, flush=False)

@@ -61,7 +61,7 @@ def lamb(momentum: float) -> Build:
 def lans(momentum: float) -> Build:
     """LANS, with a given momentum."""
     return lambda rate, decay, stacked: lb.lans(
-        rate, momentum, B2, weight_decay=decay, stacked=stacked, **LAYERWISE
+        rate, b1=momentum, b2=B2, weight_decay=decay, stacked=stacked, **LAYERWISE
     )
 
 
@@ -88,31 +88,42 @@ KNOWN = {
     "lbsgd": Optimizer(
         0.01,
         lambda rate, decay, stacked: lb.lbsgd(
-            rate, MOMENTUM, decay, warmup_strategy="lars", stacked=stacked, **LAYERWISE
+            rate,
+            momentum=MOMENTUM,
+            weight_decay=decay,
+            warmup_strategy="lars",
+            stacked=stacked,
+            **LAYERWISE,
         ),
     ),
     "scaled_adam": Optimizer(
         0.05,
         lambda rate, _, stacked: lb.scaled_adam(
-            rate, MOMENTUM, B2, param_min_rms=FLOOR, clipping_scale=2.0, stacked=stacked
+            rate, b1=MOMENTUM, b2=B2, param_min_rms=FLOOR, clipping_scale=2.0, stacked=stacked
         ),
         decays=False,
     ),
     "eve": Optimizer(
         0.01,
         lambda rate, decay, stacked: lb.eve(
-            rate, MOMENTUM, B2, 1e-8, decay, KERNELS, stacked=stacked
+            rate,
+            b1=MOMENTUM,
+            b2=B2,
+            eps=1e-8,
+            weight_decay=decay,
+            weight_decay_mask=KERNELS,
+            stacked=stacked,
         ),
     ),
     "cain": Optimizer(
         0.1,
-        lambda rate, _, stacked: lb.cain(rate, MOMENTUM, B2, rms_eps=FLOOR, stacked=stacked),
+        lambda rate, _, stacked: lb.cain(rate, b1=MOMENTUM, b2=B2, rms_eps=FLOOR, stacked=stacked),
         decays=False,
     ),
     "learned_gradient": Optimizer(
         0.1,
         lambda rate, _, stacked: lb.learned_gradient(
-            rate, MOMENTUM, B2, param_min_rms=FLOOR, stacked=stacked
+            rate, b1=MOMENTUM, b2=B2, param_min_rms=FLOOR, stacked=stacked
         ),
         decays=False,
     ),
@@ -185,7 +196,7 @@ def lans_without_normalization(
         lb.add_decayed_weights(decay, KERNELS, stacked=stacked),
         lb.scale_by_trust_ratio(trust_ratio_mask=KERNELS, stacked=stacked),
     )
-    return lb.chain(lb.nesterov_split(adapted, MOMENTUM, B2), lb.scale_by_learning_rate(rate))
+    return lb.chain(lb.nesterov_split(adapted, b1=MOMENTUM, b2=B2), lb.scale_by_learning_rate(rate))
 
 
 def lans_without_trust_ratio(
@@ -194,8 +205,8 @@ def lans_without_trust_ratio(
     """Adam with Nesterov's momentum on normalised gradients."""
     return lb.lans(
         rate,
-        MOMENTUM,
-        B2,
+        b1=MOMENTUM,
+        b2=B2,
         weight_decay=decay,
         weight_decay_mask=KERNELS,
         trust_ratio_mask=lambda params: False,

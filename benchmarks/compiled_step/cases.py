@@ -29,7 +29,7 @@ def _with_masters(name: str, tree: Tree) -> optax.GradientTransformation:
 
 
 def _accumulating(name: str, tree: Tree) -> optax.GradientTransformation:
-    return lb.accumulate_gradients(made_for(name, tree), MICRO_BATCHES)
+    return lb.accumulate_gradients(made_for(name, tree), every=MICRO_BATCHES)
 
 
 class Case(NamedTuple):

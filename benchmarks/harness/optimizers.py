@@ -30,7 +30,10 @@ OPTIMIZERS = {
     "lars": Optimizer(lambda **own: lb.lars(1e-3, weight_decay=0.01, **own), 28),
     "larc": Optimizer(lambda **own: lb.larc(1e-3, weight_decay=0.01, **own), 28),
     "lbsgd": Optimizer(
-        lambda **own: lb.lbsgd(1e-3, 0.9, weight_decay=0.01, warmup_strategy="lars", **own), 28
+        lambda **own: lb.lbsgd(
+            1e-3, momentum=0.9, weight_decay=0.01, warmup_strategy="lars", **own
+        ),
+        28,
     ),
     "adamh": Optimizer(lambda **own: lb.adamh(1e-3, **own), 40),
     "eve": Optimizer(lambda **own: lb.eve(1e-3, **own), 32),

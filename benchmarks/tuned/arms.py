@@ -69,7 +69,7 @@ ARMS = {
     "lans": Arm(
         0.03,
         lambda rate, decay, momentum, stacked: lb.lans(
-            rate, momentum, B2, weight_decay=decay, stacked=stacked, **LAYERWISE
+            rate, b1=momentum, b2=B2, weight_decay=decay, stacked=stacked, **LAYERWISE
         ),
     ),
     "muon": Arm(0.05, muon),
@@ -83,7 +83,7 @@ ARMS = {
     "adamh": Arm(
         0.1,
         lambda rate, _, momentum, stacked: lb.adamh(
-            rate, momentum, B2, adamh_mask=LAYERS & lb.at_least_ndim(2), stacked=stacked
+            rate, b1=momentum, b2=B2, adamh_mask=LAYERS & lb.at_least_ndim(2), stacked=stacked
         ),
         decays=False,
     ),

@@ -13,8 +13,8 @@ WARMUP = 1 / 8
 def schedule(stages: str | lb.Growth, examples: int) -> lb.BatchPlan:
     """The plan of a run over so many examples."""
     warmup = round(WARMUP * examples)
-    rate = lb.PlannedRate(1.0, examples, warmup=warmup, decay="linear")
-    return lb.batch_plan(stages, examples, learning_rate=rate, weight_decay=1.0)
+    rate = lb.PlannedRate(1.0, total=examples, warmup=warmup, decay="linear")
+    return lb.batch_plan(stages, total=examples, learning_rate=rate, weight_decay=1.0)
 
 
 def constant(steps: dict[int, int]) -> dict[str, lb.BatchPlan]:

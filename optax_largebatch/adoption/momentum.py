@@ -36,10 +36,11 @@ def check_same_momentum(old: Any, new: Any) -> None:
         raise ValueError(
             "state must have a momentum of the same kind: by the order of its links, state has one "
             f"of {_momentum(old)}, and optimizer has one of {_momentum(new)}. The momentum of "
-            "optax.sgd fits chain(accumulate_momentum(0.9), scale_by_trust_ratio(0.001), "
-            "scale_by_learning_rate(...)), and that of optax.lars fits lars(...). If you know that "
-            "the two are the same, pass old_optimizer, which compares the buffers themselves: a "
-            "constant learning rate of optax leaves nothing in a state."
+            "optax.sgd fits chain(accumulate_momentum(0.9), "
+            "scale_by_trust_ratio(trust_coefficient=0.001), scale_by_learning_rate(...)), and that "
+            "of optax.lars fits lars(...). If you know that the two are the same, pass "
+            "old_optimizer, which compares the buffers themselves: a constant learning rate of "
+            "optax leaves nothing in a state."
         )
 
 

@@ -14,8 +14,8 @@ from optax_largebatch.plans.stages import Start
 
 def within_critical_batch_size(
     measured: Mapping[Count, Any],
-    batch_size: Count,
     *,
+    batch_size: Count,
     largest_batch: Count,
     times: float = 1.0,
 ) -> Growth:
@@ -49,8 +49,8 @@ def within_critical_batch_size(
     Examples:
         >>> from optax_largebatch import batch_plan, within_critical_batch_size
         >>> growth = within_critical_batch_size(
-        ...     {100_000: 900, 400_000: 2500, "1M": 3000}, 256, largest_batch=4096)
-        >>> print(batch_plan(growth, "2M"))
+        ...     {100_000: 900, 400_000: 2500, "1M": 3000}, batch_size=256, largest_batch=4096)
+        >>> print(batch_plan(growth, total="2M"))
         from  batch  examples
         step   size      seen
            0    256         0

@@ -21,7 +21,7 @@ from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
 from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
@@ -40,13 +40,13 @@ def diagnose(
     params: Any,
     *,
     weight_decay_mask: Mask = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> list[str]: ...
 
 
 @overload
 def diagnose(
-    state: Any, params: Any, *, weight_decay_mask: Mask = None, stacked: Stacked | None = None
+    state: Any, params: Any, *, weight_decay_mask: Mask = None, stacked: Stacks = None
 ) -> list[str]: ...
 
 
@@ -56,7 +56,7 @@ def diagnose(  # pyright: ignore[reportInconsistentOverload]
     params: Any = None,
     *,
     weight_decay_mask: Mask = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> list[str]:
     r"""Finds common mistakes with layer-wise adaptation, and says what to do.
 

@@ -15,7 +15,7 @@ from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 LONGEST_CELL = 200
 """A longer name loses its middle, since all rows are as wide as the widest."""
@@ -104,7 +104,7 @@ def explain(
     weight_decay_mask: Mask = None,
     trust_ratio_mask: Mask = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     hyperball: bool = False,
 ) -> Explanation:
     r"""Says for each parameter whether it is decayed and adapted, and how many blocks it has.

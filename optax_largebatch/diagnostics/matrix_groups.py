@@ -7,7 +7,7 @@ from optax_largebatch.engine.matrices.groups import ITERATIONS, ways_to_share
 
 
 def matrix_groups(
-    number: int, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int = 2
+    number: int, *, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int = 2
 ) -> str:
     r"""Says how devices share the matrices of one shape in a step of Muon, as a table to print.
 
@@ -29,7 +29,7 @@ def matrix_groups(
 
     Examples:
         >>> from optax_largebatch import matrix_groups
-        >>> print(matrix_groups(128, (4096, 4096), {"fsdp": 32, "tensor": 2}))
+        >>> print(matrix_groups(128, sides=(4096, 4096), axes={"fsdp": 32, "tensor": 2}))
         group of      turns  products  megabytes
         1                 2      1.00        134  <-
         2 of fsdp         4      1.00       1141

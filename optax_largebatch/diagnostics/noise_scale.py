@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from optax_largebatch.arguments import check_number
 from optax_largebatch.diagnostics.state_parts import Part, by_parameter, check_one_model, parts
 from optax_largebatch.diagnostics.student import student_quantile
-from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleState
+from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
 
 
 class NoiseScale(NamedTuple):
@@ -33,7 +33,7 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
 
     .. math:: \operatorname{tr} \Sigma / \lVert G \rVert^2
 
-    It is the ratio of the averages in the state of `gradient_noise_scale`. So reading it costs
+    It is the ratio of the averages in the state of `measure_noise_scale`. So reading it costs
     nothing, and works under `jit` and after a checkpoint is restored. The unit is an example if the
     small batches were given their sizes, and otherwise a small batch.
 
@@ -59,7 +59,7 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
     place of a mean, or has a loss scale.
 
     Args:
-        state: the state of an optimizer with a `gradient_noise_scale`, however it is wrapped.
+        state: the state of an optimizer with a `measure_noise_scale`, however it is wrapped.
         confidence: the probability with which the band holds the ratio, in (0, 1).
 
     Returns:
@@ -72,11 +72,11 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import (
-        ...     gradient_noise_scale, noise_scale, small_batches_of_examples)
+        ...     measure_noise_scale, noise_scale, small_batches_of_examples)
         >>> params = jnp.zeros(2)
         >>> gradients = jnp.array([[3.0, 1.0], [3.0, -1.0]])
         >>> mean = gradients.mean(0)
-        >>> transform = gradient_noise_scale()
+        >>> transform = measure_noise_scale()
         >>> _, state = transform.update(
         ...     mean, transform.init(params), params,
         ...     small_batches=small_batches_of_examples(gradients, params, mean=mean))
@@ -91,7 +91,7 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
 
 
 def layer_noise_scales(
-    state: Any, params: Any, *, confidence: float = 0.9, stacked: Stacked | None = None
+    state: Any, params: Any, *, confidence: float = 0.9, stacked: Stacks = None
 ) -> dict[str, NoiseScale]:
     r"""The gradient noise scale of each parameter, by name.
 
@@ -112,11 +112,11 @@ def layer_noise_scales(
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import (
-        ...     gradient_noise_scale, layer_noise_scales, small_batches_of_examples)
+        ...     measure_noise_scale, layer_noise_scales, small_batches_of_examples)
         >>> params = {"bias": jnp.zeros(1), "kernel": jnp.zeros(1)}
         >>> gradients = {"bias": jnp.array([[1.0], [2.0]]), "kernel": jnp.array([[3.0], [3.0]])}
         >>> mean = {"bias": jnp.array([1.5]), "kernel": jnp.array([3.0])}
-        >>> transform = gradient_noise_scale()
+        >>> transform = measure_noise_scale()
         >>> _, state = transform.update(
         ...     mean, transform.init(params), params,
         ...     small_batches=small_batches_of_examples(gradients, params, mean=mean))
@@ -135,24 +135,24 @@ def layer_noise_scales(
 
 
 def _found(state: Any) -> Part:
-    """The one part of a `gradient_noise_scale`."""
-    found = parts(state, GradientNoiseScaleState)
+    """The one part of a `measure_noise_scale`."""
+    found = parts(state, MeasureNoiseScaleState)
     if len(found) != 1:
         raise ValueError(
             f"state must hold one noise scale, got a {type(state).__name__} with {len(found)}. "
-            "Pass the state of an optimizer such as chain(gradient_noise_scale(), lamb(1e-3)); if "
+            "Pass the state of an optimizer such as chain(measure_noise_scale(), lamb(1e-3)); if "
             "there are several, pass the part with one."
         )
     check_one_model("noise", found[0].array("noise"), ndim=1)
     return found[0]
 
 
-def _state_of(part: Part) -> GradientNoiseScaleState:
+def _state_of(part: Part) -> MeasureNoiseScaleState:
     """The state of a part, with arrays in its fields."""
-    return GradientNoiseScaleState(*map(part.array, GradientNoiseScaleState._fields))
+    return MeasureNoiseScaleState(*map(part.array, MeasureNoiseScaleState._fields))
 
 
-def _of_entries(state: GradientNoiseScaleState, confidence: float) -> NoiseScale:
+def _of_entries(state: MeasureNoiseScaleState, confidence: float) -> NoiseScale:
     """The noise scale of each entry of the averages."""
     check_number("confidence", confidence, "(0, 1)")
     noise, signal = state.noise, state.signal
@@ -171,7 +171,7 @@ def _of_entries(state: GradientNoiseScaleState, confidence: float) -> NoiseScale
 
 
 def _fieller(
-    state: GradientNoiseScaleState, steps: jax.Array, confidence: float
+    state: MeasureNoiseScaleState, steps: jax.Array, confidence: float
 ) -> tuple[jax.Array, jax.Array]:
     r"""The ratios :math:`r` for which :math:`\mathrm{noise} - r \, \mathrm{signal}` may be 0.
 

@@ -10,7 +10,7 @@ from optax_largebatch.diagnostics.state_parts import About, Part, parts
 from optax_largebatch.engine.recorded_states import RecordedState, recorded_states
 from optax_largebatch.params.owners import Keys, owners
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.declared_ratios import TrustRatios
 from optax_largebatch.transforms.lars import ScaleByLarsState
 from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
@@ -53,7 +53,7 @@ def optimizer_first(
 
 
 def layer_wise_parts(
-    optimizer: Optimizer | None, state: Any, params: Any, stacked: Stacked | None
+    optimizer: Optimizer | None, state: Any, params: Any, stacked: Stacks
 ) -> list[Part]:
     """The parts of a state that hold trust ratios, with what the optimizer says about them.
 
@@ -82,7 +82,7 @@ def layer_wise_parts(
     return [part._replace(about=told[part.keys[above:]]) for part in found]
 
 
-def _told(optimizer: Optimizer, params: Any, stacked: Stacked | None) -> dict[Keys, About | None]:
+def _told(optimizer: Optimizer, params: Any, stacked: Stacks) -> dict[Keys, About | None]:
     """What the optimizer says about each part of its state with trust ratios, by the part's keys.
 
     It is None for a part whose transform makes its state out of our sight, as inside `jax.jit`.
@@ -102,7 +102,7 @@ def _told(optimizer: Optimizer, params: Any, stacked: Stacked | None) -> dict[Ke
     return told
 
 
-def _about(made: RecordedState, params: Any, stacked: Stacked | None) -> About | None:
+def _about(made: RecordedState, params: Any, stacked: Stacks) -> About | None:
     """What the declaration of a state says; None if the transform sees other parameters."""
     declared = made.declaration.trust_ratios
     if not isinstance(declared, TrustRatios):  # somebody's own transform keeps such a state
@@ -116,7 +116,7 @@ def _about(made: RecordedState, params: Any, stacked: Stacked | None) -> About |
         return None
     axes = check_stacked(declared.stacked).axes(made.params)
     if stacked is not None:
-        _check_same(leaf_names(made.params), stacked.axes(made.params), axes)
+        _check_same(leaf_names(made.params), check_stacked(stacked).axes(made.params), axes)
     return About(known, axes, declared.adapted(made.params), declared.bounds)
 
 

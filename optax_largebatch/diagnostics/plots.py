@@ -308,8 +308,8 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
         >>> import matplotlib
         >>> matplotlib.use("Agg")
         >>> from optax_largebatch import PlannedRate, batch_plan, plots
-        >>> rate = PlannedRate(1e-3, "2M")
-        >>> axes = plots.batch_plan(batch_plan("0:512 1M:1024", "2M", learning_rate=rate))
+        >>> rate = PlannedRate(1e-3, total="2M")
+        >>> axes = plots.batch_plan(batch_plan("0:512 1M:1024", total="2M", learning_rate=rate))
         >>> print([ax.get_ylabel() for ax in axes])
         ['batch size', 'learning rate']
     """

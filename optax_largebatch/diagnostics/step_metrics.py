@@ -24,10 +24,10 @@ from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.owners import unboxed
 from optax_largebatch.params.rules import Rule
-from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
-from optax_largebatch.transforms.noise.noise_scale import GradientNoiseScaleState
+from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     OrthogonalizeMomentumState,
 )
@@ -67,7 +67,7 @@ def step_metrics(
     *,
     gradients: Any = None,
     updates: Any = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     groups: ParamGroups | None = None,
 ) -> dict[str, jax.Array]: ...
 
@@ -79,7 +79,7 @@ def step_metrics(
     *,
     gradients: Any = None,
     updates: Any = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     groups: ParamGroups | None = None,
 ) -> dict[str, jax.Array]: ...
 
@@ -91,7 +91,7 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
     *,
     gradients: Any = None,
     updates: Any = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     groups: ParamGroups | None = None,
 ) -> dict[str, jax.Array]:
     r"""The metrics of a step for a training loop to log: scalars in a flat dictionary.
@@ -294,7 +294,7 @@ def counted(state: Any) -> dict[str, jax.Array]:
 
 def _noise_scales(state: Any) -> dict[str, jax.Array]:
     """The gradient noise scale of each part that measures one."""
-    found = parts(state, GradientNoiseScaleState)
+    found = parts(state, MeasureNoiseScaleState)
     columns = zip(_named("noise_scale", found), found, strict=True)
     return {name: noise_scale(part.fields).noise_scale for name, part in columns}
 

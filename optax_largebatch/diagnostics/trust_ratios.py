@@ -6,19 +6,17 @@ import jax
 
 from optax_largebatch.diagnostics.of_optimizer import Optimizer, layer_wise_parts, optimizer_first
 from optax_largebatch.diagnostics.state_parts import OfParameter, by_parameter
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 @overload
 def trust_ratios(
-    optimizer: Optimizer, state: Any, params: Any, *, stacked: Stacked | None = None
+    optimizer: Optimizer, state: Any, params: Any, *, stacked: Stacks = None
 ) -> dict[str, jax.Array]: ...
 
 
 @overload
-def trust_ratios(
-    state: Any, params: Any, *, stacked: Stacked | None = None
-) -> dict[str, jax.Array]: ...
+def trust_ratios(state: Any, params: Any, *, stacked: Stacks = None) -> dict[str, jax.Array]: ...
 
 
 def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
@@ -26,7 +24,7 @@ def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
     state: Any = None,
     params: Any = None,
     *,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> dict[str, jax.Array]:
     r"""The trust ratio that each parameter had in the last step.
 
@@ -81,7 +79,7 @@ def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
 
 
 def ratios_of(
-    optimizer: Optimizer | None, state: Any, params: Any, stacked: Stacked | None
+    optimizer: Optimizer | None, state: Any, params: Any, stacked: Stacks
 ) -> list[tuple[OfParameter, jax.Array]]:
     """The trust ratios of each parameter, part by part; empty if the state has no such part.
 

@@ -38,7 +38,7 @@ from optax_largebatch.engine.recorded_states import record_state
 from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import Concat, built_like, names_and_fields
 from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LeafTransform:
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
     needs_params: bool = False
-    stacked: Stacked | None = None
+    stacked: Stacks = None
     given: Literal["whole", "parts", "shards"] = "whole"
     name: str = ""
 

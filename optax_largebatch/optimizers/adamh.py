@@ -9,7 +9,7 @@ from optax_largebatch.arguments import Scalar, refused
 from optax_largebatch.params.groups import Grouped, ParamGroups, check_groups, scaled_rate
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
 from optax_largebatch.params.rules import at_least_ndim
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
@@ -26,19 +26,19 @@ SHARE_OF_ADAM = 3 / 13
 """The rate of Adam in units of the rate on spheres, in Marin's runs."""
 
 
-@refused(weight_decay=NO_DECAY)
+@refused(weight_decay=NO_DECAY, weight_decay_mask=NO_DECAY, mask=NO_DECAY)
 def adamh(
     learning_rate: Scalar | optax.Schedule,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
-    *,
     radius: Radius = "now",
     others: optax.GradientTransformation | None = None,
     adamh_mask: Mask = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""AdamH: Adam's direction, in steps on a sphere.
 
@@ -53,23 +53,28 @@ def adamh(
     optimizer, `others`, moves the rest.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule. The angle of a step: .01
-            turns each layer by .01 radians.
-        b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moment, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more.
-        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        radius: the norm that a layer keeps: `"now"` for that before the step, `"start"` for that
-            at its first step, or a number for all layers; see `hyperball`.
+        learning_rate: the angle of a step: 0.01 turns each layer by 0.01 radians. From AdamW with
+            the rate :math:`\eta_0` and the decay :math:`\lambda`, begin at :math:`\sqrt{\eta_0
+            \lambda}`. :math:`\eta`, 0 or more; a float or a schedule.
+        b1: decay rate of the first moment: 0.9 to 0.91 for the last layers of Marin's runs. In [0,
+            1).
+        b2: decay rate of the second moment: 0.95 in all recipes. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0: almost 0 (4e-15 to 6e-15)
+            in Marin's runs. :math:`\epsilon`, 0 or more.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
+        radius: the norm that a layer keeps: `"now"` for that before the step, `"start"` for that at
+            its first step, or a number for all layers; see `hyperball`.
         others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam
             with the same moments, and 3/13 of the learning rate.
         adamh_mask: the parameters that keep their norms; None for those with two or more axes (in
             a stack, of a layer). Leave out embeddings, `adamh_mask=excluding("embed") &
             at_least_ndim(2)`, unless you want their norms fixed.
-        groups: parameters with another learning rate, from `param_groups`; it applies to `others`
-            too, if that is None.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer keeps its own norm. None if there are none.
+        groups: groups of parameters with another learning rate, from `param_groups`; None for one
+            group. The rate applies to `others` too, if that is None.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
 
     Returns:
         The optimizer. Its `update` needs the parameters.

@@ -6,7 +6,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_number
 from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -22,15 +22,15 @@ from optax_largebatch.transforms.second_moment import scale_by_second_moment
 
 def cain(
     learning_rate: Scalar | optax.Schedule = 1e-2,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     scale_speed: Scalar = 0.05,
     rms_eps: Scalar = 1e-5,
     param_max: Scalar = 20.0,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -55,20 +55,27 @@ def cain(
     over the next :math:`1 / (1 - b_1)` steps.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (it was made for `eden`).
-        b1: decay rate of the momentum, in [0, 1).
-        b2: decay rate of the second moments, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
-        scale_speed: :math:`\gamma`, how fast scales are learned, 0 or more.
-        rms_eps: the floor for the size of a parameter, positive; it lets parameters that start at
-            zero move.
-        param_max: the largest magnitude of a parameter, positive.
-        groups: parameters with another learning rate or gradient centralisation, from
-            `param_groups`; there is no weight decay.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None if there are none.
-        mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
+        learning_rate: relative change of a parameter in a step: 0.03 with `eden`, for which it was
+            made. :math:`\eta`, 0 or more; a float or a schedule.
+        b1: decay rate of the momentum: 0.9 in icefall. In [0, 1).
+        b2: decay rate of the second moments, an average over about :math:`1 / (1 - b_2)` steps:
+            0.98 in icefall. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0: 1e-8 in icefall.
+            :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
+        scale_speed: how fast scales are learned, relative to the learning rate: 0.05 in icefall.
+            :math:`\gamma`, 0 or more.
+        rms_eps: least size that a step is measured against, so that parameters that start at zero
+            move; raise it if they take too long. Positive.
+        param_max: the largest magnitude of an element of a parameter: 20 in icefall. Positive.
+        groups: groups of parameters with another learning rate or gradient centralisation, from
+            `param_groups`; None for one group. There is no weight decay.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
+            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters, and inside `jax.shard_map`, where they are
@@ -106,7 +113,7 @@ def cain(
         sum_of(
             chain(
                 scale_by_second_moment(
-                    b2, eps, bias_correction="lagged", stacked=stacked, nu_dtype=nu_dtype
+                    b2, eps=eps, bias_correction="lagged", stacked=stacked, nu_dtype=nu_dtype
                 ),
                 scale_by_factored_parameter_rms(rms_eps, stacked=stacked),
                 scale_by_learning_rate(rate),

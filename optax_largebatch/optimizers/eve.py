@@ -7,7 +7,7 @@ import optax
 from optax_largebatch.arguments import Scalar, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -18,15 +18,15 @@ from optax_largebatch.transforms.parameter_scale.target_rms_decay import decay_t
 @renamed(mask="weight_decay_mask")
 def eve(
     learning_rate: Scalar | optax.Schedule = 1e-3,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
     weight_decay: Scalar | optax.Schedule = 1e-3,
     weight_decay_mask: Mask = None,
-    *,
     target_rms: Scalar = 0.1,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
     nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -43,20 +43,28 @@ def eve(
     that stacks layers. Blocks of one element are not decayed.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule (it was made for `eden`).
-        b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moment, in [0, 1).
-        eps: :math:`\epsilon`, positive.
-        weight_decay: :math:`\lambda`, the fraction of the weights that a step takes away, in
-            [0, 0.1]; a float or a schedule.
-        weight_decay_mask: the parameters that may be decayed; None for all.
-        target_rms: :math:`\rho`, the root mean square above which blocks are decayed, in (0, 10].
-        groups: parameters with another learning rate, decay or gradient centralisation, from
-            `param_groups`.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None if there are none.
-        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
+        learning_rate: length of a step in each element, as in Adam: 0.003 with `eden`, for which it
+            was made. :math:`\eta`, 0 or more; a float or a schedule.
+        b1: decay rate of the first moment: 0.9 in icefall. In [0, 1).
+        b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps: 0.98
+            in icefall. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0: 1e-8 in icefall.
+            :math:`\epsilon`, positive.
+        weight_decay: the fraction of the weights that a step takes away; it is not multiplied by
+            the learning rate: 1e-3 in icefall. :math:`\lambda`, in [0, 0.1]; a float or a schedule.
+        weight_decay_mask: the parameters that may be decayed; None for all, which is usual, since
+            only large ones are.
+        target_rms: root mean square above which blocks are decayed: 0.1 in icefall. :math:`\rho`,
+            in (0, 10].
+        groups: groups of parameters with another learning rate, decay or gradient centralisation,
+            from `param_groups`; None for one group.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
+            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters.
@@ -85,8 +93,8 @@ def eve(
         scale_by_learning_rate(groups.vary("learning_rate", learning_rate)),
         decay_to_target_rms(
             groups.vary("weight_decay", weight_decay),
-            target_rms,
-            weight_decay_mask,
+            target_rms=target_rms,
+            weight_decay_mask=weight_decay_mask,
             stacked=stacked,
         ),
     )

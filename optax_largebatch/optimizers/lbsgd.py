@@ -15,7 +15,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.schedules.warmup import large_batch_warmup
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -31,10 +31,10 @@ from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, acc
 @renamed(mask="weight_decay_mask")
 def lbsgd(
     learning_rate: Scalar | optax.Schedule,
+    *,
     momentum: Scalar = 0.0,
     weight_decay: Scalar | optax.Schedule = 0.0,
     weight_decay_mask: Mask = None,
-    *,
     batch_scale: int = 1,
     warmup_strategy: Literal["linear", "power2", "sqrt", "lars"] = "linear",
     warmup_epochs: Scalar = 5,
@@ -43,7 +43,7 @@ def lbsgd(
     trust_ratio_mask: Mask = None,
     clip_gradient: Scalar | None = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     accumulator_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LBSGD: SGD with gradient accumulation and a learning rate that warms up to the large batch.
@@ -67,25 +67,36 @@ def lbsgd(
     change.
 
     Args:
-        learning_rate: :math:`\eta`, the rate that suits one micro-batch; 0 or more. A schedule
-            counts macro-batches.
-        momentum: :math:`\mu`, in [0, 1).
-        weight_decay: :math:`\lambda`, 0 or more; a float or a schedule.
-        weight_decay_mask: the parameters that are decayed; None for all.
-        batch_scale: :math:`S`, micro-batches in a macro-batch; see `batch_scale`.
-        warmup_strategy: how :math:`M` is set.
-        warmup_epochs: length of the warm-up in epochs, 0 or more.
-        updates_per_epoch: micro-batches in an epoch, positive.
-        begin_epoch: the epoch at which training begins, 0 or more; the warm-up goes on from there.
-        trust_ratio_mask: the parameters that `lars` adapts; None for all.
-        clip_gradient: clips the elements of the averaged gradient to this magnitude, after its
-            norm is taken; None for no clipping.
-        groups: parameters with another learning rate, decay or gradient centralisation, from
-            `param_groups`.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None if there are none.
-        accumulator_dtype: dtype of the sum of gradients and of :math:`b`; None for float32
-            (float64 for float64 parameters).
+        learning_rate: the rate that suits one micro-batch, such as 0.1 for 256 images in SGD;
+            :math:`M` scales it to the macro-batch. :math:`\eta`, 0 or more; a float, or a schedule
+            of macro-batches.
+        momentum: share of the buffer that stays in each step: usually 0.9; 0 is MXNet's default.
+            :math:`\mu`, in [0, 1).
+        weight_decay: how much of the parameters is added to the gradient: 1e-4 is usual for images.
+            :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
+            the scales of norms: `excluding_kinds("bias", "norm")`.
+        batch_scale: how many micro-batches are a macro-batch, and one step: the function
+            `batch_scale` counts them. :math:`S`, 1 or more.
+        warmup_strategy: how :math:`M` grows from 1 to :math:`S`: `"linear"`, slower at first
+            (`"power2"`) or faster at first (`"sqrt"`); `"lars"` has a ratio for each layer in place
+            of it.
+        warmup_epochs: length of the warm-up in epochs, 0 or more: 5 in MXNet.
+        updates_per_epoch: micro-batches in an epoch, examples over micro-batch size: 5005 for
+            ImageNet in batches of 256. Positive.
+        begin_epoch: the epoch at which training begins, for a run that goes on; the warm-up goes on
+            from there. 0 or more.
+        trust_ratio_mask: the parameters that `warmup_strategy="lars"` adapts; None for all. Usually
+            all but biases and the scales of norms.
+        clip_gradient: bound on the magnitude of the elements of the averaged gradient, applied
+            after its norm is taken. Positive; None for no clipping.
+        groups: groups of parameters with another learning rate, decay or gradient centralisation,
+            from `param_groups`; None for one group.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
+        accumulator_dtype: dtype in which the sum of gradients and :math:`b` are kept; None for
+            float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer, to be called once for every micro-batch. Its `update` needs the parameters;
@@ -126,9 +137,9 @@ def lbsgd(
     # Where the trust ratio sets the size of a step, the rate does not grow: a scale of 1.
     multiplier = large_batch_warmup(
         1.0,
-        1 if adapts else batch_scale,
-        warmup_epochs * updates_per_epoch,
-        "linear" if adapts else warmup_strategy,
+        batch_scale=1 if adapts else batch_scale,
+        warmup_steps=warmup_epochs * updates_per_epoch,
+        strategy="linear" if adapts else warmup_strategy,
     )
     return count_micro_batches(
         accumulate_gradients(
@@ -136,7 +147,7 @@ def lbsgd(
                 centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
                 scale_by_lars(
                     groups.vary("weight_decay", weight_decay),
-                    weight_decay_mask,
+                    weight_decay_mask=weight_decay_mask,
                     trust_coefficient=1.0,
                     eps=1e-18,
                     trust_ratio_mask=trust_ratio_mask if adapts else lambda params: False,
@@ -159,7 +170,7 @@ def lbsgd(
     )
 
 
-def batch_scale(macrobatch_size: int, batch_size: int, num_workers: int = 1) -> int:
+def batch_scale(macrobatch_size: int, *, batch_size: int, num_workers: int = 1) -> int:
     r"""The number of micro-batches that make a macro-batch.
 
     .. math:: S = \lceil \text{macrobatch} / (\text{batch} \cdot \text{workers}) \rceil

@@ -6,7 +6,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_order
 from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
@@ -18,10 +18,10 @@ from optax_largebatch.transforms.preconditioning.learned_matrices import scale_b
 
 def learned_gradient(
     learning_rate: Scalar | optax.Schedule = 0.03,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     size_lr_scale: Scalar = 0.1,
     meta_lr_scale: Scalar = 1.0,
     param_min_rms: Scalar = 1e-5,
@@ -31,7 +31,7 @@ def learned_gradient(
     size_update_period: int = 4,
     max_fullcov_size: int = 1024,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LearnedGradient, experimental: momentum times learned matrices, one for each axis.
@@ -55,25 +55,35 @@ def learned_gradient(
     0.1 and hurt at 0.03; `meta_lr_scale=0` turns them off.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
-        b1: decay rate of the first moments, in [0, 1).
-        b2: decay rate of the second moments, in [0, 1).
-        eps: :math:`\epsilon` of blocks with five elements or fewer, 0 or more; with 0,
-            :math:`0/0` counts as 0.
-        size_lr_scale: factor of the learning rate for the learned sizes, 0 or more.
-        meta_lr_scale: factor of the learning rate for the matrices, 0 or more.
-        param_min_rms: :math:`r_{\min}`, positive; it lets parameters that start at zero move.
-        param_max_rms: the size from which a block shrinks, positive.
-        lr_est_period: the number of steps from one update of the matrices to the next.
-        max_step_scale: :math:`c`, positive.
-        size_update_period: :math:`T`.
-        max_fullcov_size: the longest axis with a full matrix, 0 or more; a longer axis has a
-            diagonal matrix.
-        groups: parameters with another learning rate or gradient centralisation, from
-            `param_groups`; there is no weight decay.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a block of its own. None if there are none.
-        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        learning_rate: relative change of a parameter in a step: 0.03 changes each by some 3% of its
+            root mean square. :math:`\eta`, 0 or more; a float or a schedule.
+        b1: decay rate of the first moments: 0.9 in icefall. In [0, 1).
+        b2: decay rate of the second moments, an average over about :math:`1 / (1 - b_2)` steps:
+            0.98 in icefall. In [0, 1).
+        eps: keeps the division finite in blocks with five elements or fewer: 1e-8 in icefall.
+            :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
+        size_lr_scale: factor of the learning rate for the learned sizes: 0.1 in icefall. 0 or more.
+        meta_lr_scale: factor of the learning rate for the matrices; 0 turns the learning of them
+            off. 0 or more.
+        param_min_rms: least size that a step is measured against, so that parameters that start at
+            zero move; raise it if they take too long. :math:`r_{\min}`, positive.
+        param_max_rms: size, as root mean square, from which a block shrinks: 2 in icefall.
+            Positive.
+        lr_est_period: how many steps are between two updates of the matrices, which cost the most:
+            10 in icefall. 1 or more.
+        max_step_scale: bound on the elements of a direction, relative to their root mean square: 2
+            in icefall. :math:`c`, positive.
+        size_update_period: how many steps are between two updates of the sizes: 4 in icefall.
+            :math:`T`, 1 or more.
+        max_fullcov_size: the longest axis with a full matrix, whose cost grows with its cube; a
+            longer axis has a diagonal matrix. 0 or more.
+        groups: groups of parameters with another learning rate or gradient centralisation, from
+            `param_groups`; None for one group. There is no weight decay.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters, and inside `jax.shard_map`, where they are
@@ -111,9 +121,9 @@ def learned_gradient(
             chain(
                 scale_by_learned_matrices(
                     rate,
-                    b1,
-                    b2,
-                    eps,
+                    b1=b1,
+                    b2=b2,
+                    eps=eps,
                     meta_lr_scale=meta_lr_scale,
                     period=lr_est_period,
                     max_step_scale=max_step_scale,
@@ -126,9 +136,9 @@ def learned_gradient(
             ),
             learn_log_scale(
                 rate,
-                b1,
-                b2,
-                1e-10,
+                b1=b1,
+                b2=b2,
+                eps=1e-10,
                 speed=size_lr_scale,
                 period=size_update_period,
                 rms_bounds=(param_min_rms, param_max_rms),

@@ -5,11 +5,11 @@ from typing import Any, Literal
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_flag, renamed
+from optax_largebatch.arguments import Scalar, check_flag, refused, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
@@ -25,7 +25,19 @@ from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum impor
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 from optax_largebatch.wrappers.partition import check_others, partition
 
+_OWN_OPTIMIZER = (
+    "The parameters that are no matrices have an optimizer of their own, which is an argument: "
+    "others=optax.nadamw(learning_rate, b1=..., b2=..., eps_root=..., weight_decay=...)."
+)
 
+
+@refused(
+    adam_b1=_OWN_OPTIMIZER,
+    adam_b2=_OWN_OPTIMIZER,
+    adam_eps_root=_OWN_OPTIMIZER,
+    adam_weight_decay=_OWN_OPTIMIZER,
+    adam_learning_rate=_OWN_OPTIMIZER,
+)
 @renamed(mask="weight_decay_mask", muon_weight_dimension_numbers="matrix_axes")
 def muon(
     learning_rate: Scalar | optax.Schedule,
@@ -51,7 +63,7 @@ def muon(
     matrix_axes: MatrixAxes = None,
     ns_dtype: Any = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon: steps whose matrices have all their singular values near 1.
 
@@ -79,42 +91,63 @@ def muon(
     own parameters as temporary memory, and 2.0 times if it is told.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule.
-        ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.
-        ns_steps: how many iterations, 1 or more; None for 5, or for as many as published.
-        beta: :math:`\beta`, in [0, 1).
-        eps: added to the norm that a matrix is divided by first, and :math:`\epsilon` of Adam; 0 or
-            more.
-        weight_decay: :math:`\lambda` of the matrices, 0 or more; a float or a schedule.
-        weight_decay_mask: the matrices that are decayed; None for all.
-        mu_dtype: dtype of the momentum; None for float32 (float64 for float64 parameters).
-        nesterov: False leaves the gradient out of :math:`d_t`, which is then
-            :math:`m_t / (1 - \beta^t)`.
-        bias_correction: `"none"` leaves out the divisions, see `orthogonalize_momentum`.
-        grad_averaging: False takes sums of gradients in the place of means, see
+        learning_rate: size of a step. With `consistent_rms=0.2` a step is as long as Adam's, so
+            begin with AdamW's rate (0.00042 for Moonlight 16B). Without it, and with
+            `shape_factor`, the rate is about that of the singular values of a step: 0.025 for GPT-2
+            124M. :math:`\eta`, 0 or more; a float or a schedule.
+        ns_coeffs: the coefficients of the iteration: `"standard"`, Jordan's, is what most runs
+            have; `"polar_express"` brings the singular values nearer to 1. See
             `orthogonalize_momentum`.
-        adaptive: True makes a step shorter with its gradient, see `orthogonalize_momentum`.
-        preconditioning: what a matrix is divided by before the iterations, see
-            `orthogonalize_momentum`.
-        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by.
-        consistent_rms: the root mean square of a step; 0.2 is about that of Adam's steps, so Adam's
-            learning rate and decay can be used. None for the factor of `shape_factor`.
-        shape_factor: `"jordan"` for :math:`s = \sqrt{\max(1, n_\text{columns} /
-            n_\text{rows})}`, `"spectral_norm"` for :math:`s = \sqrt{n_\text{columns} /
+        ns_steps: how many iterations, 1 or more. More bring the singular values nearer to 1 and
+            cost as many more products. None for 5, or for as many as the coefficients were
+            published with; 5 in most recipes.
+        beta: decay rate of the momentum: 0.95 in most recipes, 0.9 to 0.97 in all. :math:`\beta`,
+            in [0, 1).
+        eps: added to the norm that a matrix is divided by first, and :math:`\epsilon` of Adam: 1e-7
+            to 1e-6 in most recipes. 0 or more.
+        weight_decay: how much of the matrices is added to the direction; decoupled, as AdamW's.
+            Tune it: 0.01 to 0.1 in the recipes; short runs want more, such as 0.3 for some hundred
+            steps. :math:`\lambda`, 0 or more; a float or a schedule.
+        weight_decay_mask: the matrices that are decayed; None for all, which is usual.
+        mu_dtype: dtype in which the momentum is kept: bfloat16 saves two bytes for each parameter.
+            None for float32 (float64 for float64 parameters).
+        nesterov: whether a direction looks one step ahead, as in most recipes. False leaves the
+            gradient out of :math:`d_t`, which is then :math:`m_t / (1 - \beta^t)`.
+        bias_correction: `"full"` divides as above; `"none"`, as in all recipes, leaves the
+            divisions out: see `orthogonalize_momentum`.
+        grad_averaging: whether gradients are averaged. False sums them, as in PyTorch's momentum:
+            see `orthogonalize_momentum`.
+        adaptive: True makes a step shorter where its gradient is, see `orthogonalize_momentum`:
+            False in all recipes.
+        preconditioning: what a matrix is divided by before the iterations: `"frobenius"`, its norm,
+            in all recipes. For the others see `orthogonalize_momentum`.
+        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by, as Megatron
+            does, in place of adding it.
+        consistent_rms: the root mean square of a step's elements. 0.2 is about that of Adam's
+            steps, so Adam's learning rate and decay can be used, as in Moonlight. Positive; None
+            for the factor of `shape_factor`.
+        shape_factor: what a step is multiplied by, for its shape, without `consistent_rms`:
+            `"jordan"` for :math:`s = \sqrt{\max(1, n_\text{columns} / n_\text{rows})}`,
+            `"spectral_norm"`, as in Dion and Scion, for :math:`s = \sqrt{n_\text{columns} /
             n_\text{rows}}`, `"none"` for 1.
-        trust_ratio: True gives :math:`u_t` of each matrix the norm of the matrix, as LAMB does.
-        others: the optimizer of all other parameters, such as `lamb(...)`; None for
-            Adam with this learning rate and Nesterov's momentum.
-        matrix_mask: the parameters that Muon moves, if they are matrices; None for all.
-        matrix_axes: which axes are rows and columns, where parameters have more than two axes: see
-            `orthogonalize_momentum`. (The argument `muon_weight_dimension_numbers` of
-            `optax.contrib.muon`.)
-        ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
-            for float64 parameters).
-        groups: matrices with another learning rate or decay, from `param_groups`; the rate applies
-            to Adam's parameters too, if `others` is None.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a matrix of its own. None if there are none.
+        trust_ratio: True gives :math:`u_t` of each matrix the norm of the matrix, as LAMB does, so
+            that the learning rate is the relative length of a step. `muonh` does so and keeps the
+            norms, too.
+        others: the optimizer of all parameters that are no matrices, such as `optax.adamw(3e-4)` or
+            `lamb(...)`; None for Adam with this learning rate and Nesterov's momentum, which suits
+            `consistent_rms=0.2`.
+        matrix_mask: the parameters that Muon moves, if they are matrices; None for all. Leave out
+            the embeddings and the last layer: `excluding("embed", "head")`.
+        matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
+            as Flax's attention: see `orthogonalize_momentum`. (The argument
+            `muon_weight_dimension_numbers` of `optax.contrib.muon`.)
+        ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
+            that name one, halves the traffic. None for float32 (float64 for float64 parameters).
+        groups: groups of matrices with another learning rate or decay, from `param_groups`; None
+            for one group. The rate applies to Adam's parameters too, if `others` is None.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer is a matrix of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
 
     Returns:
         The optimizer. Its `update` needs the parameters.
@@ -148,7 +181,7 @@ def muon(
     matrices = chain(
         orthogonalize_momentum(
             beta,
-            eps,
+            eps=eps,
             nesterov=nesterov,
             bias_correction=bias_correction,
             grad_averaging=grad_averaging,

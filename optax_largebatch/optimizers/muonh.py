@@ -11,7 +11,7 @@ from optax_largebatch.optimizers.adamh import NO_DECAY, adams_share
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
@@ -22,17 +22,36 @@ from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum impor
 )
 from optax_largebatch.wrappers.partition import check_others, partition
 
+_OWN_OPTIMIZER = (
+    "The parameters that keep no norm have an optimizer of their own, which is an argument: "
+    "others=optax.adamw(learning_rate, b1=..., b2=..., eps_root=..., weight_decay=...)."
+)
+_NO_SCALE = (
+    "A step has the length learning_rate times the norm of the matrix, so a factor of its "
+    "direction would do nothing. Leave it out."
+)
 
-@refused(weight_decay=NO_DECAY)
-@renamed(muon_weight_dimension_numbers="matrix_axes")
+
+@refused(
+    adaptive=_NO_SCALE,
+    consistent_rms=_NO_SCALE,
+    shape_factor=_NO_SCALE,
+    trust_ratio=_NO_SCALE,
+    weight_decay=NO_DECAY,
+    weight_decay_mask=NO_DECAY,
+    adam_eps_root=_OWN_OPTIMIZER,
+    adam_weight_decay=_OWN_OPTIMIZER,
+    adam_learning_rate=_OWN_OPTIMIZER,
+)
+@renamed(adam_b1="b1", adam_b2="b2", muon_weight_dimension_numbers="matrix_axes")
 def muonh(
     learning_rate: Scalar | optax.Schedule,
+    *,
     ns_coeffs: Any = "polar_express",
     ns_steps: int | None = None,
     beta: Scalar = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
-    *,
     nesterov: bool = True,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
@@ -48,7 +67,7 @@ def muonh(
     matrix_axes: MatrixAxes = None,
     ns_dtype: Any = None,
     groups: ParamGroups | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""MuonH: Muon's direction, in steps on a sphere.
 
@@ -69,42 +88,53 @@ def muonh(
     `update`, as `muon`: otherwise the compiler may gather matrices.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float or a schedule. The angle of a step: .01
-            turns each matrix by .01 radians.
-        ns_coeffs: the coefficients of the iteration, see `orthogonalize_momentum`.
-        ns_steps: how many iterations, 1 or more; None for 5, or for as many as published.
-        beta: :math:`\beta`, in [0, 1).
-        eps: added to the norm that a matrix is divided by before the iterations; 0 or more.
-        mu_dtype: dtype of the momentum and of Adam's first moment; None for float32 (float64 for
-            float64 parameters).
-        nesterov: False leaves the gradient out of :math:`d_t`, which is then
-            :math:`m_t / (1 - \beta^t)`.
-        bias_correction: `"none"` leaves out the divisions, see `orthogonalize_momentum`.
-        grad_averaging: False takes sums of gradients in the place of means, see
-            `orthogonalize_momentum`.
-        preconditioning: what a matrix is divided by before the iterations, see
-            `orthogonalize_momentum`.
-        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by.
+        learning_rate: the angle of a step: 0.01 turns each matrix by 0.01 radians. Published peaks:
+            0.018 for GPT-2 124M, 0.0033 to 0.0051 for models of 67B and 535B. From Muon or AdamW
+            with the rate :math:`\eta_0` and the decay :math:`\lambda`, begin at :math:`\sqrt{\eta_0
+            \lambda}`. :math:`\eta`, 0 or more; a float or a schedule.
+        ns_coeffs: the coefficients of the iteration: `"polar_express"` brings the singular values
+            near to 1; Marin's runs have `"dion"`. See `orthogonalize_momentum`.
+        ns_steps: how many iterations, 1 or more. More bring the singular values nearer to 1 and
+            cost as many more products. None for 5, or for as many as the coefficients were
+            published with; 5 in most recipes.
+        beta: decay rate of the momentum: 0.95 in all recipes. :math:`\beta`, in [0, 1).
+        eps: added to the norm that a matrix is divided by before the iterations: 1e-8 to 1e-7 in
+            the recipes. 0 or more.
+        mu_dtype: dtype in which the momentum and Adam's first moment are kept: bfloat16 saves two
+            bytes for each parameter. None for float32 (float64 for float64 parameters).
+        nesterov: whether a direction looks one step ahead, as in most recipes. False leaves the
+            gradient out of :math:`d_t`, which is then :math:`m_t / (1 - \beta^t)`.
+        bias_correction: `"full"` divides as above; `"none"`, as in all recipes, leaves the
+            divisions out: see `orthogonalize_momentum`.
+        grad_averaging: whether gradients are averaged. False sums them, as in PyTorch's momentum:
+            see `orthogonalize_momentum`.
+        preconditioning: what a matrix is divided by before the iterations: `"frobenius"`, its norm,
+            in all recipes. For the others see `orthogonalize_momentum`.
+        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by, as Megatron
+            does, in place of adding it.
         radius: the norm that a matrix keeps: `"now"` for that before the step, `"start"` for that
             at its first step, or a number for all; see `hyperball`.
-        b1: decay rate of Adam's first moment, in [0, 1).
-        b2: decay rate of Adam's second moment, in [0, 1).
-        adam_eps: :math:`\epsilon` of Adam, 0 or more.
+        b1: decay rate of Adam's first moment: 0.8 to 0.91 in the recipes. In [0, 1).
+        b2: decay rate of Adam's second moment: 0.95 in all recipes. In [0, 1).
+        adam_eps: keeps Adam's division finite where the gradient has been near 0: 1e-10 or less in
+            the recipes. :math:`\epsilon`, 0 or more.
         others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam at
-            3/13 of the learning rate.
-        adamh_mask: the parameters that keep their norms and take Adam's direction, such as
-            `matching("head")`; None for none. Vectors among them go to `others`, because a bias
-            that starts at zero would never move on a sphere.
+            3/13 of the learning rate, as in Marin's runs.
+        adamh_mask: the parameters that keep their norms and take Adam's direction, usually the last
+            layer: `matching("head")`; None for none. Vectors among them go to `others`, because a
+            bias that starts at zero would never move on a sphere.
         matrix_mask: the other parameters that this moves, if they are matrices; None for all. Leave
-            out embeddings: `matrix_mask=excluding("embed")`.
-        matrix_axes: which axes are rows and columns, where parameters have more than two axes: see
-            `orthogonalize_momentum`. The norm is that of each block of `stacked`.
-        ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
-            for float64 parameters).
-        groups: parameters with another learning rate, from `param_groups`; it applies to `others`
-            too, if that is None.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), from
-            `stacked_layers`; each layer is a matrix of its own. None if there are none.
+            out the embeddings: `excluding("embed")`.
+        matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
+            as Flax's attention: see `orthogonalize_momentum`. The norm is that of each block of
+            `stacked`.
+        ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
+            that name one, halves the traffic. None for float32 (float64 for float64 parameters).
+        groups: groups of parameters with another learning rate, from `param_groups`; None for one
+            group. The rate applies to `others` too, if that is None.
+        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
+            each layer is a matrix of its own: patterns with their axes, `{"layers/": 0}`, or the
+            result of `stacked_layers`. None if there are none.
 
     Returns:
         The optimizer. Its `update` needs the parameters.
@@ -139,7 +169,7 @@ def muonh(
     matrices = chain(
         orthogonalize_momentum(
             beta,
-            eps,
+            eps=eps,
             nesterov=nesterov,
             bias_correction=bias_correction,
             grad_averaging=grad_averaging,

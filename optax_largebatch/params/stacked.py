@@ -76,6 +76,10 @@ class Stacked:
         return self.description
 
 
+Stacks = Stacked | dict[str, Axes] | None
+"""What `stacked` may be: the result of `stacked_layers`, its patterns alone, or None."""
+
+
 @dataclasses.dataclass(frozen=True)
 class _ByPatterns:
     """Each pattern adds its axes to those of the parameters that it matches."""
@@ -177,7 +181,8 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
             `metadata_params={nn.PARTITION_NAME: ...}`.
 
     Returns:
-        The argument `stacked` of an optimizer or a transformation.
+        The argument `stacked` of an optimizer or a transformation. Patterns alone may be passed
+        there as they are: `stacked={"layers/": 0}`.
 
     Raises:
         TypeError: `where` is none of these, or an axis is no integer.
@@ -217,12 +222,14 @@ def check_stacked(stacked: Any) -> Stacked:
     """The argument `stacked`, checked; with None, no parameter is a stack."""
     if stacked is None:
         return NOT_STACKED
-    if not isinstance(stacked, Stacked):
-        raise TypeError(
-            "stacked must be None or what stacked_layers(...) returns, as in "
-            f"stacked_layers({{'layers/': 0}}); got {stacked!r} of type {type(stacked).__name__}."
-        )
-    return stacked
+    if isinstance(stacked, Stacked):
+        return stacked
+    if _is_patterns(stacked):
+        return stacked_layers(stacked)
+    raise TypeError(
+        "stacked must be None, patterns with their stacked axes, as in {'layers/': 0}, or what "
+        f"stacked_layers(...) returns; got {stacked!r} of type {type(stacked).__name__}."
+    )
 
 
 def _like(tree: Any, params: Any) -> list[Axes]:

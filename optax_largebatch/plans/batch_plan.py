@@ -14,8 +14,8 @@ from optax_largebatch.plans.stages import Start, stages_of, starts_of
 
 def batch_plan(
     stages: "Growth | str | dict[Count, Count] | list[Start] | int",
-    total: Count,
     *,
+    total: Count,
     sequence_length: int | None = None,
     learning_rate: Any = None,
     coupling: Coupling = "sqrt",
@@ -73,7 +73,7 @@ def batch_plan(
         >>> from optax_largebatch import PlannedRate, batch_plan
         >>> plan = batch_plan(
         ...     "0:512 200k:2048 500k:8192", total="2M", weight_decay=0.1,
-        ...     learning_rate=PlannedRate(1e-3, "2M", warmup="50k", decay="cosine"))
+        ...     learning_rate=PlannedRate(1e-3, total="2M", warmup="50k", decay="cosine"))
         >>> print(plan)
         from  batch  examples
         step   size      seen        learning rate  weight decay

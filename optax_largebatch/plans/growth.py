@@ -57,8 +57,8 @@ def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
 
     Examples:
         >>> from optax_largebatch import PlannedRate, batch_plan, seesaw
-        >>> rate = PlannedRate(1e-3, 1_000_000, decay="linear")
-        >>> plan = batch_plan(seesaw(500, largest_batch=2000), 1_000_000, learning_rate=rate)
+        >>> rate = PlannedRate(1e-3, total=1_000_000, decay="linear")
+        >>> plan = batch_plan(seesaw(500, largest_batch=2000), total=1_000_000, learning_rate=rate)
         >>> print([stage.batch_size for stage in plan.stages], plan.total_steps)
         [500, 1000, 2000] 1375
 

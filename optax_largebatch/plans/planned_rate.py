@@ -50,12 +50,13 @@ class PlannedRate:
 
     Examples:
         >>> from optax_largebatch import PlannedRate
-        >>> rate = PlannedRate(1e-3, "10M", warmup="1M", decay="linear")
+        >>> rate = PlannedRate(1e-3, total="10M", warmup="1M", decay="linear")
         >>> print([f"{rate(seen):.6f}" for seen in (0, 500_000, 1_000_000, 5_500_000, 10_000_000)])
         ['0.000000', '0.000500', '0.001000', '0.000500', '0.000000']
     """
 
     peak_value: float
+    _: dataclasses.KW_ONLY
     total: Count | None = None
     warmup: Count = 0
     decay: Literal["constant", "linear", "cosine"] = "cosine"

@@ -65,7 +65,8 @@ def schedule_call(recipe: Settings, peak: float) -> Call:
     if recipe.decay_from_start:
         named["decay_begin_step"] = 0
     if recipe.decay == "polynomial":
-        return Call("lb.warmup_polynomial", (), {**length, "power": recipe.power or 1.0, **named})
+        power = {} if recipe.power in (None, 1.0) else {"power": recipe.power}
+        return Call("lb.warmup_polynomial", (), length | power | named)
     named |= _not_default(hold_steps=recipe.hold_steps, steps_per_stair=recipe.steps_per_stair)
     return Call("lb.warmup_cosine", (), length | named)
 

@@ -245,7 +245,9 @@ def _beyond(point: Numbers, nearest: int, batch_size: int, rule: RuleName) -> tu
         warmup_steps=point["warmup_steps"],
         total_steps=point["total_steps"],
     )
-    scaled = scale_hyperparameters(settings, nearest, batch_size, rule).settings
+    scaled = scale_hyperparameters(
+        settings, from_batch=nearest, to_batch=batch_size, rule=rule
+    ).settings
     shrink = scaled.total_steps / point["total_steps"]
     lengths = {
         name: round(point[name] * shrink)

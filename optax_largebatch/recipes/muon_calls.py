@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule, at_least_ndim
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes.building import excluding, schedule_call
 from optax_largebatch.recipes.calls import Call, Variable, method
 from optax_largebatch.recipes.settings import Group, Settings
@@ -63,7 +63,7 @@ class Places(NamedTuple):
 def optimizer_call(
     recipe: Settings,
     places: Places,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     matrix_axes: MatrixAxes = None,
 ) -> Call:
     """The optimizer of a recipe of Muon or MuonH.
@@ -163,7 +163,7 @@ def _matrices(recipe: Settings, places: Places) -> Any:
     return ~embeddings if places.tied or recipe.head_on_sphere else ~(embeddings | head)
 
 
-def _others(recipe: Settings, places: Places, stacked: Stacked | None) -> Call:
+def _others(recipe: Settings, places: Places, stacked: Stacks) -> Call:
     """AdamW, whose rates and decays differ between embeddings, the last layer, and the rest."""
     rest = _group(recipe, "rest")
     groups, names = [], set()

@@ -72,7 +72,7 @@ def ramp(
     note = f"{entry['task']}; {entry['source']}. {entry['note']}".removesuffix(".")
     return batch_plan(
         Growth(note, lambda seen, rate: in_tokens),
-        end,
+        total=end,
         sequence_length=entry["sequence_length"],
         **{"coupling": entry["coupling"]} | settings,
     )

@@ -10,7 +10,7 @@ from optax_largebatch.params.groups import param_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes import muon_calls
 from optax_largebatch.recipes.building import (
     ARGUMENTS,
@@ -45,7 +45,7 @@ class Recipe(Settings):
         embeddings: Rule | None = None,
         head: Rule | None = None,
         matrix_axes: MatrixAxes = None,
-        stacked: Stacked | None = None,
+        stacked: Stacks = None,
     ) -> optax.GradientTransformationExtraArgs:
         """The optimizer, with its schedule.
 
@@ -98,7 +98,7 @@ class Recipe(Settings):
         mask: Mask = None,
         embeddings: Rule | None = None,
         head: Rule | None = None,
-        stacked: Stacked | None = None,
+        stacked: Stacks = None,
     ) -> Explanation:
         """Says for each parameter whether the recipe decays and adapts it.
 

@@ -39,10 +39,10 @@ class ScaledHyperparameters(NamedTuple):
 
 def scale_hyperparameters(
     settings: Hyperparameters,
+    *,
     from_batch: int,
     to_batch: int,
     rule: RuleName,
-    *,
     run_length: float = 1.0,
     length_power: float | None = None,
     decay_kind: DecayKind | None = None,
@@ -205,7 +205,7 @@ def scale_hyperparameters(
     return ScaledHyperparameters(Hyperparameters(**scaled), said)
 
 
-def scale_batch_size(batch_size: int, run_length: float, power: float = 0.383) -> int:
+def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383) -> int:
     r"""The batch size for a shorter or longer run, by a power law.
 
     .. math:: B \to B\, r^{0.383}

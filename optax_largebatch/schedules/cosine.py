@@ -4,14 +4,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_integer, check_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_integer,
+    check_number,
+    renamed,
+)
 from optax_largebatch.schedules.warmup import as_float
 
 
+@renamed(init_value="warmup_begin_value", decay_steps="total_steps")
 def warmup_cosine(
     peak_value: Scalar,
-    total_steps: int,
     *,
+    total_steps: int,
     end_value: Scalar = 0.0,
     warmup_steps: int = 0,
     warmup_begin_value: Scalar = 0.0,
@@ -35,13 +41,17 @@ def warmup_cosine(
     `optax.warmup_cosine_decay_schedule`.
 
     Args:
-        peak_value: :math:`\eta`, the value after the warm-up; 0 or more.
-        total_steps: :math:`N`, the step at which the cosine ends; no less than the end of the hold.
-        end_value: :math:`\eta_e`, 0 or more.
-        warmup_steps: :math:`W`, 0 or more.
-        warmup_begin_value: :math:`\eta_0`, 0 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        total_steps: the step at which the cosine ends, usually the last of the run. :math:`N`, no
+            less than the end of the hold.
+        end_value: the value at the end and from then on, usually 0. :math:`\eta_e`, 0 or more.
+        warmup_steps: how many steps the value grows for: some 1% to 10% of the run, up to 43% at
+            the largest batches. :math:`W`, 0 or more.
+        warmup_begin_value: the value at the first step of the warm-up, usually 0. :math:`\eta_0`, 0
+            or more.
         warmup_begin_step: :math:`s`, 0 or less: -1 counts the steps of the warm-up from 1.
-        hold_steps: :math:`H`, steps at the peak; 0 or more.
+        hold_steps: how many steps the value stays at the peak, usually 0. :math:`H`, 0 or more.
         decay_begin_step: :math:`d`, the step from which the cosine is counted; None for the end of
             the hold. timm counts the cosine from 0, so the warm-up replaces its beginning.
         steps_per_stair: the value changes only at multiples of this number. With the steps of an

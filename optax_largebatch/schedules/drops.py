@@ -12,8 +12,8 @@ from optax_largebatch.schedules.warmup import as_float
 
 def warmup_drops(
     peak_value: Scalar,
-    drop_steps: Sequence[int],
     *,
+    drop_steps: Sequence[int],
     factor: Scalar = 0.1,
     warmup_steps: int = 0,
     warmup_begin_value: Scalar = 0.0,
@@ -27,11 +27,15 @@ def warmup_drops(
     with :math:`n_t` the number of drops at :math:`t` or before.
 
     Args:
-        peak_value: :math:`\eta`, the value after the warm-up; 0 or more.
-        drop_steps: the steps at which the value falls, each 1 or more.
-        factor: :math:`f`, in (0, 1).
-        warmup_steps: :math:`W`, 0 or more.
-        warmup_begin_value: :math:`\eta_0`, 0 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        drop_steps: the steps at which the value falls, such as those after 30, 60 and 80 of 90
+            epochs. Each 1 or more.
+        factor: what each drop multiplies the value by: usually 0.1. :math:`f`, in (0, 1).
+        warmup_steps: how many steps the value grows for: some 1% to 10% of the run, up to 43% at
+            the largest batches. :math:`W`, 0 or more.
+        warmup_begin_value: the value at the first step of the warm-up, usually 0. :math:`\eta_0`, 0
+            or more.
 
     Returns:
         A schedule: step (0 first) to value.
@@ -42,7 +46,7 @@ def warmup_drops(
 
     Examples:
         >>> from optax_largebatch import warmup_drops
-        >>> schedule = warmup_drops(1.0, [6, 8], warmup_steps=4)
+        >>> schedule = warmup_drops(1.0, drop_steps=[6, 8], warmup_steps=4)
         >>> print([round(float(schedule(step)), 3) for step in (0, 2, 4, 6, 8, 99)])
         [0.0, 0.5, 1.0, 0.1, 0.01, 0.01]
 

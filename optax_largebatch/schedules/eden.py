@@ -23,9 +23,9 @@ class EdenSchedule(Protocol):
 
 def eden(
     learning_rate: Scalar,
+    *,
     lr_batches: Scalar = 5000,
     lr_epochs: Scalar = 6,
-    *,
     steps_per_epoch: Scalar | None = None,
     warmup_batches: Scalar = 500,
     warmup_start: Scalar = 0.5,
@@ -38,14 +38,17 @@ def eden(
         \qquad w_t = s + (1 - s) \min(t / W, 1)
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more.
-        lr_batches: :math:`B`, batches after which the rate begins to fall; positive.
-        lr_epochs: :math:`E`, epochs after which the rate begins to fall; positive.
+        learning_rate: the rate before it falls: 0.045 for ScaledAdam in icefall. :math:`\eta`, 0 or
+            more.
+        lr_batches: how many batches it takes until the rate begins to fall: 5000 to 7500 in
+            icefall. :math:`B`, positive.
+        lr_epochs: how many epochs it takes until the rate begins to fall: 3.5 to 6 in icefall.
+            :math:`E`, positive.
         steps_per_epoch: batches in an epoch, positive. The epoch of a step is then
             :math:`\lfloor t / \text{steps\_per\_epoch} \rfloor`; None if the loop passes it.
-        warmup_batches: :math:`W`, length of the warm-up, 0 or more; 0 for none, as in the original
-            Eden.
-        warmup_start: :math:`s`, the factor at the first batch, in [0, 1].
+        warmup_batches: how many batches the rate grows for; 0 for none, as in the original Eden.
+            :math:`W`, 0 or more.
+        warmup_start: the share of the rate at the first batch: usually 0.5. :math:`s`, in [0, 1].
 
     Returns:
         A schedule: `schedule(step)`, or `schedule(step, epoch)` with the epoch (0 first, possibly
@@ -94,8 +97,8 @@ def eden(
 
 def eden2(
     learning_rate: Scalar,
-    lr_batches: Scalar = 5000,
     *,
+    lr_batches: Scalar = 5000,
     warmup_batches: Scalar = 500,
     warmup_start: Scalar = 0.5,
 ) -> optax.Schedule:
@@ -107,10 +110,12 @@ def eden2(
         \qquad w_t = s + (1 - s) \min(t / W, 1)
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more.
-        lr_batches: :math:`B`, batches after which the rate begins to fall; positive.
-        warmup_batches: :math:`W`, length of the warm-up, 0 or more; 0 for none.
-        warmup_start: :math:`s`, the factor at the first batch, in [0, 1].
+        learning_rate: the rate before it falls: 0.045 for ScaledAdam in icefall. :math:`\eta`, 0 or
+            more.
+        lr_batches: how many batches it takes until the rate begins to fall: 5000 to 7500 in
+            icefall. :math:`B`, positive.
+        warmup_batches: how many batches the rate grows for; 0 for none. :math:`W`, 0 or more.
+        warmup_start: the share of the rate at the first batch: usually 0.5. :math:`s`, in [0, 1].
 
     Returns:
         A schedule: step (0 first) to learning rate.

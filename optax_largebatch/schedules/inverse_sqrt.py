@@ -8,7 +8,7 @@ from optax_largebatch.arguments import Scalar, check_integer, check_number
 from optax_largebatch.schedules.warmup import as_float
 
 
-def warmup_inverse_sqrt(peak_value: Scalar, warmup_steps: int) -> optax.Schedule:
+def warmup_inverse_sqrt(peak_value: Scalar, *, warmup_steps: int) -> optax.Schedule:
     r"""Linear warm-up from 0, then decay with the inverse square root of the step.
 
     .. math:: \eta_t = \eta \min\left(\frac{t}{W}, \sqrt{\frac{W}{t}}\right)
@@ -16,8 +16,10 @@ def warmup_inverse_sqrt(peak_value: Scalar, warmup_steps: int) -> optax.Schedule
     The schedule has no end.
 
     Args:
-        peak_value: :math:`\eta`, the value after the warm-up; 0 or more.
-        warmup_steps: :math:`W`, 1 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        warmup_steps: how many steps the value grows for; from then on it falls as the inverse root
+            of the step, so more steps also mean a slower fall. :math:`W`, 1 or more.
 
     Returns:
         A schedule: step (0 first) to value.

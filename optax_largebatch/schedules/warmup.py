@@ -11,6 +11,7 @@ from optax_largebatch.arguments import Scalar, check_choice, check_integer, chec
 
 def large_batch_warmup(
     learning_rate: Scalar,
+    *,
     batch_scale: Scalar,
     warmup_steps: Scalar,
     strategy: Literal["linear", "power2", "sqrt"] = "linear",
@@ -25,11 +26,13 @@ def large_batch_warmup(
     for :math:`t < W`, and :math:`\eta S` from then on.
 
     Args:
-        learning_rate: :math:`\eta`, the rate that suits the small batch; 0 or more.
-        batch_scale: :math:`S`, large batch size over small batch size; 1 or more.
-        warmup_steps: :math:`W`, the number of steps of the warm-up; 0 or more. With 1 or less, the
-            rate jumps from :math:`\eta` to :math:`\eta S`.
-        strategy: the shape :math:`f`.
+        learning_rate: the rate that suits the small batch, such as 0.1 for SGD at 256.
+            :math:`\eta`, 0 or more.
+        batch_scale: how many times larger the large batch is. :math:`S`, 1 or more.
+        warmup_steps: how many steps the rate grows for. With 1 or less, it jumps from :math:`\eta`
+            to :math:`\eta S`. :math:`W`, 0 or more.
+        strategy: how the rate grows, :math:`f`: `"linear"`, slower at first (`"power2"`) or faster
+            at first (`"sqrt"`).
 
     Returns:
         A schedule: step (0 first) to learning rate.
@@ -66,9 +69,9 @@ def large_batch_warmup(
 
 def warmup_polynomial(
     peak_value: Scalar,
-    total_steps: int,
     *,
-    power: Scalar = 2.0,
+    total_steps: int,
+    power: Scalar = 1.0,
     end_value: Scalar = 0.0,
     warmup_steps: int = 0,
     warmup_begin_value: Scalar = 0.0,
@@ -87,13 +90,19 @@ def warmup_polynomial(
         \end{cases}
 
     Args:
-        peak_value: :math:`\eta`, the value after the warm-up; 0 or more.
-        total_steps: :math:`N`, the step at which the decay ends; 1 or more, and no less than the
-            end of the warm-up. If both are equal, `end_value` follows the warm-up.
-        power: :math:`p`, positive.
-        end_value: :math:`\eta_e`, 0 or more.
-        warmup_steps: :math:`W`, 0 or more.
-        warmup_begin_value: :math:`\eta_0`, 0 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        total_steps: the step at which the decay ends, usually the last of the run. :math:`N`, 1 or
+            more, and no less than the end of the warm-up. If both are equal, `end_value` follows
+            the warm-up.
+        power: the shape of the decay: 1 is a straight line, as in LAMB's papers; 2, as in MLPerf's
+            ResNet-50 and MXNet, falls faster at first; 0.5, as in NVIDIA's BERT, faster at the end.
+            :math:`p`, positive.
+        end_value: the value at the end and from then on, usually 0. :math:`\eta_e`, 0 or more.
+        warmup_steps: how many steps the value grows for: some 1% to 10% of the run, up to 43% at
+            the largest batches. :math:`W`, 0 or more.
+        warmup_begin_value: the value at the first step of the warm-up, usually 0. :math:`\eta_0`, 0
+            or more.
         warmup_mode: `"linear"` as above; `"constant"` holds :math:`\eta_0` for the warm-up.
         warmup_begin_step: :math:`s`, 0 or less: a negative step begins training in the middle of
             the warm-up, as MLPerf's BERT does.
@@ -109,7 +118,7 @@ def warmup_polynomial(
 
     Examples:
         >>> from optax_largebatch import warmup_polynomial
-        >>> schedule = warmup_polynomial(1.0, total_steps=10, power=1, warmup_steps=5)
+        >>> schedule = warmup_polynomial(1.0, total_steps=10, warmup_steps=5)
         >>> print([round(float(schedule(step)), 3) for step in (0, 1, 5, 9, 10, 99)])
         [0.0, 0.2, 1.0, 0.2, 0.0, 0.0]
 
@@ -153,10 +162,10 @@ def warmup_polynomial(
 
 def warmup_hold_decay(
     peak_value: Scalar,
+    *,
     warmup_steps: int,
     hold_steps: int,
     total_steps: int,
-    *,
     end_value: Scalar = 0.0,
 ) -> optax.Schedule:
     r"""Linear warm-up from 0, a hold, then linear decay: the schedule of LANS.
@@ -171,11 +180,15 @@ def warmup_hold_decay(
         \end{cases}
 
     Args:
-        peak_value: :math:`\eta`, 0 or more.
-        warmup_steps: :math:`W`, 0 or more.
-        hold_steps: :math:`H`, 0 or more.
-        total_steps: :math:`N`, no less than :math:`W + H`.
-        end_value: :math:`\eta_e`, 0 or more.
+        peak_value: the value after the warm-up, the highest of the run: the rate to search for, see
+            the optimizer. :math:`\eta`, 0 or more.
+        warmup_steps: how many steps the value grows for: 43% and 19% of the two phases of LANS's
+            paper. :math:`W`, 0 or more.
+        hold_steps: how many steps the value stays at the peak: the more the less time is lost at
+            low rates, if training is stable. :math:`H`, 0 or more.
+        total_steps: the step at which the decay ends, usually the last of the run. :math:`N`, no
+            less than :math:`W + H`.
+        end_value: the value at the end and from then on, usually 0. :math:`\eta_e`, 0 or more.
 
     Returns:
         A schedule: step (0 first) to value.

@@ -119,11 +119,11 @@ def scale_by_adam(
     b2: Scalar = 0.999,
     eps: Scalar = 1e-8,
     eps_root: Scalar = 0.0,
+    mu_dtype: jax.typing.DTypeLike | None = None,
     *,
     bias_correction: BiasCorrection = "full",
     grad_averaging: bool = True,
     nesterov: bool = False,
-    mu_dtype: jax.typing.DTypeLike | None = None,
     nu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides a running mean of the gradient by the root of a running mean of its square.
@@ -134,22 +134,26 @@ def scale_by_adam(
         u_t &= \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t) + \bar\epsilon} + \epsilon}
 
     Args:
-        b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moment, in [0, 1).
-        eps: :math:`\epsilon`, added outside the root; 0 or more.
-        eps_root: :math:`\bar\epsilon`, added inside the root; 0 or more. If both are 0, the update
-            of a gradient that has been 0 so far is 0.
-        bias_correction: `"full"` as above; `"none"` leaves out both divisions by :math:`1 - b^t`;
-            `"step_size"` leaves them out and multiplies the result by
-            :math:`\sqrt{1 - b_2^t} / (1 - b_1^t)`, which differs from `"full"` in the weight of
-            :math:`\epsilon` only.
-        grad_averaging: False gives the gradient the weight 1 in :math:`m_t`, in place of
-            :math:`1 - b_1`.
+        b1: decay rate of the first moment, an average over about :math:`1 / (1 - b_1)` steps:
+            usually 0.9, at large batches down to 0.6. In [0, 1).
+        b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps:
+            0.999, or 0.95 to 0.98 for large batches and short runs. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0, outside the root: 1e-8 to
+            1e-6. :math:`\epsilon`, 0 or more.
+        eps_root: the same inside the root: usually 0. :math:`\bar\epsilon`, 0 or more. If both are
+            0, the update of a gradient that has been 0 so far is 0.
+        bias_correction: what makes up for moments that start at 0: `"full"` as above; `"none"`
+            leaves out both divisions by :math:`1 - b^t`; `"step_size"` leaves them out and
+            multiplies the result by :math:`\sqrt{1 - b_2^t} / (1 - b_1^t)`, which differs from
+            `"full"` in the weight of :math:`\epsilon` only.
+        grad_averaging: whether the gradient has the weight :math:`1 - b_1` in :math:`m_t`. False
+            gives it the weight 1.
         nesterov: True looks one step ahead: :math:`b_1 m_t / (1 - b_1^{t+1}) + (1 - b_1) g_t /
             (1 - b_1^t)` in place of :math:`m_t / (1 - b_1^t)`.
-        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters). In
-            bfloat16 it stops growing early.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
+            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         A transformation; its state is a `ScaleByAdamState`.

@@ -8,11 +8,11 @@ from optax_largebatch.arguments import Scalar, check_number
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def normalize_by_block_norm(
-    eps: Scalar = 0.0, *, stacked: Stacked | None = None
+    eps: Scalar = 0.0, *, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the gradient of each block by its norm.
 
@@ -23,9 +23,11 @@ def normalize_by_block_norm(
     infinite, and the gradient becomes 0.
 
     Args:
-        eps: :math:`\epsilon`, 0 or more.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        eps: added to the norm, so that layers with tiny gradients get less than length 1: 0 in
+            LANS, 1e-6 in Apex. :math:`\epsilon`, 0 or more.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A stateless transformation.

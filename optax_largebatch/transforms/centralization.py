@@ -10,11 +10,11 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def centralize_gradients(
-    mask: Mask | Grouped = None, *, output_axis: int = 0, stacked: Stacked | None = None
+    mask: Mask | Grouped = None, *, output_axis: int = 0, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Subtracts the mean from the gradient of each output unit.
 
@@ -29,8 +29,9 @@ def centralize_gradients(
         output_axis: the axis of the output units. 0, the default, is MindSpore's, PyTorch's and
             Equinox's layout (and what `optax.centralize` takes); the kernels of Flax have their
             outputs on the last axis, -1. Stacked axes are not counted.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A stateless transformation.

@@ -12,7 +12,7 @@ from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 class ClampParametersState(NamedTuple):
@@ -35,7 +35,7 @@ def clamp_parameters(
     *,
     period: int = 1,
     scalars_only: bool = False,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keeps the parameters in an interval, by changing steps that would leave it.
 
@@ -44,11 +44,14 @@ def clamp_parameters(
     Put it last in a chain, where the update is what will be added to the parameters.
 
     Args:
-        max_value: :math:`c`, positive.
-        period: the number of steps from one clamping to the next; the first is in the first step.
+        max_value: the largest magnitude of an element: 10 for single numbers in ScaledAdam, 20 for
+            all in Cain. :math:`c`, positive.
+        period: how many steps are between two clampings; the first is in the first step. 10 in
+            Cain. 1 or more.
         scalars_only: whether only blocks of one element are clamped.
-        stacked: the parameters that stack layers, from `stacked_layers`; elements are counted in
-            each layer. None if there are none.
+        stacked: the parameters that stack layers, so that each layer counts its own elements:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ClampParametersState`.

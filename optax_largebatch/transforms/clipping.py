@@ -6,12 +6,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_optional_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_optional_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm, numbers
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 
 
+@renamed(max_delta="max_value")
 def clip_by_value(
     max_value: Scalar | None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -20,7 +25,8 @@ def clip_by_value(
     Like `optax.clip`, but None stands for no clipping, so that a chain keeps its state layout.
 
     Args:
-        max_value: :math:`c`, positive, or None.
+        max_value: the largest magnitude of an element, in units of the gradient. :math:`c`,
+            positive; None for no clipping.
 
     Returns:
         A stateless transformation.
@@ -57,7 +63,8 @@ def clip_by_global_norm(
     and None stands for no clipping, so that a chain keeps its state layout.
 
     Args:
-        max_norm: :math:`c`, positive, or None.
+        max_norm: the largest norm of the whole gradient: 1.0 in most recipes of LAMB. Above it, all
+            elements shrink by the same factor. :math:`c`, positive; None for no clipping.
 
     Returns:
         A stateless transformation.

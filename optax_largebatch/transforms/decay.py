@@ -5,7 +5,11 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, is_zero
+from optax_largebatch.arguments import (
+    Scalar,
+    is_zero,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -13,7 +17,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 
 
 class AddDecayedWeightsState(NamedTuple):
@@ -23,23 +27,26 @@ class AddDecayedWeightsState(NamedTuple):
     """Steps taken, shape ()."""
 
 
+@renamed(mask="weight_decay_mask")
 def add_decayed_weights(
     weight_decay: Hyperparameter = 0.0,
     weight_decay_mask: Mask = None,
     *,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds a multiple of the parameters to the update.
 
     .. math:: u \leftarrow u + \lambda_t w
 
     Args:
-        weight_decay: :math:`\lambda`, 0 or more; a float, a schedule, or what
-            `ParamGroups.vary` returns.
-        weight_decay_mask: the parameters that are decayed; None for all.
-        stacked: the parameters that stack layers, from `stacked_layers`: the mask sees the shape
-            of one layer, so that `at_least_ndim(2)` leaves out a stack of biases.
-            None if there are none.
+        weight_decay: how much of the parameters is added to the update. Before a trust ratio 0.01
+            is typical (see `lamb`); after it, it is multiplied by the learning rate as AdamW's.
+            :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.vary` returns.
+        weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
+            the scales of norms: `excluding_kinds("bias", "norm")`.
+        stacked: the parameters that stack layers: patterns with their axes, `{"layers/": 0}`, or
+            the result of `stacked_layers`. The mask sees the shape of one layer, so that
+            `at_least_ndim(2)` leaves out a stack of biases. None if there are none.
 
     Returns:
         A transformation that needs parameters; its state is an `AddDecayedWeightsState` whether

@@ -14,6 +14,7 @@ from optax_largebatch.arguments import (
     check_number,
     check_optional_number,
     is_zero,
+    renamed,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.state import Counter, declare
@@ -23,7 +24,7 @@ from optax_largebatch.numerics import clip, one_is_zero, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
 from optax_largebatch.transforms.declared_ratios import TrustRatios
 
@@ -52,19 +53,20 @@ class _Scalars(NamedTuple):
     rates: tuple[Any, ...] | None
 
 
+@renamed(mask="weight_decay_mask")
 def scale_by_lars(
     weight_decay: Hyperparameter = 0.0,
+    *,
     weight_decay_mask: Mask = None,
     trust_coefficient: Scalar = 0.001,
     eps: Scalar = 0.0,
     trust_ratio_mask: Mask = None,
-    *,
     denominator: Denominator = "paper",
     trust_ratio_bounds: Bounds = None,
     zero_ratio: ZeroRatio = "one",
     clip_gradient: Scalar | None = None,
     larc_learning_rate: Hyperparameter | None = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Decays the weights and scales the gradient of each block by its trust ratio.
 
@@ -83,24 +85,33 @@ def scale_by_lars(
     decides. Where one of them is NaN, :math:`r` is NaN.
 
     Args:
-        weight_decay: :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
-            returns.
-        weight_decay_mask: the parameters that are decayed; None for all.
-        trust_coefficient: :math:`\eta`, positive.
-        eps: :math:`\epsilon`, 0 or more.
-        trust_ratio_mask: the parameters that are adapted; the others have ratio 1.
-        denominator: :math:`D`, see above.
-        trust_ratio_bounds: `(low, high)`, bounds on :math:`r`; either may be None.
-        zero_ratio: `"one"` is 1; `"coefficient"` is :math:`\eta`; `"gradient"` passes the gradient
+        weight_decay: how much of the parameters is added to the gradient: 5e-5 to 2e-4 for
+            supervised, 1e-6 for self-supervised vision. :math:`\lambda`, 0 or more; a float, a
+            schedule, or what `ParamGroups.vary` returns.
+        weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
+            the scales of norms: `excluding_kinds("bias", "norm")`.
+        trust_coefficient: the length of the result, relative to the norm of the layer: 0.001 in all
+            recipes. :math:`\eta`, positive.
+        eps: added to the denominator of the ratio, so that layers with tiny gradients move less:
+            usually 0. :math:`\epsilon`, 0 or more.
+        trust_ratio_mask: the parameters that get a ratio; None for all. The others have ratio 1.
+            Usually the same as `weight_decay_mask`.
+        denominator: what the ratio divides by, :math:`D` above: `"paper"`, `"update"` as in most
+            self-supervised code, or `"squares"`.
+        trust_ratio_bounds: bounds `(low, high)` on :math:`r`, the coefficient included; either may
+            be None. None for no bounds.
+        zero_ratio: the ratio where a norm is 0, as of biases that start at 0: `"one"` is 1, which
+            is a step as in SGD; `"coefficient"` is :math:`\eta`; `"gradient"` passes the gradient
             on, neither scaled nor decayed; `"formula"` computes the ratio as usual and needs a
             positive `eps`.
-        clip_gradient: clips the elements of :math:`g` to this magnitude in :math:`u`, after its
-            norm is taken; None for no clipping.
+        clip_gradient: bound on the magnitude of the elements of :math:`g` in :math:`u`, applied
+            after its norm is taken. Positive; None for no clipping.
         larc_learning_rate: the learning rate that a later link multiplies by. The ratio becomes
             :math:`\min(r / \mathrm{lr}, 1)`, so that the step is never longer than without LARS;
             None for no such limit.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByLarsState`.

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from optax_largebatch.arguments import refused
 from optax_largebatch.engine.blocks import VectorOfBlocks
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, declare
@@ -23,6 +24,10 @@ class ScaleByLearningRateState(NamedTuple):
     first step."""
 
 
+@refused(
+    flip_sign="A step always goes downhill. To go uphill, put optax.scale(-1.0) in front, or leave "
+    "the sign with optax.scale_by_learning_rate(..., flip_sign=False)."
+)
 def scale_by_learning_rate(
     learning_rate: Hyperparameter,
 ) -> optax.GradientTransformationExtraArgs:
@@ -35,8 +40,9 @@ def scale_by_learning_rate(
     fits after a change from one to the other.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
-            returns.
+        learning_rate: length of a step in units of the direction: relative to the layer behind a
+            trust ratio (0.002 to 0.016 for LAMB), that of each element behind Adam. :math:`\eta`, 0
+            or more; a float, a schedule, or what `ParamGroups.vary` returns.
 
     Returns:
         A transformation; its state is a `ScaleByLearningRateState`.

@@ -14,7 +14,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 _FIRST_ESTIMATES = (10, 20, 40)
 """Numbers of steps, within the first window, after which a first threshold is set."""
@@ -45,11 +45,11 @@ class _Scalars(NamedTuple):
 
 def clip_by_median_norm(
     clipping_scale: Scalar | None,
-    window: int = 100,
     *,
+    window: int = 100,
     scalar_scale: Scalar = 0.1,
     period: int = 4,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shrinks the whole gradient where its norm exceeds a multiple of the median norm.
 
@@ -67,14 +67,16 @@ def clip_by_median_norm(
     threshold as it is.
 
     Args:
-        clipping_scale: positive; None for no clipping, so that a chain keeps the layout of its
-            state.
-        window: the number of norms in the median.
-        scalar_scale: the factor that blocks of one element have in place of the root mean square; 0
-            or more.
-        period: the number of steps from one measurement of the parameters to the next.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        clipping_scale: the bound, relative to the median of recent norms: 2.0 in icefall. Positive;
+            None for no clipping, so that a chain keeps the layout of its state.
+        window: how many norms the median is taken of: 100 in icefall. 1 or more.
+        scalar_scale: what blocks of one element have in place of the root mean square, since the
+            size of one element says little: 0.1 in icefall. 0 or more.
+        period: how many steps are between two measurements of the parameters: 4 in icefall. 1 or
+            more.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ClipByMedianNormState`.

@@ -5,7 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_dtype, check_flag, check_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_dtype,
+    check_flag,
+    check_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -27,10 +33,11 @@ class _Scalars(NamedTuple):
     """The weight of the new update in the momentum buffer."""
 
 
+@renamed(decay="momentum")
 def accumulate_momentum(
     momentum: Scalar = 0.9,
-    nesterov: bool = False,
     *,
+    nesterov: bool = False,
     averaging: bool = False,
     accumulator_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -43,11 +50,13 @@ def accumulate_momentum(
     buffer holds steps after `scale_by_learning_rate`, and directions before it.
 
     Args:
-        momentum: :math:`\mu`, in [0, 1).
+        momentum: share of the buffer that stays in each step, so that it sums about :math:`1 / (1 -
+            \mu)` updates: usually 0.9. :math:`\mu`, in [0, 1).
         nesterov: whether to look one step ahead.
         averaging: True gives :math:`u_t` the weight :math:`1 - \mu` in :math:`b_t`, which is then a
-            running mean.
-        accumulator_dtype: dtype of the buffer; None for float32 (float64 for float64 parameters).
+            running mean, as long as one update.
+        accumulator_dtype: dtype in which the buffer is kept; None for float32 (float64 for float64
+            parameters).
 
     Returns:
         A transformation; its state is an `AccumulateMomentumState`.

@@ -43,10 +43,10 @@ class _Scalars(NamedTuple):
 
 def nesterov_split(
     inner: optax.GradientTransformationExtraArgs,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
     eps: Scalar = 1e-6,
-    *,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
     mu_dtype: jax.typing.DTypeLike | None = None,
@@ -70,16 +70,22 @@ def nesterov_split(
     Args:
         inner: the transformation of both directions, a chain of transformations of this library;
             for LANS, weight decay and trust ratio.
-        b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moment, in [0, 1).
-        eps: :math:`\epsilon`, positive.
-        bias_correction: `"none"` leaves out both divisions by :math:`1 - b^t`.
-        grad_averaging: False gives the gradient the weight 1 in :math:`m_t` and in :math:`u_t`,
-            in place of :math:`1 - b_1`.
-        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
-        order: `"sequential"` computes the second direction with the parameters after the first part
-            of the step, :math:`w - \eta b_1 f(\cdot)`, except for their norm.
+        b1: decay rate of the first moment, and its share of the step: usually 0.9. In [0, 1).
+        b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps:
+            usually 0.999. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0: 1e-6 in LANS.
+            :math:`\epsilon`, positive.
+        bias_correction: what makes up for moments that start at 0: `"full"` divides as above,
+            `"none"` leaves out both divisions by :math:`1 - b^t`.
+        grad_averaging: whether the gradient has the weight :math:`1 - b_1` in :math:`m_t` and in
+            :math:`u_t`. False gives it the weight 1.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
+        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
+            leave it at None, which is float32 (float64 for float64 parameters).
+        order: `"simultaneous"` takes both directions from the same parameters; `"sequential"`
+            computes the second with the parameters after the first part of the step, :math:`w -
+            \eta b_1 f(\cdot)`, except for their norm.
         learning_rate: :math:`\eta`, which only `"sequential"` needs.
 
     Returns:

@@ -14,7 +14,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import bias_correction as correction_of
 from optax_largebatch.numerics import quotient, root
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 class ScaleBySecondMomentState(NamedTuple):
@@ -40,10 +40,10 @@ class _Scalars(NamedTuple):
 
 def scale_by_second_moment(
     b2: Scalar = 0.98,
-    eps: Scalar = 1e-8,
     *,
+    eps: Scalar = 1e-8,
     bias_correction: Literal["full", "early", "lagged"] = "full",
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     nu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the gradient by the root of a running mean of its square.
@@ -54,16 +54,19 @@ def scale_by_second_moment(
         u_t = \frac{g_t}{\sqrt{v_t / (1 - b_2^t)} + \epsilon}
 
     Args:
-        b2: decay rate of the second moment, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more. With 0 an element whose gradient has been 0 so far
-            stays 0.
+        b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps: 0.98
+            in icefall, 0.999 in Adam. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0: usually 1e-8.
+            :math:`\epsilon`, 0 or more. With 0 an element whose gradient has been 0 so far stays 0.
         bias_correction: `"full"` as above; `"early"` leaves out the division by :math:`1 - b_2^t`
             once this factor is 0.99 or more, as ScaledAdam does; `"lagged"` leaves it out and
             multiplies :math:`u_t` by :math:`1 - b_2^{t-1}` (by its root for blocks of one element),
             as Cain does. This factor is 0 in the first step.
-        stacked: the parameters that stack layers, from `stacked_layers`; elements are counted in
-            each layer. None if there are none.
-        nu_dtype: dtype of the second moment; None for float32 (float64 for float64 parameters).
+        stacked: the parameters that stack layers, so that each layer counts its own elements:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
+            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         A transformation; its state is a `ScaleBySecondMomentState`.

@@ -6,14 +6,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_bounds, check_choice, check_number
+from optax_largebatch.arguments import (
+    Bounds,
+    Scalar,
+    check_bounds,
+    check_choice,
+    check_number,
+    is_zero,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.state import declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, one_is_zero
 from optax_largebatch.params.masks import Mask, check_mask
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.declared_ratios import TrustRatios
 
 
@@ -28,6 +35,7 @@ class ScaleByTrustRatioState(NamedTuple):
 class _Scalars(NamedTuple):
     """The numbers of one step."""
 
+    norm_bounds: Bounds
     coefficient: Any
     eps: Any
     param_norm_bounds: Bounds
@@ -35,6 +43,7 @@ class _Scalars(NamedTuple):
 
 
 def scale_by_trust_ratio(
+    min_norm: Scalar = 0.0,
     trust_coefficient: Scalar = 1.0,
     eps: Scalar = 0.0,
     *,
@@ -42,7 +51,7 @@ def scale_by_trust_ratio(
     trust_ratio_bounds: Bounds = None,
     zero_ratio: Literal["one", "coefficient"] = "one",
     trust_ratio_mask: Mask = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gives the update of each block the length of the block's parameters.
 
@@ -51,21 +60,33 @@ def scale_by_trust_ratio(
         r = \operatorname{clip}\left(c \, \frac{\phi(\lVert w \rVert)}{\lVert u \rVert + \epsilon}
             \right), \qquad u \leftarrow r u,
 
-    with :math:`\phi(z) = \min(\max(z, \mathrm{lo}), \mathrm{hi})`. Where
+    with :math:`\phi(z) = \min(\max(z, \mathrm{lo}), \mathrm{hi})`. Norms below `min_norm` count as
+    `min_norm`. Where
     :math:`\phi(\lVert w \rVert)` or :math:`\lVert u \rVert` is 0 there is no ratio, and
     `zero_ratio` decides. Where one of them is NaN, :math:`r` is NaN.
 
+    With the arguments of `optax.scale_by_trust_ratio`, it gives the numbers of
+    `optax.scale_by_trust_ratio`.
+
     Args:
-        trust_coefficient: :math:`c`, positive.
-        eps: :math:`\epsilon`, 0 or more.
-        param_norm_bounds: `(lo, hi)` of :math:`\phi`; either may be None for no bound. With a
-            positive `lo` parameters that start at zero are adapted too.
-        trust_ratio_bounds: bounds on :math:`r`, in the form of `param_norm_bounds`; they do not
-            apply where `zero_ratio` decides.
-        zero_ratio: `"one"` takes the update as it is, `"coefficient"` takes :math:`r = c`.
-        trust_ratio_mask: the parameters that are adapted; the others pass unchanged, with ratio 1.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        min_norm: lowest value of both norms, 0 or more. With a positive one, parameters that start
+            at zero are adapted too.
+        trust_coefficient: :math:`c`, the length of the result relative to the parameters, positive;
+            1 in LAMB and LANS, 0.001 to 0.02 in LARS.
+        eps: added to :math:`\lVert u \rVert`, so that layers with tiny updates move less: usually
+            0. :math:`\epsilon`, 0 or more.
+        param_norm_bounds: bounds `(lo, hi)` on the norm of a layer where it sets the length, as in
+            :math:`\phi`: `(None, 10.0)` in NVIDIA's Transformer-XL. Either may be None for no
+            bound. With a positive `lo` parameters that start at zero are adapted too.
+        trust_ratio_bounds: bounds on :math:`r`, in the form of `param_norm_bounds`: `(None, 1.0)`
+            only shortens, as LAMBC. They do not apply where `zero_ratio` decides.
+        zero_ratio: what happens where a norm is 0, as of biases that start at 0: `"one"` takes the
+            update as it is, `"coefficient"` takes :math:`r = c`.
+        trust_ratio_mask: the parameters that are adapted; None for all. The others pass unchanged,
+            with ratio 1. Usually all but biases and the scales of norms.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByTrustRatioState`.
@@ -88,6 +109,7 @@ def scale_by_trust_ratio(
         You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*,
         arXiv 1904.00962, Algorithm 2 and, for :math:`\phi`, section 3.
     """
+    check_number("min_norm", min_norm, "[0, inf)")
     check_number("trust_coefficient", trust_coefficient, "(0, inf)")
     check_number("eps", eps, "[0, inf)")
     check_bounds("param_norm_bounds", param_norm_bounds)
@@ -95,6 +117,7 @@ def scale_by_trust_ratio(
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
     check_mask("trust_ratio_mask", trust_ratio_mask)
     stacks = check_stacked(stacked)
+    norm_bounds = None if is_zero(min_norm) else (min_norm, None)
     ratios = TrustRatios(stacks, mask=trust_ratio_mask, bounds=trust_ratio_bounds)
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
@@ -102,7 +125,8 @@ def scale_by_trust_ratio(
             return update, at.state._replace(trust_ratios=1.0)
         step: _Scalars = at.scalars
         param_norm, update_norm = yield block_norms(at.start, update)
-        param_norm = clip(param_norm, step.param_norm_bounds)
+        param_norm = clip(clip(param_norm, step.norm_bounds), step.param_norm_bounds)
+        update_norm = clip(update_norm, step.norm_bounds)
         undefined = one_is_zero(param_norm, update_norm)
         ratio = step.coefficient * param_norm / (jnp.where(undefined, 1, update_norm) + step.eps)
         fallback = step.coefficient if zero_ratio == "coefficient" else 1.0
@@ -114,7 +138,7 @@ def scale_by_trust_ratio(
             leaf,
             state=declare(ScaleByTrustRatioState, trust_ratios=ratios),
             scalars=lambda state: _Scalars(
-                trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
+                norm_bounds, trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
             ),
             choices=lambda leaves: ratios.adapted(leaves.tree),
             needs_params=True,

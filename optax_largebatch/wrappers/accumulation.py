@@ -17,12 +17,14 @@ from optax_largebatch.arguments import (
     check_number,
     check_state,
     number_at,
+    refused,
+    renamed,
 )
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.small_batches import (
     Gradients,
     SmallBatches,
@@ -61,13 +63,20 @@ class AccumulateGradientsState(NamedTuple):
         return self.macro_step
 
 
+@renamed(opt="inner", every_k_schedule="every")
+@refused(
+    use_grad_mean="A step is always that of the mean gradient. For that of the sum, put "
+    "optax.scale(every) first in `inner`.",
+    should_skip_update_fn="To leave out bad steps, put a wrapper around this one: "
+    "skip_nonfinite(accumulate_gradients(...)), or skip_spikes(...).",
+)
 def accumulate_gradients(
     inner: optax.GradientTransformation,
-    every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
     *,
+    every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
     accumulator_dtype: jax.typing.DTypeLike | None = None,
     small_batches: bool | int = False,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Gradient accumulation: one step of `inner` for each macro-batch, with its mean gradient.
 
@@ -92,17 +101,19 @@ def accumulate_gradients(
     `has_updated(state)` says whether the last micro-batch completed a step.
 
     Args:
-        inner: the transformation, from this library or any other.
-        every: micro-batches in a macro-batch, 1 or more; an integer, or a schedule of the
-            macro-batches so far, rounded up to an integer. `init` tries the schedule at 0 and at
-            the powers of 2.
-        accumulator_dtype: dtype of the sum; None for float32 (float64 for float64 parameters).
+        inner: the transformation that takes the steps, from this library or any other.
+        every: how many micro-batches make a macro-batch, which is one step: batch size over what
+            the devices hold at once (`batch_scale` counts it). 1 or more; an integer, or a schedule
+            of the macro-batches so far, rounded up to an integer. `init` tries the schedule at 0
+            and at the powers of 2.
+        accumulator_dtype: dtype in which the sum is kept; None for float32 (float64 for float64
+            parameters), which loses no small gradients.
         small_batches: passes the squared norms of the micro-batches' gradients and of their mean to
-            `inner`, as the extra argument `small_batches` that `gradient_noise_scale` needs. True
+            `inner`, as the extra argument `small_batches` that `measure_noise_scale` needs. True
             measures every macro-batch; an integer measures one in so many, which is cheaper. In a
             measured macro-batch, each gradient is read once more. The unit of the noise scale is an
             example if `update` is given `examples`, and otherwise a micro-batch.
-        stacked: the same as for the `gradient_noise_scale` in `inner`, from `stacked_layers`.
+        stacked: the same as for the `measure_noise_scale` in `inner`.
 
     Returns:
         A transformation; its state is an `AccumulateGradientsState`.

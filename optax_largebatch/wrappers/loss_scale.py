@@ -28,8 +28,8 @@ class DynamicLossScaleState(NamedTuple):
 
 def dynamic_loss_scale(
     inner: optax.GradientTransformation,
-    initial_scale: float = 2.0**16,
     *,
+    initial_scale: float = 2.0**16,
     growth_factor: float = 2.0,
     backoff_factor: float = 0.5,
     growth_interval: int = 2000,
@@ -56,11 +56,14 @@ def dynamic_loss_scale(
     by the scale of its own micro-batch.
 
     Args:
-        inner: the transformation, from this library or any other.
-        initial_scale: the first :math:`s`, in [1, 1e38].
-        growth_factor: more than 1. The scale does not grow beyond the range of float32.
-        backoff_factor: in (0, 1).
-        growth_interval: :math:`n`, 1 or more.
+        inner: the transformation that takes the steps, from this library or any other.
+        initial_scale: the factor of the loss at first: if it is too large, some steps are left out
+            until it is not. :math:`s`, in [1, 1e38].
+        growth_factor: what the scale grows by after `growth_interval` good steps: 2. More than 1.
+            The scale does not grow beyond the range of float32.
+        backoff_factor: what the scale shrinks by where gradients overflow: 0.5. In (0, 1).
+        growth_interval: how many good steps in a row make the scale grow: 2000. :math:`n`, 1 or
+            more.
 
     Returns:
         A transformation; its state is a `DynamicLossScaleState`.

@@ -24,7 +24,7 @@ class MasterWeightsState(NamedTuple):
 
 
 def master_weights(
-    inner: optax.GradientTransformation, dtype: jax.typing.DTypeLike = jnp.float32
+    inner: optax.GradientTransformation, *, dtype: jax.typing.DTypeLike = jnp.float32
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keeps a float32 copy of low-precision parameters and trains this copy.
 
@@ -53,7 +53,7 @@ def master_weights(
     their masters.
 
     Args:
-        inner: the transformation, from this library or any other.
+        inner: the transformation that takes the steps, from this library or any other.
         dtype: dtype of the masters, float32 or float64. Parameters that are as precise need no
             master; their place in the state takes a byte for each element.
 

@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_integer, check_state
+from optax_largebatch.arguments import (
+    check_integer,
+    check_state,
+    renamed,
+)
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import counted, step_if_finite
@@ -25,8 +29,9 @@ class SkipNonfiniteState(NamedTuple):
     """State of the inner transformation."""
 
 
+@renamed(max_consecutive_errors="max_in_a_row")
 def skip_nonfinite(
-    inner: optax.GradientTransformation, max_in_a_row: int = 100
+    inner: optax.GradientTransformation, *, max_in_a_row: int = 100
 ) -> optax.GradientTransformationExtraArgs:
     r"""Leaves out the steps whose gradient holds an infinity or a NaN.
 
@@ -38,8 +43,9 @@ def skip_nonfinite(
     True for good after `max_in_a_row` steps in a row were left out.
 
     Args:
-        inner: the transformation, from this library or any other.
-        max_in_a_row: the number of steps left out in a row that is too many, 1 or more.
+        inner: the transformation that takes the steps, from this library or any other.
+        max_in_a_row: how many steps left out in a row mean that the run is broken, so that
+            `gave_up` turns True: 100, or less for long steps. 1 or more.
 
     Returns:
         A transformation; its state is a `SkipNonfiniteState`.

@@ -38,8 +38,8 @@ class SkipSpikesState(NamedTuple):
 
 def skip_spikes(
     inner: optax.GradientTransformation,
-    deviations: float = 6.0,
     *,
+    deviations: float = 6.0,
     of: Literal["gradient_norm", "loss"] = "gradient_norm",
     window: int = 100,
     max_in_a_row: int = 10,
@@ -69,12 +69,15 @@ def skip_spikes(
     micro-batches are left out.
 
     Args:
-        inner: the transformation, from this library or any other.
-        deviations: :math:`k`, positive.
-        of: what is watched; `"loss"` needs the extra argument `loss` of `update`, a number that is
-            the same on all devices.
-        window: the number of steps from which the level is taken, 2 or more.
-        max_in_a_row: the number of steps left out in a row that is too many, 1 or more.
+        inner: the transformation that takes the steps, from this library or any other.
+        deviations: how far above the recent level a spike begins, in standard deviations: 6 leaves
+            out few steps. :math:`k`, positive.
+        of: what is watched: `"gradient_norm"`, or `"loss"`, which needs the extra argument `loss`
+            of `update`, a number that is the same on all devices.
+        window: how many steps the level is taken from: 100, or more for a steadier level. 2 or
+            more.
+        max_in_a_row: how many steps left out in a row are no spikes but a fault of the run, so that
+            `gave_up` turns True. 1 or more.
 
     Returns:
         A transformation; its state is a `SkipSpikesState`. All extra arguments are passed on.

@@ -22,7 +22,7 @@ class StochasticRoundingState(NamedTuple):
 
 
 def stochastic_rounding(
-    inner: optax.GradientTransformation, seed: int = 0
+    inner: optax.GradientTransformation, *, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rounds low-precision parameters up or down at random, so that no step is lost on average.
 
@@ -56,8 +56,8 @@ def stochastic_rounding(
     outermost wrapper, and see `master_weights` for `jax_numpy_dtype_promotion="strict"`.
 
     Args:
-        inner: the transformation, from this library or any other.
-        seed: the seed of the random numbers, 0 or more.
+        inner: the transformation that takes the steps, from this library or any other.
+        seed: the seed of the random numbers: the same for a run that should round alike. 0 or more.
 
     Returns:
         A transformation that needs parameters; its state is a `StochasticRoundingState`.

@@ -11,7 +11,9 @@ PARAMS = {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.ones(3)}
 SCHEDULE = optax.linear_schedule(0.1, 0.0, 20)
 DECAY = {"weight_decay": 0.01}
 BY_LAYER = lb.chain(
-    lb.accumulate_momentum(0.9), lb.scale_by_trust_ratio(0.01), lb.scale_by_learning_rate(SCHEDULE)
+    lb.accumulate_momentum(0.9),
+    lb.scale_by_trust_ratio(trust_coefficient=0.01),
+    lb.scale_by_learning_rate(SCHEDULE),
 )
 
 
@@ -85,15 +87,15 @@ SWITCHES = {
     "lamb to master weights": (optax.lamb(SCHEDULE), lb.master_weights(lb.lamb(SCHEDULE))),
     "MultiSteps of adamw to accumulated lamb": (
         micro(chained(optax.adamw(SCHEDULE))),
-        lb.accumulate_gradients(lb.lamb(SCHEDULE, max_grad_norm=1.0), 3),
+        lb.accumulate_gradients(lb.lamb(SCHEDULE, max_grad_norm=1.0), every=3),
     ),
     "MultiSteps of injected sgd to an accumulated chain": (
         micro(inject(optax.sgd, learning_rate=SCHEDULE, momentum=0.9)),
-        lb.skip_nonfinite(lb.accumulate_gradients(BY_LAYER, 3)),
+        lb.skip_nonfinite(lb.accumulate_gradients(BY_LAYER, every=3)),
     ),
     "accumulated to accumulated": (
-        lb.accumulate_gradients(lb.larc(SCHEDULE), 3),
-        lb.skip_nonfinite(lb.accumulate_gradients(lb.larc(SCHEDULE), 3)),
+        lb.accumulate_gradients(lb.larc(SCHEDULE), every=3),
+        lb.skip_nonfinite(lb.accumulate_gradients(lb.larc(SCHEDULE), every=3)),
     ),
     "MultiSteps to MultiSteps": (micro(optax.adam(SCHEDULE)), micro(lb.lamb(SCHEDULE))),
     "hidden to hidden": (
@@ -103,11 +105,11 @@ SWITCHES = {
     "masked to hidden": (masked(optax.lars(SCHEDULE)), without_bias(lb.lars(SCHEDULE))),
     "hidden to masked, accumulated": (
         micro(without_bias(optax.adam(SCHEDULE))),
-        lb.accumulate_gradients(masked(lb.lamb(SCHEDULE)), 3),
+        lb.accumulate_gradients(masked(lb.lamb(SCHEDULE)), every=3),
     ),
     "accumulated behind a mask": (
         without_bias(micro(optax.adam(SCHEDULE)).gradient_transformation()),
-        masked(lb.accumulate_gradients(lb.lamb(SCHEDULE), 3)),
+        masked(lb.accumulate_gradients(lb.lamb(SCHEDULE), every=3)),
     ),
     "zeros to hidden": (zeroed(optax.adam(SCHEDULE)), without_bias(lb.lamb(SCHEDULE))),
     "trained to frozen": (optax.adam(SCHEDULE), without_bias(lb.lamb(SCHEDULE))),
@@ -154,7 +156,7 @@ SWITCHES |= {
     "muon beside lamb to muon": (lb.muon(SCHEDULE, beta=0.9, others=lb.lamb(SCHEDULE)), MUON),
     "MultiSteps of contrib.muon to accumulated muonh": (
         micro(CONTRIB),
-        lb.accumulate_gradients(MUONH, 3),
+        lb.accumulate_gradients(MUONH, every=3),
     ),
     "injected adamw to master weights of muon": (
         inject(optax.adamw, learning_rate=SCHEDULE),

@@ -110,7 +110,7 @@ REFUSED = {
     ),
     "no micro-batches": (
         optax.lars(SCHEDULE),
-        lb.lbsgd(0.1, 0.9),
+        lb.lbsgd(0.1, momentum=0.9),
         "optimizer has a ScaleByWarmedUpRateState, whose numbers",
     ),
     "moments of normalised gradients": (

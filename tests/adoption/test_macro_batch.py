@@ -10,7 +10,7 @@ import optax_largebatch as lb
 from tests.adoption.switches import PARAMS, SCHEDULE, gradients, state_after
 
 MULTI_STEPS = optax.MultiSteps(optax.adam(SCHEDULE), 4)
-ACCUMULATED = lb.accumulate_gradients(lb.lamb(SCHEDULE), 4)
+ACCUMULATED = lb.accumulate_gradients(lb.lamb(SCHEDULE), every=4)
 PLAIN = lb.lamb(SCHEDULE)
 
 
@@ -60,8 +60,8 @@ def test_a_state_that_counts_examples_itself_is_believed():
 
 
 def test_the_noise_scale_of_the_macro_batch_has_all_its_micro_batches():
-    inner = lb.chain(lb.gradient_noise_scale(), lb.lamb(SCHEDULE))
-    optimizer = lb.accumulate_gradients(inner, 4, small_batches=True)
+    inner = lb.chain(lb.measure_noise_scale(), lb.lamb(SCHEDULE))
+    optimizer = lb.accumulate_gradients(inner, every=4, small_batches=True)
     state = optimizer.init(PARAMS)
     for gradient in gradients(3):
         _, state = optimizer.update(gradient, state, PARAMS)

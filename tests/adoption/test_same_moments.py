@@ -19,7 +19,7 @@ SAME = SWITCHES | {
     "radam": (optax.radam(0.1), LAMB),
     "nadamw": (optax.nadamw(0.1), LAMB),
     "moments of 16 bits": (optax.adam(0.1, mu_dtype=jnp.bfloat16), LAMB),
-    "another number of micro-batches": (micro(ADAM), lb.accumulate_gradients(LAMB, 7)),
+    "another number of micro-batches": (micro(ADAM), lb.accumulate_gradients(LAMB, every=7)),
     "a loss scale": (lb.dynamic_loss_scale(lb.lamb(0.1)), LAMB),
 }
 DIFFERENT = {
@@ -40,7 +40,7 @@ DIFFERENT = {
     "learning rates in the momentum": (optax.lars(0.1), lb.lars(0.2)),
     "sums of micro-batches": (
         optax.MultiSteps(ADAM, 3, use_grad_mean=False),
-        lb.accumulate_gradients(LAMB, 3),
+        lb.accumulate_gradients(LAMB, every=3),
     ),
 }
 SLOW = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAME]
@@ -102,6 +102,6 @@ def test_an_optimizer_that_cannot_take_a_step_says_so():
     wants_more = optax.chain(ADAM, optax.contrib.reduce_on_plateau())
     with pytest.raises(ValueError, match=r"old_optimizer could not take a step .* 'value'"):
         lb.adopt_state(LAMB, PARAMS, wants_more.init(PARAMS), old_optimizer=wants_more)
-    leaves_out = leaving_out_every_second(lb.accumulate_gradients(LAMB, 3))
+    leaves_out = leaving_out_every_second(lb.accumulate_gradients(LAMB, every=3))
     with pytest.raises(ValueError, match=r"optimizer could not .* leaves a micro-batch out"):
         lb.adopt_state(leaves_out, PARAMS, ADAM.init(PARAMS), old_optimizer=ADAM)

@@ -25,8 +25,8 @@ def run(row, stages, coupling=None):
     """Steps and loss at the end of the plan with the committed peak rate."""
     plan = lb.batch_plan(
         stages,
-        batch_plans.EXAMPLES,
-        learning_rate=lb.PlannedRate(row.peak_rate, batch_plans.EXAMPLES, decay=row.decay),
+        total=batch_plans.EXAMPLES,
+        learning_rate=lb.PlannedRate(row.peak_rate, total=batch_plans.EXAMPLES, decay=row.decay),
         coupling=coupling or batch_plans.COUPLINGS[row.optimizer],
     )
     (loss,) = batch_plans.final_losses([plan], row.optimizer == "normalised SGD")
@@ -72,7 +72,7 @@ def test_has_every_row_and_no_best_rate_is_at_an_edge_below_the_critical_batch()
 
 
 def test_a_constant_rate_has_the_losses_of_the_other_workload():
-    plan = lb.batch_plan(8, 800, learning_rate=0.1, coupling="linear")
+    plan = lb.batch_plan(8, total=800, learning_rate=0.1, coupling="linear")
     (loss,) = batch_plans.final_losses([plan], normalised=False)
     losses = expected_losses(0.1, 0.0, 8)
     np.testing.assert_allclose(loss, list(itertools.islice(losses, 100))[-1], rtol=1e-6)
@@ -80,7 +80,7 @@ def test_a_constant_rate_has_the_losses_of_the_other_workload():
 
 def test_the_normalised_loss_is_the_mean_of_sampled_runs():
     rate, batch_size, steps = 0.3, 16, 40
-    plan = lb.batch_plan(batch_size, batch_size * steps, learning_rate=rate)
+    plan = lb.batch_plan(batch_size, total=batch_size * steps, learning_rate=rate)
     (loss,) = batch_plans.final_losses([plan], normalised=True)
     random = np.random.default_rng(0)
     weights = np.ones((4000, len(CURVATURES)))

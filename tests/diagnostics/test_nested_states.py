@@ -84,7 +84,7 @@ NESTED = {
     ),
     "in wrappers": (
         lambda: lb.master_weights(
-            lb.skip_nonfinite(lb.accumulate_gradients(optax.masked(lamb(), only("a")), 1))
+            lb.skip_nonfinite(lb.accumulate_gradients(optax.masked(lamb(), only("a")), every=1))
         ),
         {"a": 2.0},
     ),
@@ -142,7 +142,7 @@ def test_names_stay_apart_where_several_parts_adapt_a_parameter():
 
 def test_the_names_of_two_branches_do_not_depend_on_wrappers():
     plain = lb.trust_ratios(after_a_step(lb.lans(0.1)), PARAMS)
-    wrapped = lb.accumulate_gradients(optax.chain(lb.lans(0.1), optax.scale(1.0)), 1)
+    wrapped = lb.accumulate_gradients(optax.chain(lb.lans(0.1), optax.scale(1.0)), every=1)
     assert list(lb.trust_ratios(after_a_step(wrapped), PARAMS)) == list(plain)
     assert list(plain)[:2] == ["momentum_branch/a", "momentum_branch/rest/b"]
 
@@ -246,7 +246,7 @@ def noisy(params, optimizer):
 
 
 def test_the_noise_scale_in_boxes_and_from_a_checkpoint(tmp_path):
-    optimizer = lb.skip_nonfinite(lb.chain(lb.gradient_noise_scale(), lamb()))
+    optimizer = lb.skip_nonfinite(lb.chain(lb.measure_noise_scale(), lamb()))
     state = noisy(PARAMS, optimizer)
     read = jax.jit(lb.noise_scale)
     expected = read(state)
@@ -262,7 +262,7 @@ def test_the_noise_scale_in_boxes_and_from_a_checkpoint(tmp_path):
 
 
 def test_the_noise_scale_of_copies_is_an_error():
-    state = noisy(PARAMS, lb.chain(lb.gradient_noise_scale(), lamb()))
+    state = noisy(PARAMS, lb.chain(lb.measure_noise_scale(), lamb()))
     copies = jax.tree.map(lambda x: jnp.stack([x, x]), state)
     with pytest.raises(ValueError, match=r"noise has the shape \(2, 5\), with an axis for"):
         lb.noise_scale(copies)

@@ -139,7 +139,7 @@ def test_steps_to_target_without_an_interval():
 
 def test_schedule_preview():
     _, ax = plt.subplots()
-    schedule = lb.warmup_polynomial(2.0, 100, power=1, warmup_steps=10)
+    schedule = lb.warmup_polynomial(2.0, total_steps=100, warmup_steps=10)
     assert plots.schedule_preview(schedule, 100, label="one", ax=ax) is ax
     plots.schedule_preview(lambda step: step, 9000, label="two", ax=drawn(ax))
     one, two = ax.lines
@@ -169,8 +169,8 @@ def test_without_matplotlib():
 
 
 def test_a_plan_of_the_batch():
-    rate = lb.PlannedRate(1e-3, 10_000, warmup=1000, decay="linear")
-    plan = lb.batch_plan("0:64 3k:256", 10_000, learning_rate=rate, weight_decay=0.1)
+    rate = lb.PlannedRate(1e-3, total=10_000, warmup=1000, decay="linear")
+    plan = lb.batch_plan("0:64 3k:256", total=10_000, learning_rate=rate, weight_decay=0.1)
     sizes, rates, decays = map(drawn, plots.batch_plan(plan))
     seen, batches = sizes.lines[0].get_data()
     for step in (0, 46, 47, plan.total_steps - 1):
@@ -189,7 +189,7 @@ def test_a_plan_of_the_batch():
 
 
 def test_a_long_plan_has_steep_edges():
-    plan = lb.batch_plan("0:1 10001:2", 30_000, sequence_length=1)
+    plan = lb.batch_plan("0:1 10001:2", total=30_000, sequence_length=1)
     (sizes,) = plots.batch_plan(plan)
     seen = sizes.lines[0].get_xdata()
     assert {10_000, 10_001} <= set(seen)

@@ -148,7 +148,7 @@ def test_the_rate_is_told_once_if_it_is_injected():
 
 
 def test_mixed_precision_and_macro_batches():
-    inner = lb.accumulate_gradients(lb.skip_nonfinite(lb.lamb(RAMP)), 2)
+    inner = lb.accumulate_gradients(lb.skip_nonfinite(lb.lamb(RAMP)), every=2)
     optimizer = lb.master_weights(lb.dynamic_loss_scale(inner, initial_scale=1024.0))
     found = metrics(trained(optimizer, steps=4, bad=(0,)))
     approximate = [name for name in found if name.startswith("trust_ratio")]
@@ -165,7 +165,7 @@ def test_mixed_precision_and_macro_batches():
 
 def test_the_noise_scale():
     optimizer = lb.accumulate_gradients(
-        lb.chain(lb.gradient_noise_scale(), lb.lamb(RAMP)), 2, small_batches=True
+        lb.chain(lb.measure_noise_scale(), lb.lamb(RAMP)), every=2, small_batches=True
     )
     state = optimizer.init(PARAMS)
     for value in (1.0, 3.0):

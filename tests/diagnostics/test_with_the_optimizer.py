@@ -71,7 +71,8 @@ WRAPPED = {
     "own wrappers": (
         lambda: lb.master_weights(
             lb.dynamic_loss_scale(
-                lb.skip_nonfinite(lb.skip_spikes(lb.accumulate_gradients(lamb(), 1))), 1.0
+                lb.skip_nonfinite(lb.skip_spikes(lb.accumulate_gradients(lamb(), every=1))),
+                initial_scale=1.0,
             )
         ),
         EXPECTED,

@@ -44,7 +44,7 @@ OPTIMIZERS = {
     "lans, sequential": lambda: lb.lans(0.1, weight_decay=0.1, order="sequential"),
     "lars": lambda: lb.lars(0.1, 0.1, KERNELS, nesterov=True),
     "lars, update": lambda: lb.lars(0.1, 0.1, denominator="update", momentum_of="directions"),
-    "larc": lambda: lb.larc(0.1, 0.1, groups=GROUPS),
+    "larc": lambda: lb.larc(0.1, weight_decay=0.1, groups=GROUPS),
     "eve": lambda: lb.eve(0.1),
     "cain": lambda: lb.cain(0.1),
     "learned_gradient": lambda: lb.learned_gradient(0.1, lr_est_period=1),

@@ -82,7 +82,13 @@ def mxnet(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformatio
     else:
         assert optimizer == "LBSGD"
         # MXNet sums micro-batches and rescales the mean; the mean of rescaled ones is the same.
-        own = lb.lbsgd(rate, kwargs.pop("momentum", 0.0), decay, clip_gradient=clip, **kwargs)
+        own = lb.lbsgd(
+            rate,
+            momentum=kwargs.pop("momentum", 0.0),
+            weight_decay=decay,
+            clip_gradient=clip,
+            **kwargs,
+        )
         kwargs = {}
     assert not kwargs, kwargs
     return optax.chain(optax.scale(rescale), own)
@@ -158,7 +164,7 @@ def keras(kwargs: dict[str, Any]) -> optax.GradientTransformation:
     own = lb.chain(
         lb.clip_by_global_norm(kwargs.pop("global_clipnorm", None)),
         lb.scale_by_adam(b1, b2, kwargs.pop("epsilon", 1e-7)),
-        lb.scale_by_trust_ratio(1 - rate * decay),
+        lb.scale_by_trust_ratio(trust_coefficient=1 - rate * decay),
         lb.add_decayed_weights(decay),
         lb.scale_by_learning_rate(rate),
     )
@@ -176,7 +182,7 @@ def icefall(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformat
     }
     kwargs = dict(kwargs)
     b1, b2 = kwargs.pop("betas", (0.9, 0.98))
-    return factories[optimizer.split()[0]](kwargs.pop("lr"), b1, b2, **kwargs)
+    return factories[optimizer.split()[0]](kwargs.pop("lr"), b1=b1, b2=b2, **kwargs)
 
 
 def _translate(

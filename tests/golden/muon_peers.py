@@ -136,7 +136,7 @@ def jordan_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
     kernels = lb.chain(
         lb.orthogonalize_momentum(
             own["momentum"],
-            1e-7,
+            eps=1e-7,
             bias_correction="none",
             matrix_axes={"conv": ((1, 2, 3), 0)},
         ),
@@ -226,10 +226,10 @@ def track3_muonh(case: Settings, own: Settings) -> optax.GradientTransformation:
     """MuonH of the third track of modded-nanogpt."""
     return lb.muonh(
         rate(case),
-        (2.0, -1.5, 0.5),
-        12,
-        own["mu"],
-        1e-7,
+        ns_coeffs=(2.0, -1.5, 0.5),
+        ns_steps=12,
+        beta=own["mu"],
+        eps=1e-7,
         bias_correction="none",
         matrix_axes=torch_axes,
     )
@@ -240,7 +240,7 @@ def archscale_muonh(case: Settings, own: Settings) -> optax.GradientTransformati
     return lb.chain(
         lb.muonh(
             rate(case),
-            "dion",
+            ns_coeffs="dion",
             beta=own["mu"],
             eps=own["epsilon"],
             nesterov=own["nesterov"],
@@ -328,8 +328,9 @@ def nvidia_hook_adam(case: Settings, own: Settings) -> optax.GradientTransformat
         assert not own["weight_decay"]
         return lb.adamh(
             rate(case),
-            *own["betas"],
-            own["eps"],
+            b1=own["betas"][0],
+            b2=own["betas"][1],
+            eps=own["eps"],
             radius=own["hook_kwargs"]["radius"],
             adamh_mask=lb.at_least_ndim(0),
         )
@@ -425,10 +426,10 @@ def marin_muonh(case: Settings, own: Settings) -> optax.GradientTransformation:
         clip_each_label(case, own, "muonh", "adamh", "adam"),
         lb.muonh(
             rate(case),
-            levanter_coefficients(own),
-            None,
-            own["momentum"],
-            own["muon_epsilon"],
+            ns_coeffs=levanter_coefficients(own),
+            ns_steps=None,
+            beta=own["momentum"],
+            eps=own["muon_epsilon"],
             nesterov=own["nesterov"],
             bias_correction="none",
             grad_averaging=False,
@@ -450,9 +451,9 @@ def marin_adamh(case: Settings, own: Settings) -> optax.GradientTransformation:
         clip_each_label(case, own, "adamh", "adam"),
         lb.adamh(
             rate(case),
-            own["beta1"],
-            own["beta2"],
-            own["epsilon"],
+            b1=own["beta1"],
+            b2=own["beta2"],
+            eps=own["epsilon"],
             others=adam_of_marin(case, own),
             adamh_mask=labelled(case, "adamh"),
             stacked=stacks(case),

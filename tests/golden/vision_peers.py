@@ -80,8 +80,8 @@ def simclr_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
         )  # fmt: skip
     return lb.chain(
         lb.add_decayed_weights(own["weight_decay"], decayed),
-        lb.accumulate_momentum(own["momentum"], nesterov),
-        lb.scale_by_trust_ratio(own["eeta"], trust_ratio_mask=adapted),
+        lb.accumulate_momentum(own["momentum"], nesterov=nesterov),
+        lb.scale_by_trust_ratio(trust_coefficient=own["eeta"], trust_ratio_mask=adapted),
         lb.scale_by_learning_rate(rate),
     )
 
@@ -89,10 +89,15 @@ def simclr_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
 def apex_larc(case: Settings, own: Settings) -> optax.GradientTransformation:
     """Apex LARC in front of PyTorch's SGD."""
     return lb.larc(
-        lb.values_schedule(case["rates"]), own["weight_decay"], decayed_groups(case),
-        own["trust_coefficient"], own["eps"], None, own["momentum"], own["nesterov"],
+        lb.values_schedule(case["rates"]),
+        weight_decay=own["weight_decay"],
+        weight_decay_mask=decayed_groups(case),
+        trust_coefficient=own["trust_coefficient"],
+        eps=own["eps"],
+        momentum=own["momentum"],
+        nesterov=own["nesterov"],
         clip=own["clip"],
-    )  # fmt: skip
+    )
 
 
 def solo_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
@@ -101,12 +106,12 @@ def solo_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     matrices = ALL_BUT_VECTORS if own["exclude_bias_n_norm"] else None
     return lb.chain(
         lb.scale_by_lars(
-            own["weight_decay"], either(matrices, decayed_groups(case)),
-            own["eta"], own["eps"], matrices,
+            own["weight_decay"], weight_decay_mask=either(matrices, decayed_groups(case)),
+            trust_coefficient=own["eta"], eps=own["eps"], trust_ratio_mask=matrices,
             zero_ratio="gradient", larc_learning_rate=rate if own["clip_lr"] else None,
         ),
         optax.scale_by_schedule(first_and_others(own["dampening"])),
-        lb.accumulate_momentum(own["momentum"], own["nesterov"]),
+        lb.accumulate_momentum(own["momentum"], nesterov=own["nesterov"]),
         lb.scale_by_learning_rate(rate),
     )  # fmt: skip
 

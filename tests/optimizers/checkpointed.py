@@ -13,14 +13,14 @@ from tests.optimizers.registry import OPTIMIZERS
 
 def mixed_precision():
     """What float16 needs, on macro-batches of three."""
-    accumulated = lb.accumulate_gradients(OPTIMIZERS["lamb"].make(), 3)
+    accumulated = lb.accumulate_gradients(OPTIMIZERS["lamb"].make(), every=3)
     return lb.master_weights(lb.dynamic_loss_scale(accumulated, growth_interval=5))
 
 
 def watched():
     """The noise scale of macro-batches of two."""
-    watch = lb.chain(lb.gradient_noise_scale(), OPTIMIZERS["lamb"].make())
-    return lb.accumulate_gradients(watch, 2, small_batches=True)
+    watch = lb.chain(lb.measure_noise_scale(), OPTIMIZERS["lamb"].make())
+    return lb.accumulate_gradients(watch, every=2, small_batches=True)
 
 
 CHECKPOINTED = {

@@ -279,7 +279,7 @@ class TestWrongTrees:
         (lambda: lb.sum_of(), ValueError, "at least one branch"),
         (lambda: lb.sum_of(optax.scale(1.0)), TypeError, "each branch of sum_of() must be"),
         (
-            lambda: lb.scale_by_parameter_rms(2.0, 1.0),
+            lambda: lb.scale_by_parameter_rms(2.0, max_rms=1.0),
             ValueError,
             "min_rms must be at most max_rms",
         ),
@@ -289,15 +289,35 @@ class TestWrongTrees:
             TypeError,
             "inner must be one transformation",
         ),
-        (lambda: lb.accumulate_gradients(optax.sgd, 2), TypeError, "inner must be a gradient"),
-        (lambda: lb.accumulate_gradients(optax.sgd(1.0), 0), ValueError, "every must be >= 1"),
-        (lambda: lb.accumulate_gradients(optax.sgd(1.0), True), TypeError, "every must be"),
+        (
+            lambda: lb.accumulate_gradients(optax.sgd, every=2),
+            TypeError,
+            "inner must be a gradient",
+        ),
+        (
+            lambda: lb.accumulate_gradients(optax.sgd(1.0), every=0),
+            ValueError,
+            "every must be >= 1",
+        ),
+        (lambda: lb.accumulate_gradients(optax.sgd(1.0), every=True), TypeError, "every must be"),
         (lambda: lb.scale_by_lars(zero_ratio="formula"), ValueError, "eps=0"),
         (lambda: lb.centralize_gradients(output_axis=-2), ValueError, "output_axis must be >= -1"),
         (lambda: lb.centralize_gradients(True), TypeError, "mask must be None"),
-        (lambda: lb.batch_scale(0, 32), ValueError, "macrobatch_size must be >= 1, got 0"),
-        (lambda: lb.batch_scale(64, 32.0), TypeError, "batch_size must be a Python integer"),
-        (lambda: lb.batch_scale(64, 32, 0), ValueError, "num_workers must be >= 1, got 0"),
+        (
+            lambda: lb.batch_scale(0, batch_size=32),
+            ValueError,
+            "macrobatch_size must be >= 1, got 0",
+        ),
+        (
+            lambda: lb.batch_scale(64, batch_size=32.0),
+            TypeError,
+            "batch_size must be a Python integer",
+        ),
+        (
+            lambda: lb.batch_scale(64, batch_size=32, num_workers=0),
+            ValueError,
+            "num_workers must be >= 1, got 0",
+        ),
     ],
 )
 def test_wrong_composition(build, error, says):

@@ -72,7 +72,7 @@ def as_it_was(node):
 
 def test_a_checkpoint_of_an_older_layout_is_restored_by_names(tmp_path):
     """The recipe of the changelog: what it does not have is that of `init`."""
-    optimizer, params = lb.accumulate_gradients(lb.lamb(0.1), 1), parameters()
+    optimizer, params = lb.accumulate_gradients(lb.lamb(0.1), every=1), parameters()
     params, state = trained(optimizer, params, optimizer.init(params), steps=range(3))
     older = jax.tree.map(as_it_was, state, is_leaf=lambda x: as_it_was(x) is not x)
     assert len(jax.tree.leaves(older)) == len(jax.tree.leaves(state)) - 1

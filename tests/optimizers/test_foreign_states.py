@@ -54,13 +54,13 @@ def test_the_state_of_another_optimizer(own, other):
 
 
 WRAPPERS = {
-    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, 2),
+    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=2),
     "dynamic_loss_scale": lb.dynamic_loss_scale,
     "master_weights": lb.master_weights,
     "skip_nonfinite": lb.skip_nonfinite,
     "skip_spikes": lb.skip_spikes,
     "stochastic_rounding": lb.stochastic_rounding,
-    "gradient_noise_scale": lambda inner: lb.gradient_noise_scale(),
+    "measure_noise_scale": lambda inner: lb.measure_noise_scale(),
     "chain": lambda inner: lb.chain(optax.identity(), inner),
 }
 
@@ -75,7 +75,7 @@ def test_a_wrapper_names_itself(name):
 @pytest.mark.parametrize("field", ["accumulator", "master"])
 def test_arrays_of_wrappers_of_another_shape(field):
     params = jax.tree.map(lambda x: x.astype("bfloat16"), PARAMS)
-    optimizer = lb.master_weights(lb.accumulate_gradients(optax.sgd(0.1), 2))
+    optimizer = lb.master_weights(lb.accumulate_gradients(optax.sgd(0.1), every=2))
     state = optimizer.init(params)
     other = optax.tree.set(state, **{field: {"bias": jnp.ones(4), "kernel": jnp.ones((8, 1))}})
     with pytest.raises(ValueError, match=rf"the state's {field} has the shape \(8, 1\) for the"):

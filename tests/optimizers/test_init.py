@@ -14,7 +14,7 @@ from tests.optimizers.checkpointed import CHECKPOINTED, parameters
 from tests.optimizers.registry import OPTIMIZERS, named
 
 WRAPPERS = {
-    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, 2),
+    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=2),
     "dynamic_loss_scale": lb.dynamic_loss_scale,
     "master_weights": lb.master_weights,
     "skip_nonfinite": lb.skip_nonfinite,
@@ -27,7 +27,7 @@ several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight
 
 def watched(inner):
     return lb.accumulate_gradients(
-        lb.chain(lb.gradient_noise_scale(), inner), 2, small_batches=True
+        lb.chain(lb.measure_noise_scale(), inner), every=2, small_batches=True
     )
 
 

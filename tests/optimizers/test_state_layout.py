@@ -106,7 +106,7 @@ MAPPED = {
         0.1, weight_decay_mask=lambda params: {name: name == "kernel" for name in params}
     ),
     "a function of stacks": lambda: lb.accumulate_gradients(
-        lb.cain(stacked=lb.stacked_layers(stacks)), 2, stacked=lb.stacked_layers(stacks)
+        lb.cain(stacked=lb.stacked_layers(stacks)), every=2, stacked=lb.stacked_layers(stacks)
     ),
     "in optax.masked": lambda: optax.masked(
         lb.lamb(0.1, trust_ratio_mask={"bias": optax.MaskedNode(), "gain": False, "kernel": True}),

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
 
 PARAMS = {
     "experts": {"kernel": jnp.ones((2, 3, 4, 5))},
@@ -111,7 +112,7 @@ def test_rules_and_mask_functions_see_one_layer():
     for mask in (rule, function):
         for optimizer in (
             lb.add_decayed_weights(1.0, mask, stacked=stacked),
-            lb.scale_by_lars(1.0, mask, trust_ratio_mask=mask, stacked=stacked),
+            lb.scale_by_lars(1.0, weight_decay_mask=mask, trust_ratio_mask=mask, stacked=stacked),
             lb.lars(1.0, 1.0, mask, 1.0, trust_ratio_mask=mask, momentum=0, stacked=stacked),
         ):
             updates, _ = optimizer.update(
@@ -226,9 +227,32 @@ def test_integers_of_numpy_are_axes():
     assert lb.stacked_layers(written).axes(params) == [(0, 1), (0,)]
 
 
-def test_the_argument_of_an_optimizer_is_what_stacked_layers_returns():
-    with pytest.raises(TypeError, match=r"stacked must be None or what stacked_layers\(...\) ret"):
-        lb.lamb(0.1, stacked={"layers/": 0})
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_takes_the_patterns_alone(name):
+    make, patterns = OPTIMIZERS[name].make, {"layers/": 0}
+    params = {"layers": {"kernel": jnp.ones((3, 4, 5)), "bias": jnp.ones((3, 5))}}
+    short = jax.eval_shape(make(stacked=patterns).init, params)
+    assert short == jax.eval_shape(make(stacked=lb.stacked_layers(patterns)).init, params)
+    assert short != jax.eval_shape(make().init, params) or name == "eve"  # which keeps no norms
+
+
+def test_a_reader_takes_the_patterns_alone():
+    params = {"layers": {"kernel": jnp.ones((3, 4, 5))}}
+    optimizer = lb.lamb(0.1, stacked={"layers/": 0})
+    state = optimizer.init(params)
+    for readable in ((state, params), (optimizer, state, params)):
+        ratios = lb.trust_ratios(*readable, stacked={"layers/": 0})
+        assert ratios["layers/kernel"].shape == (3,)
+    assert "3" in str(lb.explain(params, stacked={"layers/": 0})).splitlines()[1].split()
+
+
+@pytest.mark.parametrize("wrong", [0, {"layers": {"kernel": 0}}, {"layers/": "0"}])
+def test_other_stacks_are_an_error(wrong):
+    with pytest.raises(TypeError, match=r"patterns .* as in {'layers/': 0}, or .* got "):
+        lb.lamb(0.1, stacked=wrong)
+
+
+def test_a_name_needs_a_tree_with_names():
     with pytest.raises(TypeError, match="named= needs a tree"):
         lb.stacked_layers(lambda params: params, named="layers")
 

@@ -12,9 +12,9 @@ import optax_largebatch as lb
 from tests.conftest import enable_x64
 
 MICRO = 4
-RATE = lb.PlannedRate(0.05, 96, warmup=8, decay="linear")
+RATE = lb.PlannedRate(0.05, total=96, warmup=8, decay="linear")
 PLAN = lb.batch_plan(
-    "0:4 12:8 40:16", 96, learning_rate=RATE, weight_decay=0.1, micro_batch_size=MICRO
+    "0:4 12:8 40:16", total=96, learning_rate=RATE, weight_decay=0.1, micro_batch_size=MICRO
 )
 EXAMPLES = np.random.default_rng(0).normal(size=(96 + 16, 3)).astype(np.float32)
 

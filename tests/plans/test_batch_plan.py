@@ -17,7 +17,7 @@ from tests.conftest import enable_x64
 
 POWERS = {"sqrt": 0.5, "linear": 1.0, "none": 0.0}
 MOST_STEPS = 2000
-RATE = lb.PlannedRate(1e-3, 100_000, warmup=10_000, decay="linear")
+RATE = lb.PlannedRate(1e-3, total=100_000, warmup=10_000, decay="linear")
 
 
 def loop(starts, total, rate, decay, coupling, keeps_timescale, tokens):
@@ -57,7 +57,7 @@ def plans(draw):
 )
 def test_a_plain_loop_over_the_run(drawn, coupling, decay_kind, shape):
     tokens, total, starts = drawn
-    rate = lb.PlannedRate(0.1, total, warmup=total // 10, decay=shape, end_value=0.01)
+    rate = lb.PlannedRate(0.1, total=total, warmup=total // 10, decay=shape, end_value=0.01)
 
     def exact(seen):
         warmup = total // 10
@@ -69,7 +69,7 @@ def test_a_plain_loop_over_the_run(drawn, coupling, decay_kind, shape):
 
     plan = lb.batch_plan(
         starts,
-        total,
+        total=total,
         sequence_length=None if tokens == 1 else tokens,
         learning_rate=rate,
         weight_decay=0.3,
@@ -104,7 +104,7 @@ def test_a_plain_loop_over_the_run(drawn, coupling, decay_kind, shape):
 )
 def test_micro_batches_make_up_each_batch(counts, micro, devices):
     starts = [(1000 * i, count * micro * devices) for i, count in enumerate(counts)]
-    plan = lb.batch_plan(starts, 1000 * len(counts), micro_batch_size=micro, devices=devices)
+    plan = lb.batch_plan(starts, total=1000 * len(counts), micro_batch_size=micro, devices=devices)
     for stage in plan.stages:
         step = stage.first_step
         assert plan.micro_batches(step) * micro * devices == plan.batch_size(step)
@@ -112,9 +112,9 @@ def test_micro_batches_make_up_each_batch(counts, micro, devices):
 
 
 def test_past_the_end_the_last_values_hold():
-    rate = lb.PlannedRate(1e-3, 10_000, decay="linear", end_value=1e-4)
+    rate = lb.PlannedRate(1e-3, total=10_000, decay="linear", end_value=1e-4)
     plan = lb.batch_plan(
-        "0:100 5k:400", "10k", learning_rate=rate, weight_decay=0.1, micro_batch_size=50
+        "0:100 5k:400", total="10k", learning_rate=rate, weight_decay=0.1, micro_batch_size=50
     )
     assert plan.total_steps == 50 + 13  # 5,200 examples in the second stage
     for step in (63, 1000, 2**31 - 1):
@@ -126,7 +126,9 @@ def test_past_the_end_the_last_values_hold():
         assert float(plan.weight_decay(at)) == pytest.approx(0.2, rel=1e-6)
     assert plan.examples_at(64) == 10_200 + 400
     # A schedule that goes on is not asked for more than the run has.
-    endless = lb.batch_plan("0:100 5k:400", "10k", learning_rate=lambda seen: seen, coupling="none")
+    endless = lb.batch_plan(
+        "0:100 5k:400", total="10k", learning_rate=lambda seen: seen, coupling="none"
+    )
     assert float(endless.learning_rate(10**6)) == 10_000
 
 
@@ -136,9 +138,9 @@ def test_counts_beyond_31_bits():
     tokens = 10**13
     plan = lb.batch_plan(
         {0: 4096, 10**12: 8192, 5 * 10**12: 16384},
-        tokens,
+        total=tokens,
         sequence_length=4096,
-        learning_rate=lb.PlannedRate(1.0, tokens, decay="linear"),
+        learning_rate=lb.PlannedRate(1.0, total=tokens, decay="linear"),
         coupling="none",
     )
     first = -(-(10**12) // (4096 * 4096))
@@ -157,7 +159,7 @@ def test_counts_beyond_31_bits():
 def test_steps_that_no_counter_of_32_bits_holds():
     """They are past the end of every run."""
     plan = lb.batch_plan(
-        "0:512 1M:2048", "2M", learning_rate=lb.PlannedRate(1e-3, end_value=1e-4),
+        "0:512 1M:2048", total="2M", learning_rate=lb.PlannedRate(1e-3, end_value=1e-4),
         micro_batch_size=256,
     )  # fmt: skip
     with enable_x64(True):
@@ -168,11 +170,11 @@ def test_steps_that_no_counter_of_32_bits_holds():
             assert float(plan.learning_rate(step)) == pytest.approx(2e-4)
     assert plan.learning_rate(2**40) == plan.learning_rate(10**6)
     with pytest.raises(ValueError, match="the run has 3000000000 steps"):
-        lb.batch_plan(1, "3B")
+        lb.batch_plan(1, total="3B")
 
 
 def test_a_step_of_the_state_of_an_optimizer():
-    plan = lb.batch_plan("0:512 1M:2048", "2M")
+    plan = lb.batch_plan("0:512 1M:2048", total="2M")
     for step in (jnp.int32(1954), np.asarray(1954), np.int64(1954)):
         assert plan.examples_at(step) == plan.examples_at(1954)
         assert int(plan.batch_size(step)) == 2048
@@ -180,7 +182,9 @@ def test_a_step_of_the_state_of_an_optimizer():
 
 
 def test_steps_of_any_integer_type():
-    plan = lb.batch_plan("0:64 1k:128", 10_000, learning_rate=np.float32(0.5), weight_decay=0.1)
+    plan = lb.batch_plan(
+        "0:64 1k:128", total=10_000, learning_rate=np.float32(0.5), weight_decay=0.1
+    )
     with enable_x64(True):
         for step in (jnp.int64(16), jnp.int32(16), jnp.uint8(16), np.int64(16), 16):
             assert int(plan.batch_size(step)) == 128
@@ -190,24 +194,24 @@ def test_steps_of_any_integer_type():
 
 
 def test_what_is_written():
-    plan = lb.batch_plan("0:512 2M:2048 20M:16384", "1.5B")
+    plan = lb.batch_plan("0:512 2M:2048 20M:16384", total="1.5B")
     assert [stage.batch_size for stage in plan.stages] == [512, 2048, 16384]
-    assert plan == lb.batch_plan([(0, 512), (2_000_000, 2048), (2e7, "16384")], 1_500_000_000)
-    assert plan == lb.batch_plan({0: 512, "2M": 2048, "20000k": 16384}, "1500M")
-    assert plan == lb.batch_plan("0:512, 2m:2048, 20m:16384", "0.0015T")
+    assert plan == lb.batch_plan([(0, 512), (2_000_000, 2048), (2e7, "16384")], total=1_500_000_000)
+    assert plan == lb.batch_plan({0: 512, "2M": 2048, "20000k": 16384}, total="1500M")
+    assert plan == lb.batch_plan("0:512, 2m:2048, 20m:16384", total="0.0015T")
     # M is 10^6. The edge lies inside the batch that ends after 2,000,384 examples.
     assert plan.stages[1] == lb.Stage(3907, 2_000_384, 2048)
-    assert lb.batch_plan(64, 6400).total_steps == 100
+    assert lb.batch_plan(64, total=6400).total_steps == 100
 
 
 def test_a_stage_shorter_than_a_batch_has_no_step():
-    plan = lb.batch_plan("0:100 10:20 30:50 150:10", 200)
+    plan = lb.batch_plan("0:100 10:20 30:50 150:10", total=200)
     assert plan.stages == (lb.Stage(0, 0, 100), lb.Stage(1, 100, 50), lb.Stage(2, 150, 10))
 
 
 def test_the_reference_batch():
     plan = lb.batch_plan(
-        "0:256 1k:1024", 4000, learning_rate=0.4, weight_decay=0.1, reference_batch_size=1024
+        "0:256 1k:1024", total=4000, learning_rate=0.4, weight_decay=0.1, reference_batch_size=1024
     )
     assert [float(plan.learning_rate(step)) for step in (0, 5)] == pytest.approx([0.2, 0.4])
     assert [float(plan.weight_decay(step)) for step in (0, 5)] == pytest.approx([0.05, 0.1])
@@ -216,7 +220,9 @@ def test_the_reference_batch():
 def test_any_schedule_of_optax():
     """A schedule is called with the examples, under jit as outside."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10_000, 100_000)
-    plan = lb.batch_plan("0:100 50k:1000", 100_000, learning_rate=schedule, weight_decay=schedule)
+    plan = lb.batch_plan(
+        "0:100 50k:1000", total=100_000, learning_rate=schedule, weight_decay=schedule
+    )
     for step in (0, 7, 499, 500, 549):
         seen = float(plan.examples_at(step))
         k = plan.batch_size(step) / 100
@@ -226,8 +232,12 @@ def test_any_schedule_of_optax():
 
 
 def test_is_plain_data():
-    plan = lb.batch_plan("0:64 10k:256", "100k", learning_rate=RATE, weight_decay=0.1, devices=8)
-    same = lb.batch_plan({0: 64, 10_000: 256}, 1e5, learning_rate=RATE, weight_decay=0.1, devices=8)
+    plan = lb.batch_plan(
+        "0:64 10k:256", total="100k", learning_rate=RATE, weight_decay=0.1, devices=8
+    )
+    same = lb.batch_plan(
+        {0: 64, 10_000: 256}, total=1e5, learning_rate=RATE, weight_decay=0.1, devices=8
+    )
     assert plan == same
     assert hash(plan) == hash(same)
     assert pickle.loads(pickle.dumps(plan)) == plan
@@ -238,13 +248,13 @@ def test_is_plain_data():
 
 
 def test_numbers_of_numpy_and_jax_are_data_too():
-    rate = lb.PlannedRate(np.float32(1e-3), np.int64(2_000_000))
+    rate = lb.PlannedRate(np.float32(1e-3), total=np.int64(2_000_000))
     plan = lb.batch_plan(
-        np.int64(64), "2M", sequence_length=np.int32(8), learning_rate=rate,
+        np.int64(64), total="2M", sequence_length=np.int32(8), learning_rate=rate,
         weight_decay=jnp.float32(0.5), devices=np.int64(8),
     )  # fmt: skip
     assert lb.BatchPlan.from_json(plan.to_json()) == plan
-    hash(dataclasses.replace(plan, rate=lb.PlannedRate(jnp.float32(0.5), "2M")))
+    hash(dataclasses.replace(plan, rate=lb.PlannedRate(jnp.float32(0.5), total="2M")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,7 +267,7 @@ class Constant:
 
 @pytest.mark.parametrize("schedule", [lambda seen: 0.1, Constant(0.1)])
 def test_a_schedule_that_is_no_data(schedule):
-    plan = lb.batch_plan(64, "2M", learning_rate=schedule)
+    plan = lb.batch_plan(64, total="2M", learning_rate=schedule)
     with pytest.raises(TypeError, match=r"the schedule .* cannot be written as JSON"):
         plan.to_json()
 
@@ -269,7 +279,7 @@ def test_json_that_is_no_plan(text):
 
 
 def test_a_plan_that_is_changed_is_checked():
-    plan = lb.batch_plan("0:512 1M:2048", "2M", micro_batch_size=256)
+    plan = lb.batch_plan("0:512 1M:2048", total="2M", micro_batch_size=256)
     with pytest.raises(ValueError, match=r"300 x 1 = 300, got 512. Take 300 or 600"):
         dataclasses.replace(plan, micro_batch_size=300)
     with pytest.raises(ValueError, match="coupling must be one of"):
@@ -277,17 +287,17 @@ def test_a_plan_that_is_changed_is_checked():
 
 
 def test_a_planned_rate_takes_the_total_of_the_plan():
-    plan = lb.batch_plan("0:64", "2M", learning_rate=lb.PlannedRate(1e-3, warmup="1k"))
-    assert plan.rate == lb.PlannedRate(1e-3, "2M", warmup="1k")
+    plan = lb.batch_plan("0:64", total="2M", learning_rate=lb.PlannedRate(1e-3, warmup="1k"))
+    assert plan.rate == lb.PlannedRate(1e-3, total="2M", warmup="1k")
     with pytest.raises(ValueError, match="total must be given to PlannedRate"):
         lb.PlannedRate(1e-3)(5)
     for warmup in (100, 101):
         with pytest.raises(ValueError, match="warmup must be less than total, 100"):
-            lb.PlannedRate(1e-3, 100, warmup=warmup)
+            lb.PlannedRate(1e-3, total=100, warmup=warmup)
 
 
 def test_a_schedule_of_integers_beyond_31_bits():
-    plan = lb.batch_plan(512, 10**13, sequence_length=4096, learning_rate=lambda seen: seen)
+    plan = lb.batch_plan(512, total=10**13, sequence_length=4096, learning_rate=lambda seen: seen)
     for schedule in (
         optax.linear_schedule(1e-3, 0.0, 10**13),
         optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10**11, 10**13),
@@ -300,28 +310,28 @@ def test_a_schedule_of_integers_beyond_31_bits():
 
 
 def test_what_a_schedule_returns():
-    plan = lb.batch_plan(64, "2M", learning_rate=lambda seen: jnp.ones(3))
+    plan = lb.batch_plan(64, total="2M", learning_rate=lambda seen: jnp.ones(3))
     with pytest.raises(ValueError, match=r"must be one number, got an array of the shape \(3,\)"):
         plan.learning_rate(5)
 
 
 def test_the_table_says_what_a_schedule_does_within_a_stage():
     """Its peak, which lies inside a stage; and that it counts steps, by mistake."""
-    text = str(lb.batch_plan(512, "2M", learning_rate=lb.PlannedRate(1e-3, warmup="400k")))
+    text = str(lb.batch_plan(512, total="2M", learning_rate=lb.PlannedRate(1e-3, warmup="400k")))
     assert "at most 0.001, near step 7" in text
     assert "It is 0" not in text
     in_steps = optax.cosine_decay_schedule(1e-3, 2442)
-    text = str(lb.batch_plan("0:512 1M:2048", "2M", learning_rate=in_steps))
+    text = str(lb.batch_plan("0:512 1M:2048", total="2M", learning_rate=in_steps))
     assert "It is 0 from about step" in text
 
 
 def test_the_table_fits_the_terminal():
     plan = lb.batch_plan(
         "0:12288 250B:24576 500B:49152",
-        "10T",
+        total="10T",
         sequence_length=4096,
-        learning_rate=lb.PlannedRate(3.291e-3, "10T", warmup="100B"),
-        weight_decay=lb.PlannedRate(0.28, "10T"),
+        learning_rate=lb.PlannedRate(3.291e-3, total="10T", warmup="100B"),
+        weight_decay=lb.PlannedRate(0.28, total="10T"),
         micro_batch_size=2,
         devices=128,
     )
@@ -348,29 +358,29 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_refuses(name):
-    arguments, error, words = WRONG[name]
+    (stages, total), error, words = WRONG[name]
     with pytest.raises(error, match=words):
-        lb.batch_plan(*arguments)
+        lb.batch_plan(stages, total=total)
 
 
 def test_a_batch_that_is_not_divided():
     with pytest.raises(ValueError, match=r"48 x 8 = 384, got 2000. Take 1920 or 2304"):
-        lb.batch_plan("0:768 10k:2000", 20_000, micro_batch_size=48, devices=8)
+        lb.batch_plan("0:768 10k:2000", total=20_000, micro_batch_size=48, devices=8)
     with pytest.raises(ValueError, match=r"64 x 8 = 512, got 100. Take 512, or another"):
-        lb.batch_plan(100, 20_000, micro_batch_size=64, devices=8)
+        lb.batch_plan(100, total=20_000, micro_batch_size=64, devices=8)
     with pytest.raises(ValueError, match=r"1 x 8 = 8, got 100"):
-        lb.batch_plan(100, 20_000, devices=8)
+        lb.batch_plan(100, total=20_000, devices=8)
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "weight_decay", "micro_batches"])
 def test_what_the_plan_was_not_given(name):
     with pytest.raises(ValueError, match="must be given to batch_plan"):
-        getattr(lb.batch_plan(8, 100), name)(0)
+        getattr(lb.batch_plan(8, total=100), name)(0)
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
 def test_a_step_that_is_none(wrong):
-    plan = lb.batch_plan(8, 100, learning_rate=0.1)
+    plan = lb.batch_plan(8, total=100, learning_rate=0.1)
     for method in (plan.batch_size, plan.learning_rate, plan.examples_at):
         with pytest.raises((TypeError, ValueError), match="step"):
             method(wrong)

@@ -15,8 +15,8 @@ def sizes(plan):
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup", [0, 100_000])
 def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
-    rate = lb.PlannedRate(0.4, 1_000_000, warmup=warmup, decay=decay)
-    plan = lb.batch_plan(lb.seesaw(10, largest_batch=85), 1_000_000, learning_rate=rate)
+    rate = lb.PlannedRate(0.4, total=1_000_000, warmup=warmup, decay=decay)
+    plan = lb.batch_plan(lb.seesaw(10, largest_batch=85), total=1_000_000, learning_rate=rate)
     assert sizes(plan) == [10, 20, 40, 80]
     for j, stage in enumerate(plan.stages[1:], start=1):
         before, after = (float(rate(stage.first_example - back)) for back in (40, 0))
@@ -29,8 +29,8 @@ def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
 
 
 def test_seesaw_saves_a_third_of_the_steps_of_a_linear_decay():
-    rate = lb.PlannedRate(1.0, 1_000_000, decay="linear")
-    plan = lb.batch_plan(lb.seesaw(100, largest_batch=800), 1_000_000, learning_rate=rate)
+    rate = lb.PlannedRate(1.0, total=1_000_000, decay="linear")
+    plan = lb.batch_plan(lb.seesaw(100, largest_batch=800), total=1_000_000, learning_rate=rate)
     assert plan.total_steps == 5000 + 1250 + 313 + 156
     assert "Stages: Seesaw from 100, at most 800." in str(plan)
 
@@ -38,22 +38,24 @@ def test_seesaw_saves_a_third_of_the_steps_of_a_linear_decay():
 def test_seesaw_of_stairs():
     """The rate falls to a tenth at once: three doublings in one place."""
     stairs = optax.piecewise_constant_schedule(1.0, {500: 0.1, 800: 0.1})
-    plan = lb.batch_plan(lb.seesaw(1, largest_batch=64), 1000, learning_rate=stairs)
+    plan = lb.batch_plan(lb.seesaw(1, largest_batch=64), total=1000, learning_rate=stairs)
     assert sizes(plan) == [1, 8, 64]
     assert [stage.first_example for stage in plan.stages] == [0, 500, 804]
 
 
 def test_seesaw_without_a_fall():
     plan = lb.batch_plan(
-        lb.seesaw(8, largest_batch=64), 1000, learning_rate=lb.PlannedRate(1.0, 1000, end_value=0.6)
+        lb.seesaw(8, largest_batch=64),
+        total=1000,
+        learning_rate=lb.PlannedRate(1.0, total=1000, end_value=0.6),
     )
     assert sizes(plan) == [8]
 
 
 def test_seesaw_with_tokens():
-    rate = lb.PlannedRate(1.0, "1T", decay="linear")
+    rate = lb.PlannedRate(1.0, total="1T", decay="linear")
     plan = lb.batch_plan(
-        lb.seesaw(1024, largest_batch=4096), "1T", sequence_length=4096, learning_rate=rate
+        lb.seesaw(1024, largest_batch=4096), total="1T", sequence_length=4096, learning_rate=rate
     )
     halves = [stage.first_example * 4096 for stage in plan.stages[1:]]
     np.testing.assert_allclose(halves, [5e11, 7.5e11], rtol=1e-4)
@@ -61,23 +63,27 @@ def test_seesaw_with_tokens():
 
 def test_seesaw_after_a_short_warmup():
     """The peak lies between two of the points that are looked at first."""
-    rate = lb.PlannedRate(1.0, "2M", warmup=100, decay="linear")
-    plan = lb.batch_plan(lb.seesaw(1, largest_batch=2), "2M", learning_rate=rate)
+    rate = lb.PlannedRate(1.0, total="2M", warmup=100, decay="linear")
+    plan = lb.batch_plan(lb.seesaw(1, largest_batch=2), total="2M", learning_rate=rate)
     assert plan.stages[1].first_example == pytest.approx(1_000_050, abs=3)
 
 
 def test_seesaw_needs_a_rate_that_follows():
-    rate = lb.PlannedRate(1.0, "2M")
+    rate = lb.PlannedRate(1.0, total="2M")
     with pytest.raises(ValueError, match="coupling must be 'sqrt' or 'linear' for seesaw"):
-        lb.batch_plan(lb.seesaw(1, largest_batch=2), "2M", learning_rate=rate, coupling="none")
+        lb.batch_plan(
+            lb.seesaw(1, largest_batch=2), total="2M", learning_rate=rate, coupling="none"
+        )
     with pytest.raises(ValueError, match="above 0 somewhere"):
-        lb.batch_plan(lb.seesaw(1, largest_batch=2), "2M", learning_rate=lambda seen: 0 * seen)
+        lb.batch_plan(
+            lb.seesaw(1, largest_batch=2), total="2M", learning_rate=lambda seen: 0 * seen
+        )
 
 
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_seesaw_needs_a_schedule(rate):
     with pytest.raises(ValueError, match="must be a schedule of the examples seen for seesaw"):
-        lb.batch_plan(lb.seesaw(8, largest_batch=64), 1000, learning_rate=rate)
+        lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, learning_rate=rate)
 
 
 def test_seesaw_refuses_a_largest_batch_below_the_first():
@@ -96,9 +102,9 @@ def noisy(scale):
 
 def test_within_what_was_measured():
     growth = lb.within_critical_batch_size(
-        {"1k": fitted(300.0), "4k": 500, "9k": fitted(1100.0)}, 100, largest_batch=700
+        {"1k": fitted(300.0), "4k": 500, "9k": fitted(1100.0)}, batch_size=100, largest_batch=700
     )
-    plan = lb.batch_plan(growth, 20_000)
+    plan = lb.batch_plan(growth, total=20_000)
     # 100, at most 300: 200; 500: 400; 1100, but at most 700: 400 still.
     assert [stage[1:] for stage in plan.stages] == [(0, 100), (1000, 200), (4000, 400)]
     assert "measured at 3 places" in plan.note
@@ -107,23 +113,25 @@ def test_within_what_was_measured():
 
 def test_above_the_critical_batch_and_never_back():
     measured = {0: 150.0, 1000: 401, 2000: 90}
-    plan = lb.batch_plan(lb.within_critical_batch_size(measured, 100, largest_batch=10**6), 4000)
+    plan = lb.batch_plan(
+        lb.within_critical_batch_size(measured, batch_size=100, largest_batch=10**6), total=4000
+    )
     assert sizes(plan) == [100, 400]
-    growth = lb.within_critical_batch_size(measured, 100, largest_batch=10**6, times=2)
-    assert sizes(lb.batch_plan(growth, 4000)) == [200, 800]
+    growth = lb.within_critical_batch_size(measured, batch_size=100, largest_batch=10**6, times=2)
+    assert sizes(lb.batch_plan(growth, total=4000)) == [200, 800]
 
 
 def test_places_at_the_end_and_without_bound():
     measured = {0: float("inf"), 4000: 10**6}
-    growth = lb.within_critical_batch_size(measured, 100, largest_batch=800)
-    assert sizes(lb.batch_plan(growth, 4000)) == [800]
-    later = lb.within_critical_batch_size({4000: 10**6}, 100, largest_batch=800)
-    assert sizes(lb.batch_plan(later, 4000)) == [100]
+    growth = lb.within_critical_batch_size(measured, batch_size=100, largest_batch=800)
+    assert sizes(lb.batch_plan(growth, total=4000)) == [800]
+    later = lb.within_critical_batch_size({4000: 10**6}, batch_size=100, largest_batch=800)
+    assert sizes(lb.batch_plan(later, total=4000)) == [100]
 
 
 def test_a_noise_scale_is_labelled_as_a_hint():
-    growth = lb.within_critical_batch_size({1000: noisy(500.0)}, 64, largest_batch=256)
-    plan = lb.batch_plan(growth, 4000)
+    growth = lb.within_critical_batch_size({1000: noisy(500.0)}, batch_size=64, largest_batch=256)
+    plan = lb.batch_plan(growth, total=4000)
     assert sizes(plan) == [64, 256]
     assert "hint" in str(plan)
 
@@ -139,4 +147,4 @@ def test_a_noise_scale_is_labelled_as_a_hint():
 )
 def test_refuses(measured, words):
     with pytest.raises((TypeError, ValueError), match=words):
-        lb.within_critical_batch_size(measured, 64, largest_batch=256)
+        lb.within_critical_batch_size(measured, batch_size=64, largest_batch=256)

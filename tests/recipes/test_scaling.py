@@ -55,7 +55,9 @@ every_rule = pytest.mark.parametrize("rule", RULES)
 
 
 def scaled(rule, from_batch=256, to_batch=1024, settings=ADAMW, **options):
-    return lb.scale_hyperparameters(settings, from_batch, to_batch, rule, **options).settings
+    return lb.scale_hyperparameters(
+        settings, from_batch=from_batch, to_batch=to_batch, rule=rule, **options
+    ).settings
 
 
 def reasons(result):
@@ -92,19 +94,21 @@ def test_32_times_the_batch_is_usable(rule):
 
 @every_rule
 def test_the_account_says_what_changed_and_why(rule):
-    lines = reasons(lb.scale_hyperparameters(ADAMW, 256, 1024, rule))
+    lines = reasons(lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=1024, rule=rule))
     assert set(lines) == set(numbers(ADAMW))
     for name, line in lines.items():
         assert ("->" in line) == (name in EXPECTED[rule])
         assert ("(kept)" in line) == (name not in EXPECTED[rule])
         assert len(line.split("  ")[-1]) > 5  # the reason comes last
-    assert "batch size 256 to 1024 (k = 4)" in str(lb.scale_hyperparameters(ADAMW, 256, 1024, rule))
+    assert "batch size 256 to 1024 (k = 4)" in str(
+        lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=1024, rule=rule)
+    )
 
 
 @every_rule
 def test_a_warmup_does_not_vanish(rule):
     short = dataclasses.replace(ADAMW, warmup_steps=10)
-    result = lb.scale_hyperparameters(short, 256, 8192, rule)
+    result = lb.scale_hyperparameters(short, from_batch=256, to_batch=8192, rule=rule)
     assert result.settings.warmup_steps == (10 if rule == "legew" else 1)
     if rule != "legew":
         assert reasons(result)["warmup_steps"].endswith("no further down: one step")
@@ -115,15 +119,17 @@ def test_a_warmup_does_not_vanish(rule):
 def test_takes_numbers_of_jax_and_numpy():
     """The result has the numbers of Python."""
     options = {"run_length": 2.0, "length_power": -0.5, "b2_floor": 0.5, "b2_ceiling": 0.999}
-    result = lb.scale_hyperparameters(ADAMW, 256, 1024, "muon", **options)
+    result = lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=1024, rule="muon", **options)
     for kind in (jnp.float32, np.float32):
         given_as = {name: kind(value) for name, value in options.items()}
         start = dataclasses.replace(ADAMW, learning_rate=kind(1e-3), total_steps=np.int64(16000))
-        other = lb.scale_hyperparameters(start, np.int64(256), np.int32(1024), "muon", **given_as)
+        other = lb.scale_hyperparameters(
+            start, from_batch=np.int64(256), to_batch=np.int32(1024), rule="muon", **given_as
+        )
         assert numbers(other.settings) == pytest.approx(numbers(result.settings), rel=1e-6)
         assert {type(x) for x in numbers(other.settings).values()} == {int, float}
         assert other.account == result.account
-        assert lb.scale_batch_size(512, kind(8), kind(0.5)) == 1448
+        assert lb.scale_batch_size(512, run_length=kind(8), power=kind(0.5)) == 1448
     assert scaled("muon", run_length=2) == scaled("muon", run_length=2.0)
 
 
@@ -136,11 +142,15 @@ def test_token_half_life_is_the_same_in_tokens():
 
 def test_the_account_shows_all_digits_of_a_number_of_steps():
     long = lb.Hyperparameters(learning_rate=0.1, total_steps=1_234_567)
-    assert "1234567 -> 617284" in str(lb.scale_hyperparameters(long, 256, 512, "sqrt"))
+    assert "1234567 -> 617284" in str(
+        lb.scale_hyperparameters(long, from_batch=256, to_batch=512, rule="sqrt")
+    )
 
 
 def test_what_is_not_there_is_not_scaled():
-    result = lb.scale_hyperparameters(lb.Hyperparameters(learning_rate=0.1), 256, 512, "linear")
+    result = lb.scale_hyperparameters(
+        lb.Hyperparameters(learning_rate=0.1), from_batch=256, to_batch=512, rule="linear"
+    )
     assert result.settings == lb.Hyperparameters(learning_rate=0.2)
     assert "total_steps" not in result.account
     assert "decay_kind" not in result.account
@@ -163,7 +173,9 @@ class TestWeightDecay:
         ("kind", "reason"), [("l2", "L2 decay is part of the loss"), ("rescaled", "norms rescale")]
     )
     def test_others_are_kept(self, rule, kind, reason):
-        result = lb.scale_hyperparameters(ADAMW, 256, 2048, rule, decay_kind=kind, run_length=2)
+        result = lb.scale_hyperparameters(
+            ADAMW, from_batch=256, to_batch=2048, rule=rule, decay_kind=kind, run_length=2
+        )
         assert result.settings.weight_decay == 0.1
         assert reason in reasons(result)["weight_decay"]
         assert "Assumes" not in result.account
@@ -174,7 +186,7 @@ class TestWeightDecay:
          ("muon", "'decoupled'"), ("hyperball", "'rescaled' (LAMB, LARS, the hyperball)")],
     )  # fmt: skip
     def test_the_account_says_what_it_assumes(self, rule, assumed):
-        said = lb.scale_hyperparameters(ADAMW, 256, 512, rule).account
+        said = lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=512, rule=rule).account
         assert f"Assumes decay_kind={assumed}" in said
 
 
@@ -196,10 +208,12 @@ class TestBounds:
         assert scaled("token_half_life", 256, 512, high).b2 == pytest.approx(0.99999**2)
 
     def test_are_said(self):
-        down = reasons(lb.scale_hyperparameters(ADAMW, 256, 25600, "adam_sde"))
+        down = reasons(
+            lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=25600, rule="adam_sde")
+        )
         assert down["b1"].endswith("no further down: floor 0.6")
         assert down["b2"].endswith("no further down: floor 0.95")
-        up = reasons(lb.scale_hyperparameters(ADAMW, 256, 8, "muon"))
+        up = reasons(lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=8, rule="muon"))
         assert up["b2"].endswith("no further up: ceiling 0.9999")
 
     def test_of_b1_is_no_higher_than_published_values(self):
@@ -209,12 +223,14 @@ class TestBounds:
 
     def test_say_that_they_keep_what_was_outside(self):
         low = dataclasses.replace(ADAMW, b1=0.5, b2=0.95)
-        lines = reasons(lb.scale_hyperparameters(low, 256, 512, "adam_sde"))
+        lines = reasons(
+            lb.scale_hyperparameters(low, from_batch=256, to_batch=512, rule="adam_sde")
+        )
         assert "0.5 (kept)" in lines["b1"]
         assert lines["b1"].endswith("not above its floor 0.6")
         assert lines["b2"].endswith("not above its floor 0.95")
         high = dataclasses.replace(ADAMW, b2=0.99999)
-        lines = reasons(lb.scale_hyperparameters(high, 256, 128, "muon"))
+        lines = reasons(lb.scale_hyperparameters(high, from_batch=256, to_batch=128, rule="muon"))
         assert "0.99999 (kept)" in lines["b2"]
         assert lines["b2"].endswith("not below its ceiling 0.9999")
 
@@ -234,16 +250,26 @@ class TestBounds:
     )  # fmt: skip
     def test_adam_sde_says_where_the_first_b_stops(self, changes, to_batch, expected):
         start = dataclasses.replace(ADAMW, **changes)
-        said = " ".join(str(lb.scale_hyperparameters(start, 256, to_batch, "adam_sde")).split())
+        said = " ".join(
+            str(
+                lb.scale_hyperparameters(start, from_batch=256, to_batch=to_batch, rule="adam_sde")
+            ).split()
+        )
         assert f"no b is at a bound. {expected} Assumes" in said
 
     def test_adam_sde_names_no_bound_for_the_same_batch(self):
-        said = " ".join(str(lb.scale_hyperparameters(ADAMW, 256, 256, "adam_sde")).split())
+        said = " ".join(
+            str(
+                lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=256, rule="adam_sde")
+            ).split()
+        )
         assert "no b is at a bound. Assumes" in said
 
     def test_adam_sde_counts_with_the_floor_that_is_given(self):
         slow = dataclasses.replace(ADAMW, b1=0.9999)
-        result = lb.scale_hyperparameters(slow, 256, 8192, "adam_sde", b2_floor=0.98)
+        result = lb.scale_hyperparameters(
+            slow, from_batch=256, to_batch=8192, rule="adam_sde", b2_floor=0.98
+        )
         assert "b2 meets its floor at a batch size of 5120" in " ".join(str(result).split())
         assert result.settings.b2 == 0.98
 
@@ -258,7 +284,7 @@ class TestRunLength:
         assert longer.total_steps == 12_000
         assert longer.warmup_steps == (1000 if rule == "legew" else 750)
         assert "r times the examples" in str(
-            lb.scale_hyperparameters(ADAMW, 256, 1024, rule, run_length=3)
+            lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=1024, rule=rule, run_length=3)
         )
 
     @every_rule
@@ -276,7 +302,11 @@ class TestRunLength:
 
 class TestNoiseScale:
     def test_says_where_noise_no_longer_dominates(self):
-        said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=2048))
+        said = str(
+            lb.scale_hyperparameters(
+                ADAMW, from_batch=256, to_batch=8192, rule="sqrt", noise_scale=2048
+            )
+        )
         said = " ".join(said.split())
         assert "8192 is 4 times the noise scale of 2048" in said
         # 1e-3 sqrt((1 + 2048 / 256) / (1 + 2048 / 8192)) = 1e-3 sqrt(9 / 1.25)
@@ -284,14 +314,22 @@ class TestNoiseScale:
 
     def test_of_linear_levels_off_with_the_whole_power(self):
         said = " ".join(
-            str(lb.scale_hyperparameters(ADAMW, 256, 8192, "linear", noise_scale=2048)).split()
+            str(
+                lb.scale_hyperparameters(
+                    ADAMW, from_batch=256, to_batch=8192, rule="linear", noise_scale=2048
+                )
+            ).split()
         )
         # 1e-3 (1 + 2048 / 256) / (1 + 2048 / 8192) = 1e-3 9 / 1.25
         assert "too much: a rate that levels off as (1 + 2048 / B)^-1 would be 0.0072." in said
 
     def test_asks_for_too_little_where_the_batch_shrinks(self):
         said = " ".join(
-            str(lb.scale_hyperparameters(ADAMW, 8192, 4096, "sqrt", noise_scale=1000)).split()
+            str(
+                lb.scale_hyperparameters(
+                    ADAMW, from_batch=8192, to_batch=4096, rule="sqrt", noise_scale=1000
+                )
+            ).split()
         )
         assert "Noise does not dominate: 8192 is 8.19 times the noise scale of 1000." in said
         # 1e-3 sqrt((1 + 1000 / 8192) / (1 + 1000 / 4096)); the rule says 0.000707
@@ -300,7 +338,11 @@ class TestNoiseScale:
 
     def test_says_where_noise_dominates_only_at_the_new_batch(self):
         said = " ".join(
-            str(lb.scale_hyperparameters(ADAMW, 4096, 512, "sqrt", noise_scale=1000)).split()
+            str(
+                lb.scale_hyperparameters(
+                    ADAMW, from_batch=4096, to_batch=512, rule="sqrt", noise_scale=1000
+                )
+            ).split()
         )
         start = "Noise dominates at 512, but did not before: 4096 is 4.1 times the noise scale"
         assert f"{start} of 1000. The rule asks for too little" in said
@@ -310,7 +352,7 @@ class TestNoiseScale:
     @pytest.mark.parametrize("run_length", [1.0, 4.0])
     def test_the_decay_that_goes_with_the_levelled_rate(self, rule, to_batch, run_length):
         result = lb.scale_hyperparameters(
-            ADAMW, 4096, to_batch, rule,
+            ADAMW, from_batch=4096, to_batch=to_batch, rule=rule,
             decay_kind="decoupled", noise_scale=1024, run_length=run_length,
         )  # fmt: skip
         said = " ".join(str(result).split())
@@ -323,7 +365,12 @@ class TestNoiseScale:
             start = dataclasses.replace(ADAMW, weight_decay=decay)
             said = str(
                 lb.scale_hyperparameters(
-                    start, 256, 8192, "sqrt", noise_scale=2048, decay_kind=kind
+                    start,
+                    from_batch=256,
+                    to_batch=8192,
+                    rule="sqrt",
+                    noise_scale=2048,
+                    decay_kind=kind,
                 )
             )
             assert "with it" not in said
@@ -331,7 +378,11 @@ class TestNoiseScale:
 
     @pytest.mark.parametrize(("rule", "to_batch"), [("sqrt", 256), ("token_half_life", 8192)])
     def test_has_no_other_rate_where_the_rule_keeps_it(self, rule, to_batch):
-        said = str(lb.scale_hyperparameters(ADAMW, 256, to_batch, rule, noise_scale=100))
+        said = str(
+            lb.scale_hyperparameters(
+                ADAMW, from_batch=256, to_batch=to_batch, rule=rule, noise_scale=100
+            )
+        )
         assert "Noise does not dominate" in said
         assert "The rule asks" not in said
 
@@ -342,7 +393,9 @@ class TestNoiseScale:
          (8192, "Noise is as large as the gradient: 8192 is the noise scale.")],
     )  # fmt: skip
     def test_is_shown_with_its_digits(self, noise, expected):
-        result = lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=noise)
+        result = lb.scale_hyperparameters(
+            ADAMW, from_batch=256, to_batch=8192, rule="sqrt", noise_scale=noise
+        )
         said = " ".join(str(result).split())
         assert expected in said
         assert ("Noise dominates" in said) == (noise > 8192)
@@ -353,7 +406,11 @@ class TestNoiseScale:
             assert scaled(rule, noise_scale=noise) == scaled(rule)
 
     def test_says_that_noise_dominates(self):
-        said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=8193))
+        said = str(
+            lb.scale_hyperparameters(
+                ADAMW, from_batch=256, to_batch=8192, rule="sqrt", noise_scale=8193
+            )
+        )
         assert "Noise dominates: 8192 is within the noise scale of 8193." in said
 
     def test_takes_what_the_diagnostics_return(self):
@@ -361,7 +418,11 @@ class TestNoiseScale:
         point = jnp.asarray(1024.0)
         of_a_run = lb.NoiseScale(point, point, point, point, point)
         for noise in (1024, np.float32(1024), point, fit, of_a_run):
-            said = str(lb.scale_hyperparameters(ADAMW, 256, 8192, "sqrt", noise_scale=noise))
+            said = str(
+                lb.scale_hyperparameters(
+                    ADAMW, from_batch=256, to_batch=8192, rule="sqrt", noise_scale=noise
+                )
+            )
             assert "8 times the noise scale of 1024" in said
 
 
@@ -386,7 +447,7 @@ def test_legew_ends_where_the_warmup_fills_the_run():
 def test_says_what_a_rule_needs(rule, needed):
     without = dataclasses.replace(ADAMW, **{needed: None})
     with pytest.raises(ValueError, match=rf"settings\.{needed} must be given for .*{rule}"):
-        lb.scale_hyperparameters(without, 256, 512, rule)
+        lb.scale_hyperparameters(without, from_batch=256, to_batch=512, rule=rule)
 
 
 @pytest.mark.parametrize(
@@ -455,7 +516,7 @@ def test_the_same_batch_changes_nothing(settings, batch, rule):
 def test_the_account_fits_a_terminal(settings, old, new, rule, run_length):
     assume(rule != "legew")  # which may refuse
     result = lb.scale_hyperparameters(
-        settings, old, new, rule, run_length=run_length, noise_scale=12_345
+        settings, from_batch=old, to_batch=new, rule=rule, run_length=run_length, noise_scale=12_345
     )
     assert max(map(len, result.account.splitlines())) <= 80
 

@@ -39,7 +39,12 @@ def follow(batch, tokens, group="muonh", start=REFERENCE):
         total_steps=round(start[1] / start[0]),
     )
     return lb.scale_hyperparameters(
-        settings, start[0], batch, "hyperball", run_length=tokens / start[1], length_power=-0.395
+        settings,
+        from_batch=start[0],
+        to_batch=batch,
+        rule="hyperball",
+        run_length=tokens / start[1],
+        length_power=-0.395,
     ).settings
 
 
@@ -75,7 +80,9 @@ def test_twice_the_batch_of_marin():
     settings = lb.Hyperparameters(
         learning_rate=recipe.learning_rate, b2=recipe.b2, eps=recipe.eps, total_steps=300_000
     )
-    new = lb.scale_hyperparameters(settings, 4096, 8192, "hyperball").settings
+    new = lb.scale_hyperparameters(
+        settings, from_batch=4096, to_batch=8192, rule="hyperball"
+    ).settings
     assert new.learning_rate == pytest.approx(0.005281, rel=THREE_DIGITS)
     assert new.eps == pytest.approx(3.75e-15, rel=2e-3)  # as in a comment of issue #6044
     assert (new.b2, new.total_steps) == (0.95, 150_000)
@@ -93,14 +100,16 @@ def test_recipe_of_nanochat():
     assert run_length == pytest.approx(6.63, rel=THREE_DIGITS)
 
     law = 2**19 * run_length**0.383
-    assert lb.scale_batch_size(old_batch, run_length) == pytest.approx(law, rel=1e-6)
-    batch = 2 ** round(math.log2(lb.scale_batch_size(old_batch, run_length)))
+    assert lb.scale_batch_size(old_batch, run_length=run_length) == pytest.approx(law, rel=1e-6)
+    batch = 2 ** round(math.log2(lb.scale_batch_size(old_batch, run_length=run_length)))
     assert batch == recipe.batch_size * recipe.sequence_length
 
     tuned = lb.Hyperparameters(
         learning_rate=0.02, weight_decay=0.28, total_steps=round(old_tokens / old_batch)
     )
-    new = lb.scale_hyperparameters(tuned, old_batch, batch, "muon", run_length=run_length).settings
+    new = lb.scale_hyperparameters(
+        tuned, from_batch=old_batch, to_batch=batch, rule="muon", run_length=run_length
+    ).settings
     assert new.learning_rate == pytest.approx(recipe.learning_rate, rel=THREE_DIGITS)
     assert new.weight_decay == pytest.approx(recipe.weight_decay, rel=THREE_DIGITS)
     assert new.total_steps == pytest.approx(recipe.total_steps, rel=THREE_DIGITS)
@@ -110,7 +119,9 @@ def test_recipe_of_nanochat():
 @pytest.mark.parametrize("run_length", [0.1, 1.0, 6.63, 20.0])
 def test_laws_of_nanochat(batch, run_length):
     tuned = lb.Hyperparameters(learning_rate=0.02, weight_decay=0.28)
-    new = lb.scale_hyperparameters(tuned, 2**19, batch, "muon", run_length=run_length).settings
+    new = lb.scale_hyperparameters(
+        tuned, from_batch=2**19, to_batch=batch, rule="muon", run_length=run_length
+    ).settings
     ratio = batch / 2**19
     assert new.learning_rate == pytest.approx(0.02 * ratio**0.5, rel=THREE_DIGITS)
     assert new.weight_decay == pytest.approx(0.28 * math.sqrt(ratio) / run_length, rel=THREE_DIGITS)

@@ -22,7 +22,7 @@ def test_mxnet_poly_scheduler(name, x64):
     settings = dict(MXNET[name]["kwargs"])
     schedule = lb.warmup_polynomial(
         settings.pop("base_lr"),
-        settings.pop("max_update"),
+        total_steps=settings.pop("max_update"),
         power=settings.pop("pwr"),
         end_value=settings.pop("final_lr", 0.0),
         warmup_steps=settings.pop("warmup_steps", 0),
@@ -39,7 +39,9 @@ def test_mxnet_warmup_multiplier(strategy, x64):
     table = MXNET[f"warmup_multiplier_{strategy}"]
     settings = table["kwargs"]
     steps = settings["warmup_epochs"] * settings["updates_per_epoch"]
-    schedule = lb.large_batch_warmup(1.0, settings["batch_scale"], steps, strategy)
+    schedule = lb.large_batch_warmup(
+        1.0, batch_scale=settings["batch_scale"], warmup_steps=steps, strategy=strategy
+    )
     np.testing.assert_allclose(over(schedule, len(table["values"])), table["values"], rtol=1e-12)
 
 
@@ -52,11 +54,14 @@ def test_icefall_eden(name, x64):
     }
     if name.startswith("eden2"):
         rows = table.pop("rows_batch_lr")
-        schedule = lb.eden2(table.pop("base"), table.pop("lr_batches"), **warmup)
+        schedule = lb.eden2(table.pop("base"), lr_batches=table.pop("lr_batches"), **warmup)
     else:
         rows = table.pop("rows_batch_epoch_lr")
         schedule = lb.eden(
-            table.pop("base"), table.pop("lr_batches"), table.pop("lr_epochs"), **warmup
+            table.pop("base"),
+            lr_batches=table.pop("lr_batches"),
+            lr_epochs=table.pop("lr_epochs"),
+            **warmup,
         )
     assert not table
     for *where, expected in rows:
@@ -64,7 +69,7 @@ def test_icefall_eden(name, x64):
 
 
 def test_eden_takes_the_epoch_from_the_step_or_the_loop():
-    schedule = lb.eden(0.1, 100, 2, steps_per_epoch=30)
+    schedule = lb.eden(0.1, lr_batches=100, lr_epochs=2, steps_per_epoch=30)
     for step in (0, 29, 30, 500):
         np.testing.assert_allclose(schedule(step), schedule(step, step // 30), rtol=1e-6)
     with pytest.raises(ValueError, match="steps_per_epoch"):
@@ -75,42 +80,55 @@ def test_mlperf_warmup_that_begins_before_training():
     """Rows of the MLPerf BERT reference: rate * (t - begin) / warmup, then 1 - t / total."""
     peak, begin, warmup, total = 2.88293e-3, -76, 287, 600
     schedule = lb.warmup_polynomial(
-        peak, total, power=1, warmup_steps=warmup, warmup_begin_step=begin, decay_begin_step=0
+        peak,
+        total_steps=total,
+        warmup_steps=warmup,
+        warmup_begin_step=begin,
+        decay_begin_step=0,
     )
     np.testing.assert_allclose(schedule(0), peak * 76 / 287, rtol=1e-6)
     np.testing.assert_allclose(schedule(210), peak * 286 / 287, rtol=1e-6)
     np.testing.assert_allclose(schedule(211), peak * (1 - 211 / 600), rtol=1e-6)
     assert schedule(600) == schedule(10_000) == 0.0
-    beyond = lb.warmup_polynomial(peak, 700, power=1, warmup_begin_step=-700, decay_begin_step=0)
+    beyond = lb.warmup_polynomial(peak, total_steps=700, warmup_begin_step=-700, decay_begin_step=0)
     np.testing.assert_allclose(beyond(0), peak, rtol=1e-6)
 
 
 def test_warmup_as_long_as_training_does_not_divide_by_zero():
-    schedule = lb.warmup_polynomial(1.0, 10, end_value=0.25, warmup_steps=10)
+    schedule = lb.warmup_polynomial(1.0, total_steps=10, end_value=0.25, warmup_steps=10)
     with jax.debug_nans(True):
         values = over(schedule, 13)
     np.testing.assert_allclose(values, [*np.arange(10) / 10, 0.25, 0.25, 0.25], rtol=1e-6)
 
 
 def test_hold_without_warmup_decays():
-    values = over(lb.warmup_hold_decay(1.0, 0, 2, 4, end_value=0.5), 6)
+    values = over(
+        lb.warmup_hold_decay(1.0, warmup_steps=0, hold_steps=2, total_steps=4, end_value=0.5), 6
+    )
     np.testing.assert_allclose(values, [1.0, 1.0, 1.0, 0.75, 0.5, 0.5], rtol=1e-6)
 
 
 def test_hold_to_the_end():
-    np.testing.assert_allclose(over(lb.warmup_hold_decay(1.0, 1, 2, 3), 5), [0, 1, 1, 0, 0])
+    np.testing.assert_allclose(
+        over(lb.warmup_hold_decay(1.0, warmup_steps=1, hold_steps=2, total_steps=3), 5),
+        [0, 1, 1, 0, 0],
+    )
 
 
 def test_cosine_is_that_of_optax():
     theirs = optax.warmup_cosine_decay_schedule(0.1, 2.0, 5, 17, 0.2)
-    ours = lb.warmup_cosine(2.0, 17, end_value=0.2, warmup_steps=5, warmup_begin_value=0.1)
+    ours = lb.warmup_cosine(
+        2.0, total_steps=17, end_value=0.2, warmup_steps=5, warmup_begin_value=0.1
+    )
     with jax.numpy_dtype_promotion("standard"):
         expected = over(theirs, 25)
     np.testing.assert_allclose(over(ours, 25), expected, rtol=1e-5)
 
 
 def test_cosine_that_holds_and_counts_the_warmup_from_one():
-    found = over(lb.warmup_cosine(1.0, 8, warmup_steps=4, warmup_begin_step=-1, hold_steps=1), 10)
+    found = over(
+        lb.warmup_cosine(1.0, total_steps=8, warmup_steps=4, warmup_begin_step=-1, hold_steps=1), 10
+    )
     half = [0.5 * (1 + np.cos(np.pi * n / 4)) for n in range(4)]
     np.testing.assert_allclose(found, [0.25, 0.5, 0.75, 1.0, *half, 0.0, 0.0], atol=1e-7)
 
@@ -118,25 +136,34 @@ def test_cosine_that_holds_and_counts_the_warmup_from_one():
 def test_cosine_over_the_whole_run_in_stairs():
     """timm's: 5 epochs of 2 steps; the warm-up replaces the first two."""
     schedule = lb.warmup_cosine(
-        1.0, 10, warmup_steps=4, warmup_begin_value=0.2, decay_begin_step=0, steps_per_stair=2
+        1.0,
+        total_steps=10,
+        warmup_steps=4,
+        warmup_begin_value=0.2,
+        decay_begin_step=0,
+        steps_per_stair=2,
     )
     epochs = [0.2, 0.6, *(0.5 * (1 + np.cos(np.pi * n / 5)) for n in (2, 3, 4)), 0.0]
     np.testing.assert_allclose(over(schedule, 12), np.repeat(epochs, 2), atol=1e-7)
 
 
 def test_inverse_sqrt():
-    found = over(lb.warmup_inverse_sqrt(3.0, 4), 17)
+    found = over(lb.warmup_inverse_sqrt(3.0, warmup_steps=4), 17)
     np.testing.assert_allclose(found[[0, 1, 4, 9, 16]], [0, 0.75, 3, 2, 1.5], rtol=1e-6)
 
 
 def test_drops():
-    found = over(lb.warmup_drops(2.0, [4, 6], factor=0.5, warmup_steps=2), 8)
+    found = over(lb.warmup_drops(2.0, drop_steps=[4, 6], factor=0.5, warmup_steps=2), 8)
     np.testing.assert_allclose(found, [0, 1, 2, 2, 1, 1, 0.5, 0.5])
 
 
 def test_short_warmup_does_not_grow():
-    np.testing.assert_allclose(over(lb.large_batch_warmup(0.5, 8, 1), 3), [0.5, 4.0, 4.0])
-    np.testing.assert_allclose(over(lb.large_batch_warmup(0.5, 8, 0), 2), [4.0, 4.0])
+    np.testing.assert_allclose(
+        over(lb.large_batch_warmup(0.5, batch_scale=8, warmup_steps=1), 3), [0.5, 4.0, 4.0]
+    )
+    np.testing.assert_allclose(
+        over(lb.large_batch_warmup(0.5, batch_scale=8, warmup_steps=0), 2), [4.0, 4.0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,14 +180,14 @@ def test_values_schedule_takes_a_generator():
 
 SCHEDULES = {
     "values": lb.values_schedule([0.3, 0.2, 0.1]),
-    "large_batch_warmup": lb.large_batch_warmup(0.1, 4, 3),
-    "polynomial": lb.warmup_polynomial(0.1, 5, warmup_steps=2),
-    "hold": lb.warmup_hold_decay(0.1, 1, 1, 5),
-    "cosine": lb.warmup_cosine(0.1, 5, warmup_steps=2),
-    "drops": lb.warmup_drops(0.1, [3], warmup_steps=1),
-    "inverse_sqrt": lb.warmup_inverse_sqrt(0.1, 2),
-    "eden": lb.eden(0.1, 3, 2, steps_per_epoch=2),
-    "eden2": lb.eden2(0.1, 3),
+    "large_batch_warmup": lb.large_batch_warmup(0.1, batch_scale=4, warmup_steps=3),
+    "polynomial": lb.warmup_polynomial(0.1, total_steps=5, warmup_steps=2),
+    "hold": lb.warmup_hold_decay(0.1, warmup_steps=1, hold_steps=1, total_steps=5),
+    "cosine": lb.warmup_cosine(0.1, total_steps=5, warmup_steps=2),
+    "drops": lb.warmup_drops(0.1, drop_steps=[3], warmup_steps=1),
+    "inverse_sqrt": lb.warmup_inverse_sqrt(0.1, warmup_steps=2),
+    "eden": lb.eden(0.1, lr_batches=3, lr_epochs=2, steps_per_epoch=2),
+    "eden2": lb.eden2(0.1, lr_batches=3),
 }
 
 
@@ -192,29 +219,85 @@ def test_is_an_optax_schedule(name):
         (lambda: lb.values_schedule(["a"]), TypeError, "['a']"),
         (lambda: lb.values_schedule(0.1), TypeError, "0.1"),
         (lambda: lb.values_schedule([1.0, np.nan]), ValueError, "nan"),
-        (lambda: lb.large_batch_warmup(-0.1, 8, 10), ValueError, "learning_rate"),
-        (lambda: lb.large_batch_warmup(0.1, 0.5, 10), ValueError, "batch_scale"),
-        (lambda: lb.large_batch_warmup(0.1, 8, -1), ValueError, "warmup_steps"),
-        (lambda: lb.large_batch_warmup(0.1, 8, 10, "lars"), ValueError, "strategy"),
-        (lambda: lb.warmup_polynomial(0.1, 0), ValueError, "total_steps"),
-        (lambda: lb.warmup_polynomial(0.1, 10.0), TypeError, "total_steps"),
-        (lambda: lb.warmup_polynomial(0.1, 10, power=0), ValueError, "power"),
-        (lambda: lb.warmup_polynomial(0.1, 10, warmup_steps=11), ValueError, "total_steps"),
-        (lambda: lb.warmup_polynomial(0.1, 10, warmup_mode="x"), ValueError, "warmup_mode"),
-        (lambda: lb.warmup_polynomial(0.1, 9, warmup_begin_step=1), ValueError, "begin_step"),
-        (lambda: lb.warmup_polynomial(0.1, 9, decay_begin_step=1), ValueError, "decay_begin"),
-        (lambda: lb.warmup_hold_decay(0.1, 5, 6, 10), ValueError, "total_steps"),
-        (lambda: lb.warmup_hold_decay(0.1, -1, 6, 10), ValueError, "warmup_steps"),
-        (lambda: lb.warmup_cosine(0.1, 0), ValueError, "total_steps"),
-        (lambda: lb.warmup_cosine(-0.1, 9), ValueError, "peak_value"),
-        (lambda: lb.warmup_cosine(0.1, 9, warmup_steps=5, hold_steps=5), ValueError, "hold, 10"),
-        (lambda: lb.warmup_cosine(0.1, 9, decay_begin_step=1), ValueError, "decay_begin_step"),
-        (lambda: lb.warmup_cosine(0.1, 9, warmup_begin_step=1), ValueError, "begin_step"),
-        (lambda: lb.warmup_cosine(0.1, 9, steps_per_stair=0), ValueError, "steps_per_stair"),
-        (lambda: lb.warmup_drops(0.1, [0]), ValueError, "drop_steps[0]"),
-        (lambda: lb.warmup_drops(0.1, [4], factor=1.0), ValueError, "factor"),
-        (lambda: lb.warmup_inverse_sqrt(0.1, 0), ValueError, "warmup_steps"),
-        (lambda: lb.eden(0.1, 0), ValueError, "lr_batches"),
+        (
+            lambda: lb.large_batch_warmup(-0.1, batch_scale=8, warmup_steps=10),
+            ValueError,
+            "learning_rate",
+        ),
+        (
+            lambda: lb.large_batch_warmup(0.1, batch_scale=0.5, warmup_steps=10),
+            ValueError,
+            "batch_scale",
+        ),
+        (
+            lambda: lb.large_batch_warmup(0.1, batch_scale=8, warmup_steps=-1),
+            ValueError,
+            "warmup_steps",
+        ),
+        (
+            lambda: lb.large_batch_warmup(0.1, batch_scale=8, warmup_steps=10, strategy="lars"),
+            ValueError,
+            "strategy",
+        ),
+        (lambda: lb.warmup_polynomial(0.1, total_steps=0), ValueError, "total_steps"),
+        (lambda: lb.warmup_polynomial(0.1, total_steps=10.0), TypeError, "total_steps"),
+        (lambda: lb.warmup_polynomial(0.1, total_steps=10, power=0), ValueError, "power"),
+        (
+            lambda: lb.warmup_polynomial(0.1, total_steps=10, warmup_steps=11),
+            ValueError,
+            "total_steps",
+        ),
+        (
+            lambda: lb.warmup_polynomial(0.1, total_steps=10, warmup_mode="x"),
+            ValueError,
+            "warmup_mode",
+        ),
+        (
+            lambda: lb.warmup_polynomial(0.1, total_steps=9, warmup_begin_step=1),
+            ValueError,
+            "begin_step",
+        ),
+        (
+            lambda: lb.warmup_polynomial(0.1, total_steps=9, decay_begin_step=1),
+            ValueError,
+            "decay_begin",
+        ),
+        (
+            lambda: lb.warmup_hold_decay(0.1, warmup_steps=5, hold_steps=6, total_steps=10),
+            ValueError,
+            "total_steps",
+        ),
+        (
+            lambda: lb.warmup_hold_decay(0.1, warmup_steps=-1, hold_steps=6, total_steps=10),
+            ValueError,
+            "warmup_steps",
+        ),
+        (lambda: lb.warmup_cosine(0.1, total_steps=0), ValueError, "total_steps"),
+        (lambda: lb.warmup_cosine(-0.1, total_steps=9), ValueError, "peak_value"),
+        (
+            lambda: lb.warmup_cosine(0.1, total_steps=9, warmup_steps=5, hold_steps=5),
+            ValueError,
+            "hold, 10",
+        ),
+        (
+            lambda: lb.warmup_cosine(0.1, total_steps=9, decay_begin_step=1),
+            ValueError,
+            "decay_begin_step",
+        ),
+        (
+            lambda: lb.warmup_cosine(0.1, total_steps=9, warmup_begin_step=1),
+            ValueError,
+            "begin_step",
+        ),
+        (
+            lambda: lb.warmup_cosine(0.1, total_steps=9, steps_per_stair=0),
+            ValueError,
+            "steps_per_stair",
+        ),
+        (lambda: lb.warmup_drops(0.1, drop_steps=[0]), ValueError, "drop_steps[0]"),
+        (lambda: lb.warmup_drops(0.1, drop_steps=[4], factor=1.0), ValueError, "factor"),
+        (lambda: lb.warmup_inverse_sqrt(0.1, warmup_steps=0), ValueError, "warmup_steps"),
+        (lambda: lb.eden(0.1, lr_batches=0), ValueError, "lr_batches"),
         (lambda: lb.eden(0.1, lr_epochs=0), ValueError, "lr_epochs"),
         (lambda: lb.eden(0.1, steps_per_epoch=0), ValueError, "steps_per_epoch"),
         (lambda: lb.eden2(0.1, warmup_start=2.0), ValueError, "warmup_start"),

@@ -79,7 +79,7 @@ WRONG_EVERY = {
 @pytest.mark.parametrize("kind", WRONG_EVERY)
 def test_micro_batches_of_a_macro_batch(kind, compiled):
     every, error, says = WRONG_EVERY[kind]
-    init = lb.accumulate_gradients(optax.sgd(1.0), every).init
+    init = lb.accumulate_gradients(optax.sgd(1.0), every=every).init
     with pytest.raises(error, match=says):
         (jax.jit(init) if compiled else init)(PARAMS)
 
@@ -87,7 +87,7 @@ def test_micro_batches_of_a_macro_batch(kind, compiled):
 def test_a_step_that_is_not_compiled_looks_again():
     """`init` looks at some macro-batches only, and 3 is not among them."""
     every = lambda step: jnp.where(step == 3, 0, 1)  # noqa: E731
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every)
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every=every)
     state = optimizer.init(PARAMS)
     for _ in range(3):
         _, state = optimizer.update(PARAMS, state, PARAMS)

@@ -34,9 +34,10 @@ EQUAL_TO_OPTAX = {
         optax.scale_by_adam(0.8, 0.99, 1e-6, 1e-7),
     ),
     "scale_by_trust_ratio": (
-        lb.scale_by_trust_ratio(0.5, 1e-3),
+        lb.scale_by_trust_ratio(0.0, 0.5, 1e-3),
         optax.scale_by_trust_ratio(0.0, 0.5, 1e-3),
     ),
+    "norms of at least": (lb.scale_by_trust_ratio(2.0), optax.scale_by_trust_ratio(2.0)),
     "add_decayed_weights": (lb.add_decayed_weights(0.1), optax.add_decayed_weights(0.1)),
     "scheduled decay": (
         lb.add_decayed_weights(FALLING),

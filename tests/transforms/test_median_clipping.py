@@ -14,7 +14,7 @@ UNIT = {"vector": 0.3 * PARAMS["vector"] / 2, "scalar": jnp.asarray(16.0)}
 
 def clipped(norms, scale=1.5, window=100):
     """The norms of the gradients after clipping, given those before."""
-    transform = lb.clip_by_median_norm(scale, window)
+    transform = lb.clip_by_median_norm(scale, window=window)
 
     def step(state, norm):
         gradient = jax.tree.map(lambda x: norm / 2 * x, UNIT)

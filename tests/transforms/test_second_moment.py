@@ -15,7 +15,7 @@ def gradient(t):
 
 
 def run(steps, **settings):
-    transform = lb.scale_by_second_moment(B2, EPS, **settings)
+    transform = lb.scale_by_second_moment(B2, eps=EPS, **settings)
     state = transform.init(PARAMS)
     for t in range(steps):
         g = jnp.asarray(gradient(t), "float32")

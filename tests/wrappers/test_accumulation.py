@@ -28,7 +28,7 @@ def micro_gradients(count, dtype="float32"):
 )
 @pytest.mark.parametrize("every", [1, 3])
 def test_equals_the_inner_optimizer_on_means(inner, every):
-    optimizer = lb.accumulate_gradients(inner, every)
+    optimizer = lb.accumulate_gradients(inner, every=every)
     state, params = optimizer.init(PARAMS), PARAMS
     inner_state, expected = inner.init(PARAMS), PARAMS
     gradients = micro_gradients(3 * every)
@@ -57,7 +57,7 @@ def test_inner_is_not_computed_between_macro_batches():
         return updates, state
 
     inner = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-    optimizer = lb.accumulate_gradients(inner, 4)
+    optimizer = lb.accumulate_gradients(inner, every=4)
     state = optimizer.init(PARAMS)
     step = jax.jit(optimizer.update)
     for gradient in micro_gradients(8):
@@ -68,7 +68,7 @@ def test_inner_is_not_computed_between_macro_batches():
 
 def test_sums_in_float32():
     """256 + 1 is 256 in bfloat16."""
-    optimizer = lb.accumulate_gradients(optax.scale(1.0), 4)
+    optimizer = lb.accumulate_gradients(optax.scale(1.0), every=4)
     params = jnp.zeros(1, "bfloat16")
     state = optimizer.init(params)
     assert state.accumulator.dtype == jnp.float32
@@ -79,7 +79,7 @@ def test_sums_in_float32():
 
 def test_schedules_count_macro_batches():
     rate = lb.values_schedule([1.0, 10.0])
-    optimizer = lb.accumulate_gradients(lb.scale_by_learning_rate(rate), 2)
+    optimizer = lb.accumulate_gradients(lb.scale_by_learning_rate(rate), every=2)
     state = optimizer.init(jnp.zeros(1))
     seen = []
     for _ in range(4):
@@ -109,7 +109,7 @@ def test_a_reused_gradient_buffer_does_not_corrupt_the_sum():
 
 
 def test_interrupted_macro_batch_resumes_from_its_state():
-    optimizer = lb.lbsgd(0.1, 0.9, batch_scale=3)
+    optimizer = lb.lbsgd(0.1, momentum=0.9, batch_scale=3)
     gradients = micro_gradients(7)
 
     def run(state, params, gradients):
@@ -139,7 +139,7 @@ def values(optimizer, micro_batches):
 def test_every_may_be_a_schedule_of_the_macro_batches(dtype):
     """Two micro-batches, then three, then one."""
     sizes = jnp.array([2, 3, 1], dtype)
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), lambda step: sizes[step])
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every=lambda step: sizes[step])
     seen = list(values(optimizer, [(float(x), {}) for x in (1, 3, 1, 2, 6, 7, 8)]))
     assert [value for value, _ in seen] == [0, -2, -2, -2, -5, -12, -20]
     assert [int(state.macro_step) for _, state in seen] == [0, 1, 1, 1, 2, 3, 4]
@@ -147,7 +147,7 @@ def test_every_may_be_a_schedule_of_the_macro_batches(dtype):
 
 @pytest.mark.parametrize("every", [1, 2], ids="every {}".format)
 def test_micro_batches_weigh_as_many_examples_as_they_have(every):
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every)
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every=every)
     batches = [(1.0, {"examples": 48}), (5.0, {"examples": 16})]
     *_, (value, state) = values(optimizer, batches)
     assert value == (-2.0 if every == 2 else -6.0)
@@ -163,7 +163,7 @@ def test_weighted_micro_batches_are_one_large_batch():
         loss = lambda w: jnp.mean(jnp.square(inputs[part] @ w - targets[part]))  # noqa: E731
         return jax.grad(loss)(jnp.ones(3))
 
-    optimizer = lb.accumulate_gradients(optax.scale(1.0), 3)
+    optimizer = lb.accumulate_gradients(optax.scale(1.0), every=3)
     state = optimizer.init(jnp.ones(3))
     for part in (slice(4), slice(4, 6), slice(6, 7)):
         examples = len(targets[part])
@@ -173,7 +173,7 @@ def test_weighted_micro_batches_are_one_large_batch():
 
 def test_flush_takes_the_step_of_a_partial_macro_batch():
     """The flag is traced, so that both cases are one compiled step."""
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), 3)
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every=3)
     batches = [(2.0, {"flush": i == 1, "examples": 1.5}) for i in range(5)]
     seen = list(values(optimizer, batches))
     assert [value for value, _ in seen] == [0, -2, -2, -2, -4]
@@ -183,7 +183,7 @@ def test_flush_takes_the_step_of_a_partial_macro_batch():
 @pytest.mark.parametrize("every", [1, 2], ids="every {}".format)
 def test_a_micro_batch_without_examples_adds_nothing(every):
     """Not even a NaN; and there is no step before the first example."""
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every)
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every=every)
     empty, full = (np.nan, {"examples": 0}), (4.0, {"examples": 8})
     seen = list(values(optimizer, [empty, empty, full]))
     assert [value for value, _ in seen] == [0, 0, -4]
@@ -192,7 +192,7 @@ def test_a_micro_batch_without_examples_adds_nothing(every):
 
 def test_a_mean_is_not_rounded_to_the_dtype_of_the_sum():
     """1/3 is no number of bfloat16; compiled, XLA on a CPU would leave such a rounding out."""
-    optimizer = lb.accumulate_gradients(optax.scale(1.0), 3, accumulator_dtype="bfloat16")
+    optimizer = lb.accumulate_gradients(optax.scale(1.0), every=3, accumulator_dtype="bfloat16")
     state = optimizer.init(jnp.zeros(1))
     assert state.accumulator.dtype == jnp.bfloat16
     with jax.disable_jit():
@@ -204,7 +204,7 @@ def test_a_mean_is_not_rounded_to_the_dtype_of_the_sum():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_updates_are_rounded_to_the_parameters_alone(dtype):
     """Not to the dtype of the sum, in whose memory they may have been; 0.7 is no number of it."""
-    optimizer = lb.accumulate_gradients(optax.sgd(0.7), 2, accumulator_dtype="bfloat16")
+    optimizer = lb.accumulate_gradients(optax.sgd(0.7), every=2, accumulator_dtype="bfloat16")
     params = jnp.zeros(1, dtype)
     state = optimizer.init(params)
     with jax.disable_jit():
@@ -216,7 +216,7 @@ def test_updates_are_rounded_to_the_parameters_alone(dtype):
 
 def test_a_leaf_without_a_gradient_begins_at_zero():
     """What the memory of its sum held before does not count."""
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), 2)
+    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every=2)
     params = {"always": jnp.zeros(1), "sometimes": jnp.zeros(1)}
     state = optimizer.init(params)
     for given in (True, True, False, True):
@@ -234,7 +234,7 @@ INNER = {"ours": lb.lamb(0.1, weight_decay=0.1), "foreign": optax.sgd(0.1)}
 def test_a_leaf_without_a_gradient_in_the_last_micro_batch_steps_on_its_mean(name, compiled):
     """As the two networks of one loss do that are trained in turns."""
     inner = INNER[name]
-    optimizer = lb.accumulate_gradients(inner, 2)
+    optimizer = lb.accumulate_gradients(inner, every=2)
     update = jax.jit(optimizer.update) if compiled else optimizer.update
     state, inner_state = optimizer.init(PARAMS), inner.init(PARAMS)
     params = expected = PARAMS
@@ -258,7 +258,7 @@ def test_on_all_devices_if_one_has_a_sum(check_vma):
     params = {"bias": jnp.ones(3), "kernel": jnp.ones((8, 2))}
     specs = {"bias": whole, "kernel": split}
     first = {"bias": jnp.ones(3), "kernel": jnp.zeros((8, 2)).at[5].set(2.0)}
-    optimizer = lb.accumulate_gradients(lb.lars(1.0, momentum=0.0, trust_coefficient=1.0), 2)
+    optimizer = lb.accumulate_gradients(lb.lars(1.0, momentum=0.0, trust_coefficient=1.0), every=2)
 
     def steps(params, first, **extra_args):
         state = optimizer.init(params)
@@ -279,14 +279,14 @@ def test_on_all_devices_if_one_has_a_sum(check_vma):
 
 def test_an_inner_that_needs_all_gradients_says_so():
     """The momentum of optax turns the state of a leaf without a gradient into None."""
-    optimizer = lb.accumulate_gradients(optax.sgd(0.1, momentum=0.9), 2)
+    optimizer = lb.accumulate_gradients(optax.sgd(0.1, momentum=0.9), every=2)
     gradients = micro_gradients(1)[0] | {"bias": None}
     with pytest.raises(ValueError, match="gradient of 'bias' is None, and `inner` drops the state"):
         optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
 
 
 def test_a_leaf_that_never_has_a_gradient_is_not_even_decayed():
-    optimizer = lb.accumulate_gradients(lb.lamb(0.1, weight_decay=0.1), 2)
+    optimizer = lb.accumulate_gradients(lb.lamb(0.1, weight_decay=0.1), every=2)
     update = jax.jit(optimizer.update)
     state, params = optimizer.init(PARAMS), PARAMS
     for gradient in micro_gradients(4):
@@ -312,14 +312,14 @@ def test_in_the_place_of_multi_steps():
     inner = optax.adam(0.1)
     theirs = optax.MultiSteps(inner, 2)
     expected, seen = loop(theirs, theirs.has_updated)
-    params, ours = loop(lb.accumulate_gradients(inner, 2), lb.has_updated)
+    params, ours = loop(lb.accumulate_gradients(inner, every=2), lb.has_updated)
     assert ours == seen == [(1, 0, False), (0, 1, True), (1, 1, False), (0, 2, True), (1, 2, False)]
     chex.assert_trees_all_close(params, expected, rtol=1e-6)
     assert loop(theirs, lb.has_updated)[1] == seen
 
 
 def test_has_updated_finds_the_one_state_that_knows():
-    accumulated = lb.accumulate_gradients(lb.lamb(0.1), 2)
+    accumulated = lb.accumulate_gradients(lb.lamb(0.1), every=2)
     state = lb.master_weights(lb.skip_nonfinite(accumulated)).init(PARAMS)
     assert not lb.has_updated(state)
     assert not jax.jit(lb.has_updated)(state)
@@ -333,7 +333,7 @@ def test_has_updated_finds_the_one_state_that_knows():
 @pytest.mark.parametrize("inner", [lb.lamb(0.1), optax.sgd(0.1, 0.9)], ids=["ours", "foreign"])
 def test_waiting_copies_nothing(inner):
     """The mean lies in the place of the sum, and the updates after it; all else in its own."""
-    optimizer = lb.accumulate_gradients(inner, 2)
+    optimizer = lb.accumulate_gradients(inner, every=2)
     params = [jnp.zeros((512, 128)) for _ in range(16)]
 
     def step(params, state, gradients):
@@ -351,7 +351,7 @@ def test_waiting_copies_nothing(inner):
 @pytest.mark.parametrize(
     "wrapper",
     [
-        lambda inner: lb.accumulate_gradients(inner, 2),
+        lambda inner: lb.accumulate_gradients(inner, every=2),
         lb.skip_nonfinite,
         lb.skip_spikes,
         lb.dynamic_loss_scale,
@@ -378,7 +378,7 @@ def test_the_order_of_the_branches_is_kept(wrapper):
 def test_interrupted_anywhere_it_resumes_to_the_same_bits():
     every = lb.values_schedule([2, 3, 1])
     optimizer = lb.master_weights(
-        lb.dynamic_loss_scale(lb.accumulate_gradients(lb.lans(0.1), every))
+        lb.dynamic_loss_scale(lb.accumulate_gradients(lb.lans(0.1), every=every))
     )
     rng = np.random.default_rng(0)
     step = jax.jit(optimizer.update)
@@ -414,7 +414,7 @@ def test_interrupted_anywhere_it_resumes_to_the_same_bits():
     ],
 )
 def test_bad_extra_arguments(extra_args, error, message):
-    optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)
+    optimizer = lb.accumulate_gradients(lb.lamb(0.1), every=2)
     with pytest.raises(error, match=message):
         optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS, **extra_args)
 
@@ -422,7 +422,7 @@ def test_bad_extra_arguments(extra_args, error, message):
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 def test_examples_that_differ_between_devices_are_an_error():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    optimizer = lb.accumulate_gradients(lb.lamb(0.1), 2)
+    optimizer = lb.accumulate_gradients(lb.lamb(0.1), every=2)
 
     def step(params, counts):
         state = optimizer.init(params)
@@ -439,7 +439,7 @@ def test_examples_that_differ_between_devices_are_an_error():
     [(1024, 64, 4, 4), (64, 64, 1, 1)],
 )
 def test_batch_scale(macro, batch, workers, scale):
-    assert lb.batch_scale(macro, batch, workers) == scale
+    assert lb.batch_scale(macro, batch_size=batch, num_workers=workers) == scale
 
 
 @pytest.mark.parametrize(
@@ -449,5 +449,5 @@ def test_batch_scale(macro, batch, workers, scale):
 def test_batch_scale_warns_where_it_rounds_up(macro, batch, workers, scale, got):
     """MXNet rounds up in silence, and the step has more examples than was asked for."""
     with pytest.warns(UserWarning, match=f"macrobatch_size is {macro}, .* {got} examples") as told:
-        assert lb.batch_scale(macro, batch, workers) == scale
+        assert lb.batch_scale(macro, batch_size=batch, num_workers=workers) == scale
     assert told[0].filename == __file__

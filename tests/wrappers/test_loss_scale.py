@@ -48,7 +48,9 @@ def test_trains_as_without_a_scale_and_without_the_overflows():
 
 
 def test_grows_after_good_steps_and_falls_with_bad_ones():
-    optimizer = lb.dynamic_loss_scale(optax.sgd(0.1), 8.0, growth_factor=4.0, growth_interval=3)
+    optimizer = lb.dynamic_loss_scale(
+        optax.sgd(0.1), initial_scale=8.0, growth_factor=4.0, growth_interval=3
+    )
     values = [1.0, 1.0, None, 1.0, 1.0, 1.0, 1.0]
     states = [state for _, state in run(optimizer, values)]
     assert [float(state.loss_scale) for state in states] == [8, 8, 4, 4, 4, 16, 16]
@@ -56,9 +58,9 @@ def test_grows_after_good_steps_and_falls_with_bad_ones():
 
 
 def test_stays_between_1_and_what_float32_holds():
-    falling = lb.dynamic_loss_scale(optax.sgd(0.1), 2.0)
+    falling = lb.dynamic_loss_scale(optax.sgd(0.1), initial_scale=2.0)
     assert [float(state.loss_scale) for _, state in run(falling, [None] * 3)] == [1, 1, 1]
-    rising = lb.dynamic_loss_scale(optax.sgd(0.1), 2.0**126, growth_interval=1)
+    rising = lb.dynamic_loss_scale(optax.sgd(0.1), initial_scale=2.0**126, growth_interval=1)
     scales = [float(state.loss_scale) for _, state in run(rising, [0.0] * 3)]
     assert scales == [2.0**127] * 3
 
@@ -66,14 +68,14 @@ def test_stays_between_1_and_what_float32_holds():
 def test_gradients_too_small_for_float16_are_not_lost():
     """2**-30 is 0 in float16; a link brings it up again."""
     params = jnp.ones(2, "float16")
-    optimizer = lb.dynamic_loss_scale(optax.scale(2.0**20), 2.0**16)
+    optimizer = lb.dynamic_loss_scale(optax.scale(2.0**20), initial_scale=2.0**16)
     updates, _ = optimizer.update(jnp.full(2, 2.0**-14, "float16"), optimizer.init(params), params)
     np.testing.assert_array_equal(updates, jnp.full(2, 2.0**-10, "float16"))
 
 
 def test_around_accumulation_a_bad_micro_batch_is_left_out():
     optimizer = lb.dynamic_loss_scale(
-        lb.accumulate_gradients(optax.sgd(1.0), 2), 16.0, growth_interval=1
+        lb.accumulate_gradients(optax.sgd(1.0), every=2), initial_scale=16.0, growth_interval=1
     )
     *_, (params, state) = run(optimizer, [1.0, None, 3.0])
     np.testing.assert_array_equal(params["bias"], 1.0 - 2.0)
@@ -86,7 +88,7 @@ def test_all_devices_or_none(check_vma):
     """One infinity, in the shard of one of eight devices."""
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
     specs = {"bias": P(), "kernel": P("fsdp")}
-    optimizer = lb.dynamic_loss_scale(lb.lars(0.1, trust_coefficient=1.0), 4.0)
+    optimizer = lb.dynamic_loss_scale(lb.lars(0.1, trust_coefficient=1.0), initial_scale=4.0)
 
     def step(params, gradients):
         partition_specs = None if check_vma else specs

@@ -102,7 +102,7 @@ def test_leaves_without_gradient_stay():
 
 
 def test_parameters_stay_between_macro_batches():
-    optimizer = lb.master_weights(lb.accumulate_gradients(lb.lamb(1e-4), 3))
+    optimizer = lb.master_weights(lb.accumulate_gradients(lb.lamb(1e-4), every=3))
     params = jnp.linspace(-1.0, 1.0, 7).astype("bfloat16")
     state, step = optimizer.init(params), compiled(optimizer.update)
     for number in range(1, 7):
@@ -169,7 +169,7 @@ def test_stacked_and_split_between_devices(check_vma):
 
 def test_float64_masters(x64):
     params = jnp.ones(1, "float32")
-    optimizer = lb.master_weights(optax.sgd(1e-9), "float64")
+    optimizer = lb.master_weights(optax.sgd(1e-9), dtype="float64")
     state = optimizer.init(params)
     for _ in range(3):
         updates, state = optimizer.update(jnp.ones(1), state, params)
@@ -191,7 +191,7 @@ def test_bad_arguments():
     with pytest.raises(TypeError, match="inner must be a gradient transformation"):
         lb.master_weights(lb.lamb)
     with pytest.raises(ValueError, match="dtype must be float32 or float64, got 'bfloat16'"):
-        lb.master_weights(lb.lamb(0.1), "bfloat16")
+        lb.master_weights(lb.lamb(0.1), dtype="bfloat16")
     params = jnp.ones(3, "bfloat16")
     optimizer = lb.master_weights(lb.lamb(0.1))
     with pytest.raises(ValueError, match="params must be given to `update`"):

@@ -41,7 +41,7 @@ def test_goes_on_as_if_the_step_had_not_been(bad):
 def test_says_when_there_are_too_many_in_a_row():
     good, bad = gradient(1.0), gradient(1.0, jnp.nan)
     run = [bad, good, bad, bad, good, bad]
-    states = [state for _, state in steps(lb.skip_nonfinite(lb.lamb(0.1), 2), run)]
+    states = [state for _, state in steps(lb.skip_nonfinite(lb.lamb(0.1), max_in_a_row=2), run)]
     assert [int(state.skipped_in_a_row) for state in states] == [1, 0, 1, 2, 0, 1]
     assert [bool(state.gave_up) for state in states] == [False, False, False, True, True, True]
     assert int(states[-1].skipped) == 4
@@ -92,4 +92,4 @@ def test_bad_arguments():
     with pytest.raises(TypeError, match="inner must be a gradient transformation"):
         lb.skip_nonfinite(lb.lamb)
     with pytest.raises(ValueError, match="max_in_a_row must be"):
-        lb.skip_nonfinite(lb.lamb(0.1), 0)
+        lb.skip_nonfinite(lb.lamb(0.1), max_in_a_row=0)

@@ -60,7 +60,7 @@ def test_is_so_many_robust_deviations_above_the_median(seed):
     random = np.random.default_rng(seed)
     values = np.abs(random.standard_t(2, size=120)).astype("float32")
     values[random.integers(0, 120, 6)] = np.inf
-    optimizer = lb.skip_spikes(optax.sgd(0.1), deviations, window=window)
+    optimizer = lb.skip_spikes(optax.sgd(0.1), deviations=deviations, window=window)
     skipped = [int(s.skipped) for _, s in steps(optimizer, [gradient(v) for v in values])]
     seen, expected = [], []
     for value in values * SIZE:
@@ -117,7 +117,7 @@ def test_passes_leaves_without_gradient():
 
 def test_inside_of_accumulation_the_mean_is_what_counts():
     """A pair of which one part is large and the other opposite is no spike."""
-    optimizer = lb.accumulate_gradients(lb.skip_spikes(optax.sgd(1.0), window=2), 2)
+    optimizer = lb.accumulate_gradients(lb.skip_spikes(optax.sgd(1.0), window=2), every=2)
     pairs = [1.0, 1.0, 1.2, 1.2, 50.0, -48.0, 50.0, 50.0]
     *_, (params, state) = steps(optimizer, map(gradient, pairs))
     assert int(state.inner_state.skipped) == 1
@@ -125,7 +125,7 @@ def test_inside_of_accumulation_the_mean_is_what_counts():
 
 
 def test_around_accumulation_single_micro_batches_are_left_out():
-    optimizer = lb.skip_spikes(lb.accumulate_gradients(optax.sgd(1.0), 2), window=2)
+    optimizer = lb.skip_spikes(lb.accumulate_gradients(optax.sgd(1.0), every=2), window=2)
     *_, (params, state) = steps(optimizer, map(gradient, [1.0, 1.2, 1.0, 50.0, 1.2]))
     assert int(state.skipped) == 1
     np.testing.assert_allclose(params["bias"], 1 - 1.1 - 1.1, rtol=1e-5)

@@ -26,7 +26,7 @@ def standard_promotion():
 
 def moved(targets, dtype, start=0.0, seed=0):
     """Where parameters come to that aim at the targets, an array."""
-    optimizer = lb.stochastic_rounding(TARGETS, seed)
+    optimizer = lb.stochastic_rounding(TARGETS, seed=seed)
     params = jnp.full(np.shape(targets), start, dtype)
 
     @jax.jit
@@ -117,7 +117,7 @@ def patterns(seed, steps):
     """Which elements of two equal leaves are rounded up, in each of some steps."""
     params = {name: jnp.ones(256, "bfloat16") for name in ("a", "b")}
     targets = jax.tree.map(lambda x: jnp.full(x.shape, 1 + 2**-8), params)
-    optimizer = lb.stochastic_rounding(TARGETS, seed)
+    optimizer = lb.stochastic_rounding(TARGETS, seed=seed)
     state = optimizer.init(params)
     step = jax.jit(optimizer.update)
     for _ in range(steps):
@@ -136,7 +136,7 @@ def test_seeds_steps_and_leaves_have_their_own_numbers():
 def test_inner_sees_float32():
     """Its state too is that of float32 parameters, and waiting moves nothing."""
     params = {"low": jnp.full(3, 1.5, "bfloat16"), "full": jnp.ones(2)}
-    inner = lb.accumulate_gradients(optax.sgd(0.1, momentum=0.9), 2)
+    inner = lb.accumulate_gradients(optax.sgd(0.1, momentum=0.9), every=2)
     optimizer = lb.stochastic_rounding(inner)
     state = optimizer.init(params)
     full = jax.tree.map(lambda x: x.astype("float32"), params)
@@ -182,16 +182,16 @@ def test_devices(check_vma):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("inner", "seed", "error", "message"),
     [
-        ((lb.lamb,), TypeError, "inner must be a gradient transformation"),
-        ((lb.lamb(0.1), 0.5), TypeError, "seed must be a Python integer >= 0, got 0.5"),
-        ((lb.lamb(0.1), -1), ValueError, "seed must be >= 0, got -1"),
+        (lb.lamb, 0, TypeError, "inner must be a gradient transformation"),
+        (lb.lamb(0.1), 0.5, TypeError, "seed must be a Python integer >= 0, got 0.5"),
+        (lb.lamb(0.1), -1, ValueError, "seed must be >= 0, got -1"),
     ],
 )
-def test_bad_arguments(arguments, error, message):
+def test_bad_arguments(inner, seed, error, message):
     with pytest.raises(error, match=message):
-        lb.stochastic_rounding(*arguments)
+        lb.stochastic_rounding(inner, seed=seed)
 
 
 def test_parameters_are_needed():

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number, check_state
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.small_batches import SmallBatches
 
 
-class GradientNoiseScaleState(NamedTuple):
-    """State of `gradient_noise_scale`.
+class MeasureNoiseScaleState(NamedTuple):
+    """State of `measure_noise_scale`.
 
     The vectors have one entry for each block, in the order of `jax.tree.leaves` (for a leaf that
     stacks layers, in the order of its layers), and a last entry for all blocks together.
@@ -34,8 +34,8 @@ class GradientNoiseScaleState(NamedTuple):
     """The covariance of noise and signal of single steps."""
 
 
-def gradient_noise_scale(
-    decay: Scalar = 0.99, *, stacked: Stacked | None = None
+def measure_noise_scale(
+    decay: Scalar = 0.99, *, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Measures how noisy the gradient is, for `noise_scale`, and passes the gradient on unchanged.
 
@@ -68,12 +68,14 @@ def gradient_noise_scale(
     small batch, or has norms that are not finite.
 
     Args:
-        decay: the weight of a measured step divided by that of the next, in [0, 1).
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer has a noise
-            scale of its own. None if there are none.
+        decay: the weight of a measured step divided by that of the next: 0.99 averages over about
+            100 measured steps, 0.95 over 20. In [0, 1).
+        stacked: the parameters that stack layers, so that each layer has a noise scale of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
-        A transformation; its state is a `GradientNoiseScaleState`.
+        A transformation; its state is a `MeasureNoiseScaleState`.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -83,10 +85,10 @@ def gradient_noise_scale(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import (
-        ...     chain, gradient_noise_scale, lamb, noise_scale, small_batches_of_examples)
+        ...     chain, measure_noise_scale, lamb, noise_scale, small_batches_of_examples)
         >>> loss = lambda w, x: jnp.sum(jnp.square(w - x)) / 2
         >>> params = jnp.ones(4)  # its gradient is 1 + noise of variance 1, for each of four
-        >>> optimizer = chain(gradient_noise_scale(), lamb(0.0))
+        >>> optimizer = chain(measure_noise_scale(), lamb(0.0))
         >>> state = optimizer.init(params)
         >>> @jax.jit
         ... def step(state, key):
@@ -107,10 +109,10 @@ def gradient_noise_scale(
     check_number("decay", decay, "[0, 1)")
     stacks = check_stacked(stacked)
 
-    def init(params: optax.Params) -> GradientNoiseScaleState:
+    def init(params: optax.Params) -> MeasureNoiseScaleState:
         blocks = sum(stacks.sizes(params))
         shapes = [(), (), *[(blocks + 1,)] * 5]  # arrays of their own, as a donated state needs
-        return GradientNoiseScaleState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
+        return MeasureNoiseScaleState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
     def update(
         updates: optax.Updates,
@@ -119,24 +121,24 @@ def gradient_noise_scale(
         *,
         small_batches: Any = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, GradientNoiseScaleState]:
+    ) -> tuple[optax.Updates, MeasureNoiseScaleState]:
         del params, extra_args
-        check_state("gradient_noise_scale", GradientNoiseScaleState, state)
+        check_state("measure_noise_scale", MeasureNoiseScaleState, state)
         return updates, _with_step(state, _checked(small_batches, state), decay)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches:
+def _checked(small_batches: Any, state: MeasureNoiseScaleState) -> SmallBatches:
     """The extra argument of `update`."""
     if small_batches is None:
         raise ValueError(
-            "small_batches must be given to `update`, because gradient_noise_scale compares the "
+            "small_batches must be given to `update`, because measure_noise_scale compares the "
             "gradient with those of parts of its batch; got None. There are three ways: "
-            "accumulate_gradients(optimizer, every, small_batches=True) passes on its "
+            "accumulate_gradients(optimizer, every=every, small_batches=True) passes on its "
             "micro-batches; inside shard_map and pmap pass "
-            "small_batches=small_batches_of_devices(own_grads, params, axis_name, mean=grads), "
-            "with the gradients of each device; or pass "
+            "small_batches=small_batches_of_devices(own_grads, params, axis_name=axis_name, "
+            "mean=grads), with the gradients of each device; or pass "
             "small_batches=small_batches_of_examples(own_grads, params, mean=grads), with those of "
             "single examples."
         )
@@ -148,15 +150,15 @@ def _checked(small_batches: Any, state: GradientNoiseScaleState) -> SmallBatches
     blocks = state.noise.size - 1
     if small_batches.square_norms.size != blocks:
         raise ValueError(
-            f"small_batches has {small_batches.square_norms.size} blocks and gradient_noise_scale "
+            f"small_batches has {small_batches.square_norms.size} blocks and measure_noise_scale "
             f"has {blocks}. Give both the same parameters and the same `stacked`."
         )
     return small_batches
 
 
 def _with_step(
-    state: GradientNoiseScaleState, small: SmallBatches, decay: Any
-) -> GradientNoiseScaleState:
+    state: MeasureNoiseScaleState, small: SmallBatches, decay: Any
+) -> MeasureNoiseScaleState:
     """The averages with another step.
 
     They are weighted means and variances at every step (West 1979), which need no correction for

@@ -1,4 +1,4 @@
-"""The gradient norms of the parts of a batch, which `gradient_noise_scale` compares."""
+"""The gradient norms of the parts of a batch, which `measure_noise_scale` compares."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from optax_largebatch.engine.blocks import blocks_of_leaf
 from optax_largebatch.engine.compilation import together
 from optax_largebatch.params.leaves import Leaves, gradients_of
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 
 
 class SmallBatches(NamedTuple):
-    """The parts of a batch and the whole of it, which `gradient_noise_scale` compares."""
+    """The parts of a batch and the whole of it, which `measure_noise_scale` compares."""
 
     square_norms: jax.Array
     """The mean squared norm of the parts' gradients, for each block; the weight of a part is its
@@ -58,13 +58,13 @@ class SmallBatches(NamedTuple):
 def small_batches_of_devices(
     gradients: Any,
     params: Any,
+    *,
     axis_name: str | tuple[str, ...],
     batch_size: Scalar = 1.0,
-    *,
     mean: Any,
     when: bool | jax.Array = True,
     partition_specs: Any = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> SmallBatches:
     r"""Gradient norms of the devices' batches, inside `jax.shard_map` or `jax.pmap`.
 
@@ -79,14 +79,15 @@ def small_batches_of_devices(
         gradients: the gradients of this device's examples.
         params: the parameters, as the optimizer is given them.
         axis_name: the mesh axes over which the examples are split.
-        batch_size: examples on each device, positive; 1 measures the noise scale in such batches.
+        batch_size: examples on each device. It is the unit: with 1, the noise scale counts batches
+            of a device. Positive.
         mean: the mean of these gradients, which is the gradient of the step; a tree like the
             parameters.
         when: whether this step is measured, the same on all devices; it may be traced, as in
             `when=step % 10 == 0`. Otherwise no gradient is read.
         partition_specs: how the parameters are split over other mesh axes; needed under `jax.pmap`
             and `check_vma=False`. None where the array types say it, or nothing is split.
-        stacked: what `gradient_noise_scale` is given.
+        stacked: the same as for `measure_noise_scale`.
 
     Returns:
         The extra argument `small_batches` of `update`.
@@ -103,7 +104,7 @@ def small_batches_of_devices(
         >>> from optax_largebatch import small_batches_of_devices
         >>> def parts(gradients):
         ...     return small_batches_of_devices(
-        ...         gradients, jnp.zeros(()), "data", batch_size=4,
+        ...         gradients, jnp.zeros(()), axis_name="data", batch_size=4,
         ...         mean=jax.lax.pmean(gradients, "data"))
         >>> devices = jax.device_count()
         >>> if devices > 1:
@@ -146,12 +147,12 @@ def small_batches_of_devices(
 def small_batches_of_examples(
     gradients: Any,
     params: Any,
-    batch_size: Scalar = 1.0,
     *,
+    batch_size: Scalar = 1.0,
     mean: Any,
     when: bool | jax.Array = True,
     partition_specs: Any = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> SmallBatches:
     r"""Gradient norms of single examples or small batches, from gradients along a first axis.
 
@@ -159,13 +160,13 @@ def small_batches_of_examples(
         gradients: a tree like the parameters, each array with an axis of examples before its own
             axes, as `jax.vmap(jax.grad(loss), in_axes=(None, 0))` gives it.
         params: the parameters, as the optimizer is given them.
-        batch_size: examples in each of the gradients, positive.
+        batch_size: examples in each of the gradients, 1 for those of single examples. Positive.
         mean: the mean of these gradients, which is the gradient of the step; a tree like the
             parameters.
         when: whether this step is measured, the same on all devices; it may be traced, as in
             `when=step % 10 == 0`. Otherwise no gradient is read.
         partition_specs: how the parameters are split, as for `update`.
-        stacked: what `gradient_noise_scale` is given.
+        stacked: the same as for `measure_noise_scale`.
 
     Returns:
         The extra argument `small_batches` of `update`.

@@ -6,13 +6,18 @@ from typing import Literal, get_args
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_optional_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_choice,
+    check_optional_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 ShapeFactor = Literal["jordan", "spectral_norm", "none"]
 """The factor of a matrix where its root mean square is not given."""
@@ -25,12 +30,13 @@ _SQUARES: dict[ShapeFactor, Callable[[float], float]] = {
 """The squares of these factors, by the ratio of columns to rows."""
 
 
+@renamed(weight_dimension_numbers="matrix_axes")
 def scale_by_matrix_shape(
     consistent_rms: Scalar | None = None,
     *,
     shape_factor: ShapeFactor = "jordan",
     matrix_axes: MatrixAxes = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Scales each matrix by a factor of its numbers of rows and columns.
 
@@ -50,11 +56,16 @@ def scale_by_matrix_shape(
     "spectral_norm", NVIDIA's "unit_rms_norm").
 
     Args:
-        consistent_rms: :math:`r`, positive; None for the rule that `shape_factor` names.
-        shape_factor: `"jordan"` for the second rule, `"spectral_norm"` for the third, `"none"` for
-            a factor of 1. It does not apply where `consistent_rms` is given.
+        consistent_rms: the root mean square of the result's elements, if the singular values are 1:
+            0.2 is about that of Adam's steps. :math:`r`, positive; None for the rule that
+            `shape_factor` names.
+        shape_factor: what a step is multiplied by, for its shape: `"jordan"` for the second rule,
+            `"spectral_norm"` for the third, as in Dion and Scion, `"none"` for 1. It does not apply
+            where `consistent_rms` is given.
         matrix_axes: which axes are the rows and columns, as in `orthogonalize_momentum`.
-        stacked: the parameters that stack layers, from `stacked_layers`. None if there are none.
+        stacked: the parameters that stack layers, so that each layer is a matrix of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation without state.

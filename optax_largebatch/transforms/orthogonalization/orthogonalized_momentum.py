@@ -12,6 +12,7 @@ from optax_largebatch.arguments import (
     check_dtype,
     check_flag,
     check_number,
+    renamed,
 )
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_sums, each_matrix, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
@@ -19,7 +20,7 @@ from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.orthogonalization.coefficients import checked_coefficients
 from optax_largebatch.transforms.orthogonalization.newton_schulz import (
     Preconditioning,
@@ -49,10 +50,11 @@ class _Scalars(NamedTuple):
     eps: Any
 
 
+@renamed(weight_dimension_numbers="matrix_axes")
 def orthogonalize_momentum(
     beta: Scalar = 0.95,
-    eps: Scalar = 1e-8,
     *,
+    eps: Scalar = 1e-8,
     nesterov: bool = True,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
@@ -63,7 +65,7 @@ def orthogonalize_momentum(
     eps_is_floor: bool = False,
     adaptive: bool = False,
     matrix_axes: MatrixAxes = None,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Replaces each matrix of the momentum by an approximation of its orthogonal factor.
@@ -86,10 +88,12 @@ def orthogonalize_momentum(
     `with_partition_specs`.
 
     Args:
-        beta: :math:`\beta`, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more.
-        nesterov: False leaves the gradient out of the direction:
-            :math:`d_t = m_t / (1 - \beta^t)`.
+        beta: decay rate of the momentum: 0.95 in most recipes, 0.9 to 0.97 in all. :math:`\beta`,
+            in [0, 1).
+        eps: added to the norm that a matrix is divided by, so that tiny gradients give shorter
+            steps: 1e-8 to 1e-7 in most recipes. :math:`\epsilon`, 0 or more.
+        nesterov: whether a direction looks one step ahead, as in most recipes. False leaves the
+            gradient out of it: :math:`d_t = m_t / (1 - \beta^t)`.
         bias_correction: `"none"` leaves out the divisions by :math:`1 - \beta^t`. They change only
             the length of :math:`d_t`, so without a large :math:`\epsilon` the numbers stay nearly
             the same.
@@ -101,8 +105,8 @@ def orthogonalize_momentum(
             optax's `"polar_express"`), `"cans"`, `"cubic"`, `"aol"` or `"deepseek_v4"`.
         ns_steps: :math:`K`, 1 or more; None for 5, or for as many as published (`"aol"` 4,
             `"deepseek_v4"` 10).
-        ns_dtype: dtype of the iterations, and of what devices exchange; None for float32 (float64
-            for float64 parameters). Muon is mostly used with bfloat16.
+        ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
+            that name one, halves the traffic. None for float32 (float64 for float64 parameters).
         preconditioning: what :math:`d_t` is divided by, so that its singular values are 1 or less.
             `"frobenius"` takes :math:`\lVert d_t \rVert_F + \epsilon`, `"spectral"` the largest
             singular value, `"schatten"` the fourth root of the sum of the fourth powers of all.
@@ -117,9 +121,11 @@ def orthogonalize_momentum(
             `{"conv": ((0, 1, 2), 3)}`, a function of the parameters, or a tree or prefix of pairs
             `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The other axes of a
             parameter stack matrices. A parameter that is not named must have two axes.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is a matrix.
-            None if there are none.
-        mu_dtype: dtype of :math:`m_t`; None for float32 (float64 for float64 parameters).
+        stacked: the parameters that stack layers, so that each layer is a matrix of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+        mu_dtype: dtype in which the momentum, :math:`m_t`, is kept: bfloat16 saves two bytes for
+            each parameter. None for float32 (float64 for float64 parameters).
 
     Returns:
         A transformation; its state is an `OrthogonalizeMomentumState`.

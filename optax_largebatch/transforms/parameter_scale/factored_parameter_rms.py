@@ -17,7 +17,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh, sum_of_squares
 from optax_largebatch.numerics import root
 from optax_largebatch.params.leaves import Layout, Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 class ScaleByFactoredParameterRmsState(NamedTuple):
@@ -41,7 +41,7 @@ def scale_by_factored_parameter_rms(
     eps: Scalar = 1e-5,
     *,
     refit_period: int = 1000,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update by an estimate of the size of each parameter.
 
@@ -58,10 +58,12 @@ def scale_by_factored_parameter_rms(
     unchanged.
 
     Args:
-        eps: :math:`\epsilon`, the floor for the size of a parameter; positive.
-        refit_period: the number of steps from one fit of all axes to the next.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer has its own
-            vectors. None if there are none.
+        eps: least size of a parameter, so that those that start at zero move: 1e-5 in Cain.
+            :math:`\epsilon`, positive.
+        refit_period: how many steps are between two fits of all axes: 1000 in Cain. 1 or more.
+        stacked: the parameters that stack layers, so that each layer has vectors of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByFactoredParameterRmsState`.

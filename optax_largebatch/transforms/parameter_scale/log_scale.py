@@ -23,7 +23,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 
 class LearnLogScaleState(NamedTuple):
@@ -62,16 +62,16 @@ class _Scalars(NamedTuple):
 
 def learn_log_scale(
     learning_rate: Hyperparameter,
+    *,
     b1: Scalar = 0.0,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     speed: Scalar = 0.1,
     period: int = 1,
     max_change: Scalar | None = None,
     rms_bounds: Bounds = None,
     at_bounds: Literal["stop", "return"] = "stop",
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Learns the size of each block: RMSprop on the logarithm of its scale.
 
@@ -89,21 +89,26 @@ def learn_log_scale(
     direction, so no learning rate comes after it. It usually is one branch of `sum_of`.
 
     Args:
-        learning_rate: :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
+        learning_rate: relative change of a block, before `speed`: that of the whole optimizer, such
+            as 0.03. :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
             returns.
-        b1: decay rate of :math:`\mu` for one step, in [0, 1).
-        b2: decay rate of :math:`\nu` for one step, in [0, 1).
-        eps: :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
-        speed: :math:`\gamma`, 0 or more: how fast the scale is learned.
-        period: :math:`T`.
-        max_change: bound on the relative change :math:`u / w`, positive; None for no bound.
-        rms_bounds: `(low, high)` for the root mean square of a block, None for an end without a
-            bound.
+        b1: decay rate of :math:`\mu` for one step: 0 in ScaledAdam, for no momentum. In [0, 1).
+        b2: decay rate of :math:`\nu` for one step: 0.98 in icefall. In [0, 1).
+        eps: keeps the division finite: 1e-8 in icefall. :math:`\epsilon`, 0 or more; with 0,
+            :math:`0/0` counts as 0.
+        speed: how fast the scale is learned, relative to the learning rate: 0.05 to 0.1 in icefall.
+            :math:`\gamma`, 0 or more.
+        period: how many steps are between two changes of the scale: 4 in ScaledAdam, 1 in Cain.
+            :math:`T`, 1 or more.
+        max_change: bound on the relative change :math:`u / w`. Positive; None for no bound.
+        rms_bounds: bounds `(low, high)` on the root mean square of a block, `(1e-5, 3.0)` in
+            ScaledAdam; None for an end without a bound.
         at_bounds: `"stop"` changes nothing below `low` and lets no step lead beyond `high`, as
             ScaledAdam does; `"return"` lets a block grow (below `low`) or shrink (above `high`) by
             :math:`T \eta_t \gamma`, whatever its derivative, as LearnedGradient does.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `LearnLogScaleState`.

@@ -20,7 +20,7 @@ from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, is_due
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 
 class ScaleByParameterRmsState(NamedTuple):
@@ -43,11 +43,11 @@ class _Scalars(NamedTuple):
 
 def scale_by_parameter_rms(
     min_rms: Scalar = 1e-5,
-    max_rms: Scalar | None = None,
     *,
+    max_rms: Scalar | None = None,
     period: int = 1,
     scalar_scale: Scalar = 1.0,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update of each block by the root mean square of its parameters.
 
@@ -58,13 +58,16 @@ def scale_by_parameter_rms(
     parameters that start at zero move.
 
     Args:
-        min_rms: the floor, positive.
-        max_rms: the ceiling, positive; None for no ceiling.
-        period: the number of steps from one measurement of the parameters to the next. They are
-            measured in the first step and in the last of every period.
-        scalar_scale: the factor for blocks of one element, whose size means nothing; 0 or more.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        min_rms: least root mean square, so that parameters that start at zero move: 1e-5 in
+            icefall. Positive.
+        max_rms: largest root mean square: 3 in ScaledAdam. Positive; None for no ceiling.
+        period: how many steps are between two measurements of the parameters, 4 in ScaledAdam. They
+            are measured in the first step and in the last of every period. 1 or more.
+        scalar_scale: the factor for blocks of one element, whose size means nothing: 0.1 in
+            ScaledAdam. 0 or more.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `ScaleByParameterRmsState`.

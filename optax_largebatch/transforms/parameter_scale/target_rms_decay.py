@@ -6,7 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.arguments import (
+    Scalar,
+    check_number,
+    renamed,
+)
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, numbers
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -14,7 +18,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import Stacked, check_stacked, have_several_elements
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 from optax_largebatch.transforms.decay import WeightDecay
 
 
@@ -32,12 +36,13 @@ class _Scalars(NamedTuple):
     target: Any
 
 
+@renamed(mask="weight_decay_mask")
 def decay_to_target_rms(
     weight_decay: Hyperparameter = 1e-3,
+    *,
     target_rms: Scalar = 0.1,
     weight_decay_mask: Mask = None,
-    *,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shrinks the blocks whose root mean square exceeds a target.
 
@@ -50,12 +55,15 @@ def decay_to_target_rms(
     Blocks of one element are left alone.
 
     Args:
-        weight_decay: :math:`\lambda`, the fraction of the weights that a step takes away, in
-            [0, 0.1]; a float, a schedule, or what `ParamGroups.vary` returns.
-        target_rms: :math:`\rho`, in (0, 10].
-        weight_decay_mask: the parameters that may be decayed; None for all.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is treated on
-            its own. None if there are none.
+        weight_decay: the fraction of the weights that a step takes away: 1e-3 in Eve.
+            :math:`\lambda`, in [0, 0.1]; a float, a schedule, or what `ParamGroups.vary` returns.
+        target_rms: root mean square above which blocks are decayed: 0.1 in Eve. :math:`\rho`, in
+            (0, 10].
+        weight_decay_mask: the parameters that may be decayed; None for all, which is usual, since
+            only large ones are.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
 
     Returns:
         A transformation that needs parameters; its state is a `DecayToTargetRmsState`.

@@ -27,7 +27,7 @@ from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.layers import Layers
 from optax_largebatch.params.leaves import Layout, Leaves
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.preconditioning.meta_gradient import meta_update, product
 
 
@@ -67,15 +67,15 @@ class _Scalars(NamedTuple):
 
 def scale_by_learned_matrices(
     learning_rate: Hyperparameter,
+    *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    *,
     meta_lr_scale: Scalar = 1.0,
     period: int = 10,
     max_step_scale: Scalar = 2.0,
     max_fullcov_size: int = 1024,
-    stacked: Stacked | None = None,
+    stacked: Stacks = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Applies a learned matrix to each axis of the momentum; experimental.
@@ -105,17 +105,23 @@ def scale_by_learned_matrices(
     Args:
         learning_rate: :math:`\eta`, the rate of the whole optimizer; a float, a schedule, or what
             `ParamGroups.vary` returns. Here it moves only the matrices.
-        b1: decay rate of the first moment, in [0, 1).
-        b2: decay rate of the second moments for one step (of :math:`C` for one update), in [0, 1).
-        eps: :math:`\epsilon`, 0 or more.
+        b1: decay rate of the first moment: usually 0.9. In [0, 1).
+        b2: decay rate of the second moments for one step (of :math:`C` for one update): 0.98 in
+            icefall. In [0, 1).
+        eps: keeps the division finite: 1e-8 in icefall. :math:`\epsilon`, 0 or more.
         meta_lr_scale: :math:`\mu`, 0 or more; 0 leaves the matrices the identity. At
             :math:`\eta\,\mu \ge 1` a single step could make a matrix singular.
-        period: the number of steps from one update of the matrices to the next.
-        max_step_scale: :math:`c`, positive.
-        max_fullcov_size: the longest axis that has a full matrix; a longer one has a diagonal.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer has its own
-            matrices. None if there are none.
-        mu_dtype: dtype of the first moment; None for float32 (float64 for float64 parameters).
+        period: how many steps are between two updates of the matrices, which cost the most: 10 in
+            icefall. 1 or more.
+        max_step_scale: bound on the elements of a direction, relative to their root mean square: 2
+            in icefall. :math:`c`, positive.
+        max_fullcov_size: the longest axis with a full matrix, whose cost grows with its cube; a
+            longer one has a diagonal. 0 or more.
+        stacked: the parameters that stack layers, so that each layer has matrices of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
+            parameter. None for float32 (float64 for float64 parameters).
 
     Returns:
         A transformation; its state is a `ScaleByLearnedMatricesState`. Inside `jax.shard_map` a

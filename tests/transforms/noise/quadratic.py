@@ -70,7 +70,7 @@ def skewed(key, shape):
 def many_runs(steps, runs=400, decay=0.99, noise=4.0, draw=jax.random.normal):
     """Runs with a gradient of squared norm 1 and this noise of an example, in 3 numbers."""
     params = jnp.full(3, 3**-0.5)
-    transform = lb.gradient_noise_scale(decay)
+    transform = lb.measure_noise_scale(decay)
 
     def step(state, key):
         own = params[None] + (noise / 3) ** 0.5 * draw(key, (4, 3))

@@ -21,7 +21,7 @@ def test_the_averages_have_no_bias():
 def test_averages_are_the_weighted_means_and_variances():
     """With the weights 1, decay, decay^2 and so on, back from the last step."""
     rng = np.random.default_rng(0)
-    transform = lb.gradient_noise_scale(0.7)
+    transform = lb.measure_noise_scale(0.7)
     state, seen, step = transform.init(jnp.zeros(2)), [], jax.jit(transform.update)
     for _ in range(5):
         own = jnp.asarray(rng.normal(size=(3, 2)), "float32")
@@ -44,7 +44,7 @@ def test_averages_are_the_weighted_means_and_variances():
 def test_micro_batches_of_different_sizes_have_no_bias():
     """Parts of 1, 2 and 5 examples, and one of none; the noise of an example is 4, and 1 is G^2."""
     params = jnp.full(3, 3**-0.5)
-    optimizer = lb.accumulate_gradients(lb.gradient_noise_scale(0.999), 4, small_batches=True)
+    optimizer = lb.accumulate_gradients(lb.measure_noise_scale(0.999), every=4, small_batches=True)
     sizes = jnp.array([2.0, 0.0, 5.0, 1.0])
 
     def micro(state, given):
@@ -65,7 +65,7 @@ def test_micro_batches_of_different_sizes_have_no_bias():
 def test_a_step_of_one_micro_batch_changes_no_estimate():
     """The schedule has macro-batches of two and of one; a flush makes another one of one."""
     every = lb.values_schedule([2, 1, 3])
-    optimizer = lb.accumulate_gradients(lb.gradient_noise_scale(), every, small_batches=True)
+    optimizer = lb.accumulate_gradients(lb.measure_noise_scale(), every=every, small_batches=True)
     params = jnp.ones(3)
     state, states, step = optimizer.init(params), [], jax.jit(optimizer.update)
     for index in range(4):
@@ -82,7 +82,7 @@ def test_a_step_of_one_micro_batch_changes_no_estimate():
 
 @pytest.mark.parametrize("where", ["the gradient", "its parts"])
 def test_a_step_that_is_not_finite_changes_no_estimate(where):
-    transform = lb.gradient_noise_scale()
+    transform = lb.measure_noise_scale()
     own = jnp.array([[1.0, 2.0], [3.0, 1.0]])
     mean = own.mean(0)
     parts = lb.small_batches_of_examples(own, own[0], mean=mean)
@@ -100,7 +100,7 @@ def test_changes_no_number_of_the_optimizer_nor_its_place_one_of_its_own(place):
     params, gradients = network(), examples(jax.random.key(0), 2)
     mean = jax.tree.map(lambda x: x.mean(0), gradients)
     parts = lb.small_batches_of_examples(gradients, params, mean=mean)
-    watch = lb.gradient_noise_scale()
+    watch = lb.measure_noise_scale()
     links = [lb.lamb(0.1)]
     links.insert(place, watch)
 
@@ -116,7 +116,7 @@ def test_changes_no_number_of_the_optimizer_nor_its_place_one_of_its_own(place):
 
 def test_a_new_state_can_be_donated():
     """No array is there twice."""
-    optimizer = lb.accumulate_gradients(lb.gradient_noise_scale(), 2, small_batches=True)
+    optimizer = lb.accumulate_gradients(lb.measure_noise_scale(), every=2, small_batches=True)
     state = optimizer.init(network())
     arrays = jax.tree.leaves(state)
     assert len({x.unsafe_buffer_pointer() for x in arrays}) == len(arrays)

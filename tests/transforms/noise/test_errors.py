@@ -11,7 +11,7 @@ from tests.transforms.noise.quadratic import mesh, needs_shard_map
 
 
 def test_says_the_three_ways_where_there_are_no_small_batches():
-    optimizer, params = lb.chain(lb.gradient_noise_scale(), lb.lamb(0.1)), jnp.ones(3)
+    optimizer, params = lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)), jnp.ones(3)
     with pytest.raises(ValueError, match="small_batches must be given") as caught:
         optimizer.update(params, optimizer.init(params), params)
     for way in ("accumulate_gradients(", "small_batches_of_devices(", "small_batches_of_examples("):
@@ -22,7 +22,7 @@ ONE = jnp.ones((1, 3))
 TWO = jnp.ones((2, 3))
 MISTAKES = {
     "one micro-batch": (
-        lambda: lb.accumulate_gradients(lb.gradient_noise_scale(), 1, small_batches=True),
+        lambda: lb.accumulate_gradients(lb.measure_noise_scale(), every=1, small_batches=True),
         "every must be 2 or more with small_batches=True, got 1",
     ),
     "one example": (
@@ -43,30 +43,30 @@ MISTAKES = {
     ),
     "one device": (
         lambda: jax.vmap(
-            lambda x: lb.small_batches_of_devices(x, x, "data", mean=x), axis_name="data"
+            lambda x: lb.small_batches_of_devices(x, x, axis_name="data", mean=x), axis_name="data"
         )(ONE),
         "two devices or more, got 'data' with one",
     ),
     "handed to accumulate_gradients": (
-        lambda: lb.accumulate_gradients(lb.gradient_noise_scale(), 2).update(
+        lambda: lb.accumulate_gradients(lb.measure_noise_scale(), every=2).update(
             ONE[0],
-            lb.accumulate_gradients(lb.gradient_noise_scale(), 2).init(ONE[0]),
+            lb.accumulate_gradients(lb.measure_noise_scale(), every=2).init(ONE[0]),
             small_batches=lb.small_batches_of_examples(TWO, TWO[0], mean=TWO[0]),
         ),
         "must not be given .* small_batches=True",
     ),
     "another number of blocks": (
-        lambda: lb.gradient_noise_scale().update(
+        lambda: lb.measure_noise_scale().update(
             ONE[0],
-            lb.gradient_noise_scale().init(ONE[0]),
+            lb.measure_noise_scale().init(ONE[0]),
             small_batches=lb.SmallBatches.none(2),
         ),
-        "has 2 blocks and gradient_noise_scale has 1",
+        "has 2 blocks and measure_noise_scale has 1",
     ),
     "a stack of another length": (
-        lambda: lb.accumulate_gradients(optax.sgd(0.1), 2, small_batches=True).update(
+        lambda: lb.accumulate_gradients(optax.sgd(0.1), every=2, small_batches=True).update(
             [ONE[0], ONE[0]],
-            lb.accumulate_gradients(optax.sgd(0.1), 2)
+            lb.accumulate_gradients(optax.sgd(0.1), every=2)
             .init([ONE[0], ONE[0]])
             ._replace(small_batches=lb.SmallBatches.none(3)),
         ),
@@ -74,7 +74,7 @@ MISTAKES = {
     ),
     "a state without one": (lambda: lb.noise_scale(optax.EmptyState()), "must hold one noise"),
     "other parameters": (
-        lambda: lb.layer_noise_scales(lb.gradient_noise_scale().init(ONE), [ONE, ONE]),
+        lambda: lb.layer_noise_scales(lb.measure_noise_scale().init(ONE), [ONE, ONE]),
         "noise of 1 blocks, and params have 2",
     ),
     "a mean of another shape": (
@@ -82,10 +82,10 @@ MISTAKES = {
         "mean must have the shapes of the parameters",
     ),
     "confidence": (
-        lambda: lb.noise_scale(lb.gradient_noise_scale().init(ONE), confidence=1.0),
+        lambda: lb.noise_scale(lb.measure_noise_scale().init(ONE), confidence=1.0),
         r"confidence must be in \(0, 1\)",
     ),
-    "decay": (lambda: lb.gradient_noise_scale(1.0), r"decay must be in \[0, 1\), got 1.0"),
+    "decay": (lambda: lb.measure_noise_scale(1.0), r"decay must be in \[0, 1\), got 1.0"),
 }
 
 
@@ -105,7 +105,7 @@ def test_when_is_no_condition(when):
 @pytest.mark.parametrize("number", [0, -1])
 def test_no_number_of_macro_batches(number):
     with pytest.raises(ValueError, match="small_batches must be >= 1"):
-        lb.accumulate_gradients(lb.gradient_noise_scale(), 2, small_batches=number)
+        lb.accumulate_gradients(lb.measure_noise_scale(), every=2, small_batches=number)
 
 
 @needs_shard_map
@@ -119,7 +119,7 @@ def test_what_must_be_the_same_on_all_devices(mistake):
     def parts(own):
         mean = own if mistake == "mean" else jax.lax.pmean(own, "data")
         when = jnp.all(own > 0) if mistake == "when" else True
-        return lb.small_batches_of_devices(own, jnp.ones(1), "data", mean=mean, when=when)
+        return lb.small_batches_of_devices(own, jnp.ones(1), axis_name="data", mean=mean, when=when)
 
     run = jax.shard_map(parts, mesh=mesh("data"), in_specs=P("data"), out_specs=P())
     with pytest.raises(ValueError, match=message):
@@ -139,7 +139,9 @@ def test_gradients_that_are_summed_over_the_devices_already(mistake):
         def loss(params):
             return jnp.sum(params["w"]) * jnp.sum(batch)
 
-        return lb.small_batches_of_devices(jax.grad(loss)(params), params, "data", mean=params)
+        return lb.small_batches_of_devices(
+            jax.grad(loss)(params), params, axis_name="data", mean=params
+        )
 
     run = jax.shard_map(parts, mesh=mesh("data"), in_specs=({"w": split}, P("data")), out_specs=P())
     with pytest.raises(ValueError, match=message):

@@ -12,7 +12,7 @@ import optax_largebatch as lb
 from tests.conftest import as_users_have_it
 from tests.transforms.noise.quadratic import examples, mesh, needs_shard_map, network
 
-WATCH = lb.gradient_noise_scale()
+WATCH = lb.measure_noise_scale()
 
 
 def one_step(state, key, n):
@@ -25,7 +25,7 @@ def one_step(state, key, n):
 
 def one_macro_batch(state, key, n):
     """The same in two micro-batches."""
-    optimizer = lb.accumulate_gradients(WATCH, 2, small_batches=3)
+    optimizer = lb.accumulate_gradients(WATCH, every=2, small_batches=3)
     accumulating = optimizer.init(network())._replace(macro_step=n, inner_state=state)
     own = examples(key, 2)
     for i in range(2):
@@ -38,7 +38,9 @@ def on_device(state, own, n):
     """The same on two devices, each with an example."""
     own = jax.tree.map(lambda x: x[0], own)
     mean = jax.lax.pmean(own, "data")
-    parts = lb.small_batches_of_devices(own, network(), "data", mean=mean, when=n % 3 == 0)
+    parts = lb.small_batches_of_devices(
+        own, network(), axis_name="data", mean=mean, when=n % 3 == 0
+    )
     return WATCH.update(mean, state, small_batches=parts)[1]
 
 
@@ -118,7 +120,7 @@ def passes(optimizer, watched):
 NOT_MEASURED = {
     "a step": lambda optimizer, every: optimizer,
     "a micro-batch": lambda optimizer, every: lb.accumulate_gradients(
-        optimizer, 2, small_batches=every
+        optimizer, every=2, small_batches=every
     ),
 }
 
@@ -129,7 +131,7 @@ def test_what_is_not_measured_reads_no_gradient_more(what):
     """All kernels that are added to those of `lamb` stand in branches, and nothing is copied."""
     wrapped, lamb = NOT_MEASURED[what], lb.lamb(0.1)
     plain = passes(wrapped(lamb, False), watched=False)
-    watched = wrapped(lb.chain(lb.gradient_noise_scale(), lamb), 10)
+    watched = wrapped(lb.chain(lb.measure_noise_scale(), lamb), 10)
     always, in_branches, copies = passes(watched, watched=what == "a step")
     assert plain[0] > 0
     assert (always, copies) == (plain[0], plain[2])

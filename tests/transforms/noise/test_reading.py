@@ -52,7 +52,7 @@ class TestBand:
             name: jnp.asarray(x, "float32") if "weight" in name else jnp.full(2, x, "float32")
             for name, x in numbers.items()
         }
-        return lb.GradientNoiseScaleState(**arrays)
+        return lb.MeasureNoiseScaleState(**arrays)
 
     def test_is_fiellers(self):
         """At its ends the distance from 0 of `noise - r signal` is t of its standard deviations."""
@@ -98,7 +98,7 @@ class TestBand:
         np.testing.assert_allclose(band[:3], expected[:3], rtol=1e-4)
 
     def test_is_unknown_before_the_first_step_and_without_bounds_after_one(self):
-        transform = lb.gradient_noise_scale()
+        transform = lb.measure_noise_scale()
         own = jnp.array([[1.0, 2.0], [3.0, 1.0]])
         state = transform.init(own[0])
         assert np.all(np.isnan(jax.tree.leaves(lb.noise_scale(state))))

@@ -25,7 +25,7 @@ from tests.transforms.noise.quadratic import (
 def test_parameters_split_over_another_axis(check_vma):
     """Blocks are split, and a stack between its layers; the state is that of one device."""
     specs = {"bias": P(), "kernel": P("tensor"), "layers": P("tensor")}
-    optimizer = lb.gradient_noise_scale(stacked=STACKED)
+    optimizer = lb.measure_noise_scale(stacked=STACKED)
     params = network()
     gradients = jax.tree.map(lambda x: x + 3, examples(jax.random.key(0), 4))
 
@@ -67,8 +67,8 @@ def test_parameters_split_over_another_axis(check_vma):
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_micro_batches_of_split_parameters(check_vma):
     specs = {"bias": P(), "kernel": P("tensor"), "layers": P("tensor")}
-    watch = lb.gradient_noise_scale(stacked=STACKED)
-    optimizer = lb.accumulate_gradients(watch, 2, small_batches=True, stacked=STACKED)
+    watch = lb.measure_noise_scale(stacked=STACKED)
+    optimizer = lb.accumulate_gradients(watch, every=2, small_batches=True, stacked=STACKED)
     parts = [jax.tree.map(lambda x, i=i: jnp.cos(x + i), network()) for i in range(2)]
 
     def scale(params, parts, **extra_args):
@@ -97,8 +97,8 @@ def test_micro_batches_of_split_parameters(check_vma):
 def test_under_jit_on_a_mesh(kind, told):
     """From examples, and from the same in micro-batches."""
     specs = {"bias": P(), "kernel": P("fsdp"), "layers": P("fsdp")}
-    watch = lb.chain(lb.gradient_noise_scale(stacked=STACKED), lb.lamb(0.1, stacked=STACKED))
-    accumulating = lb.accumulate_gradients(watch, 2, small_batches=True, stacked=STACKED)
+    watch = lb.chain(lb.measure_noise_scale(stacked=STACKED), lb.lamb(0.1, stacked=STACKED))
+    accumulating = lb.accumulate_gradients(watch, every=2, small_batches=True, stacked=STACKED)
     extra_args = {"partition_specs": specs} if told else {}
 
     def both(params, gradients, **extra_args):
@@ -137,7 +137,7 @@ def reductions(function, *args):
 def test_norms_of_devices_and_of_their_mean_take_one_reduction():
     def parts(gradients, mean):
         own = jax.tree.map(lambda x: x[0], gradients)
-        return lb.small_batches_of_devices(own, network(), "data", mean=mean)
+        return lb.small_batches_of_devices(own, network(), axis_name="data", mean=mean)
 
     run = jax.shard_map(parts, mesh=mesh("data"), in_specs=(P("data"), P()), out_specs=P())
     gradients = jax.tree.map(lambda x: jnp.ones((PARTS, *x.shape)), network())

@@ -42,8 +42,8 @@ def parted(batch):
 
 @functools.cache
 def from_micro_batches():
-    params, watch = network(), lb.gradient_noise_scale(stacked=STACKED)
-    optimizer = lb.accumulate_gradients(watch, PARTS, small_batches=True, stacked=STACKED)
+    params, watch = network(), lb.measure_noise_scale(stacked=STACKED)
+    optimizer = lb.accumulate_gradients(watch, every=PARTS, small_batches=True, stacked=STACKED)
 
     def step(state, batch):
         def micro(state, part):
@@ -59,15 +59,15 @@ def of_devices(own, params, state, when=True):
     """The state after a step of which each device has gradients of its own."""
     mean = jax.lax.pmean(own, "data")
     parts = lb.small_batches_of_devices(
-        own, params, "data", SIZE, mean=mean, when=when, stacked=STACKED
+        own, params, axis_name="data", batch_size=SIZE, mean=mean, when=when, stacked=STACKED
     )
-    optimizer = lb.gradient_noise_scale(stacked=STACKED)
+    optimizer = lb.measure_noise_scale(stacked=STACKED)
     return optimizer.update(mean, state, params, small_batches=parts)[1]
 
 
 @functools.cache
 def from_devices():
-    params, optimizer = network(), lb.gradient_noise_scale(stacked=STACKED)
+    params, optimizer = network(), lb.measure_noise_scale(stacked=STACKED)
 
     def step(state, batch):
         own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
@@ -81,7 +81,7 @@ def from_devices():
 
 
 def from_pmap():
-    params, optimizer = network(), lb.gradient_noise_scale(stacked=STACKED)
+    params, optimizer = network(), lb.measure_noise_scale(stacked=STACKED)
 
     def step(state, batch):
         own = jax.tree.map(lambda x: x[jax.lax.axis_index("data")], parted(batch))
@@ -94,7 +94,7 @@ def from_pmap():
 
 @functools.cache
 def from_examples(stacked=STACKED):
-    params, optimizer = network(), lb.gradient_noise_scale(stacked=stacked)
+    params, optimizer = network(), lb.measure_noise_scale(stacked=stacked)
 
     def step(state, batch):
         gradients = jax.vmap(jax.grad(loss), in_axes=(None, 0))(params, batch)

@@ -31,7 +31,7 @@ def test_equals_the_formula(settings, x64):
     b1, period = settings
     random = np.random.default_rng(0)
     params, gradients = random.normal(size=(3, 2)), random.normal(size=(STEPS, 3, 2))
-    transform = lb.learn_log_scale(0.1, b1, 0.9, 1e-3, speed=0.5, period=period)
+    transform = lb.learn_log_scale(0.1, b1=b1, b2=0.9, eps=1e-3, speed=0.5, period=period)
     weights = jnp.asarray(params)
 
     def step(state, gradient):

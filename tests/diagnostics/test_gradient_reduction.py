@@ -34,8 +34,8 @@ def test_tells_sums_from_means(reduction, check_vma):
             kernel = jax.lax.all_gather(params["kernel"], "data", tiled=True)
             return of_all(params | {"kernel": kernel}, examples)
 
-        return lb.gradient_scale(
-            loss, params, gradients, "data", partition_specs=None if check_vma else specs
+        return lb.check_gradient_reduction(
+            loss, params, gradients, axis_name="data", partition_specs=None if check_vma else specs
         )
 
     check = jax.shard_map(
@@ -58,7 +58,9 @@ def test_what_shard_map_gives_is_the_sum():
 
         summed = jax.grad(loss)(params)
         mean = jax.tree.map(lambda g: g / 8, summed)
-        return tuple(lb.gradient_scale(loss, params, g, "data") for g in (summed, mean))
+        return tuple(
+            lb.check_gradient_reduction(loss, params, g, axis_name="data") for g in (summed, mean)
+        )
 
     check = jax.shard_map(scales, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()))
     summed, mean = jax.jit(check)({"w": jnp.ones(())}, jnp.arange(16.0))

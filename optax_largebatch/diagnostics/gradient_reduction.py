@@ -10,12 +10,12 @@ from optax_largebatch import norms
 from optax_largebatch.params.leaves import gradients_of
 
 
-def gradient_scale(
+def check_gradient_reduction(
     loss: Callable[[Any], jax.Array],
     params: Any,
     gradients: Any,
-    axis_name: str | tuple[str, ...],
     *,
+    axis_name: str | tuple[str, ...],
     partition_specs: Any = None,
 ) -> jax.Array:
     r"""The factor by which gradients are too large, inside `jax.shard_map` or `jax.pmap`.
@@ -52,11 +52,11 @@ def gradient_scale(
     Examples:
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import gradient_scale
+        >>> from optax_largebatch import check_gradient_reduction
         >>> def scale(params, batch):
         ...     loss = lambda params: jnp.mean((batch - params) ** 2)
         ...     gradients = jax.lax.psum(jax.grad(loss)(params), "data")
-        ...     return gradient_scale(loss, params, gradients, "data")
+        ...     return check_gradient_reduction(loss, params, gradients, axis_name="data")
         >>> devices = jax.device_count()
         >>> batches = jnp.arange(4.0 * devices).reshape(devices, 4)
         >>> check = jax.pmap(scale, axis_name="data", in_axes=(None, 0))

@@ -1,0 +1,23 @@
+"""Names that this package does not have, with those that it has in their place."""
+
+IN_PLACE_OF = {
+    # Of the time before the first release.
+    "GradientNoiseScaleState": "MeasureNoiseScaleState",
+    "gradient_noise_scale": "measure_noise_scale",
+    "gradient_scale": "check_gradient_reduction",
+    # Of optax, where the function here does more.
+    "MultiSteps": "accumulate_gradients",
+    "apply_if_finite": "skip_nonfinite",
+    "centralize": "centralize_gradients",
+    "clip": "clip_by_value",
+    "polynomial_schedule": "warmup_polynomial",
+    "trace": "accumulate_momentum",
+    "warmup_cosine_decay_schedule": "warmup_cosine",
+}
+
+
+def says_unknown(name: str) -> str:
+    """What an error says of a name that the package does not have."""
+    known = IN_PLACE_OF.get(name)
+    message = f"module 'optax_largebatch' has no attribute {name!r}"
+    return message if known is None else f"{message}; here it is called {known!r}"
