@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image, ImageColor
 import pytest
 
-import bookkeeping
 import comparison
 import digits
+import optax_largebatch as lb
 import train_digits
 
 
@@ -29,7 +29,7 @@ def options(text, output):
 SHORT = "--optimizer adamw lamb --batch-size 64 --seeds 2 --epochs 1 --target 0.2"
 
 
-OTHERS = ("adamw", "lans", "lars", "larc", "lbsgd")
+OTHERS = ("adamw", "lans", "muonh", "lars", "larc", "lbsgd")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_macrobatch_is_a_large_batch(tmp_path):
 
 def test_lbsgd_scales_its_learning_rate_to_the_macrobatch():
     """An epoch has 10 micro-batches, the warm-up 50, and the first step comes with the fourth."""
-    optimizer = train_digits.build_optimizer("lbsgd", 0.1, 0.0, 4, epoch=2.5, steps=100)
+    optimizer = train_digits.build_optimizer("lbsgd", 0.1, 0.9, 0.0, 4, epoch=2.5, steps=100)
     params = {"kernel": jnp.full(4, 2.0), "bias": jnp.full(4, 2.0), "scale": jnp.full(4, 2.0)}
     grads = jax.tree.map(jnp.ones_like, params)
     state = optimizer.init(params)
@@ -79,7 +79,7 @@ def test_lbsgd_scales_its_learning_rate_to_the_macrobatch():
 
 def test_default_rates():
     """They are those of the table at its batch sizes, and a power of the batch between them."""
-    small, large, _ = digits.DEFAULTS["lamb"]
+    small, large = digits.DEFAULTS["lamb"][:2]
     assert digits.default_rate("lamb", 32) == pytest.approx(small)
     assert digits.default_rate("lamb", 1024) == pytest.approx(large)
     middle = (32 * 1024) ** 0.5
@@ -111,7 +111,7 @@ def test_default_comparison(tmp_path):
     assert [(one.batch, one.optimizer, one.seed) for one in results] == [
         (batch, optimizer, seed)
         for batch in ("32", "1024")
-        for optimizer in ("adamw", "lamb", "lans", "lars")
+        for optimizer in ("adamw", "lamb", "lans", "muonh")
         for seed in range(5)
     ]
     for result in results:
@@ -149,9 +149,9 @@ def test_curves_are_drawn_in_their_colours(finished):
     with Image.open(output / "curves.png") as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(maxcolors=2**24)}
         assert min(image.size) > 800
-    first, second, third = map(ImageColor.getrgb, bookkeeping.COLOURS[:3])
-    assert {first, second} <= colours
-    assert third not in colours
+    adamw, lamb, lans = map(ImageColor.getrgb, lb.plots.colours(["adamw", "lamb", "lans"]).values())
+    assert {adamw, lamb} <= colours
+    assert lans not in colours
 
 
 def runs(optimizer, *reached):
