@@ -304,7 +304,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         )
         if name in (UNTRAINED, PIXELS):
             axes.axhline(means[0], linestyle=":", color="0.5")
-            axes.annotate(name, (sizes[-1], means[0]), (0, 3), textcoords="offset points", ha="right")
+            axes.annotate(
+                name, (sizes[-1], means[0]), (0, 3), textcoords="offset points", ha="right"
+            )
         else:
             colour = OF_OPTIMIZERS[re.split("[, ]", name)[0].lower()]
             line = "--" if name == BY_RECIPE else "-"

@@ -25,7 +25,6 @@ def distances() -> tuple[dict[str, float], set[str]]:
     """How far each way to train ends from the result of one device, and which ways are wrong."""
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     names: dict[str, Any] = {}
-    exec("import optax_largebatch as lb", names)
     for cell in cells[INSTALLATION + 1 :]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)

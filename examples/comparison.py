@@ -120,7 +120,9 @@ def draw(results: Sequence[Result], target: float, path: Path) -> None:
         losses = np.stack([one.epoch_losses() for one in own])
         epochs = own[0].epochs * np.arange(1, losses.shape[1] + 1) / losses.shape[1]
         loss.plot(epochs, np.median(losses, axis=0), color=colour, label=optimizer)
-        loss.fill_between(epochs, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0)
+        loss.fill_between(
+            epochs, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0
+        )
         for one in own:
             ever = one.steps_to_target < math.inf
             place = one.steps_to_target if ever else one.steps

@@ -77,9 +77,7 @@ def build_optimizer(
         "lars": lambda: lb.lars(
             schedule, momentum=momentum, **decayed, trust_coefficient=0.5, trust_ratio_mask=kernels
         ),
-        "larc": lambda: lb.larc(
-            schedule, momentum=momentum, **decayed, trust_ratio_mask=kernels
-        ),
+        "larc": lambda: lb.larc(schedule, momentum=momentum, **decayed, trust_ratio_mask=kernels),
     }[name]()
     return lb.accumulate_gradients(optimizer, every=micro_batches)
 

@@ -61,7 +61,9 @@ def trained(name: str, batch_size: int, trials: Sequence[Trial]) -> Iterator[dic
         state, reached = optimizer(rate).init(params), math.inf
         order = shuffled(len(labels), steps * batch_size, seed).reshape(steps, batch_size)
         for step, batch in enumerate(order):
-            params, state = train_step(jnp.float32(rate), params, state, images[batch], labels[batch])
+            params, state = train_step(
+                jnp.float32(rate), params, state, images[batch], labels[batch]
+            )
             if reached == math.inf and accuracy(graph, params, *data.validation) >= TARGET:
                 reached = step + 1
         yield {

@@ -15,7 +15,6 @@ from benchmarks.harness.optimizers import OPTIMIZERS
 from optax_largebatch.diagnostics.colours import OF_OPTIMIZERS
 
 
-
 def colour(name: str) -> Any:
     """The optimizer's colour, paler for optax's version of an optimizer that is here, too."""
     own = np.array(to_rgb(OF_OPTIMIZERS[name.removeprefix("optax.")]))
