@@ -41,11 +41,10 @@ def test_any_two_can_be_told_apart(eye):
 
 def optimizers():
     """The names of the optimizers of the library."""
-    for name in lb.__all__:
-        own = getattr(lb, name)
-        if getattr(own, "__module__", "").startswith("optax_largebatch.optimizers."):
-            if inspect.isfunction(own) and "learning_rate" in inspect.signature(own).parameters:
-                yield name
+    for name, own in inspect.getmembers(lb, inspect.isfunction):
+        of_optimizer = own.__module__.startswith("optax_largebatch.optimizers.")
+        if of_optimizer and "learning_rate" in inspect.signature(own).parameters:
+            yield name
 
 
 def test_every_optimizer_and_every_arm_has_a_colour():
