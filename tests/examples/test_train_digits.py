@@ -2,6 +2,7 @@
 
 import csv
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import comparison
 import digits
 import optax_largebatch as lb
 import train_digits
+import tune_digits
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -26,6 +28,7 @@ def options(text, output):
     return [*text.split(), "--output", str(output)]
 
 
+TRIALS = "benchmarks/results/cpu-2-cores/digits_rates.csv"
 SHORT = "--optimizer adamw lamb --batch-size 64 --seeds 2 --epochs 1 --target 0.2"
 
 
@@ -84,6 +87,25 @@ def test_default_rates():
     assert digits.default_rate("lamb", 1024) == pytest.approx(large)
     middle = (32 * 1024) ** 0.5
     assert digits.default_rate("lamb", middle) == pytest.approx((small * large) ** 0.5)
+
+
+def test_rates_of_muonh_are_the_best_of_the_committed_trials():
+    rows = tune_digits.read(Path(__file__).parents[2] / TRIALS)
+    for batch, rate in zip((32, 1024), digits.DEFAULTS["muonh"], strict=False):
+        own = [row for row in rows if row["batch_size"] == str(batch)]
+        assert {row["optimizer"] for row in own} == {"muonh"}
+        assert tune_digits.best_rate(own) == rate
+
+
+def test_best_rate_is_the_fastest_of_the_accurate():
+    columns = "learning_rate", "steps_to_target", "validation_accuracy"
+    runs = [
+        ("0.1", "30", "0.98"),
+        ("0.1", "20", "0.99"),
+        ("0.3", "10", "0.9"),
+        ("1", "never", "0.99"),
+    ]
+    assert tune_digits.best_rate([dict(zip(columns, run, strict=True)) for run in runs]) == 0.1
 
 
 def test_order_is_epochs_that_do_not_depend_on_the_length():
