@@ -13,7 +13,7 @@ NO_NETWORK = http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
 
 .PHONY: compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest newest clean
 
-demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and lars at a small and a large batch
+demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and muonh at a small and a large batch
 	$(DEMO)/bin/python examples/train_digits.py
 
 test: $(READY)  ## the tests, without those marked slow
@@ -76,13 +76,9 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	  "import optax_largebatch as lb; print(lb.__version__, len(lb.__all__), 'public names')"
 	sed -n '/^```python/,/^```$$/{/^```/d;p}' README.md > dist/readme.py
 	cd dist && ../$(VENV)-wheel/bin/python -W error readme.py
-	$(VENV)-wheel/bin/pip uninstall --quiet --yes optax-largebatch
-	$(VENV)-wheel/bin/pip install --quiet ipython
+	$(VENV)-wheel/bin/pip install --quiet ipython "$$(echo dist/*.whl)[examples]"
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
-	  $(NO_NETWORK) $(FIRST_CELLS) --missing $$notebook || exit 1; done
-	$(VENV)-wheel/bin/pip install --quiet "$$(echo dist/*.whl)[examples]"
-	cd dist && for notebook in ../notebooks/*.ipynb; do \
-	  $(FIRST_CELLS) $$notebook || exit 1; done
+	  $(NO_NETWORK) $(FIRST_CELLS) $$notebook || exit 1; done
 
 lowest: versions-lowest  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
 

@@ -113,10 +113,10 @@ def plot(path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, all_axes = plt.subplots(2, 1, figsize=(5.6, 7.6), layout="constrained")
+    figure, all_axes = plt.subplots(2, 1, figsize=(5.6, 8.4), layout="constrained")
     for axes, (task, batch_sizes, runs, fit, _) in zip(all_axes, fitted(), strict=True):
         lb.plots.steps_to_target(batch_sizes, runs, fit, ax=axes).set_title(task)
-    figure.savefig(path, dpi=180)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 

@@ -29,6 +29,7 @@ from sklearn.datasets import load_digits
 
 from benchmarks.harness.results import add_output, write_csv
 import optax_largebatch as lb
+from optax_largebatch.diagnostics.colours import OF_OPTIMIZERS
 
 NAME = "self_supervised_digits"
 BATCH_SIZES = (64, 128, 256, 512, 1024)
@@ -302,15 +303,22 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             [float(row[key]) for row in own] for key in ("batch_size", "accuracy", "deviation")
         )
         if name in (UNTRAINED, PIXELS):
-            axes.plot(sizes, means, ":", label=name)
+            axes.axhline(means[0], linestyle=":", color="0.5")
+            axes.annotate(
+                name, (sizes[-1], means[0]), (0, 3), textcoords="offset points", ha="right"
+            )
         else:
-            axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=name)
+            colour = OF_OPTIMIZERS[re.split("[, ]", name)[0].lower()]
+            line = "--" if name == BY_RECIPE else "-"
+            axes.errorbar(
+                sizes, means, deviations, marker="o", capsize=3, color=colour, ls=line, label=name
+            )
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
     axes.set_xlabel("batch size")
     axes.set_ylabel("accuracy of a linear probe")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=180)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 

@@ -37,9 +37,12 @@ from benchmarks.harness.steps import Running, start, start_update
 from benchmarks.harness.torch_peers import PEERS, RunningPeer, running_peer
 from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
+from optax_largebatch.diagnostics.colours import GREY, OF_OPTIMIZERS
 
-COLOURS = {BASELINE: "#000000", "lamb": "#0072b2", "lans": "#d55e00", "lars": "#009e73"}
-"""The four optimizers in colour; the others are grey."""
+COLOURS = {BASELINE: OF_OPTIMIZERS["adamw"]} | {
+    name: OF_OPTIMIZERS[name] for name in ("lamb", "lans", "lars")
+}
+"""Four optimizers have their colours; the others are grey."""
 
 
 @dataclasses.dataclass
@@ -180,7 +183,7 @@ def plot(measurements: list[Measurement], path: Path) -> None:
         names = [m.optimizer for m in own]
         ratios = np.array([m.ratio for m in own])
         spread = [ratios - [m.ratio_low for m in own], [m.ratio_high for m in own] - ratios]
-        colours = [COLOURS.get(name, "#bbbbbb") for name in names]
+        colours = [COLOURS.get(name, GREY) for name in names]
         axis.barh(names, ratios, xerr=np.abs(spread), color=colours, error_kw={"lw": 1})
         axis.axvline(1, color="black", lw=0.8)
         axis.set_title(tree, loc="left", fontsize=10, fontweight="bold")

@@ -13,6 +13,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
+from optax_largebatch.diagnostics.colours import COLOURS
+
 DOCS = Path(__file__).parent
 NOTEBOOK = DOCS.parent / "notebooks" / "03_many_devices.ipynb"
 PICTURE = DOCS / "static" / "same_everywhere.png"
@@ -23,7 +25,6 @@ def distances() -> tuple[dict[str, float], set[str]]:
     """How far each way to train ends from the result of one device, and which ways are wrong."""
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     names: dict[str, Any] = {}
-    exec("import optax_largebatch as lb", names)
     for cell in cells[INSTALLATION + 1 :]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
@@ -31,16 +32,18 @@ def distances() -> tuple[dict[str, float], set[str]]:
 
 
 def draw(values: Mapping[str, float], wrong: set[str]) -> Figure:
-    """A bar for each way to train, those that lose the norm of a layer in orange."""
+    """A dot for each way to train, those that lose the norm of a layer in orange."""
     figure = Figure(figsize=(4.6, 2.7), layout="constrained")
     axis = figure.subplots()
     names = sorted(values, key=lambda name: -values[name])
-    colours = ["#d55e00" if name in wrong else "#0072b2" for name in names]
-    axis.barh(names, [values[name] for name in names], color=colours)
-    axis.invert_yaxis()
+    for row, name in enumerate(names):
+        axis.plot(values[name], row, "o", color=COLOURS[name in wrong])
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(axis="y", color="#e5e5e5")
     axis.set(xscale="log", xlim=(1e-8, 2), xlabel="distance from the result of one device")
     axis.axvline(1e-5, color="black", linewidth=0.8)
-    axis.text(1.3e-5, len(names) - 0.75, "rounding of float32", fontsize=8, va="center")
+    axis.text(8e-6, -0.25, "rounding of float32", fontsize=8, ha="right", va="center")
     axis.tick_params(axis="y", length=0)
     axis.spines[["top", "right"]].set_visible(False)
     return figure

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 import numpy as np
 
+import optax_largebatch as lb
+
 
 def number(
     kind: type[int] | type[float], allowed: str, is_allowed: Callable[[Any], bool]
@@ -52,10 +54,6 @@ def same_options(args: argparse.Namespace, file: Path, resumed: bool) -> None:
             )
 
 
-# The colours of Okabe and Ito, which colour-blind readers can tell apart.
-COLOURS = ("#56b4e9", "#d55e00", "#009e73", "#0072b2", "#cc79a7", "#e69f00", "#555555")
-
-
 class Table:
     """A CSV file to which rows are added as they come."""
 
@@ -94,7 +92,7 @@ def draw(table: Table, panels: Mapping[str, Sequence[str]], path: Path) -> None:
     figure = Figure(figsize=(11, 2 + 2.5 * math.ceil(len(panels) / 2)), layout="constrained")
     axes = figure.subplots(math.ceil(len(panels) / 2), 2, sharex=True, squeeze=False)
     for axis, (label, columns) in zip(axes.flat, panels.items(), strict=False):
-        for column, colour in zip(columns, COLOURS, strict=False):
+        for column, colour in zip(columns, lb.plots.COLOURS, strict=False):
             known = ~np.isnan(table[column])
             axis.plot(table["step"][known], table[column][known], color=colour, label=column)
         plain(axis, ylabel=label, yscale="log" if len(columns) > 2 else "linear")
@@ -102,7 +100,7 @@ def draw(table: Table, panels: Mapping[str, Sequence[str]], path: Path) -> None:
             axis.legend(frameon=False)
     for axis in axes[-1]:
         axis.set(xlabel="step")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=200)
 
 
 def plain(axis: Axes, **settings: Any) -> None:

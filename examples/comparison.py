@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 import numpy as np
 
-from bookkeeping import COLOURS, plain
+from bookkeeping import plain
+import optax_largebatch as lb
 
 
 class Result(NamedTuple):
@@ -111,14 +112,17 @@ def draw(results: Sequence[Result], target: float, path: Path) -> None:
     optimizers = list(dict.fromkeys(optimizer for optimizer, _ in groups))
     figure = Figure(figsize=(1 + 5 * len(batches), 7), layout="constrained")
     axes = figure.subplots(2, len(batches), squeeze=False, sharey="row")
+    colours = lb.plots.colours(optimizers)
     for (optimizer, batch), own in groups.items():
         loss, reached = axes[:, batches.index(batch)]
         row = optimizers.index(optimizer)
-        colour = COLOURS[row % len(COLOURS)]
+        colour = colours[optimizer]
         losses = np.stack([one.epoch_losses() for one in own])
         epochs = own[0].epochs * np.arange(1, losses.shape[1] + 1) / losses.shape[1]
         loss.plot(epochs, np.median(losses, axis=0), color=colour, label=optimizer)
-        loss.fill_between(epochs, losses.min(0), losses.max(0), color=colour, alpha=0.2)
+        loss.fill_between(
+            epochs, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0
+        )
         for one in own:
             ever = one.steps_to_target < math.inf
             place = one.steps_to_target if ever else one.steps
@@ -130,7 +134,8 @@ def draw(results: Sequence[Result], target: float, path: Path) -> None:
         plain(loss, title=f"batch {batch}", xlabel="epoch", yscale="log")
         plain(reached, xlabel=f"steps to a validation accuracy of {target:g} (x: never)")
     axes[0, 0].set(ylabel="training loss, median and range")
-    axes[0, 0].legend(frameon=False)
+    curves = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*curves, loc="outside upper center", ncols=len(optimizers), frameon=False)
     axes[1, 0].set(yticks=range(len(optimizers)), yticklabels=optimizers)
     axes[1, 0].set_ylim(len(optimizers) - 0.5, -0.5)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=200)

@@ -1,7 +1,7 @@
 """Trains a small convolutional network on handwritten digits, at a small and at a large batch.
 
-Without arguments it compares AdamW with LAMB, LANS and LARS at batches of 32 and of 1024, each over
-the same examples and over five seeds: how many steps until the validation accuracy is 0.95?
+Without arguments it compares AdamW with LAMB, LANS and MuonH at batches of 32 and of 1024, each
+over the same examples and over five seeds: how many steps until the validation accuracy is 0.95?
 
     python examples/train_digits.py
     python examples/train_digits.py --optimizer lamb larc --batch-size 64 256 --weight-decay 0.1
@@ -34,7 +34,13 @@ import optax_largebatch as lb
 
 
 def build_optimizer(
-    name: str, rate: float, decay: float, micro_batches: int, epoch: float, steps: int
+    name: str,
+    rate: float,
+    momentum: float,
+    decay: float,
+    micro_batches: int,
+    epoch: float,
+    steps: int,
 ) -> optax.GradientTransformation:
     """An optimizer for `steps` steps, `epoch` of them in an epoch; `update` takes micro-batches."""
     warmup = {"warmup_steps": min(steps, round(5 * epoch)), "warmup_begin_value": rate / 100}
@@ -46,21 +52,33 @@ def build_optimizer(
     if name == "lbsgd":  # it takes the micro-batches together and warms up by itself
         return lb.lbsgd(
             lb.warmup_polynomial(rate, total_steps=steps),
-            momentum=0.9,
+            momentum=momentum,
             **decayed,
             batch_scale=micro_batches,
             warmup_epochs=5,
             updates_per_epoch=epoch * micro_batches,
         )
     optimizer = {
-        "adamw": optax.adamw(schedule, weight_decay=decay, mask=kernels.mask),
-        "lamb": lb.lamb(schedule, **decayed, trust_ratio_mask=kernels),
-        "lans": lb.lans(schedule, **decayed, trust_ratio_mask=kernels),
+        "adamw": lambda: optax.adamw(schedule, b1=momentum, weight_decay=decay, mask=kernels.mask),
+        "lamb": lambda: lb.lamb(schedule, b1=momentum, **decayed, trust_ratio_mask=kernels),
+        "lans": lambda: lb.lans(schedule, b1=momentum, **decayed, trust_ratio_mask=kernels),
+        # The kernels keep their norms, so there is no weight decay. A convolution is a matrix from
+        # all inputs of a pixel to its outputs; the last layer takes Adam's direction.
+        "muonh": lambda: lb.muonh(
+            schedule,
+            beta=momentum,
+            b1=momentum,
+            b2=0.999,
+            matrix_axes={"conv.*kernel": ((0, 1, 2), 3)},
+            adamh_mask=lb.matching("linear.*kernel"),
+        ),
         # The leaves that are not adapted move at the learning rate itself. With the paper's
         # coefficient, 0.001, a rate large enough for the kernels is far too large for these leaves.
-        "lars": lb.lars(schedule, **decayed, trust_coefficient=0.5, trust_ratio_mask=kernels),
-        "larc": lb.larc(schedule, **decayed, trust_ratio_mask=kernels),
-    }[name]
+        "lars": lambda: lb.lars(
+            schedule, momentum=momentum, **decayed, trust_coefficient=0.5, trust_ratio_mask=kernels
+        ),
+        "larc": lambda: lb.larc(schedule, momentum=momentum, **decayed, trust_ratio_mask=kernels),
+    }[name]()
     return lb.accumulate_gradients(optimizer, every=micro_batches)
 
 
@@ -79,8 +97,9 @@ def train(name: str, batch_size: int, data: Data, args: argparse.Namespace) -> I
     steps = max(1, round(args.epochs * epoch))
     # LBSGD is told the learning rate of a micro-batch and scales it up itself.
     rate = args.learning_rate or default_rate(name, batch_size if name == "lbsgd" else examples)
-    decay = DEFAULTS[name][2] if args.weight_decay is None else args.weight_decay
-    optimizer = build_optimizer(name, rate, decay, micro_batches, epoch, steps)
+    decay = DEFAULTS[name].weight_decay if args.weight_decay is None else args.weight_decay
+    momentum = DEFAULTS[name].momentum
+    optimizer = build_optimizer(name, rate, momentum, decay, micro_batches, epoch, steps)
 
     @jax.jit
     def train_step(params: Any, state: Any, images: jax.Array, labels: jax.Array) -> Any:

@@ -187,7 +187,7 @@ def plot_pieces(results: Results, path: Path) -> None:
     axes[0, 0].set_yticks(range(len(PIECES)), PIECES)
     axes[0, 0].invert_yaxis()
     figure.supxlabel("steps over AdamW's", fontsize=10)
-    figure.savefig(path, dpi=180)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 

@@ -17,16 +17,9 @@ from benchmarks.batch_size_curve.search import Settings, on_edge
 from benchmarks.batch_size_curve.sweep import Row, cells_of, read
 from benchmarks.batch_size_curve.workloads import Workload
 import optax_largebatch as lb
+from optax_largebatch.diagnostics.colours import GREY, OF_OPTIMIZERS
 
-# In colour in every picture, the first four that it has.
-HIGHLIGHTED = {
-    "adamw": "#000000",
-    "lamb": "#0072b2",
-    "lans": "#d55e00",
-    "muon": "#009e73",
-    "sgd": "#cc79a7",
-}
-GREY = "#b0b0b0"
+HIGHLIGHTED = ("adamw", "lamb", "lans", "muon", "sgd")  # the others are grey in every picture
 LINE_OF_TEXT = 0.038  # as a share of the height of the axes
 
 
@@ -154,10 +147,8 @@ def tables(workload: Workload, rows: list[Row]) -> str:
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """The colour of each curve: four are highlighted, the others are grey."""
-    names = list(names)
-    chosen = [name for name in HIGHLIGHTED if name in names][:4]
-    return {name: HIGHLIGHTED[name] if name in chosen else GREY for name in names}
+    """The colour of each curve: few have their own, the others are grey."""
+    return {name: OF_OPTIMIZERS[name] if name in HIGHLIGHTED else GREY for name in names}
 
 
 def plot(workload: Workload, rows: list[Row], path: Path) -> None:
@@ -201,36 +192,41 @@ def plot(workload: Workload, rows: list[Row], path: Path) -> None:
     axes.grid(color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
     name_ends(axes, ends, own_colours)
-    figure.savefig(path, dpi=180)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 
 def name_ends(
     axes: Axes, ends: dict[str, tuple[float, float]], own_colours: dict[str, str]
 ) -> None:
-    """The name of each curve to the right of its end, no two closer than a line of text."""
-    names = sorted(ends, key=lambda name: ends[name][1])
+    """The name of each curve to the right of its end, no two closer than a line of text.
+
+    Those in grey have one name together.
+    """
+    grey = [name for name in ends if own_colours[name] == GREY]
+    named = {name: end for name, end in ends.items() if name not in grey}
+    if len(grey) == 1:
+        named |= {grey[0]: ends[grey[0]]}
+    elif grey:
+        middle = sorted(grey, key=lambda name: ends[name][1])[len(grey) // 2]
+        named[f"{len(grey)} others"] = ends[middle]
+    names = sorted(named, key=lambda name: named[name][1])
     to_share = axes.transScale + axes.transLimits  # of the height of the axes
-    wished = np.array([to_share.transform(ends[name])[1] for name in names])
+    wished = np.array([to_share.transform(named[name])[1] for name in names])
     steps = LINE_OF_TEXT * np.arange(len(names))
     places = isotonic_regression(wished - steps).x.clip(0, 1 - steps[-1]) + steps
     for name, place in zip(names, places, strict=True):
-        grey = own_colours[name] == GREY
+        colour = own_colours.get(name, GREY)
         axes.annotate(
             name,
-            xy=ends[name],
+            xy=named[name],
             xytext=(1.06, place),
             textcoords="axes fraction",
             fontsize=8,
             va="center",
-            color="#6a6a6a" if grey else own_colours[name],
-            fontweight="normal" if grey else "bold",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": own_colours[name],
-                "lw": 0.5,
-                "relpos": (0, 0.5),
-            },
+            color="#6a6a6a" if colour == GREY else colour,
+            fontweight="normal" if colour == GREY else "bold",
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "relpos": (0, 0.5)},
         )
 
 

@@ -30,6 +30,7 @@ from benchmarks.batch_size_curve.training import training_step
 from benchmarks.batch_size_curve.workloads import DEEP_BERT
 from benchmarks.harness.results import RUNS, write_csv
 import optax_largebatch as lb
+from optax_largebatch.diagnostics.colours import OF_OPTIMIZERS
 
 STEPS, SEEDS = 1000, (0, 1, 2)
 OPTIMIZER = "lamb"
@@ -140,11 +141,11 @@ def plot(rows: list[Spread], path: Path) -> None:
         steps = [row.step for row in own if row.seed == first]
         layers = np.array([row.ratios for row in own if row.seed == first]).T
         colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(layers)))
-        for index, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
-            left.plot(steps, layer, lw=1.2, color=colour, label=f"layer {index}")
+        for layer, colour in zip(layers, colours, strict=True):
+            left.plot(steps, layer, lw=1.2, color=colour)
         for seed in dict.fromkeys(row.seed for row in own):
             times = [row.times for row in own if row.seed == seed]
-            right.plot(steps, times, lw=1.2, color="#0072b2", alpha=0.7)
+            right.plot(steps, times, lw=1.2, color=OF_OPTIMIZERS[OPTIMIZER], alpha=0.7)
         left.set(xscale="log", yscale="log")
         left.set_ylabel(name, fontweight="bold")
         right.set(xscale="log", yscale="log", ylim=(1, 1.1 * most))
@@ -158,9 +159,10 @@ def plot(rows: list[Spread], path: Path) -> None:
         own.set_title(title, loc="left", fontsize=10)
     axes[-1, 0].set(xlabel="step")
     axes[-1, 1].set(xlabel="step")
-    curves = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*curves, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=180)
+    first, *_, last = axes[0, 0].lines
+    ends = [first, last], ["first layer", "last layer"]
+    figure.legend(*ends, loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 

@@ -8,21 +8,17 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.colors import to_rgb
+import numpy as np
 
-COLORS = {
-    "optax.adamw": "#888888",
-    "optax.lamb": "#b9c8dd",
-    "optax.lars": "#d9cbb2",
-    "lamb": "#2f6fb3",
-    "lans": "#b3432f",
-    "lars": "#b3862f",
-    "larc": "#8c6a25",
-    "lbsgd": "#6b5a3a",
-    "adamh": "#7b4fa3",
-    "eve": "#7fb069",
-    "cain": "#55803f",
-    "scaled_adam": "#2f6b3a",
-}
+from benchmarks.harness.optimizers import OPTIMIZERS
+from optax_largebatch.diagnostics.colours import OF_OPTIMIZERS
+
+
+def colour(name: str) -> Any:
+    """The optimizer's colour, paler for optax's version of an optimizer that is here, too."""
+    own = np.array(to_rgb(OF_OPTIMIZERS[name.removeprefix("optax.")]))
+    return 0.35 * own + 0.65 if name in ("optax.lamb", "optax.lars") else own
 
 
 def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -32,7 +28,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, panels = pyplot.subplots(
         len(targets),
         1,
-        figsize=(5.6, 0.9 * sum(map(len, cases.values())) + 0.5 * len(targets)),
+        figsize=(5.6, 0.7 * sum(map(len, cases.values())) + 0.5 * len(targets)),
         height_ratios=[len(cases[x]) for x in targets],
         squeeze=False,
         sharex=True,
@@ -44,7 +40,7 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             for k, row in enumerate(own):
                 y = place + 0.8 * ((k + 0.5) / len(own) - 0.5)
                 height, name = 0.8 / len(own), row["optimizer"]
-                panel.barh(y, row["bytes_for_each_parameter"], 0.9 * height, color=COLORS[name])
+                panel.barh(y, row["bytes_for_each_parameter"], 0.9 * height, color=colour(name))
                 if row["floor"]:
                     panel.plot([row["floor"]] * 2, [y - height / 2, y + height / 2], "k", lw=1.5)
         panel.set_yticks(range(len(cases[target])), cases[target])
@@ -52,9 +48,9 @@ def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.set_title(target, loc="left")
         panel.spines[["top", "right"]].set_visible(False)
     panels[-1, 0].set_xlabel("bytes for each parameter\n(black: the least without a cache)")
-    present = [x for x in COLORS if any(row["optimizer"] == x for row in rows)]
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLORS[name]) for name in present]
+    present = [x for x in OPTIMIZERS if any(row["optimizer"] == x for row in rows)]
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour(name)) for name in present]
     figure.legend(handles, present, loc="outside upper center", ncols=3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=200)
     pyplot.close(figure)

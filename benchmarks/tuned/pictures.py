@@ -12,18 +12,12 @@ from matplotlib.axes import Axes
 import numpy as np
 
 from benchmarks.batch_size_curve.report import name_ends
+from benchmarks.tuned.arms import ARMS
 from benchmarks.tuned.results import Curve, Results
 from benchmarks.tuned.workloads import Workload
+from optax_largebatch.diagnostics.plots import colours
 
-COLOURS = {
-    "adamw": "#000000",
-    "nadamw": "#7f7f7f",
-    "lamb": "#0072b2",
-    "lans": "#d55e00",
-    "muon": "#009e73",
-    "muonh": "#cc79a7",
-    "adamh": "#e69f00",
-}
+COLOURS = colours(ARMS)
 WIDTH = 5.6
 HIGHEST = 0.5  # above the worst of the chosen settings; what is worse is beyond the upper edge
 
@@ -47,7 +41,7 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
     axes.set_xticks([float(batches) for batches in workload.plans], list(workload.plans))
     _finish(axes, workload.title)
     name_ends(axes, ends, COLOURS)
-    figure.savefig(path, dpi=180)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 
@@ -78,7 +72,7 @@ def plot_curves(
     _finish(left, title)
     _finish(right, "")
     figure.legend(*left.get_legend_handles_labels(), loc="outside right", fontsize=8, frameon=False)
-    figure.savefig(path, dpi=180)
+    figure.savefig(path, dpi=200)
     plt.close(figure)
 
 

@@ -1,6 +1,7 @@
 """Plots of a run, drawn with matplotlib. Each returns its axes: `ax.figure.savefig(...)`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import optax
 
 from optax_largebatch.arguments import check_integer
+from optax_largebatch.diagnostics.colours import COLOURS, OF_OPTIMIZERS
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.faults_of_ratios import EXPLODED
 from optax_largebatch.plans.plan import BatchPlan
@@ -16,14 +18,34 @@ from optax_largebatch.plans.plan import BatchPlan
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
-
 LONGEST_NAME = 44
 """The number of characters of a layer's name that are shown."""
 
 MOST_NAMES = 80
 """The number of names beside a heat map."""
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    r"""A colour for each name: an optimizer always has the same, so that pictures can be compared.
+
+    Other names get the colours that are left, in order. Colour-blind readers can tell the colours
+    apart. From the eighth other name on, colours repeat.
+
+    Args:
+        names: what is drawn, such as the names of runs.
+
+    Returns:
+        The colours by name, as `#rrggbb`.
+
+    Examples:
+        >>> from optax_largebatch import plots
+        >>> plots.colours(["adamw", "muonh", "my optimizer"])
+        {'adamw': '#000000', 'muonh': '#CC79A7', 'my optimizer': '#0072B2'}
+    """
+    names = list(names)
+    taken = {OF_OPTIMIZERS[name] for name in names if name in OF_OPTIMIZERS}
+    left = itertools.cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
+    return {name: OF_OPTIMIZERS.get(name) or next(left) for name in names}
 
 
 def trust_ratios(
@@ -88,11 +110,11 @@ def trust_ratios(
     if ax is None:
         height = 1.0 + 0.17 * min(len(names), MOST_NAMES)
         (ax,) = _new_axes(9, max(height, 3.0))
-    colours = plt.get_cmap("PuOr_r").with_extremes(bad="black")
+    of_ratios = plt.get_cmap("PuOr_r").with_extremes(bad="black")
     edges = _edges(times)
     rows = np.arange(len(names) + 1) - 0.5
     image = ax.pcolormesh(
-        edges, rows, np.ma.masked_array(table, ~shown), cmap=colours,
+        edges, rows, np.ma.masked_array(table, ~shown), cmap=of_ratios,
         norm="log", vmin=middle / spread, vmax=middle * spread, rasterized=True,
     )  # fmt: skip
     ones = np.ma.masked_array(np.ones_like(table), table != 1)
@@ -120,7 +142,8 @@ def loss_curves(
 ) -> "tuple[Axes, Axes]":
     r"""The losses of several runs: on the left against steps, on the right against examples.
 
-    If a larger batch is worth it, it is far ahead on the left and hardly behind on the right.
+    If a larger batch is worth it, it is far ahead on the left and hardly behind on the right. A run
+    with the name of an optimizer has its colour, see `colours`.
 
     Args:
         losses: the losses after step `every`, 2 `every`, ..., by the name of the run.
@@ -153,9 +176,10 @@ def loss_curves(
     if axes is None:
         axes = _new_axes(10, 3.8, columns=2)
     left, right = axes
-    for index, (name, values) in enumerate(losses.items()):
+    own_colours = colours(losses)
+    for name, values in losses.items():
         steps = every * np.arange(1, len(values) + 1)
-        colour = COLOURS[index % len(COLOURS)]
+        colour = own_colours[name]
         for ax, scale in ((left, 1), (right, batch_sizes[name])):
             ax.plot(steps * scale, np.asarray(values), color=colour, label=name, linewidth=1.1)
     left.set(xlabel="step", ylabel="loss")
@@ -207,7 +231,7 @@ def steps_to_target(
             f"{len(steps)}."
         )
     if ax is None:
-        (ax,) = _new_axes(6, 4.2)
+        (ax,) = _new_axes(6, 4.8)
     critical, least = fit.critical_batch_size, fit.minimum_steps
     low, high = fit.interval or (critical, critical)
     shown = [*batch_sizes, *(end for end in (low, high) if 0 < end < np.inf)]
@@ -233,7 +257,8 @@ def steps_to_target(
     ax.set(xscale="log", yscale="log", xlabel="batch size", ylabel="steps to the target")
     ax.set(xlim=(x[0], x[-1]), ylim=(least * 0.6, top * 1.3))
     _plain(ax)
-    ax.legend(loc="upper right", edgecolor="none", framealpha=1, fontsize=8)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}  # not over a wide interval
+    ax.legend(**below, ncols=2, frameon=False, fontsize=8)
     return ax
 
 

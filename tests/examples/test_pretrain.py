@@ -22,8 +22,8 @@ if not hasattr(jax, "shard_map"):
     pytest.skip("flax's scan fails on jax 0.6", allow_module_level=True)
 
 import bert
-import bookkeeping
 import masked_text
+import optax_largebatch as lb
 import pretrain
 
 PROGRAM = Path(pretrain.__file__)
@@ -115,7 +115,7 @@ def test_the_picture_has_every_curve(finished):
     with Image.open(finished / "curves.png") as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(maxcolors=2**24)}
         assert min(image.size) > 800
-    for colour in bookkeeping.COLOURS[:3]:
+    for colour in lb.plots.COLOURS[:3]:
         assert ImageColor.getrgb(colour) in colours
 
 

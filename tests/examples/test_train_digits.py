@@ -2,6 +2,7 @@
 
 import csv
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,11 @@ import numpy as np
 from PIL import Image, ImageColor
 import pytest
 
-import bookkeeping
 import comparison
 import digits
+import optax_largebatch as lb
 import train_digits
+import tune_digits
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -26,10 +28,11 @@ def options(text, output):
     return [*text.split(), "--output", str(output)]
 
 
+TRIALS = "benchmarks/results/cpu-2-cores/digits_rates.csv"
 SHORT = "--optimizer adamw lamb --batch-size 64 --seeds 2 --epochs 1 --target 0.2"
 
 
-OTHERS = ("adamw", "lans", "lars", "larc", "lbsgd")
+OTHERS = ("adamw", "lans", "muonh", "lars", "larc", "lbsgd")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def test_macrobatch_is_a_large_batch(tmp_path):
 
 def test_lbsgd_scales_its_learning_rate_to_the_macrobatch():
     """An epoch has 10 micro-batches, the warm-up 50, and the first step comes with the fourth."""
-    optimizer = train_digits.build_optimizer("lbsgd", 0.1, 0.0, 4, epoch=2.5, steps=100)
+    optimizer = train_digits.build_optimizer("lbsgd", 0.1, 0.9, 0.0, 4, epoch=2.5, steps=100)
     params = {"kernel": jnp.full(4, 2.0), "bias": jnp.full(4, 2.0), "scale": jnp.full(4, 2.0)}
     grads = jax.tree.map(jnp.ones_like, params)
     state = optimizer.init(params)
@@ -79,11 +82,30 @@ def test_lbsgd_scales_its_learning_rate_to_the_macrobatch():
 
 def test_default_rates():
     """They are those of the table at its batch sizes, and a power of the batch between them."""
-    small, large, _ = digits.DEFAULTS["lamb"]
+    small, large = digits.DEFAULTS["lamb"][:2]
     assert digits.default_rate("lamb", 32) == pytest.approx(small)
     assert digits.default_rate("lamb", 1024) == pytest.approx(large)
     middle = (32 * 1024) ** 0.5
     assert digits.default_rate("lamb", middle) == pytest.approx((small * large) ** 0.5)
+
+
+def test_rates_of_muonh_are_the_best_of_the_committed_trials():
+    rows = tune_digits.read(Path(__file__).parents[2] / TRIALS)
+    for batch, rate in zip((32, 1024), digits.DEFAULTS["muonh"], strict=False):
+        own = [row for row in rows if row["batch_size"] == str(batch)]
+        assert {row["optimizer"] for row in own} == {"muonh"}
+        assert tune_digits.best_rate(own) == rate
+
+
+def test_best_rate_is_the_fastest_of_the_accurate():
+    columns = "learning_rate", "steps_to_target", "validation_accuracy"
+    runs = [
+        ("0.1", "30", "0.98"),
+        ("0.1", "20", "0.99"),
+        ("0.3", "10", "0.9"),
+        ("1", "never", "0.99"),
+    ]
+    assert tune_digits.best_rate([dict(zip(columns, run, strict=True)) for run in runs]) == 0.1
 
 
 def test_order_is_epochs_that_do_not_depend_on_the_length():
@@ -111,7 +133,7 @@ def test_default_comparison(tmp_path):
     assert [(one.batch, one.optimizer, one.seed) for one in results] == [
         (batch, optimizer, seed)
         for batch in ("32", "1024")
-        for optimizer in ("adamw", "lamb", "lans", "lars")
+        for optimizer in ("adamw", "lamb", "lans", "muonh")
         for seed in range(5)
     ]
     for result in results:
@@ -149,9 +171,9 @@ def test_curves_are_drawn_in_their_colours(finished):
     with Image.open(output / "curves.png") as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(maxcolors=2**24)}
         assert min(image.size) > 800
-    first, second, third = map(ImageColor.getrgb, bookkeeping.COLOURS[:3])
-    assert {first, second} <= colours
-    assert third not in colours
+    adamw, lamb, lans = map(ImageColor.getrgb, lb.plots.colours(["adamw", "lamb", "lans"]).values())
+    assert {adamw, lamb} <= colours
+    assert lans not in colours
 
 
 def runs(optimizer, *reached):

@@ -1,0 +1,74 @@
+"""Every optimizer has a colour of its own, which colour-blind readers tell from the others."""
+
+import inspect
+import itertools
+
+from matplotlib.colors import to_rgb
+import numpy as np
+import pytest
+
+from benchmarks.batch_size_curve import report
+from benchmarks.batch_size_curve.optimizers import KNOWN
+from benchmarks.tuned.arms import ARMS
+import digits
+import optax_largebatch as lb
+from optax_largebatch.diagnostics.colours import COLOURS, GREY, OF_OPTIMIZERS
+
+# What is left of linear RGB without the cones for green or for red (Machado et al., 2009).
+SEEN = {
+    "all cones": np.eye(3),
+    "no green": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+}
+TO_XYZ = np.array([[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]])
+
+
+def lab(colour, eye):
+    """The colour in CIELAB, where the distance says how different two colours look."""
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = TO_XYZ @ np.clip(SEEN[eye] @ linear, 0, 1)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("eye", SEEN)
+def test_any_two_can_be_told_apart(eye):
+    """Two is the least difference that one sees at all, side by side."""
+    for one, other in itertools.combinations({*OF_OPTIMIZERS.items(), ("grey", GREY)}, 2):
+        assert np.linalg.norm(lab(one[1], eye) - lab(other[1], eye)) > 13, (one, other)
+
+
+def optimizers():
+    """The names of the optimizers of the library."""
+    for name, own in inspect.getmembers(lb, inspect.isfunction):
+        of_optimizer = own.__module__.startswith("optax_largebatch.optimizers.")
+        if of_optimizer and "learning_rate" in inspect.signature(own).parameters:
+            yield name
+
+
+def test_every_optimizer_and_every_arm_has_a_colour():
+    found = {*optimizers()}
+    assert len(found) > 10
+    assert {*found, *ARMS, *KNOWN, *digits.DEFAULTS, *report.HIGHLIGHTED} <= set(OF_OPTIMIZERS)
+
+
+def test_a_picture_has_no_colour_twice():
+    others = [f"run {number}" for number in range(4)]
+    for known in (["adamw"], ["lamb", "lans", "muonh"], list(OF_OPTIMIZERS)):
+        own = lb.plots.colours([*others, *known])
+        assert list(own) == [*others, *known]
+        assert {name: own[name] for name in known} == {x: OF_OPTIMIZERS[x] for x in known}
+        if len(known) < 4:
+            assert len(set(own.values())) == len(own)
+    assert list(lb.plots.colours(map(str, range(8))).values()) == [*COLOURS, COLOURS[0]]
+
+
+def test_runs_with_the_name_of_an_optimizer_have_its_colour():
+    left, right = lb.plots.loss_curves(
+        {"muonh": [2.0, 1.0], "adamw": [3.0, 1.0]}, {"muonh": 8, "adamw": 8}
+    )
+    for axis in (left, right):
+        assert [line.get_color() for line in axis.lines] == [
+            OF_OPTIMIZERS["muonh"], OF_OPTIMIZERS["adamw"],
+        ]  # fmt: skip
