@@ -14,10 +14,12 @@ from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_
 from benchmarks.batch_size_curve.sweep import read
 from benchmarks.batch_size_curve.workloads import ON_A_CPU, WORKLOADS
 from benchmarks.harness.table import read as rows_of
+from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Results
 from benchmarks.tuned.results import measured as tuned_results
+from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import Row, table_of
-from benchmarks.tuned.tables import differences_table, losses_table, settings_table
+from benchmarks.tuned.tables import differences_table, losses_table, settings_table, table
 from benchmarks.tuned.workloads import REFERENCES, Workload
 from benchmarks.tuned.workloads import WORKLOADS as MAIN
 
@@ -28,9 +30,6 @@ APART = ("digits", "bert_pieces")
 MAIN_RESULTS = RESULTS.with_name("tuned")
 # The rows of the table on the first screen.
 SHORT = ("adamw", "lamb", "lans", "muon", "muonh")
-# Rows and columns of the guide: batch sizes that are a factor of 64 apart.
-STARTED = ("adamw", "lamb", "lans")
-APART_BY_64 = {"digits": (16, 1024), "bert_pieces": (32, 2048)}
 
 
 def full_tables(name: str) -> str:
@@ -60,10 +59,32 @@ def short_table() -> str:
     return losses_table(workload, {name: results[name] for name in SHORT})
 
 
-def gap_table() -> str:
-    """What the same lose more than AdamW."""
+def lead(results: Results, name: str, batches: str) -> dict[int, float]:
+    """What MuonH is ahead of an optimizer, by seed."""
+    ahead, behind = results["muonh"][batches].losses, results[name][batches].losses
+    return {seed: behind[seed] - ahead[seed] for seed in ahead}
+
+
+def growth(name: str) -> Difference:
+    """How much larger that lead is at the largest batch than at the smallest, seed by seed."""
     workload, results = tuned("bert")
-    return differences_table(workload, {name: results[name] for name in SHORT}, "adamw")
+    smallest, *_, largest = workload.plans
+    return difference(lead(results, name, largest), lead(results, name, smallest))
+
+
+def gap_table() -> str:
+    """What others lose more than MuonH at each batch size, and how that grows."""
+    workload, results = tuned("bert")
+    smallest, *_, largest = workload.plans
+    heads = ["minus `muonh`", *workload.plans, f"{largest} less {smallest}"]
+    lines = []
+    for name in SHORT[:-1]:
+        leads = (
+            difference(results[name][own].losses, results["muonh"][own].losses)
+            for own in workload.plans
+        )
+        lines.append([f"`{name}`", *map(str, leads), str(growth(name))])
+    return table(heads, lines)
 
 
 def differences(name: str, reference: str) -> str:
@@ -71,26 +92,21 @@ def differences(name: str, reference: str) -> str:
     return differences_table(*tuned(name), reference)
 
 
-def best_rates(name: str, optimizer: str) -> list[float]:
-    """The best rates of an optimizer at the smaller and at the larger batch size."""
-    cells = measured(WORKLOADS[name], read(TRIALS))[optimizer]
-    return [cells[size].settings.learning_rate for size in APART_BY_64[name]]
-
-
 def rates_table() -> str:
-    """The best rates of some optimizers at two batch sizes, and how far they grew."""
-    heads = [""]
-    for name, (small, large) in APART_BY_64.items():
-        short = name.partition("_")[0]
-        heads += [f"{short}, batch {small}", f"{short}, batch {large}", "times"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for optimizer in STARTED:
-        cells = [f"`{optimizer}`"]
-        for name in APART_BY_64:
-            small, large = best_rates(name, optimizer)
-            cells += [f"{small:.2g}", f"{large:.2g}", f"{large / small:.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """The chosen settings of the same at the smallest batch size, a middle one and the largest."""
+    _, results = tuned("bert")
+    shown = ("32", "512", "2048")
+    heads = ["rate and decay", *(f"batch {own}" for own in shown)]
+    lines = [
+        [f"`{name}`", *(_rate_and_decay(results[name][own].settings) for own in shown)]
+        for name in reversed(SHORT)
+    ]
+    return table(heads, lines)
+
+
+def _rate_and_decay(own: Settings) -> str:
+    decay = f"{own.weight_decay:.2g}" if own.weight_decay else "none"
+    return f"{own.learning_rate:.2g}, {decay}"
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
@@ -115,18 +131,18 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "stack_ratios": spreads,
     },
     ROOT / "docs" / "guides" / "from_adamw_to_16k.md": {"small_rates": rates_table},
-    ROOT / "README.md": {"evidence": short_table},
+    ROOT / "README.md": {"tuned": short_table},
 }
 
 
 def written(path: Path, page: str) -> str:
     """The page as it should be."""
-    for name, table in PAGES[path].items():
+    for name, make in PAGES[path].items():
         begin, end = f"<!-- {name}: made by docs/write_evidence.py -->", f"<!-- end of {name} -->"
         if page.count(begin) != 1 or page.count(end) != 1:
             raise ValueError(f"{path.name} must have one {begin!r} and one {end!r}.")
         between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
-        made = f"\n{table()}\n\n"
+        made = f"\n{make()}\n\n"
         page = between.sub(lambda match, made=made: made, page)
     return page
 

@@ -1,4 +1,4 @@
-"""Twelve questions of readers, and where the site answers each: two clicks from the front page."""
+"""Questions of three readers, and where the site answers each: two clicks from the front page."""
 
 from pathlib import Path
 import re
@@ -7,21 +7,31 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 LINK = re.compile(r"\]\(([\w./]+?\.(?:md|ipynb))(?:#[\w-]*)?\)")
+MOST_WORDS = 2500
 
+TONIGHT, ADOPTING = "guides/from_adamw_to_16k.md", "guides/adopting.md"
 QUESTIONS = {
     # An engineer with AdamW at 512, who wants 16k tonight.
-    "What rate do I start with?": ("guides/from_adamw_to_16k.md", "The rates to start with"),
-    "How many steps will it take?": ("guides/from_adamw_to_16k.md", "How many steps"),
-    "What do I look at first?": ("guides/from_adamw_to_16k.md", "The first 200 steps"),
-    "When do I stay with AdamW?": (
-        "guides/from_adamw_to_16k.md",
-        "When to stop, and stay with AdamW",
+    "What rate do I start with?": (TONIGHT, "The rates to start with"),
+    "What becomes of my weight decay?": (TONIGHT, "The numbers of AdamW"),
+    "How many steps will it take?": (TONIGHT, "How many steps"),
+    "What do I look at first?": (TONIGHT, "The first 200 steps"),
+    "When do I stay with AdamW?": (TONIGHT, "When to stop, and stay with AdamW"),
+    "Do I begin with the large batch?": (
+        "guides/choosing_a_batch_size.md",
+        "4. The batch over the run",
     ),
+    "Has somebody trained my model at this batch?": ("recipes.md", "Language"),
+    "What does a whole program look like?": ("guides/your_program.md", "What the lines are for"),
     # The owner of a code base.
-    "What do I depend on?": ("guides/adopting.md", "What you depend on"),
-    "What happens to my checkpoints?": ("guides/adopting.md", "What you promise your checkpoints"),
-    "How do I leave again?": ("guides/adopting.md", "Leaving again"),
+    "What do I depend on?": (ADOPTING, "What you depend on"),
+    "What happens to my checkpoints?": (ADOPTING, "What you promise your checkpoints"),
+    "How do I leave again?": (ADOPTING, "Leaving again"),
+    "Where does MaxText build it?": (ADOPTING, "Where your code base builds its optimizer"),
     "What does it cost on an H100?": ("measured.md", "GPUs and TPUs, as compiled"),
+    "What was never run?": ("stability.md", "Status"),
+    "Which JAX does it need?": ("stability.md", "Which versions of JAX"),
+    "What if JAX changes?": ("stability.md", "What we use of JAX's insides"),
     # A researcher with a paper, and a network on many devices.
     "Which paper's version is this?": ("dialects.md", "LAMB"),
     "Does it work with my scanned model?": ("guides/stacked_layers.md", "What goes wrong"),
@@ -29,8 +39,16 @@ QUESTIONS = {
         "guides/jit_on_a_mesh.md",
         "Parameters split over devices (FSDP)",
     ),
-    "Is it better than Adam?": ("evidence.md", "How it is measured"),
+    "Is it better than Adam?": ("evidence.md", "Does the gap grow with the batch?"),
+    "What do other libraries have?": ("libraries.md", "What each is best at"),
+    "How do I write my own?": ("guides/your_own_optimizer.md", "How to test it"),
 }
+ON_THE_FIRST_SCREEN = (
+    "Which optimizer do I start with?",
+    "What do I tune first?",
+    "What was not shown?",
+)
+LONG = {"dialects.md"}  # a table; pages of details and of the API are long, too
 
 
 def links(page):
@@ -72,3 +90,24 @@ def test_the_table_of_algorithms_has_every_page():
 def test_the_table_of_guides_has_every_guide():
     guides = {f"guides/{page.name}" for page in (DOCS / "guides").glob("*.md")}
     assert links("guides.md") >= guides
+
+
+def test_the_evidence_answers_before_its_first_heading():
+    """Each question is in bold, and a sentence follows it."""
+    first_screen = (DOCS / "evidence.md").read_text().partition("\n## ")[0]
+    for question in ON_THE_FIRST_SCREEN:
+        assert re.search(rf"\*\*{re.escape(question)}\*\* [A-Z][^*]+\.", first_screen)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in sorted(DOCS.rglob("*.md"))
+        if page.relative_to(DOCS).parts[0] not in ("_build", "details", "api")
+        and page.name not in LONG
+    ],
+    ids=lambda page: page.stem,
+)
+def test_no_page_is_long(page):
+    assert len(page.read_text().split()) <= MOST_WORDS
