@@ -78,10 +78,12 @@ def test_muonh_is_ahead_at_every_batch_size(results, page):
     assert said in page
 
 
-def test_muon_with_a_decay_is_as_good(results, page):
-    assert not any(apart(results, "muon", "muonh", size).is_clear for size in SIZES)
+def test_muon_with_a_decay_is_as_good_up_to_512(results, page):
+    clear = [apart(results, "muon", "muonh", size).is_clear for size in SIZES]
+    assert clear == [False, False, False, True]
+    assert apart(results, "muon", "muonh", "2048").mean > 0
     assert all(results["muon"][size].settings.weight_decay for size in SIZES)
-    assert "Muon with a tuned weight decay is as good." in page
+    assert "Muon with a tuned weight decay is as good up to batch 512." in page
 
 
 def over_the_chosen(curve, value):
@@ -115,10 +117,13 @@ def test_the_decay(around, results, page):
     assert f"and AdamW {adamw:.2f} better at 1.0" in page
     gap = apart(results, "adamw", "muonh", "512").mean
     assert 4 * adamw < gap
-    assert min(own.losses, key=own.losses.get) == 0.3 if (own := decays["muon"]) else False
 
 
-def test_the_gap(script, results, page):
-    growing = {name: script["growth"](name) for name in ("adamw", "lamb", "lans", "muon")}
-    means = {name: own.mean for name, own in growing.items()}
-    assert means == {}
+def test_the_gap_grows(script, results, page):
+    for name in ("adamw", "lamb", "lans"):
+        means = [apart(results, name, "muonh", size).mean for size in SIZES]
+        assert means == sorted(means)
+        assert means[-1] > 2 * means[0]
+        assert script["growth"](name).low > 0
+    said = "MuonH's lead over AdamW, LAMB and LANS more than doubles from batch 32 to batch 2048"
+    assert said in page
