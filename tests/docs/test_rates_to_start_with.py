@@ -58,12 +58,27 @@ def test_contrastive_pretraining_and_fine_tuning_take_less():
     assert f"take less ({min(rates):.4f} to {max(rates):.4f} in published runs)" in GUIDE
 
 
-def test_small_networks_take_more_and_less_than_the_square_root_rule_asks_for():
+def test_the_rates_of_a_small_network_grow_less_than_the_square_root_rule_asks_for():
     """The table is written from the trials (`test_evidence_page.py`); these are its sentences."""
     script = runpy.run_path(str(DOCS / "write_evidence.py"))
-    for name, (small, large) in script["APART_BY_64"].items():
-        assert large == 64 * small
-        for optimizer in script["STARTED"]:
-            rates = script["best_rates"](name, optimizer)
-            assert min(rates) > 0.004
-            assert 1 < rates[1] / rates[0] < 64**0.5
+    _, results = script["tuned"]("bert")
+    growths = []
+    for name in script["SHORT"]:
+        small, large = (results[name][size].settings.learning_rate for size in ("32", "2048"))
+        assert min(small, large) > 0.004
+        growths.append(large / small)
+    assert (round(min(growths)), round(max(growths))) == (4, 6)
+    assert "asks for 8 times the rate. The chosen rates grew by 4 to 6 times" in GUIDE
+
+
+def test_muonh_starts_where_its_rule_and_published_runs_point():
+    small = lb.Hyperparameters(learning_rate=(0.0003 * 0.01) ** 0.5, b1=0.9, b2=0.95)
+    scaled = lb.scale_hyperparameters(
+        small, from_batch=512, to_batch=16384, rule="hyperball", run_length=1.5
+    )
+    assert f"the rule above gives {scaled.settings.learning_rate:.4f}" in GUIDE
+    short, long = map(lb.recipes.get, ("gpt2-124m/muonh/track-3", "marin-535b/muonh/marin"))
+    tokens = [own.batch_size * own.sequence_length for own in (short, long)]
+    assert f"{short.learning_rate} in {short.total_steps} steps at {tokens[0] / 1e3:.0f}k" in GUIDE
+    said = f"{long.learning_rate:.4f} in {long.total_steps:,} steps at {tokens[1] / 1e6:.0f}M"
+    assert said in GUIDE
