@@ -70,7 +70,7 @@ optimizer = lb.muonh(
     rate,
     matrix_mask=lb.excluding("embed"),
     adamh_mask=lb.matching("head"),
-    stacked=lb.stacked_layers({"layers/": 0}),
+    stacked={"layers/": 0},
 )
 optimizer = lb.accumulate_gradients(optimizer, every=MICRO_BATCHES)
 optimizer = lb.with_partition_specs(optimizer, shardings)
