@@ -82,7 +82,9 @@ class TestInColab:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
         calls = []
         exec(re.sub("%pip (.*)", r"pip('\1')", first), {"pip": calls.append})
-        assert calls == [] if installed else ['install --quiet "optax-largebatch[examples]"']
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        wanted = f"{project['name']}[examples] @ git+{project['urls']['Repository']}"
+        assert calls == ([] if installed else [f'install --quiet "{wanted}"'])
 
     def test_shows_what_a_loop_logs(self, path):
         code = "".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
