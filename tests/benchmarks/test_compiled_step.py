@@ -1,7 +1,7 @@
 """What is read from the text of a compiled program."""
 
 from benchmarks.compiled_step import limits
-from benchmarks.compiled_step.picture import COLORS
+from benchmarks.compiled_step.picture import colour
 from benchmarks.compiled_step.program_text import Cost, Program
 from benchmarks.harness.optimizers import OPTIMIZERS
 
@@ -77,6 +77,5 @@ def test_a_step_that_is_worse_than_its_limit_is_named():
     assert limits.failures([several]) == []
 
 
-def test_every_optimizer_has_a_color_of_its_own():
-    assert set(COLORS) == set(OPTIMIZERS)
-    assert len(set(COLORS.values())) == len(COLORS)
+def test_every_optimizer_has_a_colour_of_its_own():
+    assert len({tuple(colour(name)) for name in OPTIMIZERS}) == len(OPTIMIZERS)

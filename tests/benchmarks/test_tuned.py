@@ -37,9 +37,9 @@ def standard_promotion():
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_every_optimizer_has_the_same_budget_in_each_cell(workload):
     cells = [Cell(workload, *place) for place in workload.cells()]
-    assert {len(cell.space) for cell in cells} == {20}
+    assert {len(cell.space) for cell in cells} == {16}
     assert {cell.budget for cell in cells} == {Budget()}
-    assert Budget().runs == 20 + 4 * 2 + 5
+    assert Budget().runs == 16 + 3 * 1 + 5
     assert len(cells) == len(workload.optimizers) * len(workload.plans)
     for cell in cells:
         relative = [(own.learning_rate / cell.arm.centre, own.momentum) for own in cell.space]
@@ -49,7 +49,7 @@ def test_every_optimizer_has_the_same_budget_in_each_cell(workload):
         assert decays == ({own.weight_decay for own in BY_ADAMW} if cell.arm.decays else {0.0})
 
 
-BY_ADAMW = search.search_space(ARMS["adamw"].centre, True, 20)
+BY_ADAMW = search.search_space(ARMS["adamw"].centre, True, 16)
 
 
 def test_the_trials_fill_their_ranges():
@@ -59,7 +59,7 @@ def test_the_trials_fill_their_ranges():
     decays = np.array([own.weight_decay for own in BY_ADAMW])
     on = decays[decays > 0]
     assert 2 <= np.sum(decays == 0) <= 4
-    assert 1e-3 <= on.min() < 2e-3 < 0.5 < on.max() <= 1
+    assert 1e-3 <= on.min() < 2e-3 < 0.4 < on.max() <= 1
     momenta = np.array([own.momentum for own in BY_ADAMW])
     assert 0.8 <= momenta.min() < 0.82 < 0.94 < momenta.max() <= 0.95
     apart = np.corrcoef([rates, np.log(np.maximum(decays, 3e-4)), np.log(1 - momenta)])

@@ -93,7 +93,7 @@ WRONG = {
     "warmup_epochs": [(-1, ValueError, "[0, inf), got -1")],
     "updates_per_epoch": [(0, ValueError, "(0, inf), got 0")],
     "begin_epoch": [(-1, ValueError, "[0, inf), got -1")],
-    "stacked": [({"layers": 0}, TypeError, "stacked_layers(")],
+    "stacked": [(0, TypeError, "stacked_layers(")],
     "target_rms": [(0.0, ValueError, "(0, 10], got 0.0"), (11, ValueError, "(0, 10], got 11")],
     "scale_speed": [(-1.0, ValueError, "[0, inf), got -1.0")],
     "rms_eps": [(0.0, ValueError, "(0, inf), got 0.0")],
