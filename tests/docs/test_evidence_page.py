@@ -71,9 +71,11 @@ def apart(results, name, other, batches):
     return difference(results[name][batches].losses, results[other][batches].losses)
 
 
-def test_muonh_is_ahead_at_every_batch_size(results, page):
+def test_muonh_and_muon_are_ahead_at_every_batch_size(results, page):
+    """Of Muon README and front page say so."""
     for name in ("adamw", "lamb", "lans"):
-        assert all(apart(results, name, "muonh", size).low > 0 for size in SIZES)
+        for ahead in ("muonh", "muon"):
+            assert all(apart(results, name, ahead, size).low > 0 for size in SIZES)
     said = "a lower test loss than AdamW, LAMB and LANS at every batch size from 32 to 2048"
     assert said in page
 
@@ -102,6 +104,8 @@ def test_twice_the_rate(around, page):
     half = over_the_chosen(own, float(f"{own.chosen / 2:.4g}"))
     assert f"less than 0.02 at twice its chosen rate and {half:.2f} at half of it" in page
     assert "AdamW, LAMB and LANS lose 0.5 to 0.7 at twice theirs" in page
+    said = "MuonH by less than 0.02, and that of AdamW, LAMB and LANS by 0.5 to 0.7"
+    assert said in page
 
 
 def test_the_decay(around, results, page):
@@ -111,7 +115,7 @@ def test_the_decay(around, results, page):
     assert abs(without["lans"]) < 0.03
     for name in ("adamw", "muon"):
         assert all(results[name][size].settings.weight_decay > 0.05 for size in SIZES)
-    assert "their best decays are above 0.05" in page
+    assert "the chosen decays are above 0.05" in page
     muon, adamw = (-over_the_chosen(decays[name], at) for name, at in (("muon", 0.3), ("adamw", 1)))
     assert f"Muon is {muon:.2f} better at a decay of 0.3" in page
     assert f"and AdamW {adamw:.2f} better at 1.0" in page
