@@ -38,6 +38,7 @@ EQUAL_TO_OPTAX = {
         optax.scale_by_trust_ratio(0.0, 0.5, 1e-3),
     ),
     "norms of at least": (lb.scale_by_trust_ratio(2.0), optax.scale_by_trust_ratio(2.0)),
+    "both norms below it": (lb.scale_by_trust_ratio(50.0), optax.scale_by_trust_ratio(50.0)),
     "add_decayed_weights": (lb.add_decayed_weights(0.1), optax.add_decayed_weights(0.1)),
     "scheduled decay": (
         lb.add_decayed_weights(FALLING),
