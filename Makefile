@@ -7,6 +7,7 @@ READY := $(VENV)/.ready
 COMPILERS := $(VENV)-compilers
 DEMO := $(VENV)-demo
 WORKERS ?= 2
+PYTEST = -m pytest -n $(WORKERS) --dist worksteal -q
 # The first cells of a notebook, started from `dist`; and a proxy that is not there, for no network.
 FIRST_CELLS = ../$(VENV)-wheel/bin/python ../tests/notebooks/first_cells.py
 NO_NETWORK = http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
@@ -17,23 +18,24 @@ demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and muonh at a small an
 	$(DEMO)/bin/python examples/train_digits.py
 
 test: $(READY)  ## the tests, without those marked slow
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" -q
+	$(BIN)/python $(PYTEST) -m "not slow"
 
-test-slow: $(READY)  ## the tests marked slow, compiled as users have it
-	TEST_COMPILER=usual $(BIN)/python -m pytest -n $(WORKERS) -m slow -q
+test-slow: $(READY)  ## the tests marked slow and not nightly, compiled as users have it
+	TEST_COMPILER=usual $(BIN)/python $(PYTEST) -m "slow and not nightly"
 
 test-one-device: $(READY)  ## the optimizers once more, on one device, where sums are taken otherwise
-	TEST_DEVICES=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" -q \
+	TEST_DEVICES=1 $(BIN)/python $(PYTEST) -m "not slow" \
 	  tests/optimizers tests/test_golden.py tests/test_frameworks.py \
 	  --ignore tests/optimizers/test_checkpoints.py
 
-test-all: test test-one-device test-slow  ## all tests
+test-all: test test-one-device test-slow  ## all tests but the nightly ones
 
-test-nightly: $(READY) compilers  ## 2,000 compositions, users' compiler, what needs the TPU's compiler (no TPU), all tests with the newest versions, and Levanter's jax
-	COMPOSITIONS=2000 $(BIN)/python -m pytest -n $(WORKERS) -m slow -q tests/test_compositions.py
+test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, users' compiler, what needs the TPU's compiler (no TPU), all tests with the newest versions, and Levanter's jax
+	$(BIN)/python $(PYTEST) -m nightly
+	COMPOSITIONS=2000 $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
 	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
 	TEST_COMPILER=usual $(MAKE) test
-	$(MAKE) newest MARK=slow
+	$(MAKE) newest MARK=slow SAME_IN_ALL=
 	$(MAKE) versions-jax-0.7
 
 # XLA's compilers for TPUs and for NVIDIA's GPUs, 1.2 GB: wheels only, no driver, no CUDA libraries.
@@ -80,12 +82,15 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
 	  $(NO_NETWORK) $(FIRST_CELLS) $$notebook || exit 1; done
 
+# What says the same with all versions of jax.
+SAME_IN_ALL = --ignore tests/docs --ignore tests/benchmarks --ignore tests/notebooks
+
 lowest: versions-lowest  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
 
 versions-%:  # the tests with the versions in tests/versions
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/pip install --quiet --editable '.[examples,test]' -c tests/versions/$*.txt
-	$(VENV)-$*/bin/python -m pytest -n $(WORKERS) -m "not slow" -q
+	$(VENV)-$*/bin/python $(PYTEST) -m "not slow" $(SAME_IN_ALL)
 
 # The exit status of `newest` where it is left out.
 LEFT_OUT ?= 0
@@ -102,7 +107,7 @@ newest:  ## the tests with the newest Python on the machine, and the newest jax,
 	$(VENV)-newest/bin/python -c "import sys, flax, jax, optax; print('newest: Python', \
 	  *sys.version.split()[:1], 'jax', jax.__version__, 'flax', flax.__version__, 'optax', \
 	  optax.__version__)" && \
-	$(VENV)-newest/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "$(MARK)" -q
+	$(VENV)-newest/bin/python $(PYTEST) -m "$(MARK)" $(SAME_IN_ALL)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

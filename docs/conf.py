@@ -3,10 +3,10 @@
 from pathlib import Path
 import re
 import runpy
-import shutil
 import tomllib
 
 from nbclient import NotebookClient
+import nbformat
 from sphinx.application import Sphinx
 
 import optax_largebatch
@@ -72,9 +72,15 @@ def draw_chains(app: Sphinx) -> None:
 
 
 def copy_notebooks(app: Sphinx) -> None:
-    """Sphinx reads what lies under `docs`, and the notebooks lie beside it."""
-    for notebook in (DOCS.parent / "notebooks").glob("*.ipynb"):
-        shutil.copy(notebook, DOCS / "notebooks")
+    """Copies notebooks to where Sphinx reads; a last cell, not shown, checks what their text says."""
+    tests = DOCS.parent / "tests" / "notebooks" / "key_numbers.py"
+    key_numbers = runpy.run_path(str(tests))["KEY_NUMBERS"]
+    for path in (DOCS.parent / "notebooks").glob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        hidden = {"tags": ["remove-cell"]}
+        checks = nbformat.v4.new_code_cell(key_numbers[path.stem], metadata=hidden)
+        notebook.cells.append(checks)
+        nbformat.write(notebook, DOCS / "notebooks" / path.name)
 
 
 def summarize_api(app: Sphinx) -> None:

@@ -103,7 +103,7 @@ def muonh(
 ) -> Iterator[np.ndarray]:
     """MuonH of matrices with Jordan's coefficients; Adam at 3/13 of the rate moves the rest."""
     if not on_sphere:
-        yield from adamh(w, b1=gradients, lr=lr, on_sphere=False)
+        yield from adamh(w, gradients, lr=lr, on_sphere=False)
         return
     beta, m = 0.95, np.zeros_like(w)
     for t, g, eta, _ in _steps(gradients, lr, wd):

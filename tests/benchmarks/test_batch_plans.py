@@ -150,6 +150,7 @@ class TestGuide:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_script_writes_the_committed_file(tmp_path):
     command = [sys.executable, "-m", "benchmarks.batch_plans", "--output", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=600)

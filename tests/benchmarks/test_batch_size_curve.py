@@ -814,6 +814,7 @@ def test_keeps_results_where_the_chip_says(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_quick_command_twice(tmp_path):
     """In less than three minutes where the machine is not busy; a second time nothing is run."""
     command = [sys.executable, "-m", "benchmarks.batch_size_curve", "--quick"]

@@ -35,6 +35,7 @@ def test_writes_the_committed_table(command, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "options"),
     [

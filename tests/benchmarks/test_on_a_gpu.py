@@ -59,6 +59,7 @@ def test_what_it_tests_is_there():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_rehearsal(tmp_path):
     """All of it on a CPU, and the tables that a card's folder will hold."""
     subprocess.run(

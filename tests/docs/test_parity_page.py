@@ -40,6 +40,7 @@ def test_the_front_page_counts_the_recorded_runs(name):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_has_the_differences_of_the_smaller_recordings(script):
     """The others are minutes of compilation; `tests/test_golden.py` has bounds for them all."""
     runs = {key: cases for key, cases in script["recorded"]().items() if "icefall" not in key[0]}

@@ -214,6 +214,7 @@ KILLED_STEPS, KILLS = 60, 10
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_again_and_again_it_ends_with_the_same_bits(text, tmp_path, monkeypatch):
     """Killed from outside, whatever it is doing.
 

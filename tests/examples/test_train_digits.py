@@ -127,6 +127,7 @@ def test_parts_of_the_data_are_disjoint_and_balanced():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_default_comparison(tmp_path):
     """All four optimizers learn the digits at both batches, whatever the seed."""
     results = train_digits.main(["--output", str(tmp_path)])

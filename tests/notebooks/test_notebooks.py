@@ -3,48 +3,15 @@
 import importlib.util
 from pathlib import Path
 import re
-import textwrap
 import tomllib
 
 import pytest
 
+from tests.notebooks.key_numbers import KEY_NUMBERS
+
 nbformat = pytest.importorskip("nbformat")
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-# Run after the last cell of the notebook, on its variables.
-KEY_NUMBERS = {
-    "01_quickstart": """
-        assert min(test_accuracy.values()) > 0.94, test_accuracy
-        steps = {name: steps_to_target(losses) for name, (_, _, losses, _) in runs.items()}
-        assert 5 < max(steps["muon"]) < min(steps["adamw"]) < 25, steps
-        assert max(steps["adamw"]) < max(steps["lamb"]) < 40, steps
-        assert max(fractions["adamw"]) > 4 * min(fractions["adamw"]), fractions
-        assert max(fractions["lamb"]) < 1.01 * min(fractions["lamb"]), fractions
-        assert largest < 1e-5, largest
-        """,
-    "02_bert_lans": """
-        assert losses[-1] < 2.3 < entropy < losses[0], (losses, entropy)
-        assert accuracies[-1] > 0.42, accuracies
-        assert all(np.all(np.isfinite(own)) for own in history.values())
-        assert runs["adamw"][2][0][-1] < entropy, runs["adamw"][2]
-        assert of_momentum["layers/up/kernel"].shape == (STEPS, 4)
-        """,
-    "03_many_devices": """
-        assert len(differences) == 7, differences
-        for name, value in differences.items():
-            assert value > 0.1 if name in wrong else value < 1e-5, (name, value)
-        assert counts["lamb"] == counts["lamb, with partition_specs"] == 1, counts
-        assert counts["optax.lamb"] > 1, counts
-        """,
-    "04_choose_your_batch_size": """
-        assert 10 < float(noise.noise_scale[-1]) < 1000
-        steady, swinging = (own[-100:] for own in (losses, constant_losses))
-        assert steady.max() < 1.6 * steady.min() < swinging.max() / 1.2, (steady, swinging)
-        assert 50 < fit.critical_batch_size < 1000, fit
-        assert not any(measured.at_edge), measured.summary()
-        """,
-}
 
 
 def read(path):
@@ -56,6 +23,7 @@ def test_each_has_its_key_numbers():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # the build of the site runs them with the same checks
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("default")  # of Jupyter, in this process
 def test_runs_and_comes_to_its_numbers(path, monkeypatch):
@@ -63,8 +31,7 @@ def test_runs_and_comes_to_its_numbers(path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = read(path)
-    checks = textwrap.dedent(KEY_NUMBERS[path.stem])
-    notebook.cells.append(nbformat.v4.new_code_cell(checks))
+    notebook.cells.append(nbformat.v4.new_code_cell(KEY_NUMBERS[path.stem]))
     nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
 
 

@@ -1,0 +1,34 @@
+"""The numbers that each notebook tells of, as a last cell with assertions on its variables."""
+
+KEY_NUMBERS = {
+    "01_quickstart": """
+assert min(test_accuracy.values()) > 0.94, test_accuracy
+steps = {name: steps_to_target(losses) for name, (_, _, losses, _) in runs.items()}
+assert 5 < max(steps["muon"]) < min(steps["adamw"]) < 25, steps
+assert max(steps["adamw"]) < max(steps["lamb"]) < 40, steps
+assert max(fractions["adamw"]) > 4 * min(fractions["adamw"]), fractions
+assert max(fractions["lamb"]) < 1.01 * min(fractions["lamb"]), fractions
+assert largest < 1e-5, largest
+""",
+    "02_bert_lans": """
+assert losses[-1] < 2.3 < entropy < losses[0], (losses, entropy)
+assert accuracies[-1] > 0.42, accuracies
+assert all(np.all(np.isfinite(own)) for own in history.values())
+assert runs["adamw"][2][0][-1] < entropy, runs["adamw"][2]
+assert of_momentum["layers/up/kernel"].shape == (STEPS, 4)
+""",
+    "03_many_devices": """
+assert len(differences) == 7, differences
+for name, value in differences.items():
+    assert value > 0.1 if name in wrong else value < 1e-5, (name, value)
+assert counts["lamb"] == counts["lamb, with partition_specs"] == 1, counts
+assert counts["optax.lamb"] > 1, counts
+""",
+    "04_choose_your_batch_size": """
+assert 10 < float(noise.noise_scale[-1]) < 1000
+steady, swinging = (own[-100:] for own in (losses, constant_losses))
+assert steady.max() < 1.6 * steady.min() < swinging.max() / 1.2, (steady, swinging)
+assert 50 < fit.critical_batch_size < 1000, fit
+assert not any(measured.at_edge), measured.summary()
+""",
+}
