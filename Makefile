@@ -20,8 +20,8 @@ demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and muonh at a small an
 test: $(READY)  ## the tests, without those marked slow
 	$(BIN)/python $(PYTEST) -m "not slow"
 
-test-slow: $(READY)  ## the tests marked slow and not nightly, compiled as users have it
-	TEST_COMPILER=usual $(BIN)/python $(PYTEST) -m "slow and not nightly"
+test-slow: $(READY)  ## the tests marked slow and not nightly
+	$(BIN)/python $(PYTEST) -m "slow and not nightly"
 
 test-one-device: $(READY)  ## the optimizers once more, on one device, where sums are taken otherwise
 	TEST_DEVICES=1 $(BIN)/python $(PYTEST) -m "not slow" \
@@ -34,7 +34,7 @@ test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 composition
 	$(BIN)/python $(PYTEST) -m nightly
 	COMPOSITIONS=2000 $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
 	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
-	TEST_COMPILER=usual $(MAKE) test
+	TEST_COMPILER=usual $(MAKE) test test-slow
 	$(MAKE) newest MARK=slow SAME_IN_ALL=
 	$(MAKE) versions-jax-0.7
 

@@ -72,7 +72,7 @@ def draw_chains(app: Sphinx) -> None:
 
 
 def copy_notebooks(app: Sphinx) -> None:
-    """Copies notebooks to where Sphinx reads; a last cell, not shown, checks what their text says."""
+    """Copies notebooks to where Sphinx reads; a hidden last cell checks what their text says."""
     tests = DOCS.parent / "tests" / "notebooks" / "key_numbers.py"
     key_numbers = runpy.run_path(str(tests))["KEY_NUMBERS"]
     for path in (DOCS.parent / "notebooks").glob("*.ipynb"):

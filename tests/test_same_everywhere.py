@@ -270,7 +270,7 @@ WAYS = [
 
 
 def marks_of(name, way, precision):
-    """Those whose failure one of the others would share are left to `make test-slow`."""
+    """Those whose failure one of the others would share are slow, and nightly in float32."""
     usual = name == "lamb" and way in (
         on_one_device,
         on_an_explicit_mesh_of_two_axes,
@@ -279,7 +279,9 @@ def marks_of(name, way, precision):
         in_pmap,
     )
     usual |= name == "lans" and way is in_shard_map
-    return () if usual and precision == "float64" else pytest.mark.slow
+    if precision == "float32":
+        return pytest.mark.slow, pytest.mark.nightly
+    return () if usual else pytest.mark.slow
 
 
 CASES = [

@@ -31,4 +31,20 @@ assert steady.max() < 1.6 * steady.min() < swinging.max() / 1.2, (steady, swingi
 assert 50 < fit.critical_batch_size < 1000, fit
 assert not any(measured.at_edge), measured.summary()
 """,
+    "05_muon_on_eight_devices": """
+assert not any("kernel" in name for name in moved_by_muon if "layers" in name), moved_by_muon
+assert {"layers/up/bias", "embed/embedding", "head/kernel"} <= set(moved_by_muon), moved_by_muon
+assert max(differences.values()) < 1e-5, differences
+assert exchanged["optax.contrib.muon"]["all-gather"] > 4, exchanged
+for name, reductions in {"muon, told": 0, "muonh, told": 1}.items():
+    others = {"all-gather": 0, "all-reduce": reductions}
+    assert exchanged[name] == {"all-to-all": 6} | others, exchanged
+for name, peaks in PEAKS.items():
+    assert peaks[1] == min(peaks, key=lambda peak: last_loss[name, peak]), last_loss
+least = {name: last_loss[name, peaks[1]] for name, peaks in PEAKS.items()}
+assert least["adamw"] - max(least["muon"], least["muonh"]) > 0.25, least
+worst = {name: max(last_loss[name, peak] for peak in PEAKS[name]) for name in ("muon", "muonh")}
+assert max(worst.values()) < least["adamw"], (worst, least)
+assert distance < 1e-4, distance
+""",
 }

@@ -232,6 +232,7 @@ def test_fuzz(name, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_ten_thousand_cases(name, kind):
