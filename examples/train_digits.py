@@ -88,7 +88,9 @@ def accuracy(graph: nnx.GraphDef, params: nnx.State, images: Any, labels: Any) -
     return (nnx.merge(graph, params)(images).argmax(axis=-1) == labels).mean()
 
 
-def train(name: str, batch_size: int, data: Data, args: argparse.Namespace) -> Iterator[Result]:
+def train(
+    name: str, batch_size: int, seeds: Sequence[int], data: Data, args: argparse.Namespace
+) -> Iterator[Result]:
     """The runs of an optimizer at a batch size, one for each seed."""
     images, labels = data.train
     micro_batches, examples = args.micro_batches, args.micro_batches * batch_size
@@ -112,7 +114,7 @@ def train(name: str, batch_size: int, data: Data, args: argparse.Namespace) -> I
         metrics = {"loss": loss, **lb.step_metrics(state)}
         return optax.apply_updates(params, updates), state, metrics
 
-    for seed in range(args.seeds):
+    for seed in seeds:
         graph, params = nnx.split(ConvNet(nnx.Rngs(seed)))
         state, losses, reached = optimizer.init(params), [], math.inf
         order = shuffled(len(labels), steps * examples, seed)
@@ -158,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> list[Result]:
     file, results = Table(args.output / "results.csv"), []
     with tqdm(total=len(args.batch_size) * len(args.optimizer) * args.seeds, disable=None) as bar:
         for batch_size, name in itertools.product(args.batch_size, args.optimizer):
-            for result in train(name, batch_size, data, args):
+            for result in train(name, batch_size, range(args.seeds), data, args):
                 results.append(result)
                 file.append(result.row())
                 bar.update()

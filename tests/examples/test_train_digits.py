@@ -1,6 +1,7 @@
 """The example on handwritten digits, run as a user runs it but for a few steps."""
 
 import csv
+import itertools
 import math
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def options(text, output):
     return [*text.split(), "--output", str(output)]
 
 
+COMPARED = ("adamw", "lamb", "lans", "muonh")
 TRIALS = "benchmarks/results/cpu-2-cores/digits_rates.csv"
 SHORT = "--optimizer adamw lamb --batch-size 64 --seeds 2 --epochs 1 --target 0.2"
 
@@ -89,11 +91,14 @@ def test_default_rates():
     assert digits.default_rate("lamb", middle) == pytest.approx((small * large) ** 0.5)
 
 
-def test_rates_of_muonh_are_the_best_of_the_committed_trials():
+@pytest.mark.parametrize("optimizer", COMPARED)
+def test_rates_are_the_best_of_the_committed_trials(optimizer):
     rows = tune_digits.read(Path(__file__).parents[2] / TRIALS)
-    for batch, rate in zip((32, 1024), digits.DEFAULTS["muonh"], strict=False):
-        own = [row for row in rows if row["batch_size"] == str(batch)]
-        assert {row["optimizer"] for row in own} == {"muonh"}
+    for batch, rate in zip((32, 1024), digits.DEFAULTS[optimizer], strict=False):
+        cell = optimizer, str(batch)
+        own = [row for row in rows if (row["optimizer"], row["batch_size"]) == cell]
+        trials = [(float(row["learning_rate"]), int(row["seed"])) for row in own]
+        assert trials == [*itertools.product(tune_digits.RATES, tune_digits.SEEDS)]
         assert tune_digits.best_rate(own) == rate
 
 
