@@ -56,8 +56,8 @@ def batch_plan(
         decay_kind: `"decoupled"` as above, for decay that is multiplied by the learning rate, as in
             AdamW and Muon. Others are kept: `"l2"`, which is a part of the loss, and `"rescaled"`,
             for LAMB and LARS, whose trust ratio rescales the step together with the decay.
-        reference_batch_size: :math:`B_0`, the batch size that `learning_rate` and `weight_decay`
-            are for; None for that of the first stage.
+        reference_batch_size: the batch size at which your `learning_rate` and `weight_decay` were
+            tuned. :math:`B_0`; None for that of the first stage.
         micro_batch_size: the examples of a micro-batch on one device, if gradients are accumulated.
         devices: the devices that share each micro-batch.
 

@@ -36,13 +36,16 @@ class PlannedRate:
     pickled, and a `BatchPlan` with it can be written as JSON.
 
     Args:
-        peak_value: :math:`\eta`, the rate after the warm-up, positive.
+        peak_value: the largest rate, at the end of the warm-up: that of your recipe at the batch
+            size of the first stage. :math:`\eta`, positive.
         total: :math:`N`, where the decay ends: the examples of the run, or the tokens in a plan
             that counts tokens; an integer, or a string such as `"20M"`. None for the total of the
             plan that it is passed to.
-        warmup: :math:`W`, the examples (or tokens) of the warm-up.
-        decay: the shape :math:`f`.
-        end_value: :math:`\eta_e`, the rate at the end, 0 or more.
+        warmup: the examples (or tokens) over which the rate grows from 0: usually 1 to 10% of the
+            run. :math:`W`, 0 or more.
+        decay: the shape :math:`f` in which the rate falls: `"cosine"`, `"linear"` or `"constant"`.
+        end_value: the rate at the end: 0, or a tenth of the peak if the run will be continued.
+            :math:`\eta_e`, 0 or more.
 
     Raises:
         TypeError: an argument has the wrong type.

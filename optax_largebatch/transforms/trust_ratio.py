@@ -71,8 +71,8 @@ def scale_by_trust_ratio(
     Args:
         min_norm: lowest value of both norms, 0 or more. With a positive one, parameters that start
             at zero are adapted too.
-        trust_coefficient: :math:`c`, the length of the result relative to the parameters, positive;
-            1 in LAMB and LANS, 0.001 to 0.02 in LARS.
+        trust_coefficient: how long the result is, relative to the parameters: 1 in LAMB and LANS,
+            0.001 to 0.02 in LARS. :math:`c`, positive.
         eps: added to :math:`\lVert u \rVert`, so that layers with tiny updates move less: usually
             0. :math:`\epsilon`, 0 or more.
         param_norm_bounds: bounds `(lo, hi)` on the norm of a layer where it sets the length, as in
