@@ -43,7 +43,7 @@ def draw(values: Mapping[str, float], wrong: set[str]) -> Figure:
     axis.grid(axis="y", color="#e5e5e5")
     axis.set(xscale="log", xlim=(1e-8, 2), xlabel="distance from the result of one device")
     axis.axvline(1e-5, color="black", linewidth=0.8)
-    axis.text(8e-6, -0.25, "rounding of float32", fontsize=8, ha="right", va="center")
+    axis.text(1.4e-5, len(names) - 1.5, "left: rounding of float32", fontsize=8, va="center")
     axis.tick_params(axis="y", length=0)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
