@@ -35,8 +35,8 @@ test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 composition
 	COMPOSITIONS=2000 $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
 	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
 	TEST_COMPILER=usual $(MAKE) test test-slow
-	$(MAKE) newest MARK=slow SAME_IN_ALL=
-	$(MAKE) versions-jax-0.7
+	$(MAKE) lowest versions-jax-0.7 newest
+	$(MAKE) newest MARK=slow
 
 # XLA's compilers for TPUs and for NVIDIA's GPUs, 1.2 GB: wheels only, no driver, no CUDA libraries.
 compilers:
@@ -53,7 +53,7 @@ compiled: compilers  ## what XLA makes of steps for H100s and TPUs that are not 
 compiled-short:  ## a part of the same, if the compilers can be had
 	$(MAKE) compilers || { echo "compiled-short: left out, the compilers cannot be had"; exit 0; } && \
 	$(COMPILERS)/bin/python -m benchmarks.compiled_step --short --check && \
-	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check \
+	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check --target "eight H100" \
 	  --case "BERT-large stacked, layers" "BERT-large stacked, rows" --optimizer "muon, bfloat16"
 
 lint: $(READY)
@@ -82,15 +82,17 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
 	  $(NO_NETWORK) $(FIRST_CELLS) $$notebook || exit 1; done
 
-# What says the same with all versions of jax.
-SAME_IN_ALL = --ignore tests/docs --ignore tests/benchmarks --ignore tests/notebooks
+# Other versions of jax hardly change these; with SHORT=1, for CI, they are left out there.
+SHORT ?=
+LEFT = $(if $(SHORT),$(addprefix --ignore tests/,benchmarks diagnostics docs notebooks plans recipes \
+  schedules testing))
 
 lowest: versions-lowest  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
 
 versions-%:  # the tests with the versions in tests/versions
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/pip install --quiet --editable '.[examples,test]' -c tests/versions/$*.txt
-	$(VENV)-$*/bin/python $(PYTEST) -m "not slow" $(SAME_IN_ALL)
+	$(VENV)-$*/bin/python $(PYTEST) -m "not slow" $(LEFT)
 
 # The exit status of `newest` where it is left out.
 LEFT_OUT ?= 0
@@ -107,7 +109,7 @@ newest:  ## the tests with the newest Python on the machine, and the newest jax,
 	$(VENV)-newest/bin/python -c "import sys, flax, jax, optax; print('newest: Python', \
 	  *sys.version.split()[:1], 'jax', jax.__version__, 'flax', flax.__version__, 'optax', \
 	  optax.__version__)" && \
-	$(VENV)-newest/bin/python $(PYTEST) -m "$(MARK)" $(SAME_IN_ALL)
+	$(VENV)-newest/bin/python $(PYTEST) -m "$(MARK)" $(LEFT)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

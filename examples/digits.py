@@ -87,16 +87,16 @@ class Settings(NamedTuple):
     weight_decay: float
 
 
-# The rates come from a coarse grid, two values for each factor of ten: the trials of MuonH are in
-# `benchmarks/results/cpu-2-cores/digits_rates.csv`, made by `tune_digits.py`; the others had the
-# same grid with a momentum of 0.9. A finer grid would find a little more, and that of MuonH at 32
-# is the largest of its grid. A momentum of 0.8 takes fewer steps than 0.9 on these digits for
-# AdamW, LAMB, LANS and Muon, see `benchmarks/results/cpu-2-cores/batch_size_curve/report.md`. That
-# of the others and the weight decays are customary values and were not tuned.
+# The rates of the first four come from the same coarse grid, two values for each factor of ten, in
+# `benchmarks/results/cpu-2-cores/digits_rates.csv`, made by `tune_digits.py`. A finer grid would
+# find a little more, and the rate of MuonH at 32 is the largest of the grid. A momentum of 0.8 takes
+# fewer steps than 0.9 on these digits for AdamW, LAMB, LANS and Muon, see
+# `benchmarks/results/cpu-2-cores/batch_size_curve/report.md`. The last three had the same grid
+# with their momentum. Weight decays are customary values and were not tuned.
 DEFAULTS = {
     "adamw": Settings(1e-1, 3e-2, 0.8, 1e-2),
     "lamb": Settings(3e-2, 1e-1, 0.8, 1e-2),
-    "lans": Settings(3e-2, 1e-1, 0.8, 1e-2),
+    "lans": Settings(1e-1, 1e-1, 0.8, 1e-2),
     "muonh": Settings(3e-1, 1e-1, 0.8, 0.0),
     "lars": Settings(3e-2, 1e-1, 0.9, 1e-4),
     "larc": Settings(3e-1, 3e-1, 0.9, 1e-4),

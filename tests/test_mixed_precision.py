@@ -14,7 +14,7 @@ import optax_largebatch as lb
 STEPS, BATCH, LENGTH, WIDTH, HEADS, LAYERS = 300, 16, 64, 64, 4, 2
 SYMBOLS = 128
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(autouse=True)

@@ -70,6 +70,7 @@ def test_a_page_without_the_place_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_run_learns_as_its_plan_says(monkeypatch, tmp_path):
     monkeypatch.setattr(grown, "EXAMPLES", 128 * grown.MICRO_BATCH)
     monkeypatch.setattr(grown, "WARMUP", 8 * grown.MICRO_BATCH)

@@ -73,6 +73,7 @@ def test_the_grid_grows_until_the_best_is_within(peak, best, count):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_short_run_learns_and_writes_what_is_committed(tmp_path):
     """With AdamW, in a few epochs, the features become better than untrained ones."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

@@ -383,6 +383,7 @@ def test_the_causal_model_knows_nothing_at_the_start(tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ARMS)
 def test_every_optimizer_learns_and_comes_out_the_same_again(tiny, optimizer):
     plan = schedule("0:32 512:64", 2048)
@@ -399,6 +400,7 @@ def test_every_optimizer_learns_and_comes_out_the_same_again(tiny, optimizer):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_quick_mode_writes_a_report(tmp_path):
     arguments = ["--quick", "--output", str(tmp_path), "--workload", "causal"]
     main(arguments)

@@ -38,6 +38,7 @@ def test_change_is_taken_turn_by_turn():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_takes_the_library_of_its_version_and_its_devices(other_version):
     with Process(Configuration("other", other_version, 2), "tiny", "lamb") as process:
         assert process.report["machine"].startswith("2 x cpu")
@@ -48,6 +49,7 @@ def test_takes_the_library_of_its_version_and_its_devices(other_version):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_version_without_a_library_is_an_error(tmp_path):
     with (
         pytest.raises(RuntimeError, match="process of lamb of nothing with 1 devices has ended"),
@@ -76,6 +78,7 @@ def command(*options):
 
 @in_git
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_working_tree_on_one_device_and_on_eight(tmp_path):
     options = ["--versions", ".", "--devices", "1", "8", "--rounds", "2"]
     assert command(*options, "--output", str(tmp_path)).wait(timeout=120) == 0
@@ -116,6 +119,7 @@ def wait_for(condition, seconds=60):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not Path(f"/proc/self/task/{os.getpid()}/children").exists(), reason="they are found in /proc"
 )

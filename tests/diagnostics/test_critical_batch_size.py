@@ -82,6 +82,7 @@ def test_interval_holds_the_truth_as_often_as_it_says(runs):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("runs", RUNS)
 def test_interval_is_as_good_as_the_documentation_says(runs):
     four, eight = (coverage(sizes, RUNS[runs](len(sizes)), 1000) for sizes in (FOUR, EIGHT))
