@@ -19,7 +19,13 @@ from benchmarks.tuned.results import Results
 from benchmarks.tuned.results import measured as tuned_results
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import Row, table_of
-from benchmarks.tuned.tables import differences_table, losses_table, settings_table, table
+from benchmarks.tuned.tables import (
+    differences_table,
+    losses_table,
+    ramps_table,
+    settings_table,
+    table,
+)
 from benchmarks.tuned.workloads import REFERENCES, Workload
 from benchmarks.tuned.workloads import WORKLOADS as MAIN
 
@@ -92,6 +98,11 @@ def differences(name: str, reference: str) -> str:
     return differences_table(*tuned(name), reference)
 
 
+def settings_of(name: str) -> str:
+    """The chosen settings of a workload, and the loss with every new seed."""
+    return settings_table(tuned(name)[1])
+
+
 def rates_table() -> str:
     """The chosen settings of the same at the smallest batch size, a middle one and the largest."""
     _, results = tuned("bert")
@@ -110,14 +121,23 @@ def _rate_and_decay(own: Settings) -> str:
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    ROOT / "docs" / "evidence.md": {"tuned": short_table, "gap": gap_table},
+    ROOT / "docs" / "evidence.md": {
+        "tuned": short_table,
+        "gap": gap_table,
+        "ramp": lambda: ramps_table(*tuned("bert_ramp")),
+    },
     ROOT / "docs" / "details" / "tuned.md": {
         "bert": lambda: losses_table(*tuned("bert")),
         **{
             f"bert, minus {reference}": functools.partial(differences, "bert", reference)
             for reference in REFERENCES
         },
-        "bert, settings": lambda: settings_table(tuned("bert")[1]),
+        **{
+            f"{name}, settings": functools.partial(settings_of, name)
+            for name in ("bert", "bert_ramp", "causal")
+        },
+        "causal": lambda: losses_table(*tuned("causal")),
+        "causal, minus muonh": functools.partial(differences, "causal", "muonh"),
     },
     ROOT / "docs" / "details" / "steps_to_a_target.md": {
         **{name: functools.partial(full_tables, name) for name in ON_A_CPU},

@@ -123,6 +123,28 @@ def test_the_decay(around, results, page):
     assert 4 * adamw < gap
 
 
+def test_a_batch_that_grows(script, page):
+    workload, results = script["tuned"]("bert_ramp")
+    steps = {name: plan.total_steps for name, plan in workload.plans.items()}
+    assert {plan.examples for plan in workload.plans.values()} == {65_536}
+    muonh, adamw = (
+        {plan: apart_of(results[name], plan) for plan in steps if plan != "constant"}
+        for name in ("muonh", "adamw")
+    )
+    assert all(own.low > 0 for own in (*muonh.values(), adamw["two_stages"], adamw["four_times"]))
+    two = f"takes {steps['two_stages']} steps in place of {steps['constant']}, and ends"
+    assert f"{two} {muonh['two_stages'].mean:.3f} above batch 128 throughout" in page
+    assert f"Batch 512 throughout ends {muonh['four_times'].mean:.3f} above it." in page
+    assert f"With AdamW the two stages lose {adamw['two_stages'].mean:.3f}; Seesaw" in page
+    assert not adamw["seesaw"].is_clear
+    saved = 1 - steps["seesaw"] / steps["constant"]
+    assert f"loses nothing that we can measure and saves {saved:.0%} of the steps" in page
+
+
+def apart_of(own, plan):
+    return difference(own[plan].losses, own["constant"].losses)
+
+
 def test_the_gap_grows(script, results, page):
     for name in ("adamw", "lamb", "lans"):
         means = [apart(results, name, "muonh", size).mean for size in SIZES]
