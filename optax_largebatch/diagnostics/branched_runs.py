@@ -132,8 +132,8 @@ def measure_critical_batch_size(
         max_steps: the step at which a run is stopped, 1 or more.
         evaluate_every: steps between two evaluations, 1 or more. Between them the loss counts as
             linear.
-        smoothing: :math:`\beta`, the part of a run over which the loss is averaged, in [0, 1); 0
-            for no average, so that noise makes the first crossing early.
+        smoothing: the part of a run over which the loss is averaged, so that noise does not make
+            the first crossing early; 0 for no average. :math:`\beta`, in [0, 1).
         optimizer_state: the state of `make_optimizer(...)` with which all runs begin; None for a
             new state. It must not hold a learning rate, as the state of `optax.inject_hyperparams`
             does.

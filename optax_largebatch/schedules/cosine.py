@@ -50,10 +50,11 @@ def warmup_cosine(
             the largest batches. :math:`W`, 0 or more.
         warmup_begin_value: the value at the first step of the warm-up, usually 0. :math:`\eta_0`, 0
             or more.
-        warmup_begin_step: :math:`s`, 0 or less: -1 counts the steps of the warm-up from 1.
+        warmup_begin_step: where the warm-up begins: usually 0; -1 counts its steps from 1.
+            :math:`s`, 0 or less.
         hold_steps: how many steps the value stays at the peak, usually 0. :math:`H`, 0 or more.
-        decay_begin_step: :math:`d`, the step from which the cosine is counted; None for the end of
-            the hold. timm counts the cosine from 0, so the warm-up replaces its beginning.
+        decay_begin_step: the step from which the cosine is counted: None for the end of the hold.
+            timm counts the cosine from 0, so the warm-up replaces its beginning. :math:`d`.
         steps_per_stair: the value changes only at multiples of this number. With the steps of an
             epoch, it changes once in each epoch.
 

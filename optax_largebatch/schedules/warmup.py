@@ -104,10 +104,10 @@ def warmup_polynomial(
         warmup_begin_value: the value at the first step of the warm-up, usually 0. :math:`\eta_0`, 0
             or more.
         warmup_mode: `"linear"` as above; `"constant"` holds :math:`\eta_0` for the warm-up.
-        warmup_begin_step: :math:`s`, 0 or less: a negative step begins training in the middle of
-            the warm-up, as MLPerf's BERT does.
-        decay_begin_step: :math:`d`, the step from which the decay is counted; None for the end of
-            the warm-up, :math:`s + W`. MLPerf's BERT counts it from 0.
+        warmup_begin_step: where the warm-up begins: usually 0. A negative step begins training in
+            the middle of the warm-up, as MLPerf's BERT does. :math:`s`, 0 or less.
+        decay_begin_step: the step from which the decay is counted: None for the end of the warm-up,
+            :math:`s + W`. MLPerf's BERT counts it from 0. :math:`d`.
 
     Returns:
         A schedule: step (0 first) to value.
