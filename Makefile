@@ -30,7 +30,7 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests but the nightly ones
 
-test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, users' compiler, what needs the TPU's compiler (no TPU), all tests with the newest versions, and Levanter's jax
+test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, users' compiler, what needs the TPU's compiler (no TPU), all tests with the lowest and the newest versions, and Levanter's jax
 	$(BIN)/python $(PYTEST) -m nightly
 	COMPOSITIONS=2000 $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
 	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
@@ -82,9 +82,9 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
 	  $(NO_NETWORK) $(FIRST_CELLS) $$notebook || exit 1; done
 
-# Other versions of jax hardly change these; with SHORT=1, for CI, they are left out there.
+# Other versions of jax hardly change these: with SHORT=1, as in CI, `lowest` and `newest` skip them.
 SHORT ?=
-LEFT = $(if $(SHORT),$(addprefix --ignore tests/,benchmarks diagnostics docs notebooks plans recipes \
+SKIPPED = $(if $(SHORT),$(addprefix --ignore tests/,benchmarks diagnostics docs notebooks plans recipes \
   schedules testing))
 
 lowest: versions-lowest  ## the tests with the lowest versions of jax and optax that pyproject.toml claims
@@ -92,7 +92,7 @@ lowest: versions-lowest  ## the tests with the lowest versions of jax and optax 
 versions-%:  # the tests with the versions in tests/versions
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/pip install --quiet --editable '.[examples,test]' -c tests/versions/$*.txt
-	$(VENV)-$*/bin/python $(PYTEST) -m "not slow" $(LEFT)
+	$(VENV)-$*/bin/python $(PYTEST) -m "not slow" $(SKIPPED)
 
 # The exit status of `newest` where it is left out.
 LEFT_OUT ?= 0
@@ -109,7 +109,7 @@ newest:  ## the tests with the newest Python on the machine, and the newest jax,
 	$(VENV)-newest/bin/python -c "import sys, flax, jax, optax; print('newest: Python', \
 	  *sys.version.split()[:1], 'jax', jax.__version__, 'flax', flax.__version__, 'optax', \
 	  optax.__version__)" && \
-	$(VENV)-newest/bin/python $(PYTEST) -m "$(MARK)" $(LEFT)
+	$(VENV)-newest/bin/python $(PYTEST) -m "$(MARK)" $(SKIPPED)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -125,6 +125,7 @@ def test_the_decay(around, results, page):
 
 def test_two_more_optimizers(results, page):
     assert not any(apart(results, "nadamw", "adamw", size).is_clear for size in SIZES)
+    assert "NAdamW** is not clearly better or worse than AdamW at any batch size" in page
     assert not any(apart(results, "adamh", "adamw", size).high < 0 for size in SIZES)
     behind = [apart(results, "adamh", "muonh", size) for size in SIZES]
     assert min(own.low for own in behind) > 0
