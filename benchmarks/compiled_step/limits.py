@@ -26,7 +26,7 @@ LIMITS = {
     ("one H100", "bert-base", "lamb"): Limit(40.5, 1.6, 1, 0),
     # Before the last pass over the last leaf but one, the gradient of the largest is read.
     ("one H100", "bert-base", "lans"): Limit(48.5, 3.1, 1, 1),
-    ("one H100", "bert-base", "adamh"): Limit(40.5, 1.7, 1, 0),
+    ("one H100", "bert-base", "adamh"): Limit(40.5, 1.5, 1, 0),
     ("one H100", "bert-base", "lars"): Limit(28.5, 1.5, 1, 0),
     ("one H100", "300 small leaves", "lamb"): Limit(46, 0.7),
     ("one H100", "300 small leaves", "lans"): Limit(51.5, 1),
@@ -60,7 +60,7 @@ LIMITS = {
     ("one v5e", "bert-base", "lars"): Limit(24.5),
     ("one H100", "two layers", "lamb"): Limit(40.5, 1.9, 1, 0),
     ("one H100", "two layers", "lans"): Limit(48.5, 3.6, 1, 0),
-    ("one H100", "two layers", "adamh"): Limit(40.5, 2.1, 1, 0),
+    ("one H100", "two layers", "adamh"): Limit(40.5, 1.9, 1, 0),
     ("one H100", "two layers", "lars"): Limit(28.5, 1.8, 1, 0),
     ("one v5e", "two layers", "lamb"): Limit(34),
     ("one v5e", "two layers", "lans"): Limit(36),

@@ -26,6 +26,7 @@ PLACES = {
     ("one H100", "300 small leaves", "lans"): ONE_GPU,
     ("one H100", "1.3B, stacked", "lans"): ONE_GPU,
     ("one H100", "two layers", "lamb"): ONE_GPU,
+    ("one H100", "two layers", "adamh"): ONE_GPU,
     ("one v5e", "bert-base", "lans"): ONE_TPU,
     ("eight H100", "two layers", "lans"): SEVERAL,
     ("eight H100", "two layers", "scaled_adam"): SEVERAL,
@@ -119,7 +120,7 @@ def lines_of_readme(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _line(step: tuple[str, ...], found: Mapping[str, str]) -> str:
     target, case, optimizer = step
-    name = {"scaled_adam": "ScaledAdam"}.get(optimizer, optimizer.upper())
+    name = {"adamh": "AdamH", "scaled_adam": "ScaledAdam"}.get(optimizer, optimizer.upper())
     own = found[""]
     without = [f"`{switch}`: {x}" for switch, x in found.items() if x != own]
     same = [f"`{switch}`" for switch, x in found.items() if switch and x == own]

@@ -161,11 +161,10 @@ class Execution:
         alike: dict[Program, list[int]] = {}
         for i, own in known.items():
             program = self._programs[i]
+            is_early = self._place.in_turn and self._ahead(i, known)
             if self._is_several(i):
-                of_set = [leaves[k] for k in self._sets[i]]
-                found = self._numbers(program, of_set, scalars, own)
-                known[i] = own._replace(numbers=tuple(found))
-            elif vectors and program.asks_for_numbers:
+                known[i] = self._with_numbers(i, leaves, scalars, own._replace(numbers=()))
+            elif vectors and program.asks_for_numbers and not is_early:
                 alike.setdefault(program, []).append(i)
         for piece in (piece for own in alike.values() for piece in in_pieces(own)):
             if len(piece) > 1:
@@ -181,10 +180,10 @@ class Execution:
     def _with_numbers(
         self, i: int, leaves: Mapping[int, LeafArrays], scalars: Scalars, known: Known
     ) -> Known:
-        """What is known of a leaf, with all its numbers."""
+        """What is known of a leaf or a set, with all its numbers."""
         if known.numbers or not self._programs[i].asks_for_numbers:
             return known
-        found = self._numbers(self._programs[i], [leaves[i]], scalars, known)
+        found = self._numbers(self._programs[i], [leaves[k] for k in self._sets[i]], scalars, known)
         return known._replace(numbers=tuple(found))
 
     def _finish_leaves(self, indices: Iterable[int]) -> None:

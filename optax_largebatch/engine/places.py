@@ -28,7 +28,7 @@ class Place:
     side_by_side: bool = False
     """Small leaves that are alike take their sums as one array."""
     numbers_as_vectors: bool = False
-    """Numbers of alike leaves are computed as vectors, after each round."""
+    """Numbers of alike leaves are computed as vectors; in turn, after the last round alone."""
     writes_late: bool = False
     """The last pass over a leaf writes its state, if two sums of a round are computed from it."""
     sums_wait: bool = False
@@ -38,7 +38,9 @@ class Place:
 
 
 ONE_CPU = Place(sums.on_cpu, group=2**18, in_calls=True, vectors_in_pieces=False)
-ONE_GPU = Place(sums.at_once, group=2**18, in_turn=True, small_first=True, side_by_side=True)
+GPU = Place(sums.at_once, side_by_side=True, numbers_as_vectors=True)
+# Two matrices of 768 x 768 are a group.
+ONE_GPU = dataclasses.replace(GPU, group=5 * 2**18, in_turn=True, small_first=True)
 ONE_TPU = Place(sums.plain, group=2**18, in_turn=True, writes_late=True)
 SEVERAL = Place(sums.plain, numbers_as_vectors=True, writes_late=True, sums_wait=True)
 SEVERAL_GPUS = dataclasses.replace(SEVERAL, side_by_side=True)
