@@ -26,6 +26,7 @@ from benchmarks.tuned.tables import (
     settings_table,
     table,
 )
+from benchmarks.tuned.workloads import ON_A_CPU as MEASURED
 from benchmarks.tuned.workloads import REFERENCES, Workload
 from benchmarks.tuned.workloads import WORKLOADS as MAIN
 
@@ -36,6 +37,7 @@ APART = ("digits", "bert_pieces")
 MAIN_RESULTS = RESULTS.with_name("tuned")
 # The rows of the table on the first screen.
 SHORT = ("adamw", "lamb", "lans", "muon", "muonh")
+NETWORKS = ("bert", "causal")
 
 
 def full_tables(name: str) -> str:
@@ -59,10 +61,10 @@ def tuned(name: str) -> tuple[Workload, Results]:
     return workload, tuned_results(workload, rows_of(table_of(workload, MAIN_RESULTS), Row))
 
 
-def short_table() -> str:
+def short_table(name: str) -> str:
     """The test losses of five optimizers at four batch sizes."""
-    workload, results = tuned("bert")
-    return losses_table(workload, {name: results[name] for name in SHORT})
+    workload, results = tuned(name)
+    return losses_table(workload, {own: results[own] for own in SHORT})
 
 
 def lead(results: Results, name: str, batches: str) -> dict[int, float]:
@@ -71,26 +73,31 @@ def lead(results: Results, name: str, batches: str) -> dict[int, float]:
     return {seed: behind[seed] - ahead[seed] for seed in ahead}
 
 
-def growth(name: str) -> Difference:
+def growth(name: str, optimizer: str) -> Difference:
     """How much larger that lead is at the largest batch than at the smallest, seed by seed."""
-    workload, results = tuned("bert")
+    workload, results = tuned(name)
     smallest, *_, largest = workload.plans
-    return difference(lead(results, name, largest), lead(results, name, smallest))
+    return difference(lead(results, optimizer, largest), lead(results, optimizer, smallest))
 
 
-def gap_table() -> str:
+def gap_table(name: str) -> str:
     """What others lose more than MuonH at each batch size, and how that grows."""
-    workload, results = tuned("bert")
+    workload, results = tuned(name)
     smallest, *_, largest = workload.plans
     heads = ["minus `muonh`", *workload.plans, f"{largest} less {smallest}"]
     lines = []
-    for name in SHORT[:-1]:
+    for optimizer in SHORT[:-1]:
         leads = (
-            difference(results[name][own].losses, results["muonh"][own].losses)
+            difference(results[optimizer][own].losses, results["muonh"][own].losses)
             for own in workload.plans
         )
-        lines.append([f"`{name}`", *map(str, leads), str(growth(name))])
+        lines.append([f"`{optimizer}`", *map(str, leads), str(growth(name, optimizer))])
     return table(heads, lines)
+
+
+def losses(name: str) -> str:
+    """The test losses of all optimizers of a workload."""
+    return losses_table(*tuned(name))
 
 
 def differences(name: str, reference: str) -> str:
@@ -122,22 +129,21 @@ def _rate_and_decay(own: Settings) -> str:
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
-        "tuned": short_table,
-        "gap": gap_table,
+        "tuned": functools.partial(short_table, "bert"),
+        "gap": functools.partial(gap_table, "bert"),
+        "causal": functools.partial(short_table, "causal"),
+        "causal gap": functools.partial(gap_table, "causal"),
         "ramp": lambda: ramps_table(*tuned("bert_ramp")),
     },
     ROOT / "docs" / "details" / "tuned.md": {
-        "bert": lambda: losses_table(*tuned("bert")),
+        **{name: functools.partial(losses, name) for name in NETWORKS},
         **{
-            f"bert, minus {reference}": functools.partial(differences, "bert", reference)
+            f"{name}, minus {reference}": functools.partial(differences, name, reference)
+            for name in NETWORKS
             for reference in REFERENCES
         },
-        **{
-            f"{name}, settings": functools.partial(settings_of, name)
-            for name in ("bert", "bert_ramp", "causal")
-        },
-        "causal": lambda: losses_table(*tuned("causal")),
-        "causal, minus muonh": functools.partial(differences, "causal", "muonh"),
+        "causal_ramp": lambda: ramps_table(*tuned("causal_ramp")),
+        **{f"{name}, settings": functools.partial(settings_of, name) for name in MEASURED},
     },
     ROOT / "docs" / "details" / "steps_to_a_target.md": {
         **{name: functools.partial(full_tables, name) for name in ON_A_CPU},
@@ -151,7 +157,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "stack_ratios": spreads,
     },
     ROOT / "docs" / "guides" / "from_adamw_to_16k.md": {"small_rates": rates_table},
-    ROOT / "README.md": {"tuned": short_table},
+    ROOT / "README.md": {"tuned": functools.partial(short_table, "bert")},
 }
 
 
