@@ -197,7 +197,7 @@ def test_a_second_network(script, of_causal, page):
     for name in ("lamb", "lans"):
         clear = [apart(of_causal, name, "muonh", size).is_clear for size in SIZES]
         assert clear == [False, False, True, True]
-    assert "up to batch 128 LAMB and LANS end where MuonH does" in page
+    assert "up to batch 128 LAMB and LANS are as good as MuonH" in page
 
 
 def test_a_run_that_was_made_again(script):
@@ -260,4 +260,8 @@ def test_the_gap_grows(script, results, page):
         assert means[-1] > 2 * means[0]
         assert script["growth"]("bert", name).low > 0
     said = "MuonH's lead over AdamW, LAMB and LANS more than doubles from batch 32 to batch 2048"
-    assert said in page
+    assert f"On the BERT, {said}" in page
+    for network in ("bert", "causal"):
+        others = (name for name in script["SHORT"] if name != "muonh")
+        assert all(script["growth"](network, name).low > 0 for name in others)
+    assert "Yes, on both networks." in page
