@@ -33,17 +33,18 @@ def thresholds(monkeypatch):
     monkeypatch.setattr(alike, "LARGEST_OF_A_SET", GROUP)
     monkeypatch.setattr(alike, "MOST_OF_A_KERNEL", 7 * SET)
     monkeypatch.setattr(alike, "MOST_OF_A_SET", 2 * GROUP)
-    few = {
-        platform: dataclasses.replace(place, group=GROUP)
-        for platform, place in places.ON_ONE_DEVICE.items()
-    }
+    few = {platform: smaller(place) for platform, place in places.ON_ONE_DEVICE.items()}
     monkeypatch.setattr(step, "ON_ONE_DEVICE", few)
+
+
+def smaller(place):
+    """The place with groups that are as many times smaller as the leaves here."""
+    return dataclasses.replace(place, group=place.group and place.group * GROUP // 2**18)
 
 
 @pytest.fixture(params=PLACES)
 def place(request, monkeypatch):
-    own = PLACES[request.param]
-    placed(monkeypatch, dataclasses.replace(own, group=GROUP) if own.group else own)
+    placed(monkeypatch, smaller(PLACES[request.param]))
 
 
 def network(dtype):
@@ -53,6 +54,8 @@ def network(dtype):
     """
     shapes = {f"bias_{index}": (3 + index % 2,) for index in range(2 * PIECE + 4)}
     shapes |= {f"large_{n}": (GROUP + n,) for n in (-1, 0, 1)}
+    # Two of these are a group on one GPU.
+    shapes |= {f"alike_{index}": (2, GROUP // 2 + 1) for index in range(3)}
     shapes |= {"stack": (3, 16, 12), "stack_of_few": (3, 5), "stack_of_more": (3, 5)}
     return {
         key: jnp.cos(k + jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape) + 0.5
@@ -65,7 +68,7 @@ def network(dtype):
     ("dtype", "tolerance"),
     [("float32", 1e-6), pytest.param("float64", 1e-13, marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars", "adamh"])
 def test_the_numbers_of_the_reference_executor(name, dtype, tolerance):
     with enable_x64(dtype == "float64"):
         optimizer = stacked_optimizer(name)
@@ -75,9 +78,9 @@ def test_the_numbers_of_the_reference_executor(name, dtype, tolerance):
 
 
 def stacked_optimizer(name):
-    clipped = {"max_grad_norm": 1.0} if name == "lamb" else {}
-    stacked = lb.stacked_layers({"^stack": 0})
-    return getattr(lb, name)(0.1, weight_decay=0.01, stacked=stacked, **clipped)
+    settings = {} if name == "adamh" else {"weight_decay": 0.01}
+    settings |= {"max_grad_norm": 1.0} if name == "lamb" else {}
+    return getattr(lb, name)(0.1, stacked=lb.stacked_layers({"^stack": 0}), **settings)
 
 
 def two_steps(optimizer, update, dtype):
