@@ -38,13 +38,14 @@ class Place:
 
 
 ONE_CPU = Place(sums.on_cpu, group=2**18, in_calls=True, vectors_in_pieces=False)
+# Of one GPU, and of the shards of several.
 GPU = Place(sums.at_once, side_by_side=True, numbers_as_vectors=True)
 # Two matrices of 768 x 768 are a group.
 ONE_GPU = dataclasses.replace(GPU, group=5 * 2**18, in_turn=True, small_first=True)
 ONE_TPU = Place(sums.plain, group=2**18, in_turn=True, writes_late=True)
 SEVERAL = Place(sums.plain, numbers_as_vectors=True, writes_late=True, sums_wait=True)
 SEVERAL_GPUS = dataclasses.replace(SEVERAL, side_by_side=True)
-SHARDS_ON_GPUS = dataclasses.replace(SEVERAL_GPUS, sums=sums.at_once)
+SHARDS_ON_GPUS = dataclasses.replace(GPU, writes_late=True, sums_wait=True)
 
 ON_ONE_DEVICE = {"cpu": ONE_CPU, "cuda": ONE_GPU, "rocm": ONE_GPU, "tpu": ONE_TPU}
 """The places where one device has all leaves, by platform."""
