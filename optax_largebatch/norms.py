@@ -176,17 +176,6 @@ def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) 
     return jax.sharding.reshard(x, spec if mesh.empty else NamedSharding(mesh, spec))
 
 
-def zeros_of_blocks(x: jax.Array, kept: tuple[int, ...]) -> jax.Array:
-    """The `block_sum` of zeros, the same on all devices that have parts of a block."""
-    zeros = jnp.zeros(shape_of_blocks(jnp.shape(x), kept), accumulation_dtype(jnp.result_type(x)))
-    if not kept:
-        return zeros
-    columns = enumerate(explicit_spec(x))
-    return with_spec(
-        zeros, PartitionSpec(*(name if axis in kept else None for axis, name in columns)), like=x
-    )
-
-
 def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array:
     """Whether some booleans, one for each leaf's part on a device, are true on all devices."""
     axes = frozenset[str]().union(*(split.within | split.between for split in splits))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import math
 
+from optax_largebatch.arguments import check_integer
 from optax_largebatch.engine.matrices.groups import ITERATIONS, ways_to_share
 
 
@@ -27,6 +28,10 @@ def matrix_groups(
     Returns:
         The table: a line for each size of a group along each axis.
 
+    Raises:
+        TypeError: a number is no integer.
+        ValueError: a number is less than 1.
+
     Examples:
         >>> from optax_largebatch import matrix_groups
         >>> print(matrix_groups(128, sides=(4096, 4096), axes={"fsdp": 32, "tensor": 2}))
@@ -39,6 +44,12 @@ def matrix_groups(
         32 of fsdp       64      1.00      31340
         2 of tensor       4      1.00       1141
     """
+    check_integer("number", number, at_least=1)
+    for side in sides:
+        check_integer("sides", side, at_least=1)
+    for name, length in axes.items():
+        check_integer(f"axes[{name!r}]", length, at_least=1)
+    check_integer("itemsize", itemsize, at_least=1)
     height, width = sorted(sides)
     ways = list(ways_to_share(number, (height, width), axes, itemsize))
     least = min(ways, key=lambda way: way.cost)

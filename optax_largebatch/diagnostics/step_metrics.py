@@ -101,8 +101,8 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
     wrapped, and takes the norms of the trees that it is given.
 
     ================================ ==============================================================
-    `learning_rate`                  learning rate of the last step; the largest, if groups of
-                                     parameters have their own
+    `learning_rate`                  learning rate of the last step; the largest, if parts of the
+                                     optimizer or groups of parameters have their own
     `learning_rate/<rule>`           learning rate of each group, if `groups` are given
     `gradient_norm`, `update_norm`,  L2 norms of all of `gradients`, `updates` and `params`, as far
     `param_norm`                     as they are given
@@ -121,7 +121,7 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
     to the last. `muon` and `lbsgd` adapt layers only if they are asked to, and their states do not
     say whether they were: their trust ratios count only if the optimizer is given, which knows it.
     Where a state has several of a kind, as behind `optax.partition`, the key in which
-    their places differ follows the name: `learning_rate/embedding`.
+    their places differ follows the name: `learning_rate/embedding`. `learning_rate` is there, too.
 
     The learning rate is known for this library's optimizers and for `optax.inject_hyperparams`;
     other optimizers do not keep it in their state.
@@ -177,7 +177,10 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
 
 
 def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, jax.Array]:
-    """The learning rates in the parts of a state, and those of groups of parameters."""
+    """The learning rates in the parts of a state, and those of groups of parameters.
+
+    The largest of all comes first, under the same name whatever the optimizer.
+    """
     own = parts(state, ScaleByLearningRateState, HyperballState)
     injected = [
         part
@@ -186,18 +189,22 @@ def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, j
         and not any(one.keys[: len(part.keys)] == part.keys for one in own)
     ]
     found = sorted([*own, *injected], key=lambda part: part.keys)
+    largest: list[jax.Array] = []
     metrics = {}
     for part, name in zip(found, _named("learning_rate", found), strict=True):
         if part in injected:
-            metrics[name] = jnp.asarray(unboxed(part.fields["hyperparams"]["learning_rate"]))
-            continue
-        rates = check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
+            rates = jnp.asarray(unboxed(part.fields["hyperparams"]["learning_rate"]))
+        else:
+            rates = check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
         if not rates.size:  # there are no parameters for this part
             continue
-        metrics[name] = jnp.max(rates)
+        largest.append(metrics.setdefault(name, jnp.max(rates)))
         for rule, entry in _first_of_each_group(part, state, params, groups):
             metrics[f"{name}/{rule}"] = rates[entry]
-    return metrics
+    if not largest:
+        return {}
+    dtype = norms.accumulation_dtype(*(x.dtype for x in largest))
+    return {"learning_rate": jnp.max(jnp.stack([x.astype(dtype) for x in largest]))} | metrics
 
 
 def _first_of_each_group(

@@ -59,7 +59,8 @@ class Execution:
             # A norm of all leaves has to wait for leaves that ask for their own before it.
             own = self._asking_for_themselves(waiting, self.known)
             if not own:
-                self.known |= self._round(waiting, self._leaves, self._scalars, self.known)
+                ready = self._all_there(waiting)
+                self.known |= self._round(ready, self._leaves, self._scalars, self.known)
             before: list[int] = []
             for group in self._groups(own):
                 if self._place.in_turn:
@@ -91,6 +92,15 @@ class Execution:
         """The leaves among `indices` whose next round is of their own."""
         ahead = {i: self._ahead(i, known) for i in indices}
         return [i for i, rounds in ahead.items() if rounds and rounds[0].kind != "of all leaves"]
+
+    def _all_there(self, waiting: Sequence[int]) -> list[int]:
+        """The leaves whose norm of all leaves can be taken: no other leaf has yet to come to it.
+
+        A partition has several such norms, each of the leaves of one of its parts.
+        """
+        ahead = {i: self._ahead(i, self.known) for i in waiting}
+        later = {(x.asker, x.turn) for rounds in ahead.values() for x in rounds[1:]}
+        return [i for i, (x, *_) in ahead.items() if (x.asker, x.turn) not in later]
 
     def _rounds_of(
         self,
@@ -137,7 +147,11 @@ class Execution:
         whole = norms.over_shards(sums, {key: x.split for key, x in asked.items()})
         whole = together(whole) if self._place.sums_wait else whole
         if of_all_leaves:
-            whole = dict.fromkeys(whole, norms.total([jnp.sum(x) for x in whole.values()]))
+            askers = {key: rounds[key[0]].asker for key in whole}
+            for asker in set(askers.values()):
+                own = [key for key in whole if askers[key] == asker]
+                total = norms.total([jnp.sum(whole[key]) for key in own])
+                whole |= dict.fromkeys(own, total)
         for key, x in asked.items():
             if x.kind in MEANS:
                 whole[key] = whole[key] / norms.devices_along(x.split.within)
@@ -173,8 +187,8 @@ class Execution:
                 of_all = first._replace(answers=jax.tree.map(lambda *x: jnp.stack(x), *of_each))
                 found = self._numbers(program, [leaves[i] for i in piece], scalars, of_all)
                 columns = [unstacked(program, k, x) for k, x in enumerate(found)]
-                for i, own in zip(piece, zip(*columns, strict=True), strict=True):
-                    known[i] = known[i]._replace(numbers=own)
+                for k, i in enumerate(piece):  # there may be none yet, before a later round
+                    known[i] = known[i]._replace(numbers=tuple(column[k] for column in columns))
         return known
 
     def _with_numbers(

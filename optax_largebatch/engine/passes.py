@@ -11,6 +11,7 @@ from optax_largebatch.engine.compilation import barrier
 from optax_largebatch.engine.replay import Program
 from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.rounds import MEANS, distinct
+from optax_largebatch.engine.state import ArrayKind
 from optax_largebatch.engine.sums import Sums
 from optax_largebatch.norms import explicit_spec
 
@@ -35,7 +36,7 @@ def stored_and_sums(
     """
     if len(leaves) == 1:
         return _of_one(program, sums, late, leaves[0], scalars, known)
-    structure, flags = jax.tree.structure(leaves[0]), like_leaf(program, leaves[0])
+    structure, flags = jax.tree.structure(leaves[0]), differs_by_leaf(program, leaves[0])
     columns = zip(*map(jax.tree.leaves, leaves), strict=True)
     arrays = [_stacked(x) if own else x[0] for own, x in zip(flags, columns, strict=True)]
 
@@ -54,7 +55,7 @@ def _of_one(
     request: Any = stop.request
     stored = [] if late else stop.stored
     everything, structure = jax.tree.flatten(leaf)
-    flags = like_leaf(program, leaf)
+    flags = differs_by_leaf(program, leaf)
 
     def again(arrays: Any) -> list[Statistic]:
         """The statistics of the round, of the leaf or of a part of it."""
@@ -85,9 +86,7 @@ def numbers_of(
     if len(leaves) == 1:
         return program.run(leaves[0], scalars, known).numbers
     first, structure = jax.tree.flatten(leaves[0])
-    columns = enumerate(zip(first, like_leaf(program, leaves[0]), strict=True))
-    shape = leaves[0].gradient.shape
-    positions = [k for k, (x, like_leaf) in columns if like_leaf and x.shape != shape]
+    positions = [k for k, kind in enumerate(kinds(program, leaves[0])) if kind == "per block"]
     arrays = list(map(jax.tree.leaves, leaves))
     of_blocks = [jnp.stack([own[k] for own in arrays]) for k in positions]
 
@@ -133,10 +132,15 @@ def unstacked(program: Program, position: int, vector: jax.Array) -> Sequence[ja
     return [jax.lax.dynamic_index_in_dim(vector, place, keepdims=False) for place in places]
 
 
-def like_leaf(program: Program, leaf: LeafArrays) -> list[bool]:
-    """For each array of a leaf whether it has parts where the leaf has them, or a number."""
-    own = [True] * len(jax.tree.leaves((leaf.gradient, leaf.param)))
-    return [*own, *jax.tree.leaves(program.like_leaf(leaf.state))]
+def kinds(program: Program, leaf: LeafArrays) -> list[ArrayKind]:
+    """What each array of a leaf has numbers for."""
+    own: list[ArrayKind] = ["per element"] * len(jax.tree.leaves((leaf.gradient, leaf.param)))
+    return [*own, *jax.tree.leaves(program.kinds(leaf.state))]
+
+
+def differs_by_leaf(program: Program, leaf: LeafArrays) -> list[bool]:
+    """For each array of a leaf whether leaves that are alike have each their own."""
+    return [kind != "whole" for kind in kinds(program, leaf)]
 
 
 def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:

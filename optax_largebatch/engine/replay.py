@@ -55,7 +55,7 @@ class Program:
         self._transform = transform
         self.choice = choice
         self._splits = splits
-        self.like_leaf = transform.like_leaf
+        self.kinds = transform.kinds
         self.can_be_cut = transform.given == "parts"
         self._asked: list[Any] = []
         """What the program has asked for when it was first run, in short; None for its end."""
@@ -105,6 +105,9 @@ class Program:
                 answer = [next(known_numbers, jnp.asarray(x)) for x in request.values]
                 numbers += answer
                 continue
+            if isinstance(request, EachMatrix) and not request.array.size:
+                answer = request.array
+                continue
             self._check_same(number, request)
             if number == len(known.answers):
                 return Stop(tuple(new), tuple(numbers), request, None)
@@ -149,7 +152,9 @@ class Program:
             known, given = Known(), {id(x) for x in jax.tree.leaves(leaf)}
             while (stop := self.run(leaf, scalars, known)).request is not None:
                 request = stop.request
-                rounds.append(round_of(request, self._splits))
+                one = round_of(request, self._splits)
+                before = sum(own.asker == one.asker for own in rounds)
+                rounds.append(one._replace(turn=before))
                 found = self._abstract_answers(request, leaf, dtype_of_all)
                 known = known.after(stop.stored, found)
                 if isinstance(request, Request):

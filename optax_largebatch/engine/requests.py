@@ -20,6 +20,10 @@ from optax_largebatch.params.matrices import Matrices
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
+Path = tuple[str | int, ...]
+"""The place of a transform among those that it is combined with: numbers in chains and sums, names
+in partitions; from the outside inwards."""
+
 Held = Literal["parts", "copies", "terms"]
 """What the devices that share a leaf have of an array: parts of it, copies of it, or terms. The
 array is then the sum of its terms."""
@@ -46,11 +50,17 @@ class Request:
 
     statistics: tuple[Statistic, ...]
     of_all_leaves: bool = False
+    asker: Path | None = None
+    """The place of the transform that asks, among those that it is combined with."""
 
-    def of_blocks(self, stacked: tuple[int, ...]) -> "Request":
-        """The request of a leaf with these stacked axes, which are kept unless it says others."""
-        own = (x._replace(kept=stacked) if x.kept is None else x for x in self.statistics)
-        return dataclasses.replace(self, statistics=tuple(own))
+    def of(self, at: "Leaf") -> "Request":
+        """The request as a transform makes it at a leaf, whose stacked axes are kept.
+
+        Axes and places that are known already come from a transform inside this one.
+        """
+        own = (x._replace(kept=at.stacked) if x.kept is None else x for x in self.statistics)
+        asker = at.path if self.asker is None else self.asker
+        return dataclasses.replace(self, statistics=tuple(own), asker=asker)
 
 
 class EachMatrix(NamedTuple):
@@ -219,6 +229,8 @@ class Leaf(NamedTuple):
     """The transform's choice for this leaf when it was traced, such as a mask's boolean."""
     stacked: tuple[int, ...]
     """The axes of the leaf that run over its blocks, such as layers."""
+    path: Path = ()
+    """The place of the transform among those that it is combined with."""
 
 
 def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:

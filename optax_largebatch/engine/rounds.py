@@ -13,6 +13,7 @@ from optax_largebatch.engine.requests import (
     Held,
     Kind,
     OnMatrices,
+    Path,
     Request,
     Statistic,
 )
@@ -46,6 +47,10 @@ class Round(NamedTuple):
     kind: RoundKind
     asked: tuple[Asked, ...] = ()
     on_matrices: OnMatrices | None = None
+    asker: Path | None = None
+    """Who asks for a norm of all leaves: it is of all leaves that the same transform works on."""
+    turn: int = 0
+    """How many such norms it has asked for before."""
 
 
 def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
@@ -61,7 +66,8 @@ def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
             split = splits(() if x.held == "terms" else kept)
         return Asked(x.kind, kept, x.held, split, max(x.array.size // max(blocks, 1), 1))
 
-    return Round(kind_of(request), tuple(map(asked, distinct(request))))
+    asker = request.asker if request.of_all_leaves else None
+    return Round(kind_of(request), tuple(map(asked, distinct(request))), asker=asker)
 
 
 def term(statistic: Statistic) -> jax.Array:

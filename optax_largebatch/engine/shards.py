@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from optax_largebatch.engine.arrays import LeafArrays, Scalars
+from optax_largebatch.engine.state import ArrayKind
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves, spec_alike
 
@@ -44,14 +45,13 @@ def on_shards(
         known.append(jax.tree.map(lambda x: isinstance(x, np.ndarray) and x, results))
         return jax.tree.map(jnp.asarray, results)
 
-    def spec(index: int, x: Any, like_leaf: bool = True) -> Any:
+    def spec(index: int, x: Any, kind: ArrayKind = "per element") -> Any:
         shape = leaves.arrays[index].shape
-        return spec_alike(specs[index], shape, jnp.shape(x)) if like_leaf else PartitionSpec()
+        whole = kind == "whole"
+        return PartitionSpec() if whole else spec_alike(specs[index], shape, jnp.shape(x))
 
     def specs_of_state(index: int, state: Any) -> Any:
-        return jax.tree.map(
-            lambda x, like_leaf: spec(index, x, like_leaf), state, transform.like_leaf(state)
-        )
+        return jax.tree.map(lambda x, kind: spec(index, x, kind), state, transform.kinds(state))
 
     def on_whole_leaves(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
         return run(arrays, scalars, dataclasses.replace(leaves, specs=None, mesh=None))

@@ -11,7 +11,7 @@ nothing undeclared is kept, and nothing declared gets lost.
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,14 @@ from optax_largebatch import norms
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import leaf_names, stands_for_all
+from optax_largebatch.params.placement import replicated
 
 Concat = Callable[[list[jax.Array]], jax.Array]
 """Makes one vector of many."""
+
+ArrayKind = Literal["per element", "per block", "whole"]
+"""What an array in the state of a leaf has: a number for each element of the leaf, a number for
+each of its blocks, or what every device has whole."""
 
 
 class Field:
@@ -40,9 +45,9 @@ class Field:
         """The part of the field for each leaf."""
         return [value] * len(leaves.arrays)
 
-    def like_leaf(self, part: Any) -> Any:
-        """Whether each array in the part of a leaf is split between devices like the leaf."""
-        return jax.tree.map(lambda _: False, part)
+    def kinds(self, part: Any) -> Any:
+        """The `ArrayKind` of each array in the part of a leaf. No shape says it."""
+        return jax.tree.map(lambda _: "whole", part)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
         """The transforms whose states are in the value or in a leaf's part, with their states."""
@@ -60,7 +65,7 @@ class Counter(Field):
 
     def init(self, params: optax.Params) -> jax.Array:
         """0."""
-        return jnp.zeros([], jnp.int32)
+        return replicated(jnp.zeros([], jnp.int32), params)
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         check_shape(name, value, ())
@@ -70,22 +75,8 @@ class Counter(Field):
         return optax.safe_increment(old)
 
 
-class TreeLikeParameters(Field):
-    """A tree with an array for each parameter."""
-
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return leaves.alike(f"the state's {name}", value)
-
-    def like_leaf(self, part: Any) -> Any:
-        return jax.tree.map(lambda _: True, part)
-
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
-        columns = zip(parts, leaves.align(f"the state's {name}", old), strict=True)
-        return leaves.rebuild([_cast_like(now, like) for now, like in columns])
-
-
 @dataclasses.dataclass(frozen=True)
-class PerParameter(TreeLikeParameters):
+class PerParameter(Field):
     """One array for each parameter, of its shape; zeros at first.
 
     Args:
@@ -97,18 +88,30 @@ class PerParameter(TreeLikeParameters):
     def init(self, params: optax.Params) -> Any:
         return zeros_like(params, self.dtype)
 
+    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return leaves.alike(f"the state's {name}", value)
+
+    def kinds(self, part: Any) -> Any:
+        return jax.tree.map(lambda _: "per element", part)
+
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+        columns = zip(parts, leaves.align(f"the state's {name}", old), strict=True)
+        return leaves.rebuild([_cast_like(now, like) for now, like in columns])
+
 
 @dataclasses.dataclass(frozen=True)
-class PerAxis(TreeLikeParameters):
-    """A tuple of arrays for each parameter, for its axes.
+class PerAxis(Field):
+    """Arrays for the axes of each parameter: a tuple with a tuple for each parameter.
 
-    Every device has these arrays whole, however the parameter is split.
+    The parameters come in the order of `jax.tree.leaves`. The outer tuple has none of their names
+    and boxes: whoever lays out a state by those would split these arrays like parameters. Every
+    device has them whole, however the parameter is split.
 
     Args:
-        initial: a function from the parameters to the first arrays, as a tree of tuples.
+        initial: a function from the parameters to the first arrays: a tuple for each parameter.
     """
 
-    initial: Callable[[optax.Params], Any]
+    initial: Callable[[optax.Params], Sequence[tuple[jax.Array, ...]]]
 
     def init(self, params: optax.Params) -> Any:
         if stands_for_all(params):
@@ -121,13 +124,14 @@ class PerAxis(TreeLikeParameters):
                     f"axes; {name!r} is split along {', '.join(map(repr, sorted(axes)))}. Call "
                     "init outside of shard_map."
                 )
-        return self.initial(params)
+        return replicated(tuple(self.initial(params)), params)
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return leaves.align(f"the state's {name}", value)
+        check_length(name, value, len(leaves.arrays))
+        return value
 
-    def like_leaf(self, part: Any) -> Any:
-        return Field.like_leaf(self, part)
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+        return tuple(_cast_like(now, like) for now, like in zip(parts, old, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +148,7 @@ class Shared(Field):
     initial: Callable[[optax.Params], Any]
 
     def init(self, params: optax.Params) -> Any:
-        return self.initial(params)
+        return replicated(self.initial(params), params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,14 +167,28 @@ class StateOf(Field):
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         return self.transform.split(value, leaves)
 
-    def like_leaf(self, part: Any) -> Any:
-        return self.transform.like_leaf(part)
+    def kinds(self, part: Any) -> Any:
+        return self.transform.kinds(part)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
         return [(self.transform, value)]
 
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         return self.transform.join(old, parts, leaves, concat)
+
+
+def check_length(name: str, value: Any, expected: int) -> None:
+    """Checks a tuple of a state that has an entry for each parameter.
+
+    Raises:
+        ValueError: it has another length.
+    """
+    if len(value) != expected:
+        raise ValueError(
+            f"the state's {name} has {len(value)} entries, and there are {expected} parameters. It "
+            "belongs to other parameters. Call `init` of this optimizer with these parameters, or "
+            "restore into the state that `init` returns."
+        )
 
 
 def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:

@@ -144,4 +144,4 @@ def _in_pieces(vectors: Sequence[jax.Array]) -> jax.Array:
     """One vector of many, made in pieces: XLA would take a kernel for each of many numbers."""
     pieces = [jnp.concatenate(piece) for piece in in_pieces(vectors)]
     # Or the kernel of the last concatenation would compute all numbers once more.
-    return jnp.concatenate(barrier(pieces))
+    return jnp.concatenate(barrier(pieces)) if len(pieces) > 1 else pieces[0]

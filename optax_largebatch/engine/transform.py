@@ -117,10 +117,10 @@ class LeafTransform:
             [self.state] * len(leaves.arrays)
         )
 
-    def like_leaf(self, part: Any) -> Any:
-        """For each array in the state of a leaf, whether it is split as the leaf is."""
+    def kinds(self, part: Any) -> Any:
+        """The `ArrayKind` of each array in the state of a leaf."""
         columns = zip(self.state, part, strict=True)
-        return built_like(self.state, [field.like_leaf(own) for field, own in columns])
+        return built_like(self.state, [field.kinds(own) for field, own in columns])
 
     def join(self, state: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         """The new state, from the old one and the new state of each leaf."""
@@ -163,8 +163,8 @@ class LeafTransform:
             return norms.with_spec(part, spec_alike(spec, shape, part.shape))
 
         def state_by(move: Callable[[Any], Any], state: Any) -> Any:
-            alike = self.like_leaf(state)
-            return jax.tree.map(lambda x, own: move(x) if own else x, state, alike)
+            kinds = self.kinds(state)
+            return jax.tree.map(lambda x, kind: x if kind == "whole" else move(x), state, kinds)
 
         here = at._replace(
             param=gathered(at.param),
@@ -206,7 +206,7 @@ class LeafTransform:
                 return checked_result(self, end.value, update, at)
             request = checked_request(self, request)
             if isinstance(request, Request):
-                request = request.of_blocks(at.stacked)
+                request = request.of(at)
             answer = yield request
 
 

@@ -2,18 +2,24 @@
 
 from typing import Any
 
-import jax
 import optax
 
 from optax_largebatch.arguments import Scalar, refused
-from optax_largebatch.params.groups import Grouped, ParamGroups, check_groups, scaled_rate
+from optax_largebatch.engine.to_optax import transformation
+from optax_largebatch.params.groups import (
+    Grouped,
+    Owners,
+    ParamGroups,
+    by_owner,
+    check_groups,
+    scaled_rate,
+)
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
 from optax_largebatch.params.rules import at_least_ndim
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
-from optax_largebatch.transforms.hyperball import Radius, hyperball
-from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.hyperball import Radius, hyperball, hyperball_transform
 from optax_largebatch.wrappers.partition import check_others, partition
 
 NO_DECAY = (
@@ -103,30 +109,35 @@ def adamh(
     groups = check_groups(groups, stacked, "grad_centralization", "weight_decay")
     check_mask("adamh_mask", adamh_mask)
     rate = groups.vary("learning_rate", learning_rate)
-    on_spheres = chain(
-        scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
-        hyperball(rate, radius=radius, stacked=stacked),
-    )
-    if others is None:
-        others = chain(
-            scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
-            scale_by_learning_rate(adams_share(rate)),
-        )
-    check_others(others)
     stacks = check_stacked(stacked)
 
-    def owners(params: optax.Params) -> Any:
+    def owners(params: optax.Params) -> list[str]:
         blocks = stacks.blocks(params)
         if adamh_mask is None:
             chosen = resolve_mask("adamh_mask", at_least_ndim(2), blocks)
         else:
             chosen = select_leaves("adamh_mask", adamh_mask, blocks)
-        names = ["adamh" if own else "others" for own in chosen]
-        return jax.tree.unflatten(jax.tree.structure(params), names)
+        return ["adamh" if keeps_norm else "others" for keeps_norm in chosen]
 
+    direction = scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
+    if others is None:
+        return chain(direction, steps_beside_spheres("adamh", owners, rate, radius, stacks))
+    check_others(others)
+    on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
     return partition("adamh", {"adamh": on_spheres, "others": others}, owners)
 
 
-def adams_share(rate: Grouped) -> Grouped:
-    """The learning rate of Adam beside steps on spheres."""
-    return rate.map(lambda own: scaled_rate(own, SHARE_OF_ADAM))
+def steps_beside_spheres(
+    who: str, owners: Owners, rate: Grouped, radius: Radius, stacks: Stacked
+) -> optax.GradientTransformationExtraArgs:
+    """`hyperball` for the parameters of one owner, and Adam's share of its rate for the others.
+
+    It is one link for all parameters, so that the layout of its state depends on no mask.
+    """
+    adams_share = rate.map(lambda own: scaled_rate(own, SHARE_OF_ADAM))
+    rates = by_owner({who: rate, "others": adams_share}, owners)
+
+    def are_kept(params: optax.Params) -> list[bool]:
+        return [owner == who for owner in owners(params)]
+
+    return transformation(hyperball_transform(rates, radius, are_kept, stacks))

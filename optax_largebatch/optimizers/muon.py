@@ -2,7 +2,6 @@
 
 from typing import Any, Literal
 
-import jax
 import optax
 
 from optax_largebatch.arguments import Scalar, check_flag, refused, renamed
@@ -204,20 +203,17 @@ def muon(
         scale_by_trust_ratio(
             trust_ratio_mask=None if trust_ratio else lambda params: False, stacked=stacked
         ),
-        scale_by_learning_rate(rate),
     )
-    if others is None:
-        others = chain(
-            scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype),
-            scale_by_learning_rate(rate),
-        )
-    check_others(others)
+    step = scale_by_learning_rate(rate)
     stacks = check_stacked(stacked)
 
-    def owners(params: optax.Params) -> Any:
+    def owners(params: optax.Params) -> list[str]:
         select_leaves("weight_decay_mask", weight_decay_mask, stacks.blocks(params))  # its errors
         chosen = are_matrices(matrix_axes, stacks, params, matrix_mask)
-        names = ["muon" if own else "others" for own in chosen]
-        return jax.tree.unflatten(jax.tree.structure(params), names)
+        return ["muon" if is_matrix else "others" for is_matrix in chosen]
 
-    return partition("muon", {"muon": matrices, "others": others}, owners)
+    if others is not None:
+        check_others(others)
+        return partition("muon", {"muon": chain(matrices, step), "others": others}, owners)
+    adam = scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype)
+    return chain(partition("muon", {"muon": matrices, "others": adam}, owners), step)

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number, refused, renamed
-from optax_largebatch.optimizers.adamh import NO_DECAY, adams_share
+from optax_largebatch.optimizers.adamh import NO_DECAY, steps_beside_spheres
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
@@ -15,7 +15,6 @@ from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
-from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.orthogonalization.newton_schulz import Preconditioning
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
@@ -166,52 +165,51 @@ def muonh(
     check_mask("adamh_mask", adamh_mask)
     check_mask("matrix_mask", matrix_mask)
     rate = groups.vary("learning_rate", learning_rate)
-    matrices = chain(
-        orthogonalize_momentum(
-            beta,
-            eps=eps,
-            nesterov=nesterov,
-            bias_correction=bias_correction,
-            grad_averaging=grad_averaging,
-            ns_coeffs=ns_coeffs,
-            ns_steps=ns_steps,
-            ns_dtype=ns_dtype,
-            preconditioning=preconditioning,
-            eps_is_floor=eps_is_floor,
-            matrix_axes=matrix_axes,
-            stacked=stacked,
-            mu_dtype=mu_dtype,
-        ),
-        hyperball(rate, radius=radius, stacked=stacked),
-    )
-    if others is None:
-        others = chain(
-            scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
-            scale_by_learning_rate(adams_share(rate)),
-        )
-    check_others(others)
     stacks = check_stacked(stacked)
 
-    optimizers = {"muonh": matrices, "others": others}
-    if adamh_mask is not None:  # or its state would be empty, and Orbax saves no empty arrays
-        optimizers["adamh"] = chain(
-            scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
-            hyperball(rate, radius=radius, stacked=stacked),
-        )
+    def movers(params: optax.Params) -> list[str]:
+        """What moves each parameter: Muon or Adam on a sphere, or the others."""
+        matrices = are_matrices(matrix_axes, stacks, params, matrix_mask)
+        heads = _heads(adamh_mask, stacks.blocks(params))
+        columns = zip(matrices, heads, strict=True)
+        return ["adamh" if head else "muonh" if own else "others" for own, head in columns]
 
-    def owners(params: optax.Params) -> Any:
-        own = are_matrices(matrix_axes, stacks, params, matrix_mask)
-        names = ["muonh" if is_matrix else "others" for is_matrix in own]
-        if adamh_mask is not None:
-            heads = _heads(adamh_mask, stacks.blocks(params))
-            names = ["adamh" if head else name for head, name in zip(heads, names, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(params), names)
+    def owners(params: optax.Params) -> list[str]:
+        return [mover if mover == "others" else "muonh" for mover in movers(params)]
 
-    return partition("muonh", optimizers, owners)
+    directions = partition(
+        "muonh",
+        {
+            "muon": orthogonalize_momentum(
+                beta,
+                eps=eps,
+                nesterov=nesterov,
+                bias_correction=bias_correction,
+                grad_averaging=grad_averaging,
+                ns_coeffs=ns_coeffs,
+                ns_steps=ns_steps,
+                ns_dtype=ns_dtype,
+                preconditioning=preconditioning,
+                eps_is_floor=eps_is_floor,
+                matrix_axes=matrix_axes,
+                stacked=stacked,
+                mu_dtype=mu_dtype,
+            ),
+            "adam": scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
+        },
+        lambda params: ["muon" if mover == "muonh" else "adam" for mover in movers(params)],
+    )
+    if others is None:
+        return chain(directions, steps_beside_spheres("muonh", owners, rate, radius, stacks))
+    check_others(others)
+    on_spheres = chain(directions, hyperball(rate, radius=radius, stacked=stacked))
+    return partition("muonh", {"muonh": on_spheres, "others": others}, owners)
 
 
 def _heads(adamh_mask: Mask, blocks: Any) -> list[bool]:
     """The parameters of the mask but its vectors: on a sphere a bias of zeros would never move."""
+    if adamh_mask is None:
+        return [False] * len(jax.tree.leaves(blocks))
     chosen = select_leaves("adamh_mask", adamh_mask, blocks)
     ranks = [np.ndim(block) for block in jax.tree.leaves(blocks)]
     heads = [own and rank > 1 for own, rank in zip(chosen, ranks, strict=True)]

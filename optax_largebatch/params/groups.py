@@ -1,6 +1,6 @@
 """Parameter groups: hyperparameters that differ from one group of parameters to another."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -64,22 +64,24 @@ class ParamGroups:
         if name == "learning_rate":
             scales = (setting.get("learning_rate_scale") for setting in self.settings)
             values = tuple(map(scaled_rate, values, scales))
-        return Grouped(name, self, (*values, default))
+        return Grouped(name, self.indices, (*values, default))
+
+
+Owners = Callable[[Any], Sequence[str]]
+"""A function of the parameters that returns the name of each one's owner, in the order of
+`jax.tree.leaves`: who moves it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Grouped:
-    """One hyperparameter with a value for each group, and a last value for all other parameters."""
+    """One hyperparameter with several values, each for some of the parameters."""
 
     name: str
-    groups: ParamGroups
+    indices: Callable[[Any], list[int]]
+    """From the parameters to the index into `values` for each leaf."""
     values: tuple[Any, ...]
     allowed: str = "[0, inf)"
     """The range of its values."""
-
-    def indices(self, params: Any) -> list[int]:
-        """The index into `values` for each leaf."""
-        return self.groups.indices(params)
 
     def map(self, function: Callable[[Any], Any]) -> "Grouped":
         """The hyperparameter with `function` applied to the value of each group."""
@@ -172,10 +174,37 @@ def check_groups(groups: Any, stacked: Any = None, *unknown: str) -> ParamGroups
 
 def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     """A hyperparameter as a `Grouped`, after checking that its values are allowed."""
-    grouped = value if isinstance(value, Grouped) else Grouped(name, ParamGroups((), ()), (value,))
+    if isinstance(value, Grouped):
+        grouped = value
+    else:
+        grouped = Grouped(name, ParamGroups((), ()).indices, (value,))
     for one in grouped.values:
         check_number_or_schedule(name, one, allowed)
     return dataclasses.replace(grouped, allowed=allowed)
+
+
+def by_owner(parts: Mapping[str, Grouped], owners: Owners) -> Grouped:
+    """One hyperparameter, which each parameter takes from what its owner has.
+
+    Args:
+        parts: the hyperparameter of each owner.
+        owners: says who owns which parameter.
+    """
+    values: list[Any] = []
+    starts = {}
+    for owner, own in parts.items():
+        starts[owner] = len(values)
+        values += own.values
+
+    def indices(params: Any) -> list[int]:
+        of_owners = {owner: own.indices(params) for owner, own in parts.items()}
+        return [  # the last value of a part has the index -1
+            starts[owner] + of_owners[owner][leaf] % len(parts[owner].values)
+            for leaf, owner in enumerate(owners(params))
+        ]
+
+    first = next(iter(parts.values()))
+    return dataclasses.replace(first, indices=indices, values=tuple(values))
 
 
 def scaled_rate(rate: Any, scale: Scalar | None) -> Any:

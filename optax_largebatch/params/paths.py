@@ -59,13 +59,21 @@ def stands_for_all(params: Any) -> bool:
     return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
 
 
+def wraps_one_array(node: Any) -> bool:
+    """Whether a node is there for one array alone: a box of Flax, or a named array of Haliax."""
+    inside, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    if len(inside) != 1:
+        return False
+    (path, child) = inside[0]
+    has_no_keys = bool(path) and isinstance(path[-1], FlattenedIndexKey)
+    return is_box(node) or (has_no_keys and len(jax.tree.leaves(child, is_leaf=is_hidden)) == 1)
+
+
 def _wraps_one_array(tree: Any, path: tuple[Any, ...], key: Any) -> bool:
     """Whether the node at a path is there for the one array alone that it has at `key`."""
-    if key == GetAttrKey("value"):
-        return is_box(_node_at(tree, path))
-    if not isinstance(key, FlattenedIndexKey):
-        return False
-    return len(jax.tree.leaves(_node_at(tree, path), is_leaf=is_hidden)) == 1
+    if key == GetAttrKey("value") or isinstance(key, FlattenedIndexKey):
+        return wraps_one_array(_node_at(tree, path))
+    return False
 
 
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:

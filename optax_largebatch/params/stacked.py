@@ -10,7 +10,6 @@ import jax
 from jax.sharding import PartitionSpec
 import numpy as np
 
-from optax_largebatch.norms import zeros_of_blocks
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import likely_stacks
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves, path_name
@@ -57,15 +56,6 @@ class Stacked:
             return params
         columns = zip(leaves, axes, strict=True)
         return structure.unflatten([_block(leaf, own) if own else leaf for leaf, own in columns])
-
-    def map(self, function: Callable[[Any, tuple[int, ...]], Any], params: Any) -> Any:
-        """The tree of `function(leaf, stacked axes)` for each leaf."""
-        leaves, structure = jax.tree.flatten(params)
-        return structure.unflatten(map(function, leaves, self.axes(params)))
-
-    def numbers(self, params: Any) -> Any:
-        """A zero for each block: a tree of scalars, and of arrays that broadcast along stacks."""
-        return self.map(zeros_of_blocks, params)
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""

@@ -20,7 +20,7 @@ import optax
 
 from optax_largebatch.engine.arrays import Known, LeafArrays, Scalars, Stop
 from optax_largebatch.engine.executor import Execution
-from optax_largebatch.engine.passes import like_leaf
+from optax_largebatch.engine.passes import differs_by_leaf
 from optax_largebatch.engine.places import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL
 from optax_largebatch.engine.replay import Program
 from optax_largebatch.engine.requests import EachMatrix, Request
@@ -216,7 +216,7 @@ class _Passes(NamedTuple):
             return cut(x)[k]
 
         everything, structure = jax.tree.flatten(self.leaf)
-        columns = zip(everything, like_leaf(self.program, self.leaf), strict=True)
+        columns = zip(everything, differs_by_leaf(self.program, self.leaf), strict=True)
         leaf = structure.unflatten(part(x) if like else x for x, like in columns)
         return _arrays(self.program.run(leaf, self.scalars, jax.tree.map(part, before)))
 

@@ -79,12 +79,15 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             except StopIteration as end:
                 update, parts[i] = end.value
                 gradients[i] = update.astype(leaves.arrays[i].dtype)
-        # A norm of all leaves waits for those that ask for their own before it.
+        # A norm of all leaves waits for those that ask for their own before it, and it is of the
+        # leaves that the same transform works on.
         own = {i: x for i, x in waiting.items() if not x.of_all_leaves}
         answers = {i: [_answer(x) for x in one.statistics] for i, one in own.items()}
         if waiting and not own:
-            norm = jnp.sqrt(total([jnp.sum(x.statistics[0].array ** 2) for x in waiting.values()]))
-            answers = {i: [norm.astype(dtypes[i])] for i in waiting}
+            first = min(x.asker or () for x in waiting.values())
+            asking = {i: x for i, x in waiting.items() if x.asker == first}
+            norm = jnp.sqrt(total([jnp.sum(x.statistics[0].array ** 2) for x in asking.values()]))
+            answers = {i: [norm.astype(dtypes[i])] for i in asking}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
     return leaves.rebuild(gradients), transform.join(state, parts, leaves, jnp.concatenate)
 

@@ -1,5 +1,6 @@
 """Steps on a sphere: the trust ratio of LAMB, and a projection back."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
 
 Radius = Literal["now", "start"] | Scalar
 """The radius of the sphere of a block: its norm now or at the start, or a number for all."""
@@ -41,9 +42,9 @@ class HyperballState(NamedTuple):
     """The angle between each block before and after the last step, in radians, in the order of
     `jax.tree.leaves`; for a leaf that stacks layers, in the order of its layers. 0 for blocks that
     are not on a sphere."""
-    radii: optax.Params
-    """With `radius="start"` the norm of each block at its first step, otherwise 0; a tree like the
-    parameters."""
+    radii: jax.Array
+    """With `radius="start"` the norm of each block at its first step, otherwise 0; in the order of
+    `angles`."""
 
 
 class _Scalars(NamedTuple):
@@ -129,6 +130,29 @@ def hyperball(
         Levanter, `norm_preserving_update`, for `"now"`; NVIDIA Emerging-Optimizers,
         `HyperballHook`, for a given radius.
     """
+    check_mask("trust_ratio_mask", trust_ratio_mask)
+    stacks = check_stacked(stacked)
+
+    def are_kept(params: optax.Params) -> list[bool]:
+        return select_leaves("trust_ratio_mask", trust_ratio_mask, stacks.blocks(params))
+
+    return transformation(hyperball_transform(learning_rate, radius, are_kept, stacks))
+
+
+def hyperball_transform(
+    learning_rate: Hyperparameter,
+    radius: Radius,
+    are_kept: Callable[[optax.Params], Sequence[bool]],
+    stacks: Stacked,
+) -> LeafTransform:
+    """The leaf transform of `hyperball`.
+
+    Args:
+        learning_rate: the argument of this name.
+        radius: likewise.
+        are_kept: from the parameters to whether each stays on its spheres.
+        stacks: the stacks.
+    """
     rates = as_grouped("learning_rate", learning_rate)
     kind, given = "given", radius
     if isinstance(radius, str):
@@ -136,27 +160,26 @@ def hyperball(
         kind, given = radius, 0.0
     else:
         check_number("radius", radius, "(0, inf)")
-    check_mask("trust_ratio_mask", trust_ratio_mask)
-    stacks = check_stacked(stacked)
 
     def choices(leaves: Leaves) -> list[tuple[int, bool]]:
-        kept = select_leaves("trust_ratio_mask", trust_ratio_mask, stacks.blocks(leaves.tree))
-        return list(zip(rates.indices(leaves.tree), kept, strict=True))
+        return list(zip(rates.indices(leaves.tree), are_kept(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         group, is_kept = at.choice
         rate = at.scalars.rates[group]
+        state = at.state._replace(learning_rates=rate)
+        if kind != "start":
+            state = state._replace(radii=0.0)
         if not is_kept:
-            return -rate * update, at.state._replace(learning_rates=rate, angles=0.0)
+            return -rate * update, state._replace(angles=0.0)
         norm, length, inner = yield together(
             block_norms(at.start, update), block_sums(at.start * update)
         )
-        state = at.state._replace(learning_rates=rate)
         sphere, ratio = norm, 1.0
         if kind != "now":
             sphere = at.scalars.radius
             if kind == "start":
-                known = at.state.radii
+                known = state.radii
                 (sphere,) = yield numbers(jnp.where(known > 0, known, norm))
                 state = state._replace(radii=sphere)
             ratio = norm / positive(sphere)
@@ -177,20 +200,20 @@ def hyperball(
         shrinkage, factor, angle = turn
         return shrinkage * at.start + factor * update, state._replace(angles=angle)
 
-    return transformation(
-        LeafTransform(
-            leaf,
-            state=declare(
-                HyperballState,
-                count=Counter(),
-                learning_rates=VectorOfBlocks(NOT_STACKED),
-                angles=VectorOfBlocks(),
-                radii=NumberPerBlock(),
-            ),
-            scalars=lambda state: _Scalars(rates.at(state.count), given),
-            choices=choices,
-            needs_params=True,
-            stacked=stacks,
-            given="parts",
-        )
+    return LeafTransform(
+        leaf,
+        state=declare(
+            HyperballState,
+            count=Counter(),
+            learning_rates=VectorOfBlocks(NOT_STACKED),
+            angles=VectorOfBlocks(),
+            # It is read only where it is the radius, and is there in any case.
+            radii=NumberPerBlock() if kind == "start" else VectorOfBlocks(),
+        ),
+        scalars=lambda state: _Scalars(rates.at(state.count), given),
+        choices=choices,
+        needs_params=True,
+        stacked=stacks,
+        given="parts",
+        name="hyperball",
     )

@@ -25,8 +25,10 @@ class ClipByMedianNormState(NamedTuple):
 
     count: jax.Array
     """Steps taken, shape ()."""
-    rms: optax.Params
-    """The root mean square of each block when it was last measured; 0 before the first step."""
+    rms: jax.Array
+    """The root mean square of each block when it was last measured, in the order of
+    `jax.tree.leaves`; for a leaf that stacks layers, in the order of its layers. 0 before the first
+    step."""
     norms: jax.Array
     """The norms of the last steps, one slot for each step of the window."""
     threshold: jax.Array

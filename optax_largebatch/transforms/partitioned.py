@@ -1,6 +1,6 @@
 """Several transforms as one, each for parameters of its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -10,11 +10,10 @@ import optax
 from optax_largebatch.engine.requests import Leaf, LeafProgram
 from optax_largebatch.engine.state import Concat, Field, declare
 from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.paths import wraps_one_array
 from optax_largebatch.transforms.several import given_of
-
-Owners = Callable[[optax.Params], Any]
-"""A function of the parameters that returns a tree of names, like the parameters."""
 
 
 def partitioned(who: str, transforms: Mapping[str, LeafTransform], owners: Owners) -> LeafTransform:
@@ -31,13 +30,11 @@ def partitioned(who: str, transforms: Mapping[str, LeafTransform], owners: Owner
     states = _StatesOfOwners(who, transforms, owners)
 
     def choices(leaves: Leaves) -> list[tuple[str, Any]]:
-        found = states.by_owner(leaves)
-        own = {
-            name: dict(zip(numbers, transforms[name].choose(part), strict=True))
-            for name, (numbers, part) in found.items()
-        }
-        owner = {i: name for name, (numbers, _) in found.items() for i in numbers}
-        return [(owner[i], own[owner[i]][i]) for i in range(len(leaves.arrays))]
+        found: dict[int, tuple[str, Any]] = {}
+        for name, (numbers, part) in states.by_owner(leaves).items():
+            chosen = transforms[name].choose(part)
+            found |= {i: (name, one) for i, one in zip(numbers, chosen, strict=True)}
+        return [found[i] for i in range(len(leaves.arrays))]
 
     def scalars(state: Any) -> dict[str, Any]:
         of_each = state.inner_states
@@ -46,7 +43,9 @@ def partitioned(who: str, transforms: Mapping[str, LeafTransform], owners: Owner
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         name, choice = at.choice
         parts = at.state.inner_states
-        here = at._replace(state=parts[name], scalars=at.scalars[name], choice=choice)
+        here = at._replace(
+            state=parts[name], scalars=at.scalars[name], choice=choice, path=(*at.path, name)
+        )
         update, new = yield from transforms[name].program(update, here)
         return update, at.state._replace(inner_states=parts | {name: new})
 
@@ -74,8 +73,8 @@ class _StatesOfOwners(Field):
         names = self.owners(leaves.tree)
         found = {}
         for owner in self.transforms:
-            numbers = [i for i, name in enumerate(jax.tree.leaves(names)) if name == owner]
-            tree = _shown(leaves.tree, names, owner)
+            numbers = [i for i, name in enumerate(names) if name == owner]
+            tree = shown(leaves.tree, names, owner)
             specs = None if leaves.specs is None else [leaves.specs[i] for i in numbers]
             arrays = [leaves.arrays[i] for i in numbers]
             treedef = jax.tree.structure(tree)
@@ -85,23 +84,24 @@ class _StatesOfOwners(Field):
     def init(self, params: optax.Params) -> Any:
         names = self.owners(params)
         return {
-            owner: optax.MaskedState(own.init(_shown(params, names, owner)))
-            for owner, own in self.transforms.items()
+            owner: optax.MaskedState(transform.init(shown(params, names, owner)))
+            for owner, transform in self.transforms.items()
         }
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         """For each leaf the part of its owner's state, and None for each other owner."""
         parts = [dict.fromkeys(self.transforms) for _ in leaves.arrays]
-        for owner, (numbers, own) in self.by_owner(leaves).items():
+        for owner, (numbers, its_leaves) in self.by_owner(leaves).items():
             state = value[owner].inner_state
-            for i, part in zip(numbers, self.transforms[owner].split(state, own), strict=True):
+            split = self.transforms[owner].split(state, its_leaves)
+            for i, part in zip(numbers, split, strict=True):
                 parts[i][owner] = part
         return parts
 
-    def like_leaf(self, part: Any) -> Any:
+    def kinds(self, part: Any) -> Any:
         return {
-            owner: None if own is None else self.transforms[owner].like_leaf(own)
-            for owner, own in part.items()
+            owner: None if state is None else self.transforms[owner].kinds(state)
+            for owner, state in part.items()
         }
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
@@ -117,17 +117,32 @@ class _StatesOfOwners(Field):
 
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
         new = {}
-        for owner, (numbers, own) in self.by_owner(leaves).items():
+        for owner, (numbers, its_leaves) in self.by_owner(leaves).items():
             of_owner = [parts[i][owner] for i in numbers]
             state = old[owner].inner_state
-            joined = self.transforms[owner].join(state, of_owner, own, concat)
+            joined = self.transforms[owner].join(state, of_owner, its_leaves, concat)
             new[owner] = optax.MaskedState(joined)
         return new
 
 
-def _shown(params: Any, names: Any, owner: str) -> Any:
-    """The parameters of one owner; all others are hidden."""
-    return jax.tree.map(lambda name, x: x if name == owner else optax.MaskedNode(), names, params)
+def shown(tree: Any, names: Sequence[str], owner: str) -> Any:
+    """The tree with the leaves of one owner; all others are hidden by `optax.MaskedNode`.
+
+    A box around an array is hidden with it. With nothing in it, it would still say how the array is
+    split, and Flax nnx would try to do so.
+
+    Args:
+        tree: the parameters.
+        names: the owner of each leaf.
+        owner: whose leaves are shown.
+    """
+    nodes, structure = jax.tree.flatten(tree, is_leaf=wraps_one_array)
+    remaining = iter(names)
+    kept = []
+    for node in nodes:
+        owners = [next(remaining) for _ in jax.tree.leaves(node)]
+        kept.append(node if owners in ([], [owner]) else optax.MaskedNode())
+    return structure.unflatten(kept)
 
 
 def _listed(names: Iterable[str]) -> str:

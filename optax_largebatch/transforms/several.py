@@ -40,9 +40,10 @@ def several(
 
 def each_at(at: Leaf) -> list[Leaf]:
     """The `Leaf` of each of several transforms."""
-    own = zip(at.state, at.scalars, at.choice, strict=True)
+    columns = enumerate(zip(at.state, at.scalars, at.choice, strict=True))
     return [
-        at._replace(state=state, scalars=scalars, choice=choice) for state, scalars, choice in own
+        at._replace(state=state, scalars=scalars, choice=choice, path=(*at.path, number))
+        for number, (state, scalars, choice) in columns
     ]
 
 

@@ -24,6 +24,7 @@ from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.placement import replicated
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.small_batches import (
     Gradients,
@@ -159,12 +160,15 @@ def accumulate_gradients(
     def init(params: optax.Params) -> AccumulateGradientsState:
         leaves_of("params", params)
         _check_schedule(every)
+        own = {
+            "micro_step": jnp.zeros([], jnp.int32),
+            "macro_step": jnp.zeros([], jnp.int32),
+            "examples": jnp.zeros([], jnp.float32),
+            "small_batches": SmallBatches.none(sum(stacks.sizes(params))),
+        }
         return AccumulateGradientsState(
-            micro_step=jnp.zeros([], jnp.int32),
-            macro_step=jnp.zeros([], jnp.int32),
-            examples=jnp.zeros([], jnp.float32),
+            **replicated(own, params),
             accumulator=zeros_like(params, accumulator_dtype),
-            small_batches=SmallBatches.none(sum(stacks.sizes(params))),
             inner_state=inner.init(params),
         )
 

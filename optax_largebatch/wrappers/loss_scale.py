@@ -9,6 +9,7 @@ import optax
 from optax_largebatch.arguments import check_integer, check_number, check_state
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import step_if_finite
 
@@ -102,12 +103,12 @@ def dynamic_loss_scale(
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)
-        return DynamicLossScaleState(
-            loss_scale=jnp.asarray(initial_scale, jnp.float32),
-            good_steps=jnp.zeros([], jnp.int32),
-            skipped=jnp.zeros([], jnp.int32),
-            inner_state=inner.init(params),
-        )
+        own = {
+            "loss_scale": jnp.asarray(initial_scale, jnp.float32),
+            "good_steps": jnp.zeros([], jnp.int32),
+            "skipped": jnp.zeros([], jnp.int32),
+        }
+        return DynamicLossScaleState(**replicated(own, params), inner_state=inner.init(params))
 
     def update(
         updates: optax.Updates,

@@ -12,6 +12,7 @@ from optax_largebatch.arguments import (
     renamed,
 )
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import counted, step_if_finite
 
@@ -69,12 +70,12 @@ def skip_nonfinite(
 
     def init(params: optax.Params) -> SkipNonfiniteState:
         leaves_of("params", params)
-        return SkipNonfiniteState(
-            skipped=jnp.zeros([], jnp.int32),
-            skipped_in_a_row=jnp.zeros([], jnp.int32),
-            gave_up=jnp.zeros([], bool),
-            inner_state=inner.init(params),
-        )
+        own = {
+            "skipped": jnp.zeros([], jnp.int32),
+            "skipped_in_a_row": jnp.zeros([], jnp.int32),
+            "gave_up": jnp.zeros([], bool),
+        }
+        return SkipNonfiniteState(**replicated(own, params), inner_state=inner.init(params))
 
     def update(
         updates: optax.Updates,

@@ -1,14 +1,16 @@
 """Several optimizers, each for parameters of its own."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 import optax
 
 from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
+from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import gradients_of, leaves_of
-from optax_largebatch.transforms.partitioned import Owners, partitioned
+from optax_largebatch.transforms.partitioned import partitioned, shown
 
 
 def partition(
@@ -23,16 +25,21 @@ def partition(
         optimizers: the other optimizers, by name.
         owners: says which optimizer moves which parameter.
     """
-    own = {name: leaf_transform_of(optimizer) for name, optimizer in optimizers.items()}
-    ours = {name: transform for name, transform in own.items() if transform is not None}
-    if len(ours) == len(own):
+    transforms = {name: leaf_transform_of(optimizer) for name, optimizer in optimizers.items()}
+    ours = {name: transform for name, transform in transforms.items() if transform is not None}
+    if len(ours) == len(optimizers):
         return transformation(partitioned(who, ours, owners))
-
-    parts: dict[Hashable, optax.GradientTransformation] = {**optimizers}
+    each = {name: optax.with_extra_args_support(own) for name, own in optimizers.items()}
 
     def init(params: optax.Params) -> optax.OptState:
         leaves_of("params", params)
-        return optax.partition(parts, owners).init(params)
+        names = owners(params)
+        return optax.transforms.PartitionState(
+            {
+                owner: optax.MaskedState(optimizer.init(shown(params, names, owner)))
+                for owner, optimizer in each.items()
+            }
+        )
 
     def update(
         updates: optax.Updates,
@@ -47,12 +54,22 @@ def partition(
                 "optimizer.update(grads, state, params)."
             )
         check_state(who, optax.transforms.PartitionState, state)
-        gradients_of(updates, params)
-        # With `owners` itself, optax would ask about the gradients, some of which may be None. A
-        # tree would be called if it is a module that can be called, as those of Equinox are.
-        labels = owners(params)
-        partitioned = optax.partition(parts, lambda _: labels)
-        return partitioned.update(updates, state, params, **extra_args)
+        leaves, gradients = gradients_of(updates, params)
+        names, states = owners(params), {}
+        for owner, optimizer in each.items():
+            numbers = [i for i, name in enumerate(names) if name == owner]
+            its_params = shown(params, names, owner)
+            structure = jax.tree.structure(its_params)
+            new, inner_state = optimizer.update(
+                structure.unflatten([gradients[i] for i in numbers]),
+                state.inner_states[owner].inner_state,
+                its_params,
+                **extra_args,
+            )
+            states[owner] = optax.MaskedState(inner_state)
+            for i, update in zip(numbers, structure.flatten_up_to(new), strict=True):
+                gradients[i] = update
+        return leaves.rebuild(gradients), optax.transforms.PartitionState(states)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

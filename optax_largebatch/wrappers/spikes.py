@@ -9,6 +9,7 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.arguments import check_choice, check_integer, check_number, check_state
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
+from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import check_inner
 from optax_largebatch.wrappers.skipping import counted, step_if
 
@@ -111,14 +112,14 @@ def skip_spikes(
 
     def init(params: optax.Params) -> SkipSpikesState:
         leaves_of("params", params)
-        return SkipSpikesState(
-            values=jnp.zeros(window, jnp.float32),
-            seen=jnp.zeros([], jnp.int32),
-            skipped=jnp.zeros([], jnp.int32),
-            skipped_in_a_row=jnp.zeros([], jnp.int32),
-            gave_up=jnp.zeros([], bool),
-            inner_state=inner.init(params),
-        )
+        own = {
+            "values": jnp.zeros(window, jnp.float32),
+            "seen": jnp.zeros([], jnp.int32),
+            "skipped": jnp.zeros([], jnp.int32),
+            "skipped_in_a_row": jnp.zeros([], jnp.int32),
+            "gave_up": jnp.zeros([], bool),
+        }
+        return SkipSpikesState(**replicated(own, params), inner_state=inner.init(params))
 
     def update(
         updates: optax.Updates,

@@ -9,6 +9,7 @@ import optax
 from optax_largebatch.arguments import check_integer, check_state
 from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import check_inner
 
 
@@ -100,7 +101,8 @@ def stochastic_rounding(
     def init(params: optax.Params) -> StochasticRoundingState:
         leaves = leaves_of("params", params)
         inner_state = inner.init(leaves.rebuild(wide(leaves.arrays, leaves.arrays)))
-        return StochasticRoundingState(jnp.zeros([], jnp.int32), inner_state)
+        count = replicated(jnp.zeros([], jnp.int32), params)
+        return StochasticRoundingState(count, inner_state)
 
     def update(
         updates: optax.Updates,

@@ -82,7 +82,7 @@ def test_the_engine_is_small():
     on_matrices = sum(n for file, n in own.items() if file.parts[0] == "matrices")
     assert len(own) <= 26
     assert on_matrices <= 490
-    assert sum(own.values()) - on_matrices <= 1620
+    assert sum(own.values()) - on_matrices <= 1680
     for file in ENGINE.rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 250, file
 

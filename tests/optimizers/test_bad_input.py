@@ -225,7 +225,7 @@ class TestWrongTrees:
     def test_state_of_other_parameters(self, name):
         optimizer, state = start(name)
         other = {"dense": {"kernel": jnp.ones((2, 3))}}
-        with pytest.raises(ValueError, match=r"must have the tree structure"):
+        with pytest.raises(ValueError, match=r"must have (the tree structure|an entry for each)"):
             optimizer.update(other, state, other)
 
     @pytest.mark.parametrize("argument", ["weight_decay_mask", "trust_ratio_mask"])

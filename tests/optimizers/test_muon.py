@@ -240,7 +240,8 @@ def test_bfloat16_iterations_keep_a_float32_momentum():
     optimizer = lb.muon(0.02, ns_dtype="bfloat16", matrix_axes=CONVOLUTION, stacked=STACKED)
     updates, state = optimizer.update(params, optimizer.init(params), params)
     assert updates["wide"].dtype == jnp.bfloat16
-    assert state.inner_states["muon"].inner_state[0].mu["wide"].dtype == jnp.float32
+    momentum, *_ = state[0].inner_states["muon"].inner_state
+    assert momentum.mu["wide"].dtype == jnp.float32
     full = lb.muon(0.02, matrix_axes=CONVOLUTION, stacked=STACKED)
     expected, _ = full.update(params, full.init(params), params)
     own, wide = (x["wide"].astype("float32") for x in (updates, expected))

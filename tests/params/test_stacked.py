@@ -261,5 +261,5 @@ def test_other_stacks_than_at_init_are_an_error():
     params = {"layers": jnp.ones((3, 4))}
     state = lb.lamb(0.1).init(params)
     stacked = lb.lamb(0.1, stacked=lb.stacked_layers({"layers": 0}))
-    with pytest.raises(ValueError, match="has 1 entries and the parameters have 3 blocks"):
+    with pytest.raises(ValueError, match=r"shape \(1,\), and the parameters have 3 blocks"):
         stacked.update(params, state, params)

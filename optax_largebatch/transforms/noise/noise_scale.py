@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number, check_state
+from optax_largebatch.params.placement import replicated
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.small_batches import SmallBatches
 
@@ -112,7 +113,8 @@ def measure_noise_scale(
     def init(params: optax.Params) -> MeasureNoiseScaleState:
         blocks = sum(stacks.sizes(params))
         shapes = [(), (), *[(blocks + 1,)] * 5]  # arrays of their own, as a donated state needs
-        return MeasureNoiseScaleState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
+        zeros = MeasureNoiseScaleState(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
+        return replicated(zeros, params)
 
     def update(
         updates: optax.Updates,

@@ -26,8 +26,9 @@ class ScaleByFactoredParameterRmsState(NamedTuple):
     count: jax.Array
     """Steps taken, shape ()."""
     factors: Any
-    """A tuple for each parameter with the factors of its axes, shaped to broadcast (a stack has
-    factors for each layer); an empty tuple where blocks have one element."""
+    """For each parameter, in the order of `jax.tree.leaves`, a tuple with the factors of its axes,
+    shaped to broadcast (a stack has factors for each layer); an empty tuple where blocks have one
+    element."""
 
 
 class _Scalars(NamedTuple):
@@ -94,8 +95,8 @@ def scale_by_factored_parameter_rms(
     check_integer("refit_period", refit_period, at_least=1)
     stacks = check_stacked(stacked)
 
-    def ones(params: optax.Params) -> Any:
-        def own(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    def ones(params: optax.Params) -> list[tuple[jax.Array, ...]]:
+        def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
             shape = jnp.shape(param)
             dtype = accumulation_dtype(jnp.result_type(param))
             return tuple(
@@ -103,7 +104,7 @@ def scale_by_factored_parameter_rms(
                 for axis in fitted_axes(shape, axes)
             )
 
-        return stacks.map(own, params)
+        return list(map(of_one, jax.tree.leaves(params), stacks.axes(params)))
 
     def choices(leaves: Leaves) -> list[tuple[tuple[int, ...], Layout]]:
         """The stacked axes of each leaf, and how it is split."""

@@ -27,17 +27,21 @@ from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_
 
 
 class LearnLogScaleState(NamedTuple):
-    """State of `learn_log_scale`; all but the count have one number for each block."""
+    """State of `learn_log_scale`.
+
+    All but the count are vectors with a number for each block, in the order of `jax.tree.leaves`;
+    for a leaf that stacks layers, in the order of its layers.
+    """
 
     count: jax.Array
     """Steps taken, shape ()."""
-    total: optax.Params
+    total: jax.Array
     """Sum over this period of the derivatives with respect to the log scale."""
-    total_of_squares: optax.Params
+    total_of_squares: jax.Array
     """Sum over this period of the squares of these derivatives."""
-    mu: optax.Params
+    mu: jax.Array
     """First moment of the derivative."""
-    nu: optax.Params
+    nu: jax.Array
     """Second moment of the derivative."""
 
 

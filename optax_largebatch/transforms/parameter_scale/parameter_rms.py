@@ -28,8 +28,10 @@ class ScaleByParameterRmsState(NamedTuple):
 
     count: jax.Array
     """Steps taken, shape ()."""
-    rms: optax.Params
-    """The root mean square of each block when it was last measured; 0 before the first step."""
+    rms: jax.Array
+    """The root mean square of each block when it was last measured, in the order of
+    `jax.tree.leaves`; for a leaf that stacks layers, in the order of its layers. 0 before the first
+    step."""
 
 
 class _Scalars(NamedTuple):

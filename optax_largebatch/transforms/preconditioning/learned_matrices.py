@@ -38,12 +38,13 @@ class ScaleByLearnedMatricesState(NamedTuple):
     """Steps taken, shape ()."""
     mu: optax.Updates
     """First moments, like the parameters."""
-    nu: optax.Updates
-    """Second moment of each block of five elements or fewer; unused in others."""
+    nu: jax.Array
+    """The second moment of each block of five elements or fewer, in the order of `jax.tree.leaves`;
+    unused in others."""
     matrices: Any
-    """A tuple for each parameter with the matrix of each axis of a block, or the vector of its
-    diagonal; stacked layers stand on leading axes. The tuple is empty where blocks have no
-    matrix."""
+    """For each parameter, in the order of `jax.tree.leaves`, a tuple with the matrix of each axis
+    of a block, or the vector of its diagonal; stacked layers stand on leading axes. The tuple is
+    empty where blocks have no matrix."""
     covariances: Any
     """The second moments of the gradient across each axis, laid out like `matrices`."""
 
@@ -139,7 +140,7 @@ def scale_by_learned_matrices(
         >>> params = jnp.ones((2, 3))
         >>> transform = scale_by_learned_matrices(0.1)
         >>> updates, state = transform.update(params, transform.init(params), params)
-        >>> print(jnp.ptp(updates), [matrix.shape for matrix in state.matrices])
+        >>> print(jnp.ptp(updates), [matrix.shape for matrix in state.matrices[0]])
         0.0 [(2, 2), (3, 3)]
 
     References:
@@ -156,8 +157,8 @@ def scale_by_learned_matrices(
     check_dtype("mu_dtype", mu_dtype)
     stacks = check_stacked(stacked)
 
-    def identities(params: optax.Params) -> Any:
-        def own(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    def identities(params: optax.Params) -> list[tuple[jax.Array, ...]]:
+        def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
             layers = Layers.of(jnp.shape(param), axes)
             dtype = accumulation_dtype(jnp.result_type(param))
             lengths = layers.block if _kind(layers.block) == "matrix" else ()
@@ -167,9 +168,9 @@ def scale_by_learned_matrices(
             ]
             return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in one)
 
-        return stacks.map(own, params)
+        return list(map(of_one, jax.tree.leaves(params), stacks.axes(params)))
 
-    def zeros(params: optax.Params) -> Any:
+    def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         return jax.tree.map(jnp.zeros_like, identities(params))
 
     def scalars(state: ScaleByLearnedMatricesState) -> _Scalars:

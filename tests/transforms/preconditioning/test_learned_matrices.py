@@ -35,9 +35,9 @@ def state_of(shape, stacked=None, **settings):
 )
 def test_the_shape_of_a_block_decides(shape, stacked, expected):
     _, state = state_of(shape, stacked, max_fullcov_size=8)
-    assert [matrix.shape for matrix in state.matrices["w"]] == expected
-    assert [matrix.shape for matrix in state.covariances["w"]] == expected
-    for matrix in state.matrices["w"]:
+    assert [matrix.shape for matrix in state.matrices[0]] == expected
+    assert [matrix.shape for matrix in state.covariances[0]] == expected
+    for matrix in state.matrices[0]:
         full = matrix.shape[-1] <= 8
         same = np.eye(matrix.shape[-1]) if full else np.ones(matrix.shape[-1])
         np.testing.assert_array_equal(matrix, np.broadcast_to(same, matrix.shape))
@@ -68,7 +68,7 @@ def losses_and_matrices(dtype, rate, period, steps):
         batch = jax.lax.dynamic_slice_in_dim(inputs, 16 * (index % 16), 16)
         value, gradients = jax.value_and_grad(loss)(params, batch)
         updates, state = optimizer.update(gradients, state, params)
-        matrices = optax.tree.get(state, "matrices")
+        (matrices,) = optax.tree.get(state, "matrices")
         return (optax.apply_updates(params, updates), state), (value, matrices)
 
     run = jax.jit(lambda carry: jax.lax.scan(step, carry, jnp.arange(steps))[1])
