@@ -101,7 +101,8 @@ def checked_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> 
                 f"{name!r} as it is."
             )
         blocks = math.prod(update.shape[axis] for axis in at.stacked)
-        if isinstance(field, VectorOfBlocks) and jnp.size(now) not in (1, blocks):
+        is_given = isinstance(field, VectorOfBlocks) and now is not None
+        if is_given and jnp.size(now) not in (1, blocks):
             raise ValueError(
                 f"{who}: the state's {name!r} takes one number for each block of a leaf; the leaf "
                 f"program returned an array of shape {jnp.shape(now)}."

@@ -38,7 +38,7 @@ from optax_largebatch.engine.recorded_states import record_state
 from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import Concat, built_like, names_and_fields
 from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,8 @@ class LeafTransform:
         choices: a hashable choice for each leaf, from the parameters, made when it is traced.
         needs_params: whether `update` must be given the parameters.
         stacked: the parameters that stack layers, from `stacked_layers`; each layer is a block.
-            Norms, numbers for each block and vectors of blocks go by it. None if there are none.
+            Norms, numbers for each block and vectors of blocks go by it. None, if the user has said
+            nothing: `init` then warns of parameters that look like stacks.
         given: the part of the leaf that a leaf program gets. `"whole"`: all of it, on any platform
             and however it is split between devices. `"parts"`: possibly only a part, of any shape;
             the program must work on single elements between its requests, which
@@ -70,7 +71,7 @@ class LeafTransform:
     scalars: Callable[[Any], Any] = lambda state: ()
     choices: Callable[[Leaves], Sequence[Hashable]] = lambda leaves: [()] * len(leaves.arrays)
     needs_params: bool = False
-    stacked: Stacks = None
+    stacked: Stacks = NOT_STACKED
     given: Literal["whole", "parts", "shards"] = "whole"
     name: str = ""
 
@@ -86,6 +87,7 @@ class LeafTransform:
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
+        check_stacked(self.stacked).check_none_forgotten(params)
         state = built_like(self.state, [field.init(params) for field in self.state])
         record_state(state, self.state, params)
         return state

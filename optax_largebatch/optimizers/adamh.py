@@ -124,7 +124,7 @@ def adamh(
         return chain(direction, steps_beside_spheres("adamh", owners, rate, radius, stacks))
     check_others(others)
     on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
-    return partition("adamh", {"adamh": on_spheres, "others": others}, owners)
+    return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
 
 
 def steps_beside_spheres(

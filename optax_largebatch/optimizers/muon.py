@@ -214,6 +214,7 @@ def muon(
 
     if others is not None:
         check_others(others)
-        return partition("muon", {"muon": chain(matrices, step), "others": others}, owners)
+        own = chain(matrices, step)
+        return partition("muon", {"muon": own, "others": others}, owners, stacks)
     adam = scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype)
-    return chain(partition("muon", {"muon": matrices, "others": adam}, owners), step)
+    return chain(partition("muon", {"muon": matrices, "others": adam}, owners, stacks), step)

@@ -140,7 +140,8 @@ def muonh(
 
     Raises:
         TypeError: an argument has the wrong type, or `weight_decay` is given.
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of its range; or, from `init`, `stacked` is None and some
+            parameters look like stacks of layers.
 
     Examples:
         >>> import jax
@@ -165,7 +166,7 @@ def muonh(
     check_mask("adamh_mask", adamh_mask)
     check_mask("matrix_mask", matrix_mask)
     rate = groups.vary("learning_rate", learning_rate)
-    stacks = check_stacked(stacked)
+    stacks = check_stacked(stacked, if_forgotten="error")
 
     def movers(params: optax.Params) -> list[str]:
         """What moves each parameter: Muon or Adam on a sphere, or the others."""
@@ -198,12 +199,13 @@ def muonh(
             "adam": scale_by_adam(b1, b2, adam_eps, mu_dtype=mu_dtype),
         },
         lambda params: ["muon" if mover == "muonh" else "adam" for mover in movers(params)],
+        stacks,
     )
     if others is None:
         return chain(directions, steps_beside_spheres("muonh", owners, rate, radius, stacks))
     check_others(others)
     on_spheres = chain(directions, hyperball(rate, radius=radius, stacked=stacked))
-    return partition("muonh", {"muonh": on_spheres, "others": others}, owners)
+    return partition("muonh", {"muonh": on_spheres, "others": others}, owners, stacks)
 
 
 def _heads(adamh_mask: Mask, blocks: Any) -> list[bool]:

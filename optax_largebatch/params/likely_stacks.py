@@ -5,6 +5,7 @@ import re
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from optax_largebatch.params.paths import leaf_names
 
@@ -53,7 +54,7 @@ def likely_stacks(params: Any, declared: Sequence[tuple[int, ...]]) -> list[Like
         declared: the stacked axes of each leaf that are declared.
     """
     names = leaf_names(params)
-    shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(params)]
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
     paths = [name.split("/") for name in names]
     modules: dict[str, list[int]] = {}
     for depth in range(max(map(len, paths), default=0)):

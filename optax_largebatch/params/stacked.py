@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 import warnings
 
 import jax
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.likely_stacks import likely_stacks
+from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves, path_name
 from optax_largebatch.params.prefixes import broadcast_prefix
 from optax_largebatch.params.rules import Rule, matching
@@ -29,6 +29,8 @@ class Stacked:
 
     description: str = dataclasses.field(compare=False)
     resolve: Callable[[Any], list[Axes]]
+    if_forgotten: Literal["nothing", "warning", "error"] = "nothing"
+    """What happens at `init` where stacks seem to be forgotten."""
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
@@ -62,6 +64,30 @@ class Stacked:
         columns = zip(jax.tree.leaves(params), self.axes(params), strict=True)
         return [math.prod(leaf.shape[axis] for axis in axes) for leaf, axes in columns]
 
+    def check_none_forgotten(self, params: Any) -> None:
+        """Warns, or raises, if some parameters look like stacks and nobody has said what they are."""
+        if self.if_forgotten == "nothing":
+            return
+        said = getattr(self.resolve, "not_stacked", lambda params: set())(params)
+        likely = likely_stacks(params, self.axes(params))
+        # At the root, a network of few parameters has lengths that are equal by chance.
+        stacks = [
+            one for one in likely if one.number not in said and ("/" in one.name or not one.beside)
+        ]
+        if not stacks:
+            return
+        first = stacks[0]
+        message = (
+            f"{len(stacks)} of {len(leaf_names(params))} parameters look like stacks of layers, "
+            f"such as {first.name!r} of shape {first.shape}, and stacked={self} does not declare "
+            "them. Each would count as one layer, or as no matrix, and a stack of biases as a "
+            f"matrix. Declare them: stacked={declaration(one.entry for one in stacks)}. If one is "
+            f"no stack, say so by None in place of the axis: {{{first.pattern!r}: None}}."
+        )
+        if self.if_forgotten == "error":
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=2)
+
     def __repr__(self) -> str:
         return self.description
 
@@ -88,6 +114,11 @@ class _ByPatterns:
                 raise ValueError(f"stacked_layers: {error}") from None
             found = [old + own if new else old for old, new in zip(found, chosen, strict=True)]
         return [own for own, (_, leaf) in zip(found, named, strict=True) if not is_hidden(leaf)]
+
+    def not_stacked(self, params: Any) -> set[int]:
+        """The numbers of the leaves that a pattern says are no stacks."""
+        chosen = [jax.tree.leaves(rule.mask(params)) for rule, axes in self.rules if not axes]
+        return {number for flags in chosen for number, flag in enumerate(flags) if flag}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +180,9 @@ class _ByFunction:
 NOT_STACKED = Stacked("stacked_layers({})", _ByPatterns(()))
 """Every leaf is one block."""
 
+NOT_SAID = Stacked("None", _ByPatterns(()), if_forgotten="warning")
+"""The same, where nobody has said so."""
+
 
 def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) -> Stacked:
     r"""Says which parameters stack layers, so that each slice has its own norm and trust ratio.
@@ -163,7 +197,8 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
 
             - patterns, `{"layers/": 0}`: the parameters whose name matches (as in `matching`) have
               this stacked axis, or several, as in `{"experts/": (0, 1)}`. A name that matches
-              several patterns has the axes of all;
+              several patterns has the axes of all. None says that a parameter is no stack, though
+              it may look like one; `{}` says so of all;
             - a tree of axes like the parameters (or a prefix of it), None where there are none;
             - a function of the parameters that returns such a tree;
             - with `named`, a tree of `PartitionSpec` or of boxed parameters (`nn.Partitioned`).
@@ -173,6 +208,9 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
     Returns:
         The argument `stacked` of an optimizer or a transformation. Patterns alone may be passed
         there as they are: `stacked={"layers/": 0}`.
+
+    An optimizer without `stacked`, or whose patterns leave out what looks like a stack, warns at
+    `init`; `muonh` raises, if it has none.
 
     Raises:
         TypeError: `where` is none of these, or an axis is no integer.
@@ -198,7 +236,8 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
         return Stacked(f"stacked_layers(..., named={named!r})", _ByNames(_ByTree.of(axes), names))
     if _is_patterns(where):
         rules = ((matching(pattern), _as_tuple(where[pattern])) for pattern in sorted(where))
-        return Stacked(f"stacked_layers({where!r})", _ByPatterns(tuple(rules)))
+        by_patterns = _ByPatterns(tuple(rules))
+        return Stacked(repr(where), by_patterns, if_forgotten="warning" if where else "nothing")
     if callable(where):
         return Stacked(f"stacked_layers({where!r})", _ByFunction(where))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
@@ -208,10 +247,17 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
     return Stacked("stacked_layers(a tree of axes)", _ByTree.of(where))
 
 
-def check_stacked(stacked: Any) -> Stacked:
-    """The argument `stacked`, checked; with None, no parameter is a stack."""
+def check_stacked(
+    stacked: Any, if_forgotten: Literal["warning", "error"] = "warning"
+) -> Stacked:
+    """The argument `stacked`, checked; with None, no parameter is a stack.
+
+    Args:
+        stacked: the argument.
+        if_forgotten: what happens with None at `init`, if some parameters look like stacks.
+    """
     if stacked is None:
-        return NOT_STACKED
+        return dataclasses.replace(NOT_SAID, if_forgotten=if_forgotten)
     if isinstance(stacked, Stacked):
         return stacked
     if _is_patterns(stacked):

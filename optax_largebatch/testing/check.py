@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from optax_largebatch.engine.arrays import Known, LeafArrays, Scalars, Stop
+from optax_largebatch.engine.blocks import VectorOfBlocks
 from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.passes import differs_by_leaf
 from optax_largebatch.engine.places import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL
@@ -29,6 +30,7 @@ from optax_largebatch.engine.step import Arrays, Facts, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import gradients_of
+from optax_largebatch.params.owners import owners
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.testing.reference import reference
 
@@ -59,28 +61,39 @@ def check(
 
     It takes steps with random gradients, in float64 on the host's CPU, and compares them with
     `reference`: as they run in each kind of place, on parts of each leaf if the transform says
-    `given="parts"`, on a mesh of two devices if there are two, and with layers stacked in one array
-    if it is given a function of `stacked`. It also finds fields that are `Shared` and differ from
-    leaf to leaf, work that each pass does again although a stored result would cost less, and a
-    missing `needs_params=True`.
+    `given="parts"`, and on two devices, if there are two, that share one axis after the other. If
+    it is given a function of `stacked`, layers that are stacked in one array, along the first and
+    along the last axis, are compared with layers in separate arrays: their updates, and the numbers
+    for each layer in the state. It also finds fields that are `Shared` and differ from leaf to
+    leaf, work that each pass does again although a stored result would cost less, and a missing
+    `needs_params=True`.
 
     Args:
         transform: the transformation, made of leaf transforms; or a function that makes it and
             takes what `stacked_layers` gives.
         params: small parameters of the kinds that it is for, without stacks: say, two biases and a
-            matrix of 48 x 32. Sizes are even, so that two devices can share them.
+            matrix of 48 x 32. Two of them must have the same shape, because leaves that are alike
+            may be worked on together. Sizes are even, so that two devices can share them.
 
     Raises:
         TypeError: the transformation, or a part of it, is not of this library.
-        ValueError: the transform does not do the same. The message says where, and what to do.
+        ValueError: the transform does not do the same. The message says where, and what to do. Or
+            no two of the parameters have the same shape.
 
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import scale_by_trust_ratio
         >>> from optax_largebatch.testing import check
-        >>> params = {"bias": jnp.ones(6), "kernel": jnp.ones((4, 6))}
+        >>> params = {"bias": jnp.ones(6), "kernel": jnp.ones((4, 6)), "scale": jnp.ones(6)}
         >>> check(lambda stacked: scale_by_trust_ratio(stacked=stacked), params)
     """
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
+    if len(set(shapes)) == len(shapes):
+        raise ValueError(
+            "params must hold two arrays of the same shape, because leaves that are alike may be "
+            f"worked on together; got the shapes {', '.join(map(str, shapes))}. Add another array "
+            "of one of these shapes."
+        )
     with _float64_on_the_cpu():
         random = np.random.default_rng(0)
         params = jax.tree.map(lambda x: jnp.asarray(x, "float64"), params)
@@ -89,7 +102,8 @@ def check(
             _check_one(transform, gradients, params)
         else:
             _check_one(transform(stacked_layers({})), gradients, params)
-            _check_stacks(transform, gradients, params)
+            for axis in (0, -1):
+                _check_stacks(transform, axis, gradients, params)
 
 
 @contextlib.contextmanager
@@ -128,8 +142,11 @@ def _check_one(transform: optax.GradientTransformation, gradients: Any, params: 
         updates, new = _compiled(step.taken, static_argnums=0)(place, given)
         where = f"{own.name}: as it runs on {name}, it gives other numbers than its reference."
         _compare((leaves.rebuild(updates), new), expected, where)
-    on_two = _on_two_devices(transform, gradients, state, params)
-    _compare(on_two, expected, f"{own.name}: split between devices, it gives other numbers.")
+    for axis in range(max(x.ndim for x in leaves.arrays)):
+        for run in (_told_on_two_devices, _inside_of_shard_map):
+            found = run(transform, axis, gradients, state, params)
+            where = f"{own.name}: with axis {axis} split between devices, it gives other numbers."
+            _compare(found, expected, where)
 
 
 def _check_without_params(name: str, specification: Any, gradients: Any, params: Any) -> None:
@@ -167,6 +184,7 @@ def _check_programs(transform: LeafTransform, step: Step, given: Arrays) -> None
                 )
                 _compare(stop.request.numbers, numbers, message)
         if program.can_be_cut:
+            passes.check_kept()
             passes.check_parts()
         passes.check_work()
 
@@ -189,6 +207,17 @@ class _Passes(NamedTuple):
             yield before, stop
             before = before.after(stop.stored, answers)
         yield before, self.program.run(self.leaf, self.scalars, before)
+
+    def check_kept(self) -> None:
+        """Checks that a program of parts has an answer for each block, and none for its rows."""
+        stacked = self.program.choice.stacked
+        kept = {own.kept for one in self.program.rounds for own in one.asked} - {stacked, ()}
+        for axes in kept:
+            raise ValueError(
+                f"{self.name}: the leaf program says given='parts' and asks for sums that keep the "
+                f"axes {axes}, where the stacked ones are {stacked}. A part of the leaf would need "
+                "a part of the answer: say given='whole' or 'shards'."
+            )
 
     def check_parts(self) -> None:
         """Checks that passes over parts of the leaf compute what they do over all of it."""
@@ -275,43 +304,96 @@ def _work(function: Callable[..., Any], *arguments: Any) -> float:
     return analysis.get("flops", 0.0) + 1e9 * compiled.as_text().count(" custom-call(")
 
 
-def _on_two_devices(transform: Any, gradients: Any, state: Any, params: Any) -> tuple[Any, Any]:
-    """A step on a mesh of two devices, which share each parameter that has an even size."""
+def _shardings(axis: int, params: Any) -> Any:
+    """Shardings on two devices, which share this axis of each parameter that has it, and even."""
     devices = jax.local_devices(backend="cpu")[:2]
     mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
 
     def sharding(x: jax.Array) -> NamedSharding:
-        even = next((axis for axis, size in enumerate(x.shape) if size % 2 == 0), None)
-        spec = [] if even is None else [None] * even + ["d"]
-        return NamedSharding(mesh, PartitionSpec(*spec))
+        is_shared = axis < x.ndim and x.shape[axis] % 2 == 0
+        return NamedSharding(
+            mesh, PartitionSpec(*[None] * axis, "d") if is_shared else PartitionSpec()
+        )
 
-    shardings = jax.tree.map(sharding, params)
+    return jax.tree.map(sharding, params)
+
+
+def _told_on_two_devices(
+    transform: Any, axis: int, gradients: Any, state: Any, params: Any
+) -> tuple[Any, Any]:
+    """A step under `jit` on a mesh of two devices."""
+    shardings = _shardings(axis, params)
     arrays = jax.device_put((gradients, params), (shardings, shardings))
     step = _compiled(functools.partial(transform.update, partition_specs=shardings))
     return step(arrays[0], state, arrays[1])
 
 
-def _check_stacks(make: Callable[[Stacked], Any], gradients: Any, params: Any) -> None:
+def _inside_of_shard_map(
+    transform: Any, axis: int, gradients: Any, state: Any, params: Any
+) -> tuple[Any, Any]:
+    """A step inside of `jax.shard_map`, where a parameter has the shape of its shard."""
+    if not hasattr(jax, "shard_map"):
+        return _told_on_two_devices(transform, axis, gradients, state, params)
+    shardings = _shardings(axis, params)
+    leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
+    specs = [x.spec for x in jax.tree.leaves(shardings)]
+    of_state = [
+        PartitionSpec() if owner is None or x.shape != leaves[owner].shape else specs[owner]
+        for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True)
+    ]
+    of_params = jax.tree.unflatten(jax.tree.structure(params), specs)
+    of_all = of_params, structure.unflatten(of_state)
+    step = jax.shard_map(
+        functools.partial(transform.update, partition_specs=of_params),
+        mesh=jax.tree.leaves(shardings)[0].mesh,
+        in_specs=(*of_all, of_params),
+        out_specs=of_all,
+        check_vma=False,
+    )
+    return _compiled(step)(gradients, state, params)
+
+
+def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, params: Any) -> None:
     """Checks two steps of two layers in one array, against layers in arrays of their own."""
     layers = [(gradients, params), jax.tree.map(lambda x: 3 * x + 0.1, (gradients, params))]
-    apart = _second_updates(make(stacked_layers({})), *zip(*layers, strict=True))
-    transform = make(stacked_layers(0))
-    stacked = _second_updates(transform, *jax.tree.map(lambda *x: jnp.stack(x), *layers))
-    _compare(
-        stacked,
-        jax.tree.map(lambda *x: jnp.stack(x), *apart),
-        f"{transform!r}: layers stacked in one array get other updates than layers in arrays of "
-        "their own. Say LeafTransform(..., stacked=stacked), and look at `at.stacked` where the "
-        "leaf program uses axes or sizes.",
+    transform = make(stacked_layers(axis))
+    in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *layers)
+    stacked, state = _second_step(transform, *in_one)
+    alone = make(stacked_layers({}))
+    apart, state_apart = _second_step(alone, *zip(*layers, strict=True))
+    message = (
+        f"{transform!r}: layers stacked in one array, along axis {axis}, get other {{}} than "
+        "layers in arrays of their own. Say LeafTransform(..., stacked=stacked), and look at "
+        "`at.stacked` where the leaf program uses axes or sizes."
     )
+    together = jax.tree.map(lambda *x: jnp.stack(x, axis), *apart)
+    _compare(stacked, together, message.format("updates"))
+    columns = zip(_of_blocks(transform, state), _of_blocks(alone, state_apart), strict=True)
+    for found, expected in columns:
+        each = expected.reshape(len(layers), -1).T  # for each parameter the numbers of its layers
+        if found.size == len(each):  # one for each parameter, and not for each layer
+            found = np.repeat(found, len(layers))
+        _compare(found, each, message.format("numbers for each layer in the state"))
 
 
-def _second_updates(transform: Any, gradients: Any, params: Any) -> Any:
-    """The updates of a second step, with the gradients of the first."""
+def _of_blocks(transform: Any, state: Any) -> Iterator[np.ndarray]:
+    """The vectors of a state with a number for each block."""
+
+    def vectors(own: LeafTransform, state: Any) -> Iterator[np.ndarray]:
+        for field, value in zip(own.state, state, strict=True):
+            if isinstance(field, VectorOfBlocks):
+                yield np.asarray(value)
+            for inner, its_state in field.inside(value):
+                yield from vectors(inner, its_state)
+
+    yield from vectors(leaf_transform_of(transform), state)  # type: ignore[arg-type]
+
+
+def _second_step(transform: Any, gradients: Any, params: Any) -> tuple[Any, Any]:
+    """A second step, with the gradients of the first."""
     update = _compiled(transform.update)
     _, state = update(gradients, transform.init(params), params)
-    updates, _ = update(gradients, state, params)
-    return updates
+    return update(gradients, state, params)
 
 
 def _compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:

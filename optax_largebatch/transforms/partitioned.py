@@ -13,10 +13,13 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import wraps_one_array
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.several import given_of
 
 
-def partitioned(who: str, transforms: Mapping[str, LeafTransform], owners: Owners) -> LeafTransform:
+def partitioned(
+    who: str, transforms: Mapping[str, LeafTransform], owners: Owners, stacked: Stacks
+) -> LeafTransform:
     """The transform that moves each parameter by its owner among others.
 
     The owners work in one step, so what they need to know at one point is taken together. State and
@@ -26,6 +29,7 @@ def partitioned(who: str, transforms: Mapping[str, LeafTransform], owners: Owner
         who: the optimizer that is made of the others, for messages.
         transforms: the others, by name.
         owners: says which one moves which parameter.
+        stacked: the argument of the optimizer.
     """
     states = _StatesOfOwners(who, transforms, owners)
 
@@ -55,6 +59,7 @@ def partitioned(who: str, transforms: Mapping[str, LeafTransform], owners: Owner
         scalars=scalars,
         choices=choices,
         needs_params=True,
+        stacked=stacked,
         given=given_of(list(transforms.values())),
         name=who,
     )

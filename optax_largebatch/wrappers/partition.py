@@ -10,11 +10,15 @@ from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.partitioned import partitioned, shown
 
 
 def partition(
-    who: str, optimizers: Mapping[str, optax.GradientTransformation], owners: Owners
+    who: str,
+    optimizers: Mapping[str, optax.GradientTransformation],
+    owners: Owners,
+    stacked: Stacked,
 ) -> optax.GradientTransformationExtraArgs:
     """Like `optax.partition`, but its errors name the cause.
 
@@ -24,15 +28,17 @@ def partition(
         who: the optimizer that is made of the others, for messages.
         optimizers: the other optimizers, by name.
         owners: says which optimizer moves which parameter.
+        stacked: the stacks among the parameters.
     """
     transforms = {name: leaf_transform_of(optimizer) for name, optimizer in optimizers.items()}
     ours = {name: transform for name, transform in transforms.items() if transform is not None}
     if len(ours) == len(optimizers):
-        return transformation(partitioned(who, ours, owners))
+        return transformation(partitioned(who, ours, owners, stacked))
     each = {name: optax.with_extra_args_support(own) for name, own in optimizers.items()}
 
     def init(params: optax.Params) -> optax.OptState:
         leaves_of("params", params)
+        stacked.check_none_forgotten(params)
         names = owners(params)
         return optax.transforms.PartitionState(
             {

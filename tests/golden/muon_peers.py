@@ -514,7 +514,7 @@ def matrix_axes(case: Settings) -> Settings:
 
 def stacks(case: Settings) -> lb.Stacked:
     """The axes that none of the norms is over."""
-    axes = {}
+    axes = {whole(leaf): None for leaf in case.get("labels", {})}  # no stacks, whatever their shape
     for leaf, view in case["views"].items():
         ndim = sum(map(len, view["matrix"]))
         own = tuple(axis for axis in range(ndim) if axis not in view.get("norm_axes", range(ndim)))

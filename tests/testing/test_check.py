@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,6 +22,7 @@ from optax_largebatch.engine import (
     global_norm,
     materialize,
     numbers,
+    sums_over_devices,
     transformation,
 )
 from optax_largebatch.engine.places import SEVERAL
@@ -34,7 +36,11 @@ PARAMS = {
     "kernel": jnp.sin(jnp.arange(240.0)).reshape(6, 40),
     "scale": jnp.linspace(1.0, 2.0, 60),
 }
-KERNELS = {"a": PARAMS["kernel"], "b": 2 * PARAMS["kernel"][:, :20]}
+KERNELS = {
+    "a": PARAMS["kernel"],
+    "b": 2 * PARAMS["kernel"][:, :20],
+    "c": jnp.cos(PARAMS["kernel"]),
+}
 
 
 class OneArray(NamedTuple):
@@ -62,7 +68,7 @@ MEANS = {
 @pytest.mark.parametrize("name", MEANS)
 def test_a_program_that_says_parts_and_needs_the_whole(name):
     with pytest.raises(ValueError, match=r"^mine: the leaf program says given='parts'.*'whole'"):
-        check(in_parts(MEANS[name]), {"bias": PARAMS["bias"]})
+        check(in_parts(MEANS[name]), {"bias": PARAMS["bias"], "scale": PARAMS["scale"]})
 
 
 def test_a_program_of_parts_that_asks_for_less_than_a_block():
@@ -149,7 +155,7 @@ def test_a_product_that_each_pass_would_do_again(said):
         return update / norm, at.state
 
     transform = transformation(LeafTransform(leaf, name="mine"))
-    kernels = {"a": jnp.eye(48) / 3}
+    kernels = {"a": jnp.eye(48) / 3, "b": jnp.eye(48) / 4}
     if said:
         check(transform, kernels)
     else:
@@ -174,7 +180,7 @@ def ratio(stacked, axes):
 def test_a_norm_of_a_whole_stack():
     check(lambda stacked: ratio(stacked, None), PARAMS)
     with pytest.raises(ValueError, match=r"layers stacked in one array.*stacked=stacked"):
-        check(lambda stacked: ratio(None, None), PARAMS)
+        check(lambda stacked: ratio({}, None), PARAMS)
     with pytest.raises(ValueError, match=r"layers stacked in one array.*at\.stacked"):
         check(lambda stacked: ratio(stacked, "all"), PARAMS)
 
@@ -213,17 +219,142 @@ def test_a_program_that_uses_parameters_and_does_not_say_so():
         check(in_parts(leaf), PARAMS)
 
 
-@pytest.mark.skipif(jax.device_count() == 1, reason="needs several devices")
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
-def test_numbers_that_depend_on_the_device():
-    """A sum of the part that a device has, which is not asked of the others."""
+def first_axis(update, at):
+    """The layers of a stack, as if they were always along axis 0."""
+    rest = tuple(range(1 if at.stacked else 0, update.ndim))
+    return update / jnp.sqrt(jnp.sum(update**2, rest, keepdims=True)), at.state
 
+
+def one_number_for_all_layers(update, at):
+    (norm,) = yield block_norms(update, kept=())
+    return update, at.state._replace(own=norm)
+
+
+def sum_of_its_part(update, at):
+    return update * jnp.sum(update), at.state
+
+
+def sum_along_the_last_axis(update, at):
+    return update * jnp.sum(update, -1, keepdims=True), at.state
+
+
+def chosen_by_shape(update, at):
+    return at.choice * update, at.state
+
+
+def sizes(leaves):
+    return [float(x.size) for x in leaves.arrays]
+
+
+RIGHT_ON_ONE_DEVICE = {
+    "a sum of its part": (sum_of_its_part, {}, 0),
+    "a sum along the last axis": (sum_along_the_last_axis, {}, 0),
+    "a choice by the shape of a shard": (chosen_by_shape, {"choices": sizes}, 0),
+}
+several = pytest.mark.skipif(
+    jax.device_count() == 1 or not hasattr(jax, "shard_map"),
+    reason="needs two devices, and jax.shard_map",
+)
+
+
+@several
+@pytest.mark.parametrize("name", RIGHT_ON_ONE_DEVICE)
+def test_numbers_that_depend_on_the_device(name):
+    leaf, settings, axis = RIGHT_ON_ONE_DEVICE[name]
+    transform = transformation(LeafTransform(leaf, given="shards", name="mine", **settings))
+    with pytest.raises(ValueError, match=rf"^mine: with axis {axis} split between devices"):
+        check(transform, PARAMS)
+
+
+@several
+def test_every_axis_is_split():
     def leaf(update, at):
-        return update * jnp.sum(update), at.state
+        (total,) = yield sums_over_devices(jnp.sum(update, 0, keepdims=True))
+        return update * total, at.state
 
     transform = transformation(LeafTransform(leaf, given="shards", name="mine"))
-    with pytest.raises(ValueError, match=r"^mine: split between devices"):
-        check(transform, PARAMS)
+    with pytest.raises(ValueError, match=r"^mine: with axis 1 split between devices"):
+        check(transform, {"a": PARAMS["kernel"], "b": 2 * PARAMS["kernel"]})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "what"),
+    [
+        (first_axis, "along axis -1, get other updates"),
+        (one_number_for_all_layers, "along axis 0, get other numbers for each layer in the state"),
+    ],
+)
+def test_layers_that_are_mixed_up(leaf, what):
+    def make(stacked):
+        state = OneArray(own=VectorOfBlocks())
+        return transformation(LeafTransform(leaf, state=state, stacked=stacked, name="mine"))
+
+    with pytest.raises(ValueError, match=what):
+        check(make, PARAMS)
+
+
+@pytest.mark.parametrize("given", ["whole", "parts"])
+def test_a_norm_of_each_row(given):
+    def leaf(update, at):
+        (norms,) = yield block_norms(update, kept=(0,))
+        return update / norms, at.state
+
+    transform = transformation(LeafTransform(leaf, given=given, name="mine"))
+    kernels = {"a": PARAMS["kernel"], "b": jnp.cos(PARAMS["kernel"])}
+    if given == "whole":
+        check(transform, kernels)
+    else:
+        says = r"^mine: .* sums that keep the axes \(0,\).* say given='whole' or 'shards'"
+        with pytest.raises(ValueError, match=says):
+            check(transform, kernels)
+
+
+def test_leaves_that_are_alike_are_wanted():
+    with pytest.raises(ValueError, match=r"two arrays of the same shape.* \(60,\), \(6, 40\)\."):
+        check(lb.clip_by_value(1.0), {"bias": PARAMS["bias"], "kernel": PARAMS["kernel"]})
+
+
+def two_rounds_and_then_numbers(stacked):
+    """What a number follows from is known after the second round, and not before."""
+
+    def leaf(update, at):
+        (norm,) = yield block_norms(update)
+        (other,) = yield block_norms(update / norm - at.param)
+        (ratio,) = yield numbers(other / norm)
+        return ratio * update, at.state
+
+    return transformation(
+        LeafTransform(leaf, needs_params=True, stacked=stacked, given="parts", name="mine")
+    )
+
+
+def test_numbers_after_a_second_round():
+    check(two_rounds_and_then_numbers, PARAMS)
+
+
+def test_blocks_of_one_element():
+    """The numbers of such blocks have the shape of their leaf."""
+    check(follows_its_norms, {"a": jnp.asarray(2.0), "b": jnp.asarray(-3.0), "c": jnp.ones((2, 1))})
+
+
+CLIPS = {
+    "clip_by_global_norm": lambda: lb.clip_by_global_norm(0.05),
+    "clip_by_median_norm": lambda: lb.clip_by_median_norm(1e-3),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("optimizer", [lb.muon, lb.muonh])
+def test_a_norm_of_all_leaves_behind_one_of_a_part(optimizer, clip):
+    """Each is of the leaves that its transform works on; optax runs link by link."""
+    links = [optimizer(0.1, others=lb.lamb(0.1, max_grad_norm=0.5)), CLIPS[clip]()]
+    check(lb.chain(*links), PARAMS)
+    gradients = jax.tree.map(jnp.cos, PARAMS)
+    ours, theirs = (
+        own.update(gradients, own.init(PARAMS), PARAMS)[0]
+        for own in (lb.chain(*links), optax.chain(*links))
+    )
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
 def test_sums_that_are_wrong_in_one_place(monkeypatch):
