@@ -13,6 +13,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import wraps_one_array
+from optax_largebatch.params.placement import replicated
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.several import given_of
 
@@ -87,11 +88,14 @@ class _StatesOfOwners(Field):
         return found
 
     def init(self, params: optax.Params) -> Any:
-        names = self.owners(params)
-        return {
-            owner: optax.MaskedState(transform.init(shown(params, names, owner)))
-            for owner, transform in self.transforms.items()
-        }
+        names, states = self.owners(params), {}
+        for owner, transform in self.transforms.items():
+            state = transform.init(shown(params, names, owner))
+            # The state of an owner of nothing has no parameter that says where it lies.
+            states[owner] = optax.MaskedState(
+                state if owner in names else replicated(state, params)
+            )
+        return states
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         """For each leaf the part of its owner's state, and None for each other owner."""
