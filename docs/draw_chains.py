@@ -241,7 +241,7 @@ class _Reader:
             return tuple(link for one in node.elts for link in self.links_of(one))
         assert isinstance(node, ast.Call), ast.dump(node)
         if ast.unparse(node.func) == "partition":
-            _, optimizers, _ = node.args
+            _, optimizers, *_ = node.args
             if isinstance(optimizers, ast.Name):
                 optimizers = self.assigned[optimizers.id]
             assert isinstance(optimizers, ast.Dict)

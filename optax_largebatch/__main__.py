@@ -1,20 +1,16 @@
-"""Published recipes, another batch size, plans of a run, and masks, in the terminal."""
+"""Published recipes, another batch size, and plans of a run, in the terminal."""
 
 import argparse
 from collections.abc import Sequence
 import dataclasses
 import json
 import os
-from pathlib import Path
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 from optax_largebatch import __version__, recipes
 from optax_largebatch.arguments import check_number
-from optax_largebatch.diagnostics.checkpoint_shapes import checkpoint_shapes
-from optax_largebatch.diagnostics.explain import explain, printable
-from optax_largebatch.params.rules import Rule, excluding, matching
-from optax_largebatch.params.stacked import Stacked, stacked_layers
+from optax_largebatch.diagnostics.explain import printable
 from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.coupling import DECAY_KINDS, POWERS
 from optax_largebatch.plans.growth import seesaw
@@ -24,7 +20,7 @@ from optax_largebatch.recipes.scaling import scale_hyperparameters
 from optax_largebatch.recipes.scaling_rules import RULES
 
 LONGEST_ERROR = 1000
-"""The limit for the characters of an error, which may list names that a file holds."""
+"""The limit for the characters of an error, which may quote what was typed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ArithmeticError as error:
         return _failed(options.command, f"a number is too large or too small: {error}")
     try:
-        print(_encoded(text, sys.stdout), flush=True)
+        print(text, flush=True)
     except OSError as error:
         # What waits in the buffer would fail once more when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -57,14 +53,8 @@ def _failed(command: str, error: str) -> int:
     """Prints an error as one line; the exit status."""
     said = printable(" ".join(error.split()))
     said = said if len(said) <= LONGEST_ERROR else f"{said[:LONGEST_ERROR]} ..."
-    print(_encoded(f"optax_largebatch {command}: {said}", sys.stderr), file=sys.stderr)
+    print(f"optax_largebatch {command}: {said}", file=sys.stderr)
     return 2
-
-
-def _encoded(text: str, file: TextIO) -> str:
-    """The text with escapes for characters that the encoding of the terminal does not have."""
-    encoding = file.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _recipes(options: argparse.Namespace) -> str:
@@ -176,46 +166,6 @@ def _plan(options: argparse.Namespace) -> str:
     return plan.to_json() if options.json else str(plan)
 
 
-def _explain(options: argparse.Namespace) -> str:
-    explanation = explain(
-        checkpoint_shapes(options.checkpoint, options.under),
-        weight_decay_mask=_rule("--weight-decay-mask", options.weight_decay_mask),
-        trust_ratio_mask=_rule("--trust-ratio-mask", options.trust_ratio_mask),
-        stacked=_stacked(options.stacked),
-    )
-    if options.json:
-        return json.dumps([dataclasses.asdict(one) for one in explanation.parameters])
-    return str(explanation)
-
-
-def _rule(flag: str, patterns: list[str] | None) -> Rule | None:
-    if patterns is None:
-        return None
-    left_out = [pattern.removeprefix("~") for pattern in patterns if pattern.startswith("~")]
-    if left_out and len(left_out) < len(patterns):
-        raise ValueError(
-            f"{flag} takes patterns that select names, or patterns with ~ that leave out names, "
-            f"not both; got {' '.join(patterns)}."
-        )
-    return excluding(*left_out) if left_out else matching(*patterns)
-
-
-def _stacked(places: list[str] | None) -> Stacked | None:
-    if places is None:
-        return None
-    axes: dict[str, int | tuple[int, ...]] = {}
-    for place in places:
-        pattern, _, listed = place.rpartition("=")
-        try:
-            axes[pattern] = tuple(int(axis) for axis in listed.split(","))
-        except ValueError:
-            raise ValueError(
-                f"--stacked takes PATTERN=AXIS, or several axes with commas, as in 'layers/=0'; "
-                f"got {place!r}."
-            ) from None
-    return stacked_layers(axes)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m optax_largebatch", description=__doc__)
     parser.add_argument("--version", action="version", version=f"optax_largebatch {__version__}")
@@ -245,8 +195,9 @@ def _parser() -> argparse.ArgumentParser:
         scaled.add_argument(flag, type=kind, required=name == "learning_rate")
     scaled.add_argument(
         "--decay-kind", choices=DECAY_KINDS,
-        help="decoupled in AdamW and Muon, l2 if it is added to the gradient, rescaled in LAMB, "
-        "LARS and the hyperball; without it, what the rule is most used with",
+        help="decoupled in AdamW and Muon, independent if no rate multiplies it, l2 if it is added "
+        "to the gradient, rescaled in LAMB, LARS and the hyperball; without it, what the rule is "
+        "most used with",
     )  # fmt: skip
     for name, text in _OF_SCALING.items():
         scaled.add_argument(f"--{name.replace('_', '-')}", type=float, help=text)
@@ -271,25 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     planned.set_defaults(run=_plan)
 
-    told = commands.add_parser(
-        "explain", help="says which parameters of a checkpoint are decayed and adapted"
-    )
-    told.add_argument(
-        "checkpoint", type=Path,
-        help='a folder of Orbax, an .npz, or a .json of shapes: {"dense": {"bias": [4]}}',
-    )  # fmt: skip
-    told.add_argument("--under", metavar="NAME", help="the part that holds the parameters")
-    for mask in ("--weight-decay-mask", "--trust-ratio-mask"):
-        told.add_argument(
-            mask, nargs="+", metavar="PATTERN",
-            help="the names that it selects, or with ~ those that it leaves out: ~bias ~scale",
-        )  # fmt: skip
-    told.add_argument(
-        "--stacked", nargs="+", metavar="PATTERN=AXIS", help="the parameters that stack layers"
-    )
-    told.set_defaults(run=_explain)
-
-    for command in (found, scaled, planned, told):
+    for command in (found, scaled, planned):
         command.add_argument("--json", action="store_true", help="for scripts")
     return parser
 

@@ -76,7 +76,7 @@ def run(task: Bert, settings: Settings, batch_size: int, seed: int, steps: int) 
 
         def recorded(carry: Any, step: jax.Array) -> Any:
             params, state = train_step(step, carry)
-            ratios = lb.trust_ratios(state, params, stacked=task.stacked)
+            ratios = lb.trust_ratios(transformation, state, params)
             return (params, state), kernels(ratios)
 
         start = (params, transformation.init(params))

@@ -1,10 +1,11 @@
 """Finds common mistakes in a run's setup from its state, and says so in sentences."""
 
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from optax_largebatch.diagnostics.faults_of_ratios import (
     Ratio,
@@ -13,83 +14,79 @@ from optax_largebatch.diagnostics.faults_of_ratios import (
     not_finite,
     options_of,
 )
-from optax_largebatch.diagnostics.of_optimizer import Optimizer, optimizer_first
+from optax_largebatch.diagnostics.optimizer_facts import (
+    Optimizer,
+    OptimizerFacts,
+    facts_about,
+    forgotten_stacks,
+)
 from optax_largebatch.diagnostics.state_parts import by_parameter, parts
-from optax_largebatch.diagnostics.step_metrics import counted
 from optax_largebatch.diagnostics.trust_ratios import ratios_of
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
-from optax_largebatch.params.likely_stacks import declaration, likely_stacks
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
+from optax_largebatch.wrappers.spikes import SkipSpikesState
 
 SMALL_LOSS_SCALE = 128
 """Below this loss scale, little of a float16 gradient is kept from vanishing."""
+_OFTEN = (
+    "A few at the start of a run with a loss scale are usual; more call for a lower learning rate "
+    "or a longer warm-up."
+)
+APPLY_IF_FINITE = optax.ApplyIfFiniteState
+LEFT_OUT = {
+    SkipNonfiniteState: f"a gradient was not finite. {_OFTEN}",
+    DynamicLossScaleState: f"a gradient was not finite. {_OFTEN}",
+    APPLY_IF_FINITE: f"an update was not finite. {_OFTEN}",
+    SkipSpikesState: "the norm of the gradient, or the loss, was a spike or not finite. If there "
+    "are many, `deviations` may be too small, or the learning rate too high.",
+}
+"""Why wrappers leave out steps."""
+OF_ZEROS = {
+    "trust ratio": "a zero has no trust ratio, and its next step is that of the optimizer without "
+    "adaptation. That is normal at the start; later, check whether it gets a gradient.",
+    "sphere": "a step on a sphere keeps the norm, so they would stay zero. Leave them out by the "
+    "mask of the optimizer.",
+}
+"""What happens to zeros, by what sets the length of their steps."""
 LARGE_ANGLE = 1.0
 """In radians: above it a layer on a sphere keeps less than half of its direction."""
 
 
-@overload
-def diagnose(
-    optimizer: Optimizer,
-    state: Any,
-    params: Any,
-    *,
-    weight_decay_mask: Mask = None,
-    stacked: Stacks = None,
-) -> list[str]: ...
+def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
+    r"""Finds common mistakes in a run with layer-wise steps, and says what to do.
 
+    It finds what `explain` marks before a run: biases and scales that have a trust ratio, stacks of
+    layers that are not declared. From the state it finds trust ratios that are at a bound, not
+    finite, more than 100 times the median, or less than a 100th of it, and layers on a sphere
+    (`muonh`) that turn by more than a radian in a step. It finds parameters that are zero or not
+    finite, groups whose learning rate is 0, steps that were left out, and a loss scale that fell.
+    It advises only arguments that the optimizer has. It reads existing arrays: call it between
+    steps, outside of `jit`.
 
-@overload
-def diagnose(
-    state: Any, params: Any, *, weight_decay_mask: Mask = None, stacked: Stacks = None
-) -> list[str]: ...
-
-
-def diagnose(  # pyright: ignore[reportInconsistentOverload]
-    optimizer: Any = None,
-    state: Any = None,
-    params: Any = None,
-    *,
-    weight_decay_mask: Mask = None,
-    stacked: Stacks = None,
-) -> list[str]:
-    r"""Finds common mistakes with layer-wise adaptation, and says what to do.
-
-    Call it as `diagnose(optimizer, state, params)`. The optimizer knows its stacks of layers, which
-    parameters it adapts, and the bounds on their trust ratios. `diagnose(state, params)` needs the
-    argument `stacked` if the optimizer has it, and can only guess at bounds.
-
-    It finds adapted biases and scales, parameters that look like stacks of layers and have one
-    ratio for all layers, and parameters that are zero or not finite. It finds trust ratios that are
-    at a bound, not finite, more than 100 times the median, or less than a 100th of it. It finds
-    layers on a sphere (`muonh`) that turn by more than a radian in a step. It finds a
-    decay mask that leaves out everything, and groups of parameters whose learning rate is 0. It
-    finds steps that were left out because a gradient was not finite, and a loss scale that fell. It
-    advises only arguments that the optimizer has. It reads existing arrays: call it between steps,
-    outside of `jit`.
+    Of Muon it finds forgotten stacks, parameters that are zero or not finite, and with
+    `trust_ratio=True` what it finds of LAMB. The length of its steps follows from the learning
+    rate, and says nothing.
 
     Args:
         optimizer: the optimizer, of this library or with one inside. It may be wrapped by optax and
             by this library.
         state: its state after at least one step.
         params: the parameters.
-        weight_decay_mask: the argument of the optimizer.
-        stacked: the argument of the optimizer, if the optimizer is not given.
 
     Returns:
         Sentences with the evidence and what to do; an empty list if nothing was found. If the
         optimizer is not layer-wise, one sentence says so.
 
     Raises:
-        TypeError: an argument has the wrong type, or the state or the parameters are missing.
+        TypeError: `optimizer` is no optimizer; it comes first.
         ValueError: the state does not belong to these parameters or to this optimizer, or it is
-            that of many models, of `jax.vmap` or `jax.pmap`; or the optimizer has other stacks than
-            `stacked`.
+            that of many models, of `jax.vmap` or `jax.pmap`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -103,30 +100,26 @@ def diagnose(  # pyright: ignore[reportInconsistentOverload]
         ...     print(sentence[:71])
         1 of 1 parameters with a single axis are adapted, such as 'bias' (ratio
     """
-    optimizer, state, params = optimizer_first(optimizer, state, params)
-    check_mask("weight_decay_mask", weight_decay_mask)
-    leaves = jax.tree.leaves(params)
-    axes = check_stacked(stacked).axes(params)
-    ratios = []
-    for own, values in ratios_of(optimizer, state, params, stacked):
-        axes[own.number] = own.axes
+    leaves, ratios = jax.tree.leaves(params), []
+    for own, values in ratios_of(optimizer, state, params):
         if own.adapted:
             norms = _norms(leaves[own.number], own.axes).reshape(own.shape)
-            about, options = own.part.about, options_of(own.part)
-            ratios.append(Ratio(own.name, own.number, np.asarray(values), norms, about, options))
+            bounds, options = own.part.about.bounds, options_of(own.part)
+            ratios.append(Ratio(own.name, own.number, np.asarray(values), norms, bounds, options))
+    facts = facts_about(optimizer, params)
+    axes = facts.axes
     stacks = Stacked("the stacks of the optimizer", lambda params: list(axes))
     sizes = {name: float(_norms(x)) for name, x in zip(leaf_names(params), leaves, strict=True)}
     return [
-        *_nothing_layer_wise(ratios, state),
+        *_nothing_layer_wise(facts),
         *not_finite(ratios),
         *_not_finite_weights(sizes),
-        *_one_ratio_for_layers(ratios, params, axes),
+        *_forgotten_stacks(facts, params),
         *_adapted_vectors(ratios, params, stacks),
-        *_zero(sizes),
+        *_zero(sizes, facts),
         *at_a_bound(ratios),
         *exploded(ratios),
         *_turned_far(state),
-        *_nothing_decayed(weight_decay_mask, params, stacks),
         *_without_rate(state, params),
         *_left_out(state),
         *_small_loss_scale(state),
@@ -150,28 +143,28 @@ def _norms(leaf: Any, axes: tuple[int, ...] = ()) -> np.ndarray:
     return np.asarray(from_sum_of_squares(sum_of_squares(leaf, axes)))
 
 
-def _nothing_layer_wise(ratios: list[Ratio], state: Any) -> list[str]:
-    if ratios or parts(state, HyperballState):
+def _nothing_layer_wise(facts: OptimizerFacts) -> list[str]:
+    lengths = {(own or {}).get("length") for own in facts.of_each}
+    if lengths & OF_ZEROS.keys() or any(own and "matrices" in own for own in facts.of_each):
         return []
     return [
-        "There is nothing layer-wise here: no parameter has a trust ratio, and only the rest was "
-        "looked at. Optimizers with a ratio for each layer are lamb, lans, lars, larc and lbsgd; "
-        "muonh and adamh keep the norm of each layer."
+        "There is nothing layer-wise here: no parameter has a trust ratio, stays on a sphere or is "
+        "a matrix of Muon, and only the rest was looked at. Optimizers with a ratio for each layer "
+        "are lamb, lans, lars, larc and lbsgd; muonh and adamh keep the norm of each layer."
     ]
 
 
-def _one_ratio_for_layers(
-    ratios: list[Ratio], params: Any, axes: list[tuple[int, ...]]
-) -> list[str]:
-    adapted = {one.number for one in ratios if one.about or np.any(one.values != 1)}
-    stacks = [one for one in likely_stacks(params, axes) if one.number in adapted]
+def _forgotten_stacks(facts: OptimizerFacts, params: Any) -> list[str]:
+    stacks = forgotten_stacks(facts, params)
     if not stacks:
         return []
     first = stacks[0]
+    harm = "layers with small weights are moved too far, and those with large ones not far enough"
+    if any(own and "matrices" in own for own in facts.of_each):
+        harm = "Muon takes a stack of biases for a matrix, and leaves a stack of matrices to Adam"
     return [
-        f"{len(stacks)} of {len(axes)} parameters look like stacks of layers and have one trust "
-        f"ratio for all layers, such as {first.name!r} of shape {first.shape}: layers with small "
-        "weights are moved too far, and layers with large weights not far enough. Declare them: "
+        f"{len(stacks)} of {len(facts.axes)} parameters look like stacks of layers that are not "
+        f"declared, such as {first.name!r} of shape {first.shape}: {harm}. Declare them: "
         f"stacked={declaration(one.entry for one in stacks)}."
     ]
 
@@ -196,15 +189,17 @@ def _adapted_vectors(ratios: list[Ratio], params: Any, stacks: Stacked) -> list[
     ]
 
 
-def _zero(norms: dict[str, float]) -> list[str]:
-    zero = [name for name, norm in norms.items() if norm == 0]
-    if not zero:
-        return []
-    return [
-        f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: a zero has no "
-        "trust ratio, and its next step is that of the optimizer without adaptation. That is "
-        "normal at the start; later, check whether it gets a gradient."
-    ]
+def _zero(norms: dict[str, float], facts: OptimizerFacts) -> list[str]:
+    found = []
+    for length, harm in OF_ZEROS.items():
+        columns = zip(norms.items(), facts.of_each, strict=True)
+        with_length = [own for own, known in columns if known and known.get("length") == length]
+        zero = [name for name, norm in with_length if norm == 0]
+        if zero:
+            found.append(
+                f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: {harm}"
+            )
+    return found
 
 
 def _not_finite_weights(norms: dict[str, float]) -> list[str]:
@@ -217,20 +212,11 @@ def _not_finite_weights(norms: dict[str, float]) -> list[str]:
     ]
 
 
-def _nothing_decayed(mask: Mask, params: Any, stacks: Stacked) -> list[str]:
-    if mask is None or any(resolve_mask("weight_decay_mask", mask, stacks.blocks(params))):
-        return []
-    return [
-        "weight_decay_mask leaves out every parameter, so that nothing is decayed. True stands "
-        "for the parameters that are decayed; invert it with ~ if it is a rule."
-    ]
-
-
 def _without_rate(state: Any, params: Any) -> list[str]:
     found = []
     for part in parts(state, ScaleByLearningRateState):
         rates = np.asarray(part.array("learning_rates"))
-        owned = by_parameter([part], "learning_rates", state, params, NOT_STACKED)
+        owned = by_parameter([part], "learning_rates", state, params)
         still = [own.name for own in owned if rates[own.entries.start] == 0]
         if 0 < len(still) < len(owned):
             found.append(
@@ -243,16 +229,15 @@ def _without_rate(state: Any, params: Any) -> list[str]:
 
 
 def _left_out(state: Any) -> list[str]:
-    skipped = int(counted(state).get("skipped_steps", 0))
-    gave_up = any(part.array("gave_up") for part in parts(state, SkipNonfiniteState))
-    if not skipped:
-        return []
-    return [
-        f"{skipped} steps were left out because a gradient was not finite. A few at "
-        "the start of a run with a loss scale are usual; more call for a lower learning "
-        "rate or a longer warm-up."
-        + (" There were too many in a row: gave_up is True." if gave_up else "")
-    ]
+    found = []
+    for kind, reason in LEFT_OUT.items():
+        for part in parts(state, kind):
+            skipped = int(part.array("total_notfinite" if kind is APPLY_IF_FINITE else "skipped"))
+            if skipped:
+                gave_up = "gave_up" in part.fields and bool(part.array("gave_up"))
+                too_many = " There were too many in a row: gave_up is True." if gave_up else ""
+                found.append(f"{skipped} steps were left out because {reason}{too_many}")
+    return found
 
 
 def _small_loss_scale(state: Any) -> list[str]:

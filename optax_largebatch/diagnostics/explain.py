@@ -10,15 +10,22 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.arguments import check_flag
-from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.likely_stacks import declaration, likely_stacks
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask
+from optax_largebatch.diagnostics.optimizer_facts import (
+    Optimizer,
+    facts_about,
+    forgotten_stacks,
+    relative_rates,
+)
+from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacks, check_stacked
 
 LONGEST_CELL = 200
 """A longer name loses its middle, since all rows are as wide as the widest."""
+
+UNKNOWN = "?"
+"""What is not known of parameters that only other libraries' transformations see."""
+
+EMBEDDING, HEAD = r"embed", r"(^|/)(lm_|output_)?head(/|$)|unembed|logits"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +36,22 @@ class ExplainedParameter:
     shape: tuple[int, ...]
     blocks: int
     """The number of layers in the parameter, each with a norm of its own; 1 if it stacks none."""
+    matrices: tuple[int, int] | None
+    """The rows and columns of each of its matrices, if Muon moves it."""
+    direction: str
+    """Where its steps go: `"muon"`, `"adam"`, `"momentum"`, or `"gradient"`; `"?"` if no
+    transformation of this library sees the parameter."""
+    length: str
+    """What sets the length of its steps: `"trust ratio"` for that of the parameter, `"sphere"` for
+    steps that keep its norm, `"size"` for its root mean square; empty if it is the rate alone."""
     decayed: bool
-    adapted: bool
-    group: str
-    """The rule of the parameter's group; empty without a group."""
-    undeclared: str = ""
-    """If the parameter looks like a stack of layers that is not declared, the entry for it in the
-    argument of `stacked_layers`, such as `'layers/': 0`; otherwise empty."""
-    caught: str = ""
-    """Why the parameter should not be on a sphere, if it was asked about; otherwise empty."""
+    rate: float | None
+    """The learning rate, in units of the largest of all; None if it is not known."""
+    notes: tuple[str, ...]
+    """What looks wrong."""
+    undeclared: str
+    """If it looks like a stack of layers that is not declared, its entry in the argument of
+    `stacked_layers`, such as `'layers/': 0`; otherwise empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,15 +61,18 @@ class Explanation:
     parameters: tuple[ExplainedParameter, ...]
 
     def __str__(self) -> str:
-        head = ("parameter", "shape", "blocks", "decayed", "adapted", "group")
+        head = ("parameter", "shape", "blocks", "direction", "length", "decay", "rate", "")
         lines = [
             (
                 _cell(one.name),
                 "x".join(map(str, one.shape)) or "scalar",
-                f"{one.blocks}{'?' if one.undeclared else ''}",
-                "yes" if one.decayed else "-",
-                ("yes!" if one.caught else "yes") if one.adapted else "-",
-                _cell(one.group) or "-",
+                f"{one.blocks}"
+                + (f" of {'x'.join(map(str, one.matrices))}" if one.matrices else ""),
+                one.direction,
+                one.length or "-",
+                "yes" if one.decayed else UNKNOWN if one.direction == UNKNOWN else "-",
+                UNKNOWN if one.rate is None else f"{one.rate:.3g}",
+                "!" if one.notes else "",
             )
             for one in self.parameters
         ]
@@ -68,120 +85,124 @@ class Explanation:
 
     def _notes(self) -> list[str]:
         """What the marks mean."""
-        caught: dict[str, list[str]] = {}
+        noted: dict[str, list[str]] = {}
         for one in self.parameters:
-            if one.caught:
-                caught.setdefault(one.caught, []).append(printable(one.name))
-        notes = [f"!: {reason}: {', '.join(names)}" for reason, names in caught.items()]
-        if notes:
-            notes.append('   Leave them out by the mask: at_least_ndim(2) & excluding("embed").')
-        marked = [one for one in self.parameters if one.undeclared]
-        if not marked:
-            return notes
-        looks = (
-            "parameter looks like a stack" if len(marked) == 1 else "parameters look like stacks"
-        )
-        return [
-            *notes,
-            f"?: {len(marked)} {looks} of layers, and each layer needs a norm of its own:",
-            f"   stacked={declaration(one.undeclared for one in marked)}",
-        ]
+            for note in one.notes:
+                noted.setdefault(note, []).append(printable(one.name))
+        notes = [f"! {', '.join(names)}: {note}" for note, names in noted.items()]
+        entries = [one.undeclared for one in self.parameters if one.undeclared]
+        return [*notes, f"  stacked={declaration(entries)}"] if entries else notes
 
     def summary(self) -> str:
-        """The count of numbers that are decayed and adapted."""
-        sizes = [math.prod(one.shape) for one in self.parameters]
-        decayed = sum(n for n, one in zip(sizes, self.parameters, strict=True) if one.decayed)
-        adapted = sum(n for n, one in zip(sizes, self.parameters, strict=True) if one.adapted)
-        return (
-            f"{len(sizes)} parameters, {sum(one.blocks for one in self.parameters)} blocks, "
-            f"{sum(sizes)} numbers: {decayed} decayed, {adapted} adapted"
-        )
+        """How many numbers go in which direction."""
+        numbers: dict[str, int] = {}
+        for one in self.parameters:
+            mover = f"{one.direction}, {one.length}" if one.length else one.direction
+            numbers[mover] = numbers.get(mover, 0) + math.prod(one.shape)
+        listed = "; ".join(f"{mover}: {number}" for mover, number in numbers.items())
+        return f"{len(self.parameters)} parameters, {sum(numbers.values())} numbers ({listed})"
 
 
-def explain(
-    params: Any,
-    *,
-    weight_decay_mask: Mask = None,
-    trust_ratio_mask: Mask = None,
-    groups: ParamGroups | None = None,
-    stacked: Stacks = None,
-    hyperball: bool = False,
-) -> Explanation:
-    r"""Says for each parameter whether it is decayed and adapted, and how many blocks it has.
+def explain(optimizer: Optimizer, params: Any) -> Explanation:
+    r"""Says of each parameter who moves it and how, and marks what looks wrong.
 
-    Pass the same arguments as to the optimizer. A block shares one norm: it is an array, or one
-    layer of an array that stacks layers. Parameters that look like stacks and are not declared with
-    `stacked` have a question mark after their number of blocks: all parameters of their module have
-    equally long first axes, and even its biases and scales have two axes.
+    For each parameter it prints its blocks (an array, or the layers of an array that stacks
+    layers), the direction of its steps, what sets their length, whether it is decayed, and its
+    learning rate in units of the largest. It finds that in the optimizer, however it is wrapped.
+    What other libraries' transformations move has a question mark.
+
+    An exclamation mark stands by what is usually a mistake, and below the table by the reason:
+    biases and scales of norms that are decayed, have a trust ratio or stay on a sphere; parameters
+    on a sphere that start at zero or have a low precision; embeddings and heads that Muon moves, or
+    that stay on a sphere; arrays of three axes that are no matrices beside Muon; stacks of layers
+    that are not declared.
 
     Args:
+        optimizer: the optimizer, of this library or with one inside.
         params: the parameters, or their shapes from `jax.eval_shape`.
-        weight_decay_mask: the parameters that are decayed; None for all.
-        trust_ratio_mask: the parameters that are adapted; None for all.
-        groups: what `param_groups` returned; None for no groups.
-        stacked: what `stacked_layers` returned; None for no stacks.
-        hyperball: True if the adapted parameters stay on spheres, as under `hyperball`. Those that
-            should not, because they are vectors, embeddings, start at zero or have a low precision,
-            then have an exclamation mark.
 
     Returns:
         An `Explanation`, to be printed.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: a pattern matches no parameter, or a tree has another structure.
+        TypeError: `optimizer` is no optimizer; it comes first.
+        ValueError: the optimizer does not fit the parameters, as where a pattern matches none.
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import excluding_kinds, explain, stacked_layers
-        >>> params = {"head": jnp.ones((4, 2)), "layers": {"bias": jnp.ones((3, 4))}}
-        >>> print(explain(
-        ...     params, weight_decay_mask=excluding_kinds("bias", "norm"),
-        ...     stacked=stacked_layers({"layers/": 0})))
-        parameter    shape  blocks  decayed  adapted  group
-        head         4x2    1       yes      yes      -
-        layers/bias  3x4    3       -        yes      -
-        2 parameters, 4 blocks, 20 numbers: 8 decayed, 20 adapted
+        >>> from optax_largebatch import explain, matching, muonh
+        >>> params = {
+        ...     "embed": jnp.ones((9, 4)), "head": jnp.ones((4, 9)),
+        ...     "layers": {"bias": jnp.zeros((2, 8)), "kernel": jnp.ones((2, 4, 8))}}
+        >>> optimizer = muonh(
+        ...     0.01, adamh_mask=matching("head"), matrix_mask=~matching("embed"),
+        ...     stacked={"layers/": 0})
+        >>> print(explain(optimizer, params))
+        parameter      shape  blocks    direction  length  decay  rate
+        embed          9x4    1         adam       -       -      0.231
+        head           4x9    1         adam       sphere  -      1
+        layers/bias    2x8    2         adam       -       -      0.231
+        layers/kernel  2x4x8  2 of 4x8  muon       sphere  -      1
+        4 parameters, 152 numbers (adam: 52; adam, sphere: 36; muon, sphere: 64)
     """
-    check_mask("weight_decay_mask", weight_decay_mask)
-    check_mask("trust_ratio_mask", trust_ratio_mask)
-    stacks = check_stacked(stacked)
-    groups = check_groups(groups, stacked)
-    blocks = stacks.blocks(params)
-    likely = {one.number: one.entry for one in likely_stacks(params, stacks.axes(params))}
-    names = leaf_names(params)
-    check_flag("hyperball", hyperball)
-    adapted = resolve_mask("trust_ratio_mask", trust_ratio_mask, blocks)
-    caught = [""] * len(names)
-    if hyperball:
-        own = zip(names, jax.tree.leaves(params), jax.tree.leaves(blocks), adapted, strict=True)
-        caught = [_caught(name, x, np.ndim(block)) if yes else "" for name, x, block, yes in own]
-    columns = zip(
-        names,
-        [tuple(leaf.shape) for leaf in jax.tree.leaves(params)],
-        stacks.sizes(params),
-        resolve_mask("weight_decay_mask", weight_decay_mask, blocks),
-        adapted,
-        ["" if index < 0 else str(groups.rules[index]) for index in groups.indices(params)],
-        [likely.get(number, "") for number in range(len(names))],
-        caught,
-        strict=True,
-    )
-    return Explanation(tuple(ExplainedParameter(*line) for line in columns))
+    about = facts_about(optimizer, params)
+    leaves = jax.tree.leaves(params)
+    forgotten = {one.number: one.entry for one in forgotten_stacks(about, params)}
+    facts = [own or {} for own in about.of_each]
+    rates = relative_rates([own.get("rate") for own in facts])
+    has_muon = any("matrices" in own for own in facts)
+    lines = []
+    for number, (name, leaf) in enumerate(zip(leaf_names(params), leaves, strict=True)):
+        own, axes, shape = facts[number], about.axes[number], tuple(np.shape(leaf))
+        known = about.of_each[number] is not None
+        line = ExplainedParameter(
+            name,
+            shape,
+            math.prod(shape[axis] for axis in axes),
+            own.get("matrices"),
+            own.get("direction", "gradient") if known else UNKNOWN,
+            own.get("length", ""),
+            "decay" in own,
+            rates[number],
+            (),
+            forgotten.get(number, ""),
+        )
+        notes = _notes_on(line, leaf, len(shape) - len(axes), has_muon)
+        lines.append(dataclasses.replace(line, notes=tuple(notes)))
+    return Explanation(tuple(lines))
 
 
-def _caught(name: str, param: Any, ndim: int) -> str:
-    """Why a parameter should not stay on a sphere; empty if it may."""
+def _notes_on(one: ExplainedParameter, param: Any, ndim: int, has_muon: bool) -> list[str]:
+    """What looks wrong with a parameter, whose blocks have `ndim` axes."""
+    embedding, head = (re.search(name, one.name, re.IGNORECASE) for name in (EMBEDDING, HEAD))
+    notes = []
+    if one.undeclared:
+        notes.append("looks like a stack of layers, and each layer needs a norm of its own")
+    if ndim < 2 and one.decayed:
+        notes.append("has one axis, and is decayed: ~matching_kinds('bias', 'norm') leaves it out")
+    if ndim < 2 and one.length == "trust ratio":
+        notes.append("has one axis, and a trust ratio: its norm says little about its step")
+    if one.matrices and (embedding or head):
+        notes.append("is an embedding or a head, which Adam moves in most recipes: matrix_mask")
+    elif one.length == "sphere":
+        notes += _notes_on_a_sphere(param, ndim, bool(embedding))
+    if has_muon and ndim > 2 and one.direction == "adam":
+        notes.append(f"has {ndim} axes, and is no matrix to Muon: matrix_axes says which are rows")
+    return notes
+
+
+def _notes_on_a_sphere(param: Any, ndim: int, is_embedding: bool) -> list[str]:
+    """Why a parameter should not stay on a sphere."""
     is_known = not isinstance(param, jax.ShapeDtypeStruct | Tracer)
     if is_known and not np.any(np.asarray(param, "float32")):
-        return "starts at zero, and would stay there"
+        return ["starts at zero, and would stay there: its norm cannot change"]
     if ndim < 2:
-        return "has one axis: its norm could not change"
-    if re.search("embed", name, re.IGNORECASE):
-        return "is an embedding: the norm of all its rows together could not change"
+        return ["has one axis: its norm could not change"]
+    if is_embedding:
+        return ["is an embedding: the norm of all its rows together could not change"]
     if jnp.finfo(param.dtype).bits < 32:
-        return f"is {param.dtype}: most of a step is rounded away without master_weights"
-    return ""
+        return [f"is {param.dtype}: most of a step is rounded away without master_weights"]
+    return []
 
 
 def printable(text: str) -> str:

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_largebatch.diagnostics.state_parts import About, Part
+from optax_largebatch.arguments import Bounds
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.lbsgd import lbsgd
+from optax_largebatch.params.owners import Part
 from optax_largebatch.transforms.lars import ScaleByLarsState
 
 EXPLODED = 100
@@ -25,8 +26,8 @@ class Ratio(NamedTuple):
     values: np.ndarray
     norms: np.ndarray
     """The norms of the parameter's blocks."""
-    about: About | None
-    """What the optimizer says about the part, if it is known."""
+    bounds: Bounds
+    """The bounds on a ratio."""
     options: frozenset[str]
     """The arguments of the optimizer that adapts the parameter."""
 
@@ -70,16 +71,10 @@ def not_finite(ratios: list[Ratio]) -> list[str]:
 
 
 def at_a_bound(ratios: list[Ratio]) -> list[str]:
-    """Ratios at a bound that the optimizer says, or that are likely at one if it is not known."""
-    unknown = [one for one in ratios if one.about is None]
-    return [*_at_a_known_bound(ratios), *_at_a_likely_bound(unknown)]
-
-
-def _at_a_known_bound(ratios: list[Ratio]) -> list[str]:
+    """Ratios at a bound of the optimizer."""
     at: dict[tuple[str, float], int] = {}
     for one in ratios:
-        bounds = one.about.bounds if one.about else None
-        for end, bound in zip(("a lower", "an upper"), bounds or (None, None), strict=True):
+        for end, bound in zip(("a lower", "an upper"), one.bounds or (None, None), strict=True):
             if bound is not None:
                 is_at = (one.values == np.float32(bound)) & (one.norms > 0)
                 key = (end, float(bound))
@@ -90,28 +85,6 @@ def _at_a_known_bound(ratios: list[Ratio]) -> list[str]:
         for (end, bound), number in at.items()
         if number
     ]
-
-
-def _at_a_likely_bound(ratios: list[Ratio]) -> list[str]:
-    """The same extreme ratio for different weights, since the state does not say its bounds."""
-    bounded = [one for one in ratios if "trust_ratio_bounds" in one.options]
-    values = _all(bounded)
-    norms = np.concatenate([np.zeros(0), *(one.norms.ravel() for one in bounded)])
-    adapted = np.isfinite(values) & (values != 1)
-    found = []
-    for end, extreme in (("largest", np.max), ("smallest", np.min)):
-        if not np.any(adapted):
-            continue
-        bound = extreme(values[adapted])
-        at = norms[values == bound]
-        if np.max(at) > 1.001 * np.min(at):
-            found.append(
-                f"{at.size} of {_all(ratios).size} trust ratios are {bound:.4g}, the {end} of all, "
-                "though the sizes of their weights differ. If that is a bound, the step no longer "
-                "follows the size of the weights there: diagnose(optimizer, state, params) knows "
-                "the bounds."
-            )
-    return found
 
 
 def exploded(ratios: list[Ratio]) -> list[str]:

@@ -1,20 +1,15 @@
-"""Parts of an optimizer's state, found by their fields through any nesting.
+"""Parts of an optimizer's state, found by their fields through any nesting."""
 
-Parts are found inside the wrappers of this library and of optax, in the boxes of `nnx.Optimizer`,
-and in the dictionaries that a checkpoint makes of tuples.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
 import jax
-import optax
 
 from optax_largebatch.arguments import Bounds
-from optax_largebatch.params.owners import Keys, children, keyed_arrays, owners, unboxed
+from optax_largebatch.params.owners import Keys, Part, parts_of, seen_by
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
 
 class About(NamedTuple):
@@ -30,33 +25,19 @@ class About(NamedTuple):
     """The bounds on a ratio."""
 
 
-class Part(NamedTuple):
-    """A part of a state."""
-
-    keys: Keys
-    """The keys on the way to the part."""
-    kind: type[tuple[Any, ...]]
-    """The NamedTuple of the part, or the one that it had before it went through a checkpoint."""
-    fields: dict[str, Any]
-    masked_at: Keys
-    """The keys of the innermost `optax.masked` around the part, or of the state's root."""
-    about: About | None = None
-    """What the optimizer says about the part, if it was asked."""
-
-    def array(self, field: str) -> jax.Array:
-        """A field that is one array."""
-        return unboxed(self.fields[field])
-
-
 def parts(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
     """The parts of a state that are of the given kinds, in order.
 
     Args:
         state: the state, or an object that holds one, such as an `nnx.Optimizer`.
         *kinds: the NamedTuples to look for. A dictionary with exactly their fields counts too.
+
+    Returns:
+        The parts, each with the `kind` that it is of.
     """
-    found = _nodes(state, (), ())
-    return [part._replace(kind=kind) for part in found for kind in kinds if _is(part, kind)]
+    return [
+        part._replace(kind=kind) for part in parts_of(state) for kind in kinds if _is(part, kind)
+    ]
 
 
 class OfParameter(NamedTuple):
@@ -81,10 +62,9 @@ def by_parameter(
     field: str,
     state: Any,
     params: Any,
-    stacked: Stacked,
+    stacked: Stacked = NOT_STACKED,
     *,
     others: int = 0,
-    or_pass: str = "",
 ) -> list[OfParameter]:
     """The parameters to which the entries of vectors with a number for each block belong.
 
@@ -95,7 +75,6 @@ def by_parameter(
         params: the parameters.
         stacked: the stacks among them, for parts that no optimizer has said anything about.
         others: entries at the end that belong to no block.
-        or_pass: what may be passed in the place of `stacked`, for the message.
 
     Returns:
         The entries of each parameter, part by part.
@@ -111,7 +90,7 @@ def by_parameter(
         about = part.about
         if about is None:
             whole = sum(sizes) == blocks
-            numbers = list(range(len(leaves))) if whole else _seen(part, state, params)
+            numbers = list(range(len(leaves))) if whole else seen_by(part, state, params)
             own_axes = [all_axes[number] for number in numbers]
             about = About(numbers, own_axes, [True] * len(numbers), None)
         columns = zip(about.numbers, about.axes, strict=True)
@@ -119,9 +98,8 @@ def by_parameter(
         if expected != blocks:
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {blocks} blocks, and params "
-                f"have {expected if part.about else sum(sizes)}. Pass the parameters and the "
-                f"`stacked` that the optimizer has{or_pass}; for an optimizer that is behind "
-                "optax.masked and keeps no moments, pass the part of both that it sees."
+                f"have {expected if part.about else sum(sizes)}. Pass the parameters of the "
+                "optimizer, and its `stacked` where that is asked for."
             )
         abouts.append(about)
     results = []
@@ -177,35 +155,6 @@ def _lengths(leaf: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(leaf.shape[axis] for axis in axes)
 
 
-def _nodes(node: Any, keys: Keys, masked_at: Keys) -> Iterator[Part]:
-    """All nodes of a tree that have others below them."""
-    below = children(node)
-    if not below:
-        return
-    if list(below) == list(optax.MaskedState._fields):
-        masked_at = keys
-    yield Part(keys, type(node), below, masked_at)
-    for key, child in below.items():
-        yield from _nodes(child, (*keys, key), masked_at)
-
-
 def _is(part: Part, kind: type[tuple[Any, ...]]) -> bool:
     """Whether a part is of a kind."""
-    if issubclass(part.kind, Mapping):
-        return set(part.fields) == set(getattr(kind, "_fields", ()))
-    return part.kind is kind
-
-
-def _seen(part: Part, state: Any, params: Any) -> list[int]:
-    """The parameters that have moments behind the same mask as a part."""
-    leaves = jax.tree.leaves(params)
-    pairs = zip(keyed_arrays(state), owners(state, params), strict=True)
-    return sorted(
-        {
-            owner
-            for (keys, array), owner in pairs
-            if owner is not None
-            and keys[: len(part.masked_at)] == part.masked_at
-            and array.shape == leaves[owner].shape
-        }
-    )
+    return part.has_fields_of(kind) if issubclass(part.kind, Mapping) else part.kind is kind

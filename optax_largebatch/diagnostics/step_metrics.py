@@ -1,6 +1,6 @@
 """The metrics of a step for a training loop to log, as one flat dictionary of scalars."""
 
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,7 @@ import optax
 
 from optax_largebatch import norms
 from optax_largebatch.diagnostics.noise_scale import noise_scale
-from optax_largebatch.diagnostics.of_optimizer import (
-    Optimizer,
-    layer_wise_parts,
-    optimizer_first,
-)
+from optax_largebatch.diagnostics.optimizer_facts import LAYER_WISE, Optimizer
 from optax_largebatch.diagnostics.state_parts import (
     Part,
     by_parameter,
@@ -24,14 +20,9 @@ from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.owners import unboxed
 from optax_largebatch.params.rules import Rule
-from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
-from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
-    OrthogonalizeMomentumState,
-)
-from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
@@ -53,52 +44,21 @@ COUNTED = {
 SUMMED = ("skipped_steps",)
 """The metrics that several wrappers of one optimizer count together."""
 
-ON_DEMAND = (OrthogonalizeMomentumState, ScaleByWarmedUpRateState)
-"""The states beside the trust ratios of `muon` and of `lbsgd`."""
-
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
-@overload
-def step_metrics(
-    optimizer: Optimizer,
-    state: Any,
-    params: Any,
-    *,
-    gradients: Any = None,
-    updates: Any = None,
-    stacked: Stacks = None,
-    groups: ParamGroups | None = None,
-) -> dict[str, jax.Array]: ...
-
-
-@overload
 def step_metrics(
     state: Any,
     params: Any = None,
     *,
     gradients: Any = None,
     updates: Any = None,
-    stacked: Stacks = None,
-    groups: ParamGroups | None = None,
-) -> dict[str, jax.Array]: ...
-
-
-def step_metrics(  # pyright: ignore[reportInconsistentOverload]
-    optimizer: Any = None,
-    state: Any = None,
-    params: Any = None,
-    *,
-    gradients: Any = None,
-    updates: Any = None,
-    stacked: Stacks = None,
     groups: ParamGroups | None = None,
 ) -> dict[str, jax.Array]:
     r"""The metrics of a step for a training loop to log: scalars in a flat dictionary.
 
-    Call it as `step_metrics(state, params)` or `step_metrics(optimizer, state, params)`, in a
-    compiled step, also inside `jax.shard_map`, or between steps. It reads the state, however it is
-    wrapped, and takes the norms of the trees that it is given.
+    Call it in a compiled step, also inside `jax.shard_map`, or between steps. It reads the state,
+    however it is wrapped, and takes the norms of the trees that it is given.
 
     ================================ ==============================================================
     `learning_rate`                  learning rate of the last step; the largest, if parts of the
@@ -118,32 +78,26 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
     ================================ ==============================================================
 
     Metrics that a state does not have are left out, so the names are the same from the first step
-    to the last. `muon` and `lbsgd` adapt layers only if they are asked to, and their states do not
-    say whether they were: their trust ratios count only if the optimizer is given, which knows it.
-    Where a state has several of a kind, as behind `optax.partition`, the key in which
+    to the last. Where a state has several of a kind, as behind `optax.partition`, the key in which
     their places differ follows the name: `learning_rate/embedding`. `learning_rate` is there, too.
 
     The learning rate is known for this library's optimizers and for `optax.inject_hyperparams`;
     other optimizers do not keep it in their state.
 
     Args:
-        optimizer: the optimizer; it may be left out.
-        state: its state after the step.
-        params: the parameters, for their norm, for `groups` and for the optimizer; None if none of
-            these is wanted.
+        state: the optimizer's state after the step.
+        params: the parameters, for their norm and for `groups`; None if neither is wanted.
         gradients: the gradients of the step; None for no norm.
         updates: the updates from the optimizer; None for no norm.
-        stacked: the argument of the optimizer.
         groups: the argument of the optimizer, for the learning rate of each group.
 
     Returns:
         Scalars by name.
 
     Raises:
-        TypeError: an argument has the wrong type, or the parameters are missing with an optimizer.
+        TypeError: the first argument is an optimizer.
         ValueError: the state is that of many models, of `jax.vmap` or `jax.pmap`; `groups` are
-            given and `params` are not; or the state does not belong to these parameters or to this
-            optimizer.
+            given and `params` are not; or the state does not belong to these parameters.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -162,14 +116,17 @@ def step_metrics(  # pyright: ignore[reportInconsistentOverload]
         trust_ratio/max 3.54
         skipped_steps 0.0
     """
-    optimizer, state, params = optimizer_first(optimizer, state, params, needs_params=False)
-    check_stacked(stacked)
-    groups = check_groups(groups, stacked)
+    if isinstance(state, Optimizer):
+        raise TypeError(
+            "state must be the state of an optimizer, as its `update` returns it; got the "
+            "optimizer. Call step_metrics(state, params)."
+        )
+    groups = check_groups(groups)
     trees = {"gradient_norm": gradients, "update_norm": updates, "param_norm": params}
     return {
         **_learning_rates(state, params, groups),
         **{name: _norm(name, tree) for name, tree in trees.items() if tree is not None},
-        **_trust_ratios(layer_wise_parts(optimizer, state, params, stacked), state),
+        **_trust_ratios(state),
         **_angles(state),
         **counted(state),
         **_noise_scales(state),
@@ -219,7 +176,7 @@ def _first_of_each_group(
             "step_metrics(state, params, groups=groups)."
         )
     members = groups.indices(params)
-    owned = by_parameter([part], "learning_rates", state, params, NOT_STACKED)
+    owned = by_parameter([part], "learning_rates", state, params)
     first = {members[own.number]: own.entries.start for own in reversed(owned)}
     return [(rule, first[index]) for index, rule in enumerate(groups.rules) if index in first]
 
@@ -232,19 +189,11 @@ def _norm(name: str, tree: Any) -> jax.Array:
     return norms.from_sum_of_squares(norms.total([jnp.zeros([]), *squares.values()]))
 
 
-def _trust_ratios(found: list[Part], state: Any) -> dict[str, jax.Array]:
-    """The smallest, median and largest of the trust ratios that are not exactly 1.
-
-    Args:
-        found: the parts of the state that hold trust ratios.
-        state: the state.
-    """
-    vectors = [
-        check_one_model("trust_ratios", part.array("trust_ratios"), ndim=1)
-        for part in found
-        if (any(part.about.adapted) if part.about else not _adapts_on_demand(part, state))
-    ]
-    return _spread("trust_ratio", vectors, not_adapted=1)
+def _trust_ratios(state: Any) -> dict[str, jax.Array]:
+    """The smallest, median and largest of the trust ratios that are not exactly 1."""
+    found = parts(state, *LAYER_WISE)
+    ratios = [check_one_model("trust_ratios", part.array("trust_ratios"), ndim=1) for part in found]
+    return _spread("trust_ratio", ratios, not_adapted=1)
 
 
 def _angles(state: Any) -> dict[str, jax.Array]:
@@ -276,11 +225,6 @@ def _spread(name: str, vectors: list[jax.Array], not_adapted: float) -> dict[str
         "max": jnp.max(jnp.where(adapted, numbers, -jnp.inf)),
     }
     return {f"{name}/{end}": jnp.where(some, x, not_adapted) for end, x in ends.items()}
-
-
-def _adapts_on_demand(part: Part, state: Any) -> bool:
-    """Whether a part belongs to an optimizer that has it even if it adapts nothing."""
-    return any(own.keys[:-1] == part.keys[:-1] for own in parts(state, *ON_DEMAND))
 
 
 def counted(state: Any) -> dict[str, jax.Array]:

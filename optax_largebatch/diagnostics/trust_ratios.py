@@ -1,40 +1,20 @@
 """The trust ratios of the last step, by name."""
 
-from typing import Any, overload
+from typing import Any
 
 import jax
 
-from optax_largebatch.diagnostics.of_optimizer import Optimizer, layer_wise_parts, optimizer_first
+from optax_largebatch.diagnostics.optimizer_facts import Optimizer, parts_with_ratios
 from optax_largebatch.diagnostics.state_parts import OfParameter, by_parameter
-from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
-@overload
-def trust_ratios(
-    optimizer: Optimizer, state: Any, params: Any, *, stacked: Stacks = None
-) -> dict[str, jax.Array]: ...
-
-
-@overload
-def trust_ratios(state: Any, params: Any, *, stacked: Stacks = None) -> dict[str, jax.Array]: ...
-
-
-def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
-    optimizer: Any = None,
-    state: Any = None,
-    params: Any = None,
-    *,
-    stacked: Stacks = None,
-) -> dict[str, jax.Array]:
+def trust_ratios(optimizer: Optimizer, state: Any, params: Any) -> dict[str, jax.Array]:
     r"""The trust ratio that each parameter had in the last step.
 
-    Call it as `trust_ratios(optimizer, state, params)`. The optimizer knows which parameters stack
-    layers, and which of them it sees. `trust_ratios(state, params)` needs the argument `stacked` if
-    the optimizer has it.
-
-    The optimizer's state holds the ratios as one vector. So reading them costs nothing in a
-    compiled step, and works after a checkpoint is restored. Outside of `jit` the optimizer's `init`
-    is traced in each call, but not computed.
+    The optimizer knows which parameters stack layers, and which of them it sees. Its state holds
+    the ratios as one vector. So reading them costs nothing in a compiled step, and works after a
+    checkpoint is restored. Outside of `jit` the optimizer's `init` is traced in each call, but not
+    computed.
 
     Args:
         optimizer: the optimizer, of this library or with one inside. It may be wrapped by optax and
@@ -43,7 +23,6 @@ def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
             checkpoint.
         params: the parameters; only their structure and shapes count. Those that `optax.masked` or
             `optax.partition` hide from the optimizer are left out of the result.
-        stacked: the argument of the optimizer, if the optimizer is not given.
 
     Returns:
         A scalar by the name of each parameter, or an array with an entry for each layer if the
@@ -53,10 +32,10 @@ def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
         place of the optimizer in the state.
 
     Raises:
-        TypeError: an argument has the wrong type, or the state or the parameters are missing.
+        TypeError: `optimizer` is no optimizer; it comes first.
         ValueError: the state holds no trust ratios, does not belong to these parameters or to this
-            optimizer, or is that of many models, of `jax.vmap` or `jax.pmap`; or the optimizer has
-            other stacks than `stacked`.
+            optimizer, or is that of many models, of `jax.vmap` or `jax.pmap`; or two parameters
+            have the same name.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -68,28 +47,31 @@ def trust_ratios(  # pyright: ignore[reportInconsistentOverload]
         >>> print({name: round(float(ratio), 2) for name, ratio in ratios.items()})
         {'bias': 1.0, 'kernel': 3.54}
     """
-    optimizer, state, params = optimizer_first(optimizer, state, params)
-    ratios = ratios_of(optimizer, state, params, stacked)
+    ratios = ratios_of(optimizer, state, params)
     if not ratios:
         raise ValueError(
-            "state holds no trust ratios. Pass the state of an optimizer with layer-wise "
-            f"adaptation, such as lamb, lans or lars; got a {type(state).__name__}."
+            "optimizer has no trust ratios. Those with a ratio for each layer are lamb, lans, "
+            "lars, larc, lbsgd, and muon with trust_ratio=True; step_metrics(state) has the angles "
+            "of muonh and adamh."
+        )
+    names = [own.name for own, _ in ratios]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(
+            f"params has several parameters called {min(twice)!r}, so a ratio by name would be "
+            "that of one of them. Rename the keys: a key with a slash may look like two keys."
         )
     return {own.name: values for own, values in ratios}
 
 
-def ratios_of(
-    optimizer: Optimizer | None, state: Any, params: Any, stacked: Stacks
-) -> list[tuple[OfParameter, jax.Array]]:
+def ratios_of(optimizer: Optimizer, state: Any, params: Any) -> list[tuple[OfParameter, jax.Array]]:
     """The trust ratios of each parameter, part by part; empty if the state has no such part.
 
     Raises:
         ValueError: the parts do not belong to these parameters, or to this optimizer.
     """
-    stacks = check_stacked(stacked)
-    found = layer_wise_parts(optimizer, state, params, stacked)
-    or_pass = ", or the optimizer as the first argument" if optimizer is None else ""
+    found = parts_with_ratios(optimizer, state, params)
     return [
         (own, own.part.array("trust_ratios")[own.entries].reshape(own.shape))
-        for own in by_parameter(found, "trust_ratios", state, params, stacks, or_pass=or_pass)
+        for own in by_parameter(found, "trust_ratios", state, params)
     ]

@@ -101,8 +101,9 @@ def checked_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> 
                 f"{name!r} as it is."
             )
         blocks = math.prod(update.shape[axis] for axis in at.stacked)
-        is_given = isinstance(field, VectorOfBlocks) and now is not None
-        if is_given and jnp.size(now) not in (1, blocks):
+        if now is None:  # a vector that is left as it was
+            continue
+        if isinstance(field, VectorOfBlocks) and jnp.size(now) not in (1, blocks):
             raise ValueError(
                 f"{who}: the state's {name!r} takes one number for each block of a leaf; the leaf "
                 f"program returned an array of shape {jnp.shape(now)}."

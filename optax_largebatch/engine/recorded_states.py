@@ -1,23 +1,48 @@
-"""A record of the states that transforms make, for readers who need what a state does not say.
+"""A record of the transforms in an optimizer, for readers who need what a state does not say.
 
 Wrappers, of this library or of others, hide in closures what an optimizer is made of. But each
 transform in it makes its own state, in its own `init`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import contextvars
 from typing import Any, NamedTuple
+
+import jax
+
+Facts = Mapping[str, Any]
+"""What a transform does with one parameter; what does not apply is left out.
+
+- `direction`: where its steps go: "adam", "muon", "momentum";
+- `length`: what makes them as long as they are: "trust ratio", "sphere", "size";
+- `bounds`: the bounds on a trust ratio;
+- `matrices`: the rows and columns of each of its matrices;
+- `decay`, `rate`: its weight decay and learning rate, numbers or schedules.
+"""
+
+FactsOf = Callable[[Any], Sequence[Facts]]
+"""From the parameters to the facts of each."""
+
+
+def of_all(facts: Facts) -> FactsOf:
+    """The same facts for all parameters."""
+    return lambda params: [facts] * len(jax.tree.leaves(params))
 
 
 class RecordedState(NamedTuple):
     """A state that a transform has made."""
 
     state: Any
-    declaration: Any
-    """The state's NamedTuple, with a `Field` in the place of each of its arrays."""
+    transform: Any
+    """The `LeafTransform`."""
     params: Any
     """The parameters that the transform was given."""
+
+    @property
+    def declaration(self) -> Any:
+        """The state's NamedTuple, with a `Field` in the place of each of its arrays."""
+        return self.transform.state
 
 
 _RECORD: contextvars.ContextVar[list[RecordedState] | None] = contextvars.ContextVar(
@@ -36,8 +61,8 @@ def recorded_states() -> Iterator[list[RecordedState]]:
         _RECORD.reset(token)
 
 
-def record_state(state: Any, declaration: Any, params: Any) -> None:
+def record_state(state: Any, transform: Any, params: Any) -> None:
     """Puts a state on record, inside `recorded_states`."""
     record = _RECORD.get()
     if record is not None:
-        record.append(RecordedState(state, declaration, params))
+        record.append(RecordedState(state, transform, params))

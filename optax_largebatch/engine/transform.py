@@ -34,7 +34,7 @@ from optax_largebatch.engine.declaration import (
     checked_request,
     checked_result,
 )
-from optax_largebatch.engine.recorded_states import record_state
+from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import Concat, built_like, names_and_fields
 from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
@@ -62,6 +62,8 @@ class LeafTransform:
             `optax_largebatch.testing.check` checks.
             `"shards"`: the part on its device, possibly a part of each block; the program exchanges
             data with other devices itself.
+        facts: what it does with each parameter, for the readers of a run: from the parameters to
+            `Facts` of each. None if there is nothing to say.
         name: its name in errors; by default, the name of the function that defines the leaf
             program.
     """
@@ -73,6 +75,7 @@ class LeafTransform:
     needs_params: bool = False
     stacked: Stacks = NOT_STACKED
     given: Literal["whole", "parts", "shards"] = "whole"
+    facts: FactsOf | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -89,7 +92,7 @@ class LeafTransform:
         """The state before the first step."""
         check_stacked(self.stacked).check_none_forgotten(params)
         state = built_like(self.state, [field.init(params) for field in self.state])
-        record_state(state, self.state, params)
+        record_state(state, self, params)
         return state
 
     def choose(self, leaves: Leaves) -> list["Choice"]:

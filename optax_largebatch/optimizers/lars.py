@@ -118,6 +118,7 @@ def lars(
     """
     groups = check_groups(groups, stacked)
     check_choice("momentum_of", momentum_of, ("steps", "directions"))
+    check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
     rate = scale_by_learning_rate(groups.vary("learning_rate", learning_rate))
     buffer = accumulate_momentum(momentum, nesterov=nesterov, accumulator_dtype=accumulator_dtype)
     return chain(

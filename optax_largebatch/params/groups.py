@@ -87,6 +87,10 @@ class Grouped:
         """The hyperparameter with `function` applied to the value of each group."""
         return dataclasses.replace(self, values=tuple(map(function, self.values)))
 
+    def of_each(self, params: Any) -> list[Any]:
+        """The value of each leaf, which may be a schedule."""
+        return [self.values[index] for index in self.indices(params)]
+
     def at(self, count: jax.Array) -> tuple[Any, ...]:
         """The values at the step `count`, schedules evaluated."""
         return tuple(number_at(count, self.name, value, self.allowed) for value in self.values)

@@ -10,7 +10,8 @@ _END = r"(/\d+)*$"
 """The end of a name. Arrays in a list are of the kind that the list is called."""
 _NAMES = {
     "bias": rf"(^|/)(bias|b){_END}",
-    "norm": rf"(^|/)(scale|gamma|beta){_END}|norm[^/]*/|(^|/)(bn|ln)(_[^/]*|\d*)/",
+    "norm": rf"(^|/)(scale|gamma|beta){_END}|norm[^/]*/|(^|/)(bn|ln)(_[^/]*|\d*)(/|$)"
+    rf"|norm(_?\d+|_(scale|weight|gain|bias))?{_END}",
     "position": r"pos(ition)?(al)?_?emb",
     "token": rf"(^|/)(cls|class)(_?token)?{_END}",
 }
@@ -26,8 +27,9 @@ def matching_kinds(*kinds: str) -> Rule:
     The kinds are
 
     - `"bias"`: called `bias` or `b`;
-    - `"norm"`: called `scale`, `gamma` or `beta`, or in a module whose name has `norm` in it or is
-      `bn` or `ln`, with or without a number;
+    - `"norm"`: called `scale`, `gamma` or `beta`; in a module whose name has `norm` in it; an array
+      whose name ends with it, as `final_rmsnorm`, `norm1` or `norm_scale`; and all that is, or is
+      in, `bn` or `ln`, as `ln1` and `ln_f`;
     - `"vector"`: of exactly one axis;
     - `"scalar"`: of no axes;
     - `"position"`: a position embedding, such as `pos_embedding`;

@@ -1,12 +1,15 @@
-"""Which parameter each array of an optimizer's state belongs to.
+"""The parts of an optimizer's state, and which parameter each of its arrays belongs to.
+
+Both are found by keys, through any nesting: wrappers, the boxes of `nnx.Optimizer`, and the
+dictionaries and lists that a checkpoint makes of tuples.
 
 A state holds copies of the tree of parameters: moments, sums, masters. These copies are found by
 the keys of the parameters, level by level, wherever they are and whatever is hidden in them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -15,6 +18,64 @@ from optax_largebatch.params.paths import is_box
 
 Keys = tuple[str, ...]
 """The keys on the way to a node of a tree, as strings."""
+
+
+class Part(NamedTuple):
+    """A node of a state that has others below it, such as the state of one transformation."""
+
+    keys: Keys
+    """The keys on the way to the part."""
+    kind: type[Any]
+    """The type. A dictionary may have been a NamedTuple before it went through a checkpoint."""
+    fields: dict[str, Any]
+    """The nodes directly below it."""
+    masked_at: Keys
+    """The keys of the innermost `optax.masked` around the part, or of the state's root."""
+    about: Any = None
+    """What an optimizer says about the part, if it was asked."""
+
+    def array(self, field: str) -> jax.Array:
+        """A field that is one array."""
+        return unboxed(self.fields[field])
+
+    def has_fields_of(self, kind: type[tuple[Any, ...]]) -> bool:
+        """Whether it has exactly the fields of a NamedTuple."""
+        return set(self.fields) == set(getattr(kind, "_fields", ()))
+
+
+def parts_of(state: Any) -> Iterator[Part]:
+    """All parts of a state, the outer ones first.
+
+    Args:
+        state: the state, or an object that holds one, such as an `nnx.Optimizer`.
+    """
+    return _parts(state, (), ())
+
+
+def _parts(node: Any, keys: Keys, masked_at: Keys) -> Iterator[Part]:
+    below = children(node)
+    if not below:
+        return
+    if list(below) == list(optax.MaskedState._fields):
+        masked_at = keys
+    yield Part(keys, type(node), below, masked_at)
+    for key, child in below.items():
+        yield from _parts(child, (*keys, key), masked_at)
+
+
+def seen_by(part: Part, state: Any, params: Any) -> list[int]:
+    """The numbers of the parameters that have moments behind the same mask as a part."""
+    leaves = jax.tree.leaves(params)
+    pairs = zip(keyed_arrays(state), owners(state, params), strict=True)
+    return sorted(
+        {
+            owner
+            for (keys, array), owner in pairs
+            if owner is not None
+            and keys[: len(part.masked_at)] == part.masked_at
+            and array.shape == leaves[owner].shape
+        }
+    )
 
 
 def owners(state: Any, params: Any) -> list[int | None]:
@@ -32,9 +93,7 @@ def owners(state: Any, params: Any) -> list[int | None]:
         `jax.tree.leaves(state)`; None for counters and the like, and for arrays that belong to
         single axes of a parameter.
     """
-    numbers = {keys: number for number, (keys, _) in enumerate(keyed_arrays(params))}
-    if isinstance(params, optax.LookaheadParams):  # its optimizer knows only the fast parameters
-        numbers |= {keys[1:]: number for keys, number in numbers.items() if keys[0] == "fast"}
+    numbers = numbers_of(params)
     all_keys = [keys for keys, _ in keyed_arrays(state)]
 
     def within(depth: int, part: list[Keys]) -> list[int | None]:
@@ -49,6 +108,14 @@ def owners(state: Any, params: Any) -> list[int | None]:
         return [own for _, child in children for own in within(depth + 1, list(child))]
 
     return within(0, all_keys)
+
+
+def numbers_of(params: Any) -> dict[Keys, int]:
+    """The number of each parameter among `jax.tree.leaves(params)`, by its keys."""
+    numbers = {keys: number for number, (keys, _) in enumerate(keyed_arrays(params))}
+    if isinstance(params, optax.LookaheadParams):  # its optimizer knows only the fast parameters
+        numbers |= {keys[1:]: number for keys, number in numbers.items() if keys[0] == "fast"}
+    return numbers
 
 
 def keyed_arrays(tree: Any) -> list[tuple[Keys, Any]]:

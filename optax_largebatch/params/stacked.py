@@ -65,14 +65,17 @@ class Stacked:
         return [math.prod(leaf.shape[axis] for axis in axes) for leaf, axes in columns]
 
     def check_none_forgotten(self, params: Any) -> None:
-        """Warns, or raises, if some parameters look like stacks and nobody has said what they are."""
+        """Warns, or raises, if some parameters look like stacks, and nobody has said whether."""
         if self.if_forgotten == "nothing":
             return
         said = getattr(self.resolve, "not_stacked", lambda params: set())(params)
         likely = likely_stacks(params, self.axes(params))
         # At the root, a network of few parameters has lengths that are equal by chance.
         stacks = [
-            one for one in likely if one.number not in said and ("/" in one.name or not one.beside)
+            one
+            for one in likely
+            if one.number not in said
+            and (not one.beside or _module(one.name) == _module(one.beside))
         ]
         if not stacks:
             return
@@ -247,9 +250,7 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
     return Stacked("stacked_layers(a tree of axes)", _ByTree.of(where))
 
 
-def check_stacked(
-    stacked: Any, if_forgotten: Literal["warning", "error"] = "warning"
-) -> Stacked:
+def check_stacked(stacked: Any, if_forgotten: Literal["warning", "error"] = "warning") -> Stacked:
     """The argument `stacked`, checked; with None, no parameter is a stack.
 
     Args:
@@ -266,6 +267,11 @@ def check_stacked(
         "stacked must be None, patterns with their stacked axes, as in {'layers/': 0}, or what "
         f"stacked_layers(...) returns; got {stacked!r} of type {type(stacked).__name__}."
     )
+
+
+def _module(name: str) -> str:
+    """The outermost module of a parameter; its whole name at the root."""
+    return name.split("/")[0]
 
 
 def _like(tree: Any, params: Any) -> list[Axes]:

@@ -76,7 +76,7 @@ def get(
             `scale_hyperparameters`.
 
     Returns:
-        The recipe, frozen: `optimizer()`, `schedule()`, `summary()`, `code()`, `explain()`,
+        The recipe, frozen: `optimizer()`, `schedule()`, `summary()`, `code()`,
         `source` and the numbers.
 
     Raises:

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from optax_largebatch.params.matrices import MatrixAxes
-from optax_largebatch.params.rules import Rule, at_least_ndim
+from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes.building import excluding, schedule_call
 from optax_largebatch.recipes.calls import Call, Variable, method
@@ -101,45 +101,8 @@ def optimizer_call(
     return Call("lb.chain", (Call("lb.clip_by_global_norm", (recipe.max_grad_norm,)), optimizer))
 
 
-def decayed(recipe: Settings, places: Places) -> Any:
-    """The mask of the parameters that are decayed, matrices and others."""
-    embeddings, head = places.own
-    matrices = at_least_ndim(2) & ~(embeddings | head)
-    rest = ~(embeddings | head | at_least_ndim(2))
-    parts = (
-        (matrices, recipe.weight_decay),
-        (embeddings, _group(recipe, "embeddings").weight_decay),
-        (head & ~embeddings, _group(recipe, "head").weight_decay),
-        (rest, _group(recipe, "rest").weight_decay),
-    )
-    return _any([_spared(recipe, rule) for rule, decay in parts if decay])
-
-
-def on_spheres(recipe: Settings, places: Places) -> Any:
-    """The mask of the parameters that keep their norms."""
-    if recipe.algorithm == "muon":
-        return _any([])
-    embeddings, head = places.own
-    matrices = at_least_ndim(2) & ~embeddings
-    return matrices if _has_adamh(recipe, places) else matrices & ~head
-
-
 def _has_adamh(recipe: Settings, places: Places) -> bool:
     return recipe.head_on_sphere and not places.tied
-
-
-def _any(rules: list[Rule]) -> Any:
-    if not rules:
-        return lambda params: False
-    first, *more = rules
-    for one in more:
-        first = first | one
-    return first
-
-
-def _spared(recipe: Settings, rule: Rule) -> Rule:
-    spared = excluding(recipe.not_decayed)
-    return rule if spared is None else rule & spared()
 
 
 def _group(recipe: Settings, name: str) -> Group:

@@ -3,10 +3,9 @@
 import dataclasses
 from typing import Any
 
+import jax
 import optax
 
-from optax_largebatch.diagnostics.explain import Explanation, explain
-from optax_largebatch.params.groups import param_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule
@@ -52,7 +51,7 @@ class Recipe(Settings):
         Args:
             params: the parameters, or their shapes from `jax.eval_shape`. If given, it is checked
                 now, and not at the first `init`, that the parameters include the kinds that the
-                recipe excludes; `explain` lists them.
+                recipe excludes. `optax_largebatch.explain` lists them.
             mask: the parameters that are decayed and adapted; None for all except the kinds in
                 `not_decayed` and `not_adapted`. Recipes of Muon and MuonH have none.
             embeddings: for Muon and MuonH, the embeddings and whatever else `note` names with them;
@@ -85,71 +84,13 @@ class Recipe(Settings):
             0.000350
         """
         places = self._places(mask, embeddings, head, matrix_axes)
+        if places is not None:
+            optimizer = muon_calls.optimizer_call(self, places, stacked, matrix_axes)()
+        else:
+            optimizer = optimizer_call(self, *self._masks(mask), stacked)()
         if params is not None:
-            self.explain(params, mask=mask, embeddings=embeddings, head=head, stacked=stacked)
-        if places is not None:
-            return muon_calls.optimizer_call(self, places, stacked, matrix_axes)()
-        return optimizer_call(self, *self._masks(mask), stacked)()
-
-    def explain(
-        self,
-        params: Any,
-        *,
-        mask: Mask = None,
-        embeddings: Rule | None = None,
-        head: Rule | None = None,
-        stacked: Stacks = None,
-    ) -> Explanation:
-        """Says for each parameter whether the recipe decays and adapts it.
-
-        In a recipe of MuonH those are adapted that keep their norms, and in one of Muon none. The
-        embeddings and the last layer are groups.
-
-        Args:
-            params: the parameters, or their shapes from `jax.eval_shape`.
-            mask: as in `optimizer`.
-            embeddings: as in `optimizer`.
-            head: as in `optimizer`.
-            stacked: as in `optimizer`.
-
-        Returns:
-            An `Explanation`, to be printed.
-
-        Raises:
-            TypeError: an argument has the wrong type.
-            ValueError: there are no parameters of the kinds that the recipe excludes.
-
-        Examples:
-            >>> import jax.numpy as jnp
-            >>> from optax_largebatch import recipes
-            >>> params = {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}
-            >>> print(recipes.get("barlow-twins").explain(params))
-            parameter  shape  blocks  decayed  adapted  group
-            bias       3      1       -        -        matching_kinds('bias', 'norm', 'vector')
-            kernel     2x3    1       yes      yes      -
-            2 parameters, 2 blocks, 9 numbers: 6 decayed, 6 adapted
-        """
-        places = self._places(mask, embeddings, head)
-        if places is not None:
-            return explain(
-                params,
-                weight_decay_mask=muon_calls.decayed(self, places),
-                trust_ratio_mask=muon_calls.on_spheres(self, places),
-                groups=param_groups(
-                    *({"params": rule} for rule in places.own[: 1 if places.tied else 2])
-                ),
-                stacked=stacked,
-            )
-        masks = self._masks(mask)
-        decayed, adapted = (one() if isinstance(one, Call) else one for one in masks)
-        groups = optimizer_call(self, *masks).named.get("groups", lambda: None)()
-        return explain(
-            params,
-            weight_decay_mask=decayed,
-            trust_ratio_mask=adapted,
-            groups=groups,
-            stacked=stacked,
-        )
+            jax.eval_shape(optimizer.init, params)
+        return optimizer
 
     def code(self) -> str:
         """The optimizer as Python code, to copy and change."""

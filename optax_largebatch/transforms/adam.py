@@ -14,6 +14,7 @@ from optax_largebatch.arguments import (
     check_number,
     number_at,
 )
+from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -205,6 +206,7 @@ def adam_transform(moments: AdamMoments) -> LeafTransform:
         ),
         scalars=lambda state: moments.scalars(state.count),
         given="parts",
+        facts=of_all({"direction": "adam"}),
         name="scale_by_adam",
     )
 

@@ -10,12 +10,12 @@ from optax_largebatch.arguments import (
     is_zero,
     renamed,
 )
+from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 
@@ -79,9 +79,10 @@ def add_decayed_weights(
             leaf,
             state=declare(AddDecayedWeightsState, count=Counter()),
             scalars=lambda state: decay.values.at(state.count),
-            choices=decay.choices,
+            choices=lambda leaves: decay.choices(leaves.tree),
             needs_params=True,
             given="parts",
+            facts=decay.facts,
         )
     )
 
@@ -101,14 +102,19 @@ class WeightDecay:
         self.mask = mask
         self.stacked = stacked
 
-    def choices(self, leaves: Leaves) -> list[int | None]:
+    def choices(self, params: optax.Params) -> list[int | None]:
         """For each leaf the index of its decay, or None where that is known to be zero."""
-        decayed = select_leaves("weight_decay_mask", self.mask, self.stacked.blocks(leaves.tree))
-        indices = self.values.indices(leaves.tree)
+        decayed = select_leaves("weight_decay_mask", self.mask, self.stacked.blocks(params))
+        indices = self.values.indices(params)
         return [
             None if not flag or is_zero(self.values.values[index]) else index
             for flag, index in zip(decayed, indices, strict=True)
         ]
+
+    def facts(self, params: optax.Params) -> list[Facts]:
+        """What readers of a run want to know of the decay of each leaf."""
+        values = self.values.values
+        return [{} if own is None else {"decay": values[own]} for own in self.choices(params)]
 
     @staticmethod
     def of(scalars: tuple, choice: int | None) -> Scalar:

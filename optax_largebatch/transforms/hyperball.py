@@ -9,6 +9,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_number
 from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
+from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import (
     Leaf,
     LeafProgram,
@@ -85,7 +86,7 @@ def hyperball(
     A block whose direction is 0 does not turn, and a block of zeros stays. So biases that start at
     0 would never move, and the scale of a normalisation would keep its mean square. Leave vectors
     out by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
-    `explain(params, hyperball=True)` lists what would be caught.
+    `explain(optimizer, params)` marks what it would catch.
 
     Parameters in bfloat16 round most of a step away: at a rate of .001 four of five weights stay
     as they are, at .01 one of five. Put `master_weights` or `stochastic_rounding` around the
@@ -200,6 +201,10 @@ def hyperball_transform(
         shrinkage, factor, angle = turn
         return shrinkage * at.start + factor * update, state._replace(angles=angle)
 
+    def facts(params: optax.Params) -> list[Facts]:
+        columns = zip(rates.of_each(params), are_kept(params), strict=True)
+        return [{"rate": rate} | ({"length": "sphere"} if kept else {}) for rate, kept in columns]
+
     return LeafTransform(
         leaf,
         state=declare(
@@ -215,5 +220,6 @@ def hyperball_transform(
         needs_params=True,
         stacked=stacks,
         given="parts",
+        facts=facts,
         name="hyperball",
     )

@@ -16,6 +16,8 @@ from optax_largebatch.arguments import (
     is_zero,
     renamed,
 )
+from optax_largebatch.engine.blocks import VectorOfBlocks
+from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -23,10 +25,10 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, one_is_zero, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.decay import WeightDecay
-from optax_largebatch.transforms.declared_ratios import TrustRatios
+from optax_largebatch.transforms.trust_ratio import adapted_facts
 
 Denominator = Literal["paper", "update", "squares"]
 ZeroRatio = Literal["one", "coefficient", "gradient", "formula"]
@@ -148,7 +150,15 @@ def scale_by_lars(
     limits = None
     if larc_learning_rate is not None:
         limits = as_grouped("larc_learning_rate", larc_learning_rate)
-    ratios = TrustRatios(stacks, mask=trust_ratio_mask, bounds=trust_ratio_bounds)
+
+    def adapted(params: optax.Params) -> list[bool]:
+        return select_leaves("trust_ratio_mask", trust_ratio_mask, stacks.blocks(params))
+
+    ratio_facts = adapted_facts(adapted, trust_ratio_bounds)
+
+    def facts(params: optax.Params) -> list[Facts]:
+        columns = zip(decay.facts(params), ratio_facts(params), strict=True)
+        return [{**one, **other} for one, other in columns]
 
     def scalars(state: ScaleByLarsState) -> _Scalars:
         return _Scalars(
@@ -161,17 +171,17 @@ def scale_by_lars(
         )
 
     def choices(leaves: Leaves) -> list[Any]:
-        adapted = ratios.adapted(leaves.tree)
-        indices = [0] * len(adapted) if limits is None else limits.indices(leaves.tree)
-        return list(zip(decay.choices(leaves), adapted, indices, strict=True))
+        flags = adapted(leaves.tree)
+        indices = [0] * len(flags) if limits is None else limits.indices(leaves.tree)
+        return list(zip(decay.choices(leaves.tree), flags, indices, strict=True))
 
     def leaf(gradient: jax.Array, at: Leaf) -> LeafProgram:
         step: _Scalars = at.scalars
         coefficient, eps, limit = step.coefficient, step.eps, step.limit
-        decay_index, adapted, rate_index = at.choice
+        decay_index, is_adapted, rate_index = at.choice
         clipped = gradient if limit is None else jnp.clip(gradient, -limit, limit)
         update = decay.add(clipped, at.param, step.decays, decay_index)
-        if not adapted:
+        if not is_adapted:
             return update, at.state._replace(trust_ratios=1.0)
 
         direction = update if denominator == "update" else gradient
@@ -199,11 +209,14 @@ def scale_by_lars(
     return transformation(
         LeafTransform(
             leaf,
-            state=declare(ScaleByLarsState, count=Counter(), trust_ratios=ratios),
+            state=declare(
+                ScaleByLarsState, count=Counter(), trust_ratios=VectorOfBlocks(initial=1.0)
+            ),
             scalars=scalars,
             choices=choices,
             needs_params=True,
             stacked=stacks,
             given="parts",
+            facts=facts,
         )
     )

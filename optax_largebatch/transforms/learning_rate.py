@@ -74,5 +74,6 @@ def scale_by_learning_rate(
             scalars=lambda state: values.at(state.count),
             choices=lambda leaves: values.indices(leaves.tree),
             given="parts",
+            facts=lambda params: [{"rate": own} for own in values.of_each(params)],
         )
     )

@@ -12,6 +12,7 @@ from optax_largebatch.arguments import (
     check_number,
     renamed,
 )
+from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -92,5 +93,6 @@ def accumulate_momentum(
             state=declare(AccumulateMomentumState, trace=PerParameter(accumulator_dtype)),
             scalars=lambda state: _Scalars(momentum, 1 - momentum if averaging else 1.0),
             given="parts",
+            facts=of_all({"direction": "momentum"}),
         )
     )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_choice, check_dtype, check_number
+from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -124,5 +125,6 @@ def scale_by_second_moment(
             scalars=scalars,
             choices=choices,
             given="parts",
+            facts=of_all({"direction": "adam"}),
         )
     )

@@ -1,5 +1,6 @@
 """The trust ratio of LAMB and LANS: layer-wise adaptation of the step."""
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,14 +15,15 @@ from optax_largebatch.arguments import (
     check_number,
     is_zero,
 )
+from optax_largebatch.engine.blocks import VectorOfBlocks
+from optax_largebatch.engine.recorded_states import Facts, FactsOf
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
 from optax_largebatch.engine.state import declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import clip, one_is_zero
-from optax_largebatch.params.masks import Mask, check_mask
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacks, check_stacked
-from optax_largebatch.transforms.declared_ratios import TrustRatios
 
 
 class ScaleByTrustRatioState(NamedTuple):
@@ -118,7 +120,9 @@ def scale_by_trust_ratio(
     check_mask("trust_ratio_mask", trust_ratio_mask)
     stacks = check_stacked(stacked)
     norm_bounds = None if is_zero(min_norm) else (min_norm, None)
-    ratios = TrustRatios(stacks, mask=trust_ratio_mask, bounds=trust_ratio_bounds)
+
+    def adapted(params: optax.Params) -> list[bool]:
+        return select_leaves("trust_ratio_mask", trust_ratio_mask, stacks.blocks(params))
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         if not at.choice:
@@ -136,13 +140,25 @@ def scale_by_trust_ratio(
     return transformation(
         LeafTransform(
             leaf,
-            state=declare(ScaleByTrustRatioState, trust_ratios=ratios),
+            state=declare(ScaleByTrustRatioState, trust_ratios=VectorOfBlocks(initial=1.0)),
             scalars=lambda state: _Scalars(
                 norm_bounds, trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
             ),
-            choices=lambda leaves: ratios.adapted(leaves.tree),
+            choices=lambda leaves: adapted(leaves.tree),
             needs_params=True,
             stacked=stacks,
             given="parts",
+            facts=adapted_facts(adapted, trust_ratio_bounds),
         )
     )
+
+
+def adapted_facts(adapted: Callable[[optax.Params], list[bool]], bounds: Bounds) -> FactsOf:
+    """What readers of a run want to know of a trust ratio.
+
+    Args:
+        adapted: from the parameters to whether each has a ratio.
+        bounds: the bounds on it.
+    """
+    own: Facts = {"length": "trust ratio", "bounds": bounds}
+    return lambda params: [own if flag else {} for flag in adapted(params)]

@@ -64,5 +64,6 @@ def scale_by_warmed_up_rate(
             scalars=scalars,
             choices=lambda leaves: rates.indices(leaves.tree),
             given="parts",
+            facts=lambda params: [{"rate": own} for own in rates.of_each(params)],
         )
     )

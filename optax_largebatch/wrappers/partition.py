@@ -8,6 +8,7 @@ import optax
 
 from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
+from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.stacked import Stacked
@@ -35,10 +36,12 @@ def partition(
     if len(ours) == len(optimizers):
         return transformation(partitioned(who, ours, owners, stacked))
     each = {name: optax.with_extra_args_support(own) for name, own in optimizers.items()}
+    # Nothing runs it; its `init` says what the stacks are, to readers, too.
+    of_stacks = LeafTransform(lambda update, at: (update, at.state), stacked=stacked, name=who)
 
     def init(params: optax.Params) -> optax.OptState:
         leaves_of("params", params)
-        stacked.check_none_forgotten(params)
+        of_stacks.init(params)
         names = owners(params)
         return optax.transforms.PartitionState(
             {

@@ -6,6 +6,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 import optax
 
+from optax_largebatch.params.owners import unboxed
+from optax_largebatch.params.paths import is_box
 from optax_largebatch.wrappers.inner import check_inner
 
 
@@ -25,7 +27,8 @@ def with_partition_specs(
     Args:
         inner: the optimizer, from this library or wrapped by any other.
         partition_specs: a tree of `jax.sharding.PartitionSpec` or `NamedSharding` like the
-            parameters, or a prefix of one. `PartitionSpec` needs the mesh around the step
+            parameters, or a prefix of one; also in the boxes of Flax that `nnx.get_partition_spec`
+            and the like leave around them. `PartitionSpec` needs the mesh around the step
             (`jax.set_mesh`), `NamedSharding` has it. A function of the parameters, if the tree is
             not known yet: it is called when the step is traced.
 
@@ -55,7 +58,7 @@ def with_partition_specs(
     """
     inner = check_inner(inner)
     if not callable(partition_specs):
-        _check_specs(partition_specs)
+        partition_specs = _specs(partition_specs)
 
     def update(
         updates: optax.Updates,
@@ -66,15 +69,16 @@ def with_partition_specs(
         if extra_args.get("partition_specs") is None:
             known = partition_specs
             if callable(known):
-                known = known(updates if params is None else params)
-                _check_specs(known)
+                known = _specs(known(updates if params is None else params))
             extra_args["partition_specs"] = known
         return inner.update(updates, state, params, **extra_args)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _check_specs(partition_specs: Any) -> None:
+def _specs(partition_specs: Any) -> Any:
+    """The tree without boxes around its specs, after checking that they are specs."""
+
     def is_spec(node: Any) -> bool:
         return isinstance(node, PartitionSpec | NamedSharding)
 
@@ -86,3 +90,4 @@ def _check_specs(partition_specs: Any) -> None:
                 f"{jax.tree_util.keystr(path) or 'its root'}. With arrays: "
                 "jax.tree.map(lambda x: x.sharding, params)."
             )
+    return jax.tree.map(unboxed, partition_specs, is_leaf=lambda x: is_spec(x) or is_box(x))

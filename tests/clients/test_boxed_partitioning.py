@@ -100,7 +100,7 @@ def test_trains_saves_and_goes_on(name, tmp_path):
         strict=True,
     ):
         assert one.is_equivalent_to(other, leaf.ndim)
-    ratios = lb.trust_ratios(state, state.params)
+    ratios = lb.trust_ratios(state.tx, state, state.params)
     names = {ratio.removeprefix("momentum_branch/") for ratio in ratios}
     assert names >= {"Dense_0/kernel", "Dense_1/kernel"}
     assert not optax.tree.get(state.opt_state, "gave_up")

@@ -72,6 +72,6 @@ def test_trains_saves_and_goes_on(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, rest)
 
     own = one_of((net, state))
-    ratios = lb.trust_ratios(own[1], eqx.filter(own[0], eqx.is_inexact_array))
+    ratios = lb.trust_ratios(optimizer, own[1], eqx.filter(own[0], eqx.is_inexact_array))
     names = {ratio.removeprefix("momentum_branch/") for ratio in ratios}
     assert names >= {"layers/0/weight", "layers/1/weight"}

@@ -73,5 +73,6 @@ def test_trains_saves_and_goes_on(name, tmp_path):
     resumed, rest, _ = trained(optimizer, *checkpoints[STEPS // 2])
     jax.tree.map(np.testing.assert_array_equal, resumed, end)
     jax.tree.map(np.testing.assert_array_equal, rest, log[MICRO_BATCHES // 2 :])
-    names = {r.removeprefix("momentum_branch/") for r in lb.trust_ratios(checkpoints[1][1], params)}
+    ratios = lb.trust_ratios(optimizer, checkpoints[1][1], params)
+    names = {ratio.removeprefix("momentum_branch/") for ratio in ratios}
     assert names >= {"hidden"}

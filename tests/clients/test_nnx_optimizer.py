@@ -66,7 +66,7 @@ def test_trains_saves_and_goes_on(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, rest)
 
     params = nnx.state(model, nnx.Param)
-    ratios = lb.trust_ratios(optimizer.opt_state, params)
+    ratios = lb.trust_ratios(optimizer.tx, optimizer.opt_state, params)
     names = {ratio.removeprefix("momentum_branch/") for ratio in ratios}
     assert names >= {"hidden/kernel", "norm/scale", "value/bias", "value/kernel"}
-    assert isinstance(lb.diagnose(optimizer.opt_state, params), list)
+    assert isinstance(lb.diagnose(optimizer.tx, optimizer.opt_state, params), list)

@@ -73,7 +73,8 @@ def test_trains_saves_and_goes_on(name, tmp_path):
     # The copies are alike, and one of them is read.
     jax.tree.map(lambda x: np.testing.assert_array_equal(*x[np.array([0, -1])]), state.params)
     own = jax_utils.unreplicate(state)
-    names = {ratio.removeprefix("momentum_branch/") for ratio in lb.trust_ratios(own, own.params)}
+    ratios = lb.trust_ratios(own.tx, own, own.params)
+    names = {ratio.removeprefix("momentum_branch/") for ratio in ratios}
     assert names >= {"Dense_0/kernel", "Dense_1/kernel"}
     with pytest.raises(ValueError, match="an axis for the copies"):
-        lb.trust_ratios(state, state.params)
+        lb.trust_ratios(own.tx, state, state.params)

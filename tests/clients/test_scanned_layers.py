@@ -70,9 +70,7 @@ def test_trains_saves_and_goes_on(name, tmp_path):
         loss, gradients = jax.value_and_grad(loss_of)(params)
         updates, state = optimizer.update(gradients, state, params)
         params = optax.apply_updates(params, updates)
-        metrics = lb.step_metrics(
-            state, params, gradients=gradients, updates=updates, stacked=STACKED
-        )
+        metrics = lb.step_metrics(state, params, gradients=gradients, updates=updates)
         return params, state, (loss, metrics)
 
     def run(params, state, numbers):
@@ -92,7 +90,7 @@ def test_trains_saves_and_goes_on(name, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, again, rest)
 
     jax.tree.map(np.testing.assert_array_equal, params["embed"], start["embed"])
-    ratios = lb.trust_ratios(state, params, stacked=STACKED)
+    ratios = lb.trust_ratios(optimizer, state, params)
     layers, *_ = (ratio for key, ratio in ratios.items() if "layers" in key)
     assert layers.shape == (LAYERS,)
     assert len(set(layers.tolist())) == LAYERS

@@ -224,7 +224,7 @@ def test_angles_and_rates_of_steps_on_spheres():
     grads = jax.tree.map(jnp.cos, params)
     _, state = optimizer.update(grads, optimizer.init(params), params)
     np.testing.assert_allclose(state[1].learning_rates, 0.02 * np.array([3 / 13, 1, 1, 1]))
-    for found in (lb.step_metrics(state, params), lb.step_metrics(optimizer, state, params)):
+    for found in (lb.step_metrics(state, params), lb.step_metrics(state, params)):
         rates = {name: float(x) for name, x in found.items() if name.startswith("learning_rate")}
         assert rates == {"learning_rate": pytest.approx(0.02)}
         assert 0 < found["angle/min"] <= found["angle/median"] <= found["angle/max"] <= 0.0201

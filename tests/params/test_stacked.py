@@ -237,16 +237,6 @@ def test_an_optimizer_takes_the_patterns_alone(name):
     assert short != apart or name == "eve"  # which keeps no norms
 
 
-def test_a_reader_takes_the_patterns_alone():
-    params = {"layers": {"kernel": jnp.ones((3, 4, 5))}}
-    optimizer = lb.lamb(0.1, stacked={"layers/": 0})
-    state = optimizer.init(params)
-    for readable in ((state, params), (optimizer, state, params)):
-        ratios = lb.trust_ratios(*readable, stacked={"layers/": 0})
-        assert ratios["layers/kernel"].shape == (3,)
-    assert "3" in str(lb.explain(params, stacked={"layers/": 0})).splitlines()[1].split()
-
-
 @pytest.mark.parametrize("wrong", [0, {"layers": {"kernel": 0}}, {"layers/": "0"}])
 def test_other_stacks_are_an_error(wrong):
     with pytest.raises(TypeError, match=r"patterns .* as in {'layers/': 0}, or .* got "):

@@ -19,11 +19,19 @@ VIT_LAYER_NORMS = 25
 
 def explained(name, network, **given):
     asked = next((run.asked for run in FIRST if run.name == name), {}) | given
-    return lb.recipes.get(name, **asked).explain(SHAPES[network]).parameters
+    return lb.explain(lb.recipes.get(name, **asked).optimizer(), SHAPES[network]).parameters
 
 
-def spared(parameters, what):
-    return {one.name for one in parameters if not getattr(one, what)}
+def is_adapted(one):
+    return one.length == "trust ratio"
+
+
+def is_decayed(one):
+    return one.decayed
+
+
+def spared(parameters, is_not):
+    return {one.name for one in parameters if not is_not(one)}
 
 
 def test_the_networks_are_what_they_are_called():
@@ -53,7 +61,7 @@ def test_counts_of_what_is_spared(name):
     """ViT: a bias in each of 12 * 6 + 2 layers, scale and bias of 25 norms, token, positions."""
     for network, expected in zip(("resnet50", "vit"), COUNTS[name], strict=True):
         found = explained(name, network)
-        assert (len(spared(found, "decayed")), len(spared(found, "adapted"))) == expected
+        assert (len(spared(found, is_decayed)), len(spared(found, is_adapted))) == expected
 
 
 @pytest.mark.parametrize("run", FIRST, ids=lambda run: run.name)
@@ -61,7 +69,7 @@ def test_every_recipe_lists_what_it_spares(run):
     """Of what is spared all is of a kind that is meant, and of what is not spared nothing is."""
     recipe = lb.recipes.get(run.name, **run.asked)
     for network, shapes in SHAPES.items():
-        for one in recipe.explain(shapes).parameters:
+        for one in lb.explain(recipe.optimizer(), shapes).parameters:
             last, where = one.name.split("/")[-1], one.name.lower()
             is_of = {
                 "bias": last == "bias",
@@ -71,8 +79,10 @@ def test_every_recipe_lists_what_it_spares(run):
                 "position": last == "pos_embedding",
                 "token": last == "cls",
             }
-            assert one.decayed != any(is_of[kind] for kind in recipe.not_decayed), (network, one)
-            assert one.adapted != any(is_of[kind] for kind in recipe.not_adapted), (network, one)
+            decayed = bool(recipe.weight_decay) and not any(map(is_of.get, recipe.not_decayed))
+            assert one.decayed == decayed, (network, one)
+            adapted = not any(map(is_of.get, recipe.not_adapted))
+            assert is_adapted(one) == adapted, (network, one)
 
 
 def test_a_bias_of_attention_is_a_bias_in_flax_too():
@@ -82,14 +92,15 @@ def test_a_bias_of_attention_is_a_bias_in_flax_too():
     }
     (query,) = {one.shape for name, one in biases.items() if "query" in name}
     assert query == (6, 64)
-    assert not any(one.decayed or one.adapted for one in biases.values())
+    assert not any(one.decayed or is_adapted(one) for one in biases.values())
 
 
 def test_a_temperature_is_spared_by_moco_and_not_by_barlow_twins():
     for name, adapted in (("moco-v3", False), ("barlow-twins", True)):
         given = {"epochs": 100} if name == "moco-v3" else {}
         found = {one.name: one for one in explained(name, "clip", **given)}
-        assert found["logit_scale"].adapted == found["logit_scale"].decayed == adapted
+        one = found["logit_scale"]
+        assert is_adapted(one) == one.decayed == adapted
 
 
 def test_the_optimizer_checks_that_its_exclusions_select_something():
@@ -111,10 +122,10 @@ def test_the_optimizer_checks_that_its_exclusions_select_something():
 def test_a_mask_of_ones_own_takes_the_bias_rate_along():
     recipe = lb.recipes.get("barlow-twins")
     mask = lb.excluding("bias", "scale", "cls")
-    found = recipe.explain(SHAPES["vit"], mask=mask).parameters
-    grouped = {one.name for one in found if one.group}
-    assert grouped == spared(found, "decayed") == spared(found, "adapted")
-    assert "cls" in grouped
+    found = lb.explain(recipe.optimizer(mask=mask), SHAPES["vit"]).parameters
+    slower = {one.name for one in found if one.rate < 1}
+    assert slower == spared(found, is_decayed) == spared(found, is_adapted)
+    assert "cls" in slower
     with pytest.raises(TypeError, match="mask must be a rule for 'resnet50/lars/barlow-twins'"):
         recipe.optimizer(mask=lambda params: params)
 
@@ -123,7 +134,8 @@ def test_stacked_layers_count_for_themselves():
     params = {"layers": {"kernel": jnp.ones((5, 2, 3)), "bias": jnp.ones((5, 3))}}
     stacked = lb.stacked_layers({"layers/": 0})
     recipe = lb.recipes.get("moco-v3", epochs=100)
-    assert [one.blocks for one in recipe.explain(params, stacked=stacked).parameters] == [5, 5]
-    state = recipe.optimizer(params, stacked=stacked).init(params)
+    optimizer = recipe.optimizer(params, stacked=stacked)
+    assert [one.blocks for one in lb.explain(optimizer, params).parameters] == [5, 5]
+    state = optimizer.init(params)
     (ratios,) = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == (10,)]
     assert ratios.shape == (10,)

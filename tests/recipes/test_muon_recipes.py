@@ -419,25 +419,33 @@ def test_the_code_builds_the_same_optimizer(name):
     jax.tree.map(np.testing.assert_array_equal, *updates)
 
 
-def table_of(explanation, what):
-    return {one.name for one in explanation.parameters if getattr(one, what)}
+def explained(name, params, **rules):
+    return lb.explain(recipe_of(name).optimizer(**rules), params).parameters
+
+
+def decayed(parameters):
+    return {one.name for one in parameters if one.decayed}
+
+
+def on_spheres(parameters):
+    return {one.name for one in parameters if one.length == "sphere"}
 
 
 def test_explains_what_is_decayed_and_what_keeps_its_norm():
     params = {key: jnp.ones(shape) for key, shape in SMALL.items()}
     everything, matrices = set(SMALL), {"layer/kernel", "out/kernel"}
-    explained = recipe_of("muon/track-3").explain(params)
-    assert table_of(explained, "decayed") == everything
-    assert not table_of(explained, "adapted")
-    assert [one.group for one in explained.parameters if one.name == "head"] == ["matching('head')"]
-    explained = recipe_of("muonh/track-3").explain(params)
-    assert table_of(explained, "decayed") == everything - matrices
-    assert table_of(explained, "adapted") == matrices
-    explained = recipe_of("marin-535b").explain(params, head=lb.named("head"))
-    assert not table_of(explained, "decayed")
-    assert table_of(explained, "adapted") == {*matrices, "head"}
-    explained = recipe_of("megatron").explain(params)
-    assert table_of(explained, "decayed") == {*matrices, "embed", "head"}
+    found = explained("muon/track-3", params)
+    assert decayed(found) == everything
+    assert not on_spheres(found)
+    rates = {one.name: one.rate for one in found}
+    assert rates["head"] < min(rates["embed"], rates["layer/kernel"])
+    found = explained("muonh/track-3", params)
+    assert decayed(found) == everything - matrices
+    assert on_spheres(found) == matrices
+    found = explained("marin-535b", params, head=lb.named("head"))
+    assert not decayed(found)
+    assert on_spheres(found) == {*matrices, "head"}
+    assert decayed(explained("megatron", params)) == {*matrices, "embed", "head"}
 
 
 def test_embeddings_and_head_go_by_the_names_that_are_given():
@@ -454,14 +462,10 @@ def test_embeddings_and_head_go_by_the_names_that_are_given():
     # Layers in a stack keep their own norms.
     stack = {"wte": params["wte"], "lm": params["lm"], "layers": {"w": jnp.stack([jnp.eye(4)] * 3)}}
     stacked = lb.stacked_layers({"layers/": 0})
-    explained = recipe.explain(
-        stack, embeddings=lb.matching("wte"), head=lb.matching("lm"), stacked=stacked
-    )
-    assert [one.blocks for one in explained.parameters] == [3, 1, 1]
     optimizer = recipe.optimizer(
         stack, embeddings=lb.matching("wte"), head=lb.matching("lm"), stacked=stacked
     )
-    optimizer.init(stack)
+    assert [one.blocks for one in lb.explain(optimizer, stack).parameters] == [3, 1, 1]
 
 
 @pytest.mark.parametrize("name", ASKED)
@@ -479,8 +483,6 @@ def test_a_head_that_is_tied_has_the_settings_of_embeddings(name):
     expected = -recipe.schedule()(1) * share * (1 + own.weight_decay)
     close = {"rtol": 1e-3, "err_msg": name}
     np.testing.assert_allclose(updates["embed"], jnp.full((7, 4), expected), **close)
-    groups = [one.group for one in recipe.explain(params, **tied).parameters]
-    assert groups == ["", "matching('embed')", ""]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def network(seed):
 
 def ratios_and_updates(optimizer, params, gradients):
     updates, state = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
-    ratios = jax.tree.leaves(lb.trust_ratios(state, params, stacked=STACKED))
+    ratios = jax.tree.leaves(lb.trust_ratios(optimizer, state, params))
     return np.concatenate([np.ravel(x) for x in ratios]), updates
 
 

@@ -14,11 +14,13 @@ from optax_largebatch.arguments import (
     check_number,
     renamed,
 )
+from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_sums, each_matrix, materialize
 from optax_largebatch.engine.state import Counter, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import momentum_weights
+from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.orthogonalization.coefficients import checked_coefficients
@@ -200,6 +202,11 @@ def orthogonalize_momentum(
             matrices = dual_norm * matrices
         return matrices, at.state._replace(mu=mu)
 
+    def facts(params: optax.Params) -> list[Facts]:
+        who = "orthogonalize_momentum"
+        own = matrices_of(matrix_axes, stacks, leaves_of("params", params), who)
+        return [{"direction": "muon", "matrices": one.shape} for one in own]
+
     return transformation(
         LeafTransform(
             leaf,
@@ -209,5 +216,6 @@ def orthogonalize_momentum(
                 matrix_axes, stacks, leaves, "orthogonalize_momentum"
             ),
             given="parts",
+            facts=facts,
         )
     )

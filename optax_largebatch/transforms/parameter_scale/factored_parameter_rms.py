@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number
+from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Leaf, LeafProgram, sums_over_devices
 from optax_largebatch.engine.state import Counter, PerAxis, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -146,6 +147,7 @@ def scale_by_factored_parameter_rms(
             choices=choices,
             needs_params=True,
             given="shards",
+            facts=of_all({"length": "size"}),
         )
     )
 

@@ -15,6 +15,7 @@ from optax_largebatch.arguments import (
     check_order,
 )
 from optax_largebatch.engine.blocks import NumberPerBlock
+from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, numbers
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -119,5 +120,6 @@ def scale_by_parameter_rms(
             needs_params=True,
             stacked=stacks,
             given="parts",
+            facts=of_all({"length": "size"}),
         )
     )

@@ -91,7 +91,9 @@ def decay_to_target_rms(
 
     def choices(leaves: Leaves) -> list[Any]:
         """The decay's index of each leaf, None for one that passes."""
-        columns = zip(decay.choices(leaves), have_several_elements(leaves, stacks), strict=True)
+        columns = zip(
+            decay.choices(leaves.tree), have_several_elements(leaves, stacks), strict=True
+        )
         return [own if decayed else None for own, decayed in columns]
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
@@ -112,5 +114,6 @@ def decay_to_target_rms(
             needs_params=True,
             stacked=stacks,
             given="parts",
+            facts=decay.facts,
         )
     )

@@ -11,6 +11,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
 from optax_largebatch.engine.blocks import NumberPerBlock
+from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import (
     Leaf,
     LeafProgram,
@@ -244,6 +245,7 @@ def scale_by_learned_matrices(
             choices=choices,
             stacked=stacks,
             given="shards",
+            facts=of_all({"direction": "learned matrices"}),
         )
     )
 

@@ -1,0 +1,218 @@
+"""What an optimizer will do with each parameter, and what looks wrong."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+PARAMS = {
+    "embed": jnp.ones((12, 8)),
+    "final_rmsnorm": jnp.ones(8),
+    "head": jnp.ones((8, 6)),
+    "layers": {
+        "bias": jnp.zeros((7, 16)),
+        "heads": jnp.ones((7, 8, 2, 8)),
+        "kernel": jnp.ones((7, 8, 16)),
+    },
+}
+NAMES = ["embed", "final_rmsnorm", "head", "layers/bias", "layers/heads", "layers/kernel"]
+STACKED = {"layers/": 0}
+LAYERS = lb.matching("layers/")
+RATE = optax.linear_schedule(0.0, 0.02, 10)
+OF_THREE_AXES = lb.at_least_ndim(3)
+KERNELS = ~lb.matching_kinds("bias", "norm")
+
+
+def explained(optimizer, params=PARAMS):
+    return {one.name: one for one in lb.explain(optimizer, params).parameters}
+
+
+def column(optimizer, field, params=PARAMS):
+    return [getattr(one, field) for one in explained(optimizer, params).values()]
+
+
+def muonh(**settings):
+    return lb.muonh(
+        RATE,
+        adamh_mask=lb.matching("head$"),
+        matrix_mask=LAYERS,
+        matrix_axes={"layers/heads": (1, (2, 3))},
+        stacked=STACKED,
+        **settings,
+    )
+
+
+WRAPPED = {
+    "alone": muonh,
+    "in a chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), muonh()),
+    "in wrappers": lambda: lb.master_weights(
+        lb.skip_nonfinite(lb.accumulate_gradients(muonh(), every=2))
+    ),
+    "MultiSteps": lambda: optax.MultiSteps(muonh(), 2),
+    "with specs": lambda: lb.with_partition_specs(muonh(), jax.sharding.PartitionSpec()),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("shapes", [False, True], ids=["arrays", "shapes"])
+def test_who_moves_what(name, shapes):
+    params = jax.eval_shape(lambda: PARAMS) if shapes else PARAMS
+    of_each = explained(WRAPPED[name](), params)
+    assert list(of_each) == NAMES
+    directions = ["adam", "adam", "adam", "adam", "muon", "muon"]
+    assert [one.direction for one in of_each.values()] == directions
+    lengths = ["", "", "sphere", "", "sphere", "sphere"]
+    assert [one.length for one in of_each.values()] == lengths
+    assert [one.blocks for one in of_each.values()] == [1, 1, 1, 7, 7, 7]
+    matrices = [None, None, None, None, (8, 16), (8, 16)]
+    assert [one.matrices for one in of_each.values()] == matrices
+    rates = [one.rate for one in of_each.values()]
+    assert rates == pytest.approx([3 / 13, 3 / 13, 1, 3 / 13, 1, 1])
+    assert not any(one.decayed or one.notes or one.undeclared for one in of_each.values())
+
+
+def test_what_others_move_is_not_known():
+    of_each = explained(muonh(others=optax.adamw(1e-3)))
+    moved = ["embed", "final_rmsnorm", "layers/bias"]
+    assert [name for name, one in of_each.items() if one.direction == "?"] == moved
+    assert [one.blocks for one in of_each.values()] == [1, 1, 1, 7, 7, 7]
+    ours = muonh(others=lb.lamb(1e-3, stacked=STACKED, weight_decay=0.1))
+    assert column(ours, "length") == [
+        "trust ratio",
+        "trust ratio",
+        "sphere",
+        "trust ratio",
+        *["sphere"] * 2,
+    ]
+    assert set(column(optax.adamw(0.1), "direction")) == {"?"}
+    assert column(optax.adamw(0.1), "notes") == [()] * 6
+
+
+def test_rates_that_are_injected_are_not_known():
+    injected = optax.inject_hyperparams(lb.lamb, static_args=("stacked",))(0.1, stacked=STACKED)
+    assert column(injected, "rate") == [None] * 6
+    assert column(injected, "length") == ["trust ratio"] * 6
+
+
+def test_decay_and_groups():
+    groups = lb.param_groups(
+        {"params": lb.matching("embed"), "learning_rate_scale": 0.25},
+        {"params": lb.matching("head$"), "weight_decay": 0.0},
+    )
+    optimizer = lb.lamb(
+        RATE, weight_decay=0.1, weight_decay_mask=KERNELS, groups=groups, stacked=STACKED
+    )
+    assert column(optimizer, "decayed") == [True, False, False, False, True, True]
+    assert column(optimizer, "rate") == [0.25, 1, 1, 1, 1, 1]
+    assert not any(column(lb.lamb(RATE, stacked=STACKED), "decayed"))
+    assert all(column(lb.lars(RATE, weight_decay=0.1, stacked=STACKED), "decayed"))
+
+
+DIRECTIONS = {
+    "lamb": ("adam", "trust ratio"),
+    "lans": ("adam", "trust ratio"),
+    "lars": ("momentum", "trust ratio"),
+    "muon": ("muon", ""),
+    "adamh": ("adam", "sphere"),
+    "eve": ("adam", ""),
+    "cain": ("adam", "size"),
+    "scaled_adam": ("adam", "size"),
+    "learned_gradient": ("learned matrices", "size"),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_directions_of_other_optimizers(name):
+    one = explained(getattr(lb, name)(0.1, stacked=STACKED))["layers/kernel"]
+    assert (one.direction, one.length) == DIRECTIONS[name]
+
+
+def marked(optimizer, params=PARAMS):
+    """The names that have a mark, and the words with which their reasons begin."""
+    return {
+        name: [" ".join(note.split()[:3]) for note in one.notes]
+        for name, one in explained(optimizer, params).items()
+        if one.notes
+    }
+
+
+def test_vectors_that_are_decayed_or_adapted():
+    optimizer = lb.lamb(0.1, weight_decay=0.1, stacked=STACKED)
+    vectors = ["has one axis,", "has one axis,"]
+    assert marked(optimizer) == {"final_rmsnorm": vectors, "layers/bias": vectors}
+    masks = {"weight_decay_mask": KERNELS, "trust_ratio_mask": KERNELS}
+    assert not marked(lb.lamb(0.1, weight_decay=0.1, stacked=STACKED, **masks))
+
+
+def test_what_muon_should_not_move():
+    assert marked(lb.muonh(0.1, stacked=STACKED)) == {
+        "embed": ["is an embedding"],
+        "head": ["is an embedding"],
+        "layers/heads": ["has 3 axes,"],
+    }
+
+
+def test_what_should_not_stay_on_a_sphere():
+    params = PARAMS | {"low": jnp.ones((4, 4), "bfloat16"), "new": jnp.zeros((4, 4))}
+    everything = lb.adamh(0.1, adamh_mask=lb.at_least_ndim(0), stacked=STACKED)
+    assert marked(everything, params) == {
+        "embed": ["is an embedding:"],
+        "final_rmsnorm": ["has one axis:"],
+        "layers/bias": ["starts at zero,"],
+        "low": ["is bfloat16: most"],
+        "new": ["starts at zero,"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "harmed"),
+    [
+        (
+            lambda: lb.lamb(0.1, trust_ratio_mask=lb.at_least_ndim(3), stacked={}),
+            ["heads", "kernel"],
+        ),
+        (lambda: lb.muon(0.1, stacked={}), ["bias", "heads", "kernel"]),
+        (lambda: lb.chain(lb.scale_by_adam(), lb.scale_by_learning_rate(0.1)), []),
+    ],
+)
+def test_stacks_that_are_not_declared(make, harmed):
+    found = [name for name, one in explained(make()).items() if one.undeclared]
+    assert found == [f"layers/{name}" for name in harmed]
+    printed = str(lb.explain(make(), PARAMS))
+    assert ("stacked=stacked_layers({'layers/': 0})" in printed) == bool(harmed)
+
+
+def test_a_mask_that_does_not_fit_is_an_error():
+    with pytest.raises(ValueError, match="'attention' matches no parameter"):
+        lb.explain(lb.lamb(0.1, weight_decay_mask=lb.matching("attention"), stacked={}), PARAMS)
+
+
+def test_inside_of_jit():
+    jax.jit(lambda params: lb.explain(muonh(), params) and params)(PARAMS)
+
+
+def test_a_table_with_reasons():
+    lines = str(
+        lb.explain(lb.muonh(0.1, matrix_mask=~lb.matching("embed"), stacked=STACKED), PARAMS)
+    )
+    assert lines.splitlines() == [
+        "parameter      shape    blocks     direction  length  decay  rate",
+        "embed          12x8     1          adam       -       -      0.231",
+        "final_rmsnorm  8        1          adam       -       -      0.231",
+        "head           8x6      1 of 8x6   muon       sphere  -      1      !",
+        "layers/bias    7x16     7          adam       -       -      0.231",
+        "layers/heads   7x8x2x8  7          adam       -       -      0.231  !",
+        "layers/kernel  7x8x16   7 of 8x16  muon       sphere  -      1",
+        "6 parameters, 2056 numbers (adam: 1112; muon, sphere: 944)",
+        "! head: is an embedding or a head, which Adam moves in most recipes: matrix_mask",
+        "! layers/heads: has 3 axes, and is no matrix to Muon: matrix_axes says which are rows",
+    ]
+
+
+def test_long_and_strange_names():
+    params = {"x" * 500: jnp.ones((2, 2)), "a\nb": jnp.ones((2, 2))}
+    first, *rows = str(lb.explain(lb.lamb(0.1), params)).splitlines()
+    assert len(first) < 300
+    assert "a\\nb" in rows[0]
