@@ -105,16 +105,23 @@ def muonh(
     if not on_sphere:
         yield from adamh(w, gradients, lr=lr, on_sphere=False)
         return
-    beta, m = 0.95, np.zeros_like(w)
-    for t, g, eta, _ in _steps(gradients, lr, wd):
+    directions = orthogonalized(gradients)
+    for (_, _, eta, _), direction in zip(_steps(gradients, lr, wd), directions, strict=True):
+        w = _turned(w, direction, eta)
+        yield w
+
+
+def orthogonalized(gradients: np.ndarray) -> Iterator[np.ndarray]:
+    """The directions of Muon with Jordan's coefficients, for one matrix."""
+    beta, m = 0.95, np.zeros_like(gradients[0])
+    for t, g, _, _ in _steps(gradients, 0.0, 0.0):
         m = beta * m + (1 - beta) * g
         x = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
         x = x / (_norm(x) + 1e-8)
         for _ in range(5):
             gram = x @ x.T
             x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-        w = _turned(w, x, eta)
-        yield w
+        yield x
 
 
 def lans(

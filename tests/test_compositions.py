@@ -1,6 +1,7 @@
 """Wrappers around wrappers, in any container, anywhere: always the numbers of a float64 formula.
 
-`COMPOSITIONS` says how many are drawn: some in the slow suite, 2,000 at night.
+`COMPOSITIONS` says how many are drawn: some in the slow suite, 2,000 at night, where
+`FIRST_COMPOSITION`, the number of the first, is another every time. The name of a test says it.
 """
 
 from collections.abc import Callable
@@ -27,22 +28,51 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7"),
 ]
 
+FIRST = int(os.environ.get("FIRST_COMPOSITION", "0"))
 COMPOSITIONS = int(os.environ.get("COMPOSITIONS", "60"))
 STEPS = 6
-SHAPES = ((8, 3), (8,), (), (2, 8))
-SPECS = (P("d"), P("d"), P(), P(None, "d"))
+SHAPES = ((8, 3), (8,), (), (2, 8), ())
+SPECS = (P("d"), P("d"), P(), P(None, "d"), P())
 RATES = np.linspace(0.05, 0.02, STEPS)
 DECAY = 0.1
 SCHEDULE = lb.values_schedule(RATES)
 MATRICES = lb.at_least_ndim(2)
 
 DECAYED = {"weight_decay": DECAY, "weight_decay_mask": MATRICES}
+IN_FRONT, INSIDE, BEHIND = 4.0, 1.0, 0.03
+
+
+def with_norms_of_all(rate):
+    """Norms of all leaves in front of two optimizers, in one of them, and behind both."""
+    others = lb.chain(lb.clip_by_global_norm(INSIDE), lb.scale_by_learning_rate(rate))
+    both = lb.muon(rate, others=others)
+    return lb.chain(lb.clip_by_global_norm(IN_FRONT), both, lb.clip_by_global_norm(BEHIND))
+
+
+def formula_with_norms_of_all(weights, gradients):
+    """The weights in the end; `gradients` have the steps on the first axis of each leaf."""
+    number = range(len(weights))
+    gradients = reference.clip_by_global_norm(dict(zip(number, gradients, strict=True)), IN_FRONT)
+    matrices = {i: own for i, own in gradients.items() if own.ndim == 3}
+    rest = {i: own for i, own in gradients.items() if i not in matrices}
+    steps = reference.clip_by_global_norm(rest, INSIDE)
+    for i, own in matrices.items():
+        _, rows, columns = own.shape
+        factor = np.sqrt(max(1, columns / rows))
+        steps[i] = factor * np.stack(list(reference.orthogonalized(own)))
+    rates = RATES[: len(gradients[0])]
+    steps = {i: (own.T * rates).T for i, own in steps.items()}
+    steps = reference.clip_by_global_norm(steps, BEHIND)
+    return [weights[i] - steps[i].sum(axis=0) for i in number]
+
+
 OPTIMIZERS = {
     "lamb": (lb.lamb, DECAYED | {"trust_ratio_mask": MATRICES}, reference.lamb, {"adapted"}),
     "lans": (lb.lans, DECAYED, reference.lans, set()),
     "lars": (lb.lars, DECAYED | {"trust_coefficient": 0.2}, reference.lars, set()),
     "adamh": (lb.adamh, {}, reference.adamh, {"on_sphere"}),
     "muonh": (lb.muonh, {"ns_coeffs": "standard"}, reference.muonh, {"on_sphere"}),
+    "norms of all": (with_norms_of_all, {}, None, set()),
 }
 SETTINGS = {"lars": {"eta": 0.2}}
 """What the formula is told besides."""
@@ -53,6 +83,7 @@ class Parameters(NamedTuple):
     b: Any
     c: Any
     d: Any
+    e: Any
 
 
 class Module(eqx.Module):
@@ -61,10 +92,11 @@ class Module(eqx.Module):
     activation: Callable = eqx.field(static=True)
     frozen: None
     out: Any
+    scale: Any
 
 
 def names(leaves):
-    return dict(zip("abcd", leaves, strict=True))
+    return dict(zip("abcde", leaves, strict=True))
 
 
 CONTAINERS = {
@@ -72,10 +104,10 @@ CONTAINERS = {
     "tuple": tuple,
     "list": list,
     "named tuple": lambda leaves: Parameters(*leaves),
-    "nested": lambda x: {"m": (x[0], {"b": x[1]}), "n": [x[2]], "o": x[3]},
+    "nested": lambda x: {"m": (x[0], {"b": x[1]}), "n": [x[2]], "o": [*x[3:]]},
     "frozen dict": lambda leaves: FrozenDict(names(leaves)),
-    "with None": lambda leaves: names(leaves) | {"aa": None, "e": (None, ())},
-    "equinox": lambda x: Module(x[0], (x[1], x[2]), jax.nn.relu, None, x[3]),
+    "with None": lambda leaves: names(leaves) | {"aa": None, "f": (None, ())},
+    "equinox": lambda x: Module(x[0], (x[1], x[2]), jax.nn.relu, None, x[3], x[4]),
     "nnx": lambda leaves: nnx.State({key: nnx.Param(x) for key, x in names(leaves).items()}),
 }
 """Each keeps the order of the leaves."""
@@ -154,9 +186,11 @@ def expected(name, wrappers, weights, micro_batches):
     if not handed:
         return weights
     _, _, family, switches = OPTIMIZERS[name]
+    of_leaves = [np.stack(own).astype("float64") for own in zip(*handed, strict=True)]
+    if family is None:
+        return formula_with_norms_of_all(weights, of_leaves)
     result = []
-    for index, weight in enumerate(weights):
-        own = np.stack([gradients[index] for gradients in handed]).astype("float64")
+    for weight, own in zip(weights, of_leaves, strict=True):
         matrix = weight.ndim > 1
         known = {"wd": DECAY if matrix else 0.0} | dict.fromkeys(switches, matrix)
         known |= SETTINGS.get(name, {}) | {"lr": RATES[: len(own)]}
@@ -270,7 +304,7 @@ def drawn(seed):
     may_fail = any(name in SKIPPING for name in wrappers)
     faults = (None, None, np.nan, np.inf) if may_fail else (None,)
     name, placement = draw.choice(list(OPTIMIZERS)), draw.choice(list(PLACEMENTS))
-    if name == "muonh" and placement == "shard_map":
+    if name in ("muonh", "norms of all") and placement == "shard_map":
         placement = "shard_map, unchecked"  # it has to be told which axis is split
     return {
         "name": name,
@@ -325,9 +359,9 @@ def programs_are_thrown_away():
 
 
 @pytest.mark.usefixtures("programs_are_thrown_away")
-@pytest.mark.parametrize("first", range(0, COMPOSITIONS, 10))
+@pytest.mark.parametrize("first", range(FIRST, FIRST + COMPOSITIONS, 10))
 def test_compositions_give_the_numbers_of_the_formulas(first):
-    for seed in range(first, min(first + 10, COMPOSITIONS)):
+    for seed in range(first, min(first + 10, FIRST + COMPOSITIONS)):
         try:
             with jax.numpy_dtype_promotion("standard"):
                 check(seed)

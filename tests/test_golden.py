@@ -2,6 +2,7 @@
 
 import collections
 import json
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,16 @@ def cases(dtype: str) -> list[object]:
     return [pytest.param(x, marks=[pytest.mark.slow] * golden.is_long(x), id=repr(x)) for x in own]
 
 
-def largest_difference(case: golden.Case, dtype: str) -> float:
-    """The largest error of a parameter at any step, over the largest value of its leaf."""
+class Difference(NamedTuple):
+    """An error of a parameter, over the largest value of its leaf."""
+
+    size: float
+    leaf: str
+    step: int
+
+
+def largest_difference(case: golden.Case, dtype: str) -> Difference:
+    """The largest error at any step."""
     optimizer = case.optimizer
 
     def step(carry, grads):
@@ -34,11 +43,19 @@ def largest_difference(case: golden.Case, dtype: str) -> float:
         params, grads
     )
 
-    def error(ours, theirs):
+    def difference(path, ours, theirs):
         largest = np.abs(theirs).max() or 1.0  # a leaf may stay at zero
-        return float(np.abs(np.asarray(ours) - theirs).max() / largest)
+        errors = np.abs(np.asarray(ours) - theirs).reshape(len(theirs), -1).max(axis=1) / largest
+        return Difference(float(errors.max()), jax.tree_util.keystr(path), int(errors.argmax()))
 
-    return max(jax.tree.leaves(jax.tree.map(error, trajectory, case.trajectory)))
+    found = jax.tree_util.tree_map_with_path(difference, trajectory, case.trajectory)
+    return max(jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, Difference)))
+
+
+def assert_close(case: golden.Case, dtype: str, limit: float) -> None:
+    """Raises an error that names the leaf and the step, the first of which is 0."""
+    found = largest_difference(case, dtype)
+    assert found.size < limit, found
 
 
 def test_all_cases_are_here():
@@ -71,7 +88,7 @@ def test_every_dialect_of_muon_is_replayed_or_says_why_not():
 @pytest.mark.parametrize("case", cases("float32"))
 def test_float32_peers_in_float32(case):
     limit = 1e-5 if case.peer == "muon_peers" else 2e-5
-    assert largest_difference(case, "float32") < limit
+    assert_close(case, "float32", limit)
 
 
 @pytest.mark.slow
@@ -79,9 +96,9 @@ def test_float32_peers_in_float32(case):
 def test_float32_peers_in_float64(case, x64):
     # NVIDIA's TensorFlow code rounds 1 - b^t itself, which is 1e-5 of it.
     limit = 2e-5 if case.name.startswith("nvidia_bert_tf") else 1e-5
-    assert largest_difference(case, "float64") < limit
+    assert_close(case, "float64", limit)
 
 
 @pytest.mark.parametrize("case", cases("float64"))
 def test_float64_peers(case, x64):
-    assert largest_difference(case, "float64") < 1e-11
+    assert_close(case, "float64", 1e-11)

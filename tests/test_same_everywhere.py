@@ -33,6 +33,8 @@ SHAPES = {
     "kernel": (8, 16),
     "kernels": (3, 8, 16),
     "kernels_inside": (8, 3, 16),
+    "number": (),
+    "numbers": (8,),
     "pipeline": (8, 4, 16),
 }
 STACKED = {
@@ -40,6 +42,7 @@ STACKED = {
     "^experts": (0, 1),
     "^kernels$": 0,
     "^kernels_inside": 1,
+    "^numbers": 0,
     "^pipeline": 0,
 }
 FSDP = {
@@ -49,6 +52,8 @@ FSDP = {
     "kernel": P("fsdp"),
     "kernels": P(None, "fsdp"),
     "kernels_inside": P("fsdp"),
+    "number": P(),
+    "numbers": P("fsdp"),
     "pipeline": P("fsdp"),
 }
 FSDP_AND_TENSOR = {
@@ -58,10 +63,14 @@ FSDP_AND_TENSOR = {
     "kernel": P("fsdp", "tensor"),
     "kernels": P(None, "fsdp", "tensor"),
     "kernels_inside": P("tensor", None, "fsdp"),
+    "number": P(),
+    "numbers": P("tensor"),
     "pipeline": P("fsdp", None, "tensor"),
 }
-# Of leaves that are alike some ways put several together.
-TWINS = {f"{name}_too": name for name in ("bias", "biases", "kernel", "pipeline")}
+# Of leaves that are alike some ways put several together. The number of a block that is a single
+# element has the shape of the block.
+ALIKE = ("bias", "biases", "kernel", "number", "numbers", "pipeline")
+TWINS = {f"{name}_too": name for name in ALIKE}
 for values in (SHAPES, FSDP, FSDP_AND_TENSOR):
     values.update({twin: values[name] for twin, name in TWINS.items()})
 

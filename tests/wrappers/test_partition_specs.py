@@ -3,6 +3,7 @@
 import re
 
 import chex
+from flax import nnx
 from flax.training.train_state import TrainState
 import jax
 import jax.numpy as jnp
@@ -82,11 +83,27 @@ def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
         lambda inner: optax.chain(optax.clip(1.0), inner),
         lambda inner: lb.chain(lb.clip_by_value(1.0), inner),
         lambda inner: optax.masked(inner, {"bias": False, "first": True, "second": True}),
-        lambda inner: lb.skip_nonfinite(inner),
-        lambda inner: lb.master_weights(inner),
+        lambda inner: lb.muon(0.1, others=inner),
         lambda inner: lb.accumulate_gradients(inner, every=1),
+        lb.dynamic_loss_scale,
+        lb.master_weights,
+        lb.skip_nonfinite,
+        lb.skip_spikes,
+        lb.stochastic_rounding,
     ],
-    ids=["alone", "optax.chain", "chain", "masked", "skip_nonfinite", "masters", "accumulation"],
+    ids=[
+        "alone",
+        "optax.chain",
+        "chain",
+        "masked",
+        "others",
+        "accumulate_gradients",
+        "dynamic_loss_scale",
+        "master_weights",
+        "skip_nonfinite",
+        "skip_spikes",
+        "stochastic_rounding",
+    ],
 )
 @pytest.mark.parametrize("outside", [True, False])
 def test_the_specs_reach_the_optimizer_in_every_wrapper(around, outside):
@@ -98,6 +115,26 @@ def test_the_specs_reach_the_optimizer_in_every_wrapper(around, outside):
     params = network()
     optimizer.update(params, optimizer.init(params), params)
     assert recorder.given == [P()]
+
+
+@several_devices
+def test_specs_in_the_boxes_of_nnx():
+    """As MaxText has them: `nnx.get_partition_spec` leaves a Variable around each."""
+    mesh = mesh_of_two_axes()
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("x", "y"), mesh=mesh)
+            self.linear = nnx.Linear(8, 16, kernel_init=init, rngs=rngs)
+
+    boxed = nnx.state(Model(nnx.Rngs(0)), nnx.Param)
+    recorder = Recorder()
+    for specs in (nnx.get_partition_spec(boxed), nnx.get_named_sharding(boxed, mesh)):
+        optimizer = lb.with_partition_specs(recorder.transform, specs)
+        optimizer.update(boxed, optimizer.init(boxed), boxed)
+        given = recorder.given[-1]["linear"]
+        assert isinstance(given["kernel"], P | NamedSharding)
+        assert getattr(given["kernel"], "spec", given["kernel"]) == P("x", "y")
 
 
 def test_what_a_call_passes_takes_precedence():
