@@ -26,6 +26,9 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).st
 import jax
 import pytest
 
+# Before pytest collects the docstrings of a module: it would import the module a second time.
+import optax_largebatch  # noqa: F401
+
 # jax.enable_x64 is new in jax 0.8; its predecessor warns from then on.
 enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 

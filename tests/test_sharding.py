@@ -28,6 +28,7 @@ def spec_of_moment(shape, spec=None, axis=None, optimizer=None):
         ((8, 12), None, None, P()),
         ((8, 12), P(None, "tensor"), None, P(None, "tensor")),
         ((8, 12), None, "data", P(None, "data")),  # the longest
+        ((12, 8), None, "data", P("data", None)),
         ((8, 13), None, "data", P("data", None)),  # the only one that four devices divide
         ((3, 5), None, "data", P()),
         ((), None, "data", P()),

@@ -160,6 +160,22 @@ def test_mixed_precision_and_macro_batches():
     )
 
 
+def test_a_state_read_back_as_dictionaries_and_lists():
+    def untyped(node):
+        if isinstance(node, tuple) and hasattr(node, "_fields"):
+            return {name: untyped(own) for name, own in node._asdict().items()}
+        return [untyped(own) for own in node] if isinstance(node, tuple) else node
+
+    optimizer = lb.dynamic_loss_scale(lb.lamb(0.1), initial_scale=8.0)
+    gradients = jax.tree.map(lambda x: 8 * x, PARAMS)
+    _, state = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
+    read = untyped(state)
+    assert isinstance(read, dict)
+    found = lb.step_metrics(read)
+    assert found.keys() >= {"loss_scale", "skipped_steps", "learning_rate", "trust_ratio/max"}
+    jax.tree.map(np.testing.assert_array_equal, found, lb.step_metrics(state))
+
+
 def test_the_noise_scale():
     optimizer = lb.accumulate_gradients(
         lb.chain(lb.measure_noise_scale(), lb.lamb(RAMP)), every=2, small_batches=True

@@ -221,8 +221,9 @@ class TestOptimizersRefuse:
         with pytest.raises(ValueError, match=r"groups: at_least_ndim\(9\) selects no parameter"):
             factory(LR, groups=groups).init(WEIGHTS)
 
-    def test_a_parameter_in_two_groups(self, factory):
-        groups = lb.param_groups(DENSE, {"params": BIAS, "weight_decay": 0.0})
+    @pytest.mark.parametrize("more", [(), ({"params": ~NORM["params"], "weight_decay": 0.5},)])
+    def test_a_parameter_in_several_groups(self, factory, more):
+        groups = lb.param_groups(DENSE, {"params": BIAS, "weight_decay": 0.0}, *more)
         with pytest.raises(ValueError, match="in two groups") as raised:
             factory(LR, groups=groups).init(WEIGHTS)
         parts = ("groups", "'dense/bias'", "matching('dense')", "matching('bias')", "may be in one")
