@@ -31,11 +31,15 @@ def check_number(name: str, value: Any, allowed: str) -> None:
     if isinstance(value, jax.Array):
         _check_scalar_array(name, value, allowed)
         return
-    scalar = hasattr(value, "__float__") and getattr(value, "ndim", 0) == 0
-    if isinstance(value, bool | np.bool_ | np.complexfloating) or not scalar:
+    of_numpy = isinstance(value, np.ndarray | np.generic)
+    real = _is_real(value.dtype) if of_numpy else hasattr(value, "__float__")
+    if not real or isinstance(value, bool) or getattr(value, "ndim", 0):
         raise TypeError(f"{name} must be a number in {allowed}, got {_show(value)}.")
     low, high = _ends(allowed)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond every float is in no interval
+        number = math.nan
     above = number >= low if allowed[0] == "[" else number > low
     below = number <= high if allowed[-1] == "]" else number < high
     if not (above and below):
@@ -46,6 +50,13 @@ def check_number(name: str, value: Any, allowed: str) -> None:
 def _ends(interval: str) -> tuple[float, float]:
     low, high = map(float, interval[1:-1].split(","))
     return low, high
+
+
+def known_number(name: str, value: Any, allowed: str) -> float:
+    """A checked number as a float; also that in an array, whose value `check_number` leaves out."""
+    check_number(name, value, allowed)
+    check_number(name, float(value), allowed)
+    return float(value)
 
 
 def check_optional_number(name: str, value: Any, allowed: str) -> None:
@@ -234,8 +245,22 @@ def is_zero(value: Any) -> bool:
 def _check_scalar_array(name: str, value: jax.Array, allowed: str) -> None:
     if value.ndim != 0:
         raise ValueError(f"{name} must be a scalar, got an array of shape {value.shape}.")
-    if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
+    if not _is_real(value.dtype):
         raise TypeError(f"{name} must be a number in {allowed}, got one of dtype {value.dtype}.")
+    # Only decay rates: what counts is 1 - b, of which no digit may be left. A learning rate in
+    # bfloat16 is less than half a percent off.
+    is_short = jnp.issubdtype(value.dtype, jnp.floating) and value.dtype.itemsize < 4
+    if allowed == "[0, 1)" and is_short:
+        raise ValueError(
+            f"{name} must be a number in {allowed} of at least 32 bits, got one of dtype "
+            f"{value.dtype}, in which 0.9999 is 1. Pass a Python float, or with "
+            "optax.inject_hyperparams(..., hyperparam_dtype=jnp.float32): otherwise it takes the "
+            "dtype of the parameters."
+        )
+
+
+def _is_real(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 
 def _show(value: Any) -> str:

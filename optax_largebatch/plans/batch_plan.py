@@ -1,14 +1,13 @@
 """Plans a run: the batch size at each step, and the numbers that move with it."""
 
-import dataclasses
 from typing import Any
 
-from optax_largebatch.arguments import check_integer, check_number
+from optax_largebatch.arguments import check_integer
 from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.coupling import Coupling, DecayKind
 from optax_largebatch.plans.growth import Growth
 from optax_largebatch.plans.plan import BatchPlan
-from optax_largebatch.plans.planned_rate import PlannedRate
+from optax_largebatch.plans.planned_rate import planned
 from optax_largebatch.plans.stages import Start, stages_of, starts_of
 
 
@@ -54,8 +53,11 @@ def batch_plan(
         weight_decay: :math:`\Lambda`, a number or a schedule of the examples seen. It is taken for
             one beside a learning rate that follows `coupling`, even if that is not given here.
         decay_kind: `"decoupled"` as above, for decay that is multiplied by the learning rate, as in
-            AdamW and Muon. Others are kept: `"l2"`, which is a part of the loss, and `"rescaled"`,
-            for LAMB and LARS, whose trust ratio rescales the step together with the decay.
+            AdamW and Muon. `"independent"`, where the parameters shrink by the decay itself or by
+            its product with the shape of the schedule, as in midGPT and nanodo: it follows
+            :math:`B / B_0`. Others are kept: `"l2"`, which is a part of the loss, and
+            `"rescaled"`, for LAMB and LARS, whose trust ratio rescales the step together with the
+            decay.
         reference_batch_size: the batch size at which your `learning_rate` and `weight_decay` were
             tuned. :math:`B_0`; None for that of the first stage.
         micro_batch_size: the examples of a micro-batch on one device, if gradients are accumulated.
@@ -90,12 +92,12 @@ def batch_plan(
         Batch Size Revisited*, arXiv 2505.23971.
     """
     lengths = {"sequence_length": sequence_length, "micro_batch_size": micro_batch_size}
-    for name, value in (lengths | {"devices": devices}).items():
-        if value is not None:
-            check_integer(name, value, at_least=1)
+    given = {name: value for name, value in lengths.items() if value is not None}
+    for name, value in (given | {"devices": devices}).items():
+        check_integer(name, value, at_least=1)
 
     seen = count("total", total, at_least=1)
-    rate = _planned("learning_rate", learning_rate, seen)
+    rate = planned("learning_rate", learning_rate, seen)
     grown = isinstance(stages, Growth)
     if grown and stages.is_coupled and coupling == "none":
         raise ValueError(
@@ -117,29 +119,13 @@ def batch_plan(
         stages=found,
         total_steps=total_steps,
         examples=examples,
-        sequence_length=None if sequence_length is None else int(sequence_length),
+        sequence_length=sequence_length,
         rate=rate,
-        decay=_planned("weight_decay", weight_decay, seen),
+        decay=planned("weight_decay", weight_decay, seen),
         coupling=coupling,
         decay_kind=decay_kind,
         reference_batch_size=count("reference_batch_size", reference, at_least=1),
-        micro_batch_size=None if micro_batch_size is None else int(micro_batch_size),
-        devices=int(devices),
+        micro_batch_size=micro_batch_size,
+        devices=devices,
         note=stages.note if grown else "",
     )
-
-
-def _planned(name: str, value: Any, total: int) -> Any:
-    """A rate or a decay as data: a number as a float, and a `PlannedRate` with its total."""
-    if isinstance(value, PlannedRate) and value.total is None:
-        return dataclasses.replace(value, total=total)
-    if value is None or callable(value):
-        return value
-    try:
-        check_number(name, value, "[0, inf)")
-    except TypeError:
-        raise TypeError(
-            f"{name} must be a number in [0, inf) or a schedule of the examples seen, such as "
-            f"PlannedRate(...), got {value!r} of type {type(value).__name__}."
-        ) from None
-    return float(value)

@@ -1,5 +1,6 @@
 """Numbers of examples and tokens, as people write them: `"2M"` is two million."""
 
+import operator
 import re
 from typing import Any
 
@@ -10,7 +11,9 @@ Count = int | str
 
 UNITS = (("T", 12), ("B", 9), ("M", 6), ("k", 3))
 _POWERS = {unit.lower(): power for unit, power in UNITS} | {"": 0}
-_WRITTEN = re.compile(r"(\d+)(?:\.(\d+))?\s*([kmbt]?)", re.IGNORECASE)
+_WRITTEN = re.compile(r"([0-9]{1,30})(?:\.([0-9]{1,30}))?\s*([kmbt]?)", re.IGNORECASE | re.ASCII)
+LARGEST = 2**63 - 1
+"""The largest count; a product of two still fits into a float of 32 bits."""
 
 
 def count(name: str, value: Any, at_least: int = 0) -> int:
@@ -23,17 +26,28 @@ def count(name: str, value: Any, at_least: int = 0) -> int:
         zeros = _POWERS[unit.lower()] - len(fraction)
         if not found or zeros < 0:
             raise ValueError(
-                f"{name} must be a whole number, such as 512, '512', '2M' or '1.5B' (k, M, B and T "
-                f"are 10^3, 10^6, 10^9 and 10^12), got {value!r}."
+                f"{name} must be a whole number of at most {LARGEST}, such as 512, '512', '2M' or "
+                f"'1.5B' (k, M, B and T are 10^3, 10^6, 10^9 and 10^12), got {value!r}."
             )
         value = int(whole + fraction) * 10**zeros
-    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()):
+    number = integer(value)
+    if number is None:
         raise TypeError(
             f"{name} must be a whole number, such as 512 or '2M', got {value!r} of type "
             f"{type(value).__name__}."
         )
-    check_integer(name, int(value), at_least=at_least)
-    return int(value)
+    check_integer(name, number, at_least=at_least)
+    if number > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST}, got {value!r}.")
+    return number
+
+
+def integer(value: Any) -> int | None:
+    """The integer that a number, or an array of no dimensions that is not traced, is, if any."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def written(number: int) -> str:

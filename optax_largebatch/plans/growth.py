@@ -89,8 +89,11 @@ def _halvings(schedule: Any, total: int, most: int) -> list[int]:
     """The first places since its peak at which a schedule is at most 1/2, 1/4, ... of it."""
     grid, rates = _looked_at(schedule, 0, total)
     peak = int(np.argmax(rates))
-    if rates[peak] <= 0:
-        raise ValueError("learning_rate must be above 0 somewhere for seesaw; it is 0 throughout.")
+    if not rates[peak] > 0:
+        raise ValueError(
+            "learning_rate must be a number throughout and above 0 somewhere for seesaw; it is at "
+            f"most {rates[peak]}."
+        )
     # After a short warm-up the peak may lie between two points of the grid.
     _, nearby = _looked_at(schedule, grid[max(peak - 1, 0)], grid[min(peak + 1, len(grid) - 1)])
     highest = max(rates[peak], nearby.max())
@@ -110,7 +113,13 @@ def _halvings(schedule: Any, total: int, most: int) -> list[int]:
 def _looked_at(schedule: Any, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Some places from the first to the last, and the schedule there."""
     grid = np.linspace(first, last, LOOKED_AT + 1).astype(np.int64)
-    return grid, np.asarray(jax.vmap(schedule)(jnp.asarray(grid, float)))
+    rates = np.asarray(jax.vmap(schedule)(jnp.asarray(grid, float)))
+    if rates.shape != grid.shape:
+        raise ValueError(
+            "learning_rate: what the schedule returns must be one number, got an array of the "
+            f"shape {rates.shape[1:]}."
+        )
+    return grid, rates
 
 
 def _first(schedule: Any, limit: float, above: int, below: int) -> int:

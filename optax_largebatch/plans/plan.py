@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.arguments import check_choice
-from optax_largebatch.plans.counts import Count, count
+from optax_largebatch.plans.counts import Count, count, integer
 from optax_largebatch.plans.coupling import DECAY_KINDS, POWERS, Coupling, DecayKind
-from optax_largebatch.plans.planned_rate import PlannedRate
-from optax_largebatch.plans.stages import Stage
+from optax_largebatch.plans.planned_rate import PlannedRate, planned
+from optax_largebatch.plans.stages import Stage, stages_of, starts_of
 from optax_largebatch.plans.table import table
 
-LARGEST_STEP = 2**31 - 1
-"""Counters of steps are int32; counters of examples, which grow faster, are floats."""
+LARGEST_INT32 = 2**31 - 1
+"""Steps and batch sizes are int32; numbers of examples, which grow faster, are floats."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +64,38 @@ class BatchPlan:
     def __post_init__(self) -> None:
         check_choice("coupling", self.coupling, tuple(POWERS))
         check_choice("decay_kind", self.decay_kind, DECAY_KINDS)
+        if not isinstance(self.note, str):
+            raise TypeError(f"note must be a string, got {self.note!r}.")
+        # Also what a text of JSON says, and `dataclasses.replace`, become integers of Python here.
+        names = ["examples", "reference_batch_size", "devices"]
+        optional = ("sequence_length", "micro_batch_size")
+        names += [name for name in optional if getattr(self, name) is not None]
+        checked: dict[str, Any] = {
+            name: count(name, getattr(self, name), at_least=1) for name in names
+        }
+        examples = checked["examples"]
+        starts = starts_of([(stage.first_example, stage.batch_size) for stage in self.stages])
+        stages, total_steps = stages_of(starts, examples)
+        if (stages, total_steps) != (self.stages, self.total_steps):
+            raise ValueError(
+                f"stages and total_steps must be those of a run of {examples} examples, {stages} "
+                f"and {total_steps}; got {self.stages} and {self.total_steps}. Let batch_plan(...) "
+                "make the plan."
+            )
+        checked |= {"stages": stages, "total_steps": total_steps}
+        length = examples * checked.get("sequence_length", 1)
+        checked |= {name: planned(name, getattr(self, name), length) for name in ("rate", "decay")}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
         own = (self.micro_batch_size or 1) * self.devices
         for stage in self.stages:
+            if stage.batch_size > LARGEST_INT32:
+                raise ValueError(
+                    f"stages must have batch sizes of at most {LARGEST_INT32}, since arrays of "
+                    f"them are int32, got {stage.batch_size}. If you count tokens, give batch "
+                    "sizes in examples, and sequence_length."
+                )
             if stage.batch_size % own:
                 lower = stage.batch_size // own * own
                 raise ValueError(
@@ -74,9 +104,9 @@ class BatchPlan:
                     f"{stage.batch_size}. Take {f'{lower} or ' if lower else ''}{lower + own}, or "
                     "another micro-batch."
                 )
-        if self.total_steps > LARGEST_STEP:
+        if self.total_steps > LARGEST_INT32:
             raise ValueError(
-                f"the run has {self.total_steps} steps, more than the {LARGEST_STEP} that the "
+                f"the run has {self.total_steps} steps, more than the {LARGEST_INT32} that the "
                 "counter of an optimizer holds. Take larger batches, or a smaller total."
             )
 
@@ -108,8 +138,8 @@ class BatchPlan:
 
     def weight_decay(self, step: jax.typing.ArrayLike) -> jax.Array:
         """The weight decay at a step."""
-        power = 1 - POWERS[self.coupling] if self.decay_kind == "decoupled" else 0.0
-        return self._coupled("weight_decay", self.decay, step, power)
+        powers = {"decoupled": 1 - POWERS[self.coupling], "independent": 1.0}
+        return self._coupled("weight_decay", self.decay, step, powers.get(self.decay_kind, 0.0))
 
     def examples_at(self, step: Any) -> int:
         """The examples that were seen before a step; exact, for any number of them.
@@ -156,10 +186,12 @@ class BatchPlan:
         Raises:
             ValueError: it is not the text of a plan.
         """
-        read = json.loads(text)
-        names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(read, dict) or set(read) != names:
-            raise ValueError(f"text must be what BatchPlan.to_json has written, got {text[:60]!r}.")
+        try:
+            read: Any = json.loads(text)
+        except (TypeError, ValueError):
+            read = None
+        if not _is_a_plan(read):
+            raise ValueError(f"text must be what BatchPlan.to_json has written, got {text!r:.60}.")
         read["stages"] = tuple(Stage(*stage) for stage in read["stages"])
         for name in ("rate", "decay"):
             if isinstance(read[name], dict):
@@ -183,11 +215,21 @@ class BatchPlan:
         """A step as an int32 array, no later than the end of the run."""
         if not isinstance(step, jax.Array | np.ndarray):
             return jnp.asarray(min(_known(step), self.total_steps), jnp.int32)
-        step = jnp.asarray(step)
-        if step.dtype.itemsize < 4:
-            step = step.astype(jnp.int32)
-        # First the end, in the step's own type: as an int32 a later step could be negative.
-        return jnp.minimum(step, jnp.asarray(self.total_steps, step.dtype)).astype(jnp.int32)
+        if not jnp.issubdtype(step.dtype, jnp.integer):
+            raise TypeError(_no_step(step))
+        try:
+            known = np.asarray(step)
+        except jax.errors.TracerArrayConversionError:
+            if step.dtype.itemsize < 4:
+                step = step.astype(jnp.int32)
+            # First the ends, in the step's own type: as an int32 a later step could be negative.
+            ends = jnp.asarray([0, self.total_steps], step.dtype)
+            return jnp.clip(step, *ends).astype(jnp.int32)
+        if (known < 0).any():
+            raise ValueError(_no_step(step))
+        # By NumPy: without x64 JAX takes the lower 32 bits of a later step.
+        held = np.minimum(known.astype(np.uint64), np.uint64(self.total_steps))
+        return jnp.asarray(held.astype(np.int32))
 
     def _index(self, step: jax.Array) -> jax.Array:
         """The number of the stage of a step."""
@@ -230,9 +272,31 @@ class BatchPlan:
 
 def _known(step: Any) -> int:
     """A step as a Python integer; also that of an array that is not traced."""
-    is_one = getattr(step, "shape", ()) == () and not isinstance(step, bool | np.bool_)
-    if is_one and hasattr(step, "__index__") and int(step) >= 0:
-        return int(step)
-    raise (ValueError if is_one and hasattr(step, "__index__") else TypeError)(
-        f"step must be an integer of 0 or more, got {step!r}."
+    number = integer(step)
+    if number is None:
+        raise TypeError(_no_step(step))
+    if number < 0:
+        raise ValueError(_no_step(step))
+    return number
+
+
+def _no_step(step: Any) -> str:
+    return f"step must be an integer of 0 or more, got {step!r}."
+
+
+def _is_a_plan(read: Any) -> bool:
+    """Whether JSON has the fields of a plan, of its stages and of its schedules."""
+    return (
+        _has_fields(read, BatchPlan)
+        and isinstance(read["stages"], list)
+        and all(isinstance(x, list) and len(x) == len(Stage._fields) for x in read["stages"])
+        and all(
+            _has_fields(read[name], PlannedRate)
+            for name in ("rate", "decay")
+            if isinstance(read[name], dict)
+        )
     )
+
+
+def _has_fields(read: Any, kind: Any) -> bool:
+    return isinstance(read, dict) and set(read) == {x.name for x in dataclasses.fields(kind)}

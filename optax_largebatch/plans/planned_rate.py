@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from optax_largebatch.arguments import check_choice, check_number
+from optax_largebatch.arguments import check_choice, check_number, known_number
 from optax_largebatch.plans.counts import Count, count
 
 LEFT: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -66,8 +67,8 @@ class PlannedRate:
     end_value: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("peak_value", self.peak_value, "(0, inf)")
-        check_number("end_value", self.end_value, "[0, inf)")
+        peak_value = known_number("peak_value", self.peak_value, "(0, inf)")
+        end_value = known_number("end_value", self.end_value, "[0, inf)")
         check_choice("decay", self.decay, tuple(LEFT))
         # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
         warmup = count("warmup", self.warmup)
@@ -75,8 +76,8 @@ class PlannedRate:
         if total is not None and warmup >= total:
             raise ValueError(f"warmup must be less than total, {total}; got {warmup}.")
         numbers = {
-            "peak_value": float(self.peak_value),
-            "end_value": float(self.end_value),
+            "peak_value": peak_value,
+            "end_value": end_value,
             "total": total,
             "warmup": warmup,
         }
@@ -85,11 +86,28 @@ class PlannedRate:
 
     def __call__(self, seen: jax.typing.ArrayLike) -> jax.Array:
         """The rate after so many examples (or tokens)."""
-        # Counts of tokens do not fit into 32 bits; a float holds them to seven digits.
         if self.total is None:
             raise ValueError("total must be given to PlannedRate, or to the plan it is passed to.")
+        if not isinstance(seen, jax.Array) and not np.ndim(seen):
+            check_number("seen", seen, "[0, inf]")
+        # Counts of tokens do not fit into 32 bits; a float holds them to seven digits.
         x = jnp.asarray(seen, float)
         total, warmup = float(self.total), float(self.warmup)
         r = jnp.clip((x - warmup) / (total - warmup), 0.0, 1.0)
         decayed = self.end_value + (self.peak_value - self.end_value) * LEFT[self.decay](r)
         return jnp.where(x < warmup, self.peak_value * x / max(warmup, 1.0), decayed)
+
+
+def planned(name: str, value: Any, total: int) -> Any:
+    """A rate or a decay as data: a number as a float, and a `PlannedRate` with its total."""
+    if isinstance(value, PlannedRate) and value.total is None:
+        return dataclasses.replace(value, total=total)
+    if value is None or callable(value):
+        return value
+    try:
+        return known_number(name, value, "[0, inf)")
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a number in [0, inf) or a schedule of the examples seen, such as "
+            f"PlannedRate(...), got {value!r} of type {type(value).__name__}."
+        ) from None

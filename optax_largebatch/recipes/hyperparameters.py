@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from optax_largebatch.arguments import check_integer, check_number, check_optional_number
+from optax_largebatch.arguments import check_integer, known_number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -11,7 +11,8 @@ class Hyperparameters:
 
     Args:
         learning_rate: the peak of the schedule, positive.
-        weight_decay: the factor of the parameters in a step, before the rate; 0 or more.
+        weight_decay: the factor of the parameters in a step, before the rate if the decay is
+            multiplied by it; 0 or more.
         momentum: decay rate of the momentum of SGD, LARS or Muon, in [0, 1).
         b1: decay rate of Adam's first moment, in [0, 1).
         b2: decay rate of Adam's second moment, in [0, 1).
@@ -34,11 +35,12 @@ class Hyperparameters:
     total_steps: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("learning_rate", self.learning_rate, "(0, inf)")
-        for name in ("weight_decay", "eps"):
-            check_optional_number(name, getattr(self, name), "[0, inf)")
-        for name in ("momentum", "b1", "b2"):
-            check_optional_number(name, getattr(self, name), "[0, 1)")
+        known_number("learning_rate", self.learning_rate, "(0, inf)")
+        allowed = dict.fromkeys(("weight_decay", "eps"), "[0, inf)")
+        allowed |= dict.fromkeys(("momentum", "b1", "b2"), "[0, 1)")
+        for name, interval in allowed.items():
+            if getattr(self, name) is not None:
+                known_number(name, getattr(self, name), interval)
         for name, least in (("warmup_steps", 0), ("total_steps", 1)):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), at_least=least)

@@ -8,6 +8,7 @@ from optax_largebatch.arguments import (
     check_integer,
     check_number,
     check_order,
+    known_number,
 )
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.noise_scale import NoiseScale
@@ -80,7 +81,9 @@ def scale_hyperparameters(
     .. math:: \tau = \frac{B}{\eta \lambda D}, \qquad \text{kept by} \quad
         \lambda \to \lambda \, \frac{k}{r} \Big/ \frac{\eta_{new}}{\eta_{old}}.
 
-    L2 decay and the decay of a step that is rescaled by norms are kept.
+    Independent decay is not multiplied by :math:`\eta`: its timescale :math:`B / (\lambda D)` is
+    kept by :math:`\lambda \to \lambda k / r`. L2 decay and the decay of a step that is rescaled by
+    norms are kept.
 
     No rule makes :math:`b_2` smaller than `b2_floor` or larger than `b2_ceiling`, nor `adam_sde`
     :math:`b_1` smaller than 0.6, which is about the smallest of published recipes. One that was
@@ -99,10 +102,12 @@ def scale_hyperparameters(
         length_power: the power of `run_length` by which the rate is multiplied. None is that of the
             rule: -0.32 for `hyperball` (HyperP; Marin fits -0.395) and 0 for the others. For AdamW
             -0.32 was found, too (arXiv 2409.19913).
-        decay_kind: `"decoupled"` for AdamW and Muon; `"l2"` for a decay that is added to the
-            gradient; `"rescaled"` for LAMB, LARS and the hyperball. None is what the rule is most
-            used with: L2 for `linear`, rescaled for `legew` and `hyperball`, and decoupled for the
-            others. Say it if you scale LAMB or LARS by `sqrt`.
+        decay_kind: `"decoupled"` for AdamW and Muon; `"independent"` for a decay that the step
+            does not multiply by the peak of the rate, as in midGPT, big_vision and nanodo, where
+            1e-4 stands for a decoupled 0.1 at a rate of 1e-3; `"l2"` for a decay that is added to
+            the gradient; `"rescaled"` for LAMB, LARS and the hyperball. None is what the rule is
+            most used with: L2 for `linear`, rescaled for `legew` and `hyperball`, and decoupled for
+            the others. Say it if you scale LAMB or LARS by `sqrt`, or a decay that is independent.
         b2_floor: the smallest b2 that a rule makes, in [0, 1).
         b2_ceiling: the largest b2 that a rule makes, in [0, 1).
         noise_scale: the batch size up to which noise dominates the gradient, in the unit of
@@ -152,8 +157,9 @@ def scale_hyperparameters(
         Scaling under Transferable Hypersphere Optimization* (HyperP), arXiv 2603.28743; b2 and
         epsilon as in Marin. Weight decay: Wang and Aitchison, *How to set AdamW's weight decay as
         you scale model and dataset size*, arXiv 2405.13698; Bergsma et al., *Power Lines*, arXiv
-        2505.13738. Noise scale: McCandlish et al., *An Empirical Model of Large-Batch Training*,
-        arXiv 1812.06162.
+        2505.13738. Independent decay: Wortsman et al., *Small-scale proxies for large-scale
+        Transformer training instabilities*, arXiv 2309.14322. Noise scale: McCandlish et al., *An
+        Empirical Model of Large-Batch Training*, arXiv 1812.06162.
     """
     if not isinstance(settings, Hyperparameters):
         raise TypeError(
@@ -164,13 +170,13 @@ def scale_hyperparameters(
     check_integer("to_batch", to_batch, at_least=1)
     from_batch, to_batch = int(from_batch), int(to_batch)
     check_choice("rule", rule, tuple(RULES))
-    run_length = _number("run_length", run_length, "(0, inf)")
+    run_length = known_number("run_length", run_length, "(0, inf)")
     if length_power is not None:
-        length_power = _number("length_power", length_power, "(-inf, inf)")
+        length_power = known_number("length_power", length_power, "(-inf, inf)")
     if decay_kind is not None:
         check_choice("decay_kind", decay_kind, tuple(DECAYS))
-    b2_floor = _number("b2_floor", b2_floor, "[0, 1)")
-    b2_ceiling = _number("b2_ceiling", b2_ceiling, "[0, 1)")
+    b2_floor = known_number("b2_floor", b2_floor, "[0, 1)")
+    b2_ceiling = known_number("b2_ceiling", b2_ceiling, "[0, 1)")
     check_order("b2_floor", b2_floor, "b2_ceiling", b2_ceiling)
     noise = None if noise_scale is None else _in_examples(noise_scale)
 
@@ -235,16 +241,9 @@ def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383
         Pre-training*, arXiv 2505.13738.
     """
     check_integer("batch_size", batch_size, at_least=1)
-    run_length = _number("run_length", run_length, "(0, inf)")
-    power = _number("power", power, "(-inf, inf)")
+    run_length = known_number("run_length", run_length, "(0, inf)")
+    power = known_number("power", power, "(-inf, inf)")
     return max(1, round(batch_size * run_length**power))
-
-
-def _number(name: str, value: Any, allowed: str) -> float:
-    """A checked number as a float; also that in an array, whose value `check_number` leaves out."""
-    check_number(name, value, allowed)
-    check_number(name, float(value), allowed)
-    return float(value)
 
 
 def _check_warmup(

@@ -17,6 +17,7 @@ from optax_largebatch.recipes.scaling_rules import (
 COLUMNS = 80
 OPTIMIZERS: Mapping[DecayKind, str] = {
     "decoupled": "AdamW, Muon",
+    "independent": "not multiplied by the rate, as in midGPT",
     "l2": "added to the gradient, as in SGD",
     "rescaled": "LAMB, LARS, the hyperball",
 }

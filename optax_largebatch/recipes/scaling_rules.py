@@ -99,10 +99,15 @@ def _same_timescale(decay: float, change: Change) -> Moved:
     return Moved(decay * change.k / (change.r * change.rate), "keeps B / (rate decay examples)")
 
 
+def _same_timescale_without_the_rate(decay: float, change: Change) -> Moved:
+    return Moved(decay * change.k / change.r, "keeps B / (decay examples)")
+
+
 NOT_MOVED = _kept("not part of the rule")
 
 DECAYS: Mapping[DecayKind, Law] = {
     "decoupled": _same_timescale,
+    "independent": _same_timescale_without_the_rate,
     "l2": _kept("L2 decay is part of the loss"),
     "rescaled": _kept("norms rescale the step"),
 }

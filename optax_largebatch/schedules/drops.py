@@ -57,6 +57,8 @@ def warmup_drops(
     check_number("factor", factor, "(0, 1)")
     check_integer("warmup_steps", warmup_steps, at_least=0)
     check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
+    if not hasattr(drop_steps, "__len__"):
+        raise TypeError(f"drop_steps must be a sequence of steps, got {drop_steps!r}.")
     for index, drop in enumerate(drop_steps):
         check_integer(f"drop_steps[{index}]", drop, at_least=1)
 

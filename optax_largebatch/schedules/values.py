@@ -29,7 +29,7 @@ def values_schedule(values: Iterable[float]) -> optax.Schedule:
     """
     try:
         table = np.asarray(values if hasattr(values, "__array__") else list(values), dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"values must be a 1-D array or an iterable of numbers, got {values!r} of type "
             f"{type(values).__name__}."

@@ -42,7 +42,8 @@ def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformat
         raise ValueError("sum_of() needs at least one branch.")
     transforms = []
     for branch in branches:
-        own = leaf_transform_of(branch)
+        known = isinstance(branch, optax.GradientTransformation)
+        own = leaf_transform_of(branch) if known else None
         if own is None:
             raise TypeError(
                 "each branch of sum_of() must be one transformation of this library or a chain of "

@@ -114,7 +114,7 @@ def nesterov_split(
     check_choice("bias_correction", bias_correction, ("full", "none"))
     check_choice("order", order, ("simultaneous", "sequential"))
     rates = as_grouped("learning_rate", learning_rate)
-    branch = leaf_transform_of(inner)
+    branch = leaf_transform_of(inner) if isinstance(inner, optax.GradientTransformation) else None
     if branch is None:
         raise TypeError(
             "inner must be one transformation of this library or a chain of them, because the "

@@ -20,7 +20,7 @@ MOST_STEPS = 2000
 RATE = lb.PlannedRate(1e-3, total=100_000, warmup=10_000, decay="linear")
 
 
-def loop(starts, total, rate, decay, coupling, keeps_timescale, tokens):
+def loop(starts, total, rate, decay, coupling, decay_kind, tokens):
     """The run as one would write it: a row for each step, counted in examples (or tokens)."""
     seen = 0
     reference = starts[0][1]
@@ -32,7 +32,7 @@ def loop(starts, total, rate, decay, coupling, keeps_timescale, tokens):
             seen // tokens,
             batch,
             rate(seen) * k**power,
-            decay * (k ** (1 - power) if keeps_timescale else 1),
+            decay * k ** {"decoupled": 1 - power, "independent": 1}.get(decay_kind, 0),
         )
         seen += batch * tokens
 
@@ -52,7 +52,7 @@ def plans(draw):
 @given(
     drawn=plans(),
     coupling=st.sampled_from(list(POWERS)),
-    decay_kind=st.sampled_from(["decoupled", "l2", "rescaled"]),
+    decay_kind=st.sampled_from(["decoupled", "independent", "l2", "rescaled"]),
     shape=st.sampled_from(["linear", "cosine", "constant"]),
 )
 def test_a_plain_loop_over_the_run(drawn, coupling, decay_kind, shape):
@@ -76,7 +76,7 @@ def test_a_plain_loop_over_the_run(drawn, coupling, decay_kind, shape):
         coupling=coupling,
         decay_kind=decay_kind,
     )
-    rows = list(loop(starts, total, exact, 0.3, coupling, decay_kind == "decoupled", tokens))
+    rows = list(loop(starts, total, exact, 0.3, coupling, decay_kind, tokens))
     assert plan.total_steps == len(rows)
     # The examples of all steps add up, and the last step is needed.
     assert sum(batch for _, batch, _, _ in rows) == plan.examples_at(plan.total_steps)

@@ -180,6 +180,35 @@ class TestWeightDecay:
         assert reason in reasons(result)["weight_decay"]
         assert "Assumes" not in result.account
 
+    @pytest.mark.parametrize("rule", ["sqrt", "adam_sde", "token_half_life", "muon"])
+    @pytest.mark.parametrize("run_length", [0.25, 1.0, 3.0])
+    @pytest.mark.parametrize("to_batch", [64, 8192])
+    def test_shrinks_the_parameters_as_before(self, rule, run_length, to_batch):
+        """By both update rules, and the independent one as the decoupled one that it stands for."""
+        start = dataclasses.replace(ADAMW, weight_decay=1e-4, total_steps=128_000)
+        same = dataclasses.replace(start, weight_decay=1e-4 / start.learning_rate)
+        options = {"run_length": run_length, "length_power": -0.5}
+        new = scaled(rule, 256, to_batch, start, decay_kind="independent", **options)
+        new_same = scaled(rule, 256, to_batch, same, decay_kind="decoupled", **options)
+        assert new.weight_decay == pytest.approx(new_same.weight_decay * new_same.learning_rate)
+
+        before, after = shrunk(start, independent=True), shrunk(new, independent=True)
+        np.testing.assert_allclose(after, before, rtol=0.02)
+        np.testing.assert_allclose(shrunk(same), before, rtol=1e-9)
+        np.testing.assert_allclose(shrunk(new_same), after, rtol=1e-9)
+
+    def test_an_independent_one_at_32_times_the_batch(self):
+        start = dataclasses.replace(ADAMW, weight_decay=1e-4)
+        result = lb.scale_hyperparameters(
+            start, from_batch=256, to_batch=8192, rule="sqrt", decay_kind="independent",
+            noise_scale=2048,
+        )  # fmt: skip
+        assert "0.0001 -> 0.0032 " in reasons(result)["weight_decay"]
+        assert reasons(result)["weight_decay"].endswith("keeps B / (decay examples)")
+        # Another rate needs no other decay.
+        assert "with it, weight_decay" not in result.account
+        assert scaled("sqrt", 256, 8192, start).weight_decay == pytest.approx(32**0.5 * 1e-4)
+
     @pytest.mark.parametrize(
         ("rule", "assumed"),
         [("linear", "'l2'"), ("sqrt", "'decoupled' (AdamW, Muon)"), ("legew", "'rescaled' (LAMB"),
@@ -188,6 +217,14 @@ class TestWeightDecay:
     def test_the_account_says_what_it_assumes(self, rule, assumed):
         said = lb.scale_hyperparameters(ADAMW, from_batch=256, to_batch=512, rule=rule).account
         assert f"Assumes decay_kind={assumed}" in said
+
+
+def shrunk(run, independent=False):
+    """The logarithm of what is left of a parameter without gradients, after the whole run."""
+    steps = np.arange(run.total_steps)
+    shape = np.minimum((steps + 1) / run.warmup_steps, 1 - steps / run.total_steps)
+    factor = run.weight_decay if independent else run.learning_rate * run.weight_decay
+    return np.log1p(-factor * shape).sum()
 
 
 class TestBounds:
@@ -460,7 +497,7 @@ def test_says_what_a_rule_needs(rule, needed):
         ({"run_length": 0}, ValueError, "run_length must be in (0, inf), got 0"),
         ({"run_length": jnp.float32(-2)}, ValueError, "run_length must be in (0, inf), got -2"),
         ({"length_power": math.inf}, ValueError, "length_power must be in (-inf, inf)"),
-        ({"decay_kind": "L2"}, ValueError, "decay_kind must be one of 'decoupled', 'l2', 'resc"),
+        ({"decay_kind": "L2"}, ValueError, "decay_kind must be one of 'decoupled', 'independent'"),
         ({"b2_floor": 1.0}, ValueError, "b2_floor must be in [0, 1), got 1.0"),
         ({"b2_ceiling": -1}, ValueError, "b2_ceiling must be in [0, 1), got -1"),
         ({"b2_floor": 0.9, "b2_ceiling": 0.8}, ValueError, "b2_floor must be at most b2_ceiling"),
@@ -478,7 +515,8 @@ def test_wrong_arguments(change, error, said):
 
 @pytest.mark.parametrize(
     ("name", "wrong", "error"),
-    [("learning_rate", 0.0, ValueError), ("weight_decay", -0.1, ValueError),
+    [("learning_rate", 0.0, ValueError), ("learning_rate", jnp.float32(-1), ValueError),
+     ("b2", jnp.float32(1), ValueError), ("weight_decay", -0.1, ValueError),
      ("momentum", 1.0, ValueError), ("b1", 1.0, ValueError), ("b2", -0.1, ValueError),
      ("eps", -1e-8, ValueError), ("warmup_steps", 1.5, TypeError), ("total_steps", 0, ValueError)],
 )  # fmt: skip

@@ -1,0 +1,227 @@
+"""Numbers of every kind in every place of a plan: taken for what they are, or an error of ours."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from tests.conftest import enable_x64
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+PLAN = lb.batch_plan(
+    "0:64 128:128", total=1000, learning_rate=lb.PlannedRate(1.0, decay="linear", end_value=0.5),
+    weight_decay=0.1, micro_batch_size=32,
+)  # fmt: skip
+READ = json.loads(PLAN.to_json())
+CONSTANT = lb.PlannedRate(0.1)
+OF_STEPS = ("batch_size", "micro_batches", "learning_rate", "weight_decay")
+
+NO_NUMBERS = (None, "x", "", "1e3", "1_000", "\u0665", "\uff15", "\xb2", "2\u212a", True, [5], {},
+              1j, object(), np.bool_(True), np.asarray(True), np.asarray([5]),
+              np.datetime64("2020-01-01"))  # fmt: skip
+NOT_WHOLE = (*NO_NUMBERS, 1.5, np.float32(5), np.asarray(1.5), jnp.float32(5), jnp.asarray(True),
+             np.nan, np.inf, -1, np.int64(-1), np.asarray(-1), jnp.int32(-1), -1.0, "-1",
+             10**400, -(10**400), 1e300, "5" * 5000, np.uint64(2**64 - 1))  # fmt: skip
+NO_RATES = (*NO_NUMBERS[1:], -1, -0.5, np.float32(-1), jnp.float32(-1), np.nan, jnp.float32(np.nan),
+            np.inf, -np.inf, 10**400)  # fmt: skip
+
+
+def plan(stages=8, total=10**15, **options):
+    return lb.batch_plan(stages, total=total, **options)
+
+
+WHOLE = {
+    "step_at": ("examples", PLAN.step_at),
+    "step_at of tokens": ("tokens", lambda x: PLAN.step_at(tokens=x)),
+    "total": ("total", lambda x: plan(total=x)),
+    "a start": ("stages", lambda x: plan([(0, 8), (x, 16)])),
+    "a batch": ("stages", lambda x: plan([(0, x)])),
+    "a batch of a dict": ("stages", lambda x: plan({0: x})),
+    "reference": ("reference_batch_size", lambda x: plan(10**9, reference_batch_size=x)),
+    "the total of a rate": ("total", lambda x: lb.PlannedRate(0.1, total=x)),
+    "warmup": ("warmup", lambda x: lb.PlannedRate(0.1, warmup=x)),
+    "seesaw": ("batch_size", lambda x: lb.seesaw(x, largest_batch=10**6)),
+    "seesaw to": ("largest_batch", lambda x: lb.seesaw(1, largest_batch=x)),
+    "sequence_length": ("sequence_length", lambda x: plan(10**9, sequence_length=x)),
+    "micro_batch_size": ("micro_batch_size", lambda x: plan(10**9, micro_batch_size=x)),
+    "devices": ("devices", lambda x: plan(10**9, devices=x)),
+}
+"""The argument that an error names, and a call that takes a whole number."""
+RATES = {
+    "learning_rate": ("learning_rate", lambda x: plan(10**9, learning_rate=x)),
+    "weight_decay": ("weight_decay", lambda x: plan(10**9, weight_decay=x)),
+    "peak_value": ("peak_value", lb.PlannedRate),
+    "end_value": ("end_value", lambda x: lb.PlannedRate(0.1, end_value=x)),
+}
+OPTIONAL = ("step_at", "step_at of tokens", "reference", "the total of a rate", "sequence_length",
+            "micro_batch_size")  # fmt: skip
+"""The calls that take None."""
+
+
+def refuses(argument, call, value):
+    with pytest.raises((TypeError, ValueError), match=rf"^{argument}.* must ") as caught:
+        call(value)
+    assert type(caught.value) in (TypeError, ValueError)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_refuses_what_is_no_whole_number(name):
+    for value in NOT_WHOLE[1 if name in OPTIONAL else 0 :]:
+        refuses(*WHOLE[name], value)
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_refuses_what_is_no_rate(name):
+    for value in NO_RATES:
+        refuses(*RATES[name], value)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_takes_integers_of_every_type(dtype):
+    for kind in (np.dtype(dtype).type, lambda x: np.asarray(x, dtype)):
+        assert PLAN.step_at(kind(100)) == PLAN.step_at(100)
+        assert lb.batch_plan([(kind(0), kind(8)), (kind(99), "16")], total=kind(127)) == (
+            lb.batch_plan("0:8 99:16", total=127)
+        )
+    assert lb.batch_plan(np.dtype(dtype).type(8), total="2k", devices=np.dtype(dtype).type(4)) == (
+        lb.batch_plan(8, total=2000, devices=4)
+    )
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_steps_of_every_type(dtype, x64):
+    """The largest step that the type holds is past the end."""
+    info = np.iinfo(dtype)
+    late = min(info.max, 10**18)
+    with enable_x64(x64):
+        for method in (getattr(PLAN, name) for name in OF_STEPS):
+            for step in (0, 2, 5, late):
+                expected = method(step)
+                for kind in (np.dtype(dtype).type, lambda x: np.asarray(x, dtype)):
+                    assert method(kind(step)) == expected
+            found = method(np.asarray([[0, 5, late]], dtype))
+            np.testing.assert_array_equal(found, [[method(x) for x in (0, 5, late)]])
+            if info.min < 0:
+                with pytest.raises(ValueError, match="step must be an integer of 0 or more"):
+                    method(np.asarray([5, info.min], dtype))
+        assert PLAN.examples_at(np.asarray(late, dtype)) == PLAN.examples_at(late)
+
+
+def test_steps_of_arrays_of_jax():
+    for method in (getattr(PLAN, name) for name in OF_STEPS):
+        assert jax.jit(method)(jnp.int32(-5)) == method(0)  # no value is known when it is traced
+        assert jax.jit(method)(jnp.uint32(2**32 - 1)) == method(10**6) == method(jnp.uint32(2**31))
+        for wrong in (jnp.int32(-1), jnp.asarray([3, -1])):
+            with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
+                method(wrong)
+        for wrong in (jnp.float32(5), jnp.ones(3), jnp.asarray(True), np.ones(3), [5], 1.0, None):
+            with pytest.raises(TypeError, match="step must be an integer of 0 or more, got"):
+                method(wrong)
+    with pytest.raises(TypeError, match="step must be an integer of 0 or more, got"):
+        jax.jit(PLAN.examples_at)(5)
+
+
+@pytest.mark.parametrize("batch", [2**31, 3_000_000_000, "3B", np.uint32(2**32 - 1), 10**18])
+def test_a_batch_that_no_array_of_32_bits_holds(batch):
+    with pytest.raises(ValueError, match=r"at most 2147483647, since .* give batch sizes in ex"):
+        lb.batch_plan(batch, total=10**18)
+
+
+def test_the_largest_counts():
+    """No float of 32 bits is infinite, whatever the product."""
+    large = lb.batch_plan(
+        2**31 - 1, total=2**62, sequence_length=2**62, learning_rate=CONSTANT, weight_decay=0.1
+    )
+    assert large.total_steps == 1
+    assert np.isfinite(large.learning_rate(np.asarray([0, 1, 10**18]))).all()
+    assert "learning rate is at most 0.1" in str(large)
+    with pytest.raises(ValueError, match="the run has"):
+        lb.batch_plan(8, total=np.asarray(10**18))
+    assert lb.batch_plan(2**30, total=np.asarray(10**18)).total_steps == 931322575
+
+
+@pytest.mark.parametrize(
+    "text", ["0:\u0665", "\u0660:5", "0:5 1k:\xb2", "0:5\u2003\u0669:6", "0:5 2\u212a:6"]
+)
+def test_digits_are_those_of_ascii(text):
+    with pytest.raises(ValueError, match=r"^stages\[\d\], the (start|batch size), must be a whole"):
+        lb.batch_plan(text, total=100_000)
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [*((x, TypeError) for x in (None, "2M", "", {}, 1j, True, object(), np.asarray(True))),
+     *((x, ValueError) for x in (-1, np.int8(-1), np.asarray(-1.0), np.nan, 10**400))],
+)  # fmt: skip
+def test_a_planned_rate_is_called_with_numbers(value, error):
+    rate = lb.PlannedRate(0.1, total=1000)
+    with pytest.raises(error, match="seen must be"):
+        rate(value)
+    assert rate(np.inf) == rate(10**18) == rate(np.uint64(2**64 - 1)) == rate(1000) == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [(lambda seen: seen * jnp.nan, "a number throughout"),
+     (lambda seen: jnp.ones(3), r"must be one number, got an array of the shape \(3,\)")],
+)  # fmt: skip
+def test_seesaw_of_a_schedule_that_is_none(schedule, says):
+    with pytest.raises(ValueError, match=f"learning_rate.*{says}"):
+        lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, learning_rate=schedule)
+
+
+STAGES = READ["stages"]
+RATE = READ["rate"]
+NO_PLANS = {
+    "no JSON": "{",
+    "a number": 5,
+    "stages of two numbers": {"stages": [[0, 0], [2, 128, 128]]},
+    "a stage that is a word": {"stages": ["abc"]},
+    "stages that are none": {"stages": None},
+    "a batch of 0": {"stages": [[0, 0, 0]]},
+    "a batch of half an example": {"stages": [[0, 0, 0.5]]},
+    "a batch of 3e9": {"stages": [[0, 0, 3e9]], "total_steps": 1, "micro_batch_size": None},
+    "no stage": {"stages": []},
+    "a first stage that is late": {"stages": STAGES[1:]},
+    "stages in another order": {"stages": STAGES[::-1]},
+    "a step that does not fit": {"stages": [STAGES[0], [3, 128, 128]]},
+    "examples of a half": {"stages": [STAGES[0], [2, 100.5, 128]]},
+    "more steps": {"total_steps": READ["total_steps"] + 1},
+    "no steps": {"total_steps": None},
+    "nan steps": {"total_steps": np.nan},
+    "a rate that lacks a field": {"rate": {"peak_value": 1.0}},
+    "a rate with one more": {"rate": RATE | {"x": 1}},
+    "a peak that is a word": {"rate": RATE | {"peak_value": "1"}},
+    "a shape that is none": {"rate": RATE | {"decay": "cubic"}},
+    "a list of rates": {"rate": [1, 2]},
+    "a decay below 0": {"decay": -0.1},
+    "a note that is a list": {"note": []},
+    "another kind": {"decay_kind": "L2"},
+    "a field more": {"more": 1},
+} | {
+    f"{name} {value!r}": {name: value}
+    for name in ("examples", "sequence_length", "reference_batch_size", "micro_batch_size",
+                 "devices")
+    for value in (0, -1, 0.5, "x", [1], False, np.inf)
+}  # fmt: skip
+"""What differs from a plan as it was written; or the whole text."""
+
+
+@pytest.mark.parametrize("name", NO_PLANS)
+def test_json_that_is_no_plan(name):
+    change = NO_PLANS[name]
+    text = json.dumps(READ | change) if isinstance(change, dict) else change
+    with pytest.raises((TypeError, ValueError), match=r" must (be|have|begin)") as caught:
+        lb.BatchPlan.from_json(text)
+    assert type(caught.value) in (TypeError, ValueError)
+
+
+def test_json_of_floats_that_are_whole_is_a_plan():
+    changes = {"total_steps": float(READ["total_steps"]), "devices": 1.0, "examples": 1e3}
+    found = lb.BatchPlan.from_json(json.dumps(READ | changes))
+    assert found == PLAN
+    assert found.to_json() == PLAN.to_json()

@@ -1,0 +1,80 @@
+"""Hyperparameters in the dtype of the parameters, which may be too short for them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.optimizers.registry import OPTIMIZERS
+
+SHORT = ("bfloat16", "float16")
+
+
+def tree(dtype):
+    return {"kernel": jnp.ones((3, 2), dtype), "bias": jnp.ones(2, dtype)}
+
+
+def injected(name, **options):
+    entry = OPTIMIZERS[name]
+    wrapped = optax.inject_hyperparams(entry.factory, static_args=entry.static_args, **options)
+    return wrapped(**entry.kwargs)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_short_decay_rates_that_are_injected(name):
+    """When it is traced, too, since a dtype is known then."""
+    says = r"(b1|momentum|beta) must be .* of at least 32 bits, got .*16.*hyperparam_dtype=jnp.f"
+    for dtype in SHORT:
+        for init in (injected(name).init, jax.jit(injected(name).init)):
+            with pytest.raises(ValueError, match=says):
+                init(tree(dtype))
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_the_cure(dtype):
+    params = tree(dtype)
+    optimizer, expected = injected("lamb", hyperparam_dtype=jnp.float32), OPTIMIZERS["lamb"].make()
+    state = optimizer.init(params)
+    assert state.hyperparams["b2"] == np.float32(0.999)
+    with jax.numpy_dtype_promotion("standard"):
+        updates, state = jax.jit(optimizer.update)(params, state, params)
+    same, _ = jax.jit(expected.update)(params, expected.init(params), params)
+    assert state.hyperparams["b2"] == np.float32(0.999)
+    jax.tree.map(np.testing.assert_array_equal, updates, same)
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(lambda x: lb.scale_by_adam(b2=x), "b2"), (lambda x: lb.accumulate_momentum(x), "momentum"),
+     (lambda x: lb.measure_noise_scale(decay=x), "decay"),
+     (lambda x: lb.orthogonalize_momentum(beta=x), "beta"),
+     (lambda x: lb.lars(0.1, momentum=x), "momentum")],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", SHORT)
+def test_any_short_decay_rate(build, name, dtype):
+    with pytest.raises(ValueError, match=f"{name} must be .* got one of dtype {dtype}"):
+        build(jnp.asarray(0.5, dtype))
+    build(jnp.asarray(0.5, "float32"))
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+def test_a_short_learning_rate_loses_digits_alone(dtype):
+    lb.lamb(jnp.asarray(1e-3, dtype), weight_decay=jnp.asarray(0.1, dtype))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [np.str_("0.5"), np.asarray("0.5"), np.asarray(True), np.bool_(True), 0.5j, np.complex64(0.5),
+     np.datetime64("2020-01-01"), b"0.5"],
+)  # fmt: skip
+def test_what_numpy_turns_into_a_number(wrong):
+    with pytest.raises(TypeError, match="b1 must be a number in"):
+        lb.scale_by_adam(b1=wrong)
+
+
+@pytest.mark.parametrize("huge", [10**400, -(10**400)])
+def test_an_integer_beyond_every_float(huge):
+    with pytest.raises(ValueError, match=r"learning_rate must be in \[0, inf\), got"):
+        lb.lamb(huge)

@@ -1,0 +1,551 @@
+"""Every argument of every public function: a wrong value is an error that names it.
+
+Each argument of an optimizer, of a link and of a schedule has an effect, too. A new argument has to
+be entered in `WRONG` and, of those, in `CHANGED`.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+import re
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.engine.to_optax import leaf_transform_of
+from optax_largebatch.testing import reference
+from tests.test_public_signatures import OF_OPTAX
+
+
+@functools.wraps(lb.small_batches_of_devices)
+def on_two_devices(*operands, **settings):
+    own = functools.partial(lb.small_batches_of_devices, *operands, **settings)
+    return jax.vmap(lambda device: own(), axis_name="data", axis_size=2)(jnp.zeros(2))
+
+
+PUBLIC = {name: getattr(lb, name) for name in lb.__all__}
+PUBLIC |= {f"recipes.{name}": getattr(lb.recipes, name) for name in lb.recipes.__all__}
+FUNCTIONS = {name: own for name, own in PUBLIC.items() if inspect.isfunction(own)}
+FUNCTIONS["small_batches_of_devices"] = on_two_devices
+FUNCTIONS |= {"Hyperparameters": lb.Hyperparameters, "PlannedRate": lb.PlannedRate}
+"""The other classes are what functions return."""
+
+
+def arguments(name):
+    return inspect.signature(FUNCTIONS[name]).parameters
+
+
+EACH = [(name, argument) for name in sorted(FUNCTIONS) for argument in arguments(name)]
+
+
+# What is refused.
+
+NO_NUMBERS = ("0.5", True, [], {}, 1j, np.ones(3), jnp.ones(3), jnp.asarray(True), np.str_("0.5"))
+
+
+def number(interval):
+    """What is no number in an interval, close to its ends too."""
+    low, high = map(float, interval[1:-1].split(","))
+    ends = [low if interval[0] == "(" else np.nextafter(low, -math.inf)]
+    ends += [high] * (interval[-1] == ")") or [np.nextafter(high, math.inf)] * (high < math.inf)
+    return [*ends, math.nan, 10**400, *NO_NUMBERS, None]
+
+
+def integer(least):
+    wrong = [least - 1, -(10**12), least + 0.5, float(least), math.nan, math.inf]
+    return [*wrong, *NO_NUMBERS, None, jnp.asarray(least), np.asarray([least])]
+
+
+def count(least):
+    """What is no whole number, which may be written as `"2M"`."""
+    wrong = [least - 1, least + 0.5, math.nan, math.inf, 10**400, "many", "1.5", "\u0665"]
+    return [*wrong, *NO_NUMBERS[1:-1], None]
+
+
+CHOICE = ["nothing", "", 1, True, b"linear", None]
+FLAG = [0, 1, "yes", None, np.ones(2)]
+DTYPE = ["int32", "nothing", 3, 1.5, np.ones(3)]
+BOUNDS = [1.0, (1.0, 0.5), (1.0,), (0.1, 1.0, 2.0), (-1.0, None), (None, 0.0), (math.nan, None),
+          (None, math.nan), ("0.1", None), (None, True), (math.inf, None), [0.1, 1.0]]  # fmt: skip
+MASK = [True, False, "bias", 3]
+OPTIMIZER = [0.1, "adam", lb.lamb, optax.sgd]
+RATE = number("[0, inf)")
+POSITIVE = number("(0, inf)")
+
+WRONG = {
+    argument: wrong
+    for these, wrong in (
+        ("b1 b2 b2_ceiling b2_floor beta decay momentum smoothing", number("[0, 1)")),
+        ("backoff_factor confidence factor", number("(0, 1)")),
+        ("warmup_start", number("[0, 1]")),
+        ("length_power target", number("(-inf, inf)")),
+        ("warmup_begin_step", number("(-inf, 0]")),
+        ("growth_factor", number("(1, inf)")),
+        ("initial_scale", number("[1, 1e38]")),
+        ("target_rms", number("(0, 10]")),
+        ("adam_eps begin_epoch end_value eps eps_root larc_learning_rate learning_rate", RATE),
+        ("meta_lr_scale min_norm normalization_eps peak_value scalar_lr_scale scalar_scale", RATE),
+        ("scale_speed size_lr_scale speed trust_ratio_eps warmup_batches", RATE),
+        ("warmup_begin_value warmup_epochs weight_decay", RATE),
+        ("bias_learning_rate clip_gradient clipping_scale consistent_rms deviations", POSITIVE),
+        ("lr_batches lr_epochs max_change max_grad_norm", POSITIVE),
+        ("max_norm max_rms max_step_scale max_value min_rms param_max param_max_rms", POSITIVE),
+        ("param_min_rms power radius rms_eps run_length scalar_max steps_per_epoch", POSITIVE),
+        ("times trust_coefficient updates_per_epoch", POSITIVE),
+        ("batch_scale batch_size clipping_update_period devices epochs", integer(1)),
+        ("evaluate_every every examples from_batch growth_interval increment", integer(1)),
+        ("itemsize lr_est_period macrobatch_size max_in_a_row max_steps", integer(1)),
+        ("micro_batch_size ns_steps num_workers number period refit_period runs", integer(1)),
+        ("sequence_length size_update_period steps_per_stair to_batch total_steps", integer(1)),
+        ("decay_begin_step hold_steps max_fullcov_size ndim seed step warmup_steps", integer(0)),
+        ("output_axis", integer(-1)),
+        ("window", integer(2)),
+        ("largest_batch reference_batch_size total", count(1)),
+        ("warmup", count(0)),
+        ("adaptive averaging clip eps_is_floor extrapolate grad_averaging", FLAG),
+        ("nesterov scalars_only trust_ratio", FLAG),
+        ("at_bounds bias_correction coupling decay_kind denominator momentum_of of", CHOICE),
+        ("order preconditioning rule shape_factor strategy warmup_mode", CHOICE),
+        ("warmup_strategy zero_ratio", CHOICE),
+        ("accumulator_dtype dtype mu_dtype ns_dtype nu_dtype", DTYPE),
+        ("param_norm_bounds rms_bounds trust_ratio_bounds", BOUNDS),
+        ("adamh_mask mask matrix_mask trust_ratio_mask weight_decay_mask", MASK),
+        ("branches others transforms", OPTIMIZER),
+        ("inner", [*OPTIMIZER, None]),
+        ("groups", [1, {}, "bias", {"params": lb.matching("bias")}]),
+        ("kinds", ["nothing", 1, None]),
+        ("matrix_axes", [3, "kernel"]),
+        ("ns_coeffs", ["nothing", 1, (1, 2), None]),
+        ("stacked", [0, "kernel", True, [0]]),
+        ("drop_steps", [5, None, "5", [0], [1.5], ["5"], [True], [[5]]]),
+        ("values", ["0.5", 0.5, None, [], [0.5, math.nan], ["x"], [[0.5]], [10**400]]),
+        ("when", [0, "yes", None, jnp.ones(2, bool)]),
+    )
+    for argument in these.split()
+}
+"""For each argument, wherever it is, wrong values. None is one unless it is the default."""
+
+WRONG_IN = {
+    ("Hyperparameters", "learning_rate"): POSITIVE,
+    ("PlannedRate", "decay"): CHOICE,
+    ("PlannedRate", "peak_value"): POSITIVE,
+    ("accumulate_gradients", "small_batches"): [0, -1, 1.5, "2", None, jnp.asarray(2)],
+    ("batch_plan", "stages"): [0, -1, 1.5, "0:0", "5:8", "0:8 0:8", [], [(0, 0)], {1: 8}, None],
+    ("decay_to_target_rms", "weight_decay"): number("[0, 0.1]"),
+    ("eve", "weight_decay"): number("[0, 0.1]"),
+    ("fit_critical_batch_size", "batch_sizes"): [[1, 2], [0, 1, 2], [1, 2, math.nan], ["a"] * 3, 5],
+    ("fit_critical_batch_size", "steps"): [[1, 2], [3, 0, 1], [3, 2, math.nan], ["a"] * 3],
+    ("large_batch_warmup", "batch_scale"): number("[1, inf)"),
+    ("large_batch_warmup", "warmup_steps"): RATE,
+    ("master_weights", "dtype"): [*DTYPE, None],
+    ("scale_batch_size", "power"): number("(-inf, inf)"),
+    ("scale_by_factored_parameter_rms", "eps"): POSITIVE,
+    ("scale_hyperparameters", "noise_scale"): number("(0, inf]"),
+    ("scale_hyperparameters", "settings"): [{}, 0.1, None],
+    ("seesaw", "batch_size"): count(1),
+    ("clip_by_median_norm", "window"): integer(1),
+    ("small_batches_of_devices", "batch_size"): POSITIVE,
+    ("small_batches_of_examples", "batch_size"): POSITIVE,
+    ("warmup_inverse_sqrt", "warmup_steps"): integer(1),
+    ("within_critical_batch_size", "batch_size"): count(1),
+}
+"""The same where an argument of one function has another range."""
+
+OPERANDS = {
+    "adopt_state": "optimizer params state old_optimizer",
+    "check_gradient_reduction": "loss params gradients axis_name partition_specs",
+    "diagnose": "optimizer state params",
+    "excluding": "patterns",
+    "explain": "optimizer params",
+    "has_updated": "state",
+    "layer_noise_scales": "state params",
+    "matching": "patterns",
+    "matrix_groups": "sides axes",
+    "measure_critical_batch_size": "params loss make_optimizer batch_sizes learning_rates evaluate "
+    "optimizer_state progress",
+    "named": "names",
+    "noise_scale": "state",
+    "param_groups": "groups",
+    "recipes.batch_sizes": "name",
+    "recipes.examples_to_target": "name",
+    "recipes.get": "name",
+    "recipes.names": "part",
+    "recipes.ramp": "name settings",
+    "recipes.table": "part",
+    "shard_optimizer_state": "optimizer params mesh axis",
+    "small_batches_of_devices": "gradients params axis_name mean partition_specs",
+    "small_batches_of_examples": "gradients params mean partition_specs",
+    "stacked_layers": "where named",
+    "step_metrics": "state params gradients updates",
+    "trust_ratios": "optimizer state params",
+    "with_partition_specs": "partition_specs",
+    "within_critical_batch_size": "measured",
+}
+"""Trees, states, functions, names and lists: the tests of each function have what it refuses."""
+
+PARAMS = {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}
+OF_EXAMPLES = {"kernel": jnp.ones((2, 4, 3)), "bias": jnp.ones((2, 3))}
+LAMB = lb.lamb(0.1)
+TRAINED = {"optimizer": LAMB, "state": LAMB.init(PARAMS), "params": PARAMS}
+MEASURED = lb.measure_noise_scale().init(PARAMS)
+REQUIRED = {"learning_rate": 0.1, "peak_value": 0.1, "inner": optax.sgd(0.1)}
+VALID = {
+    "accumulate_gradients": {"every": 2},
+    "adopt_state": TRAINED | {"step": 1},
+    "at_least_ndim": {"ndim": 2},
+    "batch_plan": {"stages": 8, "total": 1000},
+    "batch_scale": {"macrobatch_size": 64, "batch_size": 8},
+    "chain": {"transforms": LAMB},
+    "clamp_parameters": {"max_value": 1.0},
+    "clip_by_global_norm": {"max_norm": 1.0},
+    "clip_by_median_norm": {"clipping_scale": 2.0},
+    "clip_by_value": {"max_value": 1.0},
+    "diagnose": TRAINED,
+    "excluding_kinds": {"kinds": "bias"},
+    "explain": {"optimizer": LAMB, "params": PARAMS},
+    "fit_critical_batch_size": {"batch_sizes": [64, 256, 1024], "steps": [5000, 2000, 1250]},
+    "large_batch_warmup": {"batch_scale": 4, "warmup_steps": 10},
+    "layer_noise_scales": {"state": MEASURED, "params": PARAMS},
+    "matching_kinds": {"kinds": "bias"},
+    "matrix_groups": {"number": 4, "sides": (8, 8), "axes": {"data": 2}},
+    "measure_critical_batch_size": {
+        "params": jnp.ones(2), "loss": lambda params, key, batch_size: jnp.sum(params**2),
+        "make_optimizer": optax.sgd, "batch_sizes": [1, 2, 4], "learning_rates": [0.1],
+        "evaluate": lambda params: jnp.sum(params**2), "target": 1.0, "max_steps": 1,
+    },
+    "nesterov_split": {"inner": lb.chain(lb.add_decayed_weights(0.1), lb.scale_by_trust_ratio())},
+    "noise_scale": {"state": MEASURED},
+    "recipes.get": {"name": "bert-large/lamb/mlperf", "batch_size": 8192},
+    "recipes.ramp": {"name": "deepseek-v3", "increment": 3072},
+    "scale_batch_size": {"batch_size": 8, "run_length": 2.0},
+    "scale_hyperparameters": {
+        "settings": lb.Hyperparameters(learning_rate=0.1), "from_batch": 8, "to_batch": 16,
+        "rule": "sqrt",
+    },
+    "seesaw": {"batch_size": 8, "largest_batch": 64},
+    "small_batches_of_devices": {
+        "gradients": PARAMS, "params": PARAMS, "axis_name": "data", "mean": PARAMS,
+    },
+    "small_batches_of_examples": {"gradients": OF_EXAMPLES, "params": PARAMS, "mean": PARAMS},
+    "step_metrics": {"state": LAMB.init(PARAMS), "params": PARAMS},
+    "sum_of": {"branches": LAMB},
+    "trust_ratios": TRAINED,
+    "values_schedule": {"values": [1.0, 0.5, 0.1]},
+    "warmup_cosine": {"total_steps": 10},
+    "warmup_drops": {"drop_steps": [5]},
+    "warmup_hold_decay": {"warmup_steps": 2, "hold_steps": 2, "total_steps": 10},
+    "warmup_inverse_sqrt": {"warmup_steps": 4},
+    "warmup_polynomial": {"total_steps": 10},
+    "with_partition_specs": {"partition_specs": {}},
+    "within_critical_batch_size": {"measured": {0: 8}, "batch_size": 8, "largest_batch": 64},
+}  # fmt: skip
+"""What a function has to be given besides `REQUIRED`."""
+TAKE_NONE = ("clip_by_global_norm", "clip_by_value", "clip_by_median_norm")
+"""Functions whose first argument may be None, and has to be given all the same."""
+
+
+def call(name, **changes):
+    known = arguments(name)
+    given = {
+        key: own
+        for key, own in REQUIRED.items()
+        if key in known and known[key].default is inspect.Parameter.empty
+    }
+    given |= VALID.get(name, {}) | changes
+    several = [key for key in given if known[key].kind is inspect.Parameter.VAR_POSITIONAL]
+    return FUNCTIONS[name](*[given.pop(key) for key in several], **given)
+
+
+CHECKED = [one for one in EACH if one[1] not in OPERANDS.get(one[0], "").split()]
+
+
+def test_every_argument_is_entered():
+    missing = [one for one in CHECKED if one[1] not in WRONG and one not in WRONG_IN]
+    assert not missing
+
+
+def test_no_entry_is_left_over():
+    operands = {(name, own) for name, these in OPERANDS.items() for own in these.split()}
+    assert {*WRONG_IN} | operands <= {*EACH}
+    assert {*WRONG} <= {argument for _, argument in CHECKED}
+    assert all(key in arguments(name) for name, given in VALID.items() for key in given)
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CHECKED}))
+def test_a_valid_call(name):
+    if name != "measure_critical_batch_size":  # it would train; its arguments are checked before
+        call(name)
+
+
+def words(name, argument):
+    """The words that the annotation of an argument allows."""
+
+    def found(annotation):
+        literal = typing.get_origin(annotation) is typing.Literal
+        for own in typing.get_args(annotation):
+            yield from [own] if literal else found(own)
+
+    return {*found(arguments(name)[argument].annotation)} if argument in WORDS else set()
+
+
+WORDS = [argument for argument, wrong in WRONG.items() if wrong is CHOICE]
+
+
+@pytest.mark.parametrize(("name", "argument"), CHECKED)
+def test_a_wrong_value(name, argument):
+    takes_none = arguments(name)[argument].default is None or name in TAKE_NONE
+    others = [words(*one) for one in CHECKED if one[1] == argument]
+    words_of_others = set().union(*others) - words(name, argument)
+    for value in [*WRONG_IN.get((name, argument), WRONG.get(argument)), *words_of_others]:
+        if value is not None or not takes_none:
+            refuses(name, argument, value)
+
+
+def refuses(name, argument, value):
+    has_no_name = arguments(name)[argument].kind is inspect.Parameter.VAR_POSITIONAL
+    said = rf"{name}\(\)" if has_no_name else argument
+    with pytest.raises((TypeError, ValueError), match=said) as raised:
+        call(name, **{argument: value})
+    assert type(raised.value) in (TypeError, ValueError)
+
+
+@pytest.mark.parametrize("name", OF_OPTAX)
+def test_numbers_by_default_are_those_of_optax(name):
+    for key, theirs in inspect.signature(OF_OPTAX[name]).parameters.items():
+        ours = arguments(name).get(key, theirs).default
+        if isinstance(theirs.default, float | int) and ours is not None:  # None is decided later
+            assert ours == theirs.default, key
+
+
+# What an argument does.
+
+MATRICES = ("kernel", "cube")
+SHAPES = {"kernel": (4, 3), "cube": (2, 3, 4), "bias": (3,), "scale": (), "zero": (2,)}
+rng = np.random.default_rng(0)
+TREE, *GRADIENTS = [
+    {name: jnp.asarray(rng.normal(size=shape), "float32") for name, shape in SHAPES.items()}
+    for _ in range(5)
+]
+TREE |= {"cube": TREE["cube"].at[0].multiply(0.01), "zero": jnp.zeros(2)}
+ONE = lb.matching("kernel")
+
+CHANGED = {
+    argument: value
+    for these, value in (
+        ("accumulator_dtype mu_dtype ns_dtype nu_dtype", "bfloat16"),
+        ("b1 b2 beta momentum", 0.7),
+        ("adam_eps clip_gradient clipping_scale eps eps_root max_grad_norm max_norm", 0.1),
+        ("max_rms max_value normalization_eps param_max param_max_rms scalar_max", 0.1),
+        ("trust_ratio_eps", 0.1),
+        ("larc_learning_rate learning_rate peak_value", 0.2),
+        ("consistent_rms factor", 0.3),
+        ("radius rms_eps scalar_lr_scale scalar_scale scale_speed size_lr_scale speed", 0.5),
+        ("trust_coefficient", 0.5),
+        ("max_change max_step_scale warmup_begin_value", 0.01),
+        ("end_value weight_decay", 0.05),
+        ("warmup_start", 0.25),
+        ("begin_epoch clipping_update_period decay_begin_step lr_epochs lr_est_period", 1),
+        ("output_axis refit_period size_update_period warmup_epochs", 1),
+        ("lr_batches max_fullcov_size ns_steps steps_per_epoch steps_per_stair", 2),
+        ("target_rms param_min_rms power", 2.0),
+        ("warmup_batches window", 2),
+        ("batch_scale period updates_per_epoch warmup_steps", 3),
+        ("hold_steps", 4),
+        ("total_steps", 8),
+        ("meta_lr_scale min_norm min_rms", 9.0),
+        ("param_norm_bounds rms_bounds", (None, 0.1)),
+        ("trust_ratio_bounds", (0.3, 0.4)),
+        ("adamh_mask mask matrix_mask trust_ratio_mask", ONE),
+        ("weight_decay_mask", lb.matching("bias")),
+        ("groups", lb.param_groups({"params": ONE, "learning_rate_scale": 0.5})),
+        ("stacked", {"cube": 0}),
+        ("matrix_axes", {"cube": (0, (1, 2))}),
+        ("inner", lb.chain(lb.add_decayed_weights(0.1), lb.scale_by_trust_ratio(eps=1.0))),
+        ("branches transforms", lb.scale_by_adam()),
+        ("others", lb.lamb(0.1)),
+        ("at_bounds", "return"),
+        ("bias_correction", "none"),
+        ("denominator", "update"),
+        ("drop_steps", [3, 6]),
+        ("momentum_of", "directions"),
+        ("ns_coeffs", "dion"),
+        ("order", "sequential"),
+        ("preconditioning", "spectral"),
+        ("shape_factor", "spectral_norm"),
+        ("strategy", "sqrt"),
+        ("values", [0.5, 0.25]),
+        ("warmup_begin_step", -3),
+        ("warmup_mode", "constant"),
+        ("warmup_strategy", "power2"),
+        ("zero_ratio", "coefficient"),
+    )
+    for argument in these.split()
+}
+"""Another value of each argument that is no flag, of optimizers, links and schedules."""
+
+CUBE_AS_MATRIX = {"matrix_axes": {"cube": ((0, 1), 2)}}
+SETTINGS = {"weight_decay": 0.01, "momentum": 0.9}
+"""What makes masks and Nesterov's momentum matter."""
+SETTINGS_OF = {
+    "clip_by_median_norm": {"window": 3},
+    "eden": {"steps_per_epoch": 3, "warmup_batches": 4},
+    "eden2": {"warmup_batches": 4},
+    "lbsgd": {"batch_scale": 2, "warmup_epochs": 2, "updates_per_epoch": 9},
+    "muon": CUBE_AS_MATRIX,
+    "muonh": CUBE_AS_MATRIX,
+    "orthogonalize_momentum": CUBE_AS_MATRIX,
+    "scale_by_matrix_shape": CUBE_AS_MATRIX,
+    "warmup_cosine": {"warmup_steps": 2},
+    "warmup_drops": {"warmup_steps": 2},
+    "warmup_polynomial": {"warmup_steps": 2},
+}
+WITH = {
+    ("add_decayed_weights", "stacked"): {
+        "weight_decay_mask": lb.at_least_ndim(2),
+        "stacked": {"kernel": 0},
+    },
+    ("clamp_parameters", "stacked"): {"scalars_only": True, "stacked": {"bias": 0}},
+    ("lbsgd", "trust_ratio_mask"): {"warmup_strategy": "lars"},
+    ("learn_log_scale", "at_bounds"): {"rms_bounds": (None, 0.1)},
+    ("learned_gradient", "meta_lr_scale"): {"lr_est_period": 1},
+    ("muon", "eps_is_floor"): {"eps": 9.0},
+    ("muon", "stacked"): {"matrix_axes": None},
+    ("muonh", "eps_is_floor"): {"eps": 9.0},
+    ("muonh", "stacked"): {"matrix_axes": None},
+    ("nesterov_split", "learning_rate"): {"order": "sequential"},
+    ("nesterov_split", "order"): {"learning_rate": 0.5},
+    ("orthogonalize_momentum", "eps_is_floor"): {"eps": 9.0},
+    ("scale_by_learned_matrices", "learning_rate"): {"period": 1},
+    ("scale_by_learned_matrices", "meta_lr_scale"): {"period": 1},
+    ("scale_by_second_moment", "bias_correction"): {"bias_correction": "lagged"},
+    ("scale_by_second_moment", "stacked"): {"bias_correction": "lagged", "stacked": {"bias": 0}},
+    ("scale_by_trust_ratio", "zero_ratio"): {"trust_coefficient": 0.5},
+}
+"""What else an argument of a function needs to matter, and its value if that is another."""
+WITHOUT_EFFECT = {
+    ("orthogonalize_momentum", "stacked"),
+    ("scale_by_matrix_shape", "stacked"),
+}
+"""Where `matrix_axes` says rows and columns, the matrices of a stack are apart already."""
+
+COMMON = {
+    "adamh": "learning_rate b1 b2 eps mu_dtype",
+    "muon": "learning_rate eps nesterov mu_dtype",
+    "muonh": "learning_rate mu_dtype",
+}
+"""Of optimizers that move matrices in one way and the others in another: what both ways have."""
+OF_OTHERS = {"adamh": "others", "muon": "others", "muonh": "b1 b2 adam_eps others"}
+
+SLOW = {"cain", "clip_by_median_norm", "lbsgd", "learned_gradient"}
+SLOW |= {"scale_by_factored_parameter_rms", "scale_by_learned_matrices"}
+"""What compiles a loop or a branch for each run."""
+
+
+def is_transform(name):
+    """Whether it is an optimizer or a link; the wrappers have tests of their own."""
+    returned = inspect.signature(FUNCTIONS[name]).return_annotation
+    is_one = isinstance(returned, type) and issubclass(returned, optax.GradientTransformation)
+    return is_one and (name == "nesterov_split" or "inner" not in arguments(name))
+
+
+TRANSFORMS = [name for name in FUNCTIONS if is_transform(name) and name != "measure_noise_scale"]
+SCHEDULES = [
+    name for name in FUNCTIONS if name.startswith(("eden", "large_", "values_", "warmup_"))
+]
+USED = [(name, argument) for name in (*TRANSFORMS, *SCHEDULES) for argument in arguments(name)]
+
+
+def results(name, **changes):
+    """What comes out in a few steps: of a schedule its values, of others the updates and states."""
+    settings = {key: own for key, own in SETTINGS.items() if key in arguments(name)}
+    own = call(name, **settings | SETTINGS_OF.get(name, {}) | changes)
+    if name in SCHEDULES:
+        return [own(step) for step in range(12)]
+    only_matrices = name in ("orthogonalize_momentum", "scale_by_matrix_shape")
+    tree = {key: TREE[key] for key in (MATRICES if only_matrices else SHAPES)}
+    own = reference(own) if leaf_transform_of(own) else own
+    params, state, seen = tree, own.init(tree), []
+    for gradients in GRADIENTS:
+        updates, state = own.update({key: gradients[key] for key in tree}, state, params)
+        params = optax.apply_updates(params, updates)
+        seen.append((updates, state))
+    return seen
+
+
+as_it_is = functools.cache(results)
+
+
+def differ(one, other):
+    """Whether numbers, shapes or types of arrays are not the same."""
+    one, other = jax.tree.leaves(one), jax.tree.leaves(other)
+    return len(one) != len(other) or any(
+        x.dtype != y.dtype or not np.array_equal(x, y, equal_nan=True)
+        for x, y in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] in SLOW)) for one in USED],
+)
+def test_an_argument_has_an_effect(name, argument):
+    default = arguments(name)[argument].default
+    other = not default if isinstance(default, bool) else CHANGED[argument]
+    needs = WITH.get((name, argument), {})
+    besides = {key: own for key, own in needs.items() if key != argument}
+    before = results(name, **besides) if besides else as_it_is(name)
+    after = results(name, **{argument: other} | needs)
+    assert differ(before, after) == ((name, argument) not in WITHOUT_EFFECT)
+    if name in COMMON:
+        updates = [[updates for updates, _ in own] for own in (before, after)]
+        moved = {key for key in SHAPES if differ(*([x[key] for x in own] for own in updates))}
+        of_others = argument in OF_OTHERS[name].split()
+        expected = (not of_others, of_others or argument in COMMON[name].split())
+        assert (bool(moved & {*MATRICES}), bool(moved - {*MATRICES})) == expected
+
+
+def test_every_change_is_of_an_argument():
+    assert {*WITH} | WITHOUT_EFFECT <= {*USED}
+    assert {*CHANGED} <= {argument for _, argument in USED}
+    assert {*SETTINGS_OF} | {*COMMON} | SLOW <= {name for name, _ in USED}
+
+
+# What else would be silent.
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bert-large/lamb/mlperf", "bert-large/lans/paper-phase1", "resnet50/lars/simclr",
+     "resnet50/larc/vissl-simclr", "resnet50/sgd/linear", "nanochat-d24/muon/speedrun",
+     "gpt2-124m/muonh/track-3"],
+)  # fmt: skip
+def test_a_recipe_prints_each_number_by_its_name(name):
+    recipe = lb.recipes.get(name, batch_size=lb.recipes.batch_sizes(name)[0])
+    named = ("learning_rate", "b1", "b2", "eps", "momentum", "weight_decay")
+    known = [own for own in named if getattr(recipe, own) is not None]
+    if recipe.algorithm == "muonh":
+        known.remove("weight_decay")
+    numbers = {own: 0.123 + 0.1 * index for index, own in enumerate(known)}
+    said = dataclasses.replace(recipe, **numbers).summary()
+    for own, value in numbers.items():
+        assert re.findall(rf"\b{own} ([\d.]+\d)", said)[0] == f"{value:.3f}", own
+
+
+def test_a_parameter_in_three_groups():
+    groups = lb.param_groups(*({"params": lb.matching(own)} for own in ("kernel", "ker", "k")))
+    with pytest.raises(ValueError, match=r"'kernel' is in .* groups, matching\('kernel'\) and"):
+        lb.lamb(0.1, groups=groups).init(PARAMS)
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (8, 16), (8, 16, 8)])
+def test_moments_are_split_along_the_longest_axis(shape):
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    shardings = lb.shard_optimizer_state(LAMB, {"w": jnp.ones(shape)}, mesh, axis="data")
+    (split,) = np.flatnonzero(optax.tree.get(shardings, "mu")["w"].spec)
+    assert split == shape.index(16)
