@@ -22,16 +22,22 @@ jax.config.update("jax_num_cpu_devices", 8)  # to try it without GPUs or TPUs
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, MICRO_BATCHES, STEPS = 4, 64, 4, 32, 16, 4, 30
 mesh = jax.make_mesh((jax.device_count(),), ("fsdp",), axis_types=(AxisType.Auto,))
 by_example = NamedSharding(mesh, P("fsdp"))
+BY_COLUMN, UNNAMED = (None, "fsdp"), {nnx.PARTITION_NAME: None}
+
+
+def linear(inputs, outputs, rngs, **options):
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), BY_COLUMN)
+    return nnx.Linear(inputs, outputs, kernel_init=init, rngs=rngs, **options)
 
 
 class Layer(nnx.Module):
     def __init__(self, rngs):
         self.attention_norm = nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.qkv = nnx.Linear(WIDTH, 3 * WIDTH, rngs=rngs)
-        self.out = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.qkv = linear(WIDTH, 3 * WIDTH, rngs)
+        self.out = linear(WIDTH, WIDTH, rngs)
         self.mlp_norm = nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
-        self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+        self.up = linear(WIDTH, 4 * WIDTH, rngs)
+        self.down = linear(4 * WIDTH, WIDTH, rngs)
 
     def __call__(self, x):
         x = jax.lax.with_sharding_constraint(x, by_example)
@@ -43,56 +49,53 @@ class Layer(nnx.Module):
 
 class Transformer(nnx.Module):
     def __init__(self, rngs):
-        self.embed = nnx.Embed(256, WIDTH, rngs=rngs)
-        self.layers = nnx.split_rngs(splits=LAYERS)(nnx.vmap(Layer))(rngs)
+        init = nnx.with_partitioning(nnx.initializers.normal(0.1), BY_COLUMN)
+        self.embed = nnx.Embed(256, WIDTH, embedding_init=init, rngs=rngs)
+        layers = nnx.vmap(Layer, transform_metadata=UNNAMED)
+        self.layers = nnx.split_rngs(splits=LAYERS)(layers)(rngs)
         self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.head = nnx.Linear(WIDTH, 256, use_bias=False, rngs=rngs)
+        self.head = linear(WIDTH, 256, rngs, use_bias=False)
 
     def __call__(self, tokens):
-        through = nnx.scan(lambda x, layer: layer(x), out_axes=nnx.Carry)
+        options = {"out_axes": nnx.Carry, "transform_metadata": UNNAMED}
+        through = nnx.scan(lambda x, layer: layer(x), **options)
         return self.head(self.norm(through(self.embed(tokens), self.layers)))
 
 
-def split_last_axis(x):
-    return NamedSharding(mesh, P(*[None] * (x.ndim - 1), "fsdp"))
-
-
 def make():
-    return Transformer(nnx.Rngs(0))
+    model = Transformer(nnx.Rngs(0))
+    rate = lb.warmup_polynomial(0.02, total_steps=STEPS, warmup_steps=3)
+    muonh = lb.muonh(
+        rate,
+        matrix_mask=lb.excluding("embed"),
+        adamh_mask=lb.matching("head"),
+        stacked={"layers/": 0},
+    )
+    accumulated = lb.accumulate_gradients(muonh, every=MICRO_BATCHES)
+    shardings = nnx.get_named_sharding(nnx.state(model, nnx.Param), mesh)
+    told = lb.with_partition_specs(accumulated, shardings)
+    return model, nnx.Optimizer(model, told, wrt=nnx.Param)
 
 
 # Shapes come first, so that no device ever holds the whole model.
+jax.set_mesh(mesh)
 graph, shapes = nnx.split(nnx.eval_shape(make))
-shardings = jax.tree.map(split_last_axis, shapes)
-params = jax.jit(lambda: nnx.state(make()), out_shardings=shardings)()
-
-rate = lb.warmup_polynomial(0.02, total_steps=STEPS, warmup_steps=3)
-optimizer = lb.muonh(
-    rate,
-    matrix_mask=lb.excluding("embed"),
-    adamh_mask=lb.matching("head"),
-    stacked={"layers/": 0},
-)
-optimizer = lb.accumulate_gradients(optimizer, every=MICRO_BATCHES)
-optimizer = lb.with_partition_specs(optimizer, shardings)
-state_shardings = lb.shard_optimizer_state(optimizer, params, mesh)
-state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
+shardings = nnx.get_named_sharding(shapes, mesh)
+start = jax.jit(lambda: nnx.state(make()), out_shardings=shardings)()
+model, optimizer = nnx.merge(graph, start)
 
 
-def loss_of(params, tokens):
-    logits = nnx.merge(graph, params)(tokens[:, :-1])
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-    return losses.mean()
+@nnx.jit(donate_argnums=(0, 1))
+def step(model, optimizer, tokens):
+    def loss_of(model):
+        logits, labels = model(tokens[:, :-1]), tokens[:, 1:]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        return losses.mean()
 
+    loss, grads = nnx.value_and_grad(loss_of)(model)
+    optimizer.update(model, grads)
+    return loss
 
-def step(params, state, tokens):
-    loss, grads = jax.value_and_grad(loss_of)(params, tokens)
-    updates, state = optimizer.update(grads, state, params)
-    return optax.apply_updates(params, updates), state, loss
-
-
-results = shardings, state_shardings, None
-step = jax.jit(step, donate_argnums=(0, 1), out_shardings=results)
 
 files = sorted(Path(os.__file__).parent.glob("*.py"))
 text = np.frombuffer(b"".join(map(Path.read_bytes, files)), np.uint8)
@@ -100,6 +103,6 @@ rng = np.random.default_rng(0)
 for number in range(1, STEPS * MICRO_BATCHES + 1):
     starts = rng.integers(len(text) - LENGTH, size=(BATCH, 1))
     tokens = text[starts + np.arange(LENGTH + 1)].astype(np.int32)
-    params, state, loss = step(params, state, jax.device_put(tokens, by_example))
+    loss = step(model, optimizer, jax.device_put(tokens, by_example))
     if number % MICRO_BATCHES == 0:
         print(f"step {number // MICRO_BATCHES:2}  loss {loss:.3f}")

@@ -1,50 +1,28 @@
 """The state of an optimizer that goes on where another one stopped."""
 
-from typing import Any
+from collections.abc import Mapping
 
-from jax.core import Tracer
+import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.adoption.checks import (
-    check_one_model,
-    check_optimizer,
-    check_same_kinds,
-    check_state,
-)
-from optax_largebatch.adoption.hidden import columns, rebuilt
-from optax_largebatch.adoption.macro_batch import check_a_place, taken_over
-from optax_largebatch.adoption.moments import Moments
-from optax_largebatch.adoption.momentum import check_same_momentum
-from optax_largebatch.adoption.parts import (
-    BUFFERS,
-    LIKE_PARAMETERS,
-    MACRO_BATCHES,
-    MEANS,
-    MOMENTS,
+from optax_largebatch.adoption.arrays import known
+from optax_largebatch.adoption.moments import (
+    ADAM,
+    BUFFER,
+    MICRO_STEPS,
+    MUON,
+    STEPS,
+    Kept,
     counters,
-    parts,
+    is_one,
 )
+from optax_largebatch.adoption.new_state import NewState
 from optax_largebatch.adoption.same_moments import check_same_moments
-from optax_largebatch.arguments import Scalar, check_integer, check_number
-from optax_largebatch.params.leaves import Leaves, leaves_of
-from optax_largebatch.params.paths import is_hidden, leaf_names
-from optax_largebatch.transforms.hyperball import HyperballState
-from optax_largebatch.transforms.lars import ScaleByLarsState
-from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
+from optax_largebatch.arguments import check_integer
+from optax_largebatch.engine.recorded_states import recorded_states
+from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.transforms.nesterov import NesterovSplitState
-from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
-from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
-
-_COUNT_BESIDE_OTHERS = (
-    HyperballState,
-    ScaleByLarsState,
-    ScaleByLearningRateState,
-    optax.schedules.InjectStatefulHyperparamsState,
-)
-"""States of several fields of which only the number of steps is taken over."""
-_OF_THEIR_OWN = (NesterovSplitState, ScaleByWarmedUpRateState)
-"""States that hold other states, and numbers that only their own optimizer collects."""
 
 
 def adopt_state(
@@ -53,82 +31,82 @@ def adopt_state(
     state: optax.OptState,
     *,
     step: int | None = None,
-    examples_per_micro_batch: Scalar | None = None,
     old_optimizer: optax.GradientTransformation | None = None,
 ) -> optax.OptState:
     r"""The state of an optimizer that goes on where another one stopped.
 
-    The state takes over the moments of Adam, the momentum of Muon, or the momentum buffer of SGD
-    and LARS. It also takes over the number of steps, which schedules and bias corrections use. So
-    the next steps are those of an optimizer that has seen all gradients. Moments go from states
+    The moments and the number of steps go over, so the next steps are those of an optimizer that
+    has seen all gradients, and schedules go on. Moments go from states
 
     - of `optax.adam`, `adamw` and `lamb` to `lamb`, `eve`, `adamh`, or a chain with
       `scale_by_adam`;
     - of all these and of `optax.contrib.muon` to `muon` and `muonh`, and from these to each other;
+    - of Muon and MuonH in Levanter and Marin to `muon` and `muonh` with `grad_averaging=False`,
+      `bias_correction="none"` and the same `nesterov`, because their momentum is a sum;
     - of `optax.lars` to `lars`;
     - of `optax.sgd` with momentum to a chain with `accumulate_momentum` before all trust ratios.
+      (It is of no use to `lars`, which sums gradients times trust ratios.)
 
-    SGD's momentum is of no use to `lars`, which sums gradients times trust ratios. Either optimizer
-    may be inside `chain`, `inject_hyperparams` or another wrapper. Other optimizers have moments of
-    their own, which begin at zero: call their `init`.
+    The way back is the same call. Either optimizer may be inside `chain`, `inject_hyperparams` or
+    another wrapper; by `optax.partition` each parameter may have its own. Other optimizers have
+    moments of their own, which begin at zero: call their `init`.
 
     **Muon.** The momentum of Muon is a mean of gradients, and so is the first moment of Adam.
     Therefore a matrix takes its momentum from either, and the parameters beside the matrices take
     both moments of Adam. Muon keeps no second moment, so a matrix cannot go from Muon to Adam: this
-    is an error. Moments are taken as they are, even if Adam's `b1` is not Muon's `beta` (their
-    defaults are 0.9 and 0.95); only `old_optimizer` compares the two. With `radius="start"` the
-    spheres of `muonh` and `adamh` get their radii in the first step after the change.
+    is an error. The radii of `radius="start"` go over too. A block that had none takes it at its
+    next step.
 
     **The moments must mean the same in both optimizers**: the same `b1` (of Muon: `beta`), `b2` or
-    `momentum`, and gradients clipped in the same way. A state does not say so. The states of these
-    optimizers are of Adam's class, but their numbers are not Adam's moments:
+    `momentum`, and gradients clipped in the same way. A state does not say so. Pass `old_optimizer`
+    to have them compared; for a momentum buffer, as of SGD and LARS, you must. Without it, these
+    are accepted, and the steps are wrong:
 
-    - `optax.adamax` and `adamaxw`: `nu` is a maximum;
-    - `optax.yogi`: `nu` begins at 1e-6 and is added to in another way;
-    - `optax.contrib.adopt`: `mu` is a mean of normalised gradients;
-    - `scale_by_adam` with `grad_averaging=False`: `mu` is a sum, as in `muon` with the same.
+    - Adam's `b1` is not Muon's `beta` (their defaults are 0.9 and 0.95);
+    - one sums gradients, as with `grad_averaging=False`, and the other averages them;
+    - a state of Adam's class holds other numbers: `nu` of `optax.adamax` and `adamaxw` is a
+      maximum, that of `optax.yogi` begins at 1e-6, and `mu` of `optax.contrib.adopt` is a mean of
+      normalised gradients.
 
-    In the same way, `accumulate_momentum` with `averaging=True` keeps a mean where others keep a
-    sum. And in a chain of optax, a constant learning rate leaves nothing in the state, so that a
-    link behind the momentum is taken for it. All these are accepted, and the steps are wrong. Pass
-    `old_optimizer` to have them refused.
+    **Checkpoints without types.** A state may have dictionaries and lists in the place of
+    NamedTuples and tuples, as Orbax restores it without a target. A dictionary counts as the
+    NamedTuple that has its keys as fields. `optax.adabelief` has those of Adam: pass
+    `old_optimizer`.
 
-    **Several optimizers.** By `optax.partition` each parameter may have its own. It then takes the
-    moments of the one that moved it.
+    **States of version 0.1.0.** Those of `muon`, `muonh`, `adamh`, `cain`, `scaled_adam` and
+    `learned_gradient` had another layout. Restore such a checkpoint without a target, and pass the
+    state with the same optimizer of this version; for `cain` and `scaled_adam`, which have a
+    momentum buffer, also as `old_optimizer`.
 
     **Frozen parameters.** Both optimizers may hide a parameter, by `optax.masked` or by
     `optax.partition` with `optax.set_to_zero`. If only the new one hides it, its moments are
     dropped. If only the old one hides it, it has no moments, and this is an error.
 
-    **Macro-batches.** In the middle of a macro-batch of `optax.MultiSteps` or
-    `accumulate_gradients`, its gradients so far go to `accumulate_gradients`. An optimizer that
-    does not accumulate takes a state over between two macro-batches only. `optax.MultiSteps` must
-    take means (with `use_grad_mean=False` it takes sums).
+    **Wrappers.** Finish a macro-batch of `optax.MultiSteps` or `accumulate_gradients` first. The
+    masters of `master_weights` go over. Loss scales, estimates and counts of skipped steps begin
+    anew.
 
     Args:
         optimizer: the new optimizer.
         params: the parameters as they are now.
-        state: the old optimizer's state, of optax or of this library. Do not donate it later: the
-            old and the new state share the arrays of the moments.
+        state: the old optimizer's state, of optax, of this library, or with the same fields. Do not
+            donate it later: the old and the new state share the arrays of the moments.
         step: the number of steps so far, where the state does not know it (`optax.sgd` with a
             constant learning rate, or a state inside `jax.jit`) or knows several; None to read it
             from the state.
-        examples_per_micro_batch: the number of examples in each micro-batch so far, positive. You
-            need it in the middle of a macro-batch of `optax.MultiSteps`, which does not count them.
-            If you will not pass `examples` to `update`, give 1.
         old_optimizer: the optimizer that `state` is of, to check that its moments mean the same as
             those of `optimizer`. Both are compiled and take three steps with the same gradients, on
             parameters of few elements; their moments must then be equal. None for no check.
 
     Returns:
-        A state of `optimizer`.
+        A state of `optimizer`. The moments stay on their devices, and the rest is where
+        `optimizer.init(params)` puts it.
 
     Raises:
-        TypeError: an argument has the wrong type, such as a `TrainState` in place of the
-            optimizer's state in it.
+        TypeError: `state` is a `TrainState` or the like; pass the optimizer's state in it.
         ValueError: one optimizer has moments that the other does not have, or that mean something
             else; `params` and `state` do not belong together; `state` has an axis for several
-            models; micro-batches would be lost; or `step` or `examples_per_micro_batch` is needed.
+            models, or is in the middle of a macro-batch; or `step` or `old_optimizer` is needed.
 
     Examples:
         >>> import jax
@@ -144,160 +122,133 @@ def adopt_state(
         >>> print(state[2].count, state[2].mu["kernel"].round(2))
         2 [ 0.57 -0.76]
     """
-    check_optimizer("optimizer", optimizer)
-    check_state(state)
+    _check_optimizer("optimizer", optimizer)
+    if not isinstance(state, tuple | list | Mapping):
+        raise TypeError(
+            "state must be the state of an optimizer, as its `update` returns it; got a "
+            f"{type(state).__name__}. A TrainState or an nnx.Optimizer has it as its opt_state."
+        )
     if step is not None:
         check_integer("step", step, at_least=0)
-    if examples_per_micro_batch is not None:
-        check_number("examples_per_micro_batch", examples_per_micro_batch, "(0, inf)")
-    leaves = leaves_of("params", params)
-    old = list(parts(state))
-    check_one_model(old)
+    leaves_of("params", params)
+    old = Kept("state", params, state)
+    _check_one_model(old)
+    _check_no_macro_batch(old)
     steps = _steps(old) if step is None else step
-    wanted = optimizer.init(params)
-    new = list(parts(wanted))
-    check_same_kinds(leaves, old, new)
-    check_a_place(old, new)
-    if old_optimizer is None:
-        check_same_momentum(state, wanted)
-    else:
-        check_optimizer("old_optimizer", old_optimizer)
-    adopted = _Adoption(leaves, old, steps, examples_per_micro_batch).adopted(wanted)
+    # Many an `init` makes its arrays of Python's numbers, which a guard would take for a mistake.
+    with jax.transfer_guard("allow"), recorded_states() as made:
+        wanted = optimizer.init(params)
+    _check_same_kinds(old, Kept("optimizer", params, wanted))
+    adopted = NewState(old, steps, made).of(wanted)
     if old_optimizer is not None:
-        check_same_moments(old_optimizer, optimizer, params, state)
+        _check_optimizer("old_optimizer", old_optimizer)
+        check_same_moments(old_optimizer, optimizer, old)
+    elif any(own and own.what == BUFFER for own in old.moments):
+        raise ValueError(
+            "old_optimizer must be given, because state has a momentum buffer: it does not say "
+            "whether it is a sum or a mean, and whether of gradients or of steps. Pass the "
+            "optimizer that state is of, as in adopt_state(optimizer, params, state, "
+            "old_optimizer=optax.sgd(0.1, momentum=0.9)): the two buffers are then compared."
+        )
     return adopted
 
 
-class _Adoption:
-    """Puts the parts of an old state into the places of a new one."""
-
-    def __init__(self, leaves: Leaves, old: list[Any], steps: int, examples: Any):
-        self.leaves = leaves
-        self.old = old
-        self.moments = Moments("the moments in state", leaves, old)
-        self.steps = steps
-        self.examples_per_micro_batch = examples
-
-    def adopted(self, part: Any) -> Any:
-        """A part of the new state, with what the old state has for it."""
-        if not isinstance(part, tuple | list | dict):
-            return part
-        if isinstance(part, MEANS):
-            return self.means(part)
-        if isinstance(part, BUFFERS):
-            old = self.one(BUFFERS)
-            return part._replace(trace=self.like("moments", part.trace, old.trace))
-        if isinstance(part, MACRO_BATCHES):
-            return self.macro_batch(part)
-        if isinstance(part, dict):
-            return type(part)((key, self.adopted(own)) for key, own in part.items())
-        if not hasattr(part, "_fields"):
-            return type(part)(map(self.adopted, part))
-        named: Any = part
-        fields = zip(named._fields, named, strict=True)
-        new: Any = type(part)(
-            *(own if name in LIKE_PARAMETERS else self.adopted(own) for name, own in fields)
+def _check_optimizer(name: str, optimizer: object) -> None:
+    """Checks that an argument is an optimizer; `optax.MultiSteps` is one, too."""
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise TypeError(
+            f"{name} must be a gradient transformation, got {optimizer!r}. Pass an optimizer, such "
+            "as lamb(1e-3)."
         )
-        if new._fields == ("count",) or isinstance(part, _COUNT_BESIDE_OTHERS):
-            return new._replace(count=jnp.full_like(new.count, self.steps))
-        if "step" in new._fields:  # of optax.conditionally_mask and conditionally_transform
-            return new._replace(step=jnp.full_like(new.step, self.steps))
-        if isinstance(part, _OF_THEIR_OWN) or "count" in new._fields or self.has_moments(part):
-            raise ValueError(
-                f"optimizer has a {type(part).__name__}, whose numbers no other optimizer "
-                "keeps. Begin with optimizer.init(params)."
-            )
-        return new
 
-    def means(self, part: Any) -> Any:
-        """A state of Adam or Muon, with the moments of the parameters that it moves."""
-        mu = self.like("moments", part.mu, self.moments.first)
-        count = jnp.array(self.moments.count(part, self.steps), jnp.int32)
-        new = part._replace(count=count, mu=mu)
-        if not isinstance(part, MOMENTS):
-            return new
-        self.moments.check_second(part)
-        return new._replace(nu=self.like("moments", part.nu, self.moments.second))
 
-    def macro_batch(self, part: Any) -> Any:
-        """The state of gradient accumulation, in the middle of a macro-batch or at its begin."""
-        old = self.one(MACRO_BATCHES)
-        new = taken_over(part, old, self.examples_per_micro_batch, self.like)
-        if isinstance(part, AccumulateGradientsState):
-            step, inner = "macro_step", "inner_state"
-        else:
-            step, inner = "gradient_step", "inner_opt_state"
-        steps = jnp.full_like(getattr(part, step), self.steps)
-        return new._replace(**{step: steps, inner: self.adopted(getattr(part, inner))})
-
-    def one(self, kinds: tuple[type, ...]) -> Any:
-        """The part of the old state of these kinds, or None."""
-        return next((part for part in self.old if isinstance(part, kinds)), None)
-
-    def like(self, what: str, new: Any, old: Any) -> Any:
-        """A tree of the old state, cast to the dtypes of the new one."""
-        pairs = zip(
-            columns(self.leaves, f"the {what} of optimizer", new),
-            columns(self.leaves, f"the {what} in state", old),
-            strict=True,
-        )
-        taken = []
-        for index, (own, other) in enumerate(pairs):
-            if is_hidden(own):
-                taken.append(own)
-                continue
-            if is_hidden(other):
+def _check_one_model(old: Kept) -> None:
+    """Checks that no counter has an axis for several models."""
+    for part in old.parts:
+        for name, value in counters(part, (*STEPS, *MICRO_STEPS)).items():
+            if jnp.ndim(value):
                 raise ValueError(
-                    f"state has no {what} of {leaf_names(self.leaves.tree)[index]!r}: the old "
-                    "optimizer did not move it (optax.masked, optax.partition). If the new one "
-                    "must not move it either, hide it there too, for example by optax.partition "
-                    "with optax.set_to_zero(). If it must, begin with optimizer.init(params)."
+                    f"state must be that of one model: the {name} of its {part.kind.__name__} has "
+                    f"the shape {jnp.shape(value)}, with an axis for the copies of jax.pmap or the "
+                    "models of jax.vmap. Of copies, pass one, as in jax.tree.map(lambda x: x[0], "
+                    "(params, state)), and copy the new state again. For several models, map "
+                    "adopt_state over them by jax.vmap, and give step."
                 )
-            shape = getattr(other, "shape", None)
-            if own.shape != shape:
-                found = type(other).__name__ if shape is None else shape
+
+
+def _check_no_macro_batch(old: Kept) -> None:
+    """Checks that the state is not in the middle of a macro-batch."""
+    for part in old.parts:
+        for name, value in counters(part, MICRO_STEPS).items():
+            numbers = known(value)
+            if numbers != [0]:
+                now = numbers[0] if numbers else "not known inside jax.jit"
                 raise ValueError(
-                    f"the {what} in state must have the shapes of params: "
-                    f"{leaf_names(self.leaves.tree)[index]!r} has {own.shape} and its {what} have "
-                    f"{found}. Pass the parameters that the old optimizer moved, and from a state "
-                    "of pmap one replica."
+                    f"state must be between two macro-batches, and its {name} is {now}. Finish the "
+                    "macro-batch with the old optimizer first (accumulate_gradients: update(..., "
+                    "flush=True)), and call adopt_state then."
                 )
-            taken.append(jnp.asarray(other, own.dtype))
-        return rebuilt(new, taken)
-
-    def has_moments(self, part: Any) -> bool:
-        """Whether a state of another library keeps an array for each parameter."""
-        if type(part).__module__.startswith("optax_largebatch."):
-            return False
-        return any(map(self.is_like_params, part))
-
-    def is_like_params(self, tree: Any) -> bool:
-        """Whether a tree has the structure, the shapes and the kind of numbers of params."""
-        try:
-            columns = zip(self.leaves.arrays, self.leaves.treedef.flatten_up_to(tree), strict=True)
-        except ValueError:
-            return False
-        shown = [(array, own) for array, own in columns if not is_hidden(own)]
-        return bool(shown) and all(
-            getattr(own, "shape", None) == array.shape and jnp.issubdtype(own.dtype, jnp.floating)
-            for array, own in shown
-        )
 
 
-def _steps(old: list[Any]) -> int:
+def _steps(old: Kept) -> int:
     """The number of steps that the parts of a state agree on."""
-    counts = [counters(part) for part in old]
-    numbers = [own[name] for own in counts for name in ("count", "gradient_step") if name in own]
-    if any(isinstance(number, Tracer) for number in numbers):
+    counts = [number for part in old.parts for number in counters(part, STEPS).values()]
+    numbers = known(*counts)
+    if numbers is None:
         raise ValueError(
             "step must be given inside jax.jit and jax.vmap, where the counts in state are not "
             "known: how many steps were taken? Or call adopt_state outside."
         )
-    known = {int(number) for number in numbers}
-    if len(known) != 1:
-        said = f"has counted {sorted(known)}" if known else "has counted none"
+    if len(numbers) != 1:
+        said = f"has counted {numbers}" if numbers else "has counted none"
         raise ValueError(
             f"step must be given: how many steps were taken? The state {said}. Schedules of the "
             "new optimizer go on from it."
         )
-    return known.pop()
+    return numbers[0]
+
+
+def _check_same_kinds(old: Kept, new: Kept) -> None:
+    """Checks that the old state has the moments that the new one needs, and not only others."""
+    if any(is_one(part, NesterovSplitState) for part in old.parts):
+        raise ValueError(
+            "state has a NesterovSplitState, as that of lans, whose moments may be those of "
+            "normalised gradients. Begin with optimizer.init(params)."
+        )
+    has_any, wants_any = ({own.what for own in kept.moments if own} for kept in (old, new))
+    if bool(has_any) != bool(wants_any):
+        has, wants = (", ".join(sorted(own)) or "no moments" for own in (has_any, wants_any))
+        raise ValueError(
+            f"state must hold what optimizer needs: state has {has}, and optimizer has {wants}. "
+            "optimizer.init(params) begins without the gradients so far."
+        )
+    for name, has, wants in zip(new.names, old.moments, new.moments, strict=True):
+        if wants is None:
+            continue
+        if has is None:
+            raise ValueError(
+                f"state has no moments of {name!r}: the old optimizer did not move it "
+                "(optax.masked, optax.partition). If the new one must not move it either, hide it "
+                "there too, for example by optax.partition with optax.set_to_zero(). If it must, "
+                "begin with optimizer.init(params)."
+            )
+        if (has.what, wants.what) == (MUON, ADAM):
+            raise ValueError(
+                f"state has no second moment of {name!r}: Muon moved it and keeps only a first "
+                "moment, but optimizer moves it by Adam, which needs both. Let optimizer move it "
+                "by Muon (muon(...) and muonh(...) do so unless matrix_mask leaves it out), or "
+                "begin with optimizer.init(params)."
+            )
+        if has.what != wants.what and (has.what, wants.what) != (ADAM, MUON):
+            raise ValueError(
+                f"state has {has.what} of {name!r}, and optimizer needs {wants.what}, which is "
+                "something else. optimizer.init(params) begins without the gradients so far."
+            )
+        for field, like in wants.arrays.items():
+            shape = jnp.shape(has.arrays.get(field, has.first))
+            if shape != jnp.shape(like):
+                raise ValueError(
+                    "the moments in state must have the shapes of params: "
+                    f"{name!r} has {jnp.shape(like)} and its moments have {shape}. Pass the "
+                    "parameters that the old optimizer moved, and from a state of pmap one replica."
+                )

@@ -1,81 +1,143 @@
-"""The moments of each parameter, from the part of a state that has them."""
+"""What the parts of a state keep of each parameter, whichever library and checkpoint it is from."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from jax.core import Tracer
+import jax
+import jax.numpy as jnp
 import optax
 
-from optax_largebatch.adoption.hidden import columns
-from optax_largebatch.adoption.parts import MEANS, MOMENTS, MUON
-from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.paths import is_hidden, leaf_names
+from optax_largebatch.params.owners import Part, keyed_arrays, numbers_of, parts_of
+from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.transforms.adam import ScaleByAdamState
+from optax_largebatch.transforms.momentum import AccumulateMomentumState
+from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
+    OrthogonalizeMomentumState,
+)
 
 
-class Moments:
-    """The moments in a state.
+class _LevantersMuonState(NamedTuple):
+    """The fields of `ScaleByMuonState` and `ScaleByMuonHState` of Levanter."""
+
+    momentum_buffer: optax.Updates
+
+
+ADAM = "moments of Adam"
+MUON = "a momentum of Muon"
+BUFFER = "a momentum buffer"
+_KINDS = {
+    ADAM: (ScaleByAdamState, optax.ScaleByAdamState),
+    MUON: (OrthogonalizeMomentumState, optax.contrib.MuonState, _LevantersMuonState),
+    BUFFER: (AccumulateMomentumState, optax.TraceState),
+}
+_MOMENTS = ("mu", "momentum_buffer", "trace", "nu")
+
+STEPS = ("count", "macro_step", "gradient_step")
+"""Fields that count steps."""
+MICRO_STEPS = ("micro_step", "mini_step")
+"""Fields that count the micro-batches of the next step."""
+COPIES = (*_MOMENTS, "accumulator", "acc_grads", "master", "radii")
+"""Fields that hold a tree like the parameters, in which nothing is a state, whatever its name."""
+
+
+class Moment(NamedTuple):
+    """What a part of a state keeps of one parameter."""
+
+    what: str
+    """`ADAM`, `MUON` or `BUFFER`."""
+    part: Part
+    arrays: dict[str, Any]
+    """The fields of the part that hold moments, the first moment first."""
+
+    @property
+    def first(self) -> Any:
+        """The first moment, whatever its field is called."""
+        return next(iter(self.arrays.values()))
+
+
+class Kept:
+    """The parts of a state, and the moments of each parameter in them.
 
     An optimizer of several parts, such as `muon`, shows each parameter to one part, and hides it
     from the others.
     """
 
-    def __init__(self, where: str, leaves: Leaves, parts: list[Any]):
+    def __init__(self, whose: str, params: Any, state: Any):
         """Looks each parameter up.
 
         Args:
-            where: whose the moments are, for messages.
-            leaves: the parameters.
-            parts: the parts of the state.
+            whose: the argument that the state is of, for messages.
+            params: the parameters.
+            state: the state.
         """
-        self.leaves = leaves
-        self.has_twice = False
-        """Whether several parts have moments of the same parameter."""
-        number = len(leaves.arrays)
-        first, second = ([optax.MaskedNode()] * number for _ in range(2))
-        self._sources: list[Any] = [None] * number
-        for part in parts:
-            if not isinstance(part, MEANS):
-                continue
-            for index, mu in enumerate(columns(leaves, where, part.mu)):
-                if not is_hidden(mu):
-                    self.has_twice |= self._sources[index] is not None
-                    first[index], self._sources[index] = mu, part
-            if isinstance(part, MOMENTS):
-                for index, nu in enumerate(columns(leaves, where, part.nu)):
-                    second[index] = second[index] if is_hidden(nu) else nu
-        self.first = leaves.rebuild(first)
-        """The first moments, like the parameters. What no part moves is hidden."""
-        self.second = leaves.rebuild(second)
-        """The second moments, likewise. What Muon moves is hidden, too."""
+        self.params, self.state = params, state
+        self.names = leaf_names(params)
+        self.numbers = numbers_of(params)
+        self.parts = _states(state)
+        self.moments: list[Moment | None] = [None] * len(self.names)
+        """The moments of each parameter, None where no part has any."""
+        self._whose = whose
+        for part in self.parts:
+            what = kind_of(part)
+            fields = [name for name in _MOMENTS if name in part.fields] if what else []
+            for name in fields:
+                for number, array in self._by_number(name, part.fields[name]).items():
+                    moment = self.moments[number] or Moment(what or "", part, {})
+                    if moment.part.keys != part.keys:
+                        raise ValueError(
+                            f"{whose} must hold the moments of {self.names[number]!r} once, and "
+                            "two of its parts have them. optimizer.init(params) begins without the "
+                            "gradients so far."
+                        )
+                    self.moments[number] = moment
+                    moment.arrays[name] = array
 
-    def check_second(self, part: Any) -> None:
-        """Checks that there are second moments of what a part of another state moves."""
-        shown = columns(self.leaves, "the moments of optimizer", part.nu)
-        for index, source in enumerate(self._sources):
-            if not is_hidden(shown[index]) and isinstance(source, MUON):
+    def _by_number(self, field: str, tree: Any) -> dict[int, Any]:
+        """The arrays of a tree like the parameters by their numbers, without what is hidden."""
+        found = {}
+        for keys, array in keyed_arrays(tree):
+            if keys not in self.numbers:
                 raise ValueError(
-                    f"state has no second moment of {leaf_names(self.leaves.tree)[index]!r}: Muon "
-                    "moved it and keeps only a first moment, but optimizer moves it by Adam, which "
-                    "needs both. Let optimizer move it by Muon (muon(...) and muonh(...) do so "
-                    "unless matrix_mask leaves it out), or begin with optimizer.init(params)."
+                    f"the {field} of {self._whose} must have the tree structure of params: it has "
+                    f"an array for {'/'.join(keys)!r}, and params have {', '.join(self.names)}."
                 )
+            found[self.numbers[keys]] = array
+        return found
 
-    def count(self, part: Any, otherwise: Any) -> Any:
-        """The number of gradients in the moments of what a part of another state moves.
 
-        Args:
-            part: the part.
-            otherwise: the number if it moves nothing.
-        """
-        shown = columns(self.leaves, "the moments of optimizer", part.mu)
-        pairs = zip(shown, self._sources, strict=True)
-        found = [source.count for own, source in pairs if source and not is_hidden(own)]
-        if not any(isinstance(number, Tracer) for number in found):
-            known = sorted({int(number) for number in found})
-            if len(known) > 1:
-                raise ValueError(
-                    "state must have counted as many steps for all parameters that a "
-                    f"{type(part).__name__} of optimizer moves; it has counted {known}. Their bias "
-                    "corrections differ, and optimizer has one for all. Begin with "
-                    "optimizer.init(params)."
-                )
-        return found[0] if found else otherwise
+def kind_of(part: Part) -> str | None:
+    """What a part keeps of its parameters: `ADAM`, `MUON`, `BUFFER`, or None."""
+    return next((what for what, kinds in _KINDS.items() if is_one(part, *kinds)), None)
+
+
+def is_one(part: Part, *kinds: type[tuple[Any, ...]]) -> bool:
+    """Whether a part is a NamedTuple of one of these kinds.
+
+    The fields decide it for a dictionary, which a checkpoint has made of one, and for a class of
+    another library. Classes of optax mean different things by the same fields.
+    """
+    if part.kind.__module__.startswith(("optax.", "optax_largebatch.")):
+        return issubclass(part.kind, kinds)
+    return any(map(part.has_fields_of, kinds))
+
+
+def counters(part: Part, names: tuple[str, ...]) -> dict[str, Any]:
+    """The integers in a part's fields of these names."""
+    found = {name: jax.tree.leaves(part.fields[name]) for name in names if name in part.fields}
+    return {
+        name: arrays[0]
+        for name, arrays in found.items()
+        if len(arrays) == 1 and jnp.issubdtype(jnp.result_type(arrays[0]), jnp.integer)
+    }
+
+
+def _states(state: Any) -> list[Part]:
+    """The parts of a state that are not inside a copy of the parameters."""
+    found: list[Part] = []
+    copies = set()
+    for part in parts_of(state):
+        if any(part.keys[:end] in copies for end in range(len(part.keys) + 1)):
+            continue
+        found.append(part)
+        if issubclass(part.kind, tuple) or kind_of(part):
+            copies |= {(*part.keys, name) for name in COPIES}
+    return found

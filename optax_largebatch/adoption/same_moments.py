@@ -1,119 +1,153 @@
 """Whether the moments of two optimizers mean the same, found by running both."""
 
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
+import warnings
 
 import jax
-from jax.core import Tracer
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import numpy as np
+import optax
 
-from optax_largebatch.adoption.hidden import columns
-from optax_largebatch.adoption.parts import BUFFERS, MACRO_BATCHES, MEANS, parts
-from optax_largebatch.params.leaves import leaves_of
-from optax_largebatch.params.paths import is_hidden, leaf_names
+from optax_largebatch.adoption.arrays import are_traced
+from optax_largebatch.adoption.moments import MICRO_STEPS, Kept, counters, is_one
+from optax_largebatch.params.owners import parts_of
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
 _STEPS = 3
 """Enough for a warm-up to leave 0, and for the moments of Yogi to leave those of Adam."""
-_LONGEST_AXIS = 2
 
 
-class _Place(NamedTuple):
-    """One moment of one parameter."""
+_MOMENTS = (
+    "Give both the same b1, b2 or momentum (of Muon: beta), and the same clipping and decay before "
+    "the moments. Where that cannot be, as with optax.adamax, adamaxw, yogi and contrib.adopt, "
+    "begin with optimizer.init(params). Leave old_optimizer out to take the moments as they are."
+)
+_BUFFERS = (
+    "Give both the same momentum of the same numbers: optax.sgd sums gradients, as "
+    "chain(accumulate_momentum(0.9), ...) does, and optax.lars sums steps, as lars(...) does. "
+    "Where that cannot be, begin with optimizer.init(params)."
+)
 
-    step: int
-    field: str
-    name: str
 
-
-def check_same_moments(old_optimizer: Any, optimizer: Any, params: Any, state: Any) -> None:
+def check_same_moments(old_optimizer: Any, optimizer: Any, old: Kept) -> None:
     """Checks that two optimizers keep the same moments of the same gradients.
 
-    Both take some steps from their begin. The parameters have the tree of `params` and as many
-    axes, but they are short, and float32 so that small differences are seen.
+    Both take some steps from their beginning. The parameters have the tree of the real ones and as
+    many axes, but they are short, and float32 so that small differences are seen.
+
+    Args:
+        old_optimizer: the old optimizer.
+        optimizer: the new one.
+        old: what is in the state that should be that of `old_optimizer`.
 
     Raises:
-        ValueError: `state` is not that of `old_optimizer`, the moments differ, an optimizer cannot
-            take a step, or this is inside `jax.jit`.
+        ValueError: it is not, the moments differ, an optimizer cannot take a step, or this is
+            inside `jax.jit`.
     """
-    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((params, state))):
+    params, moments = old.params, [moment.arrays for moment in old.moments if moment]
+    if are_traced(params, moments):
         raise ValueError(
-            "old_optimizer must be left out inside jax.jit and jax.vmap, where no moments can be "
+            "old_optimizer cannot be given inside jax.jit and jax.vmap, where no moments can be "
             "compared. To have them compared, call adopt_state outside."
         )
-    rng = np.random.default_rng(0)
-
-    def like(leaf: Any) -> jax.Array:
-        shape = [min(size, _LONGEST_AXIS) for size in np.shape(leaf)]
-        return jnp.asarray(rng.normal(size=shape), jnp.float32)
-
-    with jax.numpy_dtype_promotion("standard"):  # optax needs it
-        short = jax.tree.map(like, params)
-        # Long enough to be clipped where that is done.
-        gradients = [jax.tree.map(lambda x: 3 * like(x), short) for _ in range(_STEPS)]
-        old = dict(_moments("old_optimizer", old_optimizer, short, gradients, state))
-        new = dict(_moments("optimizer", optimizer, short, gradients))
-    for place in sorted(old.keys() & new.keys()):
-        ours, theirs = new[place], old[place]
-        error = np.abs(ours - theirs)
-        if not error.max(initial=0) <= _tolerance(ours, theirs) * np.abs(theirs).max(initial=0):
+    # Optimizers of other libraries need implicit casts and transfers. All warnings about parameters
+    # were given for the real ones.
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.transfer_guard("allow"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        own = Kept("old_optimizer", params, jax.eval_shape(old_optimizer.init, params))
+        for name, has, keeps in zip(own.names, old.moments, own.moments, strict=True):
+            kept, found = (moment.what if moment else "no moments" for moment in (keeps, has))
+            if kept != found:
+                raise ValueError(
+                    f"old_optimizer must be the optimizer that state is of: of {name!r} it keeps "
+                    f"{kept}, and state has {found}."
+                )
+        short, gradients = _short(params)
+        theirs = dict(_moments("old_optimizer", old_optimizer, short, gradients))
+        ours = dict(_moments("optimizer", optimizer, short, gradients))
+    for step, position, name in sorted(theirs.keys() & ours.keys()):
+        _, old_moment = theirs[step, position, name]
+        field, moment = ours[step, position, name]
+        error, largest = np.abs(moment - old_moment), np.abs(old_moment).max(initial=0)
+        rounding = max(8 * float(jnp.finfo(x.dtype).eps) for x in (moment, old_moment))
+        if not error.max(initial=0) <= max(1e-4, rounding) * largest:
             at = np.unravel_index(error.argmax(), error.shape)
             raise ValueError(
                 "old_optimizer must keep the moments that optimizer keeps: in step "
-                f"{place.step} with the same gradients, an element of {place.field} of "
-                f"{place.name!r} is {theirs[at]:.4g} in old_optimizer and {ours[at]:.4g} in "
-                "optimizer. Give both the same b1, b2 or momentum (of Muon: beta), and the same "
-                "clipping and decay before the moments. Where that cannot be, as with "
-                "optax.adamax, adamaxw, yogi and contrib.adopt, begin with "
-                "optimizer.init(params). Leave old_optimizer out to take the moments as they are."
+                f"{step} with the same gradients, an element of {field} of {name!r} is "
+                f"{old_moment[at]:.4g} in old_optimizer and {moment[at]:.4g} in optimizer. "
+                f"{_BUFFERS if field == 'trace' else _MOMENTS}"
             )
 
 
+def _short(params: Any) -> tuple[Any, list[Any]]:
+    """Short parameters and the gradients of some steps.
+
+    Lengths that differ still do: axes of equal length would look like those of a stack.
+    """
+    lengths = {length for leaf in jax.tree.leaves(params) for length in np.shape(leaf)} | {0, 1}
+    shorter = {length: rank for rank, length in enumerate(sorted(lengths))}
+    rng = np.random.default_rng(0)
+
+    def like(leaf: Any) -> jax.Array:
+        shape = [shorter[length] for length in np.shape(leaf)]
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    short = jax.tree.map(like, params)
+    # Long enough to be clipped where that is done.
+    return short, [jax.tree.map(lambda x: 3 * like(x), params) for _ in range(_STEPS)]
+
+
 def _moments(
-    who: str, optimizer: Any, params: Any, gradients: list[Any], like: Any = None
-) -> Iterator[tuple[_Place, np.ndarray]]:
-    """The moments of an optimizer after each of its first steps.
+    who: str, optimizer: Any, params: Any, gradients: list[Any]
+) -> Iterator[tuple[tuple[int, int, str], tuple[str, np.ndarray]]]:
+    """The moments of an optimizer after each of its first steps, with the names of their fields.
+
+    Its key is the step, 0 for a first moment or 1 for a second, and the parameter.
 
     Args:
         who: the optimizer, for messages.
         optimizer: it.
         params: the parameters, which stay as they are.
         gradients: those of each step.
-        like: a state of the optimizer, to check that it is one.
     """
-    leaves, names = leaves_of("params", params), leaf_names(params)
+    if isinstance(optimizer, optax.GradientTransformation):
+        optimizer = optax.with_extra_args_support(optimizer)
+
+    @jax.jit
+    def update(gradients: Any, state: Any) -> Any:
+        # These parameters are whole, however the real ones are split.
+        return optimizer.update(gradients, state, params, partition_specs=PartitionSpec())[1]
+
     state = optimizer.init(params)
-    if like is not None and _kinds(state) != _kinds(like):
-        raise ValueError(
-            f"{who} must be the optimizer that state is of: it keeps {_listed(state)}, and state "
-            f"has {_listed(like)}."
-        )
-    update = jax.jit(lambda *arguments: optimizer.update(*arguments)[1])
     for step, gradient in enumerate(gradients, 1):
-        state = _after_a_step(who, update, gradient, state, params)
-        for part in parts(state):
-            fields = part._fields if isinstance(part, (*MEANS, *BUFFERS)) else ()
-            for field in set(fields) & {"mu", "nu", "trace"}:
-                moments = columns(leaves, f"the {field} of {who}", getattr(part, field))
-                for name, moment in zip(names, moments, strict=True):
-                    if not is_hidden(moment):
-                        yield _Place(step, field, name), np.asarray(moment)
+        state = _after_a_step(who, update, gradient, state)
+        kept = Kept(who, params, state)
+        for name, moment in zip(kept.names, kept.moments, strict=True):
+            for position, (field, array) in enumerate(moment.arrays.items() if moment else ()):
+                yield (step, position, name), (field, np.asarray(array))
 
 
-def _after_a_step(who: str, update: Any, gradient: Any, state: Any, params: Any) -> Any:
+def _after_a_step(who: str, update: Any, gradient: Any, state: Any) -> Any:
     """The state after a step, with the same gradient for all parts of a macro-batch."""
     before = 0
     while True:
-        scales = [one.loss_scale for one in parts(state) if isinstance(one, DynamicLossScaleState)]
+        parts = list(parts_of(state))
+        scales = [one.array("loss_scale") for one in parts if is_one(one, DynamicLossScaleState)]
         scaled = jax.tree.map(lambda x, scales=scales: x * np.prod(scales), gradient)
         try:
-            state = update(scaled, state, params)
+            state = update(scaled, state)
         except Exception as error:  # an optimizer of anybody's, which may want more arguments
             raise ValueError(_no_step(who, error)) from error
-        macro_batches = [one for one in parts(state) if isinstance(one, MACRO_BATCHES)]
-        held = sum(int(jnp.asarray(one.mini_step)) for one in macro_batches)
+        held = sum(
+            int(number) for one in parts_of(state) for number in counters(one, MICRO_STEPS).values()
+        )
         if not held:
             return state
         if held <= before:
@@ -126,17 +160,3 @@ def _no_step(who: str, why: Any) -> str:
         f"{who} could not take a step with gradients and parameters alone: {why} Leave "
         "old_optimizer out, and compare the settings of the two optimizers yourself."
     )
-
-
-def _tolerance(*arrays: np.ndarray) -> float:
-    """The relative error that rounding explains."""
-    return max(1e-4, *(8 * float(jnp.finfo(array.dtype).eps) for array in arrays))
-
-
-def _kinds(state: Any) -> Counter[str]:
-    """The types of the parts of a state. Their order may change: `jax.jit` sorts dictionaries."""
-    return Counter(type(part).__name__ for part in parts(state))
-
-
-def _listed(state: Any) -> str:
-    return ", ".join(_kinds(state).elements()) or "nothing"

@@ -33,6 +33,11 @@ def state_after(optimizer, steps=2):
     return state
 
 
+def sums_gradients(state):
+    """Whether a state has a momentum buffer, which does not say of what."""
+    return bool(optax.tree.get_all_with_path(state, "trace"))
+
+
 def inject(factory, **known):
     return optax.inject_hyperparams(factory)(**known)
 

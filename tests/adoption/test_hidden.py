@@ -47,5 +47,5 @@ def test_frozen_before_and_trained_now():
 
 def test_another_structure_is_named():
     state = optax.adam(0.1).init(PARAMS | {"more": jnp.ones(2)})
-    with pytest.raises(ValueError, match="moments in state must have the tree structure of"):
+    with pytest.raises(ValueError, match="the mu of state must have the tree structure of params"):
         lb.adopt_state(lb.lamb(0.1), PARAMS, state)

@@ -8,12 +8,23 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import DECAY, PARAMS, SWITCHES, micro, state_after, without_bias
+from tests.adoption.switches import (
+    CONTRIB,
+    DECAY,
+    MUONH,
+    PARAMS,
+    SWITCHES,
+    chained,
+    micro,
+    state_after,
+    sums_gradients,
+    without_bias,
+)
 
 ADAM, SGD = optax.adam(0.1), optax.sgd(0.1, 0.9)
 LAMB = lb.lamb(0.1, **DECAY)
 MOMENTUM = lb.chain(lb.accumulate_momentum(0.9), lb.scale_by_learning_rate(0.1))
-QUICK = ("adam to lamb", "hidden to hidden", "adamw to muonh")
+QUICK = ("adam to lamb", "hidden to hidden", "adamw to muonh", "clipped muon in our chain")
 
 SAME = SWITCHES | {
     "radam": (optax.radam(0.1), LAMB),
@@ -21,6 +32,11 @@ SAME = SWITCHES | {
     "moments of 16 bits": (optax.adam(0.1, mu_dtype=jnp.bfloat16), LAMB),
     "another number of micro-batches": (micro(ADAM), lb.accumulate_gradients(LAMB, every=7)),
     "a loss scale": (lb.dynamic_loss_scale(lb.lamb(0.1)), LAMB),
+    "clipped muon": (chained(CONTRIB), chained(MUONH)),
+    "clipped muon in our chain": (
+        chained(CONTRIB),
+        lb.chain(optax.clip_by_global_norm(1.0), MUONH),
+    ),
 }
 DIFFERENT = {
     "adamax": (optax.adamax(0.1), LAMB),
@@ -56,9 +72,11 @@ def test_the_same_moments_are_taken_over(name):
 def test_moments_that_mean_something_else_are_refused(name):
     """Without the old optimizer nothing in the state tells."""
     old, new = DIFFERENT[name]
-    lb.adopt_state(new, PARAMS, old.init(PARAMS), step=0)
+    state = old.init(PARAMS)
+    if not sums_gradients(state):
+        lb.adopt_state(new, PARAMS, state, step=0)
     with pytest.raises(ValueError, match=r"old_optimizer must keep the moments .* in step \d"):
-        lb.adopt_state(new, PARAMS, old.init(PARAMS), step=0, old_optimizer=old)
+        lb.adopt_state(new, PARAMS, state, step=0, old_optimizer=old)
 
 
 def test_large_parameters_of_any_precision_are_compared_as_small_ones():
@@ -70,11 +88,18 @@ def test_large_parameters_of_any_precision_are_compared_as_small_ones():
 
 
 def test_another_optimizer_than_that_of_the_state_is_refused():
-    with pytest.raises(ValueError, match="it keeps TraceState, EmptyState, and state has ScaleBy"):
+    says = "must be the optimizer that state is of: of 'bias' it keeps {}, and state has moments of"
+    with pytest.raises(ValueError, match=says.format("a momentum buffer")):
         lb.adopt_state(LAMB, PARAMS, state_after(ADAM), old_optimizer=SGD)
-    hidden = without_bias(ADAM)
-    with pytest.raises(ValueError, match="old_optimizer must be the optimizer that state is of"):
-        lb.adopt_state(LAMB, PARAMS, state_after(ADAM), old_optimizer=hidden)
+    with pytest.raises(ValueError, match=says.format("no moments")):
+        lb.adopt_state(LAMB, PARAMS, state_after(ADAM), old_optimizer=without_bias(ADAM))
+
+
+def test_short_parameters_look_like_no_stacks():
+    """The first axes of the real ones have several lengths, so they are no layers of one stack."""
+    params = {"conv": jnp.ones((3, 5, 4)), "table": jnp.ones((7, 5))}
+    optimizer = lb.muonh(0.1, matrix_mask=lb.matching("table"), beta=0.9, b2=0.999)
+    lb.adopt_state(optimizer, params, ADAM.init(params), old_optimizer=ADAM)
 
 
 class Beside(NamedTuple):

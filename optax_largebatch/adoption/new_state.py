@@ -1,0 +1,210 @@
+"""The state of a new optimizer, with what an old one has for it."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from optax_largebatch.adoption.arrays import cast, fetched, joined, known, placed
+from optax_largebatch.adoption.moments import COPIES, STEPS, Kept, counters, is_one, kind_of
+from optax_largebatch.engine.recorded_states import RecordedState
+from optax_largebatch.params.owners import Keys, Part, keyed_arrays, parts_of, seen_by
+from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.hyperball import HyperballState
+from optax_largebatch.transforms.lars import ScaleByLarsState
+from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
+from optax_largebatch.transforms.nesterov import NesterovSplitState
+from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
+from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
+from optax_largebatch.wrappers.master_weights import MasterWeightsState
+
+_BEGIN_ANEW = (
+    AccumulateGradientsState,
+    HyperballState,
+    ScaleByLarsState,
+    ScaleByLearningRateState,
+    optax.MultiStepsState,
+    optax.schedules.InjectStatefulHyperparamsState,
+)
+"""States of several fields that begin anew, but for the number of steps."""
+_NEVER_TAKEN_OVER = (NesterovSplitState, ScaleByWarmedUpRateState)
+"""States that hold other states, and numbers that only their own optimizer collects."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NewState:
+    """Puts the parts of an old state into the places of a new one."""
+
+    old: Kept
+    steps: int
+    """The number of steps so far."""
+    made: list[RecordedState]
+    """How the parts of the new state were made."""
+
+    def of(self, node: Any) -> Any:
+        """A node of the state before the first step, with what the old state has for it."""
+        if isinstance(node, dict):
+            return type(node)((key, self.of(child)) for key, child in node.items())
+        if not isinstance(node, tuple | list):
+            return node
+        part = next(parts_of(node), None)
+        if part is None:  # it is empty
+            return node
+        if not hasattr(node, "_fields"):
+            return type(node)(map(self.of, node))
+        named: Any = node
+        return named._replace(**self._changed(part, named._asdict()))
+
+    def _changed(self, part: Part, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a NamedTuple that change."""
+        if kind_of(part):
+            return self._moments(fields)
+        if self._has_numbers_of_its_own(part):
+            return self._own_numbers(part, fields)
+        new = {name: self.of(child) for name, child in fields.items() if name not in COPIES}
+        if issubclass(part.kind, HyperballState):
+            new["radii"] = self._radii(fields["radii"])
+        if issubclass(part.kind, MasterWeightsState):
+            new["master"] = self._masters(part, fields["master"])
+        counted = counters(part, (*STEPS, "step"))  # `step` of optax.conditionally_transform
+        return new | {name: placed(self.steps, like) for name, like in counted.items()}
+
+    def _moments(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a state of Adam or Muon, or of a momentum buffer."""
+        new, sources = {}, {}
+        for name in fields.keys() & set(COPIES):
+            tree, taken = fields[name], []
+            for keys, like in keyed_arrays(tree):
+                moment: Any = self.old.moments[self.old.numbers[keys]]  # is there: it was checked
+                sources[moment.part.keys] = moment.part
+                taken.append(cast(moment.arrays.get(name, moment.first), like))
+            new[name] = jax.tree.unflatten(jax.tree.structure(tree), taken)
+        if "count" not in fields:
+            return new
+        # Adam corrects its moments by the number of gradients in them.
+        counts = [counters(own, ("count",)).get("count", self.steps) for own in sources.values()]
+        numbers = known(*counts)
+        if numbers and len(numbers) > 1:
+            raise ValueError(
+                "state must have counted as many steps for all parameters that one part of "
+                f"optimizer moves, and has counted {numbers}: their bias corrections differ. Begin "
+                "with optimizer.init(params)."
+            )
+        found = counts[0] if numbers is None else (numbers or [self.steps])[0]
+        return new | {"count": placed(found, fields["count"])}
+
+    def _has_numbers_of_its_own(self, part: Part) -> bool:
+        """Whether a part collects numbers that most optimizers do not have."""
+        if issubclass(part.kind, _BEGIN_ANEW):
+            return False
+        beside_others = "count" in part.fields and len(part.fields) > 1
+        foreign_moments = not _is_ours(part) and any(
+            map(self._is_like_params, part.fields.values())
+        )
+        return beside_others or foreign_moments or issubclass(part.kind, _NEVER_TAKEN_OVER)
+
+    def _is_like_params(self, tree: Any) -> bool:
+        """Whether a tree has arrays of the shapes and the kind of numbers of parameters."""
+        leaves, found = jax.tree.leaves(self.old.params), keyed_arrays(tree)
+        return bool(found) and all(
+            keys in self.old.numbers
+            and jnp.shape(array) == jnp.shape(leaves[self.old.numbers[keys]])
+            and jnp.issubdtype(jnp.result_type(array), jnp.floating)
+            for keys, array in found
+        )
+
+    def _own_numbers(self, part: Part, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a part that collects numbers of its own, from the same part of old."""
+        same = self._same(part)
+        if len(same) != 1 or not _is_ours(part) or issubclass(part.kind, _NEVER_TAKEN_OVER):
+            raise ValueError(
+                f"optimizer has a {part.kind.__name__}, whose numbers no other optimizer keeps. "
+                "Begin with optimizer.init(params)."
+            )
+        return {
+            name: self._laid_out(name, same[0].fields[name], own) for name, own in fields.items()
+        }
+
+    def _same(self, part: Part) -> list[Part]:
+        """The parts of the old state of the same kind."""
+        return [own for own in self.old.parts if is_one(own, part.kind)]
+
+    def _masters(self, part: Part, new: Any) -> Any:
+        """The masters of the old state, where both have one: an array of bytes stands for none."""
+        old = {k: x for own in self._same(part) for k, x in keyed_arrays(own.fields["master"])}
+        pairs = [(old.get(keys, like), like) for keys, like in keyed_arrays(new)]
+        taken = [x if (x.shape, x.dtype) == (like.shape, like.dtype) else like for x, like in pairs]
+        return jax.tree.unflatten(jax.tree.structure(new), map(cast, taken, jax.tree.leaves(new)))
+
+    def _laid_out(self, name: str, old: Any, new: Any) -> Any:
+        """A field of an old state in the layout of the new one.
+
+        Version 0.1.0 had trees like the parameters in the place of vectors and of tuples with an
+        entry for each parameter.
+        """
+        wanted, structure = jax.tree.flatten(new)
+        arrays = dict(keyed_arrays(old))
+        keys = [keys for keys, _ in keyed_arrays(new)]
+        same_layout = arrays.keys() == set(keys)
+        found = [arrays[own] for own in (keys if same_layout else sorted(arrays, key=self._number))]
+        if not same_layout and len(wanted) == 1:
+            found = [joined(fetched(found, wanted[0]), wanted[0])]
+        if list(map(jnp.shape, found)) != list(map(jnp.shape, wanted)):
+            raise ValueError(
+                f"the {name} in state has the shapes {list(map(jnp.shape, found))}, and optimizer "
+                f"needs {list(map(jnp.shape, wanted))}. Pass the parameters that the old optimizer "
+                "moved, and give optimizer the same `stacked`."
+            )
+        put = cast if self._is_like_params(new) else placed
+        return structure.unflatten(map(put, found, wanted))
+
+    def _number(self, keys: Keys) -> int:
+        """The number of the parameter whose keys come first in these."""
+        heads = (keys[:end] for end in range(len(keys) + 1))
+        return next((self.old.numbers[own] for own in heads if own in self.old.numbers), -1)
+
+    def _radii(self, new: jax.Array) -> jax.Array:
+        """The radii of a `HyperballState`, 0 for blocks that had none: their next step takes it."""
+        made = [x for x in self.made if getattr(x.state, "radii", None) is new]
+        if not made:  # by an `init` inside `jax.jit`, which does not say of which blocks they are
+            return new
+        stacked, params = check_stacked(made[0].transform.stacked), made[0].params
+        old, found = self._old_radii(stacked, new), []
+        for (keys, _), size in zip(keyed_arrays(params), stacked.sizes(params), strict=True):
+            none = np.zeros(size, new.dtype)
+            own = old.get(self.old.numbers[keys], none)
+            found.append(own if own.size == size else none)
+        return joined(found, new)
+
+    def _old_radii(self, stacked: Stacked, like: jax.Array) -> dict[int, Any]:
+        """The radii of each parameter in the old state, on the host.
+
+        Args:
+            stacked: the stacks of the new optimizer, for radii that are one vector.
+            like: an array on the devices of the new ones.
+        """
+        found: dict[int, Any] = {}
+        for part in self.old.parts:
+            if not is_one(part, HyperballState):
+                continue
+            trees = fetched(dict(keyed_arrays(part.fields["radii"])), like)
+            if trees.keys() <= self.old.numbers.keys():  # of version 0.1.0: like the parameters
+                found |= {self.old.numbers[keys]: radii for keys, radii in trees.items()}
+                continue
+            (vector,), sizes = trees.values(), stacked.sizes(self.old.params)
+            seen = list(range(len(sizes)))
+            if sum(sizes) != vector.size:
+                seen = seen_by(part, self.old.state, self.old.params)
+            ends = list(itertools.accumulate(sizes[number] for number in seen))
+            if ends[-1:] == [vector.size]:  # else the stacks were others, and so the blocks
+                columns = zip(seen, [0, *ends], ends, strict=False)
+                found |= {number: vector[start:end] for number, start, end in columns}
+        return found
+
+
+def _is_ours(part: Part) -> bool:
+    return part.kind.__module__.startswith("optax_largebatch.")

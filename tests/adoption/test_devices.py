@@ -1,0 +1,100 @@
+"""Adopted states on a mesh, under a guard of transfers, and from arrays of NumPy."""
+
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.adoption.switches import CONTRIB, SCHEDULE
+
+WHOLE = {"kernel": jnp.arange(1.0, 33.0).reshape(4, 8), "bias": jnp.ones(8)}
+MUONH = lb.muonh(SCHEDULE, beta=0.9, b2=0.999, radius="start")
+MESH = jax.sharding.Mesh(jax.make_mesh((4, 2), ("a", "b")).devices, ("a", "b"))
+SPECS = {
+    "kernel": NamedSharding(MESH, PartitionSpec("a", "b")),
+    "bias": NamedSharding(MESH, PartitionSpec("b")),
+}
+ON_MESH = lb.with_partition_specs(MUONH, SPECS)
+
+
+@pytest.fixture
+def sharded():
+    return jax.device_put(WHOLE, SPECS)
+
+
+def after_a_step(optimizer, params):
+    return jax.jit(optimizer.update)(params, optimizer.init(params), params)[1]
+
+
+def same_places(state, other):
+    """Whether all arrays of two states are on the same devices in the same way."""
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True)
+    return all(x.sharding.is_equivalent_to(y.sharding, x.ndim) for x, y in pairs)
+
+
+@pytest.mark.parametrize("old", [CONTRIB, ON_MESH], ids=["contrib.muon", "muonh"])
+def test_counters_and_radii_lie_where_init_puts_them(sharded, old):
+    """In the old state they are on the first device."""
+    state = after_a_step(old, sharded)
+    first = jax.devices()[0]
+    moved = jax.tree.map(lambda x: x if x.size > 2 else jax.device_put(x, first), state)
+    adopted = lb.adopt_state(ON_MESH, sharded, moved)
+    assert same_places(adopted, ON_MESH.init(sharded))
+    jax.jit(ON_MESH.update)(sharded, adopted, sharded)
+
+
+def test_moments_stay_where_they_are(sharded):
+    state = after_a_step(CONTRIB, WHOLE)
+    adopted = lb.adopt_state(MUONH, sharded, state)
+    for _, momenta in optax.tree.get_all_with_path(adopted, "mu"):
+        for moment in jax.tree.leaves(momenta):
+            assert moment.devices() == {jax.devices()[0]}
+
+
+def test_arrays_of_numpy_are_put_where_init_puts_them(sharded):
+    state = after_a_step(CONTRIB, sharded)
+    adopted = lb.adopt_state(MUONH, sharded, jax.device_get(state))
+    assert same_places(adopted, MUONH.init(sharded))
+    chex.assert_trees_all_equal(adopted, lb.adopt_state(MUONH, sharded, state))
+
+
+@pytest.mark.parametrize("old", [CONTRIB, ON_MESH], ids=["new", "both"])
+def test_moments_are_compared_whatever_the_specs(sharded, old):
+    """Specs are those of the real parameters, and the short ones that are compared are whole."""
+    new = lb.with_partition_specs(lb.accumulate_gradients(MUONH, every=2), SPECS)
+    lb.adopt_state(new, sharded, after_a_step(old, sharded), old_optimizer=old)
+
+
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="jax 0.6 has none")
+def test_moments_are_compared_where_a_mesh_is_set(sharded):
+    new = lb.with_partition_specs(MUONH, jax.tree.map(lambda own: own.spec, SPECS))
+    with jax.set_mesh(MESH):
+        lb.adopt_state(new, sharded, after_a_step(CONTRIB, sharded), old_optimizer=CONTRIB)
+
+
+class Calls(NamedTuple):
+    count: int
+
+
+def test_a_counter_of_another_library_may_be_no_array():
+    calls = optax.GradientTransformation(lambda _: Calls(0), lambda updates, *of: (updates, of[0]))
+    adopted = lb.adopt_state(optax.chain(CONTRIB, calls), WHOLE, after_a_step(CONTRIB, WHOLE))
+    assert adopted[1].count == 1
+
+
+@pytest.mark.parametrize("compared", [False, True], ids=["", "compared"])
+def test_under_a_guard_of_transfers(compared):
+    state = after_a_step(CONTRIB, WHOLE)
+    new = lb.accumulate_gradients(MUONH, every=2)
+    old_optimizer = CONTRIB if compared else None
+    expected = lb.adopt_state(new, WHOLE, state)
+    with jax.transfer_guard("disallow"):
+        adopted = lb.adopt_state(new, WHOLE, state, old_optimizer=old_optimizer)
+        again = lb.adopt_state(new, WHOLE, adopted)
+    chex.assert_trees_all_equal(adopted, expected)
+    chex.assert_trees_all_equal(again, expected)

@@ -1,0 +1,110 @@
+"""States from a checkpoint without its types: dictionaries and lists in the place of tuples."""
+
+import chex
+from flax import nnx
+import jax.numpy as jnp
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import optax_largebatch as lb
+from tests.adoption.switches import (
+    BY_LAYER,
+    CONTRIB,
+    MUONH,
+    PARAMS,
+    SCHEDULE,
+    inject,
+    micro,
+    state_after,
+    sums_gradients,
+    without_bias,
+)
+
+
+def as_orbax(node):
+    """A state as Orbax restores it without a target."""
+    if hasattr(node, "_fields"):
+        return {name: as_orbax(own) for name, own in node._asdict().items()} or None
+    if isinstance(node, dict):
+        return {name: as_orbax(own) for name, own in node.items()}
+    return [as_orbax(own) for own in node] if isinstance(node, tuple) and node else node
+
+
+def as_nnx(node):
+    """The same of an `nnx.Optimizer`: arrays are in boxes, and lists are dictionaries, too."""
+    if isinstance(node, list):
+        node = {str(number): own for number, own in enumerate(node)}
+    if isinstance(node, dict):
+        return {name: as_nnx(own) for name, own in node.items()}
+    return {"value": node}
+
+
+RADII = {"learning_rate": SCHEDULE, "radius": "start", "b2": 0.999, "beta": 0.9}
+STATES = {
+    "adam": (optax.chain(optax.clip_by_global_norm(1.0), optax.adam(SCHEDULE)), lb.lamb(0.1)),
+    "sgd": (optax.sgd(SCHEDULE, 0.9), BY_LAYER),
+    "contrib.muon": (CONTRIB, MUONH),
+    "muonh": (lb.muonh(**RADII), lb.muonh(**RADII)),
+    "muonh beside lamb": (lb.muonh(others=lb.lamb(0.1), **RADII), lb.muonh(**RADII)),
+    "MultiSteps": (micro(optax.adamw(SCHEDULE)), lb.accumulate_gradients(lb.lamb(0.1), every=2)),
+    "injected": (inject(optax.adamw, learning_rate=SCHEDULE), lb.skip_nonfinite(lb.lamb(0.1))),
+    "hidden": (without_bias(optax.adam(SCHEDULE)), without_bias(lb.lamb(0.1))),
+    "cain": (lb.cain(SCHEDULE), lb.cain(SCHEDULE)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x == "cain")) for x in STATES]
+)
+def test_is_adopted_as_with_its_types(name):
+    old, new = STATES[name]
+    state = state_after(old, 3)
+    old_optimizer = old if sums_gradients(state) else None
+    without = as_orbax(state)
+    expected = lb.adopt_state(new, PARAMS, state, old_optimizer=old_optimizer)
+    for untyped in (without, as_nnx(without)):
+        adopted = lb.adopt_state(new, PARAMS, untyped, old_optimizer=old_optimizer)
+        chex.assert_trees_all_equal(adopted, expected)
+
+
+@pytest.mark.parametrize("name", ["muonh", "MultiSteps"])
+def test_orbax_without_a_target(name, tmp_path):
+    old, new = STATES[name]
+    state = state_after(old, 3)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "saved", {"state": state})
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "saved")
+    chex.assert_trees_all_equal_structs(restored["state"], as_orbax(state))
+    adopted = lb.adopt_state(new, PARAMS, restored["state"])
+    chex.assert_trees_all_equal(adopted, lb.adopt_state(new, PARAMS, state))
+
+
+def test_orbax_of_an_nnx_optimizer(tmp_path):
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, lb.muonh(**RADII), wrt=nnx.Param)
+    optimizer.update(model, nnx.state(model, nnx.Param))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "saved", nnx.state(optimizer))
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "saved")
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    adopted = lb.adopt_state(optimizer.tx, params, restored["opt_state"])
+    chex.assert_trees_all_equal(adopted, lb.adopt_state(optimizer.tx, params, optimizer.opt_state))
+    assert jnp.all(adopted[1].radii[1:] > 0)
+
+
+def test_a_parameter_may_have_the_name_of_a_field():
+    params = {"trace": PARAMS["kernel"], "mu": {"trace": PARAMS["bias"]}}
+    optimizer = lb.muonh(**RADII)
+    state = optimizer.init(params)
+    chex.assert_trees_all_equal(lb.adopt_state(optimizer, params, as_orbax(state)), state)
+
+
+def test_a_dictionary_does_not_say_whose_it_is():
+    belief, new = optax.adabelief(0.1), lb.lamb(0.1)
+    state = as_orbax(state_after(belief))
+    lb.adopt_state(new, PARAMS, state)
+    with pytest.raises(ValueError, match="it keeps no moments, and state has moments of Adam"):
+        lb.adopt_state(new, PARAMS, state, old_optimizer=belief)
