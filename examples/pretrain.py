@@ -76,8 +76,9 @@ def train(args: argparse.Namespace) -> Table:
     stacked = lb.stacked_layers({"^layers/": 0})
     changed = {"learning_rate": args.learning_rate, "weight_decay": args.weight_decay}
     recipe = lb.recipes.get(RECIPE, total_steps=args.steps, **changed)
-    print(recipe.explain(params, stacked=stacked))
-    optimizer = lb.chain(lb.measure_noise_scale(), recipe.optimizer(params, stacked=stacked))
+    optimizer = recipe.optimizer(params, stacked=stacked)
+    print(lb.explain(optimizer, params))
+    optimizer = lb.chain(lb.measure_noise_scale(), optimizer)
     optimizer = lb.accumulate_gradients(optimizer, every=args.micro_batches, small_batches=10)
     optimizer = lb.master_weights(optimizer)
     state_shardings = lb.shard_optimizer_state(optimizer, params, mesh)

@@ -16,7 +16,7 @@ import pytest
 import optax_largebatch as lb
 from tests import golden, reference
 from tests.golden import muon_peers
-from tests.test_golden import largest_difference
+from tests.test_golden import assert_close
 from tests.trajectories import STEPS, assert_same, difference, network, run
 
 _TESTS = pathlib.Path(__file__).parent
@@ -332,7 +332,7 @@ def test_a_call_of_muon_replays_the_system_itself(dialect, call, run, x64):
     own = recorded["cases"][run]
     names = muon_peers.names(own, recorded["dialects"][own["dialect"]]["defaults"])
     written = case._replace(optimizer=eval(call, names))
-    assert largest_difference(written, "float64") < 1e-11  # some `eps` change no more than 1e-10
+    assert_close(written, "float64", 1e-11)  # some `eps` change no more than 1e-10
 
 
 def test_every_system_with_a_muon_has_a_row():

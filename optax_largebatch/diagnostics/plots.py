@@ -85,7 +85,7 @@ def trust_ratios(
         ...     params, state = carry
         ...     updates, state = optimizer.update(params, state, params)
         ...     params = optax.apply_updates(params, updates)
-        ...     return (params, state), trust_ratios(state, params)
+        ...     return (params, state), trust_ratios(optimizer, state, params)
         >>> _, history = jax.lax.scan(step, (params, optimizer.init(params)), length=5)
         >>> ax = plots.trust_ratios(history)
         >>> print(ax.get_xlabel())
