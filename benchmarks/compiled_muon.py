@@ -367,7 +367,7 @@ def compiled(target_name: str, case_name: str, name: str, number: int, gradients
     params = jax.tree.map_with_path(placed, case.shapes(), is_leaf=is_shape)
     own = (
         jax.tree.map(lambda x: x.sharding, params),
-        lb.shard_optimizer_state(optimizer, params, mesh),
+        lb.optimizer_state_shardings(optimizer, params, mesh),
     )
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),

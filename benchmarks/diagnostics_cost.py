@@ -116,7 +116,9 @@ def prepare(step: Step, shapes: Any, given: Given, name: str) -> tuple[Running, 
         """The noise scale and the trust ratios, if they are to be read."""
         if not every:
             return ()
-        return lb.noise_scale(state), jnp.stack([*lb.trust_ratios(optimizer, state, params).values()])
+        return lb.noise_scale(state), jnp.stack(
+            [*lb.trust_ratios(optimizer, state, params).values()]
+        )
 
     def whole(params: Any, state: Any, given: Given, number: Any = None) -> tuple[Any, Any]:
         """A step; its number stands in the state, unless the compiler is to know it."""

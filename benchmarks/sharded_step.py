@@ -46,7 +46,7 @@ def prepare(name: str, way: str, width: int) -> tuple[Running, int]:
     split = NamedSharding(mesh, PartitionSpec("fsdp"))
     params = jax.device_put(arrays(transformer(width)), split)
     gradients = jax.device_put(arrays(transformer(width)), split)
-    shardings = lb.shard_optimizer_state(optimizer, params, mesh)
+    shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=shardings)(params)
     told = {"partition_specs": split} if way == "jit, told" else {}
 

@@ -274,7 +274,7 @@ class _Reader:
         """Whether the first argument of a link is None, or False for all groups, by default."""
         if isinstance(node, ast.Name):
             return node.id in self.defaults and self.defaults[node.id] is None
-        if isinstance(node, ast.Call) and len(node.args) == 2:  # groups.vary(name, default)
+        if isinstance(node, ast.Call) and len(node.args) == 2:  # groups.per_group(name, default)
             default = node.args[1]
             return isinstance(default, ast.Constant) and default.value is False
         return False

@@ -81,7 +81,7 @@ def train(args: argparse.Namespace) -> Table:
     optimizer = lb.chain(lb.measure_noise_scale(), optimizer)
     optimizer = lb.accumulate_gradients(optimizer, every=args.micro_batches, small_batches=10)
     optimizer = lb.master_weights(optimizer)
-    state_shardings = lb.shard_optimizer_state(optimizer, params, mesh)
+    state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
 
     def loss_of(params: Any, batch: Batch) -> jax.Array:

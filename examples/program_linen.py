@@ -74,7 +74,7 @@ optimizer = lb.muonh(
 )
 optimizer = lb.accumulate_gradients(optimizer, every=MICRO_BATCHES)
 optimizer = lb.with_partition_specs(optimizer, shardings)
-state_shardings = lb.shard_optimizer_state(optimizer, params, mesh)
+state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
 state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
 
 

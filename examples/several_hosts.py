@@ -91,7 +91,7 @@ def train(name: str, steps: int, directory: Path) -> tuple[Any, Any]:
 
     param_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS)
     params = jax.jit(first_params, out_shardings=param_shardings)(jax.random.key(0))
-    state_shardings = lb.shard_optimizer_state(optimizer, params, mesh)
+    state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
 
     @jax.jit(donate_argnums=(0, 1), out_shardings=(param_shardings, state_shardings, None))

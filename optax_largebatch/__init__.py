@@ -4,7 +4,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from optax_largebatch import recipes
-from optax_largebatch.adoption.adopt_state import adopt_state
 from optax_largebatch.diagnostics import plots
 from optax_largebatch.diagnostics.branched_runs import (
     MeasuredCriticalBatchSize,
@@ -26,6 +25,7 @@ from optax_largebatch.diagnostics.noise_scale import (
 )
 from optax_largebatch.diagnostics.step_metrics import step_metrics
 from optax_largebatch.diagnostics.trust_ratios import trust_ratios
+from optax_largebatch.migration.adopt_state import adopt_state
 from optax_largebatch.optimizers.adamh import adamh
 from optax_largebatch.optimizers.cain import cain
 from optax_largebatch.optimizers.eve import eve
@@ -62,7 +62,7 @@ from optax_largebatch.schedules.warmup import (
     warmup_hold_decay,
     warmup_polynomial,
 )
-from optax_largebatch.sharding import shard_optimizer_state
+from optax_largebatch.sharding import optimizer_state_shardings
 from optax_largebatch.transforms.adam import ScaleByAdamState, scale_by_adam
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
 from optax_largebatch.transforms.branches import sum_of
@@ -236,6 +236,7 @@ __all__ = [
     "nesterov_split",
     "noise_scale",
     "normalize_by_block_norm",
+    "optimizer_state_shardings",
     "orthogonalize_momentum",
     "param_groups",
     "plots",
@@ -253,7 +254,6 @@ __all__ = [
     "scale_hyperparameters",
     "scaled_adam",
     "seesaw",
-    "shard_optimizer_state",
     "skip_nonfinite",
     "skip_spikes",
     "small_batches_of_devices",

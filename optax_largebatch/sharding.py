@@ -11,7 +11,7 @@ from optax_largebatch.params.leaves import mesh_axes, spec_alike
 from optax_largebatch.params.owners import owners
 
 
-def shard_optimizer_state(
+def optimizer_state_shardings(
     optimizer: optax.GradientTransformation,
     params: optax.Params,
     mesh: Mesh,
@@ -47,11 +47,11 @@ def shard_optimizer_state(
     Examples:
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import lamb, shard_optimizer_state
+        >>> from optax_largebatch import lamb, optimizer_state_shardings
         >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
         >>> params = {"kernel": jnp.ones((4, 1024)), "bias": jnp.ones(3)}
         >>> optimizer = lamb(1e-3)
-        >>> shardings = shard_optimizer_state(optimizer, params, mesh, axis="data")
+        >>> shardings = optimizer_state_shardings(optimizer, params, mesh, axis="data")
         >>> state = jax.jit(optimizer.init, out_shardings=shardings)(params)
         >>> print(tuple(state[2].mu["kernel"].sharding.spec))
         (None, 'data')

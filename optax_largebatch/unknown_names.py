@@ -1,10 +1,8 @@
 """Names that this package does not have, with those that it has in their place."""
 
 IN_PLACE_OF = {
-    # Of the time before the first release.
-    "GradientNoiseScaleState": "MeasureNoiseScaleState",
-    "gradient_noise_scale": "measure_noise_scale",
-    "gradient_scale": "check_gradient_reduction",
+    # Of version 0.1.0.
+    "shard_optimizer_state": "optimizer_state_shardings",
     # Of optax, where the function here does more.
     "MultiSteps": "accumulate_gradients",
     "apply_if_finite": "skip_nonfinite",

@@ -53,7 +53,7 @@ def all_reduces(optimizer, way):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split), transformer()
     )
     assert len(jax.tree.leaves(params)) == 18
-    shardings = lb.shard_optimizer_state(optimizer, params, mesh)
+    shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.tree.map(
         lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
         jax.eval_shape(optimizer.init, params),

@@ -109,8 +109,8 @@ WRONG = {
         ("largest_batch reference_batch_size total", count(1)),
         ("warmup", count(0)),
         ("adaptive averaging clip eps_is_floor extrapolate grad_averaging", FLAG),
-        ("nesterov scalars_only trust_ratio", FLAG),
-        ("at_bounds bias_correction coupling decay_kind denominator momentum_of of", CHOICE),
+        ("learning_rate_in_momentum nesterov scalars_only trust_ratio", FLAG),
+        ("at_bounds bias_correction coupling decay_kind denominator of", CHOICE),
         ("order preconditioning rule shape_factor strategy warmup_mode", CHOICE),
         ("warmup_strategy zero_ratio", CHOICE),
         ("accumulator_dtype dtype mu_dtype ns_dtype nu_dtype", DTYPE),
@@ -178,7 +178,7 @@ OPERANDS = {
     "recipes.names": "part",
     "recipes.ramp": "name settings",
     "recipes.table": "part",
-    "shard_optimizer_state": "optimizer params mesh axis",
+    "optimizer_state_shardings": "optimizer params mesh axis",
     "small_batches_of_devices": "gradients params axis_name mean partition_specs",
     "small_batches_of_examples": "gradients params mean partition_specs",
     "stacked_layers": "where named",
@@ -373,7 +373,7 @@ CHANGED = {
         ("bias_correction", "none"),
         ("denominator", "update"),
         ("drop_steps", [3, 6]),
-        ("momentum_of", "directions"),
+        ("learning_rate_in_momentum", False),
         ("ns_coeffs", "dion"),
         ("order", "sequential"),
         ("preconditioning", "spectral"),
@@ -546,6 +546,6 @@ def test_a_parameter_in_three_groups():
 @pytest.mark.parametrize("shape", [(16, 8), (8, 16), (8, 16, 8)])
 def test_moments_are_split_along_the_longest_axis(shape):
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
-    shardings = lb.shard_optimizer_state(LAMB, {"w": jnp.ones(shape)}, mesh, axis="data")
+    shardings = lb.optimizer_state_shardings(LAMB, {"w": jnp.ones(shape)}, mesh, axis="data")
     (split,) = np.flatnonzero(optax.tree.get(shardings, "mu")["w"].spec)
     assert split == shape.index(16)

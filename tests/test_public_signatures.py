@@ -38,7 +38,7 @@ OPERANDS = {
     "fit_critical_batch_size": "batch_sizes steps",
     "layer_noise_scales": "state params",
     "measure_critical_batch_size": "params loss make_optimizer",
-    "shard_optimizer_state": "optimizer params mesh",
+    "optimizer_state_shardings": "optimizer params mesh",
     "small_batches_of_devices": "gradients params",
     "small_batches_of_examples": "gradients params",
     "step_metrics": "state params",
@@ -108,8 +108,7 @@ def test_a_keyword_of_a_relative_in_optax(name, argument, here):
 @pytest.mark.parametrize(
     ("name", "here"),
     [
-        ("gradient_noise_scale", "measure_noise_scale"),
-        ("gradient_scale", "check_gradient_reduction"),
+        ("shard_optimizer_state", "optimizer_state_shardings"),
         ("MultiSteps", "accumulate_gradients"),
         ("apply_if_finite", "skip_nonfinite"),
     ],

@@ -169,7 +169,7 @@ def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, to
     with jax.set_mesh(mesh):
         shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
         params = jax.device_put(params, shardings)
-        state_shardings = lb.shard_optimizer_state(optimizer, params, mesh, axis=zero)
+        state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh, axis=zero)
         state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
         step = jax.jit(
             functools.partial(trained, optimizer, partition_specs=told),
@@ -214,7 +214,7 @@ def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
         for name, x in params.items()
     }
-    shardings = lb.shard_optimizer_state(optimizer, like, mesh)
+    shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
     state_specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     step = jax.shard_map(
         functools.partial(trained, optimizer, partition_specs=specs),
@@ -242,7 +242,7 @@ def in_pmap(optimizer, params):
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, FSDP[name]))
         for name, x in params.items()
     }
-    shardings = lb.shard_optimizer_state(optimizer, like, mesh)
+    shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
 
     def split(x, sharding):
         spec = tuple(sharding.spec)

@@ -18,7 +18,9 @@ def spec_of_moment(shape, spec=None, axis=None, optimizer=None):
     """The spec of the first moment of one parameter."""
     sharding = None if spec is None else NamedSharding(mesh(), spec)
     param = jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
-    shardings = lb.shard_optimizer_state(optimizer or lb.lamb(0.1), {"w": param}, mesh(), axis=axis)
+    shardings = lb.optimizer_state_shardings(
+        optimizer or lb.lamb(0.1), {"w": param}, mesh(), axis=axis
+    )
     return optax.tree.get(shardings, "mu")["w"].spec
 
 
@@ -46,7 +48,7 @@ def test_moments_lie_where_their_parameter_lies_or_split_further(shape, spec, ax
 def test_of_any_transformation(make):
     params = {"w": jnp.ones((8, 12))}
     optimizer = make(0.1)
-    shardings = lb.shard_optimizer_state(optimizer, params, mesh(), axis="data")
+    shardings = lb.optimizer_state_shardings(optimizer, params, mesh(), axis="data")
     with jax.numpy_dtype_promotion("standard"):
         state = jax.jit(optimizer.init, out_shardings=shardings)(params)
     for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):

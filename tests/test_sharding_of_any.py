@@ -1,4 +1,4 @@
-"""`shard_optimizer_state` for any transformation and any container of parameters.
+"""`optimizer_state_shardings` for any transformation and any container of parameters.
 
 The oracle is the type that each array gets from `init` where the axes of the mesh are explicit:
 what is made like a parameter is split like it.
@@ -153,7 +153,7 @@ def test_it_is_what_the_types_say(name, container):
     params = CONTAINERS[container](*placed(mesh))
     optimizer = ALL[name](params)
     with jax.numpy_dtype_promotion("standard"):
-        shardings = lb.shard_optimizer_state(optimizer, params, mesh)
+        shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
         with jax.set_mesh(mesh):
             state = jax.eval_shape(optimizer.init, params)
     assert jax.tree.structure(shardings) == jax.tree.structure(state)
@@ -171,6 +171,6 @@ def test_of_lookahead():
     params = CONTAINERS["dict"](*placed(mesh))
     both = optax.LookaheadParams.init_synced(params)
     optimizer = optax.lookahead(optax.adam(0.1), sync_period=5, slow_step_size=0.5)
-    shardings = lb.shard_optimizer_state(optimizer, both, mesh)
+    shardings = lb.optimizer_state_shardings(optimizer, both, mesh)
     found = optax.tree.get(shardings, "mu")
     assert jax.tree.map(entries_of, found) == jax.tree.map(lambda x: entries_of(x.sharding), params)

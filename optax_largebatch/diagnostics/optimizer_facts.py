@@ -1,5 +1,6 @@
 """What an optimizer says of itself: what it does with each parameter, however it is wrapped."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 import warnings
 
@@ -113,7 +114,7 @@ def _about(made: RecordedState, params: Any) -> About:
     return About(numbers, axes, ["length" in own for own in facts], _bounds(facts))
 
 
-def _bounds(facts: list[Facts]) -> Any:
+def _bounds(facts: Sequence[Facts]) -> Any:
     return next((own["bounds"] for own in facts if "bounds" in own), None)
 
 

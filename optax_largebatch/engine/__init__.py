@@ -15,9 +15,9 @@ from optax_largebatch.engine.requests import (
     block_sums,
     each_matrix,
     global_norm,
+    hoist,
     in_parallel,
     materialize,
-    numbers,
     sums_over_devices,
 )
 from optax_largebatch.engine.state import Counter, PerAxis, PerParameter, Shared, StateOf, declare
@@ -47,11 +47,11 @@ __all__ = [
     "declare",
     "each_matrix",
     "global_norm",
+    "hoist",
     "in_parallel",
     "leaf_transform_of",
     "materialize",
     "matrices_of",
-    "numbers",
     "sums_over_devices",
     "transformation",
 ]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
-from optax_largebatch.engine.requests import EachMatrix, Leaf, Materialize, Numbers, Request
+from optax_largebatch.engine.requests import EachMatrix, Hoist, Leaf, Materialize, Request
 from optax_largebatch.engine.state import Counter, Field, PerParameter, names_and_fields
 
 KINDS = (
@@ -54,13 +54,13 @@ def check_declaration(transform: Any) -> None:
         )
 
 
-def checked_request(transform: Any, request: Any) -> Request | Numbers | EachMatrix | Materialize:
+def checked_request(transform: Any, request: Any) -> Request | Hoist | EachMatrix | Materialize:
     """A checked request, from what a leaf program has yielded.
 
     Raises:
         TypeError: the object is no request.
     """
-    if isinstance(request, Request | Numbers | EachMatrix | Materialize):
+    if isinstance(request, Request | Hoist | EachMatrix | Materialize):
         return request
     raise TypeError(
         f"{transform.name}: a leaf program yields requests, such as block_norms(...) and "

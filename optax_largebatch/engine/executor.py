@@ -134,7 +134,7 @@ class Execution:
         on_matrices = {i: self._programs[i] for i, x in rounds.items() if x.on_matrices}
         if on_matrices:
             return work_on_matrices(on_matrices, leaves, scalars, known)
-        of_all_leaves = rounds[waiting[0]].kind == "of all leaves"
+        is_global = rounds[waiting[0]].kind == "of all leaves"
         stored: dict[int, Sequence[jax.Array]] = {}
         sums: dict[tuple[int, int], jax.Array] = {}
         for i in waiting:
@@ -146,7 +146,7 @@ class Execution:
         asked = {(i, k): rounds[i].asked[k] for i, k in sums}
         whole = norms.over_shards(sums, {key: x.split for key, x in asked.items()})
         whole = together(whole) if self._place.sums_wait else whole
-        if of_all_leaves:
+        if is_global:
             askers = {key: rounds[key[0]].asker for key in whole}
             for asker in set(askers.values()):
                 own = [key for key in whole if askers[key] == asker]
@@ -158,10 +158,10 @@ class Execution:
         after = {}
         for i in waiting:
             answers = [whole[i, k] for k in range(len(rounds[i].asked))]
-            if of_all_leaves and self._is_several(i):
+            if is_global and self._is_several(i):
                 answers = [jnp.broadcast_to(x, len(self._sets[i])) for x in answers]
             after[i] = known[i].after(stored[i], answers)
-        vectors = self._place.numbers_as_vectors and not of_all_leaves
+        vectors = self._place.numbers_as_vectors and not is_global
         return self._with_vectors(leaves, scalars, after, vectors)
 
     def _with_vectors(

@@ -17,7 +17,7 @@ import numpy as np
 from optax_largebatch import norms
 from optax_largebatch.engine.arrays import Known, LeafArrays, Scalars, Stop
 from optax_largebatch.engine.compilation import abstract_run
-from optax_largebatch.engine.requests import EachMatrix, Leaf, Materialize, Numbers, Request
+from optax_largebatch.engine.requests import EachMatrix, Hoist, Leaf, Materialize, Request
 from optax_largebatch.engine.rounds import (
     ROOTS,
     Round,
@@ -101,7 +101,7 @@ class Program:
                     new.append(array)
                 answer = array.astype(dtype)
                 continue
-            if isinstance(request, Numbers):
+            if isinstance(request, Hoist):
                 answer = [next(known_numbers, jnp.asarray(x)) for x in request.values]
                 numbers += answer
                 continue
@@ -183,7 +183,7 @@ class Program:
             norms.over_shards({0: norms.block_sum(term(x), own.kept)}, {0: own.split})[0]
             for x, own in zip(distinct(request), round_of(request, self._splits).asked, strict=True)
         ]
-        return [x.astype(dtype_of_all) for x in sums] if request.of_all_leaves else sums
+        return [x.astype(dtype_of_all) for x in sums] if request.is_global else sums
 
     def _check_same(self, number: int, request: Request | EachMatrix | None) -> None:
         """Checks that a request, or the end, is what came here in the first run."""

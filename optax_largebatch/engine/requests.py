@@ -24,7 +24,7 @@ Path = tuple[str | int, ...]
 """The place of a transform among those that it is combined with: numbers in chains and sums, names
 in partitions; from the outside inwards."""
 
-Held = Literal["parts", "copies", "terms"]
+Held = Literal["sharded", "replicated", "partial"]
 """What the devices that share a leaf have of an array: parts of it, copies of it, or terms. The
 array is then the sum of its terms."""
 
@@ -37,7 +37,7 @@ class Statistic(NamedTuple):
     kept: tuple[int, ...] | None = None
     """The axes that are not summed over, which keep their place in the answer; None for the axes of
     the leaf that run over its blocks."""
-    held: Held = "parts"
+    held: Held = "sharded"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Request:
     """
 
     statistics: tuple[Statistic, ...]
-    of_all_leaves: bool = False
+    is_global: bool = False
     asker: Path | None = None
     """The place of the transform that asks, among those that it is combined with."""
 
@@ -98,7 +98,7 @@ class OnMatrices(NamedTuple):
     splits: bool
 
 
-class Numbers(NamedTuple):
+class Hoist(NamedTuple):
     """Numbers of blocks, answered by themselves, and known before the last pass over the leaf."""
 
     values: tuple[jax.Array, ...]
@@ -145,7 +145,7 @@ def together(*requests: Request) -> Request:
     return Request(tuple(x for own in requests for x in own.statistics))
 
 
-def numbers(*values: jax.Array) -> Numbers:
+def hoist(*values: jax.Array) -> Hoist:
     """Asks for numbers of blocks to be known before the last pass over the leaf.
 
     Ask for what follows from answers alone and is used for each element, such as a trust ratio, and
@@ -155,7 +155,7 @@ def numbers(*values: jax.Array) -> Numbers:
     Args:
         *values: numbers that follow from answers, scalars and numbers of the state.
     """
-    return Numbers(values)
+    return Hoist(values)
 
 
 def sums_over_devices(*arrays: jax.Array) -> Request:
@@ -165,12 +165,12 @@ def sums_over_devices(*arrays: jax.Array) -> Request:
     """
     kept = (tuple(range(x.ndim)) for x in arrays)
     columns = zip(arrays, kept, strict=True)
-    return Request(tuple(Statistic(x, "sum", axes, held="terms") for x, axes in columns))
+    return Request(tuple(Statistic(x, "sum", axes, held="partial") for x, axes in columns))
 
 
 def global_norm(array: jax.Array) -> Request:
     """Asks for one norm over the arrays that all leaves pass together."""
-    return Request((Statistic(array, "norm", ()),), of_all_leaves=True)
+    return Request((Statistic(array, "norm", ()),), is_global=True)
 
 
 def each_matrix(
@@ -211,7 +211,7 @@ def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> 
     return Materialize(array, dtype)
 
 
-LeafProgram = Generator[Request | Numbers | EachMatrix | Materialize, Any, tuple[jax.Array, Any]]
+LeafProgram = Generator[Request | Hoist | EachMatrix | Materialize, Any, tuple[jax.Array, Any]]
 
 
 class Leaf(NamedTuple):
@@ -245,7 +245,7 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
         for index, answer in answers.items():
             try:
                 request = programs[index].send(answer)
-                while not isinstance(request, Request) or request.of_all_leaves:
+                while not isinstance(request, Request) or request.is_global:
                     request = programs[index].send((yield request))
                 waiting[index] = request
             except StopIteration as end:

@@ -62,11 +62,11 @@ def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
         kept = x.kept or ()
         blocks = math.prod(norms.shape_of_blocks(x.array.shape, kept))
         split = norms.Split()
-        if x.held != "copies":
-            split = splits(() if x.held == "terms" else kept)
+        if x.held != "replicated":
+            split = splits(() if x.held == "partial" else kept)
         return Asked(x.kind, kept, x.held, split, max(x.array.size // max(blocks, 1), 1))
 
-    asker = request.asker if request.of_all_leaves else None
+    asker = request.asker if request.is_global else None
     return Round(kind_of(request), tuple(map(asked, distinct(request))), asker=asker)
 
 
@@ -84,7 +84,7 @@ def kind_of(request: Request | EachMatrix) -> RoundKind:
     """Whom a request is about: its own leaf, all leaves, or matrices."""
     if isinstance(request, EachMatrix):
         return "matrices"
-    return "of all leaves" if request.of_all_leaves else "own"
+    return "of all leaves" if request.is_global else "own"
 
 
 def identity(statistic: Statistic) -> Any:

@@ -185,7 +185,7 @@ class LeafTransform:
                 update, state = end.value
                 return own_part(update), state_by(own_part, state)
             if isinstance(request, Request):
-                copies = (x._replace(held="copies") for x in request.statistics)
+                copies = (x._replace(held="replicated") for x in request.statistics)
                 request = dataclasses.replace(request, statistics=tuple(copies))
             elif isinstance(request, EachMatrix):
                 request = request._replace(of_whole=True)

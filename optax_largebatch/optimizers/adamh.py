@@ -108,7 +108,7 @@ def adamh(
     """
     groups = check_groups(groups, stacked, "grad_centralization", "weight_decay")
     check_mask("adamh_mask", adamh_mask)
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     stacks = check_stacked(stacked)
 
     def owners(params: optax.Params) -> list[str]:

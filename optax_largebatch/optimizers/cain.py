@@ -107,9 +107,9 @@ def cain(
     check_number("scale_speed", scale_speed, "[0, inf)")
     check_number("rms_eps", rms_eps, "(0, inf)")
     check_number("param_max", param_max, "(0, inf)")
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         sum_of(
             chain(
                 scale_by_second_moment(

@@ -88,11 +88,11 @@ def eve(
     """
     groups = check_groups(groups, stacked)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
-        scale_by_learning_rate(groups.vary("learning_rate", learning_rate)),
+        scale_by_learning_rate(groups.per_group("learning_rate", learning_rate)),
         decay_to_target_rms(
-            groups.vary("weight_decay", weight_decay),
+            groups.per_group("weight_decay", weight_decay),
             target_rms=target_rms,
             weight_decay_mask=weight_decay_mask,
             stacked=stacked,

@@ -147,12 +147,12 @@ def lamb(
     check_number("trust_ratio_eps", trust_ratio_eps, "[0, inf)")
     check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
     check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     if bias_correction == "step_size":
         rate, bias_correction = bias_corrected_step_size(rate, b1, b2), "none"
     return chain(
         clip_by_global_norm(max_grad_norm),
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         scale_by_adam(
             b1,
             b2,
@@ -164,7 +164,7 @@ def lamb(
             nu_dtype=nu_dtype,
         ),
         add_decayed_weights(
-            groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
+            groups.per_group("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
         ),
         scale_by_trust_ratio(
             eps=trust_ratio_eps,

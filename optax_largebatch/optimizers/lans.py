@@ -133,15 +133,17 @@ def lans(
     groups = check_groups(groups, stacked)
     check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
     check_number("normalization_eps", normalization_eps, "[0, inf)")
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         normalize_by_block_norm(normalization_eps, stacked=stacked),
         clip_by_value(clip_gradient),
         nesterov_split(
             chain(
                 add_decayed_weights(
-                    groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
+                    groups.per_group("weight_decay", weight_decay),
+                    weight_decay_mask,
+                    stacked=stacked,
                 ),
                 scale_by_trust_ratio(
                     param_norm_bounds=param_norm_bounds,

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_flag, renamed
+from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_flag, refused, renamed
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacks
@@ -16,6 +16,7 @@ from optax_largebatch.transforms.momentum import accumulate_momentum
 
 
 @renamed(mask="weight_decay_mask")
+@refused(momentum_of="'steps' is learning_rate_in_momentum=True, 'directions' is False.")
 def lars(
     learning_rate: Scalar | optax.Schedule,
     weight_decay: Scalar | optax.Schedule = 0.0,
@@ -30,7 +31,7 @@ def lars(
     denominator: Denominator = "paper",
     zero_ratio: Literal["one", "coefficient"] = "one",
     clip_gradient: Scalar | None = None,
-    momentum_of: Literal["steps", "directions"] = "steps",
+    learning_rate_in_momentum: bool = True,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
     accumulator_dtype: Any = None,
@@ -81,9 +82,9 @@ def lars(
             shorter.
         clip_gradient: bound on the magnitude of the elements of :math:`g_t`, applied after its norm
             is taken. Positive; None for no clipping.
-        momentum_of: what the buffer sums: `"steps"`, with the learning rate inside :math:`b_t` as
-            above and in the paper; or `"directions"`, as PyTorch does, :math:`w_{t+1} = w_t - \eta
-            b_t`. The two differ whenever the learning rate changes.
+        learning_rate_in_momentum: whether :math:`b_t` has the learning rate inside, as above and in
+            the paper. False puts it outside, as PyTorch does: :math:`w_{t+1} = w_t - \eta b_t`. The
+            two differ whenever the learning rate changes.
         groups: groups of parameters with another learning rate, decay or gradient centralisation,
             from `param_groups`; None for one group.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
@@ -117,14 +118,14 @@ def lars(
         arXiv 1708.03888, Algorithm 1.
     """
     groups = check_groups(groups, stacked)
-    check_choice("momentum_of", momentum_of, ("steps", "directions"))
+    check_flag("learning_rate_in_momentum", learning_rate_in_momentum)
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
-    rate = scale_by_learning_rate(groups.vary("learning_rate", learning_rate))
+    rate = scale_by_learning_rate(groups.per_group("learning_rate", learning_rate))
     buffer = accumulate_momentum(momentum, nesterov=nesterov, accumulator_dtype=accumulator_dtype)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         scale_by_lars(
-            groups.vary("weight_decay", weight_decay),
+            groups.per_group("weight_decay", weight_decay),
             weight_decay_mask=weight_decay_mask,
             trust_coefficient=trust_coefficient,
             eps=eps,
@@ -135,7 +136,7 @@ def lars(
             clip_gradient=clip_gradient,
             stacked=stacked,
         ),
-        *((rate, buffer) if momentum_of == "steps" else (buffer, rate)),
+        *((rate, buffer) if learning_rate_in_momentum else (buffer, rate)),
     )
 
 
@@ -220,11 +221,11 @@ def larc(
     """
     groups = check_groups(groups, stacked)
     check_flag("clip", clip)
-    rate = as_grouped("learning_rate", groups.vary("learning_rate", learning_rate))
+    rate = as_grouped("learning_rate", groups.per_group("learning_rate", learning_rate))
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         scale_by_lars(
-            groups.vary("weight_decay", weight_decay),
+            groups.per_group("weight_decay", weight_decay),
             weight_decay_mask=weight_decay_mask,
             trust_coefficient=trust_coefficient,
             eps=eps,

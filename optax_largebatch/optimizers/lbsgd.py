@@ -144,9 +144,11 @@ def lbsgd(
     return count_micro_batches(
         accumulate_gradients(
             chain(
-                centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+                centralize_gradients(
+                    groups.per_group("grad_centralization", False), stacked=stacked
+                ),
                 scale_by_lars(
-                    groups.vary("weight_decay", weight_decay),
+                    groups.per_group("weight_decay", weight_decay),
                     weight_decay_mask=weight_decay_mask,
                     trust_coefficient=1.0,
                     eps=1e-18,
@@ -158,7 +160,7 @@ def lbsgd(
                     stacked=stacked,
                 ),
                 scale_by_warmed_up_rate(
-                    groups.vary("learning_rate", learning_rate),
+                    groups.per_group("learning_rate", learning_rate),
                     multiplier,
                     first=begin_epoch * updates_per_epoch,
                 ),

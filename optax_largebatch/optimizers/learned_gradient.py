@@ -114,9 +114,9 @@ def learned_gradient(
     check_order("param_min_rms", param_min_rms, "param_max_rms", param_max_rms)
     check_integer("lr_est_period", lr_est_period, at_least=1)
     check_integer("size_update_period", size_update_period, at_least=1)
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         sum_of(
             chain(
                 scale_by_learned_matrices(

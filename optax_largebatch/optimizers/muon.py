@@ -176,7 +176,7 @@ def muon(
     groups = check_groups(groups, stacked, "grad_centralization")
     check_flag("trust_ratio", trust_ratio)
     check_mask("matrix_mask", matrix_mask)
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     matrices = chain(
         orthogonalize_momentum(
             beta,
@@ -198,7 +198,7 @@ def muon(
             consistent_rms, shape_factor=shape_factor, matrix_axes=matrix_axes, stacked=stacked
         ),
         add_decayed_weights(
-            groups.vary("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
+            groups.per_group("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
         ),
         scale_by_trust_ratio(
             trust_ratio_mask=None if trust_ratio else lambda params: False, stacked=stacked

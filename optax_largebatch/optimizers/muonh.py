@@ -165,7 +165,7 @@ def muonh(
     check_number("adam_eps", adam_eps, "[0, inf)")
     check_mask("adamh_mask", adamh_mask)
     check_mask("matrix_mask", matrix_mask)
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     stacks = check_stacked(stacked, if_forgotten="error")
 
     def movers(params: optax.Params) -> list[str]:

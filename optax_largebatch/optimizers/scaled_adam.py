@@ -128,9 +128,9 @@ def scaled_adam(
     check_number("scalar_max", scalar_max, "(0, inf)")
     check_integer("size_update_period", size_update_period, at_least=1)
     check_integer("clipping_update_period", clipping_update_period, at_least=1)
-    rate = groups.vary("learning_rate", learning_rate)
+    rate = groups.per_group("learning_rate", learning_rate)
     return chain(
-        centralize_gradients(groups.vary("grad_centralization", False), stacked=stacked),
+        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         clip_by_median_norm(
             clipping_scale,
             window=clipping_update_period,

@@ -58,7 +58,7 @@ class ParamGroups:
             indices.append(chosen[0] if chosen else -1)
         return indices or [-1] * len(jax.tree.leaves(params))
 
-    def vary(self, name: str, default: Any) -> "Grouped":
+    def per_group(self, name: str, default: Any) -> "Grouped":
         """The hyperparameter `name`, with `default` for the groups that do not set it."""
         values = tuple(setting.get(name, default) for setting in self.settings)
         if name == "learning_rate":
@@ -251,4 +251,4 @@ def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
 
 
 Hyperparameter = float | jax.Array | optax.Schedule | Grouped
-"""A number, a schedule of the step, or (from `ParamGroups.vary`) one of these for each group."""
+"""A number, a schedule of the step, or one of these for each group (`ParamGroups.per_group`)."""

@@ -12,7 +12,8 @@ ARGUMENTS = {
     ),
     "lans": ("b1", "b2", "eps", "weight_decay"),
     "lars": (
-        "weight_decay", "trust_coefficient", "eps", "momentum", "denominator", "momentum_of",
+        "weight_decay", "trust_coefficient", "eps", "momentum", "denominator",
+        "learning_rate_in_momentum",
     ),
     "larc": ("weight_decay", "trust_coefficient", "eps", "momentum", "clip"),
     "sgd": ("momentum", "weight_decay"),

@@ -144,7 +144,7 @@ def _others(recipe: Settings, places: Places, stacked: Stacks) -> Call:
     variable = Variable("groups", Call("lb.param_groups", tuple(groups)))
 
     def of_groups(name: str, value: Any) -> Any:
-        return method(variable, "vary", name, value) if name in names else value
+        return method(variable, "per_group", name, value) if name in names else value
 
     parts = [Call("lb.scale_by_adam", (recipe.b1, recipe.b2, recipe.eps))]
     if rest.weight_decay or "weight_decay" in names:

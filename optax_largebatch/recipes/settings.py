@@ -81,7 +81,7 @@ class Settings:
     b2: float | None = None
     eps: float | None = None
     momentum: float | None = None
-    momentum_of: Literal["steps", "directions"] = "steps"
+    learning_rate_in_momentum: bool = True
     bias_correction: Literal["full", "none", "step_size"] = "full"
     max_grad_norm: float | None = None
     param_norm_bounds: tuple[float | None, float | None] | None = None

@@ -12,9 +12,9 @@ import optax
 
 from optax_largebatch.engine.requests import (
     EachMatrix,
+    Hoist,
     Leaf,
     LeafProgram,
-    Numbers,
     Request,
     Statistic,
 )
@@ -67,7 +67,7 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             try:
                 request = programs[i].send(answer)
                 while not isinstance(request, Request):
-                    if isinstance(request, Numbers):
+                    if isinstance(request, Hoist):
                         request = programs[i].send(list(request.values))
                         continue
                     x = request.array.astype(request.dtype or dtypes[i])
@@ -81,7 +81,7 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
                 gradients[i] = update.astype(leaves.arrays[i].dtype)
         # A norm of all leaves waits for those that ask for their own before it, and it is of the
         # leaves that the same transform works on.
-        own = {i: x for i, x in waiting.items() if not x.of_all_leaves}
+        own = {i: x for i, x in waiting.items() if not x.is_global}
         answers = {i: [_answer(x) for x in one.statistics] for i, one in own.items()}
         if waiting and not own:
             first = min(x.asker or () for x in waiting.values())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, hoist
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.stacked import Stacks, check_stacked
@@ -54,7 +54,7 @@ def normalize_by_block_norm(
 
     def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
         (norm,) = yield block_norms(update)
-        (scale,) = yield numbers(1 / jnp.where(norm > 0, norm + at.scalars, 1))
+        (scale,) = yield hoist(1 / jnp.where(norm > 0, norm + at.scalars, 1))
         return update * scale, at.state
 
     return transformation(

@@ -25,7 +25,7 @@ def centralize_gradients(
 
     Args:
         mask: the parameters whose gradients are centralised; None for all, or what
-            `ParamGroups.vary("grad_centralization", ...)` returns.
+            `ParamGroups.per_group("grad_centralization", ...)` returns.
         output_axis: the axis of the output units. 0, the default, is MindSpore's, PyTorch's and
             Equinox's layout (and what `optax.centralize` takes); the kernels of Flax have their
             outputs on the last axis, -1. Stacked axes are not counted.

@@ -11,7 +11,7 @@ from optax_largebatch.arguments import (
     check_optional_number,
     renamed,
 )
-from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm, hoist
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 
@@ -88,7 +88,7 @@ def clip_by_global_norm(
         if at.scalars is None:
             return update, at.state
         (norm,) = yield global_norm(update)
-        (divisor,) = yield numbers(jnp.maximum(norm / at.scalars, 1))
+        (divisor,) = yield hoist(jnp.maximum(norm / at.scalars, 1))
         return update / divisor, at.state
 
     return transformation(LeafTransform(leaf, scalars=lambda state: max_norm, given="parts"))

@@ -41,7 +41,8 @@ def add_decayed_weights(
     Args:
         weight_decay: how much of the parameters is added to the update. Before a trust ratio 0.01
             is typical (see `lamb`); after it, it is multiplied by the learning rate as AdamW's.
-            :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.vary` returns.
+            :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.per_group`
+            returns.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
             the scales of norms: `excluding_kinds("bias", "norm")`.
         stacked: the parameters that stack layers: patterns with their axes, `{"layers/": 0}`, or

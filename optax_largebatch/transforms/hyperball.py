@@ -15,7 +15,7 @@ from optax_largebatch.engine.requests import (
     LeafProgram,
     block_norms,
     block_sums,
-    numbers,
+    hoist,
     together,
 )
 from optax_largebatch.engine.state import Counter, declare
@@ -95,7 +95,7 @@ def hyperball(
     Args:
         learning_rate: length of a step relative to :math:`w`, which is the angle in radians: 0.003
             to 0.02 in published runs of MuonH. :math:`\eta`, 0 or more; a float, a schedule, or
-            what `ParamGroups.vary` returns.
+            what `ParamGroups.per_group` returns.
         radius: the norm that a block keeps, :math:`R`. `"now"` is its norm before the step, which
             suits most runs. `"start"` is its norm at the first step, kept in the state, so that
             rounding does not add up. A positive number is the radius of all blocks, to which the
@@ -181,7 +181,7 @@ def hyperball_transform(
             sphere = at.scalars.radius
             if kind == "start":
                 known = state.radii
-                (sphere,) = yield numbers(jnp.where(known > 0, known, norm))
+                (sphere,) = yield hoist(jnp.where(known > 0, known, norm))
                 state = state._replace(radii=sphere)
             ratio = norm / positive(sphere)
         moved = jnp.where(length == 0, 0, rate)
@@ -197,7 +197,7 @@ def hyperball_transform(
             jnp.arctan2(moved * root(jnp.maximum(1 - cos * cos, 0)), ratio - moved * cos),
         )
         # As one array: XLA on a GPU would take a kernel for each of the three numbers.
-        (turn,) = yield numbers(jnp.where(stays[None], 0, jnp.stack(turn)))
+        (turn,) = yield hoist(jnp.where(stays[None], 0, jnp.stack(turn)))
         shrinkage, factor, angle = turn
         return shrinkage * at.start + factor * update, state._replace(angles=angle)
 

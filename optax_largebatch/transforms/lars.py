@@ -18,7 +18,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.engine.blocks import VectorOfBlocks
 from optax_largebatch.engine.recorded_states import Facts
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, hoist
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -89,7 +89,7 @@ def scale_by_lars(
     Args:
         weight_decay: how much of the parameters is added to the gradient: 5e-5 to 2e-4 for
             supervised, 1e-6 for self-supervised vision. :math:`\lambda`, 0 or more; a float, a
-            schedule, or what `ParamGroups.vary` returns.
+            schedule, or what `ParamGroups.per_group` returns.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
             the scales of norms: `excluding_kinds("bias", "norm")`.
         trust_coefficient: the length of the result, relative to the norm of the layer: 0.001 in all
@@ -203,7 +203,7 @@ def scale_by_lars(
         if zero_ratio == "gradient":
             ratio = jnp.where(undefined, 1.0, ratio)
             update = jnp.where(undefined, gradient, update)
-        (ratio,) = yield numbers(ratio)
+        (ratio,) = yield hoist(ratio)
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(

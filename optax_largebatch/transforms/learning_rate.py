@@ -42,7 +42,7 @@ def scale_by_learning_rate(
     Args:
         learning_rate: length of a step in units of the direction: relative to the layer behind a
             trust ratio (0.002 to 0.016 for LAMB), that of each element behind Adam. :math:`\eta`, 0
-            or more; a float, a schedule, or what `ParamGroups.vary` returns.
+            or more; a float, a schedule, or what `ParamGroups.per_group` returns.
 
     Returns:
         A transformation; its state is a `ScaleByLearningRateState`.

@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
 from optax_largebatch.engine.blocks import NumberPerBlock
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm, hoist
 from optax_largebatch.engine.state import Counter, Shared, check_shape, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -127,11 +127,11 @@ def clip_by_median_norm(
         if at.choice:
             (now,) = yield block_rms(at.param)
             weight = rms
-            (rms,) = yield numbers(jnp.where(step.looks, now, rms))
+            (rms,) = yield hoist(jnp.where(step.looks, now, rms))
         (norm,) = yield global_norm(weight * update)
         norms = jnp.where(step.count > 0, at.state.norms.at[step.count % window].set(norm), 0)
         threshold = _threshold(step.count, step.clipping_scale, norms, at.state.threshold)
-        (factor,) = yield numbers(threshold / jnp.maximum(norm, threshold))
+        (factor,) = yield hoist(threshold / jnp.maximum(norm, threshold))
         clipped = jnp.where(factor > 0, factor * update, 0)  # a norm of NaN makes a factor of NaN
         return clipped, at.state._replace(rms=rms, norms=norms, threshold=threshold)
 

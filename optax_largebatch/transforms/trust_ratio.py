@@ -17,7 +17,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.engine.blocks import VectorOfBlocks
 from optax_largebatch.engine.recorded_states import Facts, FactsOf
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, hoist
 from optax_largebatch.engine.state import declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -134,7 +134,7 @@ def scale_by_trust_ratio(
         undefined = one_is_zero(param_norm, update_norm)
         ratio = step.coefficient * param_norm / (jnp.where(undefined, 1, update_norm) + step.eps)
         fallback = step.coefficient if zero_ratio == "coefficient" else 1.0
-        (ratio,) = yield numbers(jnp.where(undefined, fallback, clip(ratio, step.ratio_bounds)))
+        (ratio,) = yield hoist(jnp.where(undefined, fallback, clip(ratio, step.ratio_bounds)))
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return transformation(

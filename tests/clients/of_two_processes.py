@@ -45,7 +45,7 @@ def train(name, directory, first, last):
     optimizer = accumulated(OPTIMIZERS[name]())
     places = {key: NamedSharding(mesh, spec) for key, spec in SPECS.items()}
     params = jax.jit(first_params, out_shardings=places)()
-    state_places = lb.shard_optimizer_state(optimizer, params, mesh)
+    state_places = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=state_places)(params)
 
     def step(params, state, x, y):

@@ -86,13 +86,13 @@ def test_trains_saves_and_goes_on(name, tmp_path):
     _, again = run(saved, range(MICRO_BATCHES // 2, MICRO_BATCHES))
     jax.tree.map(np.testing.assert_array_equal, again, rest)
 
-    # The boxes say where the moments lie, and so does shard_optimizer_state.
+    # The boxes say where the moments lie, and so does optimizer_state_shardings.
     params = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         linen.meta.unbox(abstract.params),
         shardings.params,
     )
-    ours = lb.shard_optimizer_state(abstract.tx, params, mesh)
+    ours = lb.optimizer_state_shardings(abstract.tx, params, mesh)
     for one, other, leaf in zip(
         jax.tree.leaves(ours),
         jax.tree.leaves(shardings.opt_state),

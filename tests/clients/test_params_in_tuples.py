@@ -55,7 +55,7 @@ def test_trains_saves_and_goes_on(name, tmp_path):
         return params, state, (loss, metrics)
 
     params = jax.device_put(first_params(), whole)
-    places = lb.shard_optimizer_state(optimizer, params, mesh, axis="data")
+    places = lb.optimizer_state_shardings(optimizer, params, mesh, axis="data")
     split = [place.spec for place in jax.tree.leaves(places) if any(place.spec)]
     assert len(split) == (10 if name == "lars" else 15)  # of 8 elements or more, in each copy
     state = jax.jit(optimizer.init, out_shardings=places)(params)

@@ -43,7 +43,9 @@ OPTIMIZERS = {
     "lans": lambda: lb.lans(0.1, weight_decay=0.1, clip_gradient=0.3, trust_ratio_mask=KERNELS),
     "lans, sequential": lambda: lb.lans(0.1, weight_decay=0.1, order="sequential"),
     "lars": lambda: lb.lars(0.1, 0.1, KERNELS, nesterov=True),
-    "lars, update": lambda: lb.lars(0.1, 0.1, denominator="update", momentum_of="directions"),
+    "lars, update": lambda: lb.lars(
+        0.1, 0.1, denominator="update", learning_rate_in_momentum=False
+    ),
     "larc": lambda: lb.larc(0.1, weight_decay=0.1, groups=GROUPS),
     "eve": lambda: lb.eve(0.1),
     "cain": lambda: lb.cain(0.1),

@@ -117,7 +117,7 @@ def timm(optimizer: str, kwargs: dict[str, Any], undecayed: list[str] | None) ->
             lb.scale_by_learning_rate(rate),
         )
     else:
-        own = lb.lars(rate, decay, eps=1e-8, momentum_of="directions", **kwargs)
+        own = lb.lars(rate, decay, eps=1e-8, learning_rate_in_momentum=False, **kwargs)
         kwargs = {}
     assert not kwargs, kwargs
     return own
@@ -132,7 +132,7 @@ def pytorch_optimizer(kwargs: dict[str, Any]) -> optax.GradientTransformation:
         weight_decay_mask=matrices,
         trust_ratio_mask=matrices,
         momentum=kwargs["momentum"],
-        momentum_of="directions",
+        learning_rate_in_momentum=False,
     )
 
 

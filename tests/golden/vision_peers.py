@@ -36,7 +36,7 @@ def fair_lars(decayed: lb.Rule | None, adapted: lb.Rule | None) -> Callable[...,
             trust_ratio_mask=adapted,
             momentum=own["momentum"],
             denominator="update",
-            momentum_of="directions",
+            learning_rate_in_momentum=False,
             groups=rates_of_groups(case) if rates is None else None,
         )
 

@@ -78,7 +78,7 @@ WRONG = {
     "matrix_mask": [(True, TypeError, "got True")],
     "matrix_axes": [(3, TypeError, "pairs (rows, columns)")],
     "zero_ratio": [(0, ValueError, "'one', 'coefficient'")],
-    "momentum_of": [("rates", ValueError, "'steps', 'directions', got 'rates'")],
+    "learning_rate_in_momentum": [("no", TypeError, "True or False, got 'no'")],
     "clip": [("no", TypeError, "True or False, got 'no'")],
     "groups": [({"params": RULE}, TypeError, "param_groups(...)")],
     "mu_dtype": [("int32", ValueError, "'int32'"), (3, TypeError, "3")],

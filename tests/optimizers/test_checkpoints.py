@@ -22,7 +22,7 @@ def placed(optimizer, devices):
         ),
         parameters(),
     )
-    return jax.tree.map(lambda x: x.sharding, params), lb.shard_optimizer_state(
+    return jax.tree.map(lambda x: x.sharding, params), lb.optimizer_state_shardings(
         optimizer, params, mesh
     )
 

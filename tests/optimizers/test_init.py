@@ -117,7 +117,7 @@ def test_on_explicit_axes_no_mesh_need_be_set(name, spec):
     whole = {"head": jnp.ones((4, 2)), "layers": {"kernel": jnp.ones((4, 2, 6))}}
     places = {"head": P(), "layers": {"kernel": spec}}
     params = jax.tree.map(lambda x, own: jax.device_put(x, NamedSharding(mesh, own)), whole, places)
-    shardings = lb.shard_optimizer_state(optimizer, params, mesh)
+    shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=shardings)(params)
     chex.assert_trees_all_equal(state, optimizer.init(whole))
     chex.assert_trees_all_equal(optimizer.init(params), state)

@@ -460,7 +460,7 @@ def on_eight_devices(
         for name, shape in shapes.items()
     }
     optimizer = make(0.1, stacked=lb.stacked_layers({stacked: 0}), **settings)
-    layout = lb.shard_optimizer_state(optimizer, params, mesh)
+    layout = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.tree.map(
         lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
         jax.eval_shape(optimizer.init, params),

@@ -49,7 +49,7 @@ OPTIMIZERS = {
     "lars": (lb.lars, {}, reference.lars, {}),
     "lars, momentum of directions": (
         lb.lars,
-        {"momentum_of": "directions"},
+        {"learning_rate_in_momentum": False},
         reference.lars,
         {"scaled_momentum": False},
     ),

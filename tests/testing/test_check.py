@@ -20,8 +20,8 @@ from optax_largebatch.engine import (
     block_norms,
     each_matrix,
     global_norm,
+    hoist,
     materialize,
-    numbers,
     sums_over_devices,
     transformation,
 )
@@ -320,7 +320,7 @@ def two_rounds_and_then_numbers(stacked):
     def leaf(update, at):
         (norm,) = yield block_norms(update)
         (other,) = yield block_norms(update / norm - at.param)
-        (ratio,) = yield numbers(other / norm)
+        (ratio,) = yield hoist(other / norm)
         return ratio * update, at.state
 
     return transformation(
@@ -381,7 +381,7 @@ def follows_its_norms(stacked):
     def leaf(update, at):
         mu = yield materialize(at.state.mu + update)
         norm, param_norm = yield block_norms(mu, at.param)
-        (own,) = yield numbers(param_norm / (norm + at.state.norm))
+        (own,) = yield hoist(param_norm / (norm + at.state.norm))
         return own * mu, at.state._replace(mu=mu, norm=norm, ratios=own)
 
     state = State(PerParameter(), NumberPerBlock(), VectorOfBlocks())

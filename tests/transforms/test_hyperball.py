@@ -159,7 +159,7 @@ def test_bfloat16_without_masters_loses_steps_and_the_norm():
 def test_the_learning_rate_may_be_a_schedule_and_differ_between_groups(x64):
     params = {"a": arrays((4, 3), "float64")[0], "b": arrays((4, 3), "float64")[0]}
     groups = lb.param_groups({"params": lb.matching("a"), "learning_rate_scale": 0.5})
-    transform = lb.hyperball(groups.vary("learning_rate", optax.linear_schedule(0.2, 0.0, 10)))
+    transform = lb.hyperball(groups.per_group("learning_rate", optax.linear_schedule(0.2, 0.0, 10)))
     _, state = step(transform, params, params | {"a": params["b"][::-1], "b": params["a"][::-1]})
     chex.assert_trees_all_close(state.learning_rates, jnp.array([0.1, 0.2], "float32"))
 

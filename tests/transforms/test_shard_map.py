@@ -67,7 +67,7 @@ def sent_by(optimizer, shape):
     splits = {key: NamedSharding(mesh(), spec) for key, spec in SPECS.items()}
     params = {key: jax.device_put(jnp.ones(shape), own) for key, own in splits.items()}
     state = optimizer.init(params)
-    layout = lb.shard_optimizer_state(optimizer, params, mesh())
+    layout = lb.optimizer_state_shardings(optimizer, params, mesh())
     specs = jax.tree.map(lambda own: own.spec, layout)
 
     def step(params, state):

@@ -16,7 +16,7 @@ from optax_largebatch.arguments import (
     check_optional_number,
 )
 from optax_largebatch.engine.blocks import NumberPerBlock
-from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statistic, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statistic, hoist
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -94,7 +94,7 @@ def learn_log_scale(
 
     Args:
         learning_rate: relative change of a block, before `speed`: that of the whole optimizer, such
-            as 0.03. :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.vary`
+            as 0.03. :math:`\eta`, 0 or more; a float, a schedule, or what `ParamGroups.per_group`
             returns.
         b1: decay rate of :math:`\mu` for one step: 0 in ScaledAdam, for no momentum. In [0, 1).
         b2: decay rate of :math:`\nu` for one step: 0.98 in icefall. In [0, 1).
@@ -188,7 +188,7 @@ def learn_log_scale(
         if step.rms_bounds is not None:
             within = _stopped if at_bounds == "stop" else _returned
             change = within(change, rms[0], step.rms_bounds, largest)
-        change, total, squares, mu, nu = yield numbers(
+        change, total, squares, mu, nu = yield hoist(
             jnp.where(step.ends, change, 0),
             total,
             squares,

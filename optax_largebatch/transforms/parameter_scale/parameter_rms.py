@@ -16,7 +16,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.engine.blocks import NumberPerBlock
 from optax_largebatch.engine.recorded_states import of_all
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, hoist
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -106,7 +106,7 @@ def scale_by_parameter_rms(
             return step.scalar_scale * update, at.state
         (rms,) = yield block_rms(at.param)
         rms = jnp.where(step.looks, rms, at.state.rms)
-        rms, factor = yield numbers(rms, clip(rms, step.bounds))
+        rms, factor = yield hoist(rms, clip(rms, step.bounds))
         return factor * update, at.state._replace(rms=rms)
 
     return transformation(

@@ -11,7 +11,7 @@ from optax_largebatch.arguments import (
     check_number,
     renamed,
 )
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, numbers
+from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, hoist
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
@@ -56,7 +56,8 @@ def decay_to_target_rms(
 
     Args:
         weight_decay: the fraction of the weights that a step takes away: 1e-3 in Eve.
-            :math:`\lambda`, in [0, 0.1]; a float, a schedule, or what `ParamGroups.vary` returns.
+            :math:`\lambda`, in [0, 0.1]; a float, a schedule, or what `ParamGroups.per_group`
+            returns.
         target_rms: root mean square above which blocks are decayed: 0.1 in Eve. :math:`\rho`, in
             (0, 10].
         weight_decay_mask: the parameters that may be decayed; None for all, which is usual, since
@@ -102,7 +103,7 @@ def decay_to_target_rms(
         step: _Scalars = at.scalars
         (rms,) = yield block_rms(at.start)
         too_large = rms > step.target
-        (own,) = yield numbers(jnp.where(too_large, step.decays[at.choice], 0))
+        (own,) = yield hoist(jnp.where(too_large, step.decays[at.choice], 0))
         return update - own * at.param, at.state
 
     return transformation(

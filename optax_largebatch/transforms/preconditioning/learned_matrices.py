@@ -17,8 +17,8 @@ from optax_largebatch.engine.requests import (
     LeafProgram,
     Materialize,
     block_rms,
+    hoist,
     materialize,
-    numbers,
 )
 from optax_largebatch.engine.state import Counter, PerAxis, PerParameter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -106,7 +106,7 @@ def scale_by_learned_matrices(
 
     Args:
         learning_rate: :math:`\eta`, the rate of the whole optimizer; a float, a schedule, or what
-            `ParamGroups.vary` returns. Here it moves only the matrices.
+            `ParamGroups.per_group` returns. Here it moves only the matrices.
         b1: decay rate of the first moment: usually 0.9. In [0, 1).
         b2: decay rate of the second moments for one step (of :math:`C` for one update): 0.98 in
             icefall. In [0, 1).
@@ -205,7 +205,7 @@ def scale_by_learned_matrices(
         if kind == "small":
             (rms,) = yield block_rms(update)
             nu = step.b2 * state.nu + step.nu_weight * jnp.square(rms)
-            nu, length = yield numbers(nu, root(nu * step.nu_scale) + step.eps)
+            nu, length = yield hoist(nu, root(nu * step.nu_scale) + step.eps)
             return quotient(mu, length), state._replace(mu=mu, nu=nu)
         direction, matrices, covariances = mu, (), ()
         if kind == "matrix":

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.old_runs import AFTER, BEFORE, MUONH, RUNS, go_on, recorded
+from tests.migration.old_runs import AFTER, BEFORE, MUONH, RUNS, go_on, recorded
 
 QUICK = ("muonh with a head", "adamh")
 

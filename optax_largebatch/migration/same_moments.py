@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import optax
 
-from optax_largebatch.adoption.arrays import are_traced
-from optax_largebatch.adoption.moments import MICRO_STEPS, Kept, counters, is_one
+from optax_largebatch.migration.arrays import are_traced
+from optax_largebatch.migration.moments import MICRO_STEPS, Kept, counters, is_one
 from optax_largebatch.params.owners import parts_of
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import PARAMS, SCHEDULE, state_after
+from tests.migration.switches import PARAMS, SCHEDULE, state_after
 
 MULTI_STEPS = optax.MultiSteps(optax.adam(SCHEDULE), 4)
 ACCUMULATED = lb.accumulate_gradients(lb.lamb(SCHEDULE), every=4)

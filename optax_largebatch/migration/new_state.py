@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.adoption.arrays import cast, fetched, joined, known, placed
-from optax_largebatch.adoption.moments import COPIES, STEPS, Kept, counters, is_one, kind_of
 from optax_largebatch.engine.recorded_states import RecordedState
+from optax_largebatch.migration.arrays import cast, fetched, joined, known, placed
+from optax_largebatch.migration.moments import COPIES, STEPS, Kept, counters, is_one, kind_of
 from optax_largebatch.params.owners import Keys, Part, keyed_arrays, parts_of, seen_by
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.hyperball import HyperballState

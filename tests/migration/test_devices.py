@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import CONTRIB, SCHEDULE
+from tests.migration.switches import CONTRIB, SCHEDULE
 
 WHOLE = {"kernel": jnp.arange(1.0, 33.0).reshape(4, 8), "bias": jnp.ones(8)}
 MUONH = lb.muonh(SCHEDULE, beta=0.9, b2=0.999, radius="start")

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.adoption.arrays import known
-from optax_largebatch.adoption.moments import (
+from optax_largebatch.arguments import check_integer
+from optax_largebatch.engine.recorded_states import recorded_states
+from optax_largebatch.migration.arrays import known
+from optax_largebatch.migration.moments import (
     ADAM,
     BUFFER,
     MICRO_STEPS,
@@ -17,10 +19,8 @@ from optax_largebatch.adoption.moments import (
     counters,
     is_one,
 )
-from optax_largebatch.adoption.new_state import NewState
-from optax_largebatch.adoption.same_moments import check_same_moments
-from optax_largebatch.arguments import check_integer
-from optax_largebatch.engine.recorded_states import recorded_states
+from optax_largebatch.migration.new_state import NewState
+from optax_largebatch.migration.same_moments import check_same_moments
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.transforms.nesterov import NesterovSplitState
 

@@ -1,6 +1,6 @@
 """Runs that began with version 0.1.0, whose states had another layout.
 
-`python -m tests.adoption.old_runs` records them, with that version installed.
+`python -m tests.migration.old_runs` records them, with that version installed.
 """
 
 import json

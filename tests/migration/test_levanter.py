@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import PARAMS, SCHEDULE, inject, state_after
+from tests.migration.switches import PARAMS, SCHEDULE, inject, state_after
 
 BETA = 0.95
 

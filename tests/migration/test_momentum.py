@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import BY_LAYER, PARAMS, SCHEDULE, state_after
+from tests.migration.switches import BY_LAYER, PARAMS, SCHEDULE, state_after
 
 BEFORE_THE_RATE = lb.chain(lb.accumulate_momentum(0.9), lb.scale_by_learning_rate(0.1))
 BEHIND_THE_RATE = lb.chain(lb.scale_by_learning_rate(0.1), lb.accumulate_momentum(0.9))
@@ -28,7 +28,7 @@ REFUSED = {
     "gradients for steps": (SGD, BEHIND_THE_RATE),
     "gradients for steps of lars": (SGD, lb.lars(0.1)),
     "gradients for directions": (SGD, lb.larc(0.1)),
-    "steps for directions": (LARS, lb.lars(0.1, momentum_of="directions")),
+    "steps for directions": (LARS, lb.lars(0.1, learning_rate_in_momentum=False)),
 }
 
 

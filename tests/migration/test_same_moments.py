@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import (
+from tests.migration.switches import (
     CONTRIB,
     DECAY,
     MUONH,

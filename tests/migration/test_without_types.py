@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import (
+from tests.migration.switches import (
     BY_LAYER,
     CONTRIB,
     MUONH,

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import CONTRIB, HEAD, MUON, MUONH, PARAMS, SCHEDULE, state_after
 from tests.conftest import enable_x64
+from tests.migration.switches import CONTRIB, HEAD, MUON, MUONH, PARAMS, SCHEDULE, state_after
 from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, theirs
 
 STEPS = 5

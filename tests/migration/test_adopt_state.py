@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.adoption.switches import (
+from tests.migration.switches import (
     DOES_NOT_SAY,
     PARAMS,
     SCHEDULE,
