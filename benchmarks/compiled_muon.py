@@ -46,7 +46,7 @@ import optax_largebatch as lb
 from optax_largebatch.params.stacked import Stacked
 
 LAYERS = 24
-MATRICES = lb.excluding("embeddings")
+MATRICES = ~lb.matching("embeddings")
 TO_THE_WIDTH = ("down", "out")
 """The matrices whose columns are the width of the network."""
 STACKED = lb.stacked_layers({"^layers/": 0})

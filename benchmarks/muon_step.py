@@ -23,7 +23,7 @@ from benchmarks.harness.trees import arrays, bert, stacked_bert
 from benchmarks.harness.turns import in_turns, ratio
 import optax_largebatch as lb
 
-MATRICES = lb.excluding("embeddings")
+MATRICES = ~lb.matching("embeddings")
 PEER = "optax.contrib.muon"
 
 

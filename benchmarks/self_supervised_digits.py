@@ -75,7 +75,7 @@ def schedule(batch_size: int, epochs: int) -> optax.Schedule:
     return lambda step: by_recipe.schedule()(step) / by_recipe.learning_rate
 
 
-KERNELS = lb.excluding_kinds("bias", "norm")
+KERNELS = ~lb.matching_kinds("bias", "norm")
 ARMS = {
     "LARS, rate tuned": Arm(
         lambda batch_size, epochs, params: recipe(batch_size, epochs).optimizer(params),

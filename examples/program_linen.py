@@ -68,7 +68,7 @@ params = jax.jit(make, out_shardings=shardings)()
 rate = lb.warmup_polynomial(0.02, total_steps=STEPS, warmup_steps=3)
 optimizer = lb.muonh(
     rate,
-    matrix_mask=lb.excluding("embed"),
+    matrix_mask=~lb.matching("embed"),
     adamh_mask=lb.matching("head"),
     stacked={"layers/": 0},
 )

@@ -67,7 +67,7 @@ def make():
     rate = lb.warmup_polynomial(0.02, total_steps=STEPS, warmup_steps=3)
     muonh = lb.muonh(
         rate,
-        matrix_mask=lb.excluding("embed"),
+        matrix_mask=~lb.matching("embed"),
         adamh_mask=lb.matching("head"),
         stacked={"layers/": 0},
     )

@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 from bookkeeping import COUNT
 import optax_largebatch as lb
 
-KERNELS = lb.excluding_kinds("bias", "norm")
+KERNELS = ~lb.matching_kinds("bias", "norm")
 OPTIMIZERS = {
     "lamb": lb.lamb(3e-2, weight_decay=1e-2, weight_decay_mask=KERNELS, trust_ratio_mask=KERNELS),
     "lans": lb.lans(3e-2, weight_decay=1e-2, weight_decay_mask=KERNELS, trust_ratio_mask=KERNELS),

@@ -47,7 +47,7 @@ def build_optimizer(
     schedule = lb.warmup_polynomial(rate, total_steps=steps, **warmup)
     # Biases and normalisation scales are neither decayed nor adapted: they start at 0 or 1, and
     # their norms do not say how far a step should go.
-    kernels = lb.excluding_kinds("bias", "norm")
+    kernels = ~lb.matching_kinds("bias", "norm")
     decayed = {"weight_decay": decay, "weight_decay_mask": kernels}
     if name == "lbsgd":  # it takes the micro-batches together and warms up by itself
         return lb.lbsgd(

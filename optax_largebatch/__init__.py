@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from optax_largebatch import recipes
+from optax_largebatch import recipes, states
 from optax_largebatch.diagnostics import plots
 from optax_largebatch.diagnostics.branched_runs import (
     MeasuredCriticalBatchSize,
@@ -38,8 +38,8 @@ from optax_largebatch.optimizers.muon import muon
 from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
-from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
-from optax_largebatch.params.rules import Rule, at_least_ndim, excluding, matching, named
+from optax_largebatch.params.kinds import matching_kinds
+from optax_largebatch.params.rules import Rule, at_least_ndim, matching, named
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.growth import Growth, seesaw
@@ -63,27 +63,21 @@ from optax_largebatch.schedules.warmup import (
     warmup_polynomial,
 )
 from optax_largebatch.sharding import optimizer_state_shardings
-from optax_largebatch.transforms.adam import ScaleByAdamState, scale_by_adam
+from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
 from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
-from optax_largebatch.transforms.clamping import ClampParametersState, clamp_parameters
+from optax_largebatch.transforms.clamping import clamp_parameters
 from optax_largebatch.transforms.clipping import clip_by_global_norm, clip_by_value
-from optax_largebatch.transforms.decay import AddDecayedWeightsState, add_decayed_weights
-from optax_largebatch.transforms.hyperball import HyperballState, hyperball
-from optax_largebatch.transforms.lars import ScaleByLarsState, scale_by_lars
-from optax_largebatch.transforms.learning_rate import (
-    ScaleByLearningRateState,
-    scale_by_learning_rate,
-)
-from optax_largebatch.transforms.median_clipping import ClipByMedianNormState, clip_by_median_norm
-from optax_largebatch.transforms.momentum import AccumulateMomentumState, accumulate_momentum
-from optax_largebatch.transforms.nesterov import NesterovSplitState, nesterov_split
-from optax_largebatch.transforms.noise.noise_scale import (
-    MeasureNoiseScaleState,
-    measure_noise_scale,
-)
+from optax_largebatch.transforms.decay import add_decayed_weights
+from optax_largebatch.transforms.hyperball import hyperball
+from optax_largebatch.transforms.lars import scale_by_lars
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.median_clipping import clip_by_median_norm
+from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.transforms.nesterov import nesterov_split
+from optax_largebatch.transforms.noise.noise_scale import measure_noise_scale
 from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
     small_batches_of_devices,
@@ -91,53 +85,25 @@ from optax_largebatch.transforms.noise.small_batches import (
 )
 from optax_largebatch.transforms.orthogonalization.matrix_scale import scale_by_matrix_shape
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
-    OrthogonalizeMomentumState,
     orthogonalize_momentum,
 )
 from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
-    ScaleByFactoredParameterRmsState,
     scale_by_factored_parameter_rms,
 )
-from optax_largebatch.transforms.parameter_scale.log_scale import (
-    LearnLogScaleState,
-    learn_log_scale,
-)
-from optax_largebatch.transforms.parameter_scale.parameter_rms import (
-    ScaleByParameterRmsState,
-    scale_by_parameter_rms,
-)
-from optax_largebatch.transforms.parameter_scale.target_rms_decay import (
-    DecayToTargetRmsState,
-    decay_to_target_rms,
-)
-from optax_largebatch.transforms.preconditioning.learned_matrices import (
-    ScaleByLearnedMatricesState,
-    scale_by_learned_matrices,
-)
-from optax_largebatch.transforms.second_moment import (
-    ScaleBySecondMomentState,
-    scale_by_second_moment,
-)
-from optax_largebatch.transforms.trust_ratio import (
-    ScaleByTrustRatioState,
-    scale_by_trust_ratio,
-)
-from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
+from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
+from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_parameter_rms
+from optax_largebatch.transforms.parameter_scale.target_rms_decay import decay_to_target_rms
+from optax_largebatch.transforms.preconditioning.learned_matrices import scale_by_learned_matrices
+from optax_largebatch.transforms.second_moment import scale_by_second_moment
+from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 from optax_largebatch.unknown_names import says_unknown
-from optax_largebatch.wrappers.accumulation import (
-    AccumulateGradientsState,
-    accumulate_gradients,
-    has_updated,
-)
-from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState, dynamic_loss_scale
-from optax_largebatch.wrappers.master_weights import MasterWeightsState, master_weights
-from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState, skip_nonfinite
+from optax_largebatch.wrappers.accumulation import accumulate_gradients, has_updated
+from optax_largebatch.wrappers.loss_scale import dynamic_loss_scale
+from optax_largebatch.wrappers.master_weights import master_weights
+from optax_largebatch.wrappers.nonfinite import skip_nonfinite
 from optax_largebatch.wrappers.partition_specs import with_partition_specs
-from optax_largebatch.wrappers.spikes import SkipSpikesState, skip_spikes
-from optax_largebatch.wrappers.stochastic_rounding import (
-    StochasticRoundingState,
-    stochastic_rounding,
-)
+from optax_largebatch.wrappers.spikes import skip_spikes
+from optax_largebatch.wrappers.stochastic_rounding import stochastic_rounding
 
 __version__ = "0.1.0"
 
@@ -148,45 +114,20 @@ if not TYPE_CHECKING:  # with it, a type checker would take every name for one t
 
 
 __all__ = [
-    "AccumulateGradientsState",
-    "AccumulateMomentumState",
-    "AddDecayedWeightsState",
     "BatchPlan",
-    "ClampParametersState",
-    "ClipByMedianNormState",
     "CriticalBatchSize",
-    "DecayToTargetRmsState",
-    "DynamicLossScaleState",
     "Explanation",
     "Growth",
-    "HyperballState",
     "Hyperparameters",
-    "LearnLogScaleState",
-    "MasterWeightsState",
-    "MeasureNoiseScaleState",
     "MeasuredCriticalBatchSize",
-    "NesterovSplitState",
     "NoiseScale",
-    "OrthogonalizeMomentumState",
     "ParamGroups",
     "PlannedRate",
     "Rule",
-    "ScaleByAdamState",
-    "ScaleByFactoredParameterRmsState",
-    "ScaleByLarsState",
-    "ScaleByLearnedMatricesState",
-    "ScaleByLearningRateState",
-    "ScaleByParameterRmsState",
-    "ScaleBySecondMomentState",
-    "ScaleByTrustRatioState",
-    "ScaleByWarmedUpRateState",
     "ScaledHyperparameters",
-    "SkipNonfiniteState",
-    "SkipSpikesState",
     "SmallBatches",
     "Stacked",
     "Stage",
-    "StochasticRoundingState",
     "accumulate_gradients",
     "accumulate_momentum",
     "adamh",
@@ -209,8 +150,6 @@ __all__ = [
     "eden",
     "eden2",
     "eve",
-    "excluding",
-    "excluding_kinds",
     "explain",
     "fit_critical_batch_size",
     "has_updated",
@@ -259,6 +198,7 @@ __all__ = [
     "small_batches_of_devices",
     "small_batches_of_examples",
     "stacked_layers",
+    "states",
     "step_metrics",
     "stochastic_rounding",
     "sum_of",

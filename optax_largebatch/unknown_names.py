@@ -2,6 +2,8 @@
 
 IN_PLACE_OF = {
     # Of version 0.1.0.
+    "excluding": "~matching",
+    "excluding_kinds": "~matching_kinds",
     "shard_optimizer_state": "optimizer_state_shardings",
     # Of optax, where the function here does more.
     "MultiSteps": "accumulate_gradients",
@@ -16,6 +18,6 @@ IN_PLACE_OF = {
 
 def says_unknown(name: str) -> str:
     """What an error says of a name that the package does not have."""
-    known = IN_PLACE_OF.get(name)
+    known = f"states.{name}" if name.endswith("State") else IN_PLACE_OF.get(name)
     message = f"module 'optax_largebatch' has no attribute {name!r}"
     return message if known is None else f"{message}; here it is called {known!r}"

@@ -278,7 +278,7 @@ FRAMEWORKS = {
 
 MASKED_DECAY = {
     "weight_decay": 0.01,
-    "weight_decay_mask": lb.excluding("norm"),
+    "weight_decay_mask": ~lb.matching("norm"),
     "trust_ratio_mask": lb.matching("kernel|weight") & lb.at_least_ndim(2),
 }
 OPTIMIZERS = {
@@ -342,16 +342,16 @@ KERNELS = names_ending("kernel")
 SCALES = names_ending("scale")
 BIASES = names_ending("bias")
 RULES = {
-    lb.excluding("norm"): KERNELS,
+    ~lb.matching("norm"): KERNELS,
     lb.at_least_ndim(2): KERNELS,
     ~lb.at_least_ndim(2): SCALES | BIASES,
     lb.matching("(kernel|weight)$") & lb.at_least_ndim(2): KERNELS,
     lb.matching("norm") & ~lb.matching("bias$"): SCALES,
     lb.matching("bias$") | lb.at_least_ndim(2): BIASES | KERNELS,
-    lb.matching("^blocks[/_]0/") & lb.excluding("norm"): {"blocks/0/dense/kernel"},
+    lb.matching("^blocks[/_]0/") & ~lb.matching("norm"): {"blocks/0/dense/kernel"},
 }
 RULES_WITH_NAMES_OF_FLAX = {
-    lb.excluding("bias", "scale"): KERNELS,
+    ~lb.matching("bias", "scale"): KERNELS,
     lb.matching("kernel$", "scale$"): KERNELS | SCALES,
 }
 
@@ -401,7 +401,7 @@ def test_a_rule_with_names_of_flax_selects_the_same_parameters(rule, framework):
 
 def test_equinox_is_told_that_its_scales_are_called_weight():
     with pytest.raises(ValueError, match=r"'scale' matches no parameter.*blocks/0/norm/weight"):
-        train_equinox(lb.lamb(0.1, trust_ratio_mask=lb.excluding("bias", "scale")), BATCHES[:1])
+        train_equinox(lb.lamb(0.1, trust_ratio_mask=~lb.matching("bias", "scale")), BATCHES[:1])
 
 
 # Boxes and frozen dictionaries of linen.
@@ -520,13 +520,13 @@ MATRICES = lb.at_least_ndim(2)
 LAMB_OF_MATRICES = lb.lamb(
     0.003,
     weight_decay=0.01,
-    weight_decay_mask=lb.excluding("norm"),
+    weight_decay_mask=~lb.matching("norm"),
     groups=lb.param_groups({"params": lb.matching("bias"), "weight_decay": 0.0}),
 )
 LARS_OF_VECTORS = lb.lars(
     0.03,
     weight_decay=0.01,
-    weight_decay_mask=lb.excluding("kernel|dense/weight"),
+    weight_decay_mask=~lb.matching("kernel|dense/weight"),
     trust_ratio_mask=lb.matching("norm"),
 )
 PARTITIONED = optax.partition({True: LAMB_OF_MATRICES, False: LARS_OF_VECTORS}, MATRICES.mask)
@@ -580,7 +580,7 @@ def test_a_partition_trains_the_same_everywhere(framework):
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_under_a_mask_too():
-    optimizer = lb.lamb(0.1, weight_decay_mask=lb.excluding("nrom"))
+    optimizer = lb.lamb(0.1, weight_decay_mask=~lb.matching("nrom"))
     with pytest.raises(ValueError, match="'nrom' matches no parameter"):
         optax.masked(optimizer, MATRICES.mask).init(PLAIN_PARAMS)
 

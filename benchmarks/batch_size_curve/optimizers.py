@@ -18,7 +18,7 @@ import optax.contrib
 
 import optax_largebatch as lb
 
-KERNELS = lb.excluding("bias|scale")
+KERNELS = ~lb.matching("bias|scale")
 MOMENTUM, B2, FLOOR = 0.9, 0.98, 0.01
 LAYERWISE = {"weight_decay_mask": KERNELS, "trust_ratio_mask": KERNELS}
 
@@ -175,7 +175,7 @@ def muon_of_layers(others: Build) -> Build:
         weight_decay=decay,
         consistent_rms=0.2,
         others=others(rate, decay, stacked),
-        matrix_mask=lb.excluding("embedding|head"),
+        matrix_mask=~lb.matching("embedding|head"),
         stacked=stacked,
     )
 

@@ -14,7 +14,7 @@ import optax
 from benchmarks.batch_size_curve.optimizers import B2, KERNELS, LAYERWISE
 import optax_largebatch as lb
 
-LAYERS = lb.excluding("embedding|head")
+LAYERS = ~lb.matching("embedding|head")
 EPS = 1e-8
 
 Build = Callable[

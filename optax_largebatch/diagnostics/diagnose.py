@@ -185,7 +185,7 @@ def _adapted_vectors(ratios: list[Ratio], params: Any, stacks: Stacked) -> list[
         f"{len(adapted)} of {len(vectors)} parameters with a single axis are adapted, such as "
         f"{names[number]!r} (ratio {float(np.max(values)):.3g}): biases and scales start at 0 or "
         "1, so that their norms say little about their step. Leave them out with "
-        "trust_ratio_mask=excluding_kinds('bias', 'norm')."
+        "trust_ratio_mask=~matching_kinds('bias', 'norm')."
     ]
 
 

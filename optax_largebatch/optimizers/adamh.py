@@ -74,7 +74,7 @@ def adamh(
         others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam
             with the same moments, and 3/13 of the learning rate.
         adamh_mask: the parameters that keep their norms; None for those with two or more axes (in
-            a stack, of a layer). Leave out embeddings, `adamh_mask=excluding("embed") &
+            a stack, of a layer). Leave out embeddings, `adamh_mask=~matching("embed") &
             at_least_ndim(2)`, unless you want their norms fixed.
         groups: groups of parameters with another learning rate, from `param_groups`; None for one
             group. The rate applies to `others` too, if that is None.

@@ -61,7 +61,7 @@ def lamb(
 
     Each norm is taken over one block: an array, or one layer of an array that stacks layers. The
     ratio is 1 where one of the norms is 0. A bias or scale that starts at 0 grows slowly under
-    adaptation: leave such parameters out with `trust_ratio_mask=excluding_kinds("bias", "norm")`,
+    adaptation: leave such parameters out with `trust_ratio_mask=~matching_kinds("bias", "norm")`,
     and usually out of the weight decay too.
 
     With the arguments of `optax.lamb`, it gives the numbers of `optax.lamb`.
@@ -84,7 +84,7 @@ def lamb(
             its length. Typical: 0.01 for language, 0.01 to 0.05 for vision; 0 for none.
             :math:`\lambda`, 0 or more; a float or a schedule.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
-            the scales of norms: `excluding_kinds("bias", "norm")`. (The argument `mask` of
+            the scales of norms: `~matching_kinds("bias", "norm")`. (The argument `mask` of
             `optax.lamb`.)
         trust_ratio_mask: the parameters whose steps get their length from their norm; None for all.
             Usually the same as `weight_decay_mask`, since biases and scales start at 0 or 1, and
@@ -127,9 +127,9 @@ def lamb(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import excluding_kinds, lamb
+        >>> from optax_largebatch import lamb, matching_kinds
         >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.zeros(2)}
-        >>> kernels = excluding_kinds("bias", "norm")
+        >>> kernels = ~matching_kinds("bias", "norm")
         >>> optimizer = lamb(
         ...     1e-2, weight_decay=0.01, weight_decay_mask=kernels, trust_ratio_mask=kernels)
         >>> state = optimizer.init(params)

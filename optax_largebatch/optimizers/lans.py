@@ -58,7 +58,7 @@ def lans(
     does not matter, so it needs no clipping by norm and no loss scale. This holds as long as
     float32 holds the squares: the gradient norm of a block has to lie between 1e-15 and 1e18 (see
     `normalize_by_block_norm`). As with LAMB, leave biases and scales that start at 0 out of the
-    adaptation: `trust_ratio_mask=excluding_kinds("bias", "norm")`.
+    adaptation: `trust_ratio_mask=~matching_kinds("bias", "norm")`.
 
     Args:
         learning_rate: relative length of a step: 0.004 moves each layer by about 0.4% of its norm.
@@ -76,7 +76,7 @@ def lans(
             their length: 0.01 in the paper, 0 for none. :math:`\lambda`, 0 or more; a float or a
             schedule.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
-            the scales of norms: `excluding_kinds("bias", "norm")`.
+            the scales of norms: `~matching_kinds("bias", "norm")`.
         trust_ratio_mask: the parameters whose steps get their length from their norm; None for all.
             Usually the same as `weight_decay_mask`, since biases and scales start at 0 or 1, and
             their norm says little. The others have ratio 1.

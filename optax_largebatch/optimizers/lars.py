@@ -48,7 +48,7 @@ def lars(
     Each norm is taken over one block: an array, or one layer of an array that stacks layers. Where
     one of the norms is 0 the ratio is 1: with the default trust coefficient, that step is 1000
     times the usual one. Leave biases and normalisation scales out with
-    `trust_ratio_mask=excluding_kinds("bias", "norm")`, or say `zero_ratio="coefficient"`.
+    `trust_ratio_mask=~matching_kinds("bias", "norm")`, or say `zero_ratio="coefficient"`.
 
     With `denominator="update"` it gives the numbers of `optax.lars`.
 
@@ -60,7 +60,7 @@ def lars(
             supervised, 1e-6 for self-supervised training. :math:`\lambda`, 0 or more; a float or a
             schedule.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
-            the scales of norms: `excluding_kinds("bias", "norm")`.
+            the scales of norms: `~matching_kinds("bias", "norm")`.
         trust_coefficient: the ratio of a step's length to the norm of the layer, at a learning rate
             of 1: 0.001 in all recipes. :math:`\eta_{trust}`, positive.
         eps: added to the denominator of the ratio, so that layers with tiny gradients move less: 0
@@ -175,7 +175,7 @@ def larc(
             supervised, 1e-6 for self-supervised training. :math:`\lambda`, 0 or more; a float or a
             schedule.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
-            the scales of norms: `excluding_kinds("bias", "norm")`.
+            the scales of norms: `~matching_kinds("bias", "norm")`.
         trust_coefficient: the longest step, relative to the norm of the layer: 0.02 is Apex's
             default, 0.001 that of all recipes. :math:`\eta_{trust}`, positive.
         eps: added to the denominator of the ratio: 1e-8 in all recipes. :math:`\epsilon`, 0 or

@@ -75,7 +75,7 @@ def lbsgd(
         weight_decay: how much of the parameters is added to the gradient: 1e-4 is usual for images.
             :math:`\lambda`, 0 or more; a float or a schedule.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
-            the scales of norms: `excluding_kinds("bias", "norm")`.
+            the scales of norms: `~matching_kinds("bias", "norm")`.
         batch_scale: how many micro-batches are a macro-batch, and one step: the function
             `batch_scale` counts them. :math:`S`, 1 or more.
         warmup_strategy: how :math:`M` grows from 1 to :math:`S`: `"linear"`, slower at first

@@ -76,7 +76,7 @@ def muon(
     :math:`\operatorname{NS}` is the Newton-Schulz iteration of `orthogonalize_momentum`, and
     :math:`s` is the factor of `scale_by_matrix_shape`. Another optimizer, `others`, moves the
     parameters that are no matrices, and those that `matrix_mask` leaves out. Embeddings and the
-    last layer usually belong to it too: `matrix_mask=excluding("embed", "head")`.
+    last layer usually belong to it too: `matrix_mask=~matching("embed", "head")`.
 
     With the arguments of `optax.contrib.muon`, it gives the numbers of `optax.contrib.muon`, with
     three exceptions. optax's `ns_coeffs="polar_express"` is `"polar_express_raw"` here, because
@@ -136,7 +136,7 @@ def muon(
             `lamb(...)`; None for Adam with this learning rate and Nesterov's momentum, which suits
             `consistent_rms=0.2`.
         matrix_mask: the parameters that Muon moves, if they are matrices; None for all. Leave out
-            the embeddings and the last layer: `excluding("embed", "head")`.
+            the embeddings and the last layer: `~matching("embed", "head")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
             as Flax's attention: see `orthogonalize_momentum`. (The argument
             `muon_weight_dimension_numbers` of `optax.contrib.muon`.)

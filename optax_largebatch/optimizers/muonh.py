@@ -123,7 +123,7 @@ def muonh(
             layer: `matching("head")`; None for none. Vectors among them go to `others`, because a
             bias that starts at zero would never move on a sphere.
         matrix_mask: the other parameters that this moves, if they are matrices; None for all. Leave
-            out the embeddings: `excluding("embed")`.
+            out the embeddings: `~matching("embed")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
             as Flax's attention: see `orthogonalize_momentum`. The norm is that of each block of
             `stacked`.

@@ -17,13 +17,14 @@ _NAMES = {
 }
 _AXES = {"vector": 1, "scalar": 0}
 KINDS = (*_NAMES, *_AXES)
-"""The kinds of parameters that `excluding_kinds` knows."""
+"""The kinds of parameters that `matching_kinds` knows."""
 
 
 def matching_kinds(*kinds: str) -> Rule:
     r"""Selects the parameters of one or more kinds.
 
-    Unlike `matching`, it works for all networks that follow the names of Flax, Haiku or Equinox.
+    Unlike `matching`, it works for all networks that follow the names of Flax, Haiku or Equinox. To
+    leave them out, write `~matching_kinds("bias", "norm")`.
     The kinds are
 
     - `"bias"`: called `bias` or `b`;
@@ -55,31 +56,10 @@ def matching_kinds(*kinds: str) -> Rule:
         >>> params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
         >>> matching_kinds("bias", "norm").mask(params)
         {'dense': {'bias': True, 'kernel': False}}
-    """
-    return Rule(_said("matching_kinds", kinds), _OfKinds(kinds))
-
-
-def excluding_kinds(*kinds: str) -> Rule:
-    r"""Selects all parameters except those of some kinds.
-
-    Args:
-        *kinds: at least one, as in `matching_kinds`.
-
-    Returns:
-        A rule, for any argument that takes a mask.
-
-    Raises:
-        ValueError: no kind is given, or an unknown one; or, when the rule meets the parameters,
-            none of them is of these kinds.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> from optax_largebatch import excluding_kinds
-        >>> params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
-        >>> excluding_kinds("bias", "norm").mask(params)
+        >>> (~matching_kinds("bias", "norm")).mask(params)
         {'dense': {'bias': False, 'kernel': True}}
     """
-    return Rule(_said("excluding_kinds", kinds), (~matching_kinds(*kinds)).select)
+    return Rule(_said("matching_kinds", kinds), _OfKinds(kinds))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +73,8 @@ class _OfKinds:
             names = ", ".join(name for name, _ in named[:12])
             raise ValueError(
                 f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
-                f"{names}{', ...' if len(named) > 12 else ''}. Select by name with matching(...) "
-                f"or excluding(...), or select all."
+                f"{names}{', ...' if len(named) > 12 else ''}. Select by name with matching(...), "
+                f"or select all."
             )
         return selected
 

@@ -31,7 +31,7 @@ def check_mask(name: str, mask: Mask) -> None:
     """
     if isinstance(mask, bool | np.bool_ | int | float | str | np.ndarray | jax.Array):
         raise TypeError(
-            f"{name} must be None (every parameter), a rule such as excluding_kinds('bias', "
+            f"{name} must be None (every parameter), a rule such as ~matching_kinds('bias', "
             f"'norm'), a function of the parameters, or a tree of booleans; got {mask!r}. To "
             "select nothing, pass a function that returns False. If you passed a function through "
             "optax.inject_hyperparams, it was called as a schedule: name it in "

@@ -66,9 +66,9 @@ def matching(*patterns: str) -> Rule:
     r"""Selects the parameters whose name matches one of the patterns.
 
     A name is the path joined by `/`, as in `encoder/layer_0/dense/kernel`, and a pattern is
-    searched for in it with `re.search`: anchor it (`bias$`) to be stricter, or see `named`. The
-    names are the same in Flax linen (boxed or not), Flax nnx, Equinox, Haliax and plain
-    dictionaries.
+    searched for in it with `re.search`: anchor it (`bias$`) to be stricter, or see `named`. To
+    leave parameters out, write `~matching("embed")`. The names are the same in Flax linen (boxed or
+    not), Flax nnx, Equinox, Haliax and plain dictionaries.
 
     Args:
         *patterns: regular expressions, at least one.
@@ -114,51 +114,22 @@ def named(*names: str) -> Rule:
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import excluding, named
+        >>> from optax_largebatch import matching, named
         >>> params = {"embeddings": jnp.ones((5, 2)), "linear": {"b": jnp.ones(2)}}
         >>> (~named("b")).mask(params)
         {'embeddings': True, 'linear': {'b': False}}
-        >>> excluding("b").mask(params)
+        >>> (~matching("b")).mask(params)
         {'embeddings': False, 'linear': {'b': False}}
     """
     _check_strings("named", names)
     return Rule(_said("named", names), _Search(names, whole=True))
 
 
-def excluding(*patterns: str) -> Rule:
-    r"""Selects the parameters whose name matches none of the patterns.
-
-    To leave out biases and norms, use `excluding_kinds("bias", "norm")`. Names and patterns are
-    those of `matching`, so short patterns find more than they seem to: `excluding("b")` leaves out
-    "embeddings" as well, and `~named("b")` does not.
-
-    Args:
-        *patterns: regular expressions, at least one.
-
-    Returns:
-        A rule, for any argument that takes a mask.
-
-    Raises:
-        TypeError: a pattern is not a string.
-        ValueError: there is no pattern or one is no regular expression; and, when the rule meets
-            the parameters, a pattern matches none of them.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> from optax_largebatch import excluding
-        >>> params = {"embed": jnp.ones((5, 2)), "dense": {"kernel": jnp.ones((2, 3))}}
-        >>> excluding("embed").mask(params)
-        {'dense': {'kernel': True}, 'embed': False}
-    """
-    _check_patterns("excluding", patterns)
-    return Rule(_said("excluding", patterns), _Not(_Search(patterns)))
-
-
 def at_least_ndim(ndim: int) -> Rule:
     r"""Selects the parameters that have `ndim` axes or more.
 
     `at_least_ndim(2)` keeps the matrices, and a bias of two axes too, as in Flax's attention. To
-    leave out biases and norms, use `excluding_kinds("bias", "norm")`.
+    leave out biases and norms, use `~matching_kinds("bias", "norm")`.
 
     Args:
         ndim: the least number of axes, 0 or more.

@@ -119,9 +119,9 @@ def optimizer_call(recipe: Settings, decayed: Any, adapted: Any, stacked: Any = 
     return Call(f"lb.{recipe.algorithm}", (schedule,), own | stack)
 
 
-def excluding(kinds: tuple[str, ...]) -> Call | None:
+def spared(kinds: tuple[str, ...]) -> Call | None:
     """The mask that leaves out some kinds of parameters."""
-    return Call("lb.excluding_kinds", kinds) if kinds else None
+    return Call("~lb.matching_kinds", kinds) if kinds else None
 
 
 def _biases(recipe: Settings, decayed: Any) -> dict[str, Any]:

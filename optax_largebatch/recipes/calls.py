@@ -12,8 +12,8 @@ from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.muon import muon
 from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.params.groups import param_groups
-from optax_largebatch.params.kinds import excluding_kinds, matching_kinds
-from optax_largebatch.params.rules import at_least_ndim, excluding, matching
+from optax_largebatch.params.kinds import matching_kinds
+from optax_largebatch.params.rules import at_least_ndim, matching
 from optax_largebatch.schedules.cosine import warmup_cosine
 from optax_largebatch.schedules.drops import warmup_drops
 from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
@@ -33,8 +33,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         at_least_ndim,
         chain,
         clip_by_global_norm,
-        excluding,
-        excluding_kinds,
         lamb,
         lans,
         larc,
@@ -53,6 +51,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         warmup_polynomial,
     )
 } | {
+    "~lb.matching": lambda *patterns: ~matching(*patterns),
+    "~lb.matching_kinds": lambda *kinds: ~matching_kinds(*kinds),
     "optax.constant_schedule": optax.constant_schedule,
     "optax.join_schedules": optax.join_schedules,
     "optax.linear_schedule": optax.linear_schedule,

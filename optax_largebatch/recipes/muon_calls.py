@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacks
-from optax_largebatch.recipes.building import excluding, schedule_call
+from optax_largebatch.recipes.building import schedule_call, spared
 from optax_largebatch.recipes.calls import Call, Variable, method
 from optax_largebatch.recipes.settings import Group, Settings
 
@@ -121,7 +121,7 @@ def _matrix_decay(recipe: Settings) -> Any:
 def _matrices(recipe: Settings, places: Places) -> Any:
     """The mask of Muon's matrices; the last layer of AdamH need not be left out."""
     if places == Places():
-        return Call("lb.excluding", ("embed",) if recipe.head_on_sphere else ("embed", "head"))
+        return Call("~lb.matching", ("embed",) if recipe.head_on_sphere else ("embed", "head"))
     embeddings, head = places.own
     return ~embeddings if places.tied or recipe.head_on_sphere else ~(embeddings | head)
 
@@ -148,8 +148,8 @@ def _others(recipe: Settings, places: Places, stacked: Stacks) -> Call:
 
     parts = [Call("lb.scale_by_adam", (recipe.b1, recipe.b2, recipe.eps))]
     if rest.weight_decay or "weight_decay" in names:
-        spared = excluding(recipe.not_decayed)
-        mask = {} if spared is None else {"weight_decay_mask": spared}
+        decayed = spared(recipe.not_decayed)
+        mask = {} if decayed is None else {"weight_decay_mask": decayed}
         stack = {} if stacked is None else {"stacked": stacked}
         decay = of_groups("weight_decay", rest.weight_decay)
         parts.append(Call("lb.add_decayed_weights", (decay,), mask | stack))

@@ -13,9 +13,9 @@ from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes import muon_calls
 from optax_largebatch.recipes.building import (
     ARGUMENTS,
-    excluding,
     optimizer_call,
     schedule_call,
+    spared,
 )
 from optax_largebatch.recipes.calls import Call, Method, Variable
 from optax_largebatch.recipes.muon_calls import Places
@@ -161,11 +161,11 @@ class Recipe(Settings):
     def _masks(self, mask: Mask) -> tuple[Any, Any]:
         """The masks of weight decay and of adaptation."""
         if mask is None:
-            return excluding(self.not_decayed), excluding(self.not_adapted)
+            return spared(self.not_decayed), spared(self.not_adapted)
         if self.bias_learning_rate is not None and not isinstance(mask, Rule):
             raise TypeError(
                 f"mask must be a rule for {self.name!r}, where what it leaves out has a learning "
-                f"rate of its own; got {mask!r}. Give excluding(...) or excluding_kinds(...)."
+                f"rate of its own; got {mask!r}. Give ~matching(...) or ~matching_kinds(...)."
             )
         return mask, mask
 

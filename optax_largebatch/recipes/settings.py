@@ -39,7 +39,7 @@ class Settings:
 
     algorithm: Literal["lamb", "lans", "lars", "larc", "sgd", "muon", "muonh"]
     not_decayed: tuple[str, ...]
-    """The kinds of parameters without weight decay, see `excluding_kinds`."""
+    """The kinds of parameters without weight decay, see `matching_kinds`."""
     not_adapted: tuple[str, ...]
     """The kinds of parameters with a trust ratio of 1."""
     batch_size: int

@@ -44,7 +44,7 @@ def add_decayed_weights(
             :math:`\lambda`, 0 or more; a float, a schedule, or what `ParamGroups.per_group`
             returns.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
-            the scales of norms: `excluding_kinds("bias", "norm")`.
+            the scales of norms: `~matching_kinds("bias", "norm")`.
         stacked: the parameters that stack layers: patterns with their axes, `{"layers/": 0}`, or
             the result of `stacked_layers`. The mask sees the shape of one layer, so that
             `at_least_ndim(2)` leaves out a stack of biases. None if there are none.
@@ -59,9 +59,9 @@ def add_decayed_weights(
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import add_decayed_weights, excluding_kinds
+        >>> from optax_largebatch import add_decayed_weights, matching_kinds
         >>> params = {"kernel": jnp.array([2.0]), "bias": jnp.array([2.0])}
-        >>> transform = add_decayed_weights(0.1, excluding_kinds("bias", "norm"))
+        >>> transform = add_decayed_weights(0.1, ~matching_kinds("bias", "norm"))
         >>> updates, _ = transform.update(
         ...     {"kernel": jnp.zeros(1), "bias": jnp.zeros(1)}, transform.init(params), params)
         >>> print(updates["kernel"], updates["bias"])

@@ -91,7 +91,7 @@ def scale_by_lars(
             supervised, 1e-6 for self-supervised vision. :math:`\lambda`, 0 or more; a float, a
             schedule, or what `ParamGroups.per_group` returns.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
-            the scales of norms: `excluding_kinds("bias", "norm")`.
+            the scales of norms: `~matching_kinds("bias", "norm")`.
         trust_coefficient: the length of the result, relative to the norm of the layer: 0.001 in all
             recipes. :math:`\eta`, positive.
         eps: added to the denominator of the ratio, so that layers with tiny gradients move less:

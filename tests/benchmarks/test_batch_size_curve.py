@@ -550,8 +550,8 @@ def test_lans_is_its_pieces():
             0.0,
             0.98,
             weight_decay=1e-2,
-            weight_decay_mask=lb.excluding("bias"),
-            trust_ratio_mask=lb.excluding("bias"),
+            weight_decay_mask=~lb.matching("bias"),
+            trust_ratio_mask=~lb.matching("bias"),
         ),
     )
     along_momentum, along_gradient = map(

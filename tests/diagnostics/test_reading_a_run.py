@@ -68,7 +68,7 @@ def test_adapted_biases():
     (sentence,) = sentences(lb.lamb(0.1, stacked=STACKED))
     # The biases of the layers are 1, and so are their ratios: as if they were not adapted.
     assert sentence.startswith("1 of 2 parameters with a single axis are adapted, such as 'head/b")
-    assert "trust_ratio_mask=excluding_kinds('bias', 'norm')" in sentence
+    assert "trust_ratio_mask=~matching_kinds('bias', 'norm')" in sentence
 
 
 MATRICES = {f"kernel_{index}": jnp.full((2, 2), 1.5 + index / 10) for index in range(5)}
@@ -119,7 +119,7 @@ def test_an_infinite_gradient_has_the_ratio_0():
 
 def test_weights_that_are_not_finite_and_have_no_ratio():
     params = MATRICES | {"bias": jnp.full(4, jnp.nan)}
-    (found,) = sentences(lb.lamb(0.1, trust_ratio_mask=lb.excluding("bias")), params)
+    (found,) = sentences(lb.lamb(0.1, trust_ratio_mask=~lb.matching("bias")), params)
     assert found.startswith("1 of 6 parameters are not finite, or their norm overflows, such as 'b")
 
 
@@ -130,7 +130,7 @@ def test_stacks_that_nobody_declared():
     assert "stacked=stacked_layers({'layers/': 0})" in found
     # The biases are not adapted, so it does no harm that they are one block.
     kernels = {"layers/kernel": 0, "layers/bias": None}
-    mask = lb.at_least_ndim(2) & lb.excluding("bias")
+    mask = lb.at_least_ndim(2) & ~lb.matching("bias")
     assert sentences(lb.lamb(0.1, trust_ratio_mask=mask, stacked=kernels)) == []
 
 

@@ -97,7 +97,7 @@ def test_the_numbers_of_one_device(name, way, whitening):
     split = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     grads, params = jax.device_put(GRADS, split), jax.device_put(PARAMS, split)
     if way == "shard_map":
-        moments = (State(P(), specs, P()), lb.ScaleByTrustRatioState(P()))
+        moments = (State(P(), specs, P()), lb.states.ScaleByTrustRatioState(P()))
 
         def step(*own):
             return two_steps(optimizer, *own, partition_specs=specs)
@@ -109,7 +109,7 @@ def test_the_numbers_of_one_device(name, way, whitening):
     else:
         told = {"partition_specs": split} if way == "jit, told" else {}
         if way == "explicit":
-            moments = (State(P(), specs, P()), lb.ScaleByTrustRatioState(P()))
+            moments = (State(P(), specs, P()), lb.states.ScaleByTrustRatioState(P()))
             state = jax.tree.map(
                 lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), state, moments
             )

@@ -75,7 +75,7 @@ def mxnet(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformatio
             rate,
             decay,
             eps=1e-8,
-            trust_ratio_mask=lb.excluding("bias$", "scale$"),
+            trust_ratio_mask=~lb.matching("bias$", "scale$"),
             momentum=kwargs.pop("momentum"),
             clip_gradient=clip,
         )
@@ -98,7 +98,7 @@ def timm(optimizer: str, kwargs: dict[str, Any], undecayed: list[str] | None) ->
     """timm's Lamb and Lars: layers are adapted where they are decayed, unless always_adapt."""
     kwargs = dict(kwargs)
     rate, decay = kwargs.pop("lr"), kwargs.pop("weight_decay")
-    decayed = lb.excluding(*undecayed) if undecayed else None
+    decayed = ~lb.matching(*undecayed) if undecayed else None
     if optimizer.endswith("Lamb"):
         own = lb.lamb(
             rate,
@@ -150,8 +150,8 @@ def tensorflow(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransfor
     return lb.lamb(
         rate,
         weight_decay=decay,
-        weight_decay_mask=lb.excluding(*undecayed) if undecayed else None,
-        trust_ratio_mask=lb.excluding(*unadapted) if unadapted else None,
+        weight_decay_mask=~lb.matching(*undecayed) if undecayed else None,
+        trust_ratio_mask=~lb.matching(*unadapted) if unadapted else None,
         bias_correction="full" if addons else "none",
     )
 

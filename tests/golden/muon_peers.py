@@ -595,7 +595,7 @@ def hidden(case: Settings) -> lb.Rule | None:
     """The parameters that Muon moves, if they are matrices; None for all."""
     if "labels" in case:
         return labelled(case, "muon" if case["dialect"] == "marin_muon" else "muonh")
-    return lb.excluding(*map(whole, case["adam_leaves"])) if case["adam_leaves"] else None
+    return ~lb.matching(*map(whole, case["adam_leaves"])) if case["adam_leaves"] else None
 
 
 def only(leaves: Iterable[str]) -> lb.Rule | None:

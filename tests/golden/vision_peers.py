@@ -62,7 +62,7 @@ def vissl_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
 
 def byol_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     """The same, with filters that spare biases and what belongs to a normalisation."""
-    kernels = lb.excluding("bias$", "norm")
+    kernels = ~lb.matching("bias$", "norm")
     decayed = kernels if own["weight_decay_filter"] else None
     adapted = kernels if own["lars_adaptation_filter"] else None
     return fair_lars(decayed, adapted)(case, own)
@@ -164,7 +164,7 @@ def tensorflow_lamb(bias_correction: bool, falls_back: bool) -> Callable[..., An
 def perceiver_lamb(case: Settings, own: Settings) -> optax.GradientTransformation:
     """Perceiver IO: decay spares biases and norms, the ratio spares nothing."""
     clip = own["max_norm"] if own["max_norm"] > 0 else None
-    decayed = lb.excluding("bias$", "norm")
+    decayed = ~lb.matching("bias$", "norm")
     numbers = own["lamb_kwargs"]
     own = own | {"betas": (numbers["b1"], numbers["b2"]), "eps": numbers["eps"]}
     return lamb(case, own, decayed, max_grad_norm=clip)
@@ -261,7 +261,7 @@ def rates_of_groups(case: Settings) -> lb.ParamGroups:
 
 def all_but(leaves: list[str]) -> lb.Rule | None:
     """All leaves but these."""
-    return lb.excluding(*map(whole, leaves)) if leaves else None
+    return ~lb.matching(*map(whole, leaves)) if leaves else None
 
 
 def whole(leaf: str) -> str:

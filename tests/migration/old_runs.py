@@ -26,7 +26,7 @@ SHAPES = {
 RATE = optax.linear_schedule(0.1, 0.02, 8)
 STACKED = {"layers/": 0}
 ON_SPHERES = {"radius": "start", "stacked": STACKED}
-MUON = {"matrix_mask": lb.excluding("embed"), "stacked": STACKED}
+MUON = {"matrix_mask": ~lb.matching("embed"), "stacked": STACKED}
 MUONH = {**MUON, "radius": "start"}
 
 RUNS = {
@@ -44,7 +44,7 @@ RUNS = {
     ),
     "muonh in MultiSteps": lambda: optax.MultiSteps(lb.muonh(RATE, **MUONH), 2),
     "adamh": lambda: lb.adamh(RATE, **ON_SPHERES),
-    "adamh with a mask": lambda: lb.adamh(RATE, adamh_mask=lb.excluding("scale"), **ON_SPHERES),
+    "adamh with a mask": lambda: lb.adamh(RATE, adamh_mask=~lb.matching("scale"), **ON_SPHERES),
     "cain": lambda: lb.cain(RATE, stacked=STACKED),
     "scaled_adam": lambda: lb.scaled_adam(RATE, stacked=STACKED),
     "learned_gradient": lambda: lb.learned_gradient(RATE, stacked=STACKED),

@@ -127,11 +127,11 @@ def test_what_was_hidden_in_its_box(box, seen_by):
 
     params, count = tree(**arrays), jnp.array(4)
     sphere = (count, jnp.ones(1), jnp.ones(1), tree(kernel=jnp.array(7.0)))
-    matrices = lb.OrthogonalizeMomentumState(count, tree(kernel=2 * arrays["kernel"]))
+    matrices = lb.states.OrthogonalizeMomentumState(count, tree(kernel=2 * arrays["kernel"]))
     vectors = optax.ScaleByAdamState(count, tree(bias=arrays["bias"]), tree(bias=arrays["bias"]))
     state = optax.transforms.PartitionState(
         {
-            "muonh": optax.MaskedState((matrices, lb.HyperballState(*sphere))),
+            "muonh": optax.MaskedState((matrices, lb.states.HyperballState(*sphere))),
             "others": optax.MaskedState((vectors, optax.ScaleByScheduleState(count))),
         }
     )

@@ -36,7 +36,7 @@ WRONG = {
     "eps_root": [(-1e-8, ValueError, "[0, inf)")],
     "momentum": [(1.0, ValueError, "[0, 1), got 1.0"), ("x", TypeError, "'x'")],
     "adam_eps": [(-1e-8, ValueError, "[0, inf)"), ("a", TypeError, "'a'")],
-    "adamh_mask": [(False, TypeError, "excluding_kinds('bias'")],
+    "adamh_mask": [(False, TypeError, "~matching_kinds('bias'")],
     "eps_is_floor": [(0, TypeError, "True or False, got 0")],
     "shape_factor": [("moonlight", ValueError, "'jordan', 'spectral_norm', 'none', got")],
     "radius": [
@@ -49,11 +49,11 @@ WRONG = {
     "nesterov": [(1, TypeError, "True or False, got 1")],
     "trust_coefficient": [(0.0, ValueError, "(0, inf), got 0.0")],
     "weight_decay_mask": [
-        (False, TypeError, "excluding_kinds('bias'"),
-        (True, TypeError, "excluding_kinds('bias'"),
+        (False, TypeError, "~matching_kinds('bias'"),
+        (True, TypeError, "~matching_kinds('bias'"),
         ("bias", TypeError, "'bias'"),
     ],
-    "trust_ratio_mask": [(False, TypeError, "excluding_kinds('bias'")],
+    "trust_ratio_mask": [(False, TypeError, "~matching_kinds('bias'")],
     "param_norm_bounds": [
         (10.0, TypeError, "(low, high)"),
         ((1.0, 0.5), ValueError, "low <= high, got (1.0, 0.5)"),
@@ -232,7 +232,7 @@ class TestWrongTrees:
     def test_pattern_that_matches_nothing(self, name, argument):
         if argument not in OPTIMIZERS[name].arguments:
             pytest.skip(f"it has no {argument}")
-        settings = {argument: lb.excluding("bias", "gamma")}
+        settings = {argument: ~lb.matching("bias", "gamma")}
         if name == "lbsgd":
             settings["warmup_strategy"] = "lars"
         with pytest.raises(

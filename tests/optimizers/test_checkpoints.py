@@ -67,7 +67,9 @@ class WithoutRates(NamedTuple):
 
 
 def as_it_was(node):
-    return WithoutRates(node.count) if isinstance(node, lb.ScaleByLearningRateState) else node
+    return (
+        WithoutRates(node.count) if isinstance(node, lb.states.ScaleByLearningRateState) else node
+    )
 
 
 def test_a_checkpoint_of_an_older_layout_is_restored_by_names(tmp_path):

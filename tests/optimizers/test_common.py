@@ -220,10 +220,10 @@ def test_in_optax_chain_and_ours(name):
 def test_in_optax_masked(name):
     entry = OPTIMIZERS[name]
     params = mixed_tree()
-    no_scale = lb.excluding("scale").mask
+    no_scale = (~lb.matching("scale")).mask
     function, rule = (
         entry.make(**entry.known(weight_decay_mask=mask))
-        for mask in (no_scale, lb.excluding("scale"))
+        for mask in (no_scale, ~lb.matching("scale"))
     )
     ours, _ = train(optax.masked(function, no_scale), params)
     rule, _ = train(optax.masked(rule, no_scale), params)
@@ -254,7 +254,7 @@ def test_in_optax_partition(name):
     chex.assert_trees_all_close(ours["conv"], slow["conv"], rtol=1e-6, atol=1e-7)
 
 
-MATRICES = lb.excluding("bias", "scale")
+MATRICES = ~lb.matching("bias", "scale")
 
 
 def test_in_inject_hyperparams(name):

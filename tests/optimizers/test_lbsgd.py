@@ -44,4 +44,4 @@ def test_an_older_state_goes_on():
         _, state = optimizer.update(jnp.ones(1), state, params)
     found = state.inner_state[2]
     micro_batches = SCALE * found.rate.count + state.micro_step
-    assert lb.ScaleByWarmedUpRateState(found.rate, micro_batches) == found
+    assert lb.states.ScaleByWarmedUpRateState(found.rate, micro_batches) == found

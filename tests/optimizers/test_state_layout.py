@@ -37,7 +37,7 @@ def test_nothing_else_was_decided():
 
 
 OPTIONS = {
-    "a mask": {"weight_decay_mask": lb.excluding("bias"), "trust_ratio_mask": lb.excluding("bias")},
+    "a mask": {"weight_decay_mask": ~lb.matching("bias"), "trust_ratio_mask": ~lb.matching("bias")},
     "schedules": {
         "learning_rate": optax.linear_schedule(0.1, 0.0, 9),
         "weight_decay": optax.linear_schedule(0.1, 0.0, 9),

@@ -12,7 +12,7 @@ from optax_largebatch.params.masks import resolve_mask, select_leaves
 PARAMS = {"dense": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}, "scale": jnp.ones(2)}
 
 FORMS = {
-    "rule": lb.excluding("bias", "scale"),
+    "rule": ~lb.matching("bias", "scale"),
     "function": lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
     "function giving a prefix": lambda params: {
         "dense": {"kernel": True, "bias": False},

@@ -330,7 +330,7 @@ def test_lans_leaves_biases_unadapted(x64):
     params = jax.tree.map(jnp.zeros_like, small_model("bert"))
     gradients = jax.tree.map(lambda p: jnp.ones((2, *p.shape)), params)
     recipe = lb.recipes.get("bert-large/lans/paper-phase1")
-    for mask in (lb.excluding("bias", "scale"), lb.at_least_ndim(2)):
+    for mask in (~lb.matching("bias", "scale"), lb.at_least_ndim(2)):
         end = trained(
             recipe.optimizer(mask=mask), jax.tree.map(lambda p: p + 2.0, params), gradients
         )
@@ -343,7 +343,7 @@ def test_decay_rates_of_a_row_reach_the_optimizer():
     params = small_model("bert")
     gradients = jax.tree.map(lambda p: jnp.stack([p, -p, jnp.cos(p)]), params)
     recipe = lb.recipes.get("bert-large/lamb/mlperf", 8192)
-    mask = lb.excluding("bias", "scale")
+    mask = ~lb.matching("bias", "scale")
     same = lb.lamb(
         recipe.schedule(), 0.88, 0.88, 1e-6, 0.0, 0.0166629, mask, trust_ratio_mask=mask,
         max_grad_norm=1.0,

@@ -52,7 +52,7 @@ class TestBand:
             name: jnp.asarray(x, "float32") if "weight" in name else jnp.full(2, x, "float32")
             for name, x in numbers.items()
         }
-        return lb.MeasureNoiseScaleState(**arrays)
+        return lb.states.MeasureNoiseScaleState(**arrays)
 
     def test_is_fiellers(self):
         """At its ends the distance from 0 of `noise - r signal` is t of its standard deviations."""

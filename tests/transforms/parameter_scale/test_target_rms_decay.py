@@ -38,4 +38,4 @@ def test_each_layer_for_itself():
 def test_a_mask_and_a_schedule():
     schedule = lb.values_schedule([0.01, 0.02, 0.03])
     assert decayed(3, weight_decay=schedule)["kernel"] == pytest.approx([0.03])
-    assert decayed(weight_decay_mask=lb.excluding("kernel"))["kernel"] == [0.0]
+    assert decayed(weight_decay_mask=~lb.matching("kernel"))["kernel"] == [0.0]

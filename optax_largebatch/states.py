@@ -1,0 +1,62 @@
+"""The states of all transformations, as `init` returns them.
+
+They are NamedTuples of arrays. `optax.tree.get(state, "mu")` finds a field without the type.
+"""
+
+from optax_largebatch.transforms.adam import ScaleByAdamState
+from optax_largebatch.transforms.clamping import ClampParametersState
+from optax_largebatch.transforms.decay import AddDecayedWeightsState
+from optax_largebatch.transforms.hyperball import HyperballState
+from optax_largebatch.transforms.lars import ScaleByLarsState
+from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
+from optax_largebatch.transforms.median_clipping import ClipByMedianNormState
+from optax_largebatch.transforms.momentum import AccumulateMomentumState
+from optax_largebatch.transforms.nesterov import NesterovSplitState
+from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
+from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
+    OrthogonalizeMomentumState,
+)
+from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
+    ScaleByFactoredParameterRmsState,
+)
+from optax_largebatch.transforms.parameter_scale.log_scale import LearnLogScaleState
+from optax_largebatch.transforms.parameter_scale.parameter_rms import ScaleByParameterRmsState
+from optax_largebatch.transforms.parameter_scale.target_rms_decay import DecayToTargetRmsState
+from optax_largebatch.transforms.preconditioning.learned_matrices import ScaleByLearnedMatricesState
+from optax_largebatch.transforms.second_moment import ScaleBySecondMomentState
+from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
+from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
+from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
+from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
+from optax_largebatch.wrappers.master_weights import MasterWeightsState
+from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
+from optax_largebatch.wrappers.spikes import SkipSpikesState
+from optax_largebatch.wrappers.stochastic_rounding import StochasticRoundingState
+
+__all__ = [
+    "AccumulateGradientsState",
+    "AccumulateMomentumState",
+    "AddDecayedWeightsState",
+    "ClampParametersState",
+    "ClipByMedianNormState",
+    "DecayToTargetRmsState",
+    "DynamicLossScaleState",
+    "HyperballState",
+    "LearnLogScaleState",
+    "MasterWeightsState",
+    "MeasureNoiseScaleState",
+    "NesterovSplitState",
+    "OrthogonalizeMomentumState",
+    "ScaleByAdamState",
+    "ScaleByFactoredParameterRmsState",
+    "ScaleByLarsState",
+    "ScaleByLearnedMatricesState",
+    "ScaleByLearningRateState",
+    "ScaleByParameterRmsState",
+    "ScaleBySecondMomentState",
+    "ScaleByTrustRatioState",
+    "ScaleByWarmedUpRateState",
+    "SkipNonfiniteState",
+    "SkipSpikesState",
+    "StochasticRoundingState",
+]
