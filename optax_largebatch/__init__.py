@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from optax_largebatch import recipes, states
 from optax_largebatch.diagnostics import plots
+from optax_largebatch.diagnostics.averaged_params import averaged_params
 from optax_largebatch.diagnostics.branched_runs import (
     MeasuredCriticalBatchSize,
     measure_critical_batch_size,
@@ -98,12 +99,12 @@ from optax_largebatch.transforms.second_moment import scale_by_second_moment
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 from optax_largebatch.unknown_names import says_unknown
 from optax_largebatch.wrappers.accumulation import accumulate_gradients, has_updated
+from optax_largebatch.wrappers.bad_steps import skip_bad_steps
 from optax_largebatch.wrappers.loss_scale import dynamic_loss_scale
 from optax_largebatch.wrappers.master_weights import master_weights
-from optax_largebatch.wrappers.nonfinite import skip_nonfinite
 from optax_largebatch.wrappers.partition_specs import with_partition_specs
-from optax_largebatch.wrappers.spikes import skip_spikes
 from optax_largebatch.wrappers.stochastic_rounding import stochastic_rounding
+from optax_largebatch.wrappers.weight_average import average_weights
 
 __version__ = "0.1.0"
 
@@ -134,6 +135,8 @@ __all__ = [
     "add_decayed_weights",
     "adopt_state",
     "at_least_ndim",
+    "average_weights",
+    "averaged_params",
     "batch_plan",
     "batch_scale",
     "cain",
@@ -193,8 +196,7 @@ __all__ = [
     "scale_hyperparameters",
     "scaled_adam",
     "seesaw",
-    "skip_nonfinite",
-    "skip_spikes",
+    "skip_bad_steps",
     "small_batches_of_devices",
     "small_batches_of_examples",
     "stacked_layers",

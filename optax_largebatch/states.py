@@ -27,16 +27,17 @@ from optax_largebatch.transforms.second_moment import ScaleBySecondMomentState
 from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
 from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
+from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.master_weights import MasterWeightsState
-from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
-from optax_largebatch.wrappers.spikes import SkipSpikesState
 from optax_largebatch.wrappers.stochastic_rounding import StochasticRoundingState
+from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
 __all__ = [
     "AccumulateGradientsState",
     "AccumulateMomentumState",
     "AddDecayedWeightsState",
+    "AverageWeightsState",
     "ClampParametersState",
     "ClipByMedianNormState",
     "DecayToTargetRmsState",
@@ -56,7 +57,6 @@ __all__ = [
     "ScaleBySecondMomentState",
     "ScaleByTrustRatioState",
     "ScaleByWarmedUpRateState",
-    "SkipNonfiniteState",
-    "SkipSpikesState",
+    "SkipBadStepsState",
     "StochasticRoundingState",
 ]
