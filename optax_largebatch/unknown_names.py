@@ -5,19 +5,27 @@ IN_PLACE_OF = {
     "excluding": "~matching",
     "excluding_kinds": "~matching_kinds",
     "shard_optimizer_state": "optimizer_state_shardings",
+    "SkipNonfiniteState": "states.SkipBadStepsState",
+    "SkipSpikesState": "states.SkipBadStepsState",
+    "skip_nonfinite": "skip_bad_steps",
+    "skip_spikes": "skip_bad_steps",
+    "warmup_cosine": "warmup_decay",
+    "warmup_hold_decay": "warmup_decay",
+    "warmup_polynomial": "warmup_decay",
     # Of optax, where the function here does more.
     "MultiSteps": "accumulate_gradients",
-    "apply_if_finite": "skip_nonfinite",
+    "apply_if_finite": "skip_bad_steps",
     "centralize": "centralize_gradients",
     "clip": "clip_by_value",
-    "polynomial_schedule": "warmup_polynomial",
+    "polynomial_schedule": "warmup_decay",
     "trace": "accumulate_momentum",
-    "warmup_cosine_decay_schedule": "warmup_cosine",
+    "cosine_decay_schedule": "warmup_decay",
+    "warmup_cosine_decay_schedule": "warmup_decay",
 }
 
 
 def says_unknown(name: str) -> str:
     """What an error says of a name that the package does not have."""
-    known = f"states.{name}" if name.endswith("State") else IN_PLACE_OF.get(name)
+    known = IN_PLACE_OF.get(name, f"states.{name}" if name.endswith("State") else None)
     message = f"module 'optax_largebatch' has no attribute {name!r}"
     return message if known is None else f"{message}; here it is called {known!r}"

@@ -144,13 +144,13 @@ class Skipping:
             self.inner(gradients, examples, flush)
 
 
-SKIPPING = ("skip_nonfinite", "skip_spikes", "dynamic_loss_scale")
+SKIPPING = ("skip_bad_steps", "skip_bad_steps, spikes", "dynamic_loss_scale")
 WRAPPERS = {
     "accumulate_gradients of 1": lambda inner: lb.accumulate_gradients(inner, every=1),
     "accumulate_gradients of 2": lambda inner: lb.accumulate_gradients(inner, every=2),
     "accumulate_gradients of 3": lambda inner: lb.accumulate_gradients(inner, every=lambda step: 3),
-    "skip_nonfinite": lb.skip_nonfinite,
-    "skip_spikes": lambda inner: lb.skip_spikes(inner, deviations=50.0),
+    "skip_bad_steps": lb.skip_bad_steps,
+    "skip_bad_steps, spikes": lambda inner: lb.skip_bad_steps(inner, deviations=50.0),
     "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=16.0),
     "master_weights": lb.master_weights,
     "stochastic_rounding": lb.stochastic_rounding,

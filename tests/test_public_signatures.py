@@ -27,7 +27,7 @@ OF_OPTAX = {
     "scale_by_adam": optax.scale_by_adam,
     "scale_by_learning_rate": optax.scale_by_learning_rate,
     "scale_by_trust_ratio": optax.scale_by_trust_ratio,
-    "skip_nonfinite": optax.apply_if_finite,
+    "skip_bad_steps": optax.apply_if_finite,
 }
 """What does the same in optax, with arguments of the same kind."""
 OF_ONE_NAME = {name for name, own in OF_OPTAX.items() if own.__name__ == name}
@@ -113,7 +113,7 @@ def test_a_keyword_of_a_relative_in_optax(name, argument, here):
         ("ScaleByAdamState", "states.ScaleByAdamState"),
         ("shard_optimizer_state", "optimizer_state_shardings"),
         ("MultiSteps", "accumulate_gradients"),
-        ("apply_if_finite", "skip_nonfinite"),
+        ("apply_if_finite", "skip_bad_steps"),
     ],
 )
 def test_a_name_of_optax_or_of_before(name, here):

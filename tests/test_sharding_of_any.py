@@ -120,7 +120,7 @@ OURS = {
         0.1, stacked=lb.stacked_layers(lambda params: 0)
     ),
     "accumulated, masters": lambda params: lb.master_weights(
-        lb.accumulate_gradients(lb.skip_nonfinite(lb.lamb(0.1)), every=2)
+        lb.accumulate_gradients(lb.skip_bad_steps(lb.lamb(0.1)), every=2)
     ),
     "noise": lambda params: lb.accumulate_gradients(
         lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)), every=2, small_batches=True

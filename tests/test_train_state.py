@@ -40,7 +40,7 @@ def test_hands_examples_and_flush_on():
 
 
 def test_hands_the_loss_on_and_replaces_fields():
-    state = created(lb.skip_spikes(lb.lars(0.1), window=2, of="loss"))
+    state = created(lb.skip_bad_steps(lb.lars(0.1), deviations=6, window=2, of="loss"))
     for loss in (1.0, 1.1, 50.0):
         before, state = state, state.apply_gradients(grads=PARAMS, loss=loss, apply_fn=print)
     assert int(state.opt_state.skipped) == 1

@@ -28,25 +28,19 @@ from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
+from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
-from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
-from optax_largebatch.wrappers.spikes import SkipSpikesState
 
 SMALL_LOSS_SCALE = 128
 """Below this loss scale, little of a float16 gradient is kept from vanishing."""
-_OFTEN = (
-    "A few at the start of a run with a loss scale are usual; more call for a lower learning rate "
-    "or a longer warm-up."
+NOT_FINITE = (
+    "was not finite. A few at the start of a run with a loss scale are usual; more call for a "
+    "lower learning rate or a longer warm-up."
 )
-APPLY_IF_FINITE = optax.ApplyIfFiniteState
-LEFT_OUT = {
-    SkipNonfiniteState: f"a gradient was not finite. {_OFTEN}",
-    DynamicLossScaleState: f"a gradient was not finite. {_OFTEN}",
-    APPLY_IF_FINITE: f"an update was not finite. {_OFTEN}",
-    SkipSpikesState: "the norm of the gradient, or the loss, was a spike or not finite. If there "
-    "are many, `deviations` may be too small, or the learning rate too high.",
-}
-"""Why wrappers leave out steps."""
+SPIKES = (
+    "the norm of the gradient, or the loss, was a spike or not finite. If there are many, "
+    "`deviations` may be too small, or the learning rate too high."
+)
 OF_ZEROS = {
     "trust ratio": "a zero has no trust ratio, and its next step is that of the optimizer without "
     "adaptation. That is normal at the start; later, check whether it gets a gradient.",
@@ -208,7 +202,7 @@ def _not_finite_weights(norms: dict[str, float]) -> list[str]:
         return []
     return [
         f"{len(bad)} of {len(norms)} parameters are not finite, or their norm overflows, such as "
-        f"{bad[0]!r}. Go back to a checkpoint, and wrap the optimizer in skip_nonfinite."
+        f"{bad[0]!r}. Go back to a checkpoint, and wrap the optimizer in skip_bad_steps."
     ]
 
 
@@ -230,13 +224,16 @@ def _without_rate(state: Any, params: Any) -> list[str]:
 
 def _left_out(state: Any) -> list[str]:
     found = []
-    for kind, reason in LEFT_OUT.items():
-        for part in parts(state, kind):
-            skipped = int(part.array("total_notfinite" if kind is APPLY_IF_FINITE else "skipped"))
-            if skipped:
-                gave_up = "gave_up" in part.fields and bool(part.array("gave_up"))
-                too_many = " There were too many in a row: gave_up is True." if gave_up else ""
-                found.append(f"{skipped} steps were left out because {reason}{too_many}")
+    for part in parts(state, optax.ApplyIfFiniteState, DynamicLossScaleState, SkipBadStepsState):
+        by_optax = part.kind is optax.ApplyIfFiniteState
+        skipped = int(part.array("total_notfinite" if by_optax else "skipped"))
+        reason = f"{'an update' if by_optax else 'a gradient'} {NOT_FINITE}"
+        if "seen" in part.fields and part.array("seen"):
+            reason = SPIKES
+        if "gave_up" in part.fields and part.array("gave_up"):
+            reason += " There were too many in a row: gave_up is True."
+        if skipped:
+            found.append(f"{skipped} steps were left out because {reason}")
     return found
 
 

@@ -66,7 +66,7 @@ def not_finite(ratios: list[Ratio]) -> list[str]:
     return [
         f"{len(bad)} of {len(ratios)} parameters have a trust ratio that is not finite or 0, such "
         f"as {bad[0].name!r} ({value}): their weights or gradients are not finite, or a norm "
-        "overflows. Go back to a checkpoint, and wrap the optimizer in skip_nonfinite."
+        "overflows. Go back to a checkpoint, and wrap the optimizer in skip_bad_steps."
     ]
 
 

@@ -24,14 +24,12 @@ from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
+from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
-from optax_largebatch.wrappers.nonfinite import SkipNonfiniteState
-from optax_largebatch.wrappers.spikes import SkipSpikesState
 
 COUNTED = {
     "skipped_steps": {
-        SkipNonfiniteState: "skipped",
-        SkipSpikesState: "skipped",
+        SkipBadStepsState: "skipped",
         DynamicLossScaleState: "skipped",
         optax.ApplyIfFiniteState: "total_notfinite",
     },
@@ -71,7 +69,7 @@ def step_metrics(
                                      are 1 if no layer is adapted, and NaN if one ratio is
     `angle/min`, `.../median`,       angles of the last step in radians, over all layers that stay
     `.../max`                        on a sphere (`hyperball`) and have moved
-    `skipped_steps`                  steps left out because a gradient was not finite
+    `skipped_steps`                  steps left out: a gradient was not finite, or a spike
     `loss_scale`                     the factor for the next loss
     `micro_step`, `macro_step`       micro-batches in the accumulator, and steps taken so far
     `noise_scale`                    the gradient noise scale, where it is measured
@@ -102,9 +100,9 @@ def step_metrics(
     Examples:
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import lamb, skip_nonfinite, step_metrics
+        >>> from optax_largebatch import lamb, skip_bad_steps, step_metrics
         >>> params = {"bias": jnp.zeros(1), "kernel": jnp.array([3.0, 4.0])}
-        >>> optimizer = skip_nonfinite(lamb(optax.linear_schedule(0.1, 0.0, 10)))
+        >>> optimizer = skip_bad_steps(lamb(optax.linear_schedule(0.1, 0.0, 10)))
         >>> updates, state = optimizer.update(params, optimizer.init(params), params)
         >>> for name, value in step_metrics(state, params, updates=updates).items():
         ...     print(name, round(float(value), 2))

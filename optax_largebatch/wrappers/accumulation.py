@@ -31,8 +31,7 @@ from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
     block_square_norms,
 )
-from optax_largebatch.wrappers.inner import check_inner
-from optax_largebatch.wrappers.skipping import taken_if
+from optax_largebatch.wrappers.inner import check_inner, switch
 
 
 class AccumulateGradientsState(NamedTuple):
@@ -69,7 +68,7 @@ class AccumulateGradientsState(NamedTuple):
     use_grad_mean="A step is always that of the mean gradient. For that of the sum, put "
     "optax.scale(every) first in `inner`.",
     should_skip_update_fn="To leave out bad steps, put a wrapper around this one: "
-    "skip_nonfinite(accumulate_gradients(...)), or skip_spikes(...).",
+    "skip_bad_steps(accumulate_gradients(...)).",
 )
 def accumulate_gradients(
     inner: optax.GradientTransformation,
@@ -288,7 +287,7 @@ def accumulate_gradients(
             kept = [sums[index].astype(dtype) for index, dtype in zip(moved, dtypes, strict=True)]
             return kept, state.inner_state
 
-        results, inner_state = taken_if(complete, step, wait)
+        results, inner_state = switch(complete, step, wait)
         new = []
         for index, result in zip(moved, results, strict=True):
             new.append(jnp.where(complete, result, 0).astype(leaves.arrays[index].dtype))

@@ -1,8 +1,16 @@
-"""The transformation inside a wrapper."""
+"""The transformation inside a wrapper, and steps of it that are left out on a condition."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import jax
+import jax.numpy as jnp
 import optax
+
+from optax_largebatch import norms
+from optax_largebatch.params.leaves import Leaves
+
+T = TypeVar("T")
 
 
 def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
@@ -17,3 +25,69 @@ def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
             "lamb(1e-3)."
         )
     return optax.with_extra_args_support(inner)
+
+
+def switch(condition: jax.Array, step: Callable[[], T], wait: Callable[[], T]) -> T:
+    """The result of `step` or of `wait`; arrays that `wait` passes on stay in place.
+
+    With `jax.lax.cond`, XLA copies these arrays twice, whether the step is taken or not, unless the
+    function that passes them on comes first. `jax.lax.switch` lets us choose the order
+    (https://github.com/jax-ml/jax/issues/39449).
+
+    Args:
+        condition: whether to take the step, shape ().
+        step: returns what the step does.
+        wait: returns the same kind of result without the step.
+    """
+    return jax.lax.switch(condition.astype(jnp.int32), [wait, step])
+
+
+def all_finite(leaves: Leaves, gradients: list[Any]) -> jax.Array:
+    """Whether no gradient has an infinity or a NaN, the same on all devices."""
+    numbers = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    return norms.everywhere(
+        [jnp.all(jnp.isfinite(gradients[index])) for index in numbers],
+        [leaves.split(index) for index in numbers],
+    )
+
+
+def step_if(
+    condition: jax.Array,
+    inner: optax.GradientTransformationExtraArgs,
+    leaves: Leaves,
+    gradients: list[Any],
+    inner_state: optax.OptState,
+    params: optax.Params | None,
+    **extra_args: Any,
+) -> tuple[optax.Updates, optax.OptState]:
+    """Takes a step of `inner` on a condition, which is the same on all devices.
+
+    Args:
+        condition: whether to take the step.
+        inner: the transformation.
+        leaves: the parameters.
+        gradients: the gradient of each, or None.
+        inner_state: the state of `inner`.
+        params: the parameters as `update` was given them.
+        **extra_args: the extra arguments for `inner`.
+
+    Returns:
+        The updates in the parameters' dtypes and the state of `inner`; if the step was not taken,
+        zeros and the old state.
+    """
+
+    def like_gradients(of_leaf: Callable[[int, Any], Any]) -> list[Any]:
+        return [None if g is None else of_leaf(index, g) for index, g in enumerate(gradients)]
+
+    def step() -> tuple[list[Any], optax.OptState]:
+        updates, new_state = inner.update(
+            leaves.rebuild(gradients), inner_state, params, **extra_args
+        )
+        new = leaves.align("the updates", updates)
+        return like_gradients(lambda i, g: new[i].astype(leaves.arrays[i].dtype)), new_state
+
+    def wait() -> tuple[list[Any], optax.OptState]:
+        return like_gradients(lambda i, g: jnp.zeros_like(g, leaves.arrays[i].dtype)), inner_state
+
+    updates, new_state = switch(condition, step, wait)
+    return leaves.rebuild(updates), new_state

@@ -10,8 +10,7 @@ from optax_largebatch.arguments import check_integer, check_number, check_state
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.wrappers.inner import check_inner
-from optax_largebatch.wrappers.skipping import step_if_finite
+from optax_largebatch.wrappers.inner import all_finite, check_inner, step_if
 
 
 class DynamicLossScaleState(NamedTuple):
@@ -62,16 +61,12 @@ def dynamic_loss_scale(
             until it is not. :math:`s`, in [1, 1e38].
         growth_factor: what the scale grows by after `growth_interval` good steps: 2. More than 1.
             The scale does not grow beyond the range of float32.
-        backoff_factor: what the scale shrinks by where gradients overflow: 0.5. In (0, 1).
+        backoff_factor: what the scale shrinks by if gradients overflow: 0.5. In (0, 1).
         growth_interval: how many good steps in a row make the scale grow: 2000. :math:`n`, 1 or
             more.
 
     Returns:
         A transformation; its state is a `DynamicLossScaleState`.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
 
     Examples:
         >>> import jax
@@ -103,12 +98,12 @@ def dynamic_loss_scale(
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)
-        own = {
+        scalars = {
             "loss_scale": jnp.asarray(initial_scale, jnp.float32),
             "good_steps": jnp.zeros([], jnp.int32),
             "skipped": jnp.zeros([], jnp.int32),
         }
-        return DynamicLossScaleState(**replicated(own, params), inner_state=inner.init(params))
+        return DynamicLossScaleState(**replicated(scalars, params), inner_state=inner.init(params))
 
     def update(
         updates: optax.Updates,
@@ -124,7 +119,9 @@ def dynamic_loss_scale(
             if gradient is not None:  # float32, or what scaling saved would vanish
                 dtype = accumulation_dtype(gradient.dtype)
                 gradients[index] = gradient.astype(dtype) / state.loss_scale.astype(dtype)
-        finite, new_updates, inner_state = step_if_finite(
+        finite = all_finite(leaves, gradients)
+        new_updates, inner_state = step_if(
+            finite,
             inner,
             leaves,
             gradients,

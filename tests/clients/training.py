@@ -31,7 +31,7 @@ NEEDS_JAX_0_8 = pytest.mark.skipif(
 
 def accumulated(optimizer):
     """A step for two micro-batches, none for one that is not finite."""
-    return lb.accumulate_gradients(lb.skip_nonfinite(optimizer), every=EVERY)
+    return lb.accumulate_gradients(lb.skip_bad_steps(optimizer), every=EVERY)
 
 
 def through_a_checkpoint(path, state):

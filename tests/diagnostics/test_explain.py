@@ -48,7 +48,7 @@ WRAPPED = {
     "alone": muonh,
     "in a chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), muonh()),
     "in wrappers": lambda: lb.master_weights(
-        lb.skip_nonfinite(lb.accumulate_gradients(muonh(), every=2))
+        lb.skip_bad_steps(lb.accumulate_gradients(muonh(), every=2))
     ),
     "MultiSteps": lambda: optax.MultiSteps(muonh(), 2),
     "with specs": lambda: lb.with_partition_specs(muonh(), jax.sharding.PartitionSpec()),

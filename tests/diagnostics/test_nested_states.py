@@ -88,7 +88,7 @@ NESTED = {
     ),
     "in wrappers": (
         lambda: lb.master_weights(
-            lb.skip_nonfinite(lb.accumulate_gradients(optax.masked(lamb(), only("a")), every=1))
+            lb.skip_bad_steps(lb.accumulate_gradients(optax.masked(lamb(), only("a")), every=1))
         ),
         {"a": 2.0},
     ),
@@ -241,7 +241,7 @@ def noisy(params, optimizer):
 
 
 def test_the_noise_scale_in_boxes_and_from_a_checkpoint(tmp_path):
-    optimizer = lb.skip_nonfinite(lb.chain(lb.measure_noise_scale(), lamb()))
+    optimizer = lb.skip_bad_steps(lb.chain(lb.measure_noise_scale(), lamb()))
     state = noisy(PARAMS, optimizer)
     read = jax.jit(lb.noise_scale)
     expected = read(state)

@@ -39,7 +39,7 @@ def test_trust_ratios_by_name_and_layer():
 
 def test_trust_ratios_of_two_directions_and_inside_wrappers():
     lans = lb.lans(0.1, stacked=STACKED)
-    optimizer = lb.skip_nonfinite(lb.accumulate_gradients(lans, every=1))
+    optimizer = lb.skip_bad_steps(lb.accumulate_gradients(lans, every=1))
     ratios = lb.trust_ratios(optimizer, after_a_step(optimizer), PARAMS)
     assert len(ratios) == 2 * 4
     names = [name for name in ratios if name.endswith("head/kernel")]
@@ -144,7 +144,7 @@ def test_stacks_that_nobody_declared_beside_muon(make, others):
 
 
 def test_steps_that_were_left_out():
-    optimizer = lb.skip_nonfinite(lb.lamb(0.1))
+    optimizer = lb.skip_bad_steps(lb.lamb(0.1))
     gradients = jax.tree.map(lambda x: x * jnp.inf, MATRICES)
     state = after_a_step(optimizer, MATRICES, gradients)
     (sentence,) = lb.diagnose(optimizer, state, MATRICES)
@@ -152,7 +152,7 @@ def test_steps_that_were_left_out():
 
 
 def test_spikes_that_were_left_out():
-    optimizer = lb.skip_spikes(lb.lamb(0.1), window=2, max_in_a_row=1)
+    optimizer = lb.skip_bad_steps(lb.lamb(0.1), deviations=6, window=2, max_in_a_row=1)
     state = optimizer.init(MATRICES)
     for size in (1.0, 1.0, 1e6):
         gradients = jax.tree.map(lambda x, size=size: jnp.full_like(x, size), MATRICES)
@@ -187,7 +187,7 @@ def test_nothing_layer_wise():
     for name in ("eve", "scaled_adam"):
         first, *_ = sentences(getattr(lb, name)(0.1, stacked=STACKED))
         assert first.startswith("There is nothing layer-wise here")
-    optimizer = lb.skip_nonfinite(lb.eve(0.1))
+    optimizer = lb.skip_bad_steps(lb.eve(0.1))
     state = optax.tree.set(optimizer.init(MATRICES), skipped=jnp.int32(3))
     first, second = lb.diagnose(optimizer, state, MATRICES)
     assert first.startswith("There is nothing layer-wise here")

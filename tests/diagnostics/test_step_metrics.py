@@ -83,7 +83,7 @@ def test_every_optimizer_tells_its_learning_rate(name):
 
 
 def test_before_the_first_step():
-    optimizer = lb.skip_nonfinite(lb.lamb(RAMP))
+    optimizer = lb.skip_bad_steps(lb.lamb(RAMP))
     assert_metrics(
         metrics(optimizer.init(PARAMS)),
         learning_rate=0,
@@ -119,7 +119,7 @@ def test_the_rate_of_each_group(wrap):
 
 def test_parts_of_a_partition_have_names():
     optimizer = optax.partition(
-        {"fast": lb.lamb(RAMP), "slow": lb.skip_nonfinite(lb.lars(0.01))}, labels
+        {"fast": lb.lamb(RAMP), "slow": lb.skip_bad_steps(lb.lars(0.01))}, labels
     )
     found = metrics(trained(optimizer))
     assert found["learning_rate"] == found["learning_rate/fast"] == pytest.approx(0.1)
@@ -145,7 +145,7 @@ def test_the_rate_is_told_once_if_it_is_injected():
 
 
 def test_mixed_precision_and_macro_batches():
-    inner = lb.accumulate_gradients(lb.skip_nonfinite(lb.lamb(RAMP)), every=2)
+    inner = lb.accumulate_gradients(lb.skip_bad_steps(lb.lamb(RAMP)), every=2)
     optimizer = lb.master_weights(lb.dynamic_loss_scale(inner, initial_scale=1024.0))
     found = metrics(trained(optimizer, steps=4, bad=(0,)))
     approximate = [name for name in found if name.startswith("trust_ratio")]
@@ -196,10 +196,10 @@ def test_a_ratio_that_is_not_finite_is_not_hidden():
 
 
 def test_copies_of_a_state_are_an_error():
-    state = jax.tree.map(lambda x: jnp.stack([x, x]), trained(lb.skip_nonfinite(lb.eve(0.1))))
+    state = jax.tree.map(lambda x: jnp.stack([x, x]), trained(lb.skip_bad_steps(lb.eve(0.1))))
     with pytest.raises(ValueError, match=r"learning_rates has the shape \(2, 3\)"):
         lb.step_metrics(state)
-    wrapped = lb.skip_nonfinite(optax.sgd(0.1))
+    wrapped = lb.skip_bad_steps(optax.sgd(0.1))
     state = jax.tree.map(lambda x: jnp.stack([x, x]), wrapped.init(PARAMS))
     with pytest.raises(ValueError, match=r"skipped_steps has the shape \(2,\)"):
         lb.step_metrics(state)

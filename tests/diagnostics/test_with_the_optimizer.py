@@ -71,7 +71,7 @@ WRAPPED = {
     "own wrappers": (
         lambda: lb.master_weights(
             lb.dynamic_loss_scale(
-                lb.skip_nonfinite(lb.skip_spikes(lb.accumulate_gradients(lamb(), every=1))),
+                lb.skip_bad_steps(lb.accumulate_gradients(lamb(), every=1), deviations=6),
                 initial_scale=1.0,
             )
         ),
@@ -189,7 +189,7 @@ def test_bounds_are_known(bounds, said):
 
 def test_a_bound_behind_wrappers_and_in_lars():
     bounded = lb.lars(0.1, trust_ratio_bounds=(None, 1e-3))
-    optimizer = lb.skip_nonfinite(optax.chain(optax.scale(1.0), bounded))
+    optimizer = lb.skip_bad_steps(optax.chain(optax.scale(1.0), bounded))
     (found,) = lb.diagnose(optimizer, after_a_step(optimizer, MATRICES), MATRICES)
     assert found.startswith("8 of 8 trust ratios are at an upper bound, 0.001")
 

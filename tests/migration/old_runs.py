@@ -37,7 +37,7 @@ RUNS = {
     "muonh beside lamb": lambda: lb.muonh(RATE, others=lb.lamb(RATE, stacked=STACKED), **MUONH),
     "muonh beside optax": lambda: lb.muonh(RATE, others=optax.adam(RATE), **MUONH),
     "muonh, wrapped": lambda: lb.accumulate_gradients(
-        lb.skip_nonfinite(
+        lb.skip_bad_steps(
             optax.inject_hyperparams(lambda learning_rate: lb.muonh(learning_rate, **MUONH))(RATE)
         ),
         every=2,

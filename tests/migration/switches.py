@@ -96,11 +96,11 @@ SWITCHES = {
     ),
     "MultiSteps of injected sgd to an accumulated chain": (
         micro(inject(optax.sgd, learning_rate=SCHEDULE, momentum=0.9)),
-        lb.skip_nonfinite(lb.accumulate_gradients(BY_LAYER, every=3)),
+        lb.skip_bad_steps(lb.accumulate_gradients(BY_LAYER, every=3)),
     ),
     "accumulated to accumulated": (
         lb.accumulate_gradients(lb.larc(SCHEDULE), every=3),
-        lb.skip_nonfinite(lb.accumulate_gradients(lb.larc(SCHEDULE), every=3)),
+        lb.skip_bad_steps(lb.accumulate_gradients(lb.larc(SCHEDULE), every=3)),
     ),
     "MultiSteps to MultiSteps": (micro(optax.adam(SCHEDULE)), micro(lb.lamb(SCHEDULE))),
     "hidden to hidden": (

@@ -48,7 +48,7 @@ STATES = {
     "muonh": (lb.muonh(**RADII), lb.muonh(**RADII)),
     "muonh beside lamb": (lb.muonh(others=lb.lamb(0.1), **RADII), lb.muonh(**RADII)),
     "MultiSteps": (micro(optax.adamw(SCHEDULE)), lb.accumulate_gradients(lb.lamb(0.1), every=2)),
-    "injected": (inject(optax.adamw, learning_rate=SCHEDULE), lb.skip_nonfinite(lb.lamb(0.1))),
+    "injected": (inject(optax.adamw, learning_rate=SCHEDULE), lb.skip_bad_steps(lb.lamb(0.1))),
     "hidden": (without_bias(optax.adam(SCHEDULE)), without_bias(lb.lamb(0.1))),
     "cain": (lb.cain(SCHEDULE), lb.cain(SCHEDULE)),
 }
@@ -93,6 +93,21 @@ def test_orbax_of_an_nnx_optimizer(tmp_path):
     adopted = lb.adopt_state(optimizer.tx, params, restored["opt_state"])
     chex.assert_trees_all_equal(adopted, lb.adopt_state(optimizer.tx, params, optimizer.opt_state))
     assert jnp.all(adopted[1].radii[1:] > 0)
+
+
+WINDOW = {"values": jnp.ones(100), "seen": jnp.array(7)}
+
+
+@pytest.mark.parametrize("window", [{}, WINDOW], ids=["skip_nonfinite", "skip_spikes"])
+def test_the_wrappers_of_0_1_0_that_left_out_steps(window):
+    """What is inside goes on, and their counts begin anew."""
+    inner, optimizer = as_orbax(state_after(optax.adam(SCHEDULE))), lb.skip_bad_steps(lb.lamb(0.1))
+    counts = {"skipped": jnp.array(3), "skipped_in_a_row": jnp.array(3), "gave_up": jnp.array(True)}
+    state = window | counts | {"inner_state": inner}
+    adopted = lb.adopt_state(optimizer, PARAMS, state)
+    expected = optimizer.init(PARAMS)
+    expected = expected._replace(inner_state=lb.adopt_state(lb.lamb(0.1), PARAMS, inner))
+    chex.assert_trees_all_equal(adopted, expected)
 
 
 def test_a_parameter_may_have_the_name_of_a_field():

@@ -28,7 +28,7 @@ CHECKPOINTED = {
     "mixed precision": mixed_precision,
     "stochastic rounding": lambda: lb.stochastic_rounding(OPTIMIZERS["lamb"].make()),
     "noise scale": watched,
-    "skip_nonfinite": lambda: lb.skip_nonfinite(OPTIMIZERS["lars"].make()),
+    "skip_bad_steps": lambda: lb.skip_bad_steps(OPTIMIZERS["lars"].make()),
 }
 
 

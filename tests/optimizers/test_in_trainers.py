@@ -78,8 +78,8 @@ WRAPPERS = {
     ),
     "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
     "master_weights": lb.master_weights,
-    "skip_nonfinite": lb.skip_nonfinite,
-    "skip_spikes": lb.skip_spikes,
+    "skip_bad_steps": lb.skip_bad_steps,
+    "skip_bad_steps, spikes": lambda inner: lb.skip_bad_steps(inner, deviations=6),
     "stochastic_rounding": lb.stochastic_rounding,
     "a clip, and a frozen part": lambda inner: optax.partition(
         {"all": optax.chain(optax.clip_by_global_norm(1.0), inner), "none": optax.set_to_zero()},

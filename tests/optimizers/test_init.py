@@ -17,8 +17,8 @@ WRAPPERS = {
     "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=2),
     "dynamic_loss_scale": lb.dynamic_loss_scale,
     "master_weights": lb.master_weights,
-    "skip_nonfinite": lb.skip_nonfinite,
-    "skip_spikes": lb.skip_spikes,
+    "skip_bad_steps": lb.skip_bad_steps,
+    "skip_bad_steps, spikes": lambda inner: lb.skip_bad_steps(inner, deviations=6),
     "stochastic_rounding": lb.stochastic_rounding,
 }
 

@@ -320,7 +320,7 @@ def test_in_the_place_of_multi_steps():
 
 def test_has_updated_finds_the_one_state_that_knows():
     accumulated = lb.accumulate_gradients(lb.lamb(0.1), every=2)
-    state = lb.master_weights(lb.skip_nonfinite(accumulated)).init(PARAMS)
+    state = lb.master_weights(lb.skip_bad_steps(accumulated)).init(PARAMS)
     assert not lb.has_updated(state)
     assert not jax.jit(lb.has_updated)(state)
     with pytest.raises(ValueError, match=r"state must hold one state .* got 0 of them in a tuple"):
@@ -352,8 +352,7 @@ def test_waiting_copies_nothing(inner):
     "wrapper",
     [
         lambda inner: lb.accumulate_gradients(inner, every=2),
-        lb.skip_nonfinite,
-        lb.skip_spikes,
+        lb.skip_bad_steps,
         lb.dynamic_loss_scale,
     ],
 )

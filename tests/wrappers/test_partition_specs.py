@@ -87,8 +87,7 @@ def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
         lambda inner: lb.accumulate_gradients(inner, every=1),
         lb.dynamic_loss_scale,
         lb.master_weights,
-        lb.skip_nonfinite,
-        lb.skip_spikes,
+        lb.skip_bad_steps,
         lb.stochastic_rounding,
     ],
     ids=[
@@ -100,8 +99,7 @@ def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
         "accumulate_gradients",
         "dynamic_loss_scale",
         "master_weights",
-        "skip_nonfinite",
-        "skip_spikes",
+        "skip_bad_steps",
         "stochastic_rounding",
     ],
 )
