@@ -65,7 +65,7 @@ def make():
 shardings = jax.tree.map(split_last_axis, jax.eval_shape(make))
 params = jax.jit(make, out_shardings=shardings)()
 
-rate = lb.warmup_polynomial(0.02, total_steps=STEPS, warmup_steps=3)
+rate = lb.warmup_decay(0.02, total_steps=STEPS, warmup_steps=3)
 optimizer = lb.muonh(
     rate,
     matrix_mask=~lb.matching("embed"),

@@ -64,7 +64,7 @@ class Transformer(nnx.Module):
 
 def make():
     model = Transformer(nnx.Rngs(0))
-    rate = lb.warmup_polynomial(0.02, total_steps=STEPS, warmup_steps=3)
+    rate = lb.warmup_decay(0.02, total_steps=STEPS, warmup_steps=3)
     muonh = lb.muonh(
         rate,
         matrix_mask=~lb.matching("embed"),

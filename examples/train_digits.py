@@ -44,14 +44,14 @@ def build_optimizer(
 ) -> optax.GradientTransformation:
     """An optimizer for `steps` steps, `epoch` of them in an epoch; `update` takes micro-batches."""
     warmup = {"warmup_steps": min(steps, round(5 * epoch)), "warmup_begin_value": rate / 100}
-    schedule = lb.warmup_polynomial(rate, total_steps=steps, **warmup)
+    schedule = lb.warmup_decay(rate, total_steps=steps, **warmup)
     # Biases and normalisation scales are neither decayed nor adapted: they start at 0 or 1, and
     # their norms do not say how far a step should go.
     kernels = ~lb.matching_kinds("bias", "norm")
     decayed = {"weight_decay": decay, "weight_decay_mask": kernels}
     if name == "lbsgd":  # it takes the micro-batches together and warms up by itself
         return lb.lbsgd(
-            lb.warmup_polynomial(rate, total_steps=steps),
+            lb.warmup_decay(rate, total_steps=steps),
             momentum=momentum,
             **decayed,
             batch_scale=micro_batches,

@@ -53,15 +53,12 @@ from optax_largebatch.recipes.scaling import (
     scale_batch_size,
     scale_hyperparameters,
 )
-from optax_largebatch.schedules.cosine import warmup_cosine
-from optax_largebatch.schedules.drops import warmup_drops
-from optax_largebatch.schedules.eden import eden, eden2
-from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
-from optax_largebatch.schedules.values import values_schedule
+from optax_largebatch.schedules.eden import eden, eden2, values_schedule
 from optax_largebatch.schedules.warmup import (
     large_batch_warmup,
-    warmup_hold_decay,
-    warmup_polynomial,
+    warmup_decay,
+    warmup_drops,
+    warmup_inverse_sqrt,
 )
 from optax_largebatch.sharding import optimizer_state_shardings
 from optax_largebatch.transforms.adam import scale_by_adam
@@ -206,11 +203,9 @@ __all__ = [
     "sum_of",
     "trust_ratios",
     "values_schedule",
-    "warmup_cosine",
+    "warmup_decay",
     "warmup_drops",
-    "warmup_hold_decay",
     "warmup_inverse_sqrt",
-    "warmup_polynomial",
     "with_partition_specs",
     "within_critical_batch_size",
 ]

@@ -14,10 +14,11 @@ from optax_largebatch.diagnostics.explain import printable
 from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.coupling import DECAY_KINDS, POWERS
 from optax_largebatch.plans.growth import seesaw
-from optax_largebatch.plans.planned_rate import LEFT, PlannedRate
+from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.recipes.hyperparameters import Hyperparameters
 from optax_largebatch.recipes.scaling import scale_hyperparameters
 from optax_largebatch.recipes.scaling_rules import RULES
+from optax_largebatch.schedules.warmup import SHAPES
 
 LONGEST_ERROR = 1000
 """The limit for the characters of an error, which may quote what was typed."""
@@ -214,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
         planned.add_argument(f"--{name.replace('_', '-')}", **allowed, default=default, help=text)
     planned.add_argument("--learning-rate", type=float, help="peak, for the reference batch size")
     planned.add_argument("--warmup", help="examples of its warm-up from 0, as in 200k")
-    planned.add_argument("--decay", choices=LEFT, help="its shape after the warm-up; cosine")
+    planned.add_argument("--decay", choices=SHAPES, help="its shape after the warm-up; cosine")
     planned.add_argument("--end-value", type=float, help="its value at the end; 0")
     planned.add_argument(
         "--seesaw", metavar="LARGEST",

@@ -111,7 +111,7 @@ WRONG = {
         ("adaptive averaging clip eps_is_floor extrapolate grad_averaging", FLAG),
         ("learning_rate_in_momentum nesterov scalars_only trust_ratio", FLAG),
         ("at_bounds bias_correction coupling decay_kind denominator of", CHOICE),
-        ("order preconditioning rule shape_factor strategy warmup_mode", CHOICE),
+        ("order preconditioning rule shape_factor strategy", CHOICE),
         ("warmup_strategy zero_ratio", CHOICE),
         ("accumulator_dtype dtype mu_dtype ns_dtype nu_dtype", DTYPE),
         ("param_norm_bounds rms_bounds trust_ratio_bounds", BOUNDS),
@@ -152,6 +152,7 @@ WRONG_IN = {
     ("clip_by_median_norm", "window"): integer(1),
     ("small_batches_of_devices", "batch_size"): POSITIVE,
     ("small_batches_of_examples", "batch_size"): POSITIVE,
+    ("warmup_decay", "decay"): CHOICE,
     ("warmup_inverse_sqrt", "warmup_steps"): integer(1),
     ("within_critical_batch_size", "batch_size"): count(1),
 }
@@ -235,11 +236,9 @@ VALID = {
     "sum_of": {"branches": LAMB},
     "trust_ratios": TRAINED,
     "values_schedule": {"values": [1.0, 0.5, 0.1]},
-    "warmup_cosine": {"total_steps": 10},
+    "warmup_decay": {"total_steps": 10, "decay": "power", "power": 0.5},
     "warmup_drops": {"drop_steps": [5]},
-    "warmup_hold_decay": {"warmup_steps": 2, "hold_steps": 2, "total_steps": 10},
     "warmup_inverse_sqrt": {"warmup_steps": 4},
-    "warmup_polynomial": {"total_steps": 10},
     "with_partition_specs": {"partition_specs": {}},
     "within_critical_batch_size": {"measured": {0: 8}, "batch_size": 8, "largest_batch": 64},
 }  # fmt: skip
@@ -369,6 +368,7 @@ CHANGED = {
         ("others", lb.lamb(0.1)),
         ("at_bounds", "return"),
         ("bias_correction", "none"),
+        ("decay", "polynomial"),
         ("denominator", "update"),
         ("drop_steps", [3, 6]),
         ("learning_rate_in_momentum", False),
@@ -379,7 +379,6 @@ CHANGED = {
         ("strategy", "sqrt"),
         ("values", [0.5, 0.25]),
         ("warmup_begin_step", -3),
-        ("warmup_mode", "constant"),
         ("warmup_strategy", "power2"),
         ("zero_ratio", "coefficient"),
     )
@@ -399,9 +398,8 @@ SETTINGS_OF = {
     "muonh": CUBE_AS_MATRIX,
     "orthogonalize_momentum": CUBE_AS_MATRIX,
     "scale_by_matrix_shape": CUBE_AS_MATRIX,
-    "warmup_cosine": {"warmup_steps": 2},
+    "warmup_decay": {"warmup_steps": 2},
     "warmup_drops": {"warmup_steps": 2},
-    "warmup_polynomial": {"warmup_steps": 2},
 }
 WITH = {
     ("add_decayed_weights", "stacked"): {

@@ -97,8 +97,8 @@ def test_a_keyword_of_optax_is_told_its_place(name, argument):
         ("orthogonalize_momentum", "weight_dimension_numbers", "matrix_axes"),
         ("scale_by_lars", "mask", "weight_decay_mask"),
         ("scale_by_matrix_shape", "weight_dimension_numbers", "matrix_axes"),
-        ("warmup_cosine", "decay_steps", "total_steps"),
-        ("warmup_cosine", "init_value", "warmup_begin_value"),
+        ("warmup_decay", "decay_steps", "total_steps"),
+        ("warmup_decay", "init_value", "warmup_begin_value"),
     ],
 )
 def test_a_keyword_of_a_relative_in_optax(name, argument, here):
@@ -112,6 +112,7 @@ def test_a_keyword_of_a_relative_in_optax(name, argument, here):
         ("excluding", "~matching"),
         ("ScaleByAdamState", "states.ScaleByAdamState"),
         ("shard_optimizer_state", "optimizer_state_shardings"),
+        ("warmup_polynomial", "warmup_decay"),
         ("MultiSteps", "accumulate_gradients"),
         ("apply_if_finite", "skip_bad_steps"),
     ],

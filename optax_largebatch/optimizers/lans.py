@@ -64,7 +64,7 @@ def lans(
         learning_rate: relative length of a step: 0.004 moves each layer by about 0.4% of its norm.
             Typical above a batch of 2k: 0.002 to 0.016; the paper has 0.005 at 33,792 and 0.00675
             at 98,304. :math:`\eta`, 0 or more; a float or a schedule (the paper's is
-            `warmup_hold_decay`).
+            `warmup_decay`).
         b1: decay rate of the first moment, and the share of its half of the step: 0.9 in the paper.
             0.8 took somewhat fewer steps in our small runs. In [0, 1).
         b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps:

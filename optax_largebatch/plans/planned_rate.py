@@ -1,6 +1,5 @@
 """A learning rate over a run as plain data: warm-up, then decay, counted in examples."""
 
-from collections.abc import Callable
 import dataclasses
 from typing import Any, Literal
 
@@ -10,13 +9,7 @@ import numpy as np
 
 from optax_largebatch.arguments import check_choice, check_number, known_number
 from optax_largebatch.plans.counts import Count, count
-
-LEFT: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "constant": jnp.ones_like,
-    "linear": lambda r: 1 - r,
-    "cosine": lambda r: (1 + jnp.cos(jnp.pi * r)) / 2,
-}
-"""How much of the peak is left after a part of the decay, by its shape."""
+from optax_largebatch.schedules.warmup import SHAPES, warmup_decay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +23,7 @@ class PlannedRate:
             \eta_e + (\eta - \eta_e) f\left(\frac{x - W}{N - W}\right) & W \le x \le N
         \end{cases}
 
-    with :math:`f(r) = 1 - r` (`"linear"`), :math:`(1 + \cos \pi r) / 2` (`"cosine"`) or 1
-    (`"constant"`).
+    with a shape :math:`f` of `warmup_decay`.
 
     It is a schedule like those of optax, and unlike them it is plain data: it compares, it can be
     pickled, and a `BatchPlan` with it can be written as JSON.
@@ -44,7 +36,8 @@ class PlannedRate:
             plan that it is passed to.
         warmup: the examples (or tokens) over which the rate grows from 0: usually 1 to 10% of the
             run. :math:`W`, 0 or more.
-        decay: the shape :math:`f` in which the rate falls: `"cosine"`, `"linear"` or `"constant"`.
+        decay: the shape :math:`f` in which the rate falls: `"linear"`, `"cosine"`, `"sqrt"` or
+            `"constant"`.
         end_value: the rate at the end: 0, or a tenth of the peak if the run will be continued.
             :math:`\eta_e`, 0 or more.
 
@@ -63,13 +56,13 @@ class PlannedRate:
     _: dataclasses.KW_ONLY
     total: Count | None = None
     warmup: Count = 0
-    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    decay: Literal["linear", "cosine", "sqrt", "constant"] = "cosine"
     end_value: float = 0.0
 
     def __post_init__(self) -> None:
         peak_value = known_number("peak_value", self.peak_value, "(0, inf)")
         end_value = known_number("end_value", self.end_value, "[0, inf)")
-        check_choice("decay", self.decay, tuple(LEFT))
+        check_choice("decay", self.decay, tuple(SHAPES))
         # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
         warmup = count("warmup", self.warmup)
         total = None if self.total is None else count("total", self.total, at_least=1)
@@ -91,11 +84,13 @@ class PlannedRate:
         if not isinstance(seen, jax.Array) and not np.ndim(seen):
             check_number("seen", seen, "[0, inf]")
         # Counts of tokens do not fit into 32 bits; a float holds them to seven digits.
-        x = jnp.asarray(seen, float)
-        total, warmup = float(self.total), float(self.warmup)
-        r = jnp.clip((x - warmup) / (total - warmup), 0.0, 1.0)
-        decayed = self.end_value + (self.peak_value - self.end_value) * LEFT[self.decay](r)
-        return jnp.where(x < warmup, self.peak_value * x / max(warmup, 1.0), decayed)
+        return warmup_decay(
+            self.peak_value,
+            total_steps=int(self.total),
+            decay=self.decay,
+            end_value=self.end_value,
+            warmup_steps=int(self.warmup),
+        )(jnp.asarray(seen, float))
 
 
 def planned(name: str, value: Any, total: int) -> Any:

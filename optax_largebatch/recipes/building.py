@@ -26,8 +26,6 @@ def schedule_call(recipe: Settings, peak: float) -> Call:
     scale = peak / recipe.learning_rate
     end, begin = recipe.end_value * scale, recipe.warmup_begin_value * scale
     warmup = recipe.warmup_steps
-    if recipe.decay == "constant":
-        return Call("optax.constant_schedule", (), {"value": peak})
     if recipe.decay == "inverse_sqrt":
         named = {"peak_value": peak, "warmup_steps": warmup}
         return Call("lb.warmup_inverse_sqrt", (), named)
@@ -51,38 +49,19 @@ def schedule_call(recipe: Settings, peak: float) -> Call:
         named = {"peak_value": peak, "drop_steps": drops}
         named |= _not_default(warmup_steps=warmup, warmup_begin_value=begin)
         return Call("lb.warmup_drops", (), named)
-    length = {"peak_value": peak, "total_steps": recipe.total_steps}
-    if recipe.decay == "polynomial" and recipe.hold_steps is not None:
-        if recipe.warmup_begin_step:
-            return _held_after_begun_warmup(recipe, peak, end)
-        named = {"warmup_steps": warmup, "hold_steps": recipe.hold_steps}
-        return Call("lb.warmup_hold_decay", (), length | named | _not_default(end_value=end))
-    named = _not_default(
+    named = {"peak_value": peak, "total_steps": recipe.total_steps, "decay": recipe.decay}
+    named |= _not_default(
+        power=recipe.power,
         end_value=end,
         warmup_steps=warmup,
         warmup_begin_value=begin,
         warmup_begin_step=recipe.warmup_begin_step,
+        hold_steps=recipe.hold_steps,
+        steps_per_stair=recipe.steps_per_stair,
     )
     if recipe.decay_from_start:
         named["decay_begin_step"] = 0
-    if recipe.decay == "polynomial":
-        power = {} if recipe.power in (None, 1.0) else {"power": recipe.power}
-        return Call("lb.warmup_polynomial", (), length | power | named)
-    named |= _not_default(hold_steps=recipe.hold_steps, steps_per_stair=recipe.steps_per_stair)
-    return Call("lb.warmup_cosine", (), length | named)
-
-
-def _held_after_begun_warmup(recipe: Settings, peak: float, end: float) -> Call:
-    """A warm-up that training begins in the middle of, a hold, and a linear decay."""
-    assert recipe.hold_steps is not None
-    left = recipe.warmup_steps + recipe.warmup_begin_step
-    begin = -recipe.warmup_begin_step * peak / recipe.warmup_steps
-    held = left + recipe.hold_steps
-    named = {"init_value": begin, "end_value": peak, "transition_steps": left}
-    warmup = Call("optax.linear_schedule", (), named)
-    named = {"init_value": peak, "end_value": end, "transition_steps": recipe.total_steps - held}
-    decay = Call("optax.linear_schedule", (), named)
-    return Call("optax.join_schedules", ([warmup, decay], [held]))
+    return Call("lb.warmup_decay", (), named)
 
 
 def optimizer_call(recipe: Settings, decayed: Any, adapted: Any, stacked: Any = None) -> Call:

@@ -14,10 +14,7 @@ from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.params.groups import param_groups
 from optax_largebatch.params.kinds import matching_kinds
 from optax_largebatch.params.rules import at_least_ndim, matching
-from optax_largebatch.schedules.cosine import warmup_cosine
-from optax_largebatch.schedules.drops import warmup_drops
-from optax_largebatch.schedules.inverse_sqrt import warmup_inverse_sqrt
-from optax_largebatch.schedules.warmup import warmup_hold_decay, warmup_polynomial
+from optax_largebatch.schedules.warmup import warmup_decay, warmup_drops, warmup_inverse_sqrt
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clipping import clip_by_global_norm
@@ -44,18 +41,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         param_groups,
         scale_by_adam,
         scale_by_learning_rate,
-        warmup_cosine,
+        warmup_decay,
         warmup_drops,
-        warmup_hold_decay,
         warmup_inverse_sqrt,
-        warmup_polynomial,
     )
 } | {
     "~lb.matching": lambda *patterns: ~matching(*patterns),
     "~lb.matching_kinds": lambda *kinds: ~matching_kinds(*kinds),
-    "optax.constant_schedule": optax.constant_schedule,
-    "optax.join_schedules": optax.join_schedules,
-    "optax.linear_schedule": optax.linear_schedule,
     "optax.warmup_exponential_decay_schedule": optax.warmup_exponential_decay_schedule,
 }
 _WIDTH = 88

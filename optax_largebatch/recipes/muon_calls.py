@@ -114,8 +114,8 @@ def _group(recipe: Settings, name: str) -> Group:
 def _matrix_decay(recipe: Settings) -> Any:
     if not recipe.weight_decay_to_zero:
         return recipe.weight_decay
-    length = {"peak_value": recipe.weight_decay, "total_steps": recipe.total_steps}
-    return Variable("weight_decay", Call("lb.warmup_cosine", (), length))
+    named = {"peak_value": recipe.weight_decay, "total_steps": recipe.total_steps}
+    return Variable("weight_decay", Call("lb.warmup_decay", (), named | {"decay": "cosine"}))
 
 
 def _matrices(recipe: Settings, places: Places) -> Any:

@@ -223,10 +223,10 @@ class Recipe(Settings):
             decay = f"then {self.decay_rate:g} of the rate in each epoch"
         elif self.decay == "cosine":
             decay = "half a cosine"
-        elif self.hold_steps is not None:
-            decay = "then a linear decay"
-        else:
+        elif self.decay == "polynomial":
             decay = f"decay with power {self.power:g}"
+        else:
+            decay = "linear decay"
         if self.decay_from_start:
             decay += " counted from step 0"
         return f"{decay} to {self.end_value:g}" if self.end_value else decay

@@ -61,9 +61,9 @@ class Settings:
     """Steps at the peak after the warm-up."""
     others_hold_steps: int | None = None
     """The same for the parameters that Muon does not move; None where all have the same."""
-    decay: Literal["polynomial", "cosine", "drops", "exponential", "inverse_sqrt", "constant"] = (
-        "polynomial"
-    )
+    decay: Literal[
+        "linear", "polynomial", "cosine", "constant", "drops", "exponential", "inverse_sqrt"
+    ] = "linear"
     """The shape of the learning rate after the warm-up."""
     power: float | None = None
     """The power of the polynomial decay."""

@@ -1,10 +1,11 @@
-"""Eden and Eden2: schedules that decay by batch and by epoch."""
+"""Eden and Eden2, which decay by batch and by epoch, and values from a table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from optax_largebatch.arguments import Scalar, check_number
@@ -55,7 +56,6 @@ def eden(
         a fraction) from the loop.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range; and, when the schedule is called, there is
             neither an epoch nor `steps_per_epoch`.
 
@@ -120,10 +120,6 @@ def eden2(
     Returns:
         A schedule: step (0 first) to learning rate.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> from optax_largebatch import eden2
         >>> schedule = eden2(0.1, lr_batches=100, warmup_batches=10)
@@ -140,6 +136,44 @@ def eden2(
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = as_float(step)
         return learning_rate * warmup(t) * (1 + jnp.square(t / lr_batches)) ** -0.5
+
+    return schedule
+
+
+def values_schedule(values: Iterable[float]) -> optax.Schedule:
+    r"""The value `values[i]` at step `i`, and the last value from then on.
+
+    Args:
+        values: a 1-D array or any finite iterable of numbers, at least one.
+
+    Returns:
+        A schedule: step (0 first) to value, a scalar.
+
+    Raises:
+        TypeError: `values` is not iterable or does not hold numbers.
+        ValueError: `values` is empty, has more than one axis, or holds a value that is not finite.
+
+    Examples:
+        >>> from optax_largebatch import values_schedule
+        >>> schedule = values_schedule([0.5, 0.25, 0.125])
+        >>> print([float(schedule(step)) for step in (0, 1, 2, 100)])
+        [0.5, 0.25, 0.125, 0.125]
+    """
+    try:
+        table = np.asarray(values if hasattr(values, "__array__") else list(values), dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(
+            f"values must be a 1-D array or an iterable of numbers, got {values!r} of type "
+            f"{type(values).__name__}."
+        ) from None
+    if table.ndim != 1 or table.size == 0:
+        raise ValueError(f"values must be a non-empty 1-D sequence, got the shape {table.shape}.")
+    if not np.isfinite(table).all():
+        raise ValueError(f"values must be finite, got {table[~np.isfinite(table)][0]}.")
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        last = table.size - 1
+        return jnp.asarray(table)[jnp.clip(jnp.asarray(step), 0, last)]
 
     return schedule
 

@@ -139,7 +139,7 @@ def test_steps_to_target_without_an_interval():
 
 def test_schedule_preview():
     _, ax = plt.subplots()
-    schedule = lb.warmup_polynomial(2.0, total_steps=100, warmup_steps=10)
+    schedule = lb.warmup_decay(2.0, total_steps=100, warmup_steps=10)
     assert plots.schedule_preview(schedule, 100, label="one", ax=ax) is ax
     plots.schedule_preview(lambda step: step, 9000, label="two", ax=drawn(ax))
     one, two = ax.lines

@@ -1,5 +1,7 @@
 """Schedules against the tables recorded from their originals, and at their edges."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,15 +22,17 @@ def over(schedule, steps):
 @pytest.mark.parametrize("name", [name for name in MXNET if name.startswith("poly")])
 def test_mxnet_poly_scheduler(name, x64):
     settings = dict(MXNET[name]["kwargs"])
-    schedule = lb.warmup_polynomial(
-        settings.pop("base_lr"),
-        total_steps=settings.pop("max_update"),
-        power=settings.pop("pwr"),
-        end_value=settings.pop("final_lr", 0.0),
-        warmup_steps=settings.pop("warmup_steps", 0),
-        warmup_begin_value=settings.pop("warmup_begin_lr", 0.0),
-        warmup_mode=settings.pop("warmup_mode", "linear"),
-    )
+    peak, steps = settings.pop("base_lr"), settings.pop("max_update")
+    warmup, begin = settings.pop("warmup_steps", 0), settings.pop("warmup_begin_lr", 0.0)
+    shape = {"decay": "polynomial", "power": settings.pop("pwr")}
+    shape["end_value"] = settings.pop("final_lr", 0.0)
+    if settings.pop("warmup_mode", "linear") == "constant":
+        decay = lb.warmup_decay(peak, total_steps=steps - warmup, **shape)
+        schedule = optax.join_schedules([optax.constant_schedule(begin), decay], [warmup])
+    else:
+        schedule = lb.warmup_decay(
+            peak, total_steps=steps, warmup_steps=warmup, warmup_begin_value=begin, **shape
+        )
     assert not settings
     expected = MXNET[name]["values"]
     np.testing.assert_allclose(over(schedule, len(expected)), expected, rtol=1e-12, atol=1e-15)
@@ -76,73 +80,80 @@ def test_eden_takes_the_epoch_from_the_step_or_the_loop():
         lb.eden(0.1)(3)
 
 
+SHAPES = {
+    "linear": (None, lambda r: 1 - r),
+    "cosine": (None, lambda r: (1 + math.cos(math.pi * r)) / 2),
+    "sqrt": (None, lambda r: 1 - math.sqrt(r)),
+    "constant": (None, lambda r: 1.0),
+    "polynomial": (0.5, lambda r: (1 - r) ** 0.5),
+    "power": (0.4, lambda r: 1 - r**0.4),
+}
+
+
+@pytest.mark.parametrize("decay", SHAPES)
+@pytest.mark.parametrize("begin", [0, -2])
+@pytest.mark.parametrize("counted_from", [None, 0])
+def test_each_shape_by_its_formula(decay, begin, counted_from, x64):
+    power, left = SHAPES[decay]
+    schedule = lb.warmup_decay(
+        2.0, total_steps=20, decay=decay, power=power, end_value=0.2, warmup_steps=5,
+        warmup_begin_value=0.5, warmup_begin_step=begin, hold_steps=4,
+        decay_begin_step=counted_from,
+    )  # fmt: skip
+    hold_end = 5 + begin + 4
+    first = hold_end if counted_from is None else counted_from
+
+    def expected(t):
+        if t - begin < 5:
+            return 0.5 + 1.5 * (t - begin) / 5
+        return 2.0 if t < hold_end else 0.2 + 1.8 * left(min((t - first) / (20 - first), 1))
+
+    np.testing.assert_allclose(over(schedule, 25), [expected(t) for t in range(25)], rtol=1e-9)
+
+
 def test_mlperf_warmup_that_begins_before_training():
     """Rows of the MLPerf BERT reference: rate * (t - begin) / warmup, then 1 - t / total."""
-    peak, begin, warmup, total = 2.88293e-3, -76, 287, 600
-    schedule = lb.warmup_polynomial(
-        peak,
-        total_steps=total,
-        warmup_steps=warmup,
-        warmup_begin_step=begin,
-        decay_begin_step=0,
+    peak = 2.88293e-3
+    schedule = lb.warmup_decay(
+        peak, total_steps=600, warmup_steps=287, warmup_begin_step=-76, decay_begin_step=0
     )
-    np.testing.assert_allclose(schedule(0), peak * 76 / 287, rtol=1e-6)
-    np.testing.assert_allclose(schedule(210), peak * 286 / 287, rtol=1e-6)
-    np.testing.assert_allclose(schedule(211), peak * (1 - 211 / 600), rtol=1e-6)
+    found = [schedule(step) for step in (0, 210, 211)]
+    np.testing.assert_allclose(found, peak * np.array([76 / 287, 286 / 287, 389 / 600]), rtol=1e-6)
     assert schedule(600) == schedule(10_000) == 0.0
-    beyond = lb.warmup_polynomial(peak, total_steps=700, warmup_begin_step=-700, decay_begin_step=0)
+    beyond = lb.warmup_decay(peak, total_steps=700, warmup_begin_step=-700, decay_begin_step=0)
     np.testing.assert_allclose(beyond(0), peak, rtol=1e-6)
 
 
-def test_warmup_as_long_as_training_does_not_divide_by_zero():
-    schedule = lb.warmup_polynomial(1.0, total_steps=10, end_value=0.25, warmup_steps=10)
+@pytest.mark.parametrize("decay", SHAPES)
+def test_a_warmup_or_a_hold_to_the_end_does_not_divide_by_zero(decay):
+    shape = {"decay": decay, "power": SHAPES[decay][0], "end_value": 0.25}
+    warmed = lb.warmup_decay(1.0, total_steps=10, warmup_steps=10, **shape)
+    held = lb.warmup_decay(1.0, total_steps=10, hold_steps=10, **shape)
+    last = 1.0 if decay == "constant" else 0.25
     with jax.debug_nans(True):
-        values = over(schedule, 13)
-    np.testing.assert_allclose(values, [*np.arange(10) / 10, 0.25, 0.25, 0.25], rtol=1e-6)
+        np.testing.assert_allclose(over(warmed, 12), [*np.arange(10) / 10, last, last], rtol=1e-6)
+        np.testing.assert_allclose(over(held, 12), [*np.ones(10), last, last], rtol=1e-6)
 
 
-def test_hold_without_warmup_decays():
-    values = over(
-        lb.warmup_hold_decay(1.0, warmup_steps=0, hold_steps=2, total_steps=4, end_value=0.5), 6
-    )
-    np.testing.assert_allclose(values, [1.0, 1.0, 1.0, 0.75, 0.5, 0.5], rtol=1e-6)
-
-
-def test_hold_to_the_end():
-    np.testing.assert_allclose(
-        over(lb.warmup_hold_decay(1.0, warmup_steps=1, hold_steps=2, total_steps=3), 5),
-        [0, 1, 1, 0, 0],
-    )
-
-
-def test_cosine_is_that_of_optax():
-    theirs = optax.warmup_cosine_decay_schedule(0.1, 2.0, 5, 17, 0.2)
-    ours = lb.warmup_cosine(
-        2.0, total_steps=17, end_value=0.2, warmup_steps=5, warmup_begin_value=0.1
-    )
+def test_those_that_optax_has_too():
+    settings = {"warmup_steps": 5, "warmup_begin_value": 0.1, "end_value": 0.2, "total_steps": 17}
     with jax.numpy_dtype_promotion("standard"):
-        expected = over(theirs, 25)
-    np.testing.assert_allclose(over(ours, 25), expected, rtol=1e-5)
-
-
-def test_cosine_that_holds_and_counts_the_warmup_from_one():
-    found = over(
-        lb.warmup_cosine(1.0, total_steps=8, warmup_steps=4, warmup_begin_step=-1, hold_steps=1), 10
-    )
-    half = [0.5 * (1 + np.cos(np.pi * n / 4)) for n in range(4)]
-    np.testing.assert_allclose(found, [0.25, 0.5, 0.75, 1.0, *half, 0.0, 0.0], atol=1e-7)
+        cosine = over(optax.warmup_cosine_decay_schedule(0.1, 2.0, 5, 17, 0.2), 25)
+        decay = optax.polynomial_schedule(2.0, 0.2, 3, 12)
+        joined = optax.join_schedules([optax.linear_schedule(0.1, 2.0, 5), decay], [5])
+        polynomial = over(joined, 25)
+    ours = over(lb.warmup_decay(2.0, decay="cosine", **settings), 25)
+    np.testing.assert_allclose(ours, cosine, rtol=1e-5)
+    ours = over(lb.warmup_decay(2.0, decay="polynomial", power=3, **settings), 25)
+    np.testing.assert_allclose(ours, polynomial, rtol=1e-5)
 
 
 def test_cosine_over_the_whole_run_in_stairs():
     """timm's: 5 epochs of 2 steps; the warm-up replaces the first two."""
-    schedule = lb.warmup_cosine(
-        1.0,
-        total_steps=10,
-        warmup_steps=4,
-        warmup_begin_value=0.2,
-        decay_begin_step=0,
-        steps_per_stair=2,
-    )
+    schedule = lb.warmup_decay(
+        1.0, total_steps=10, decay="cosine", warmup_steps=4, warmup_begin_value=0.2,
+        decay_begin_step=0, steps_per_stair=2,
+    )  # fmt: skip
     epochs = [0.2, 0.6, *(0.5 * (1 + np.cos(np.pi * n / 5)) for n in (2, 3, 4)), 0.0]
     np.testing.assert_allclose(over(schedule, 12), np.repeat(epochs, 2), atol=1e-7)
 
@@ -181,9 +192,8 @@ def test_values_schedule_takes_a_generator():
 SCHEDULES = {
     "values": lb.values_schedule([0.3, 0.2, 0.1]),
     "large_batch_warmup": lb.large_batch_warmup(0.1, batch_scale=4, warmup_steps=3),
-    "polynomial": lb.warmup_polynomial(0.1, total_steps=5, warmup_steps=2),
-    "hold": lb.warmup_hold_decay(0.1, warmup_steps=1, hold_steps=1, total_steps=5),
-    "cosine": lb.warmup_cosine(0.1, total_steps=5, warmup_steps=2),
+    "decay": lb.warmup_decay(0.1, total_steps=5, warmup_steps=1, hold_steps=1),
+    "power": lb.warmup_decay(0.1, total_steps=5, decay="power", power=0.4),
     "drops": lb.warmup_drops(0.1, drop_steps=[3], warmup_steps=1),
     "inverse_sqrt": lb.warmup_inverse_sqrt(0.1, warmup_steps=2),
     "eden": lb.eden(0.1, lr_batches=3, lr_epochs=2, steps_per_epoch=2),
@@ -211,6 +221,16 @@ def test_is_an_optax_schedule(name):
         np.testing.assert_allclose(update["kernel"], expected["kernel"], rtol=1e-6)
 
 
+def decay(**settings):
+    return lambda: lb.warmup_decay(0.1, **{"total_steps": 9} | settings)
+
+
+def large(**settings):
+    return lambda: lb.large_batch_warmup(
+        **{"learning_rate": 0.1, "batch_scale": 8, "warmup_steps": 10} | settings
+    )
+
+
 @pytest.mark.parametrize(
     ("build", "error", "says"),
     [
@@ -219,81 +239,23 @@ def test_is_an_optax_schedule(name):
         (lambda: lb.values_schedule(["a"]), TypeError, "['a']"),
         (lambda: lb.values_schedule(0.1), TypeError, "0.1"),
         (lambda: lb.values_schedule([1.0, np.nan]), ValueError, "nan"),
-        (
-            lambda: lb.large_batch_warmup(-0.1, batch_scale=8, warmup_steps=10),
-            ValueError,
-            "learning_rate",
-        ),
-        (
-            lambda: lb.large_batch_warmup(0.1, batch_scale=0.5, warmup_steps=10),
-            ValueError,
-            "batch_scale",
-        ),
-        (
-            lambda: lb.large_batch_warmup(0.1, batch_scale=8, warmup_steps=-1),
-            ValueError,
-            "warmup_steps",
-        ),
-        (
-            lambda: lb.large_batch_warmup(0.1, batch_scale=8, warmup_steps=10, strategy="lars"),
-            ValueError,
-            "strategy",
-        ),
-        (lambda: lb.warmup_polynomial(0.1, total_steps=0), ValueError, "total_steps"),
-        (lambda: lb.warmup_polynomial(0.1, total_steps=10.0), TypeError, "total_steps"),
-        (lambda: lb.warmup_polynomial(0.1, total_steps=10, power=0), ValueError, "power"),
-        (
-            lambda: lb.warmup_polynomial(0.1, total_steps=10, warmup_steps=11),
-            ValueError,
-            "total_steps",
-        ),
-        (
-            lambda: lb.warmup_polynomial(0.1, total_steps=10, warmup_mode="x"),
-            ValueError,
-            "warmup_mode",
-        ),
-        (
-            lambda: lb.warmup_polynomial(0.1, total_steps=9, warmup_begin_step=1),
-            ValueError,
-            "begin_step",
-        ),
-        (
-            lambda: lb.warmup_polynomial(0.1, total_steps=9, decay_begin_step=1),
-            ValueError,
-            "decay_begin",
-        ),
-        (
-            lambda: lb.warmup_hold_decay(0.1, warmup_steps=5, hold_steps=6, total_steps=10),
-            ValueError,
-            "total_steps",
-        ),
-        (
-            lambda: lb.warmup_hold_decay(0.1, warmup_steps=-1, hold_steps=6, total_steps=10),
-            ValueError,
-            "warmup_steps",
-        ),
-        (lambda: lb.warmup_cosine(0.1, total_steps=0), ValueError, "total_steps"),
-        (lambda: lb.warmup_cosine(-0.1, total_steps=9), ValueError, "peak_value"),
-        (
-            lambda: lb.warmup_cosine(0.1, total_steps=9, warmup_steps=5, hold_steps=5),
-            ValueError,
-            "hold, 10",
-        ),
-        (
-            lambda: lb.warmup_cosine(0.1, total_steps=9, decay_begin_step=1),
-            ValueError,
-            "decay_begin_step",
-        ),
-        (
-            lambda: lb.warmup_cosine(0.1, total_steps=9, warmup_begin_step=1),
-            ValueError,
-            "begin_step",
-        ),
-        (
-            lambda: lb.warmup_cosine(0.1, total_steps=9, steps_per_stair=0),
-            ValueError,
-            "steps_per_stair",
-        ),
+        (large(learning_rate=-0.1), ValueError, "learning_rate"),
+        (large(batch_scale=0.5), ValueError, "batch_scale"),
+        (large(warmup_steps=-1), ValueError, "warmup_steps"),
+        (large(strategy="lars"), ValueError, "strategy"),
+        (decay(total_steps=0), ValueError, "total_steps"),
+        (decay(total_steps=9.0), TypeError, "total_steps"),
+        (decay(warmup_steps=-1), ValueError, "warmup_steps"),
+        (decay(warmup_steps=10), ValueError, "hold, 10; got 9"),
+        (decay(warmup_steps=5, hold_steps=5), ValueError, "hold, 10; got 9"),
+        (decay(decay="drops"), ValueError, "decay must be one of 'linear', 'cosine', 'sqrt'"),
+        (decay(decay="polynomial"), ValueError, "power must be a number"),
+        (decay(decay="cosine", power=2), ValueError, "got 2 for 'cosine'"),
+        (decay(decay="power", power=0), ValueError, "power"),
+        (decay(warmup_begin_step=1), ValueError, "begin_step"),
+        (decay(decay_begin_step=1), ValueError, "decay_begin_step"),
+        (decay(steps_per_stair=0), ValueError, "steps_per_stair"),
+        (decay(warmup_mode="constant"), TypeError, "optax.join_schedules"),
         (lambda: lb.warmup_drops(0.1, drop_steps=[0]), ValueError, "drop_steps[0]"),
         (lambda: lb.warmup_drops(0.1, drop_steps=[4], factor=1.0), ValueError, "factor"),
         (lambda: lb.warmup_inverse_sqrt(0.1, warmup_steps=0), ValueError, "warmup_steps"),
