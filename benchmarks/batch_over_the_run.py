@@ -5,7 +5,7 @@
 
 Four plans: a constant batch, one of twice the size, a ramp to four times the size after a quarter
 of the examples, and Seesaw, which also grows four times. The task is that of
-`batch_size_curve/bert.py`, trained by Adam with `accumulate_gradients`. All see the same examples
+`tuned/bert.py`, trained by Adam with `accumulate_gradients`. All see the same examples
 in the same order, with one peak rate: that with which the constant batch ends at the lowest
 validation loss, of a grid and with other seeds. Writes `batch_over_the_run.csv` and `.png`, and
 with --guide the table of its page. Takes ten minutes on two cores.
@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.batch_size_curve.bert import Bert
 from benchmarks.harness.results import add_output, write_csv
 from benchmarks.harness.table import read
 from benchmarks.harness.tables import written
+from benchmarks.tuned.bert import SMALL, Bert
 import optax_largebatch as lb
 
 NAME = "batch_over_the_run"
@@ -84,8 +84,8 @@ def trained(task: Bert, name: str, peaks: Sequence[float], seeds: Sequence[int])
     @jax.jit
     @jax.vmap
     def train(peak: jax.Array, seed: jax.Array) -> Any:
-        for_params, for_stream = jax.random.split(jax.random.key(seed))
-        params, stream = task.init(for_params), task.stream(for_stream)
+        for_params, for_examples = jax.random.split(jax.random.key(seed))
+        params = task.init(for_params)
         optimizer = lb.accumulate_gradients(
             optax.adam(lambda step: peak * plan.learning_rate(step), b2=0.98),
             every=plan.micro_batches,
@@ -93,7 +93,7 @@ def trained(task: Bert, name: str, peaks: Sequence[float], seeds: Sequence[int])
 
         def micro_batch(carry: Any, start: jax.Array) -> Any:
             params, state = carry
-            gradients = jax.grad(task.loss)(params, task.examples(stream, start))
+            gradients = jax.grad(task.loss)(params, task.examples(for_examples, start))
             updates, state = optimizer.update(gradients, state, params)
             return (optax.apply_updates(params, updates), state), None
 
@@ -116,7 +116,7 @@ def trained(task: Bert, name: str, peaks: Sequence[float], seeds: Sequence[int])
 
 def compared() -> list[Row]:
     """The runs of all plans, with the peak rate that is best for the constant batch."""
-    task = Bert(target=0.0)
+    task = Bert(SMALL, held_out=512)
     tuning = trained(task, "constant", PEAKS, TUNING_SEEDS)
     ends = {
         peak: np.mean([row.validation_loss for row in at_the_end(tuning) if row.peak_rate == peak])

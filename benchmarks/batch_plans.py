@@ -1,4 +1,4 @@
-"""Seesaw against a constant batch, on the noisy quadratic whose expected loss is known exactly.
+r"""Seesaw against a constant batch, on the noisy quadratic whose expected loss is known exactly.
 
     python -m benchmarks.batch_plans --output benchmarks/results \
         --guide docs/details/cost_of_growth.md
@@ -6,16 +6,21 @@
 Every run sees 50,000 examples, by a `batch_plan` whose batch size and rate are taken step by step.
 Seesaw grows the batch 8 times. Beside it are the constant batch that it begins with, and a constant
 batch that takes as many steps as Seesaw. The peak rate of a constant batch is the best of a grid;
-Seesaw has that of the first of the two and, apart from it, its own best. The loss is that of
-`batch_size_curve/quadratic.py`: nothing is drawn. Normalised SGD divides the gradient by the root
-of the mean of its squared norm, as Seesaw's derivation has it (arXiv 2510.14717). Writes
-`batch_plans.csv`, and with --guide the table of its page. Takes a minute, and gives the same
-everywhere.
+Seesaw has that of the first of the two and, for comparison, its own best. The quadratic is
+
+.. math:: L(w) = \tfrac12 \sum_i h_i w_i^2, \qquad g_i = h_i w_i + \sqrt{c\, h_i / B}\; \xi_i
+
+with :math:`h_i = 1 / i` (Zhang et al., arXiv 1907.04164). A step of SGD is linear, so the second
+moments of the weights obey a recursion, which is run in place of training: nothing is drawn.
+Normalised SGD divides the gradient by the root of the mean of its squared norm, as Seesaw's
+derivation has it (arXiv 2510.14717). Writes `batch_plans.csv`, and with --guide the table of its
+page. Takes a minute, and gives the same everywhere.
 """
 
 import argparse
 from collections.abc import Sequence
 import itertools
+import math
 from pathlib import Path
 import re
 from typing import Any, NamedTuple
@@ -23,13 +28,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import brentq, minimize_scalar
 
-from benchmarks.batch_size_curve.quadratic import CURVATURES, NOISE, START, exact_fit
 from benchmarks.harness.results import add_output, write_csv
 from benchmarks.harness.tables import written
 import optax_largebatch as lb
 
 NAME = "batch_plans"
+CURVATURES = 1 / np.arange(1.0, 101.0)
+START = 0.5 * CURVATURES.sum()  # the loss of weights of 1
+NOISE = 2.0  # the constant c
 EXAMPLES = 50_000
 BATCH_SIZES = (16, 64, 256, 1024, 4096)
 GROWTH = 8
@@ -93,12 +101,52 @@ def final_losses(plans: Sequence[lb.BatchPlan], normalised: bool) -> np.ndarray:
     return np.where(losses < START, losses, np.inf)
 
 
+def critical_batch_size(target: float) -> float:
+    """The least examples to a loss over the least steps to it, of SGD without momentum."""
+    return least_examples(target) / least_steps(target)
+
+
+def least_examples(target: float) -> float:
+    """Examples to the target, with a batch and a rate that go to 0 together, at the best ratio.
+
+    Then a step is a moment, and each coordinate decays exponentially to its share of the noise.
+    """
+
+    def examples(log_ratio: float) -> float:
+        ratio = math.exp(log_ratio)  # of learning rate to batch size
+        rest = ratio * NOISE / 2  # of the squared weights
+
+        def above(seen: float) -> float:
+            squares = rest + (1 - rest) * np.exp(-2 * ratio * CURVATURES * seen)
+            return 0.5 * float(CURVATURES @ squares) - target
+
+        return float(brentq(above, 0, 1e6 / ratio))
+
+    largest = math.log(2 * target / NOISE / START)  # where the noise alone is at the target
+    return float(
+        minimize_scalar(examples, bounds=(largest - 7, largest - 1e-3), method="bounded").fun
+    )
+
+
+def least_steps(target: float) -> float:
+    """Steps to the target without noise, at the best rate; a fraction of a step counts as one."""
+
+    def steps(rate: float) -> float:
+        def above(step: float) -> float:
+            squares = np.square(1 - rate * CURVATURES) ** step
+            return 0.5 * float(CURVATURES @ squares) - target
+
+        return float(brentq(above, 0, 1e6))
+
+    return float(minimize_scalar(steps, bounds=(1.01, 1.99), method="bounded").fun)
+
+
 def compared() -> list[Row]:
     """All rows of the table."""
     rows = []
     for optimizer, decay in itertools.product(COUPLINGS, DECAYS):
         constant = {batch: _run(batch, optimizer, decay) for batch in BATCH_SIZES}
-        _, critical = exact_fit(constant[min(BATCH_SIZES)][1].min())["plain sgd"]
+        critical = critical_batch_size(constant[min(BATCH_SIZES)][1].min())
         for batch_size, (steps, losses) in constant.items():
             largest = GROWTH * batch_size
             growth = lb.seesaw(batch_size, largest_batch=largest)

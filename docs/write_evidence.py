@@ -6,17 +6,11 @@ python -m docs.write_evidence
 from collections.abc import Callable
 import functools
 from pathlib import Path
-import re
 
-from benchmarks.batch_size_curve.pieces import ADDED, EXCHANGED, TUNED, VARIED, Groups, saved_table
-from benchmarks.batch_size_curve.report import measured, tables
-from benchmarks.batch_size_curve.stack_ratios import NAME, read_spreads, spread_table
-from benchmarks.batch_size_curve.sweep import read
-from benchmarks.batch_size_curve.workloads import ON_A_CPU, WORKLOADS
-from benchmarks.harness.table import read as rows_of
+from benchmarks.harness.table import read
+from benchmarks.harness.tables import written as with_table
 from benchmarks.tuned.intervals import Difference, difference
-from benchmarks.tuned.results import Results
-from benchmarks.tuned.results import measured as tuned_results
+from benchmarks.tuned.results import Results, measured
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import Row, table_of
 from benchmarks.tuned.tables import (
@@ -26,39 +20,19 @@ from benchmarks.tuned.tables import (
     settings_table,
     table,
 )
-from benchmarks.tuned.workloads import ON_A_CPU as MEASURED
-from benchmarks.tuned.workloads import REFERENCES, Workload
-from benchmarks.tuned.workloads import WORKLOADS as MAIN
+from benchmarks.tuned.workloads import ON_A_CPU, REFERENCES, WORKLOADS, Workload
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "batch_size_curve"
-TRIALS = RESULTS / "trials.csv"
-APART = ("digits", "bert_pieces")
-MAIN_RESULTS = RESULTS.with_name("tuned")
+RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "tuned"
 # The rows of the table on the first screen.
 SHORT = ("adamw", "lamb", "lans", "muon", "muonh")
 NETWORKS = ("bert", "causal")
 
 
-def full_tables(name: str) -> str:
-    """The tables of the report."""
-    return tables(WORKLOADS[name], read(TRIALS))
-
-
-def saved_steps(name: str, groups: Groups) -> str:
-    """What one optimizer saves over another."""
-    return saved_table(measured(WORKLOADS[name], read(TRIALS)), groups)
-
-
-def spreads() -> str:
-    """How far apart the layers of a stack are."""
-    return spread_table(read_spreads(RESULTS / f"{NAME}.csv"))
-
-
 def tuned(name: str) -> tuple[Workload, Results]:
-    """A workload of the main protocol, and the results of its complete cells."""
-    workload = MAIN[name]
-    return workload, tuned_results(workload, rows_of(table_of(workload, MAIN_RESULTS), Row))
+    """A workload, and the results of its complete cells."""
+    workload = WORKLOADS[name]
+    return workload, measured(workload, read(table_of(workload, RESULTS), Row))
 
 
 def short_table(name: str) -> str:
@@ -143,18 +117,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
             for reference in REFERENCES
         },
         "causal_ramp": lambda: ramps_table(*tuned("causal_ramp")),
-        **{f"{name}, settings": functools.partial(settings_of, name) for name in MEASURED},
-    },
-    ROOT / "docs" / "details" / "steps_to_a_target.md": {
-        **{name: functools.partial(full_tables, name) for name in ON_A_CPU},
-        **{
-            f"{name}, {what}": functools.partial(saved_steps, name, groups)
-            for name in APART
-            for what, groups in (("added", ADDED), ("exchanged", EXCHANGED))
-        },
-        "bert_pieces, tuned": functools.partial(saved_steps, "bert_pieces", TUNED),
-        "bert_pieces, varied": functools.partial(saved_steps, "bert_pieces", VARIED),
-        "stack_ratios": spreads,
+        **{f"{name}, settings": functools.partial(settings_of, name) for name in ON_A_CPU},
     },
     ROOT / "docs" / "guides" / "from_adamw_to_16k.md": {"small_rates": rates_table},
     ROOT / "README.md": {"tuned": functools.partial(short_table, "bert")},
@@ -164,12 +127,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
 def written(path: Path, page: str) -> str:
     """The page as it should be."""
     for name, make in PAGES[path].items():
-        begin, end = f"<!-- {name}: made by docs/write_evidence.py -->", f"<!-- end of {name} -->"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise ValueError(f"{path.name} must have one {begin!r} and one {end!r}.")
-        between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
-        made = f"\n{make()}\n\n"
-        page = between.sub(lambda match, made=made: made, page)
+        page = with_table(page, name, "docs/write_evidence.py", make())
     return page
 
 

@@ -1,6 +1,7 @@
 """The facts about machine and versions beside every result."""
 
 import os
+from pathlib import Path
 import platform
 import re
 
@@ -11,9 +12,18 @@ import optax_largebatch as lb
 
 
 def machine() -> str:
-    """The machine, the versions and the command of this run."""
+    """The machine and the versions of this run."""
     here = f"{jax.device_count()} x {jax.devices()[0].device_kind}, {platform.machine()}"
     return f"{here}, {versions()}"
+
+
+def processor() -> str:
+    """The processor, which decides how sums are rounded."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    known = [facts[key] for key in ("model name", "cpu family", "model") if key in facts]
+    return ", ".join(known) or platform.processor()
 
 
 def folder() -> str:

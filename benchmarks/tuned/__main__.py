@@ -46,7 +46,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.batch_size_curve.provenance import record
 from benchmarks.harness.machine import folder
 from benchmarks.harness.results import COMMITTED, RUNS
 from benchmarks.tuned.arms import ARMS
@@ -57,8 +56,8 @@ from benchmarks.tuned.workloads import ON_A_CPU, QUICK, WORKLOADS
 
 def piece(optimizers: list[str] | None, batches: list[str] | None) -> Callable[[str, str], bool]:
     """Whether a cell is in the piece that is asked for; None for all of them."""
-    return lambda optimizer, own: (
-        (optimizers is None or optimizer in optimizers) and (batches is None or own in batches)
+    return lambda optimizer, plan: (
+        (optimizers is None or optimizer in optimizers) and (batches is None or plan in batches)
     )
 
 
@@ -72,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--batch-size",
         nargs="+",
-        choices=sorted({name for own in WORKLOADS.values() for name in own.plans}),
+        choices=sorted({name for workload in WORKLOADS.values() for name in workload.plans}),
         help="only these, or these ramps, for now",
     )
     parser.add_argument("--quick", action="store_true", help="few and short runs")
@@ -89,7 +88,6 @@ def main(arguments: list[str] | None = None) -> None:
     output.mkdir(parents=True, exist_ok=True)
     if not args.report:
         for workload in [workloads[name] for name in args.workload or usual]:
-            record(output / f"{workload.name}.json", [workload], "benchmarks.tuned")
             sweep(workload, output, piece(args.optimizer, args.batch_size))
     write_report(output, workloads.values())
     print(f"{output / 'report.md'}")

@@ -11,11 +11,12 @@ from typing import NamedTuple
 import jax
 import optax
 
-from benchmarks.batch_size_curve.optimizers import B2, KERNELS, LAYERWISE
 import optax_largebatch as lb
 
+KERNELS = ~lb.matching("bias|scale")
 LAYERS = ~lb.matching("embedding|head")
-EPS = 1e-8
+LAYERWISE = {"weight_decay_mask": KERNELS, "trust_ratio_mask": KERNELS}
+B2, EPS = 0.98, 1e-8
 
 Build = Callable[
     [optax.Schedule, optax.Schedule, jax.Array, lb.Stacked | None], optax.GradientTransformation

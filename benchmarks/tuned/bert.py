@@ -16,11 +16,10 @@ import optax_largebatch as lb
 STRETCH = 8  # in each such stretch one byte is masked
 MASK = 256  # the token of a masked byte
 SHORTEST = 16  # bytes of a file that is read
-HELD_OUT = 512  # examples for validation, and as many for the test
 
 
 class Sizes(NamedTuple):
-    """The size of the network, and of its trials."""
+    """The size of the network."""
 
     layers: int
     width: int
@@ -28,18 +27,13 @@ class Sizes(NamedTuple):
     length: int
     """Bytes in an example."""
     micro_batch: int
-    warmup_steps: int
-    most_examples: int
-    """The number of examples after which a trial is given up, unless `most_steps` come first."""
-    most_steps: int
+    """Examples in a micro-batch; the gradient of a batch is the mean over its micro-batches."""
     stacked: bool
     """Whether the layers are in one array each, and scanned."""
 
 
-SMALL = Sizes(2, 32, 2, 16, 32, 20, 600_000, 2000, stacked=False)
-DEEP = Sizes(8, 32, 2, 16, 32, 20, 60_000, 2000, stacked=True)
-# For a GPU. A batch of 32,768 is taken in 256 parts.
-LARGE = Sizes(12, 512, 8, 64, 128, 100, 8_000_000, 10_000, stacked=True)
+SMALL = Sizes(2, 32, 2, 16, 32, stacked=False)
+LARGE = Sizes(12, 512, 8, 64, 128, stacked=True)  # for a GPU
 
 
 class Examples(NamedTuple):
@@ -65,19 +59,19 @@ def library_text() -> dict[str, np.ndarray]:
     for digest in sorted(files):
         part = {0: "validation", 1: "test"}.get(digest[0] % 16, "train")
         parts[part].append(files[digest])
-    return {name: np.frombuffer(b"".join(own), np.uint8) for name, own in parts.items()}
+    return {name: np.frombuffer(b"".join(files), np.uint8) for name, files in parts.items()}
 
 
-def layer_norm(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
+def layer_norm(x: jax.Array, norm: dict[str, jax.Array]) -> jax.Array:
     """A layer norm: mean 0 and variance 1, then a scale and a bias."""
     x = x - x.mean(axis=-1, keepdims=True)
     x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
-    return x * own["scale"] + own["bias"]
+    return x * norm["scale"] + norm["bias"]
 
 
-def dense(x: jax.Array, own: dict[str, jax.Array]) -> jax.Array:
+def dense(x: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
     """A linear layer."""
-    return x @ own["kernel"] + own["bias"]
+    return x @ layer["kernel"] + layer["bias"]
 
 
 def attention(x: jax.Array, layer: dict[str, Any], heads: int, causal: bool) -> jax.Array:
@@ -105,9 +99,8 @@ class Bert:
     causal = False
     """Whether a byte sees only those before it."""
 
-    def __init__(self, target: float, sizes: Sizes = SMALL, held_out: int = HELD_OUT) -> None:
-        self.target, self.sizes = target, sizes
-        self.warmup_steps, self.micro_batch = sizes.warmup_steps, sizes.micro_batch
+    def __init__(self, sizes: Sizes, held_out: int) -> None:
+        self.sizes, self.micro_batch = sizes, sizes.micro_batch
         self.stacked = lb.stacked_layers({"layers/": 0}) if sizes.stacked else None
         text = library_text()
         self.training = jnp.asarray(text["train"])
@@ -144,7 +137,7 @@ class Bert:
             }
             for _ in range(count)
         ]
-        stack = jax.tree.map(lambda *own: jnp.stack(own), *layers) if self.stacked else layers
+        stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers) if self.stacked else layers
         return {
             "embedding": embedding,
             "layers": stack,
@@ -152,17 +145,9 @@ class Bert:
             "head": linear(width, MASK),
         }
 
-    def limit(self, batch_size: int) -> int:
-        """The steps after which a trial is given up."""
-        return min(self.sizes.most_steps, self.sizes.most_examples // batch_size)
-
-    def stream(self, key: jax.Array) -> jax.Array:
-        """The key from which windows are drawn when they are needed."""
-        return key
-
-    def examples(self, stream: jax.Array, start: jax.Array) -> Examples:
-        """Random windows."""
-        return self._examples(jax.random.fold_in(stream, start), self.training, self.micro_batch)
+    def examples(self, key: jax.Array, start: jax.Array) -> Examples:
+        """The micro-batch that begins with training example number `start`: random windows."""
+        return self._examples(jax.random.fold_in(key, start), self.training, self.micro_batch)
 
     def _examples(self, key: jax.Array, text: jax.Array, count: int) -> Examples:
         length = self.sizes.length

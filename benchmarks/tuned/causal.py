@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.batch_size_curve.bert import DEEP, LARGE, MASK, Bert, dense, layer_norm
+from benchmarks.tuned import bert
+from benchmarks.tuned.bert import MASK, Bert, dense, layer_norm
 
 BEGIN = MASK  # the token before the first byte of a window; nothing is masked here
-SMALL = DEEP._replace(layers=4, width=24)
-LARGE = LARGE._replace(length=128, micro_batch=64)
+SMALL = bert.SMALL._replace(layers=4, width=24, stacked=True)
+LARGE = bert.LARGE._replace(length=128, micro_batch=64)
 
 
 class CausalModel(Bert):

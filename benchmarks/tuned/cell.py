@@ -4,7 +4,7 @@ What comes next follows from the results so far alone, so a sweep that was inter
 it had not been.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import math
 from typing import NamedTuple
 
@@ -25,12 +25,20 @@ class Job(NamedTuple):
 
 
 class Cell:
-    """The runs of an optimizer with the batches that a plan has."""
+    """The runs of an optimizer with the batches that a plan has.
 
-    def __init__(self, workload: Workload, optimizer: str, batches: str) -> None:
+    A search that is complete stays what it was: `tried` are its settings, even if `search_space`
+    has become another one since.
+    """
+
+    def __init__(
+        self, workload: Workload, optimizer: str, batches: str, tried: Sequence[Settings] = ()
+    ) -> None:
         self.workload, self.optimizer, self.batches = workload, optimizer, batches
         self.arm, self.budget = ARMS[optimizer], workload.budget
-        self.space = search_space(self.arm.centre, self.arm.decays, self.budget.trials)
+        self.space = list(tried)
+        if len(tried) != self.budget.trials:
+            self.space = search_space(self.arm.centre, self.arm.decays, self.budget.trials)
         self.results: dict[Job, Losses] = {}
 
     def jobs(self) -> Iterator[Job]:

@@ -10,8 +10,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 import numpy as np
+from scipy.optimize import isotonic_regression
 
-from benchmarks.batch_size_curve.report import name_ends
 from benchmarks.tuned.arms import ARMS
 from benchmarks.tuned.results import Curve, Results
 from benchmarks.tuned.workloads import Workload
@@ -19,6 +19,7 @@ from optax_largebatch.diagnostics.plots import colours
 
 COLOURS = colours(ARMS)
 WIDTH = 5.6
+LINE_OF_TEXT = 0.038  # as a share of the height of the axes
 HIGHEST = 0.5  # above the worst of the chosen settings; what is worse is beyond the upper edge
 
 
@@ -40,9 +41,30 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
     axes.set(xscale="log", xlabel="batch size", ylabel="test loss at the end")
     axes.set_xticks([float(batches) for batches in workload.plans], list(workload.plans))
     _finish(axes, workload.title)
-    name_ends(axes, ends, COLOURS)
+    name_ends(axes, ends)
     figure.savefig(path, dpi=200)
     plt.close(figure)
+
+
+def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
+    """The name of each curve to the right of its end, no two closer than a line of text."""
+    names = sorted(ends, key=lambda name: ends[name][1])
+    to_share = axes.transScale + axes.transLimits  # of the height of the axes
+    wished = np.array([to_share.transform(ends[name])[1] for name in names])
+    lines = LINE_OF_TEXT * np.arange(len(names))
+    heights = isotonic_regression(wished - lines).x.clip(0, 1 - lines[-1]) + lines
+    for name, height in zip(names, heights, strict=True):
+        axes.annotate(
+            name,
+            xy=ends[name],
+            xytext=(1.06, height),
+            textcoords="axes fraction",
+            fontsize=8,
+            va="center",
+            color=COLOURS[name],
+            fontweight="bold",
+            arrowprops={"arrowstyle": "-", "color": COLOURS[name], "lw": 0.5, "relpos": (0, 0.5)},
+        )
 
 
 def plot_curves(

@@ -7,11 +7,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import qmc
 
 DECADES = 2.0  # from the smallest to the largest learning rate
 WEIGHT_DECAYS = (1e-3, 1.0)
 OFF = 1 / 8  # the part of the trials that have no weight decay
-MOMENTA = (0.8, 0.95)
+MOMENTA = (0.5, 0.95)
 FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)  # of the best rate, to see how far one may be wrong
 DECAYS = (0.0, 0.01, 0.1, 0.3, 1.0)  # in the place of the best one, for the same
 
@@ -56,34 +57,29 @@ class Settings(NamedTuple):
 
 
 def search_space(centre: float, decays: bool, trials: int) -> list[Settings]:
-    """The settings of every trial: the first points of Halton's sequence, the same for all.
+    """The settings of every trial: the first points of Sobol's sequence, the same for all.
 
     Learning rates and weight decays are even in the logarithm, momenta in the logarithm of what
-    they leave to the gradient.
+    they leave to the gradient. The trials with the least momentum are not those with the largest
+    decay.
+
+    Args:
+        centre: the middle of the learning rates.
+        decays: whether there is a weight decay.
+        trials: how many, a power of 2: then each setting has as many values, evenly spread.
     """
-    for_rates, for_decays, for_momenta = (
-        np.array([mirrored(index, base) for index in range(1, trials + 1)]) for base in (2, 3, 5)
-    )
+    points = qmc.Sobol(3, scramble=False).random_base2(int(math.log2(trials))) + 0.5 / trials
+    for_rates, for_decays, for_momenta = points.T
     rates = centre * 10 ** (DECADES * (for_rates - 0.5))
     smallest, largest = WEIGHT_DECAYS
     share = (for_decays - OFF) / (1 - OFF)
     weight_decays = np.where(share < 0, 0, smallest * (largest / smallest) ** share) * decays
-    most, least = (1 - end for end in MOMENTA)
-    momenta = 1 - most * (least / most) ** for_momenta
+    least, most = (1 - end for end in MOMENTA[::-1])
+    momenta = 1 - least * (most / least) ** for_momenta
     return [
         Settings(trial, *(float(f"{number:.4g}") for number in numbers))
         for trial, numbers in enumerate(zip(rates, weight_decays, momenta, strict=True))
     ]
-
-
-def mirrored(index: int, base: int) -> float:
-    """The digits of a number behind the point, in the opposite order: 6 = 110 gives 0.011."""
-    value, unit = 0.0, 1.0
-    while index:
-        index, digit = divmod(index, base)
-        unit /= base
-        value += digit * unit
-    return value
 
 
 def other_rates(best: Settings) -> list[Settings]:

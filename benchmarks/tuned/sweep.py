@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.batch_size_curve.training import Task
 from benchmarks.harness.table import append, read
+from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.cell import Cell, Job
+from benchmarks.tuned.provenance import record
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.training import Losses, Run, prepare
 from benchmarks.tuned.workloads import Workload
 
-Prepare = Callable[[Task, str], Run]
+Prepare = Callable[[Bert, str], Run]
 
 
 class Row(NamedTuple):
@@ -43,7 +44,11 @@ def table_of(workload: Workload, output: Path) -> Path:
 
 def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, str], Cell]:
     """The cells of a workload, by optimizer and batches, with what has been run."""
-    cells = {place: Cell(workload, *place) for place in workload.cells()}
+    tried = {place: [] for place in workload.cells()}
+    for row in rows:
+        if row.role == "search":
+            tried[row.optimizer, row.batches].append(row.job.settings)
+    cells = {place: Cell(workload, *place, settings) for place, settings in tried.items()}
     for row in rows:
         cell = cells[row.optimizer, row.batches]
         if row.job != cell.left:
@@ -63,7 +68,11 @@ def sweep(
 ) -> None:
     """Runs what is left of a workload, or of some of its cells, and appends it to its table."""
     path = table_of(workload, output)
-    cells = [own for place, own in cells_of(workload, read(path, Row)).items() if chosen(*place)]
+    cells = cells_of(workload, read(path, Row))
+    cells = [cell for place, cell in cells.items() if chosen(*place) and cell.left]
+    if not cells:
+        return
+    record(path.with_suffix(".json"), workload)
     with tqdm(
         total=sum(cell.expected for cell in cells),
         initial=sum(len(cell.results) for cell in cells),
@@ -71,8 +80,6 @@ def sweep(
         unit="run",
     ) as progress:
         for cell in cells:
-            if cell.left is None:
-                continue
             progress.set_postfix_str(f"{cell.optimizer} {cell.batches}")
             run = prepare(workload.task(), cell.optimizer)
             while (job := cell.left) is not None:

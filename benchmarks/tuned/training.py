@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.batch_size_curve.training import Task, check_batch_size, mean_gradient
 from benchmarks.tuned.arms import ARMS
+from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.search import Settings
 import optax_largebatch as lb
 
@@ -50,8 +50,20 @@ def steps_of(plan: lb.BatchPlan) -> Steps:
     )
 
 
+def mean_gradient(task: Bert, params: Any, key: Any, start: Any, batch_size: Any) -> Any:
+    """The gradient of a batch: the mean over its micro-batches."""
+
+    def add(index: jax.Array, total: Any) -> Any:
+        examples = task.examples(key, start + index * task.micro_batch)
+        return jax.tree.map(jnp.add, total, jax.grad(task.loss)(params, examples))
+
+    number = batch_size // task.micro_batch
+    total = jax.lax.fori_loop(0, number, add, jax.tree.map(jnp.zeros_like, params))
+    return jax.tree.map(lambda leaf: leaf / number, total)
+
+
 @functools.cache
-def prepare(task: Task, optimizer: str) -> Run:
+def prepare(task: Bert, optimizer: str) -> Run:
     """Compiles the runs of an optimizer: all plans, settings and seeds in one program.
 
     A seed draws the same parameters and the same examples for every optimizer, in an order that
@@ -60,7 +72,7 @@ def prepare(task: Task, optimizer: str) -> Run:
     init, loss = jax.jit(task.init), jax.jit(task.loss)
 
     @jax.jit
-    def train(params: Any, steps: Any, table: Steps, settings: Settings, stream: Any) -> Any:
+    def train(params: Any, steps: Any, table: Steps, settings: Settings, key: Any) -> Any:
         transformation = ARMS[optimizer].build(
             lambda step: settings.learning_rate * table.learning_rate[step],
             lambda step: settings.weight_decay * table.weight_decay[step],
@@ -70,8 +82,8 @@ def prepare(task: Task, optimizer: str) -> Run:
 
         def train_step(step: jax.Array, carry: Any) -> Any:
             params, state = carry
-            batch = (stream, table.start[step], table.batch_size[step])
-            gradient = mean_gradient(task, params, *batch)
+            start, batch_size = table.start[step], table.batch_size[step]
+            gradient = mean_gradient(task, params, key, start, batch_size)
             updates, state = transformation.update(gradient, state, params)
             return optax.apply_updates(params, updates), state
 
@@ -80,11 +92,13 @@ def prepare(task: Task, optimizer: str) -> Run:
 
     def run(plan: lb.BatchPlan, settings: Settings, seed: int) -> Losses:
         for stage in plan.stages:
-            check_batch_size(task, stage.batch_size)
-        for_params, for_stream = jax.random.split(jax.random.key(seed))
-        table, stream = steps_of(plan), task.stream(for_stream)
-        params = train(init(for_params), plan.total_steps, table, settings, stream)
-        held_out = (task.validation, task.test)
-        return Losses(*(float(f"{float(loss(params, own)):.6g}") for own in held_out))
+            if stage.batch_size % task.micro_batch:
+                raise ValueError(
+                    f"batch sizes must be multiples of {task.micro_batch}, got {stage.batch_size}."
+                )
+        for_params, for_examples = jax.random.split(jax.random.key(seed))
+        params = train(init(for_params), plan.total_steps, steps_of(plan), settings, for_examples)
+        losses = (loss(params, examples) for examples in (task.validation, task.test))
+        return Losses(*(float(f"{float(x):.6g}") for x in losses))
 
     return run

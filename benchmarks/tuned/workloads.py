@@ -4,18 +4,15 @@ from collections.abc import Callable, Iterator
 import functools
 from typing import Any, NamedTuple
 
-from benchmarks.batch_size_curve import bert
-from benchmarks.batch_size_curve.bert import Bert
-from benchmarks.batch_size_curve.training import Task
-from benchmarks.tuned import causal
+from benchmarks.tuned import bert, causal
 from benchmarks.tuned.arms import ARMS
+from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.causal import CausalModel
 from benchmarks.tuned.schedules import constant, ramps, written
 from benchmarks.tuned.search import DECADES, MOMENTA, OFF, WEIGHT_DECAYS, Budget
 import optax_largebatch as lb
 
 HELD_OUT = 2048  # examples for validation, and as many for the test
-NO_TARGET = 0.0  # the number of steps is fixed
 # Those that the others are compared with.
 REFERENCES = ("adamw", "muon", "muonh")
 
@@ -25,7 +22,7 @@ class Workload(NamedTuple):
 
     name: str
     title: str
-    task: Callable[[], Task]
+    task: Callable[[], Bert]
     plans: dict[str, lb.BatchPlan]
     """The batches of a run, by name."""
     optimizers: tuple[str, ...]
@@ -45,7 +42,7 @@ class Workload(NamedTuple):
             "decades_of_learning_rate": DECADES,
             "weight_decays": [*WEIGHT_DECAYS, OFF],
             "momenta": list(MOMENTA),
-            "batch_sizes": {name: written(own) for name, own in self.plans.items()},
+            "batch_sizes": {name: written(plan) for name, plan in self.plans.items()},
             "centres_of_learning_rate": {name: ARMS[name].centre for name in self.optimizers},
         }
 
@@ -56,8 +53,8 @@ class Workload(NamedTuple):
                 yield optimizer, batches
 
 
-def _network(kind: type[Bert], sizes: bert.Sizes) -> Callable[[], Task]:
-    return functools.cache(lambda: kind(NO_TARGET, sizes, HELD_OUT))
+def _network(kind: type[Bert], sizes: bert.Sizes) -> Callable[[], Bert]:
+    return functools.cache(lambda: kind(sizes, HELD_OUT))
 
 
 # What is new comes first in each group of batches: if the night ends early, it is there.
@@ -114,8 +111,8 @@ LARGE_CAUSAL = LARGE_BERT._replace(
     task=_network(CausalModel, causal.LARGE),
     plans=constant({512: 11_648, 2048: 3584, 8192: 1344, 32768: 448}),
 )
-ON_A_CPU = {own.name: own for own in (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP)}
-WORKLOADS = ON_A_CPU | {own.name: own for own in (LARGE_BERT, LARGE_CAUSAL)}
+ON_A_CPU = {workload.name: workload for workload in (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP)}
+WORKLOADS = ON_A_CPU | {workload.name: workload for workload in (LARGE_BERT, LARGE_CAUSAL)}
 
 # The same, for continuous integration: too few runs and steps to say anything.
 HASTY = Budget(trials=4, finalists=2, again=1, finals=3, around=2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import batch_plans
-from benchmarks.batch_size_curve.quadratic import CURVATURES, NOISE, expected_losses
+from benchmarks.batch_plans import CURVATURES, NOISE
 from benchmarks.harness.table import read
 from benchmarks.harness.tables import written
 import optax_largebatch as lb
@@ -71,24 +71,39 @@ def test_has_every_row_and_no_best_rate_is_at_an_edge_below_the_critical_batch()
     assert min(batch_plans.PEAKS) < min(peaks) < max(peaks) < max(batch_plans.PEAKS)
 
 
-def test_a_constant_rate_has_the_losses_of_the_other_workload():
-    plan = lb.batch_plan(8, total=800, learning_rate=0.1, coupling="linear")
-    (loss,) = batch_plans.final_losses([plan], normalised=False)
-    losses = expected_losses(0.1, 0.0, 8)
-    np.testing.assert_allclose(loss, list(itertools.islice(losses, 100))[-1], rtol=1e-6)
-
-
-def test_the_normalised_loss_is_the_mean_of_sampled_runs():
+@pytest.mark.parametrize("normalised", [False, True])
+def test_the_loss_is_the_mean_of_sampled_runs(normalised):
     rate, batch_size, steps = 0.3, 16, 40
     plan = lb.batch_plan(batch_size, total=batch_size * steps, learning_rate=rate)
-    (loss,) = batch_plans.final_losses([plan], normalised=True)
+    (loss,) = batch_plans.final_losses([plan], normalised)
     random = np.random.default_rng(0)
     weights = np.ones((4000, len(CURVATURES)))
     for _ in range(steps):
         noise = np.sqrt(NOISE * CURVATURES / batch_size) * random.standard_normal(weights.shape)
         gradients = CURVATURES * weights + noise
-        weights -= rate * gradients / np.sqrt((gradients**2).sum(axis=1).mean())
+        size = np.sqrt((gradients**2).sum(axis=1).mean()) if normalised else 1
+        weights -= rate * gradients / size
     np.testing.assert_allclose(loss, 0.5 * (weights**2 @ CURVATURES).mean(), rtol=0.01)
+
+
+def test_the_limits_of_the_curve_are_those_of_simulated_sgd():
+    """Steps at a huge batch and examples at a tiny one, each at the best of many rates."""
+
+    def steps(rate, batch_size, target):
+        squares, count = np.ones_like(CURVATURES), 0
+        while 0.5 * squares @ CURVATURES > target:
+            variance = NOISE * CURVATURES / batch_size
+            squares = (1 - rate * CURVATURES) ** 2 * squares + rate**2 * variance
+            count += 1
+            if count > 20_000:
+                return np.inf
+        return count
+
+    target = 0.1 * batch_plans.START
+    most = min(steps(rate, 1e9, target) for rate in np.linspace(1.1, 1.95, 18))
+    assert most - 1 < batch_plans.least_steps(target) <= most
+    examples = min(steps(rate, 0.1, target) for rate in np.geomspace(0.001, 0.01, 15)) * 0.1
+    np.testing.assert_allclose(batch_plans.least_examples(target), examples, rtol=0.05)
 
 
 class TestGuide:

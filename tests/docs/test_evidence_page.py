@@ -42,7 +42,7 @@ def page():
 
 def around_512(script, workload):
     """The losses at batch 512 around the chosen rates and decays."""
-    rows = read(table_of(workload, script["MAIN_RESULTS"]), Row)
+    rows = read(table_of(workload, script["RESULTS"]), Row)
     return {role: curves(workload, rows, "512", role) for role in ("rate", "decay")}
 
 
@@ -57,7 +57,6 @@ def around(script):
         "README.md",
         "docs/evidence.md",
         "docs/details/tuned.md",
-        "docs/details/steps_to_a_target.md",
         "docs/guides/from_adamw_to_16k.md",
     ],
 )
@@ -204,7 +203,7 @@ def test_a_run_that_was_made_again(script):
     """Plans of the same batches, in two tables."""
 
     def losses(workload, batches):
-        rows = read(table_of(WORKLOADS[workload], script["MAIN_RESULTS"]), Row)
+        rows = read(table_of(WORKLOADS[workload], script["RESULTS"]), Row)
         own = (row for row in rows if (row.optimizer, row.batches) == ("muonh", batches))
         return {(*row[4:8],): row.test_loss for row in own}
 
