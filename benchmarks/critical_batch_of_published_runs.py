@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.harness.results import write_csv
 import optax_largebatch as lb
 
+BLUE, ORANGE, *_ = lb.plots.COLOURS
 TASKS = {
     "bert-large/lamb/mlperf": "BERT-Large, LAMB, masked-LM accuracy 0.72",
     "resnet50/lars/mlperf": "ResNet-50, LARS, top-1 accuracy 75.9%",
@@ -115,7 +116,24 @@ def plot(path: Path) -> None:
 
     figure, all_axes = plt.subplots(2, 1, figsize=(5.6, 8.4), layout="constrained")
     for axes, (task, batch_sizes, runs, fit, _) in zip(all_axes, fitted(), strict=True):
-        lb.plots.steps_to_target(batch_sizes, runs, fit, ax=axes).set_title(task)
+        critical, least = fit.critical_batch_size, fit.minimum_steps
+        low, high = fit.interval or (critical, critical)
+        x = np.geomspace(batch_sizes.min() / 1.6, batch_sizes.max() * 1.6, 200)
+        grey = {"color": "0.45", "linewidth": 1}
+        axes.axvspan(low, high, color=ORANGE, alpha=0.18, linewidth=0)
+        axes.plot(x, least * critical / x, linestyle="--", label="perfect scaling", **grey)
+        axes.axhline(least, linestyle=":", label=f"least steps, {least:,.0f}", **grey)
+        label = f"critical batch size, {critical:,.0f} ({low:,.0f} to {high:,.0f})"
+        axes.axvline(critical, color=ORANGE, linewidth=1, label=label)
+        axes.plot(x, [fit.steps(batch) for batch in x], color=BLUE, label="fit")
+        for batch, steps in zip(batch_sizes, runs, strict=True):
+            axes.plot([batch] * len(steps), steps, ".", color="black", markersize=5, alpha=0.5)
+        axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="steps to the target")
+        axes.set(xlim=(x[0], x[-1]), ylim=(least * 0.6, fit.steps(x[0]) * 1.3), title=task)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
+        axes.legend(**below, ncols=2, frameon=False, fontsize=8)
     figure.savefig(path, dpi=200)
     plt.close(figure)
 

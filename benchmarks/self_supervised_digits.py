@@ -27,9 +27,9 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
+from benchmarks.harness.colours import COLOURS
 from benchmarks.harness.results import add_output, write_csv
 import optax_largebatch as lb
-from optax_largebatch.diagnostics.colours import OF_OPTIMIZERS
 
 NAME = "self_supervised_digits"
 BATCH_SIZES = (64, 128, 256, 512, 1024)
@@ -308,7 +308,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 name, (sizes[-1], means[0]), (0, 3), textcoords="offset points", ha="right"
             )
         else:
-            colour = OF_OPTIMIZERS[re.split("[, ]", name)[0].lower()]
+            colour = COLOURS[re.split("[, ]", name)[0].lower()]
             line = "--" if name == BY_RECIPE else "-"
             axes.errorbar(
                 sizes, means, deviations, marker="o", capsize=3, color=colour, ls=line, label=name

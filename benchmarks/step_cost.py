@@ -30,6 +30,7 @@ from matplotlib import pyplot as plt
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.harness.colours import COLOURS, GREY
 from benchmarks.harness.machine import machine
 from benchmarks.harness.optimizers import BASELINE, OPTIMIZERS, made_for
 from benchmarks.harness.results import add_output, write_csv
@@ -37,12 +38,9 @@ from benchmarks.harness.steps import Running, start, start_update
 from benchmarks.harness.torch_peers import PEERS, RunningPeer, running_peer
 from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
-from optax_largebatch.diagnostics.colours import GREY, OF_OPTIMIZERS
 
-COLOURS = {BASELINE: OF_OPTIMIZERS["adamw"]} | {
-    name: OF_OPTIMIZERS[name] for name in ("lamb", "lans", "lars")
-}
-"""Four optimizers have their colours; the others are grey."""
+COLOURED = {BASELINE: COLOURS["adamw"]} | {name: COLOURS[name] for name in ("lamb", "lans", "lars")}
+"""The others are grey."""
 
 
 @dataclasses.dataclass
@@ -183,7 +181,7 @@ def plot(measurements: list[Measurement], path: Path) -> None:
         names = [m.optimizer for m in own]
         ratios = np.array([m.ratio for m in own])
         spread = [ratios - [m.ratio_low for m in own], [m.ratio_high for m in own] - ratios]
-        colours = [COLOURS.get(name, GREY) for name in names]
+        colours = [COLOURED.get(name, GREY) for name in names]
         axis.barh(names, ratios, xerr=np.abs(spread), color=colours, error_kw={"lw": 1})
         axis.axvline(1, color="black", lw=0.8)
         axis.set_title(tree, loc="left", fontsize=10, fontweight="bold")

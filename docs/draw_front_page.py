@@ -13,7 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
-from optax_largebatch.diagnostics.colours import COLOURS
+from optax_largebatch.diagnostics.plots import COLOURS
 
 DOCS = Path(__file__).parent
 NOTEBOOK = DOCS.parent / "notebooks" / "03_many_devices.ipynb"

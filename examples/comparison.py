@@ -112,7 +112,7 @@ def draw(results: Sequence[Result], target: float, path: Path) -> None:
     optimizers = list(dict.fromkeys(optimizer for optimizer, _ in groups))
     figure = Figure(figsize=(1 + 5 * len(batches), 7), layout="constrained")
     axes = figure.subplots(2, len(batches), squeeze=False, sharey="row")
-    colours = lb.plots.colours(optimizers)
+    colours = dict(zip(optimizers, lb.plots.COLOURS, strict=False))
     for (optimizer, batch), own in groups.items():
         loss, reached = axes[:, batches.index(batch)]
         row = optimizers.index(optimizer)

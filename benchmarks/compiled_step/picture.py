@@ -11,13 +11,13 @@ from matplotlib import pyplot
 from matplotlib.colors import to_rgb
 import numpy as np
 
+from benchmarks.harness.colours import COLOURS
 from benchmarks.harness.optimizers import OPTIMIZERS
-from optax_largebatch.diagnostics.colours import OF_OPTIMIZERS
 
 
 def colour(name: str) -> Any:
     """The optimizer's colour, paler for optax's version of an optimizer that is here, too."""
-    own = np.array(to_rgb(OF_OPTIMIZERS[name.removeprefix("optax.")]))
+    own = np.array(to_rgb(COLOURS[name.removeprefix("optax.")]))
     return 0.35 * own + 0.65 if name in ("optax.lamb", "optax.lars") else own
 
 

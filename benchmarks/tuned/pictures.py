@@ -12,12 +12,10 @@ from matplotlib.axes import Axes
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from benchmarks.tuned.arms import ARMS
+from benchmarks.harness.colours import COLOURS
 from benchmarks.tuned.results import Curve, Results
 from benchmarks.tuned.workloads import Workload
-from optax_largebatch.diagnostics.plots import colours
 
-COLOURS = colours(ARMS)
 WIDTH = 5.6
 LINE_OF_TEXT = 0.038  # as a share of the height of the axes
 HIGHEST = 0.5  # above the worst of the chosen settings; what is worse is beyond the upper edge

@@ -1,7 +1,6 @@
 """Plots of a run, drawn with matplotlib. Each returns its axes: `ax.figure.savefig(...)`."""
 
-from collections.abc import Iterable, Mapping, Sequence
-import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,42 +9,20 @@ import numpy as np
 import optax
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.diagnostics.colours import COLOURS, OF_OPTIMIZERS
-from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.faults_of_ratios import EXPLODED
 from optax_largebatch.plans.plan import BatchPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
+
 LONGEST_NAME = 44
 """The number of characters of a layer's name that are shown."""
 
 MOST_NAMES = 80
 """The number of names beside a heat map."""
-
-
-def colours(names: Iterable[str]) -> dict[str, str]:
-    r"""A colour for each name: an optimizer always has the same, so that pictures can be compared.
-
-    Other names get the colours that are left, in order. Colour-blind readers can tell the colours
-    apart. From the eighth other name on, colours repeat.
-
-    Args:
-        names: what is drawn, such as the names of runs.
-
-    Returns:
-        The colours by name, as `#rrggbb`.
-
-    Examples:
-        >>> from optax_largebatch import plots
-        >>> plots.colours(["adamw", "muonh", "my optimizer"])
-        {'adamw': '#000000', 'muonh': '#CC79A7', 'my optimizer': '#0072B2'}
-    """
-    names = list(names)
-    taken = {OF_OPTIMIZERS[name] for name in names if name in OF_OPTIMIZERS}
-    left = itertools.cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
-    return {name: OF_OPTIMIZERS.get(name) or next(left) for name in names}
 
 
 def trust_ratios(
@@ -109,7 +86,7 @@ def trust_ratios(
 
     if ax is None:
         height = 1.0 + 0.17 * min(len(names), MOST_NAMES)
-        (ax,) = _new_axes(9, max(height, 3.0))
+        ax = _new_axes(9, max(height, 3.0))
     of_ratios = plt.get_cmap("PuOr_r").with_extremes(bad="black")
     edges = _edges(times)
     rows = np.arange(len(names) + 1) - 0.5
@@ -133,135 +110,6 @@ def trust_ratios(
     return ax
 
 
-def loss_curves(
-    losses: Mapping[str, Sequence[float]],
-    batch_sizes: Mapping[str, int],
-    *,
-    every: int = 1,
-    axes: "Sequence[Axes] | None" = None,
-) -> "tuple[Axes, Axes]":
-    r"""The losses of several runs: on the left against steps, on the right against examples.
-
-    If a larger batch is worth it, it is far ahead on the left and hardly behind on the right. A run
-    with the name of an optimizer has its colour, see `colours`.
-
-    Args:
-        losses: the losses after step `every`, 2 `every`, ..., by the name of the run.
-        batch_sizes: the batch size of each of these runs, by its name.
-        every: steps between two losses, 1 or more.
-        axes: two places to draw; None for a new figure.
-
-    Returns:
-        The two axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: the runs of the two arguments differ, or `every` is out of its range.
-
-    Examples:
-        >>> import matplotlib
-        >>> matplotlib.use("Agg")
-        >>> from optax_largebatch import plots
-        >>> left, right = plots.loss_curves(
-        ...     {"small": [3.0, 2.0, 1.5, 1.2], "large": [2.5, 1.3]}, {"small": 8, "large": 32})
-        >>> print(left.get_xlabel(), right.get_xlabel())
-        step examples
-    """
-    check_integer("every", every, at_least=1)
-    if not losses or set(losses) != set(batch_sizes):
-        raise ValueError(
-            f"batch_sizes must have the runs of losses, {sorted(losses)}, at least one; got "
-            f"{sorted(batch_sizes)}."
-        )
-    if axes is None:
-        axes = _new_axes(10, 3.8, columns=2)
-    left, right = axes
-    own_colours = colours(losses)
-    for name, values in losses.items():
-        steps = every * np.arange(1, len(values) + 1)
-        colour = own_colours[name]
-        for ax, scale in ((left, 1), (right, batch_sizes[name])):
-            ax.plot(steps * scale, np.asarray(values), color=colour, label=name, linewidth=1.1)
-    left.set(xlabel="step", ylabel="loss")
-    right.set_xlabel("examples")
-    for ax in (left, right):
-        _plain(ax)
-    right.legend(frameon=False)
-    return left, right
-
-
-def steps_to_target(
-    batch_sizes: Sequence[float],
-    steps: Sequence[float | Sequence[float]],
-    fit: CriticalBatchSize,
-    *,
-    ax: "Axes | None" = None,
-) -> "Axes":
-    r"""The steps to a target against the batch size, with the fit, both logarithmic.
-
-    The dashed line is perfect scaling, where twice the batch size takes half the steps. The dotted
-    line is the least number of steps. The band is the interval of the critical batch size.
-
-    Args:
-        batch_sizes: as for `fit_critical_batch_size` or `measure_critical_batch_size`.
-        steps: the steps of one run or of several for each batch size, such as the `best_steps` of
-            `measure_critical_batch_size`.
-        fit: the fit to these steps.
-        ax: where to draw; None for a new figure.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: the lengths differ.
-
-    Examples:
-        >>> import matplotlib
-        >>> matplotlib.use("Agg")
-        >>> from optax_largebatch import fit_critical_batch_size, plots
-        >>> batches, steps = [256, 1024, 4096], [[5000.0, 5100.0], [2000.0], [1250.0]]
-        >>> ax = plots.steps_to_target(batches, steps, fit_critical_batch_size(batches, steps))
-        >>> print(ax.get_xscale(), ax.get_yscale())
-        log log
-    """
-    if len(batch_sizes) != len(steps):
-        raise ValueError(
-            f"steps must have one entry for each of the {len(batch_sizes)} batch sizes, got "
-            f"{len(steps)}."
-        )
-    if ax is None:
-        (ax,) = _new_axes(6, 4.8)
-    critical, least = fit.critical_batch_size, fit.minimum_steps
-    low, high = fit.interval or (critical, critical)
-    shown = [*batch_sizes, *(end for end in (low, high) if 0 < end < np.inf)]
-    x = np.geomspace(min(shown) / 1.6, max(shown) * 1.6, 200)
-    top = fit.steps(float(x[0]))
-    if fit.interval is not None:
-        ax.axvspan(max(low, x[0]), min(high, x[-1]), color=COLOURS[1], alpha=0.18, linewidth=0)
-    ax.plot(
-        x, least * critical / x, color="0.45", linestyle="--", linewidth=1, label="perfect scaling"
-    )
-    ax.axhline(
-        least, color="0.45", linestyle=":", linewidth=1, label=f"least steps, {_read(least)}"
-    )
-    between = "" if fit.interval is None else f" ({_read(low)} to {_read(high)})"
-    ax.axvline(
-        critical, color=COLOURS[1], linewidth=1,
-        label=f"critical batch size, {_read(critical)}{between}",
-    )  # fmt: skip
-    ax.plot(x, [fit.steps(batch) for batch in x], color=COLOURS[0], label="fit")
-    for batch, own in zip(batch_sizes, steps, strict=True):
-        runs = np.atleast_1d(np.asarray(own, dtype=float))
-        ax.plot(np.full(runs.shape, batch), runs, ".", color="black", markersize=5, alpha=0.5)
-    ax.set(xscale="log", yscale="log", xlabel="batch size", ylabel="steps to the target")
-    ax.set(xlim=(x[0], x[-1]), ylim=(least * 0.6, top * 1.3))
-    _plain(ax)
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}  # not over a wide interval
-    ax.legend(**below, ncols=2, frameon=False, fontsize=8)
-    return ax
-
-
 def schedule_preview(
     schedule: optax.Schedule,
     total_steps: int,
@@ -282,7 +130,6 @@ def schedule_preview(
 
     Raises:
         ImportError: matplotlib is not installed.
-        TypeError: an argument has the wrong type.
         ValueError: `total_steps` is out of its range.
 
     Examples:
@@ -301,7 +148,7 @@ def schedule_preview(
             f"{type(schedule).__name__}."
         )
     if ax is None:
-        (ax,) = _new_axes(6, 3.2)
+        ax = _new_axes(6, 3.2)
     # No more points than the columns of a wide screen.
     steps = np.unique(np.linspace(0, total_steps, min(total_steps, 4000) + 1).astype(np.int32))
     values = jax.vmap(schedule)(jnp.asarray(steps))
@@ -381,6 +228,13 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
     return axes
 
 
+def __getattr__(name: str) -> Any:
+    message = f"module {__name__!r} has no attribute {name!r}"
+    if name in ("colours", "loss_curves", "steps_to_target"):
+        message += "; draw it with matplotlib"
+    raise AttributeError(message)
+
+
 def _pyplot() -> Any:
     try:
         from matplotlib import pyplot
@@ -391,9 +245,8 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _new_axes(width: float, height: float, columns: int = 1) -> "Sequence[Axes]":
-    figure = _pyplot().figure(figsize=(width, height), layout="constrained")
-    return figure.subplots(1, columns, sharey=True, squeeze=False)[0]
+def _new_axes(width: float, height: float) -> "Axes":
+    return _pyplot().figure(figsize=(width, height), layout="constrained").subplots()
 
 
 def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
@@ -431,10 +284,6 @@ def _shortened(name: str) -> str:
         return name
     half = (LONGEST_NAME - 1) // 2
     return f"{name[:half]}…{name[-half:]}"
-
-
-def _read(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _plain(ax: "Axes") -> None:

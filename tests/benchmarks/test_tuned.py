@@ -365,11 +365,6 @@ def test_names_at_the_ends_of_curves_do_not_overlap():
     plt.close(figure)
 
 
-def test_every_optimizer_has_its_own_colour():
-    assert set(pictures.COLOURS) == set(ARMS)
-    assert len(set(pictures.COLOURS.values())) == len(ARMS)
-
-
 @pytest.mark.parametrize(
     ("platform", "kind", "name"),
     [

@@ -1,9 +1,9 @@
-"""The colours of all pictures. An optimizer has one of its own, the same wherever it is drawn."""
+"""The colour of each optimizer, the same in every picture, so that pictures can be compared.
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""The colours of Okabe and Ito, which colour-blind readers can tell apart."""
+Colour-blind readers can tell any two apart.
+"""
 
-OF_OPTIMIZERS = {
+COLOURS = {
     "adamw": "#000000",
     "lamb": "#0072B2",
     "lans": "#D55E00",
@@ -20,7 +20,7 @@ OF_OPTIMIZERS = {
     "scaled_adam": "#C51B7D",
     "learned_gradient": "#661100",
 }
-"""The optimizers that are most often drawn together have those of Okabe and Ito."""
+"""The optimizers that are most often drawn together have the colours of Okabe and Ito."""
 
 GREY = "#C8C8C8"
 """What is in a picture for comparison only."""

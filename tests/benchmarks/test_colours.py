@@ -7,10 +7,9 @@ from matplotlib.colors import to_rgb
 import numpy as np
 import pytest
 
+from benchmarks.harness.colours import COLOURS, GREY
 from benchmarks.tuned.arms import ARMS
-import digits
 import optax_largebatch as lb
-from optax_largebatch.diagnostics.colours import COLOURS, GREY, OF_OPTIMIZERS
 
 # What is left of linear RGB without the cones for green or for red (Machado et al., 2009).
 SEEN = {
@@ -33,7 +32,7 @@ def lab(colour, eye):
 @pytest.mark.parametrize("eye", SEEN)
 def test_any_two_can_be_told_apart(eye):
     """Two is the least difference that one sees at all, side by side."""
-    for one, other in itertools.combinations({*OF_OPTIMIZERS.items(), ("grey", GREY)}, 2):
+    for one, other in itertools.combinations({*COLOURS.items(), ("grey", GREY)}, 2):
         assert np.linalg.norm(lab(one[1], eye) - lab(other[1], eye)) > 13, (one, other)
 
 
@@ -48,25 +47,4 @@ def optimizers():
 def test_every_optimizer_and_every_arm_has_a_colour():
     found = {*optimizers()}
     assert len(found) > 10
-    assert {*found, *ARMS, *digits.DEFAULTS} <= set(OF_OPTIMIZERS)
-
-
-def test_a_picture_has_no_colour_twice():
-    others = [f"run {number}" for number in range(4)]
-    for known in (["adamw"], ["lamb", "lans", "muonh"], list(OF_OPTIMIZERS)):
-        own = lb.plots.colours([*others, *known])
-        assert list(own) == [*others, *known]
-        assert {name: own[name] for name in known} == {x: OF_OPTIMIZERS[x] for x in known}
-        if len(known) < 4:
-            assert len(set(own.values())) == len(own)
-    assert list(lb.plots.colours(map(str, range(8))).values()) == [*COLOURS, COLOURS[0]]
-
-
-def test_runs_with_the_name_of_an_optimizer_have_its_colour():
-    left, right = lb.plots.loss_curves(
-        {"muonh": [2.0, 1.0], "adamw": [3.0, 1.0]}, {"muonh": 8, "adamw": 8}
-    )
-    for axis in (left, right):
-        assert [line.get_color() for line in axis.lines] == [
-            OF_OPTIMIZERS["muonh"], OF_OPTIMIZERS["adamw"],
-        ]  # fmt: skip
+    assert {*found, *ARMS} <= set(COLOURS)
