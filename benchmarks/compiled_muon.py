@@ -52,7 +52,7 @@ TO_THE_WIDTH = ("down", "out")
 STACKED = lb.stacked_layers({"^layers/": 0})
 LARGE_WAYS = ("optax.contrib.muon", "muon, bfloat16")
 """What is compiled for hundreds of devices."""
-MESH_WAYS = ("optax.contrib.muon", "muon", "muon, not told", "muonh")
+MESH_WAYS = ("optax.contrib.muon", "muon", "muon, no specs", "muonh")
 """What is compiled for meshes of several axes."""
 
 Split = Callable[[str, tuple[int, ...]], PartitionSpec]
@@ -272,7 +272,7 @@ OPTIMIZERS = {
     "muon": Way(_ours, told=True),
     "muon, bfloat16": Way(_in_bfloat16, told=True),
     "muon, bfloat16, asynchronous": Way(_in_bfloat16, told=True, options=ASYNCHRONOUS),
-    "muon, not told": Way(_ours),
+    "muon, no specs": Way(_ours),
     "muon, trust ratio": Way(_with_trust_ratio, told=True, reductions=1),
     "muonh": Way(_on_spheres, told=True, reductions=1),
     "muonh, embeddings by Adam": Way(_muonh, told=True, reductions=1),
@@ -320,7 +320,7 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _failures_of(row: Mapping[str, Any]) -> Iterator[str]:
     case, cell = CASES[row["case"]], ", ".join((row["target"], row["case"], row["optimizer"]))
     told = OPTIMIZERS[row["optimizer"]].told
-    limits = LIMITS if told else NOT_TOLD if row["optimizer"] == "muon, not told" else {}
+    limits = LIMITS if told else NOT_TOLD if row["optimizer"] == "muon, no specs" else {}
     for name, most in limits.get(row["case"], {}).items():
         if float(row[name]) > most:
             yield f"{cell}: {name} is {row[name]}, allowed are {most}"

@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "lans": lb.lans(1e-3, weight_decay=0.01),
     "lars": lb.lars(1e-3, weight_decay=0.01),
 }
-WAYS = ("jit", "jit, told", "shard_map")
+WAYS = ("jit", "jit, specs", "shard_map")
 
 
 def prepare(name: str, way: str, width: int) -> tuple[Running, int]:
@@ -48,7 +48,7 @@ def prepare(name: str, way: str, width: int) -> tuple[Running, int]:
     gradients = jax.device_put(arrays(transformer(width)), split)
     shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=shardings)(params)
-    told = {"partition_specs": split} if way == "jit, told" else {}
+    told = {"partition_specs": split} if way == "jit, specs" else {}
 
     def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
         return updated(optimizer, gradients, params, state, **told)

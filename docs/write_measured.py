@@ -25,11 +25,11 @@ TARGETS = {
     ("one H100", "bert-base"): "BERT-base, one H100",
     ("one H100", "1.3B, stacked"): "1.3B parameters in stacks, one H100",
     ("eight H100", "bert-base"): "BERT-base, eight H100",
-    ("eight H100", "bert-base, told"): "the same, with `partition_specs`",
+    ("eight H100", "bert-base, specs"): "the same, with `partition_specs`",
     ("eight H100", "1.3B, stacked"): "1.3B in stacks, eight H100",
     ("one v5e", "bert-base"): "BERT-base, one TPU v5e",
     ("v5e 2x4", "bert-base"): "BERT-base, TPU v5e 2x4",
-    ("v5e 2x4", "bert-base, told"): "the same, with `partition_specs`",
+    ("v5e 2x4", "bert-base, specs"): "the same, with `partition_specs`",
     ("v5e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v5e 2x4",
     ("v5e 16x16", "1.3B, stacked"): "1.3B in stacks, TPU v5e 16x16",
     ("one v6e", "bert-base"): "BERT-base, one TPU v6e",
@@ -128,7 +128,7 @@ def sharded() -> str:
         ["optimizer", "all-reduces", *(f"{sizes[w] / 1e6:.1f}M parameters" for w in widths)],
         [
             [
-                f"`{name}`, {way.replace('told', '`partition_specs`')}",
+                f"`{name}`, {way.replace('specs', '`partition_specs`')}",
                 found[name, way, widths[0]]["all_reduces"],
                 *(_range(found[name, way, width]) for width in widths),
             ]
@@ -253,7 +253,7 @@ def muon_on_meshes() -> str:
         for row in read("compiled/compiled_muon.csv")
         if row["target"] != "v5e 2x4"
     }
-    ways = ("optax.contrib.muon", "muon", "muon, not told")
+    ways = ("optax.contrib.muon", "muon", "muon, no specs")
     in_bfloat16 = (ways[0], "muon, bfloat16", ways[2])
     return table(
         ["eight H100", "`optax.contrib.muon`", "`muon` with specs", "`muon` without specs"],
@@ -281,7 +281,7 @@ def _sent_and_kept(row: Row | None) -> str:
 
 def _how(row: Row) -> str:
     """What a name says after that of the optimizer."""
-    how = row["optimizer"].partition(", ")[2].replace("not told", "without specs")
+    how = row["optimizer"].partition(", ")[2].replace("no specs", "without specs")
     return f", {how}" if how else ""
 
 

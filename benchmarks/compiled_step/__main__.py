@@ -43,13 +43,13 @@ SHORT = [
     ("one H100", "two layers", "adamh"),
 ]
 
-SEVERAL = ("bert-base", "bert-base, told", "1.3B, stacked")
+SEVERAL = ("bert-base", "bert-base, specs", "1.3B, stacked")
 """The networks that are not, or not only, for one H100."""
 
 CELLS = [
     *((target, "bert-base") for target in ("one H100", "eight H100", "one v5e", "v5e 2x4")),
     *((target, "1.3B, stacked") for target in ("one H100", "eight H100", "v5e 2x4", "v5e 16x16")),
-    *((target, "bert-base, told") for target in ("eight H100", "v5e 2x4")),
+    *((target, "bert-base, specs") for target in ("eight H100", "v5e 2x4")),
     *((target, "bert-base") for target in ("one v6e", "one v5p")),
     *((target, "1.3B, stacked") for target in ("v6e 2x4", "v5p 2x2x2")),
     *(("one H100", name) for name in CASES if name not in SEVERAL),

@@ -74,7 +74,7 @@ LARGE_GPT = Tree(lambda: stacked_bert(24, 2048), stacked={"^layers/": 0})
 
 CASES = {
     "bert-base": Case(TREES["bert-base"], FLOAT32),
-    "bert-base, told": Case(TREES["bert-base"], FLOAT32, told=True),
+    "bert-base, specs": Case(TREES["bert-base"], FLOAT32, told=True),
     "bert-large": Case(TREES["bert-large"], FLOAT32),
     "300 small leaves": Case(TREES["small"], FLOAT32),
     "1000 leaves": Case(TREES["1000 leaves"], FLOAT32),

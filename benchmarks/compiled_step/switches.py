@@ -30,7 +30,7 @@ PLACES = {
     ("one v5e", "bert-base", "lans"): ONE_TPU,
     ("eight H100", "two layers", "lans"): SEVERAL,
     ("eight H100", "two layers", "scaled_adam"): SEVERAL,
-    ("eight H100", "bert-base, told", "lans"): SHARDS_ON_GPUS,
+    ("eight H100", "bert-base, specs", "lans"): SHARDS_ON_GPUS,
     ("v5e 2x4", "two layers", "lans"): SEVERAL,
 }
 """Steps, and where they run."""

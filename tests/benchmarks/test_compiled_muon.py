@@ -52,7 +52,7 @@ def test_a_step_on_a_large_mesh_that_multiplies_or_keeps_too_much_is_named(colum
             assert f"{column} is 4.5" in line
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "muon, not told", "muonh"])
+@pytest.mark.parametrize("optimizer", ["muon", "muon, no specs", "muonh"])
 @pytest.mark.parametrize("case", ["24 layers stacked, 4 x 2", "experts stacked, 2 x 2 x 2"])
 def test_a_matrix_that_is_gathered_is_named(case, optimizer):
     (row,) = (row for row in ROWS if (row["case"], row["optimizer"]) == (case, optimizer))

@@ -54,7 +54,7 @@ def test_the_sentences_on_what_falls_short_say_what_the_tables_say():
     assert "With 1000 arrays it is {} and {} times".format(*longer("1000 arrays")) in text
     _, lamb, lans, _ = cells("1000 arrays: kernels for each array")
     assert f"they have {lans} and {lamb} kernels for each array, where AdamW has one" in text
-    without, with_specs = (kernels_on_eight_gpus(case) for case in ("bert-base", "bert-base, told"))
+    without, with_specs = (kernels_on_eight_gpus(case) for case in ("bert-base", "bert-base, specs"))
     assert f"LAMB, LANS and LARS have {without} kernels;" in text
     assert f"with `partition_specs` they have {with_specs}." in text
 
@@ -93,7 +93,7 @@ def test_what_is_said_of_muon_on_meshes_is_what_was_compiled():
     told = zip(rows, re.findall(r"(?:moves|trust ratio) (\d+\.\d)", page), strict=True)
     for row, said in told:
         assert said == f"{float(found[row]['bytes_for_each_parameter']):.1f}"
-    rows = [("24 layers stacked, rows over 4 x 2", name) for name in ("muon, not told", "muon")]
+    rows = [("24 layers stacked, rows over 4 x 2", name) for name in ("muon, no specs", "muon")]
     of_memory = [float(found[row]["temporaries_of_own_parameters"]) for row in rows]
     doc = " ".join(lb.muon.__doc__.split())
     assert re.findall(r"(\d+\.\d) times", doc) == [f"{x:.1f}" for x in of_memory]
