@@ -9,7 +9,6 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import norms
 from optax_largebatch.arguments import (
     check_condition,
     check_dtype,
@@ -22,10 +21,10 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.norms import accumulation_dtype, varying_axes
 from optax_largebatch.numerics import zeros_like
-from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.noise.small_batches import (
     Gradients,
     SmallBatches,
@@ -42,8 +41,8 @@ class AccumulateGradientsState(NamedTuple):
     macro_step: jax.Array
     """The number of steps of the inner transformation, shape ()."""
     examples: jax.Array
-    """The number of examples in the accumulator, shape (); micro-batches, if `update` is not
-    told."""
+    """The number of examples in the accumulator, shape (); of micro-batches, if `update` is not
+    given `examples`."""
     accumulator: optax.Updates
     """Sum of the gradients since the last step, like the parameters; without meaning where
     `examples` is 0."""
@@ -93,9 +92,8 @@ def accumulate_gradients(
       nothing, even if its gradient is a NaN.
     - `flush`: True takes the step now, with the micro-batches so far, as at the end of an epoch.
 
-    There is no step before the first example. A gradient that is None adds nothing. A parameter
-    without a gradient in the whole macro-batch has none in the step either, and its update is
-    zeros, unless `every` is 1.
+    There is no step before the first example. Every parameter needs a gradient in every
+    micro-batch: hide frozen ones by `optax.partition` or `optax.masked`, or give zeros.
 
     It can replace `optax.MultiSteps`: its state has `mini_step` and `gradient_step` too, and
     `has_updated(state)` says whether the last micro-batch completed a step.
@@ -119,10 +117,9 @@ def accumulate_gradients(
         A transformation; its state is an `AccumulateGradientsState`.
 
     Raises:
-        TypeError: an argument has the wrong type, or the schedule `every` returns no number.
-        ValueError: `every` is less than 1, or is 1 with `small_batches`; or the schedule `every`
+        ValueError: `every` is less than 1, or is 1 with `small_batches`; the schedule `every`
             returns a number less than 1 or a NaN (raised by `init` and by steps that are not
-            compiled).
+            compiled); or, from `update`, a gradient is None.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -159,14 +156,14 @@ def accumulate_gradients(
     def init(params: optax.Params) -> AccumulateGradientsState:
         leaves_of("params", params)
         _check_schedule(every)
-        own = {
+        numbers = {
             "micro_step": jnp.zeros([], jnp.int32),
             "macro_step": jnp.zeros([], jnp.int32),
             "examples": jnp.zeros([], jnp.float32),
             "small_batches": SmallBatches.none(sum(stacks.sizes(params))),
         }
         return AccumulateGradientsState(
-            **replicated(own, params),
+            **replicated(numbers, params),
             accumulator=zeros_like(params, accumulator_dtype),
             inner_state=inner.init(params),
         )
@@ -178,10 +175,12 @@ def accumulate_gradients(
         *,
         examples: Any = None,
         flush: Any = False,
+        partition_specs: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, AccumulateGradientsState]:
         check_state("accumulate_gradients", AccumulateGradientsState, state)
-        leaves, gradients = gradients_of(updates, params)
+        leaves, gradients = gradients_of(updates, params, partition_specs)
+        _check_all_given(leaves, gradients)
         _check_extra_args(examples, flush)
         if every != 1 and extra_args.get("small_batches") is not None:
             raise ValueError(
@@ -190,121 +189,149 @@ def accumulate_gradients(
                 "passes their norms to the inner transformation."
             )
 
-        given = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        # A leaf without a gradient here may have had one in an earlier part of the macro-batch.
-        missing = [i for i, gradient in enumerate(gradients) if gradient is None and every != 1]
-        moved = list(range(len(gradients))) if missing else given
-
         def inner_step(means: list[Any]) -> tuple[list[Any], optax.OptState]:
-            """The updates of the leaves that may move, and the new state of `inner`."""
-            new_updates, inner_state = inner.update(
-                leaves.rebuild(means), state.inner_state, params, **extra_args
+            """The updates in the parameters' dtypes, and the new state of `inner`."""
+            new, inner_state = inner.update(
+                leaves.rebuild(means),
+                state.inner_state,
+                params,
+                partition_specs=partition_specs,
+                **extra_args,
             )
-            new = leaves.align("the updates", new_updates)
-            if jax.tree.structure(inner_state) != jax.tree.structure(state.inner_state):
-                names = ", ".join(repr(leaf_names(leaves.tree)[index]) for index in missing)
-                raise ValueError(
-                    f"the gradient of {names} is None, and `inner` drops the state of a leaf "
-                    "without a gradient. Give it zeros, or hide such leaves with optax.masked."
-                )
-            for index in moved:
-                like = leaves.arrays[index]
-                new[index] = (
-                    jnp.zeros_like(like) if new[index] is None else new[index].astype(like.dtype)
-                )
-            return [new[index] for index in moved], inner_state
+            aligned = zip(leaves.align("the updates", new), leaves.arrays, strict=True)
+            return [x.astype(param.dtype) for x, param in aligned], inner_state
 
-        def all_leaves(indices: list[int], parts: Any) -> list[Any]:
-            """An entry for every leaf, from the entries of some leaves; None for the others."""
-            own = dict(zip(indices, parts, strict=True))
-            return [own.get(index) for index in range(len(gradients))]
-
+        next_step = jnp.asarray(optax.safe_increment(state.macro_step))
         if every == 1 and examples is None:  # the gradient is its own mean, and nothing is summed
             new, inner_state = inner_step(gradients)
-            return leaves.rebuild(all_leaves(moved, new)), state._replace(
-                macro_step=jnp.asarray(optax.safe_increment(state.macro_step)),
-                inner_state=inner_state,
+            return leaves.rebuild(new), state._replace(
+                macro_step=next_step, inner_state=inner_state
             )
 
-        weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
-        total_weight = state.examples + weight
-        sums = [
-            jnp.where(state.examples > 0, before, 0)
-            for before in leaves.alike("the state's accumulator", state.accumulator)
-        ]
-        for index in given:
-            part = gradients[index].astype(sums[index].dtype)
-            if examples is not None:
-                part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
-            sums[index] = sums[index] + part
-        wanted = _micro_batches(every, state.macro_step)
-        complete = ((state.micro_step + 1 >= wanted) | flush) & (total_weight > 0)
-        divisor = jnp.where(complete, total_weight, 1)
-        parts: SmallBatches = state.small_batches
+        batch = _added(leaves, gradients, state, every, examples, flush)
+        small = state.small_batches
         if small_batches:
-            split, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
-            square_norms = functools.partial(block_square_norms, split, stacks)
             measured = state.macro_step % int(small_batches) == 0  # True is each
-            (own,) = square_norms(measured, Gradients(gradients))
-            parts = parts.with_part(own, jnp.where(measured, weight, 0))
-            # Taken here from the sum, which lies in memory anyway: `step` may overwrite it.
-            total = all_leaves(moved, [sums[index] for index in moved])
-            (of_sum,) = square_norms(measured & complete, Gradients(total))
-            of_mean = of_sum / jnp.square(divisor)
-            extra_args["small_batches"] = parts._replace(square_norms_of_mean=of_mean)
-
-        # The last sum is written as the mean, unless its dtype is too narrow or its norm is taken.
-        wide = [accumulation_dtype(x.dtype) for x in sums]
-        is_mean = [not small_batches and x.dtype == w for x, w in zip(sums, wide, strict=True)]
-        for index in moved:
-            if is_mean[index]:
-                sums[index] = sums[index] / divisor.astype(wide[index])
-
-        def mean(index: int) -> jax.Array:
-            own = sums[index].astype(wide[index])
-            return own if is_mean[index] else own / total_weight.astype(own.dtype)
-
-        # A micro-batch without a step need not move more than the sum. So the updates of a step
-        # take the memory of the sum, which is done with by then, and need none of their own.
-        dtypes = [_wider(sums[index].dtype, leaves.arrays[index].dtype) for index in moved]
-
-        def step() -> tuple[list[Any], optax.OptState]:
-            means = all_leaves(moved, [mean(index) for index in moved])
-            new, inner_state = inner_step(means) if not missing else without_the_missing(means)
-            return [x.astype(dtype) for x, dtype in zip(new, dtypes, strict=True)], inner_state
-
-        def without_the_missing(means: list[Any]) -> tuple[list[Any], optax.OptState]:
-            """The step, with None for the leaves without a gradient unless one has a sum."""
-            placed, _ = gradients_of(updates, params, extra_args.get("partition_specs"))
-            nothing = norms.everywhere(
-                [jnp.all(sums[index] == 0) for index in missing],
-                [placed.split(index) for index in missing],
-            )
-            without = all_leaves(given, [means[index] for index in given])
-            return jax.lax.cond(nothing, lambda: inner_step(without), lambda: inner_step(means))
-
-        def wait() -> tuple[list[Any], optax.OptState]:
-            kept = [sums[index].astype(dtype) for index, dtype in zip(moved, dtypes, strict=True)]
-            return kept, state.inner_state
-
-        results, inner_state = switch(complete, step, wait)
-        new = []
-        for index, result in zip(moved, results, strict=True):
-            new.append(jnp.where(complete, result, 0).astype(leaves.arrays[index].dtype))
-            if result.dtype == sums[index].dtype:
-                sums[index] = result
-        return leaves.rebuild(all_leaves(moved, new)), AccumulateGradientsState(
-            micro_step=jnp.where(complete, 0, state.micro_step + 1),
-            macro_step=jnp.where(
-                complete, optax.safe_increment(state.macro_step), state.macro_step
-            ),
-            examples=jnp.where(complete, 0, total_weight),
+            small, of_mean = _measured(batch, stacks, small, measured)
+            extra_args["small_batches"] = small._replace(square_norms_of_mean=of_mean)
+        new, sums, inner_state = _step_or_wait(
+            batch, inner_step, state.inner_state, keep_sums=bool(small_batches)
+        )
+        return leaves.rebuild(new), AccumulateGradientsState(
+            micro_step=jnp.where(batch.complete, 0, state.micro_step + 1),
+            macro_step=jnp.where(batch.complete, next_step, state.macro_step),
+            examples=jnp.where(batch.complete, 0, batch.total),
             accumulator=leaves.rebuild(sums),
-            small_batches=jax.tree.map(lambda x: jnp.where(complete, 0, x), parts),
+            small_batches=jax.tree.map(lambda x: jnp.where(batch.complete, 0, x), small),
             inner_state=inner_state,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _MicroBatch(NamedTuple):
+    """A micro-batch, added to those before it."""
+
+    leaves: Leaves
+    gradients: list[Any]
+    sums: list[Any]
+    """The sums of the gradients of the macro-batch so far."""
+    weight: jax.Array
+    """The number of examples in the micro-batch."""
+    total: jax.Array
+    """The number of examples in the macro-batch so far."""
+    complete: jax.Array
+    """Whether the macro-batch is complete."""
+
+    @property
+    def divisor(self) -> jax.Array:
+        """What makes a mean of the sum of a complete macro-batch, and leaves others as they are."""
+        return jnp.where(self.complete, self.total, 1)
+
+
+def _added(
+    leaves: Leaves,
+    gradients: list[Any],
+    state: AccumulateGradientsState,
+    every: Any,
+    examples: Any,
+    flush: Any,
+) -> _MicroBatch:
+    """The micro-batch with its gradients added to the sums of the state."""
+    weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
+    total = state.examples + weight
+    wanted = _micro_batches(every, state.macro_step)
+    complete = ((state.micro_step + 1 >= wanted) | flush) & (total > 0)
+    sums = []
+    before = leaves.alike("the state's accumulator", state.accumulator)
+    for gradient, old in zip(gradients, before, strict=True):
+        part = gradient.astype(old.dtype)
+        if examples is not None:
+            part = jnp.where(weight > 0, weight.astype(part.dtype) * part, 0)
+        sums.append(jnp.where(state.examples > 0, old, 0) + part)
+    return _MicroBatch(leaves, gradients, sums, weight, total, complete)
+
+
+def _measured(
+    batch: _MicroBatch, stacks: Stacked, small: SmallBatches, measured: jax.Array
+) -> tuple[SmallBatches, jax.Array]:
+    """The norms of the gradients with those of a micro-batch, and those of the mean."""
+    square_norms = functools.partial(block_square_norms, batch.leaves, stacks)
+    (of_batch,) = square_norms(measured, Gradients(batch.gradients))
+    # Taken here from the sum, which lies in memory anyway: a step may overwrite it.
+    (of_sum,) = square_norms(measured & batch.complete, Gradients(batch.sums))
+    small = small.with_part(of_batch, jnp.where(measured, batch.weight, 0))
+    return small, of_sum / jnp.square(batch.divisor)
+
+
+def _step_or_wait(
+    batch: _MicroBatch,
+    inner_step: Callable[[list[Any]], tuple[list[Any], optax.OptState]],
+    inner_state: optax.OptState,
+    keep_sums: bool,
+) -> tuple[list[Any], list[Any], optax.OptState]:
+    """Takes a step with the means if the macro-batch is complete.
+
+    A micro-batch without a step need not move more than the sum. So the updates of a step take the
+    memory of the sum, which is no longer needed then.
+
+    Args:
+        batch: the last micro-batch.
+        inner_step: a step with the means.
+        inner_state: the state of `inner`.
+        keep_sums: whether the sums have another reader.
+
+    Returns:
+        The updates, the sums for the next micro-batch and the new state of `inner`.
+    """
+    wide = [accumulation_dtype(x.dtype) for x in batch.sums]
+    # The last sum is written as the mean, unless its dtype is too narrow or its norm is taken.
+    is_mean = [not keep_sums and x.dtype == own for x, own in zip(batch.sums, wide, strict=True)]
+    sums = [
+        x / batch.divisor.astype(x.dtype) if written else x
+        for x, written in zip(batch.sums, is_mean, strict=True)
+    ]
+    params = batch.leaves.arrays
+    dtypes = [_wider(x.dtype, param.dtype) for x, param in zip(sums, params, strict=True)]
+
+    def cast(arrays: list[Any]) -> list[Any]:
+        return [x.astype(dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
+
+    def step() -> tuple[list[Any], optax.OptState]:
+        means = [
+            x if written else x.astype(dtype) / batch.total.astype(dtype)
+            for x, written, dtype in zip(sums, is_mean, wide, strict=True)
+        ]
+        new, new_state = inner_step(means)
+        return cast(new), new_state
+
+    results, new_state = switch(batch.complete, step, lambda: (cast(sums), inner_state))
+    updates = [
+        jnp.where(batch.complete, x, 0).astype(param.dtype)
+        for x, param in zip(results, params, strict=True)
+    ]
+    sums = [new if new.dtype == old.dtype else old for new, old in zip(results, sums, strict=True)]
+    return updates, sums, new_state
 
 
 def has_updated(state: optax.OptState) -> jax.Array:
@@ -337,13 +364,25 @@ def has_updated(state: optax.OptState) -> jax.Array:
     def accumulates(node: Any) -> bool:
         return isinstance(node, AccumulateGradientsState | optax.MultiStepsState)
 
-    found = [part for part in jax.tree.leaves(state, is_leaf=accumulates) if accumulates(part)]
+    found = [node for node in jax.tree.leaves(state, is_leaf=accumulates) if accumulates(node)]
     if len(found) != 1:
         raise ValueError(
             f"state must hold one state of accumulate_gradients, got {len(found)} of them in a "
             f"{type(state).__name__}. Pass the state of the optimizer as `update` returned it."
         )
     return (found[0].mini_step == 0) & (found[0].gradient_step > 0)
+
+
+def _check_all_given(leaves: Leaves, gradients: list[Any]) -> None:
+    """Checks that every parameter has a gradient."""
+    for index, gradient in enumerate(gradients):
+        if gradient is None:
+            raise ValueError(
+                "updates must have a gradient for each parameter, because accumulate_gradients "
+                f"sums them; that of {leaf_names(leaves.tree)[index]!r} is None. Give `init` and "
+                "`update` only the parameters that have gradients (equinox: the same filter for "
+                "both), hide the others with optax.partition or optax.masked, or give zeros."
+            )
 
 
 def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:

@@ -355,6 +355,8 @@ def test_zeros_give_no_nan(name, zero):
 @pytest.mark.parametrize("missing", ["kernel", "bias"])
 def test_a_gradient_that_is_none_moves_nothing(name, missing):
     """The parameter is frozen in this step; the others move as they would."""
+    if name == "lbsgd":
+        pytest.skip("it sums the gradients of micro-batches, so that none may be None")
     optimizer, step = step_of(name)
     params = mixed_tree()
     state = optimizer.init(params)

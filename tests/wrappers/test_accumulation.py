@@ -214,86 +214,12 @@ def test_updates_are_rounded_to_the_parameters_alone(dtype):
     assert state.accumulator.dtype == jnp.bfloat16
 
 
-def test_a_leaf_without_a_gradient_begins_at_zero():
-    """What the memory of its sum held before does not count."""
-    optimizer = lb.accumulate_gradients(optax.sgd(1.0), every=2)
-    params = {"always": jnp.zeros(1), "sometimes": jnp.zeros(1)}
-    state = optimizer.init(params)
-    for given in (True, True, False, True):
-        sometimes = jnp.full(1, 6.0) if given else None
-        gradients = {"always": jnp.ones(1), "sometimes": sometimes}
-        updates, state = optimizer.update(gradients, state, params)
-    np.testing.assert_array_equal(updates["sometimes"], [-3.0])
-
-
-INNER = {"ours": lb.lamb(0.1, weight_decay=0.1), "foreign": optax.sgd(0.1)}
-
-
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("name", INNER)
-def test_a_leaf_without_a_gradient_in_the_last_micro_batch_steps_on_its_mean(name, compiled):
-    """As the two networks of one loss do that are trained in turns."""
-    inner = INNER[name]
-    optimizer = lb.accumulate_gradients(inner, every=2)
-    update = jax.jit(optimizer.update) if compiled else optimizer.update
-    state, inner_state = optimizer.init(PARAMS), inner.init(PARAMS)
-    params = expected = PARAMS
-    for gradient in micro_gradients(3):
-        for kept in ("kernel", "bias"):
-            part = {leaf: g if leaf == kept else None for leaf, g in gradient.items()}
-            updates, state = update(part, state, params)
-            params = optax.apply_updates(params, updates)
-        mean = jax.tree.map(lambda g: g / 2, gradient)
-        updates, inner_state = inner.update(mean, inner_state, expected)
-        expected = optax.apply_updates(expected, updates)
-        chex.assert_trees_all_close(params, expected, rtol=1e-5)
-
-
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_on_all_devices_if_one_has_a_sum(check_vma):
-    """What one of eight devices has of a split leaf decides for all, whose norms are one."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
-    whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("fsdp")
-    params = {"bias": jnp.ones(3), "kernel": jnp.ones((8, 2))}
-    specs = {"bias": whole, "kernel": split}
-    first = {"bias": jnp.ones(3), "kernel": jnp.zeros((8, 2)).at[5].set(2.0)}
-    optimizer = lb.accumulate_gradients(lb.lars(1.0, momentum=0.0, trust_coefficient=1.0), every=2)
-
-    def steps(params, first, **extra_args):
-        state = optimizer.init(params)
-        for gradients in (first, {"bias": first["bias"], "kernel": None}):
-            updates, state = optimizer.update(gradients, state, params, **extra_args)
-        return updates
-
-    given = {} if check_vma else {"partition_specs": specs}
-    sharded = jax.shard_map(
-        lambda params, first: steps(params, first, **given),
-        mesh=mesh,
-        in_specs=(specs, specs),
-        out_specs=specs,
-        check_vma=check_vma,
-    )
-    chex.assert_trees_all_close(jax.jit(sharded)(params, first), steps(params, first), rtol=1e-6)
-
-
-def test_an_inner_that_needs_all_gradients_says_so():
-    """The momentum of optax turns the state of a leaf without a gradient into None."""
-    optimizer = lb.accumulate_gradients(optax.sgd(0.1, momentum=0.9), every=2)
-    gradients = micro_gradients(1)[0] | {"bias": None}
-    with pytest.raises(ValueError, match="gradient of 'bias' is None, and `inner` drops the state"):
-        optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
-
-
-def test_a_leaf_that_never_has_a_gradient_is_not_even_decayed():
-    optimizer = lb.accumulate_gradients(lb.lamb(0.1, weight_decay=0.1), every=2)
-    update = jax.jit(optimizer.update)
-    state, params = optimizer.init(PARAMS), PARAMS
-    for gradient in micro_gradients(4):
-        updates, state = update(gradient | {"bias": None}, state, params)
-        params = optax.apply_updates(params, updates)
-    chex.assert_trees_all_equal(params["bias"], PARAMS["bias"])
-    assert not np.allclose(params["kernel"], PARAMS["kernel"])
+@pytest.mark.parametrize("every", [1, 2], ids="every {}".format)
+def test_every_parameter_needs_a_gradient(every):
+    """As in `optax.MultiSteps`: there is nothing to sum."""
+    optimizer = lb.accumulate_gradients(optax.sgd(0.1), every=every)
+    with pytest.raises(ValueError, match="sums them; that of 'bias' is None.*the same filter for"):
+        optimizer.update(PARAMS | {"bias": None}, optimizer.init(PARAMS), PARAMS)
 
 
 def loop(optimizer, has_updated):
