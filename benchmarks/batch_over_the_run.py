@@ -1,7 +1,7 @@
 """A small BERT while its batch grows: batch, rate, examples and loss against the steps.
 
     python -m benchmarks.batch_over_the_run --output benchmarks/results/cpu-2-cores \
-        --guide docs/details/cost_of_growth.md
+        --guide docs/guides/choosing_a_batch_size.md
 
 Four plans: a constant batch, one of twice the size, a ramp to four times the size after a quarter
 of the examples, and Seesaw, which also grows four times. The task is that of

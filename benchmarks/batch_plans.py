@@ -1,7 +1,6 @@
 r"""Seesaw against a constant batch, on the noisy quadratic whose expected loss is known exactly.
 
-    python -m benchmarks.batch_plans --output benchmarks/results \
-        --guide docs/details/cost_of_growth.md
+    python -m benchmarks.batch_plans --output benchmarks/results
 
 Every run sees 50,000 examples, by a `batch_plan` whose batch size and rate are taken step by step.
 Seesaw grows the batch 8 times. Beside it are the constant batch that it begins with, and a constant
@@ -13,16 +12,14 @@ Seesaw has that of the first of the two and, for comparison, its own best. The q
 with :math:`h_i = 1 / i` (Zhang et al., arXiv 1907.04164). A step of SGD is linear, so the second
 moments of the weights obey a recursion, which is run in place of training: nothing is drawn.
 Normalised SGD divides the gradient by the root of the mean of its squared norm, as Seesaw's
-derivation has it (arXiv 2510.14717). Writes `batch_plans.csv`, and with --guide the table of its
-page. Takes a minute, and gives the same everywhere.
+derivation has it (arXiv 2510.14717). Writes `batch_plans.csv`. Takes a minute, and
+gives the same everywhere.
 """
 
 import argparse
 from collections.abc import Sequence
 import itertools
 import math
-from pathlib import Path
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +28,6 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from benchmarks.harness.results import add_output, write_csv
-from benchmarks.harness.tables import written
 import optax_largebatch as lb
 
 NAME = "batch_plans"
@@ -168,39 +164,10 @@ def _run(stages: Any, optimizer: str, decay: str) -> tuple[int, np.ndarray]:
     return own[0].total_steps, final_losses(own, optimizer == "normalised SGD")
 
 
-def table(rows: Sequence[Row]) -> str:
-    """How much higher each loss is than that of the constant batch, in Markdown."""
-    columns = list(itertools.product(COUPLINGS, DECAYS))
-    heads = [f"{optimizer}, {decay} decay" for optimizer, decay in columns]
-    lines = [f"| largest batch | of the critical | {' | '.join(heads)} |"]
-    lines.append("|---" * (2 + len(heads)) + "|")
-    for batch_size in BATCH_SIZES:
-        own = [row for row in rows if row.batch_size == batch_size]
-        cells = [
-            f"{more(row.seesaw_loss, row.loss)} ({more(row.same_steps_loss, row.loss)})"
-            for row in own
-        ]
-        largest = own[0].largest_batch
-        times = largest / own[0].critical_batch_size
-        lines.append(f"| {largest} | {times:.2g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def more(loss: float, reference: float) -> str:
-    """How much higher a loss is, in words."""
-    times = loss / reference
-    if np.isinf(times):
-        return "diverges"
-    if times >= 2:
-        return f"x {float(f'{times:.2g}'):g}"
-    return re.sub(r"[+-](?=0\.0%)", "", f"{times - 1:+.1%}")
-
-
 def main() -> None:
     """Computes everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_output(parser, NAME)
-    parser.add_argument("--guide", type=Path, help="the page whose table to write")
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     rows = compared()
@@ -214,10 +181,6 @@ def main() -> None:
         ],
         options.output / f"{NAME}.csv",
     )
-    print(table(rows))
-    if options.guide is not None:
-        page = written(options.guide.read_text(), NAME, f"benchmarks.{NAME}", table(rows))
-        options.guide.write_text(page)
 
 
 if __name__ == "__main__":

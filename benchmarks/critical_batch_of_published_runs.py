@@ -4,7 +4,7 @@
 
 Fits `S = S_min (1 + B_crit / B)` to the steps that the runs of each batch size took to the target.
 Every batch size had its own settings, tuned by different people. So the table has the interval over
-the runs, and also the range of the fits that leave one batch size out. Prints the tables and writes
+the runs, and also the range of the fits that leave one batch size out. Prints the table and writes
 `critical_batch_of_published_runs.csv` and `.png`. Takes seconds, and gives the same everywhere.
 """
 
@@ -59,36 +59,22 @@ def geometric_mean(steps: np.ndarray) -> float:
     return float(np.exp(np.log(steps).mean()))
 
 
-def tables() -> str:
-    """Both fits, and their steps for every batch size, in Markdown."""
+def fits_table() -> str:
+    """Both fits, in Markdown."""
     lines = [
-        "| Benchmark | batch sizes | runs | B_crit | 90% over the runs | leaving one out "
-        "| S_min | residual | largest |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| Benchmark | batch sizes | runs | critical batch size | 90% over the runs "
+        "| leaving one out | least steps | largest residual |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    results = fitted()
-    for task, batch_sizes, runs, fit, without_one in results:
+    for task, batch_sizes, runs, fit, without_one in fitted():
         low, high = fit.interval or (float("nan"), float("nan"))
         largest = np.abs(np.expm1(fit.residuals)).max()
         lines.append(
             f"| {task} | {len(batch_sizes)}, {batch_sizes.min()} to {batch_sizes.max()} "
             f"| {sum(map(len, runs))} | {fit.critical_batch_size:.0f} | {low:.0f} to {high:.0f} "
             f"| {min(without_one):.0f} to {max(without_one):.0f} | {fit.minimum_steps:.0f} "
-            f"| {fit.residual:.1%} | {largest:.1%} |"
+            f"| {largest:.1%} |"
         )
-    for task, batch_sizes, runs, fit, _ in results:
-        lines += [
-            "",
-            f"{task}:",
-            "",
-            "| batch size | steps | fit | difference |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| {batch} | {geometric_mean(own):.0f} | {fit.steps(batch):.0f} "
-            f"| {np.expm1(residual):+.1%} |"
-            for batch, own, residual in zip(batch_sizes, runs, fit.residuals, strict=True)
-        ]
     return "\n".join(lines)
 
 
@@ -139,11 +125,11 @@ def plot(path: Path) -> None:
 
 
 def main() -> None:
-    """Prints the tables; with --output, writes the files."""
+    """Prints the table; with --output, writes the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="a folder for the table and the picture")
     options = parser.parse_args()
-    print(tables())
+    print(fits_table())
     if options.output is not None:
         name = "critical_batch_of_published_runs"
         write_csv(steps_table(), options.output / f"{name}.csv")

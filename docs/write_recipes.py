@@ -9,7 +9,7 @@ import io
 from pathlib import Path
 import re
 
-from benchmarks.critical_batch_of_published_runs import tables
+from benchmarks.critical_batch_of_published_runs import fits_table
 import optax_largebatch as lb
 from optax_largebatch.recipes.numbers import STATED_RULES
 from optax_largebatch.recipes.published import Entry, published, rows
@@ -134,8 +134,8 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "recipes.md": {"recipes": recipes_table},
     "details/recipe_sources.md": {"sources": sources_table},
     "details/growing_batches.md": {"ramps": ramps_table},
-    "details/scaling_rules.md": {"at_32": at_32_table, "rules": rules_table},
-    "details/critical_batch_sizes.md": {"fit": tables},
+    "guides/scaling_rules.md": {"at_32": at_32_table, "rules": rules_table},
+    "guides/choosing_a_batch_size.md": {"fit": fits_table},
 }
 
 
@@ -159,10 +159,11 @@ def _with_outputs(page: str) -> str:
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             exec(match["code"], names)
-        return f"{match['before']}{output.getvalue()}```"
+        shown = f"\n```text\n{output.getvalue()}```\n" if output.getvalue() else ""
+        return f"```python\n{match['code']}```\n{shown}"
 
     block = re.compile(
-        r"(?P<before>^```python\n(?P<code>.*?)^```\n\n```text\n).*?^```", re.DOTALL | re.MULTILINE
+        r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n.*?^```\n)?", re.DOTALL | re.MULTILINE
     )
     return block.sub(ran, page)
 

@@ -13,7 +13,7 @@ from benchmarks.tuned.bert import SMALL, Bert
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "cpu-2-cores"
-PAGE = ROOT / "docs" / "details" / "cost_of_growth.md"
+PAGE = ROOT / "docs" / "guides" / "choosing_a_batch_size.md"
 ROWS = read(COMMITTED / f"{grown.NAME}.csv", grown.Row)
 
 
@@ -43,23 +43,17 @@ def test_the_sentences_of_the_page():
     steps = {name: grown.planned(name).total_steps for name in grown.STAGES}
     more = losses["Seesaw"].mean() / losses["constant"].mean() - 1
     saved = 1 - steps["Seesaw"] / steps["constant"]
-    said = (
-        f"Seesaw costs {more:.1%} of the loss, with every seed a little, and saves {saved:.0%} of"
-    )
-    assert said in page
-    guide = (ROOT / "docs" / "guides" / "choosing_a_batch_size.md").read_text()
-    said = f"saved {saved:.0%} of the steps for {more:.1%} of the loss"
-    assert said in " ".join(guide.split())
+    assert f"saved {saved:.0%} of the steps for {more:.1%} of the loss" in page
     assert (losses["Seesaw"] > losses["constant"]).all()
     assert steps["ramp"] < steps["twice the constant"] < steps["Seesaw"]
     assert (losses["ramp"] < losses["twice the constant"]).sum() == 4
-    assert "ends below twice the constant batch with four of five seeds" in page
-    assert "is the best of four for the constant batch of 32" in page
+    assert "and ends below it with four of five seeds" in page
+    assert "the best of four for the constant batch of 32" in page
     assert len(grown.PEAKS) == 4
     assert {row.peak_rate for row in ROWS} <= set(grown.PEAKS[1:-1])
     archive = (ROOT / "docs" / "details" / "steps_to_a_target.md").read_text()
     assert "| `adamw` | 637 | 298 | 138 | 94 | 204 |" in archive
-    assert "204 with AdamW" in page
+    assert "of 204 with AdamW" in page
 
 
 def test_a_page_without_the_place_is_refused():

@@ -11,12 +11,11 @@ import pytest
 from benchmarks import batch_plans
 from benchmarks.batch_plans import CURVATURES, NOISE
 from benchmarks.harness.table import read
-from benchmarks.harness.tables import written
 import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "benchmarks" / "results" / "batch_plans.csv"
-PAGE = ROOT / "docs" / "details" / "cost_of_growth.md"
+PAGE = ROOT / "docs" / "guides" / "choosing_a_batch_size.md"
 ROWS = read(COMMITTED, batch_plans.Row)
 BELOW = [row for row in ROWS if row.largest_batch < row.critical_batch_size / 2]
 
@@ -107,7 +106,7 @@ def test_the_limits_of_the_curve_are_those_of_simulated_sgd():
 
 
 class TestGuide:
-    """The page has the table of the file, and its sentences are true of it."""
+    """The sentences of the page are true of the file."""
 
     page = " ".join(PAGE.read_text().split())
 
@@ -124,25 +123,12 @@ class TestGuide:
             [[row.seesaw_loss, row.seesaw_best_loss, row.same_steps_loss] for row in own]
         ) / [[row.loss] for row in own]
 
-    def test_has_the_table(self):
-        text = PAGE.read_text()
-        table = batch_plans.table(ROWS)
-        wrong = text.replace(table, "")
-        assert wrong != text
-        assert written(wrong, "batch_plans", "benchmarks.batch_plans", table) == text
-
     def test_below(self):
         shares = [row.seesaw_steps / row.steps for row in BELOW]
         few, many = 100 * min(shares), 100 * max(shares)
         assert f"in {few:.0f} to {many:.0f}% of the steps" in self.page
         most = max(row.same_steps_loss / row.loss - 1 for row in BELOW)
-        assert f"a constant batch in as many steps within {most:.1%};" in self.page
-        smallest, next_one = BELOW[::2], BELOW[1::2]
-        pairs = list(zip(smallest, next_one, strict=True))
-        most = max(larger.loss / row.loss - 1 for row, larger in pairs)
-        said = f"one of 64 in place of 16 within {most:.1%}, in 25% of the steps"
-        assert said in self.page
-        assert {(row.batch_size, larger.batch_size) for row, larger in pairs} == {(16, 64)}
+        assert f"A constant batch in as many steps ends within {most:.1%}." in self.page
 
     def test_near(self):
         seesaw, _, same_steps = self.of(1, "normalised SGD").T - 1
@@ -150,10 +136,8 @@ class TestGuide:
         assert f"in as many steps ends {same_steps.min():.0%} higher or more" in self.page
 
     def test_sgd_diverges(self):
-        diverged, best, _ = self.of(1, "SGD").T
+        diverged, _, _ = self.of(1, "SGD").T
         assert np.isinf(diverged).all()
-        assert f"still ends {best[0] - 1:.0%} higher with the linear decay" in self.page
-        assert f"and {best[1] - 1:.1%} with the cosine" in self.page
         peaks = {row.peak_rate for row in ROWS if row.optimizer == "SGD" and row.batch_size == 256}
         assert f"Its best rate, {peaks.pop():.1f}, is above 2, the largest" in self.page
         assert not peaks

@@ -19,7 +19,7 @@ QUESTIONS = {
     "When do I stay with AdamW?": (TONIGHT, "When to stop, and stay with AdamW"),
     "Do I begin with the large batch?": (
         "guides/choosing_a_batch_size.md",
-        "4. The batch over the run",
+        "The batch over the run",
     ),
     "Has somebody trained my model at this batch?": ("recipes.md", "Language"),
     "What does a whole program look like?": ("guides/your_program.md", "What the lines are for"),

@@ -26,8 +26,8 @@ def test_is_what_the_script_writes(path):
     ("path", "right", "wrong"),
     [
         ("recipes.md", "0.00675", "0.01"),
-        ("details/scaling_rules.md", "12724", "20000"),
-        ("details/scaling_rules.md", "0.00288", "0.003"),
+        ("guides/choosing_a_batch_size.md", "12724", "20000"),
+        ("guides/scaling_rules.md", "0.00288", "0.003"),
     ],
 )
 def test_the_script_puts_right_what_is_wrong(path, right, wrong):
@@ -47,7 +47,7 @@ def test_names_every_recipe_ramp_and_rule():
         "recipes.md": lb.recipes.names(),
         "details/recipe_sources.md": lb.recipes.names(),
         "details/growing_batches.md": [line.name for line in lb.recipes.ramps().lines],
-        "details/scaling_rules.md": RULES,
+        "guides/scaling_rules.md": RULES,
     }
     for path, own in names.items():
         assert not [name for name in own if f"| `{name}` |" not in text(path)]
