@@ -13,20 +13,13 @@ from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Results, measured
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import Row, table_of
-from benchmarks.tuned.tables import (
-    differences_table,
-    losses_table,
-    ramps_table,
-    settings_table,
-    table,
-)
-from benchmarks.tuned.workloads import ON_A_CPU, REFERENCES, WORKLOADS, Workload
+from benchmarks.tuned.tables import losses_table, ramps_table, table
+from benchmarks.tuned.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "tuned"
 # The rows of the table on the first screen.
 SHORT = ("adamw", "lamb", "lans", "muon", "muonh")
-NETWORKS = ("bert", "causal")
 
 
 def tuned(name: str) -> tuple[Workload, Results]:
@@ -54,34 +47,19 @@ def growth(name: str, optimizer: str) -> Difference:
     return difference(lead(results, optimizer, largest), lead(results, optimizer, smallest))
 
 
-def gap_table(name: str) -> str:
-    """What others lose more than MuonH at each batch size, and how that grows."""
-    workload, results = tuned(name)
+def gap_table() -> str:
+    """What others lose more than MuonH on the BERT at each batch size, and how that grows."""
+    workload, results = tuned("bert")
     smallest, *_, largest = workload.plans
     heads = ["minus `muonh`", *workload.plans, f"{largest} less {smallest}"]
     lines = []
     for optimizer in SHORT[:-1]:
         leads = (
-            difference(results[optimizer][own].losses, results["muonh"][own].losses)
-            for own in workload.plans
+            difference(results[optimizer][batches].losses, results["muonh"][batches].losses)
+            for batches in workload.plans
         )
-        lines.append([f"`{optimizer}`", *map(str, leads), str(growth(name, optimizer))])
+        lines.append([f"`{optimizer}`", *map(str, leads), str(growth("bert", optimizer))])
     return table(heads, lines)
-
-
-def losses(name: str) -> str:
-    """The test losses of all optimizers of a workload."""
-    return losses_table(*tuned(name))
-
-
-def differences(name: str, reference: str) -> str:
-    """What every optimizer of a workload loses more than one of them."""
-    return differences_table(*tuned(name), reference)
-
-
-def settings_of(name: str) -> str:
-    """The chosen settings of a workload, and the loss with every new seed."""
-    return settings_table(tuned(name)[1])
 
 
 def rates_table() -> str:
@@ -104,20 +82,9 @@ def _rate_and_decay(own: Settings) -> str:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         "tuned": functools.partial(short_table, "bert"),
-        "gap": functools.partial(gap_table, "bert"),
+        "gap": gap_table,
         "causal": functools.partial(short_table, "causal"),
-        "causal gap": functools.partial(gap_table, "causal"),
         "ramp": lambda: ramps_table(*tuned("bert_ramp")),
-    },
-    ROOT / "docs" / "details" / "tuned.md": {
-        **{name: functools.partial(losses, name) for name in NETWORKS},
-        **{
-            f"{name}, minus {reference}": functools.partial(differences, name, reference)
-            for name in NETWORKS
-            for reference in REFERENCES
-        },
-        "causal_ramp": lambda: ramps_table(*tuned("causal_ramp")),
-        **{f"{name}, settings": functools.partial(settings_of, name) for name in ON_A_CPU},
     },
     ROOT / "docs" / "guides" / "from_adamw_to_16k.md": {"small_rates": rates_table},
     ROOT / "README.md": {"tuned": functools.partial(short_table, "bert")},

@@ -56,7 +56,6 @@ def around(script):
     [
         "README.md",
         "docs/evidence.md",
-        "docs/details/tuned.md",
         "docs/guides/from_adamw_to_16k.md",
     ],
 )
@@ -143,13 +142,8 @@ def test_twice_the_rate(script, around, page):
     double = times_the_rate(around["rate"], 2)
     on_causal = around_512(script, CAUSAL)["rate"]
     again = times_the_rate(on_causal, 2)
-    assert max(double["muonh"], again["muonh"]) < 0.03
     three = [double[name] for name in ("adamw", "lamb", "lans")]
     assert (round(min(three), 1), round(max(three), 1)) == (0.5, 0.7)
-    said = (
-        "MuonH by less than 0.03 on both networks, and that of AdamW, LAMB and LANS by 0.5 to 0.7"
-    )
-    assert f"{said} on one of them." in page
     half = times_the_rate(around["rate"], 0.5)["muonh"]
     assert double["muonh"] < 0.02
     assert f"less than 0.02 at twice its chosen rate and {half:.2f} at half of it" in page
@@ -199,7 +193,7 @@ def test_a_second_network(script, of_causal, page):
     assert "up to batch 128 neither LAMB nor LANS is clearly behind it" in page
 
 
-def test_a_run_that_was_made_again(script):
+def test_a_run_that_was_made_again(script, page):
     """Plans of the same batches, in two tables."""
 
     def losses(workload, batches):
@@ -211,17 +205,16 @@ def test_a_run_that_was_made_again(script):
         first, second = losses(network, "512"), losses(f"{network}_ramp", "four_times")
         return {key: (first[key], second[key]) for key in first.keys() & second.keys()}
 
-    page = on_one_line("details/tuned.md")
     on_causal, on_bert = both("causal"), both("bert")
     assert len(on_causal) == 24 == len(losses("causal_ramp", "four_times"))
     assert all(first == second for first, second in on_causal.values())
-    assert "all 24 runs of `four_times` came out with the same numbers" in page
+    assert "On the causal model all 24 runs came out with the same numbers." in page
     differ = [abs(first - second) for first, second in on_bert.values()]
-    said = f"{len(differ)} runs that are in both tables differ by {np.median(differ):.3f}"
-    assert f"{said} in the median and by up to {max(differ):.2f}" in page
+    said = f"their {len(differ)} common runs differ by {np.median(differ):.3f} in the median"
+    assert f"{said} and by up to {max(differ):.2f}" in page
     cells = ("bert", "512"), ("bert_ramp", "four_times")
     rates = (script["tuned"](name)[1]["muonh"][own].settings.learning_rate for name, own in cells)
-    assert "another rate, {:.2g} in the first and {:.2g} in the second.".format(*rates) in page
+    assert "a rate of {:.2g} in the first and of {:.2g} in the second.".format(*rates) in page
 
 
 def test_a_batch_that_grows(script, page):
@@ -240,7 +233,7 @@ def test_a_batch_that_grows(script, page):
     two = f"takes {steps['two_stages']} steps in place of {steps['constant']}, and ends"
     assert f"{two} {muonh['two_stages'].mean:.3f} above batch 128 throughout" in page
     assert f"Batch 512 throughout ends {muonh['four_times'].mean:.3f} above it." in page
-    assert f"With AdamW the two stages lose {adamw['two_stages'].mean:.3f}; Seesaw" in page
+    assert f"With AdamW the two stages lose {adamw['two_stages'].mean:.3f}." in page
     assert not adamw["seesaw"].is_clear
     saved = 1 - steps["seesaw"] / steps["constant"]
     assert f"loses nothing that we can measure and saves {saved:.0%} of the steps" in page
