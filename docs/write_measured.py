@@ -20,6 +20,7 @@ STEPS = (
     "torch.AdamW, fused", "timm.Lamb", "timm.Lars", "pytorch_optimizer.Lamb",
 )  # fmt: skip
 TREES = {"bert-base": "BERT-base", "bert-base, stacked": "its layers stacked", "small": "300 small"}
+WAYS = {"jit": "`jit`", "jit, specs": "with `partition_specs`", "shard_map": "`shard_map`"}
 COMPILED = ("optax.adamw", "lamb", "lans", "lars")
 TARGETS = {
     ("one H100", "bert-base"): "BERT-base, one H100",
@@ -32,10 +33,6 @@ TARGETS = {
     ("v5e 2x4", "bert-base, specs"): "the same, with `partition_specs`",
     ("v5e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v5e 2x4",
     ("v5e 16x16", "1.3B, stacked"): "1.3B in stacks, TPU v5e 16x16",
-    ("one v6e", "bert-base"): "BERT-base, one TPU v6e",
-    ("v6e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v6e 2x4",
-    ("one v5p", "bert-base"): "BERT-base, one TPU v5p",
-    ("v5p 2x2x2", "1.3B, stacked"): "1.3B in stacks, TPU v5p 2x2x2",
 }
 ON_MESHES = {
     "BERT-base, rows": "BERT-base, rows",
@@ -66,21 +63,26 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
+def _ratio(row: Row) -> str:
+    return f"{float(row['ratio']):.2f}"
+
+
 def _range(row: Row) -> str:
-    ratio, low, high = (float(row[name]) for name in ("ratio", "ratio_low", "ratio_high"))
-    return "1" if low == high == 1 else f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+    return f"{_ratio(row)} ({float(row['ratio_low']):.2f} to {float(row['ratio_high']):.2f})"
 
 
 def step_cost() -> str:
-    """Times of a step over AdamW's, by optimizer and tree."""
+    """Times of a step over AdamW's, by optimizer and tree, and of a training step."""
     found = {(row["optimizer"], row["tree"]): row for row in read("cpu-2-cores/step_cost.csv")}
+    trained = {row["optimizer"]: _ratio(row) for row in read("cpu-2-cores/training_step.csv")}
     return table(
-        ["x `optax.adamw`", *TREES.values(), "temporary memory, MB"],
+        ["x `optax.adamw`", *TREES.values(), "temporary memory, MB", "a training step"],
         [
             [
                 f"`{name}`",
-                *(_range(found[name, tree]) for tree in TREES),
+                *(_ratio(found[name, tree]) for tree in TREES),
                 _megabytes(found[name, "bert-base"]),
+                trained.get(name, ""),
             ]
             for name in STEPS
         ],
@@ -92,60 +94,38 @@ def _megabytes(row: Row) -> str:
     return f"{int(size) / 1e6:.1f}" if size else ""
 
 
-def training_step() -> str:
-    """Times of a whole training step."""
-    rows = read("cpu-2-cores/training_step.csv")
-    return table(
-        ["optimizer", "x `optax.adamw`"], [[f"`{row['optimizer']}`", _range(row)] for row in rows]
-    )
-
-
 def accumulation() -> str:
-    """Times of eight micro-batches."""
+    """Times of eight micro-batches of BERT-base."""
     return table(
-        ["arrays", "optimizer", "x `MultiSteps(optax.lamb)`", "a call that only adds", "MB"],
+        ["BERT-base", "eight calls", "a call that only adds", "memory, MB"],
         [
             [
-                TREES[row["tree"]],
                 f"`{row['optimizer']}`",
-                _range(row),
+                _ratio(row),
                 f"{float(row['waiting']):.2f}",
                 _megabytes(row),
             ]
             for row in read("cpu-2-cores/accumulation_cost.csv")
+            if row["tree"] == "bert-base"
         ],
     )
 
 
 def sharded() -> str:
-    """All-reduces, and times on eight devices."""
+    """All-reduces, and times on eight devices of the largest network."""
     rows = read("cpu-2-cores/sharded_step.csv")
-    widths = list(dict.fromkeys(row["width"] for row in rows))
-    found = {(row["optimizer"], row["way"], row["width"]): row for row in rows}
-    keys = dict.fromkeys((row["optimizer"], row["way"]) for row in rows)
-    sizes = {row["width"]: int(row["parameters"]) for row in rows}
+    largest = rows[-1]["width"]
+    found = {(row["optimizer"], row["way"]): row for row in rows if row["width"] == largest}
     return table(
-        ["optimizer", "all-reduces", *(f"{sizes[w] / 1e6:.1f}M parameters" for w in widths)],
+        ["x `optax.lamb`", "all-reduces", *WAYS.values()],
         [
             [
-                f"`{name}`, {way.replace('specs', '`partition_specs`')}",
-                found[name, way, widths[0]]["all_reduces"],
-                *(_range(found[name, way, width]) for width in widths),
+                f"`{name}`",
+                found[name, "jit"]["all_reduces"],
+                *(_ratio(found[name, way]) if (name, way) in found else "" for way in WAYS),
             ]
-            for name, way in keys
+            for name in dict.fromkeys(row["optimizer"] for row in rows)
         ],
-    )
-
-
-def diagnostics() -> str:
-    """What measuring the noise scale costs."""
-    rows = read("cpu-2-cores/diagnostics_cost.csv")
-    found = {(row["case"], row["step"]): f"{float(row['ratio']):.2f}" for row in rows}
-    cases = {"update": "`update` alone", "training step": "a training step"}
-    steps = {"plain again": "a copy", "every tenth": "every tenth step", "each step": "every step"}
-    return table(
-        ["x the same without it", *steps.values()],
-        [[cases[case], *(found[case, step] for step in steps)] for case in cases],
     )
 
 
@@ -207,45 +187,6 @@ def cases() -> str:
     )
 
 
-def compilation() -> str:
-    """Seconds of compilation and kernels, on one H100."""
-    found = _compiled()
-    lines = []
-    for case, name in (("bert-base", "BERT-base"), ("1000 leaves", "1000 arrays")):
-        rows = [found["one H100", case, optimizer] for optimizer in COMPILED]
-        kernels = (f"{float(row['kernels_for_each_leaf']):.1f}" for row in rows)
-        lines += [
-            [f"{name}: kernels for each array", *kernels],
-            [f"{name}: seconds to trace", *(row["trace_cpu_s"] for row in rows)],
-            [f"{name}: seconds to compile", *(row["compile_cpu_s"] for row in rows)],
-        ]
-    return table(["one H100", *_names()], lines)
-
-
-def muon() -> str:
-    """What devices send each other in a step of Muon, and what each of them computes."""
-    rows = read("compiled/compiled_muon.csv")
-    return table(
-        [
-            *("devices", "parameters, split by", "optimizer", "sent", "while multiplying"),
-            *("temporaries", "beyond AdamW", "products"),
-        ],
-        [
-            [
-                row["target"],
-                row["case"].replace(", ", ", by "),
-                f"`{row['optimizer'].partition(', ')[0]}`{_how(row)}",
-                ", ".join(x.replace(":", " ") for x in row["collectives"].split()) or "nothing",
-                row["exchanges_during_products"].replace("0 of 0", ""),
-                row["temporaries_of_own_parameters"],
-                row["temporaries_beyond_adamw"],
-                row["products_of_a_share"],
-            ]
-            for row in rows
-        ],
-    )
-
-
 def muon_on_meshes() -> str:
     """What a step of Muon sends and keeps, with the specs of the parameters and without."""
     found = {
@@ -279,12 +220,6 @@ def _sent_and_kept(row: Row | None) -> str:
     return f"{sum(sent.values())} {kinds}; {row['temporaries_of_own_parameters']}"
 
 
-def _how(row: Row) -> str:
-    """What a name says after that of the optimizer."""
-    how = row["optimizer"].partition(", ")[2].replace("no specs", "without specs")
-    return f", {how}" if how else ""
-
-
 def _names() -> list[str]:
     return [f"`{name}`" for name in COMPILED]
 
@@ -292,18 +227,12 @@ def _names() -> list[str]:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "measured.md": {
         "step cost": step_cost,
-        "training step": training_step,
-        "compiled": compiled,
-    },
-    "details/costs.md": {
         "accumulation": accumulation,
         "sharded": sharded,
+        "compiled": compiled,
         "cases": cases,
-        "compilation": compilation,
-        "diagnostics": diagnostics,
     },
     "algorithms/muon.md": {"muon on meshes": muon_on_meshes},
-    "details/muon_on_meshes.md": {"muon": muon},
     "guides/noise_scale.md": {"noise scale": noise_scale},
 }
 

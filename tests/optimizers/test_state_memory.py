@@ -1,4 +1,4 @@
-"""The table of state memory in docs/icefall.md, against the states themselves."""
+"""The table of state memory in docs/algorithms/icefall.md, against the states themselves."""
 
 import math
 import pathlib
@@ -10,7 +10,7 @@ import pytest
 
 import optax_largebatch as lb
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "icefall.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "algorithms" / "icefall.md").read_text()
 ROWS = {
     cells[0].strip("`"): cells[1:]
     for line in PAGE.split("\n## State\n")[1].split("\n## ")[0].splitlines()

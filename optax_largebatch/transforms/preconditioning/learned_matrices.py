@@ -145,7 +145,7 @@ def scale_by_learned_matrices(
         0.0 [(2, 2), (3, 3)]
 
     References:
-        icefall, `optim.py` of July 2022: `LearnedGradient`, corrected; docs/icefall.md says how.
+        icefall, `optim.py` of July 2022: `LearnedGradient`, corrected (docs/algorithms/icefall.md).
     """
     rates = as_grouped("learning_rate", learning_rate)
     check_number("b1", b1, "[0, 1)")
