@@ -21,8 +21,6 @@ PAGES = [
     *sorted((ROOT / "docs" / "coming_from").glob("*.md")),
     ROOT / "docs" / "details" / "self_supervised_digits.md",
     ROOT / "docs" / "stability.md",
-    ROOT / "docs" / "errors.md",
-    ROOT / "docs" / "details" / "errors_about_states.md",
     ROOT / "docs" / "index.md",
     ROOT / "README.md",
 ]
