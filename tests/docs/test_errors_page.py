@@ -4,9 +4,9 @@ from pathlib import Path
 import re
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-import jax.numpy as jnp
 import optax
 import pytest
 
