@@ -1,7 +1,6 @@
 """The cost of a macro-batch of eight micro-batches, beside `optax.MultiSteps(optax.lamb)`.
 
     python -m benchmarks.accumulation_cost
-    python -m benchmarks.accumulation_cost --quick
     python -m benchmarks.accumulation_cost --rounds 20 --output benchmarks/results/cpu-2-cores
 
 Every update is compiled with `optax.apply_updates`; parameters and state are donated, the gradient
@@ -18,7 +17,7 @@ import optax
 from tqdm import tqdm
 
 from benchmarks.harness.machine import machine
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report
 from benchmarks.harness.steps import start_update
 from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
@@ -45,20 +44,20 @@ def measure(tree: str, rounds: int) -> list[dict[str, Any]]:
         for name in tqdm(OPTIMIZERS, desc=f"{tree}: compiling")
     }
     micro_steps = in_turns(running, EVERY * rounds, left_out=EVERY, description=f"{tree}: stepping")
-    seconds = {name: np.reshape(own, (rounds, EVERY)) for name, own in micro_steps.items()}
+    seconds = {name: np.reshape(steps, (rounds, EVERY)) for name, steps in micro_steps.items()}
     baseline = seconds[BASELINE].sum(axis=1)
     rows = []
-    for name, own in seconds.items():
+    for name, steps in seconds.items():
         # A micro-step that only adds, and the one that takes the step as well.
-        waiting = np.median(np.median(own[:, :-1], axis=1) * EVERY / baseline)
-        stepping = np.median(own[:, -1] * EVERY / baseline)
+        waiting = np.median(np.median(steps[:, :-1], axis=1) * EVERY / baseline)
+        stepping = np.median(steps[:, -1] * EVERY / baseline)
         rows.append(
             {
                 "tree": tree,
                 "optimizer": name,
                 "parameters": running[name].parameters,
                 "every": EVERY,
-                **ratio(own.sum(axis=1), baseline).columns(3),
+                **ratio(steps.sum(axis=1), baseline).as_row(3),
                 "waiting": round(waiting, 3),
                 "stepping": round(stepping, 3),
                 "temporaries_bytes": running[name].temporaries_bytes,
@@ -69,28 +68,14 @@ def measure(tree: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tree", nargs="+", choices=TREES, default=["bert-base", "small"])
     parser.add_argument("--rounds", type=int, default=10, help="macro-steps of each optimizer")
-    parser.add_argument("--quick", action="store_true", help="3 macro-steps of the small tree")
     add_output(parser, "accumulation_cost")
     args = parser.parse_args()
-    trees, rounds = (["small"], 3) if args.quick else (args.tree, args.rounds)
-    rows = [row for tree in trees for row in measure(tree, rounds)]
-    write_csv(rows, args.output / "accumulation_cost.csv")
-    print(machine())
-    print(
-        f"{'tree':<20} {'optimizer':<33} {'macro-step':>10} {'10%..90%':>12} "
-        f"{'waiting':>8} {'stepping':>9} {'temporaries':>12}"
-    )
-    for row in rows:
-        print(
-            f"{row['tree']:<20} {row['optimizer']:<33} {row['ratio']:>10.3f} "
-            f"{row['ratio_low']:>5.3f}..{row['ratio_high']:<5.3f} "
-            f"{row['waiting']:>8.3f} {row['stepping']:>9.3f} "
-            f"{row['temporaries_bytes'] / 1e6:>9.1f} MB"
-        )
+    rows = [row for tree in args.tree for row in measure(tree, args.rounds)]
+    report(rows, args.output / "accumulation_cost.csv")
 
 
 if __name__ == "__main__":

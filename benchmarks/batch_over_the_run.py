@@ -22,9 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.harness.results import add_output, write_csv
-from benchmarks.harness.table import read
-from benchmarks.harness.tables import written
+from benchmarks.harness.pages import with_table
+from benchmarks.harness.results import add_output, read, write_csv
 from benchmarks.tuned.bert import SMALL, Bert
 import optax_largebatch as lb
 
@@ -224,7 +223,7 @@ def main() -> None:
     print(table(rows))
     plot(rows, options.output / f"{NAME}.png")
     if options.guide is not None:
-        page = written(options.guide.read_text(), NAME, f"benchmarks.{NAME}", table(rows))
+        page = with_table(options.guide.read_text(), NAME, f"benchmarks.{NAME}", table(rows))
         options.guide.write_text(page)
 
 

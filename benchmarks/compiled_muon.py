@@ -39,7 +39,7 @@ from tqdm import tqdm
 from benchmarks.compiled_step.products import Products
 from benchmarks.compiled_step.program_text import Program
 from benchmarks.harness.machine import versions
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report, write_csv
 from benchmarks.harness.steps import updated
 from benchmarks.harness.trees import bert, is_shape, stacked_bert
 import optax_largebatch as lb
@@ -429,7 +429,7 @@ def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compiles, prints and writes."""
+    """Compiles and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", nargs="+", default=["eight H100", "v5e 2x4", "v5e 16x16"])
     parser.add_argument("--case", nargs="+", choices=CASES, default=[*CASES])
@@ -454,7 +454,9 @@ def main() -> None:
     for cell in tqdm(cells, desc="compiling"):
         rows.append(measure(*cell))
         write_csv(rows, args.output / "compiled_muon.csv")
-        print(*rows[-1].values(), sep=" | ")
+    if not rows:
+        return
+    report(rows, args.output / "compiled_muon.csv")
     if args.check and (worse := failures(rows)):
         raise SystemExit("\n".join(["worse than allowed:", *worse]))
 

@@ -33,7 +33,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks.harness.machine import machine
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report
 from benchmarks.harness.steps import Running, start, updated
 from benchmarks.harness.trees import TREES, arrays, perceptron
 from benchmarks.harness.turns import in_turns, ratio
@@ -166,7 +166,7 @@ def measure(case: str, rounds: int, batch: int) -> list[dict[str, Any]]:
         counts = counted[name] / counted[PLAIN] if case != "macro-batch" else np.nan
         rows.append(
             {"case": case, "step": name, "rounds": rounds}
-            | ratio(seconds[name], seconds[PLAIN]).columns(4)
+            | ratio(seconds[name], seconds[PLAIN]).as_row(4)
             | {"ratio_of_all": round(float(of_all), 4), "bytes": round(counts, 4)}
             | {"machine": machine()}
         )
@@ -174,7 +174,7 @@ def measure(case: str, rounds: int, batch: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     cases = ("update", "training step", "macro-batch")
     parser.add_argument("--case", nargs="+", choices=cases, default=cases)
@@ -183,14 +183,7 @@ def main() -> None:
     add_output(parser, "diagnostics_cost")
     args = parser.parse_args()
     rows = [row for case in args.case for row in measure(case, args.rounds, args.batch)]
-    write_csv(rows, args.output / "diagnostics_cost.csv")
-    print(machine())
-    for row in rows:
-        print(
-            f"{row['case']:<14} {row['step']:<12} {row['ratio']:.3f} x the plain step "
-            f"({row['ratio_low']:.3f}..{row['ratio_high']:.3f}), of all steps together "
-            f"{row['ratio_of_all']:.3f}, bytes {row['bytes']:.4f}"
-        )
+    report(rows, args.output / "diagnostics_cost.csv")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import optax
 
 from benchmarks.compiled_step.products import Products
 from benchmarks.harness.machine import machine
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report
 from benchmarks.harness.steps import start_update
 from benchmarks.harness.trees import arrays, bert, stacked_bert
 from benchmarks.harness.turns import in_turns, ratio
@@ -59,18 +59,18 @@ def measure(layers: int, width: int, stacked: bool, rounds: int) -> list[dict[st
         {
             "layers": f"{layers} of width {width}, {'stacked' if stacked else 'apart'}",
             "optimizer": name,
-            **ratio(own, seconds[PEER]).columns(2),
+            **ratio(steps, seconds[PEER]).as_row(2),
             "products": round(products[name] / max(products[PEER], 1), 3),
             "temporaries_mb": round(running[name].temporaries_bytes / 1e6, 1),
             "rounds": rounds,
             "machine": machine(),
         }
-        for name, own in seconds.items()
+        for name, steps in seconds.items()
     ]
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=384)
@@ -80,9 +80,7 @@ def main() -> None:
     rows = []
     for stacked in (False, True):
         rows += measure(args.layers, args.width, stacked, args.rounds)
-        write_csv(rows, args.output / "muon_step.csv")
-    for row in rows:
-        print(*row.values(), sep=" | ")
+    report(rows, args.output / "muon_step.csv")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ on one core.
 """
 
 import argparse
-from collections.abc import Callable
-import csv
+from collections.abc import Callable, Sequence
 import functools
 from pathlib import Path
 import re
@@ -28,7 +27,8 @@ import optax
 from sklearn.datasets import load_digits
 
 from benchmarks.harness.colours import COLOURS
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.pages import markdown, with_table
+from benchmarks.harness.results import add_output, read, report
 import optax_largebatch as lb
 
 NAME = "self_supervised_digits"
@@ -62,6 +62,16 @@ class Arm(NamedTuple):
     """The factors of the learning rate with which the grid begins."""
     factor: float
     """The factor from one rate of the grid to the next."""
+
+
+class Row(NamedTuple):
+    """An optimizer at a batch size."""
+
+    line: str
+    batch_size: int
+    rate: float
+    accuracy: float
+    deviation: float
 
 
 def recipe(batch_size: int, epochs: int) -> lb.recipes.Recipe:
@@ -224,7 +234,7 @@ def trained(arm: Arm, batch_size: int, epochs: int, given: Images) -> Callable[.
     return jax.jit(jax.vmap(one, (None, 0)))
 
 
-def compared(batch_sizes: tuple[int, ...], epochs: int, seeds: int) -> list[dict[str, Any]]:
+def compared(batch_sizes: Sequence[int], epochs: int, seeds: int) -> list[Row]:
     """One row for each line of the table and batch size."""
     given = images()
     rows = []
@@ -260,36 +270,28 @@ def tuned(run: Callable[..., jax.Array], arm: Arm, seeds: int) -> float:
     return best
 
 
-def _row(line: str, batch_size: int, rate: float, test: Any) -> dict[str, Any]:
-    made = {
-        "line": line,
-        "batch_size": batch_size,
-        "rate": f"{rate:.2g}",
-        "accuracy": f"{np.mean(test):.4f}",
-        "deviation": f"{np.std(test, ddof=1) if len(test) > 1 else 0:.4f}",
-    }
-    print(", ".join(f"{name} {value}" for name, value in made.items()), flush=True)
-    return made
+def _row(line: str, batch_size: int, rate: float, test: Any) -> Row:
+    deviation = np.std(test, ddof=1) if len(test) > 1 else 0
+    numbers = (float(f"{rate:.2g}"), round(float(np.mean(test)), 4), round(float(deviation), 4))
+    return Row(line, batch_size, *numbers)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Accuracy by line and batch size, in Markdown; the rate, or its factor, in brackets."""
-    sizes = list(dict.fromkeys(str(row["batch_size"]) for row in rows))
-    lines = [
-        f"| | {' | '.join(f'batch {size}' for size in sizes)} |",
-        "|---" * (len(sizes) + 1) + "|",
-    ]
+    lines = []
     for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
-        cells = []
-        for row in (row for row in rows if row["line"] == name):
-            rate = f" ({row['rate']})"
-            number = f"{100 * float(row['accuracy']):.1f} ± {100 * float(row['deviation']):.1f}"
-            cells.append(number + (rate if name in ARMS else ""))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        cells = [
+            f"{100 * row.accuracy:.1f} ± {100 * row.deviation:.1f}"
+            + (f" ({row.rate:.2g})" if name in ARMS else "")
+            for row in rows
+            if row.line == name
+        ]
+        lines.append([name, *cells])
+    sizes = dict.fromkeys(row.batch_size for row in rows)
+    return markdown(["", *(f"batch {size}" for size in sizes)], lines)
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: Sequence[Row], path: Path) -> None:
     """Accuracy against batch size."""
     import matplotlib
 
@@ -298,10 +300,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(5.6, 4.6), layout="constrained")
     for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
-        own = [row for row in rows if row["line"] == name]
-        sizes, means, deviations = (
-            [float(row[key]) for row in own] for key in ("batch_size", "accuracy", "deviation")
-        )
+        _, sizes, _, means, deviations = zip(*(r for r in rows if r.line == name), strict=True)
         if name in (UNTRAINED, PIXELS):
             axes.axhline(means[0], linestyle=":", color="0.5")
             axes.annotate(
@@ -314,25 +313,12 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                 sizes, means, deviations, marker="o", capsize=3, color=colour, ls=line, label=name
             )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [f"{size:.0f}" for size in sizes])
+    axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xlabel("batch size")
     axes.set_ylabel("accuracy of a linear probe")
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, dpi=200)
     plt.close(figure)
-
-
-def read(path: Path) -> list[dict[str, str]]:
-    """The rows of the file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def written(guide: str, rows: list[dict[str, Any]]) -> str:
-    """The guide with the table in its place."""
-    begin, end = f"<!-- digits: made by benchmarks.{NAME} -->", "<!-- end of digits -->"
-    between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
-    return between.sub(lambda match: f"\n{table(rows)}\n\n", guide)
 
 
 def main() -> None:
@@ -344,12 +330,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     options = parser.parse_args()
-    rows = compared(tuple(options.batch_sizes), options.epochs, options.seeds)
-    print(table(rows))
-    write_csv(rows, options.output / f"{NAME}.csv")
+    rows = compared(options.batch_sizes, options.epochs, options.seeds)
+    report([row._asdict() for row in rows], options.output / f"{NAME}.csv")
+    rows = read(options.output / f"{NAME}.csv", Row)
     plot(rows, options.output / f"{NAME}.png")
     if options.guide is not None:
-        options.guide.write_text(written(options.guide.read_text(), rows))
+        page = with_table(options.guide.read_text(), "digits", f"benchmarks.{NAME}", table(rows))
+        options.guide.write_text(page)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 Steps of a transformer of 78 leaves, interleaved and compared round by round as in
 `step_cost`; the eight devices are threads of one CPU. Each of our optimizers runs in three ways:
-under `jit`; under `jit`, told how the parameters are split (`partition_specs`); and inside
-`jax.shard_map`. Counts the all-reduces of the compiled step. Writes `sharded_step.csv`.
+under `jit`; under `jit` with `partition_specs`; and inside `jax.shard_map`. Counts the all-reduces
+of the compiled step. Writes `sharded_step.csv`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import optax
 from tqdm import tqdm
 
 from benchmarks.harness.machine import machine
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report
 from benchmarks.harness.steps import Running, start, updated
 from benchmarks.harness.trees import arrays, transformer
 from benchmarks.harness.turns import in_turns, ratio
@@ -48,10 +48,10 @@ def prepare(name: str, way: str, width: int) -> tuple[Running, int]:
     gradients = jax.device_put(arrays(transformer(width)), split)
     shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=shardings)(params)
-    told = {"partition_specs": split} if way == "jit, specs" else {}
+    extra = {"partition_specs": split} if way == "jit, specs" else {}
 
     def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
-        return updated(optimizer, gradients, params, state, **told)
+        return updated(optimizer, gradients, params, state, **extra)
 
     if way == "shard_map":
         specs = (split.spec, jax.tree.map(lambda sharding: sharding.spec, shardings))
@@ -68,39 +68,31 @@ def measure(width: int, rounds: int) -> list[dict[str, Any]]:
         for way in (WAYS[:1] if name.startswith("optax") else WAYS)
     ]
     prepared = {case: prepare(*case, width) for case in tqdm(cases, desc="compiling")}
-    running = {case: own for case, (own, _) in prepared.items()}
+    running = {case: step for case, (step, _) in prepared.items()}
     seconds = in_turns(running, rounds, description=f"width {width}: stepping")
     return [
         {
             "width": width,
-            "parameters": own.parameters,
+            "parameters": step.parameters,
             "optimizer": name,
             "way": way,
             "all_reduces": count,
-            **ratio(seconds[name, way], seconds[BASELINE]).columns(2),
+            **ratio(seconds[name, way], seconds[BASELINE]).as_row(2),
             "machine": machine(),
         }
-        for (name, way), (own, count) in prepared.items()
+        for (name, way), (step, count) in prepared.items()
     ]
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--width", nargs="+", type=int, default=[64, 128, 256])
     parser.add_argument("--rounds", type=int, default=30, help="steps of each optimizer")
     add_output(parser, "sharded_step")
     args = parser.parse_args()
     rows = [row for width in args.width for row in measure(width, args.rounds)]
-    write_csv(rows, args.output / "sharded_step.csv")
-    print(machine())
-    print(f"{'parameters':>10}  {'optimizer':<12} {'way':<10} {'reductions':>11} x optax.lamb")
-    for row in rows:
-        print(
-            f"{row['parameters']:>10}  {row['optimizer']:<12} {row['way']:<10} "
-            f"{row['all_reduces']:>11} {row['ratio']:.2f} "
-            f"({row['ratio_low']:.2f}..{row['ratio_high']:.2f})"
-        )
+    report(rows, args.output / "sharded_step.csv")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from benchmarks.harness.machine import machine
 from benchmarks.harness.optimizers import BASELINE, OPTIMIZERS
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report
 from benchmarks.harness.steps import Running, start, updated
 from benchmarks.harness.trees import arrays, perceptron
 from benchmarks.harness.turns import in_turns, ratio
@@ -46,7 +46,7 @@ def prepare(name: str, batch: jax.Array) -> Running:
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=15, help="steps of each optimizer")
@@ -57,17 +57,11 @@ def main() -> None:
     seconds = in_turns(running, args.rounds, description="stepping")
     rows = [
         {"optimizer": name, "batch": args.batch}
-        | ratio(own, seconds[BASELINE]).columns(2)
+        | ratio(steps, seconds[BASELINE]).as_row(2)
         | {"machine": machine()}
-        for name, own in seconds.items()
+        for name, steps in seconds.items()
     ]
-    write_csv(rows, args.output / "training_step.csv")
-    print(machine())
-    for row in rows:
-        print(
-            f"{row['optimizer']:<12} {row['ratio']:.2f} x adamw's training step "
-            f"({row['ratio_low']:.2f}..{row['ratio_high']:.2f})"
-        )
+    report(rows, args.output / "training_step.csv")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import functools
 from pathlib import Path
 
-from benchmarks.harness.table import read
-from benchmarks.harness.tables import written as with_table
+from benchmarks.harness.pages import with_table
+from benchmarks.harness.results import read
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Results, measured
 from benchmarks.tuned.search import Settings

@@ -24,7 +24,7 @@ from benchmarks.compiled_step.picture import plot
 from benchmarks.compiled_step.program_text import Program
 from benchmarks.compiled_step.targets import TARGETS
 from benchmarks.harness.machine import versions
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report, write_csv
 from benchmarks.harness.steps import updated
 
 NEAR = 50 * 2**20
@@ -109,7 +109,7 @@ def optimizers_of(case: str) -> list[str]:
 
 
 def main() -> None:
-    """Compiles, prints and writes."""
+    """Compiles and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", nargs="+", choices=TARGETS)
     parser.add_argument("--case", nargs="+", choices=CASES)
@@ -143,32 +143,10 @@ def main() -> None:
         write_csv(rows, args.output / "compiled_step.csv")
     if not rows:
         return
+    report(rows, args.output / "compiled_step.csv")
     plot(rows, args.output / "compiled_step.png")
-    print(table(rows))
     if args.check and (worse := failures(rows)):
         raise SystemExit("worse than limits.py allows:\n" + "\n".join(worse))
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows for a terminal."""
-    columns = [
-        ("target", 10),
-        ("case", 30),
-        ("optimizer", 11),
-        ("kernels_for_each_leaf", 8),
-        ("bytes_for_each_parameter", 8),
-        ("floor", 6),
-        ("temporaries_percent", 8),
-        ("passes_far_apart", 6),
-        ("collectives", 20),
-    ]
-    heads = ["target", "case", "optimizer", "kernels", "bytes", "floor", "temp. %", "apart"]
-    lines = [[*heads, "collectives"], *([str(row[name]) for name, _ in columns] for row in rows)]
-    widths = [width for _, width in columns]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
 
 
 if __name__ == "__main__":

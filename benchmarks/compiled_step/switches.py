@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from benchmarks.compiled_step.__main__ import measure
 from benchmarks.compiled_step.targets import TARGETS
-from benchmarks.harness.results import add_output, write_csv
+from benchmarks.harness.results import add_output, report
 from optax_largebatch.engine import sums
 from optax_largebatch.engine.places import ONE_GPU, ONE_TPU, SEVERAL, SHARDS_ON_GPUS, Place
 
@@ -47,19 +47,6 @@ OFF: dict[str, Any] = {
 }
 """Each switch as it is when it is off. Those of a CPU are in `benchmarks.versions --without`."""
 
-COLUMNS = {
-    "target": 11,
-    "case": 18,
-    "optimizer": 12,
-    "without": 19,
-    "kernels": 8,
-    "bytes_for_each_parameter": 8,
-    "temporaries_percent": 8,
-    "passes_far_apart": 6,
-    "collectives": 16,
-    "compile_cpu_s": 8,
-}
-
 
 def switches_of(place: Place) -> list[str]:
     """The switches that are on in a place."""
@@ -75,12 +62,12 @@ def without(place: Place, name: str) -> Iterator[None]:
             object.__setattr__(place, name, OFF[name])
         yield
     finally:
-        for own, value in before.items():
-            object.__setattr__(place, own, value)
+        for switch, value in before.items():
+            object.__setattr__(place, switch, value)
 
 
 def main() -> None:
-    """Compiles, prints and writes."""
+    """Compiles and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--target", nargs="+", choices=TARGETS)
     add_output(parser, "compiled_step")
@@ -95,17 +82,7 @@ def main() -> None:
     for *cell, name in tqdm(cells, desc="compiling"):
         with without(PLACES[tuple(cell)], name):
             rows.append({"without": name} | measure(*cell))
-        write_csv(
-            [{own: row[own] for own in (*COLUMNS, "versions")} for row in rows],
-            args.output / "switches.csv",
-        )
-    heads = ["target", "case", "optimizer", "without", "kernels", "bytes", "temp. %", "apart"]
-    lines = [
-        [*heads, "collectives", "compile"],
-        *([str(row[own]) for own in COLUMNS] for row in rows),
-    ]
-    for line in lines:
-        print("  ".join(x.ljust(n) for x, n in zip(line, COLUMNS.values(), strict=True)).rstrip())
+    report(rows, args.output / "switches.csv")
     print(*lines_of_readme(rows), sep="\n")
 
 

@@ -45,7 +45,7 @@ def in_turns(
         order = orders.permutation(len(names)) if shuffled else range(len(names))
         for index in order:
             seconds[names[index]].append(contenders[names[index]].run())
-    return {name: np.array(own[left_out:]) for name, own in seconds.items()}
+    return {name: np.array(turns[left_out:]) for name, turns in seconds.items()}
 
 
 class Ratio(NamedTuple):
@@ -56,8 +56,8 @@ class Ratio(NamedTuple):
     high: float
     """A tenth of the turns is below `low`, and a tenth above `high`."""
 
-    def columns(self, digits: int) -> dict[str, float]:
-        """The ratio as in every table."""
+    def as_row(self, digits: int) -> dict[str, float]:
+        """The entries of every table of ratios."""
         median, low, high = (round(value, digits) for value in self)
         return {"ratio": median, "ratio_low": low, "ratio_high": high}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.harness.table import read
+from benchmarks.harness.results import read
 from benchmarks.tuned.pictures import plot_curves, plot_losses
 from benchmarks.tuned.results import curves, measured
 from benchmarks.tuned.sweep import Row, table_of

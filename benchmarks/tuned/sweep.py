@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.harness.table import append, read
+from benchmarks.harness.results import append, read
 from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.cell import Cell, Job
 from benchmarks.tuned.provenance import record

@@ -63,7 +63,7 @@ class Process:
             start_new_session=True,  # an interruption is for this process, which ends that one
         )
         try:
-            self.report = self._answer()
+            self.compiled = self._answer()
         except BaseException:
             self.__exit__()
             raise

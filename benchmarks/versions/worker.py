@@ -69,16 +69,16 @@ def main() -> None:
     device = jax.devices()[0]
     network = TREES[tree]
     gradients = jax.device_put(network.arrays(), device)
-    baseline, own = (
+    baseline, optimizer = (
         start_update(made_for(each, network), jax.device_put(network.arrays(), device), gradients)
         for each in (BASELINE, name)
     )
     answer(
         {
-            "trace_s": own.trace_s,
-            "compile_s": own.compile_s,
-            "temporaries_bytes": own.temporaries_bytes,
-            "parameters_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(own.params)),
+            "trace_s": optimizer.trace_s,
+            "compile_s": optimizer.compile_s,
+            "temporaries_bytes": optimizer.temporaries_bytes,
+            "parameters_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(optimizer.params)),
             "machine": machine(),
         }
     )
@@ -86,7 +86,7 @@ def main() -> None:
         lines.get()
         # Another process has had the caches and cores: a step that does not count gets them back.
         baseline.run()
-        steps = [(baseline.run(), own.run()) for _ in range(STEPS)]
+        steps = [(baseline.run(), optimizer.run()) for _ in range(STEPS)]
         answer([statistics.median(seconds) for seconds in zip(*steps, strict=True)])
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import batch_over_the_run as grown
-from benchmarks.harness.table import read
-from benchmarks.harness.tables import written
+from benchmarks.harness.pages import with_table
+from benchmarks.harness.results import read
 from benchmarks.tuned.bert import SMALL, Bert
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def test_the_page_has_the_committed_table():
     text, table = PAGE.read_text(), grown.table(ROWS)
     wrong = text.replace(table, "")
     assert wrong != text
-    assert written(wrong, grown.NAME, f"benchmarks.{grown.NAME}", table) == text
+    assert with_table(wrong, grown.NAME, f"benchmarks.{grown.NAME}", table) == text
 
 
 def test_the_committed_runs_took_the_steps_of_their_plans():
@@ -58,7 +58,7 @@ def test_the_sentences_of_the_page():
 
 def test_a_page_without_the_place_is_refused():
     with pytest.raises(ValueError, match="must have one '<!-- here: made by a_script -->'"):
-        written("# A page\n", "here", "a_script", "| |")
+        with_table("# A page\n", "here", "a_script", "| |")
 
 
 @pytest.mark.slow

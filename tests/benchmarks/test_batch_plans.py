@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import batch_plans
 from benchmarks.batch_plans import CURVATURES, NOISE
-from benchmarks.harness.table import read
+from benchmarks.harness.results import read
 import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]

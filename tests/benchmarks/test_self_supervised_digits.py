@@ -12,6 +12,8 @@ import optax
 import pytest
 
 from benchmarks import self_supervised_digits as digits
+from benchmarks.harness.pages import with_table
+from benchmarks.harness.results import read
 import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[2]
@@ -20,10 +22,10 @@ GUIDE = ROOT / "docs" / "details" / "self_supervised_digits.md"
 
 
 def test_the_guide_has_the_committed_table():
-    rows = digits.read(COMMITTED / f"{digits.NAME}.csv")
-    assert digits.written(GUIDE.read_text(), rows) == GUIDE.read_text()
-    assert digits.table(rows) in GUIDE.read_text()
-    assert {int(row["batch_size"]) for row in rows} == set(digits.BATCH_SIZES)
+    rows = read(COMMITTED / f"{digits.NAME}.csv", digits.Row)
+    text = GUIDE.read_text()
+    assert with_table(text, "digits", f"benchmarks.{digits.NAME}", digits.table(rows)) == text
+    assert {row.batch_size for row in rows} == set(digits.BATCH_SIZES)
     assert (COMMITTED / f"{digits.NAME}.png").exists()
 
 
@@ -88,11 +90,11 @@ def test_a_short_run_learns_and_writes_what_is_committed(tmp_path):
     command = [sys.executable, "-m", f"benchmarks.{digits.NAME}", "--output", str(tmp_path)]
     options = ["--epochs", "11", "--seeds", "1", "--batch-sizes", "1024"]
     subprocess.run([*command, *options], cwd=ROOT, check=True, timeout=300)
-    rows = digits.read(tmp_path / f"{digits.NAME}.csv")
-    committed = digits.read(COMMITTED / f"{digits.NAME}.csv")
-    assert rows[0].keys() == committed[0].keys()
-    assert {row["line"] for row in rows} == {row["line"] for row in committed}
-    assert all(0.3 < float(row["accuracy"]) <= 1 for row in rows)
+    rows, committed = (
+        read(folder / f"{digits.NAME}.csv", digits.Row) for folder in (tmp_path, COMMITTED)
+    )
+    assert {row.line for row in rows} == {row.line for row in committed}
+    assert all(0.3 < row.accuracy <= 1 for row in rows)
 
 
 def test_the_factor_of_lars_multiplies_both_rates():

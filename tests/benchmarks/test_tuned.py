@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import machine
-from benchmarks.harness.results import COMMITTED
-from benchmarks.harness.table import read
+from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned import bert, causal, pictures, report, results, search, tables
 from benchmarks.tuned import sweep as sweeping
 from benchmarks.tuned.__main__ import main, piece

@@ -51,7 +51,7 @@ def test_ratios_are_taken_turn_by_turn():
     speed = np.where(np.arange(40) % 2, 10.0, 1.0)
     result = ratio(speed * 1.3, speed)
     np.testing.assert_allclose(result, 1.3)
-    assert result.columns(2) == {"ratio": 1.3, "ratio_low": 1.3, "ratio_high": 1.3}
+    assert result.as_row(2) == {"ratio": 1.3, "ratio_low": 1.3, "ratio_high": 1.3}
     spread = ratio(np.arange(11.0), np.ones(11))
     assert (spread.low, spread.median, spread.high) == pytest.approx((1, 5, 9))
 

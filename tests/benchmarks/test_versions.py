@@ -41,8 +41,8 @@ def test_change_is_taken_turn_by_turn():
 @pytest.mark.nightly
 def test_takes_the_library_of_its_version_and_its_devices(other_version):
     with Process(Configuration("other", other_version, 2), "tiny", "lamb") as process:
-        assert process.report["machine"].startswith("2 x cpu")
-        assert process.report["machine"].endswith("optax_largebatch another one")
+        assert process.compiled["machine"].startswith("2 x cpu")
+        assert process.compiled["machine"].endswith("optax_largebatch another one")
         assert len(process.run()) == 2
         assert min(process.run()) > 0
     assert process.process.poll() == -signal.SIGKILL

@@ -1,6 +1,5 @@
 """The fit of the critical batch size, on curves that are known."""
 
-
 import numpy as np
 import pytest
 

@@ -6,7 +6,7 @@ import runpy
 import numpy as np
 import pytest
 
-from benchmarks.harness.table import read
+from benchmarks.harness.results import read
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import curves
 from benchmarks.tuned.sweep import Row, table_of

@@ -1,9 +1,16 @@
-"""Tables that a script writes into a page."""
+"""Tables in Markdown, and the pages that have them."""
 
+from collections.abc import Iterable, Sequence
 import re
 
 
-def written(page: str, name: str, script: str, table: str) -> str:
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def with_table(page: str, name: str, script: str, table: str) -> str:
     """The page with the table between the two comments that are its place."""
     begin, end = f"<!-- {name}: made by {script} -->", f"<!-- end of {name} -->"
     if page.count(begin) != 1 or page.count(end) != 1:
