@@ -218,7 +218,7 @@ def test_updates_are_rounded_to_the_parameters_alone(dtype):
 def test_every_parameter_needs_a_gradient(every):
     """As in `optax.MultiSteps`: there is nothing to sum."""
     optimizer = lb.accumulate_gradients(optax.sgd(0.1), every=every)
-    with pytest.raises(ValueError, match="sums them; that of 'bias' is None.*the same filter for"):
+    with pytest.raises(ValueError, match=r"sums them; that of 'bias' is None.*the same filter for"):
         optimizer.update(PARAMS | {"bias": None}, optimizer.init(PARAMS), PARAMS)
 
 
