@@ -17,7 +17,6 @@ from optax_largebatch.recipes.scaling_rules import RULES
 
 DOCS = Path(__file__).parent
 
-HEAD = ("Recipe", "batch sizes", "epochs", "rate", "weight decay", "reached, [to be passed]")
 REACHED = {
     "supervised vision": "`reached` is top-1 accuracy on ImageNet unless a cell says otherwise.",
     "self-supervised vision": "`reached` is top-1 accuracy on ImageNet by a linear probe.",
@@ -28,43 +27,40 @@ def recipes_table() -> str:
     """The catalogue by field, one line for each recipe."""
     parts = []
     for field, lines in lb.recipes.table().fields.items():
+        epochs = [line.epochs for line in lines]
+        head = ["Recipe", "batch sizes", "epochs", "rate", "decay", "reached, [to be passed]"]
+        if not any(epochs):
+            head.remove("epochs")
         parts += [
             f"## {field[0].upper()}{field[1:]}\n",
             *([f"{REACHED[field]}\n"] if field in REACHED else []),
-            f"| {' | '.join(HEAD)} |",
-            "|---" * len(HEAD) + "|",
+            f"| {' | '.join(head)} |",
+            "|---" * len(head) + "|",
         ]
         for line in lines:
             entry = published()[line.name]
             decay = _range([row["weight_decay"] for row in rows(entry) if "weight_decay" in row])
             missing = f" [{line.not_said}]" if line.not_said else ""
-            parts.append(
-                f"| `{line.name}` | {line.batch_sizes} | {line.epochs} | {_rate(entry)} | {decay} "
-                f"| {line.result}{missing} |"
-            )
+            reached = line.result.replace(" top-1", "") if field in REACHED else line.result
+            cells = [
+                *(f"`{line.name}`", line.batch_sizes),
+                *([line.epochs] if any(epochs) else []),
+                *(_rate(entry), decay, f"{reached}{missing}"),
+            ]
+            parts.append(f"| {' | '.join(cells)} |")
         parts.append("")
     return "\n".join(parts).rstrip()
 
 
-def sources_table() -> str:
-    """Where each recipe comes from."""
-    lines = ["| Recipe | Source |", "|---|---|"]
-    for own in lb.recipes.table().fields.values():
-        for line in own:
-            source = line.source.replace("/_", "/\\_")  # a folder `_base_` is no emphasis
-            lines.append(f"| `{line.name}` | {source} |")
-    return "\n".join(lines)
-
-
 def ramps_table() -> str:
     """The ramps of the batch size, one line for each."""
-    head = ("Ramp", "batch sizes", "until", "of", "rate", "Source")
+    head = ("Ramp", "batch sizes", "until", "of", "rate")
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for line in lb.recipes.ramps().lines:
         of = line.total if line.total == "[total]" else f"{line.total} {line.counted_in}"
         until = f"{line.until} {line.counted_in}"
         sizes = f"{line.batch_sizes} x {line.sequence_length}"
-        lines.append(f"| `{line.name}` | {sizes} | {until} | {of} | {line.rate} | {line.source} |")
+        lines.append(f"| `{line.name}` | {sizes} | {until} | {of} | {line.rate} |")
     return "\n".join(lines)
 
 
@@ -131,9 +127,7 @@ def at_32_table() -> str:
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
-    "recipes.md": {"recipes": recipes_table},
-    "details/recipe_sources.md": {"sources": sources_table},
-    "details/growing_batches.md": {"ramps": ramps_table},
+    "recipes.md": {"recipes": recipes_table, "ramps": ramps_table},
     "guides/scaling_rules.md": {"at_32": at_32_table, "rules": rules_table},
     "guides/choosing_a_batch_size.md": {"fit": fits_table},
 }
