@@ -11,7 +11,6 @@ from benchmarks.harness.pages import with_table
 from benchmarks.harness.results import read
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Results, measured
-from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import Row, table_of
 from benchmarks.tuned.tables import losses_table, ramps_table, table
 from benchmarks.tuned.workloads import WORKLOADS, Workload
@@ -62,23 +61,6 @@ def gap_table() -> str:
     return table(heads, lines)
 
 
-def rates_table() -> str:
-    """The chosen settings of the same at the smallest batch size, a middle one and the largest."""
-    _, results = tuned("bert")
-    shown = ("32", "512", "2048")
-    heads = ["rate and decay", *(f"batch {own}" for own in shown)]
-    lines = [
-        [f"`{name}`", *(_rate_and_decay(results[name][own].settings) for own in shown)]
-        for name in reversed(SHORT)
-    ]
-    return table(heads, lines)
-
-
-def _rate_and_decay(own: Settings) -> str:
-    decay = f"{own.weight_decay:.2g}" if own.weight_decay else "none"
-    return f"{own.learning_rate:.2g}, {decay}"
-
-
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         "tuned": functools.partial(short_table, "bert"),
@@ -86,7 +68,6 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "causal": functools.partial(short_table, "causal"),
         "ramp": lambda: ramps_table(*tuned("bert_ramp")),
     },
-    ROOT / "docs" / "guides" / "from_adamw_to_16k.md": {"small_rates": rates_table},
     ROOT / "README.md": {"tuned": functools.partial(short_table, "bert")},
 }
 

@@ -56,7 +56,6 @@ def around(script):
     [
         "README.md",
         "docs/evidence.md",
-        "docs/guides/from_adamw_to_16k.md",
     ],
 )
 class TestPage:

@@ -59,7 +59,6 @@ def test_contrastive_pretraining_and_fine_tuning_take_less():
 
 
 def test_the_rates_of_a_small_network_grow_less_than_the_square_root_rule_asks_for():
-    """The table is written from the trials (`test_evidence_page.py`); these are its sentences."""
     script = runpy.run_path(str(DOCS / "write_evidence.py"))
     _, results = script["tuned"]("bert")
     growths = []
@@ -68,7 +67,7 @@ def test_the_rates_of_a_small_network_grow_less_than_the_square_root_rule_asks_f
         assert min(small, large) > 0.004
         growths.append(large / small)
     assert (round(min(growths)), round(max(growths))) == (4, 6)
-    assert "asks for 8 times the rate. The chosen rates grew by 4 to 6 times" in GUIDE
+    assert "it asks for 8 times the rate. The chosen rates grew by 4 to 6 times" in GUIDE
 
 
 def test_muonh_starts_where_its_rule_and_published_runs_point():
