@@ -11,8 +11,8 @@ import re
 
 from benchmarks.critical_batch_of_published_runs import fits_table
 import optax_largebatch as lb
-from optax_largebatch.recipes.numbers import STATED_RULES
-from optax_largebatch.recipes.published import Entry, published, rows
+from optax_largebatch.recipes.catalogue import FIELDS, Entry, lines, published, rows
+from optax_largebatch.recipes.lookup import STATED_RULES
 from optax_largebatch.recipes.scaling_rules import RULES
 
 DOCS = Path(__file__).parent
@@ -24,27 +24,28 @@ REACHED = {
 
 
 def recipes_table() -> str:
-    """The catalogue by field, one line for each recipe."""
+    """The recipes by field, one line for each."""
     parts = []
-    for field, lines in lb.recipes.table().fields.items():
-        epochs = [line.epochs for line in lines]
+    for field in FIELDS.values():
+        if field == "ramps":
+            continue
+        has_epochs = any(line.length for line in lines(field))
         head = ["Recipe", "batch sizes", "epochs", "rate", "decay", "reached, [to be passed]"]
-        if not any(epochs):
+        if not has_epochs:
             head.remove("epochs")
         parts += [
             f"## {field[0].upper()}{field[1:]}\n",
             *([f"{REACHED[field]}\n"] if field in REACHED else []),
-            f"| {' | '.join(head)} |",
-            "|---" * len(head) + "|",
+            *_head(head),
         ]
-        for line in lines:
+        for line in lines(field):
             entry = published()[line.name]
             decay = _range([row["weight_decay"] for row in rows(entry) if "weight_decay" in row])
             missing = f" [{line.not_said}]" if line.not_said else ""
             reached = line.result.replace(" top-1", "") if field in REACHED else line.result
             cells = [
                 *(f"`{line.name}`", line.batch_sizes),
-                *([line.epochs] if any(epochs) else []),
+                *([line.length] if has_epochs else []),
                 *(_rate(entry), decay, f"{reached}{missing}"),
             ]
             parts.append(f"| {' | '.join(cells)} |")
@@ -54,14 +55,16 @@ def recipes_table() -> str:
 
 def ramps_table() -> str:
     """The ramps of the batch size, one line for each."""
-    head = ("Ramp", "batch sizes", "until", "of", "rate")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for line in lb.recipes.ramps().lines:
-        of = line.total if line.total == "[total]" else f"{line.total} {line.counted_in}"
-        until = f"{line.until} {line.counted_in}"
-        sizes = f"{line.batch_sizes} x {line.sequence_length}"
-        lines.append(f"| `{line.name}` | {sizes} | {until} | {of} | {line.rate} |")
-    return "\n".join(lines)
+    table = _head(("Ramp", "batch sizes", "the last from", "rate", "[to be passed]"))
+    for line in lines("ramps"):
+        missing = f"[{line.not_said}]" if line.not_said else ""
+        cells = (line.batch_sizes, line.length, published()[line.name]["coupling"], missing)
+        table.append(f"| `{line.name}` | {' | '.join(cells)} |")
+    return "\n".join(table)
+
+
+def _head(names: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
 
 
 def _rate(entry: Entry) -> str:

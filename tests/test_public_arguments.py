@@ -108,7 +108,7 @@ WRONG = {
         ("window", integer(2)),
         ("largest_batch reference_batch_size total", count(1)),
         ("warmup", count(0)),
-        ("adaptive averaging clip eps_is_floor extrapolate grad_averaging", FLAG),
+        ("adaptive averaging clip eps_is_floor grad_averaging", FLAG),
         ("learning_rate_in_momentum nesterov scalars_only trust_ratio", FLAG),
         ("at_bounds bias_correction coupling decay_kind denominator of", CHOICE),
         ("order preconditioning rule shape_factor strategy", CHOICE),

@@ -1,29 +1,35 @@
-"""Finds the recipe for a batch size: published, interpolated, or extrapolated."""
+"""Finds the recipe for a batch size: published, interpolated, or by the rule of its source."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
 
-from optax_largebatch.arguments import check_flag, check_integer, check_number
-from optax_largebatch.recipes.hyperparameters import Hyperparameters
-from optax_largebatch.recipes.numbers import STATED_RULES, Numbers, numbers, with_groups_scaled
-from optax_largebatch.recipes.published import Entry, full_name, published, rows
+from optax_largebatch.arguments import check_integer, check_optional_number, refused
+from optax_largebatch.recipes.catalogue import Entry, check_said, find, published, rows
 from optax_largebatch.recipes.recipe import Recipe
-from optax_largebatch.recipes.scaling import scale_hyperparameters
-from optax_largebatch.recipes.scaling_rules import RuleName
+from optax_largebatch.recipes.settings import Group
 
-_GIVEN = {
-    "epochs": 1,
-    "examples": 1,
-    "total_steps": 1,
-    "warmup_steps": 0,
-    "learning_rate": "(0, inf)",
-    "bias_learning_rate": "(0, inf)",
-    "weight_decay": "[0, inf)",
+Numbers = dict[str, Any]
+"""The fields of a `Recipe` that belong to one run."""
+
+STATED_RULES = {"linear": ("B / 256", lambda batch: batch / 256), "sqrt": ("sqrt(B)", math.sqrt)}
+"""The factors by which sources multiply a base learning rate."""
+
+ROUNDINGS = {
+    "nearest": lambda epochs, examples, batch: round(epochs * examples / batch),
+    "down": lambda epochs, examples, batch: epochs * examples // batch,
+    "full batches": lambda epochs, examples, batch: epochs * (examples // batch),
+    "all batches": lambda epochs, examples, batch: epochs * math.ceil(examples / batch),
+    "nearest batches": lambda epochs, examples, batch: epochs * round(examples / batch),
 }
-"""Settings that a caller may give in place of the source: the least integer, or the interval."""
+"""How a source rounds epochs to steps: the whole run, or each epoch."""
 
 
+@refused(
+    extrapolate="Take the nearest published batch size, and pass the learning_rate and total_steps "
+    "that scale_hyperparameters gives."
+)
 def get(
     name: str,
     batch_size: int | None = None,
@@ -35,7 +41,6 @@ def get(
     learning_rate: float | None = None,
     bias_learning_rate: float | None = None,
     weight_decay: float | None = None,
-    extrapolate: bool = False,
 ) -> Recipe:
     r"""The recipe `name` for a batch size.
 
@@ -46,41 +51,36 @@ def get(
 
         x = x_0^{1 - s} x_1^s, \qquad s = \frac{\log (B / B_0)}{\log (B_1 / B_0)},
 
-    or :math:`(1 - s) x_0 + s x_1` where one of the two is not positive. If a source ties the rate
-    to a power of the batch size, interpolation gives it exactly. If neighbours were tuned
-    separately, nobody has run the sizes between them, and the summary says so.
+    or :math:`(1 - s) x_0 + s x_1` if one of the two is not positive. If a source ties the rate to a
+    power of the batch size, interpolation gives it exactly. If neighbours were tuned separately,
+    nobody has run the sizes between them, and the summary says so.
 
     Beyond the published sizes, the learning rate follows the rule that the source states, if there
     is one, and the summary says that it is extrapolated.
 
     If a source leaves out a setting, nothing is filled in: you have to pass it. You may also
-    replace a setting of the source. With another `total_steps`, a warm-up in epochs or steps stays
-    as long as it was, and a warm-up that is a part of the run changes with it. The warm-up begins
-    and the decay ends at the published value, or at the peak if that is lower.
+    replace a setting of the source. Another `learning_rate` scales the whole schedule, and the
+    rates of biases, embeddings and the like with it. With another `total_steps`, a warm-up or hold
+    in epochs or steps stays as long as it was, and one that is a part of the run changes with it.
 
     Args:
         name: one of `names()`, or a part that no other name has: `"byol"`.
-        batch_size: examples in a step (sequences, for language models); may be None where only one
+        batch_size: examples in a step (sequences, for language models); may be None if only one
             size was published.
         epochs: one of the published numbers of epochs, if there are several; otherwise a number in
             place of the published one.
         examples: examples in an epoch, in place of the size of the source's data set.
         total_steps: steps of the run.
         warmup_steps: steps of the warm-up.
-        learning_rate: the peak of the schedule. Rates of embeddings and the like beside Muon change
-            by the same factor.
-        bias_learning_rate: the peak for biases and norms, where they have their own.
+        learning_rate: the peak of the schedule.
+        bias_learning_rate: the peak for biases and norms, if they have their own.
         weight_decay: the weight decay of the parameters that are decayed.
-        extrapolate: whether to go beyond the published sizes where the source states no rule. The
-            nearest size is then scaled by the rule that suits the recipe; see
-            `scale_hyperparameters`.
 
     Returns:
         The recipe, frozen: `optimizer()`, `schedule()`, `summary()`, `code()`,
         `source` and the numbers.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: there is no such recipe or batch size, or the source leaves out a setting that
             is not given.
 
@@ -96,210 +96,182 @@ def get(
         >>> print(recipe.learning_rate, recipe.warmup_steps, recipe.total_steps)
         2.4 6255 187670
     """
-    name = full_name(name)
+    name = find(name)
     entry = published()[name]
-    check_flag("extrapolate", extrapolate)
-    given = _checked(
-        epochs=epochs,
-        examples=examples,
-        total_steps=total_steps,
-        warmup_steps=warmup_steps,
-        learning_rate=learning_rate,
-        bias_learning_rate=bias_learning_rate,
-        weight_decay=weight_decay,
-    )
-    if batch_size is not None:
-        check_integer("batch_size", batch_size, at_least=1)
-    if "bias_learning_rate" in given and not _has_bias_rate(entry):
+    if entry["field"] == "ramps":
+        raise ValueError(f"name must be that of a recipe; {name!r} is a ramp, for recipes.ramp.")
+    lengths = {"batch_size": batch_size, "epochs": epochs, "examples": examples}
+    lengths |= {"total_steps": total_steps, "warmup_steps": warmup_steps}
+    for key, value in lengths.items():
+        if value is not None:
+            check_integer(key, value, at_least=0 if key == "warmup_steps" else 1)
+    rates = {"learning_rate": learning_rate, "bias_learning_rate": bias_learning_rate}
+    for key, value in rates.items():
+        check_optional_number(key, value, "(0, inf)")
+    check_optional_number("weight_decay", weight_decay, "[0, inf)")
+    given: Numbers = {
+        key: value
+        for key, value in (lengths | rates | {"weight_decay": weight_decay}).items()
+        if value is not None
+    }
+    _check_fits(name, entry, given)
+    found, origin = _at(name, entry, _of_epochs(name, rows(entry), given), given)
+    replaced = sorted(given.keys() - {"batch_size", *entry.get("not_said", ())})
+    if replaced:
+        origin += f"; {', '.join(replaced)} as given here"
+    if origin != "as published":  # the published result is that of another run
+        found["result"] = None
+    described = {key: entry[key] for key in ("field", "task", "source", "note", "algorithm")}
+    for key in ("not_decayed", "not_adapted"):
+        described[key] = tuple(entry[key])
+    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **described, **found)
+    recipe.schedule()  # raises an error if the run is shorter than its warm-up
+    return recipe
+
+
+def _check_fits(name: str, entry: Entry, given: Numbers) -> None:
+    """Checks that the recipe has the settings that the caller replaces."""
+    has_bias_rate = "bias_learning_rate" in (*rows(entry)[0], *entry.get("not_said", ()))
+    if "bias_learning_rate" in given and not has_bias_rate:
         raise ValueError(
             f"bias_learning_rate must be None for {name!r}, whose biases have the same rate as "
-            f"all parameters; got {bias_learning_rate!r}."
+            f"all parameters; got {given['bias_learning_rate']!r}."
         )
     if "weight_decay" in given and entry["algorithm"] == "muonh":
         raise ValueError(
             f"weight_decay must be None for {name!r}, whose matrices keep their norms; got "
-            f"{weight_decay!r}."
+            f"{given['weight_decay']!r}."
         )
-    runs = _of_epochs(name, rows(entry), batch_size, given)
-    found, origin = _at(name, entry, runs, batch_size, given, extrapolate)
-    found |= {key: given[key] for key in given.keys() - {"examples"}}
-    # The source gives both ends as numbers, which may be above the peak of a smaller batch size.
-    for end in found.keys() & {"warmup_begin_value", "end_value"}:
-        found[end] = min(found[end], found["learning_rate"])
-    replaced = sorted(given.keys() - set(entry.get("not_said", ())))
-    if replaced:
-        origin += f"; {', '.join(replaced)} as given here"
-    _check_lengths(name, found)
-    described = {key: entry[key] for key in ("field", "task", "source", "note", "algorithm")} | {
-        key: tuple(entry[key]) for key in ("not_decayed", "not_adapted")
-    }
-    found.setdefault("result", entry.get("result"))
-    if origin != "as published":  # the published result is that of another run
-        found["result"] = None
-    return Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **described, **found)
 
 
-def _at(
-    name: str,
-    entry: Entry,
-    runs: list[Entry],
-    batch_size: int | None,
-    given: Numbers,
-    extrapolate: bool,
-) -> tuple[Numbers, str]:
-    """The numbers at a batch size, and their origin."""
-    known = {run["batch_size"]: run for run in runs if "batch_size" in run}
-    if batch_size is None:
-        if len(known) > 1:
-            raise ValueError(
-                f"batch_size must be given for {name!r}, published at {_listed(known)}; got None."
-            )
-        (batch_size,) = known or (None,)
-    if not known:
-        (run,) = runs
-        own = {} if batch_size is None else {"batch_size": batch_size}
-        return numbers(name, entry, run, given | own), "as published, for any batch size"
-    assert batch_size is not None
-    if batch_size in known:
-        return numbers(name, entry, known[batch_size], given), "as published"
-    if min(known) < batch_size < max(known):
-        return _between(name, entry, known, batch_size, given)
-    nearest = _nearest(known, batch_size)
-    base = known[nearest].get("base_learning_rate")
-    if base is not None:
-        rule, _ = STATED_RULES[entry["rule"]]
-        origin = (
-            f"extrapolated from the published batch size {nearest} by the rule of the source, "
-            f"{base:g} {rule}: no run of this size was published"
-        )
-        return numbers(name, entry, known[nearest], given | {"batch_size": batch_size}), origin
-    if not extrapolate:
-        raise ValueError(
-            f"batch_size must be within the batch sizes at which {name!r} was published, "
-            f"{_listed(known)}; got {batch_size}. Beyond them there is no evidence that it trains: "
-            f"past its critical batch size a task gains less and less from a larger batch, and the "
-            f"learning rates at which it trains stop growing. Take {nearest}, or "
-            f"pass extrapolate=True to scale that by the rule {entry['rule']!r}, and tune from "
-            f"there."
-        )
-    point = numbers(name, entry, known[nearest], given)
-    return _beyond(point, nearest, batch_size, entry["rule"])
-
-
-def _of_epochs(name: str, runs: list[Entry], batch_size: int | None, given: Numbers) -> list[Entry]:
+def _of_epochs(name: str, runs: list[Entry], given: Numbers) -> list[Entry]:
     """The runs with the wanted number of epochs, at most one for each batch size."""
     lengths = sorted({run["epochs"] for run in runs if "epochs" in run})
     if len(lengths) < 2:
-        fixed = [run for run in runs if "total_steps" in run]
-        if "epochs" in given and fixed:
+        if "epochs" in given and "total_steps" in runs[0]:
             raise ValueError(
                 f"epochs must be None for {name!r}, whose length is published in steps; got "
                 f"{given['epochs']!r}. Give total_steps."
             )
         return runs
-    if "epochs" in given:
-        wanted = given.pop("epochs")
-        if wanted not in lengths:
-            raise ValueError(
-                f"epochs must be one of {', '.join(map(str, lengths))} for {name!r}, got {wanted}: "
-                f"its settings differ with them. For a run of another length take one of these and "
-                f"give total_steps."
-            )
-    else:
-        at = {run["epochs"] for run in runs if batch_size in (None, run.get("batch_size"))}
-        if len(at or lengths) > 1:
-            choices = ", ".join(map(str, sorted(at or lengths)))
-            raise ValueError(f"epochs must be given for {name!r}, one of {choices}; got None.")
-        (wanted,) = at or lengths
+    batch_size = given.get("batch_size")
+    at = {run["epochs"] for run in runs if batch_size in (None, run.get("batch_size"))}
+    wanted = given.pop("epochs", min(at) if len(at) == 1 else None)
+    if wanted not in lengths:
+        raise ValueError(
+            f"epochs must be one of {', '.join(map(str, lengths))} for {name!r}, got {wanted}: its "
+            f"settings differ with them. For a run of another length take one of these and give "
+            f"total_steps."
+        )
     return [run for run in runs if run["epochs"] == wanted]
 
 
-def _between(
-    name: str, entry: Entry, known: dict[int, Entry], batch_size: int, given: Numbers
-) -> tuple[Numbers, str]:
-    pairs = itertools.pairwise(sorted(known))
-    low, high = next(pair for pair in pairs if pair[0] < batch_size < pair[1])
-    part = math.log(batch_size / low) / math.log(high / low)
-    at_low, at_high = (numbers(name, entry, known[size], given) for size in (low, high))
-    point = {
-        key: _interpolated(value, at_high[key], part)
-        for key, value in at_low.items()
-        if key != "result"
-    }
-    origin = f"interpolated between the published batch sizes {low} and {high}: nobody has run them"
-    return point | {"batch_size": batch_size}, origin
-
-
-def _interpolated(low: Any, high: Any, part: float) -> Any:
-    """A number between two; flags and names are the same at all published sizes."""
-    if low == high:
-        return low
-    geometric = low > 0 and high > 0
-    value = low ** (1 - part) * high**part if geometric else (1 - part) * low + part * high
-    return round(value) if isinstance(low, int) and isinstance(high, int) else value
-
-
-def _beyond(point: Numbers, nearest: int, batch_size: int, rule: RuleName) -> tuple[Numbers, str]:
-    settings = Hyperparameters(
-        learning_rate=point["learning_rate"],
-        warmup_steps=point["warmup_steps"],
-        total_steps=point["total_steps"],
-    )
-    scaled = scale_hyperparameters(
-        settings, from_batch=nearest, to_batch=batch_size, rule=rule
-    ).settings
-    shrink = scaled.total_steps / point["total_steps"]
-    lengths = {
-        name: round(point[name] * shrink)
-        for name in ("hold_steps", "others_hold_steps", "warmup_begin_step", "steps_per_stair")
-        if name in point
-    }
-    point = with_groups_scaled(point, scaled.learning_rate / point["learning_rate"])
-    origin = (
-        f"extrapolated from the published batch size {nearest} by the rule {rule!r}: a place to "
-        f"start tuning, not a result"
-    )
-    return point | lengths | {
-        "batch_size": batch_size,
-        "learning_rate": scaled.learning_rate,
-        "warmup_steps": scaled.warmup_steps,
-        "total_steps": scaled.total_steps,
-    }, origin
-
-
-def _checked(**given: float | None) -> Numbers:
-    """The given settings, checked."""
-    for name, value in given.items():
-        allowed = _GIVEN[name]
-        if value is None:
-            continue
-        if isinstance(allowed, int):
-            check_integer(name, value, at_least=allowed)
-        else:
-            check_number(name, value, allowed)
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _check_lengths(name: str, found: Numbers) -> None:
-    if found.get("decay") in ("inverse_sqrt", "exponential", "constant"):
-        return
-    warmed = max(found["warmup_steps"] + found.get("warmup_begin_step", 0), 0)
-    before = warmed + (found.get("hold_steps") or 0)
-    if found["total_steps"] < before:
+def _at(name: str, entry: Entry, runs: list[Entry], given: Numbers) -> tuple[Numbers, str]:
+    """The numbers at a batch size, and their origin."""
+    known = {run["batch_size"]: run for run in runs if "batch_size" in run}
+    if not known:
+        return _in_steps(name, entry, runs[0], given), "as published, for any batch size"
+    sizes = ", ".join(map(str, sorted(known)))
+    if "batch_size" not in given and len(known) > 1:
+        raise ValueError(f"batch_size must be given for {name!r}, published at {sizes}; got None.")
+    wanted = given.get("batch_size", min(known))
+    if wanted in known:
+        return _in_steps(name, entry, known[wanted], given), "as published"
+    for low, high in itertools.pairwise(sorted(known)):
+        if low < wanted < high:
+            given = {key: value for key, value in given.items() if key != "batch_size"}
+            at_low = _in_steps(name, entry, known[low], given)
+            at_high = _in_steps(name, entry, known[high], given)
+            part = math.log(wanted / low) / math.log(high / low)
+            return _interpolated(at_low, at_high, part) | {"batch_size": wanted}, (
+                f"interpolated between the published batch sizes {low} and {high}: nobody has run "
+                "them"
+            )
+    nearest = min(known, key=lambda size: abs(size - wanted))
+    base = known[nearest].get("base_learning_rate")
+    if base is None:
         raise ValueError(
-            f"total_steps must be no less than the warm-up and the hold of {name!r}, {before} "
-            f"steps; got {found['total_steps']}. Give a shorter warm-up, too: warmup_steps."
+            f"batch_size must be within the batch sizes at which {name!r} was published, {sizes}; "
+            f"got {wanted}. Beyond them there is no evidence that it trains: past its critical "
+            f"batch size a task gains less and less from a larger batch, and the learning rates at "
+            f"which it trains stop growing. Take {nearest}, and replace its learning_rate and "
+            f"total_steps, for example by those of scale_hyperparameters."
         )
+    return _in_steps(name, entry, known[nearest], given), (
+        f"extrapolated from the published batch size {nearest} by the rule of the source, "
+        f"{base:g} {STATED_RULES[entry['rule']][0]}: no run of this size was published"
+    )
 
 
-def _has_bias_rate(entry: Entry) -> bool:
-    run = rows(entry)[0]
-    return "base_bias_learning_rate" in run or "bias_learning_rate" in entry.get("not_said", ())
+def _interpolated(low: Numbers, high: Numbers, part: float) -> Numbers:
+    """Numbers between two runs; flags and names are the same in both."""
+
+    def between(x: Any, y: Any) -> Any:
+        if x == y:
+            return x
+        value = x ** (1 - part) * y**part if x > 0 and y > 0 else (1 - part) * x + part * y
+        return round(value) if isinstance(x, int) and isinstance(y, int) else value
+
+    return {key: between(low[key], high[key]) for key in low.keys() - {"result"}}
 
 
-def _nearest(known: dict[int, Any], batch_size: int) -> int:
-    return min(known) if batch_size < min(known) else max(known)
+def _in_steps(name: str, entry: Entry, run: Entry, given: Numbers) -> Numbers:
+    """The numbers of one run with those of the caller, all lengths in steps."""
+    missing = [
+        key
+        for key in entry.get("not_said", ())
+        if key not in given and not ("total_steps" in given and key in ("epochs", "examples"))
+    ]
+    check_said(name, missing)
+    found = {key: _frozen(value) for key, value in run.items()} | given
+    examples = found.pop("examples", entry.get("examples"))
+
+    def steps(epochs: float) -> int:
+        if examples is None:
+            raise ValueError(f"examples must be given for {name!r}: it has none in its source.")
+        rounding = ROUNDINGS[entry.get("rounding", "nearest")]
+        return rounding(epochs, examples, found["batch_size"])
+
+    extra = found.pop("extra_steps", 0)
+    if "total_steps" not in found:
+        found["total_steps"] = steps(found["epochs"]) + extra
+    for length in ("warmup", "hold", "others_hold"):
+        epochs, part = found.pop(f"{length}_epochs", 0), found.pop(f"{length}_ratio", 0)
+        if epochs or part:
+            length_in_steps = steps(epochs) if epochs else round(part * found["total_steps"])
+            found.setdefault(f"{length}_steps", length_in_steps)
+    found.setdefault("warmup_steps", 0)
+    if "decay_ratio" in found:  # what the warm-up and the decay leave is held
+        decay = round(found.pop("decay_ratio") * found["total_steps"])
+        warmed_up = found["warmup_steps"] + found.get("warmup_begin_step", 0)
+        found["hold_steps"] = found["total_steps"] - decay - warmed_up
+    if found.pop("stairs", False):
+        found["steps_per_stair"] = steps(1)
+    return _with_rates(entry, run, found, given)
 
 
-def _listed(known: dict[int, Any]) -> str:
-    return ", ".join(map(str, sorted(known)))
+def _with_rates(entry: Entry, run: Entry, found: Numbers, given: Numbers) -> Numbers:
+    """The numbers with the rates by the rule of the source, or in proportion to the caller's."""
+    base = found.pop("base_learning_rate", None)
+    if base is not None:
+        _, factor = STATED_RULES[entry["rule"]]
+        published = base * factor(run.get("batch_size", found["batch_size"]))
+        found.setdefault("learning_rate", base * factor(found["batch_size"]))
+    else:
+        published = run.get("learning_rate", found["learning_rate"])
+    change = found["learning_rate"] / published
+    for key in ("bias_learning_rate", "warmup_begin_value", "end_value"):
+        if key in found and key not in given:
+            found[key] *= change
+    for key, group in found.items():
+        if isinstance(group, Group) and group.learning_rate is not None:
+            rate = group.learning_rate * change
+            found[key] = dataclasses.replace(group, learning_rate=rate)
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    """A value of a file as a field of a `Recipe`."""
+    if isinstance(value, dict):
+        return Group(**value)
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -113,7 +113,7 @@ class Recipe(Settings):
         numbers = {"learning_rate": self.learning_rate}
         if self.bias_learning_rate is not None:
             numbers["bias_learning_rate"] = self.bias_learning_rate
-        numbers |= {name: value for name, value in values.items() if isinstance(value, float)}
+        numbers |= {name: value for name, value in values.items() if type(value) in (int, float)}
         listed = ", ".join(f"{name} {value:.6g}" for name, value in numbers.items())
         title = {"muon": "Muon", "muonh": "MuonH"}.get(self.algorithm, self.algorithm.upper())
         excluded = self._excluded_in_words()

@@ -34,7 +34,7 @@ class Settings:
     """The origin of the numbers: published as they are, interpolated, extrapolated or replaced."""
     dialect: str | None
     """The row of the original on the page of dialects; None if it is not there."""
-    result: str | None
+    result: str | None = None
     """The result of the published run; None where its source does not say."""
 
     algorithm: Literal["lamb", "lans", "lars", "larc", "sgd", "muon", "muonh"]

@@ -5,7 +5,7 @@ import runpy
 import statistics
 
 import optax_largebatch as lb
-from optax_largebatch.recipes.published import published, rows
+from optax_largebatch.recipes.catalogue import published, rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "guides" / "from_adamw_to_16k.md").read_text()

@@ -5,10 +5,11 @@ import re
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.recipes.published import published, rows
+from optax_largebatch.recipes.catalogue import FIELDS, lines, published, rows
 from tests.test_dialects import ROWS
 
-LINES = {line.name: line for lines in lb.recipes.table().fields.values() for line in lines}
+LINES = {line.name: line for line in lines()}
+RECIPES = [name for name in lb.recipes.names() if published()[name]["field"] != "ramps"]
 
 
 def test_names_by_a_word():
@@ -21,35 +22,49 @@ def test_names_by_a_word():
     assert set(lb.recipes.names("speech")) == {"fastpitch/lamb/nvidia", "rnnt/lamb/mlperf"}
     assert lb.recipes.names("albert/lamb/google") == ["albert/lamb/google"]
     assert {name.split("/")[1] for name in lb.recipes.names("muon")} == {"muon", "muonh"}
+    assert set(lb.recipes.names("nanochat")) == {"nanochat-d24/muon/speedrun", "nanochat-d34"}
+    assert lb.recipes.names("ramps") == sorted(set(lb.recipes.names()) - set(RECIPES))
     with pytest.raises(ValueError, match=r"part must be a field \(language.*got 'adam'"):
         lb.recipes.names("adam")
 
 
 def test_the_table_has_all_by_field():
-    fields = lb.recipes.table().fields
-    assert list(fields) == ["language", "supervised vision", "self-supervised vision", "speech"]
     assert sorted(LINES) == lb.recipes.names()
-    text = str(lb.recipes.table())
+    text = lb.recipes.table()
     assert max(map(len, text.splitlines())) <= 80
+    assert re.findall(r"^[A-Z][A-Z -]+$", text, re.M) == [name.upper() for name in FIELDS.values()]
+    for field in FIELDS.values():
+        part = re.search(rf"^{field.upper()}\n((?:.+\n?)*)", text, re.M)[1]
+        assert re.findall(r"^\S+", part, re.M) == lb.recipes.names(field)
     for name, line in LINES.items():
-        own = re.search(rf"^{name}\n((?:    .*\n)*)", text, re.M)
-        said = " ".join(own[1].split())
-        for cell in (line.batch_sizes, line.epochs, line.result, line.not_said):
+        of_name = re.search(rf"^{name}\n((?:    .*\n?)*)", text, re.M)
+        said = " ".join(of_name[1].split())
+        for cell in (line.batch_sizes, line.length, line.result, line.not_said):
             assert " ".join(cell.split()) in said
-    only = lb.recipes.table("lars")
-    assert sorted(
-        line.name for lines in only.fields.values() for line in lines
-    ) == lb.recipes.names("lars")
+    only = re.findall(r"^[a-z]\S+", lb.recipes.table("lars"), re.M)
+    assert sorted(only) == lb.recipes.names("lars")
+
+
+def test_an_old_name_says_where_ramps_are():
+    with pytest.raises(AttributeError, match=r"names\('ramps'\) and table\('ramps'\) have"):
+        lb.recipes.ramps()
+    assert not hasattr(lb.recipes, "anything")
 
 
 def test_cells_are_those_of_the_data():
-    assert LINES["resnet50/lars/byol"].epochs == "40, 100, 300, 1000"
+    assert LINES["resnet50/lars/byol"].length == "40, 100, 300, 1000"
     assert LINES["resnet50/lars/byol"].result == "1000: 74.3% top-1"
     assert LINES["resnet50/lars/moco-v3"].result.startswith("100: 68.9% top-1; 300: 72.8%")
     assert LINES["bert-large/lamb/mlperf"].batch_sizes == "13 from 256 to 16384"
     assert LINES["perceiver-io/lamb/deepmind"].batch_sizes == ""
     assert LINES["perceiver-io/lamb/deepmind"].not_said == "batch_size"
     assert LINES["resnet50/lars/detcon-b"].result == ""
+    assert LINES["marin-535b/muonh/marin"].batch_sizes == "11264 x 4096 tokens"
+    assert LINES["megatron/muon/nvidia-defaults"].batch_sizes == ""
+    assert LINES["glm-4.5"][1:5] == (
+        "4096 to 16384 x 4096 tokens", "500B of 22T tokens", "", "increment"
+    )  # fmt: skip
+    assert LINES["nanochat-d34"].length == "10 percent"
 
 
 SOURCE = re.compile(r"\w+/[\w.-]+@[0-9a-f]{7,} .*\w|issue #\d+|arXiv \d{4}\.\d{5}|rcps_\w+\.json")
@@ -62,16 +77,17 @@ def test_every_recipe_names_its_source(name):
     assert SOURCE.search(source) or "github.com/" in source or "DeepLearningExamples" in source
 
 
-@pytest.mark.parametrize("name", lb.recipes.names())
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_entry_is_complete_and_has_nothing_else(name):
     entry = published()[name]
     known = {
-        "field", "task", "algorithm", "rule", "dialect", "examples", "steps", "not_said", "result",
+        "field", "task", "algorithm", "rule", "dialect", "examples", "rounding", "not_said",
         "source", "note", "not_decayed", "not_adapted", "common", "points",
     }  # fmt: skip
     assert set(entry) <= known
-    assert {"task", "algorithm", "rule", "source", "note", "common", "points"} <= set(entry)
+    assert {"task", "algorithm", "source", "note", "common", "points"} <= set(entry)
     for row in rows(entry):
+        assert ("rule" in entry) == ("base_learning_rate" in row)
         for key in entry.get("not_said", ()):
             assert not {key, f"base_{key}"} & set(row)
 

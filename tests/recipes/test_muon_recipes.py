@@ -528,11 +528,7 @@ def test_another_rate_or_length_changes_the_others_too():
     speedrun = lb.recipes.get("speedrun", total_steps=1000)
     assert speedrun.hold_steps == 1000 - 650 - 39
     assert float(speedrun.schedule()(1000)) == pytest.approx(0.05 * speedrun.learning_rate)
-    large = lb.recipes.get("gpt2-124m/muon/track-3", 4 * 512, extrapolate=True)
-    assert large.head.learning_rate == pytest.approx(2 * 0.004)
-    assert large.learning_rate == pytest.approx(2 * 0.025)
-    assert (large.hold_steps, large.total_steps) == (244, 812)
-    megatron = lb.recipes.get("megatron", 8, learning_rate=1.0, total_steps=5)
+    megatron = lb.recipes.get("nvidia-defaults", 8, learning_rate=1.0, total_steps=5)
     assert megatron.rest.learning_rate is None
     assert megatron.origin == "as published, for any batch size"
 
@@ -549,9 +545,6 @@ def test_summaries_say_which_optimizer_moves_what():
         assert part in said
     assert "all others the rate of the matrices, weight_decay 0.1" in recipe_of("cool").summary()
     assert "max_grad_norm 1" in recipe_of("megatron").summary()
-    lines = {line.name: line for line in lb.recipes.table("muon").fields["language"]}
-    assert lines["marin-535b/muonh/marin"].batch_sizes == "11264 x 4096 tokens"
-    assert lines["megatron/muon/nvidia-defaults"].batch_sizes == ""
 
 
 @pytest.mark.parametrize("said", ["0.85 to 0.97", "equal norms", "cautious", "NorMuon"])

@@ -1,23 +1,20 @@
 """Ramps of the batch size are as their sources give them."""
 
-import json
-
 import pytest
 
 import optax_largebatch as lb
 from optax_largebatch import recipes
-from optax_largebatch.__main__ import main
-from optax_largebatch.recipes import ramp_plans
-from optax_largebatch.recipes.published import published_ramps
+from optax_largebatch.recipes import batch_ramps
+from optax_largebatch.recipes.catalogue import published
 
-NAMES = recipes.ramps().names
+NAMES = recipes.names("ramps")
 GIVEN = {"increment": 768, "total": "10.4T"}
 """What tests give in place of what a source does not say."""
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def given(name, **settings):
-    return {said: GIVEN[said] for said in published_ramps()[name].get("not_said", ())} | settings
+    return {said: GIVEN[said] for said in published()[name].get("not_said", ())} | settings
 
 
 def number(text):
@@ -97,13 +94,13 @@ def test_takes_the_steps_of_the_source(name):
 
 def test_a_linear_ramp_of_broken_widths_keeps_the_edges(monkeypatch):
     """Stages of 3.33 sequences: three are not enough, and the steps do end at three and at six."""
-    entry = published_ramps()["bloom-176b"] | {
-        "sequence_length": 1, "counted_in": "sequences", "total": 14,
+    entry = published()["bloom-176b"] | {
+        "sequence_length": 1, "total": 14,
         "linear": {"first": 1, "last": 4, "increment": 1, "length": 10},
     }  # fmt: skip
-    monkeypatch.setattr(ramp_plans, "published_ramps", lambda: {"short": entry})
+    monkeypatch.setattr(batch_ramps, "published", lambda: {"bloom-176b": entry})
     batch_size = megatrons_linear_rule(1, 1, 10, 4)
-    plan, consumed = recipes.ramp("short"), 0
+    plan, consumed = recipes.ramp("bloom-176b"), 0
     for step in range(plan.total_steps):
         assert plan.batch_size(step) == batch_size(step, consumed)
         consumed += plan.batch_size(step)
@@ -160,12 +157,12 @@ def test_millions_of_tokens_are_powers_of_two(name, millions):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_data_are_whole(name):
-    entry = published_ramps()[name]
-    needed = {"task", "source", "note", "sequence_length", "counted_in", "coupling"}
-    assert needed <= set(entry) <= needed | {"not_said", "total", "stages", "linear"}
+    entry = published()[name]
+    needed = {"field", "task", "source", "note", "sequence_length", "coupling"}
+    assert needed <= set(entry) <= needed | {"not_said", "total", "stages", "linear", "counted_in"}
     assert ("stages" in entry) != ("linear" in entry)
     assert entry["coupling"] in ("sqrt", "linear", "none")
-    assert entry["counted_in"] in ("tokens", "sequences", "steps", "percent")
+    assert entry.get("counted_in", "percent") == "percent"
     missing = {
         said for said in ("total", "increment") if said not in entry | entry.get("linear", {})
     }
@@ -211,7 +208,6 @@ def test_prints_in_80_columns(name):
     assert max(map(len, lines)) <= 80
     assert len(lines) < 30
     assert lb.BatchPlan.from_json(plan.to_json()) == plan
-    assert max(map(len, str(recipes.ramps()).splitlines())) <= 80
 
 
 def test_a_long_plan_leaves_out_stages():
@@ -226,7 +222,7 @@ def test_a_long_plan_leaves_out_stages():
     ("name", "settings", "error"),
     [
         ("olmo-7b", {}, r"got 'olmo-7b'\. Near it are olmo-1b"),
-        ("x", {}, r"Near it are none; recipes\.ramps\(\) prints them all"),
+        ("?", {}, r"Near it are none; recipes\.table\(\) has all names"),
         ("minimax-01", {}, r"^total must be given for 'minimax-01'.*arXiv 2501\.08313"),
         ("glm-4.5", {}, r"^increment must be given for 'glm-4\.5'"),
         ("glm-4.5", {"increment": 1000}, r"must divide 12288, .*\(4096 to 16384\); got 1000"),
@@ -239,19 +235,3 @@ def test_a_long_plan_leaves_out_stages():
 def test_errors_say_what_is_allowed(name, settings, error):
     with pytest.raises(ValueError, match=error):
         recipes.ramp(name, **settings)
-
-
-def test_in_the_terminal(capsys):
-    def printed(*words):
-        assert main(("recipes", *words)) == 0
-        return capsys.readouterr().out.removesuffix("\n")
-
-    assert printed("ramps") == printed("ramp") == str(recipes.ramps())
-    assert json.loads(printed("ramps", "--json")) == NAMES
-    assert printed("palm-540b") == str(recipes.ramp("palm-540b"))
-    plan = recipes.ramp("glm-4.5", "1T", increment=4096, learning_rate=1e-3)
-    words = ("glm-4.5", "--total", "1T", "--increment", "4096", "--learning-rate", "1e-3")
-    assert printed(*words) == str(plan)
-    assert lb.BatchPlan.from_json(printed(*words, "--json")) == plan
-    assert main(("recipes", "glm-4.5")) == 2
-    assert "increment must be given for 'glm-4.5'" in capsys.readouterr().err

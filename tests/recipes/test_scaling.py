@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.recipes.published import published, rows
+from optax_largebatch.recipes.catalogue import published, rows
 from optax_largebatch.recipes.scaling_rules import B1_FLOOR, RULES
 
 ADAMW = lb.Hyperparameters(

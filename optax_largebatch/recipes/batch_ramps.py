@@ -1,7 +1,5 @@
 """Batch sizes that grew over a published run, as plans."""
 
-import difflib
-import itertools
 from typing import Any
 
 from optax_largebatch.arguments import check_integer
@@ -10,7 +8,7 @@ from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.growth import Growth
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.stages import Start, starts_of
-from optax_largebatch.recipes.published import Entry, published_ramps
+from optax_largebatch.recipes.catalogue import Entry, check_said, find, published
 
 
 def ramp(
@@ -28,19 +26,18 @@ def ramp(
     timescale. If a source leaves out a setting, nothing is filled in: you have to pass it.
 
     Args:
-        name: one of `ramps().names`.
+        name: one of `names("ramps")`, or a part that no other name has.
         total: the tokens of your run, an integer or a string such as `"1T"`; None for those of
             the published run. The ramp stays where it was, unless its source counts in parts of
             the run.
         increment: what a linear ramp adds to the batch size at once; None for that of the source.
-        **settings: what `batch_plan` takes besides: `learning_rate`, `weight_decay`,
+        **settings: other arguments of `batch_plan`: `learning_rate`, `weight_decay`,
             `micro_batch_size`, `devices`, ..., and another `coupling`.
 
     Returns:
         The plan. Its `note` names the run and the source.
 
     Raises:
-        TypeError: an argument has the wrong type, or `batch_plan` does not take it.
         ValueError: there is no such ramp; a setting that the source leaves out is missing; an
             argument is out of its range.
 
@@ -64,38 +61,23 @@ def ramp(
         The batch size rises gradually; the source does not say in which increments. The
         rate is constant from step 2000 to 10T tokens, while the batch size grows.
     """
-    entry = _entry(name)
-    _check_said(name, entry, total=total, increment=increment)
+    name = find(name)
+    entry = published()[name]
+    if entry["field"] != "ramps":
+        raise ValueError(f"name must be that of a ramp; {name!r} is a recipe, for recipes.get.")
+    given = {"total": total, "increment": increment}
+    check_said(name, [key for key in entry.get("not_said", ()) if given[key] is None])
+    end = count("total", entry["total"] if total is None else total, at_least=1)
     starts = _starts(name, entry, increment)
-    end = _total(entry, starts) if total is None else count("total", total, at_least=1)
-    in_tokens = _in_tokens(entry, starts, end)
+    if entry.get("counted_in") == "percent":
+        starts = [(-(-end * part // 100), batch) for part, batch in starts]
     note = f"{entry['task']}; {entry['source']}. {entry['note']}".removesuffix(".")
     return batch_plan(
-        Growth(note, lambda seen, rate: in_tokens),
+        Growth(note, lambda seen, rate: starts),
         total=end,
         sequence_length=entry["sequence_length"],
         **{"coupling": entry["coupling"]} | settings,
     )
-
-
-def _entry(name: str) -> Entry:
-    entries = published_ramps()
-    if name not in entries:
-        near = difflib.get_close_matches(str(name), entries, cutoff=0.3)
-        raise ValueError(
-            f"name must be that of a ramp; got {name!r}. Near it are {', '.join(near) or 'none'}; "
-            "recipes.ramps() prints them all."
-        )
-    return entries[name]
-
-
-def _check_said(name: str, entry: Entry, **given: Any) -> None:
-    missing = [said for said in entry.get("not_said", ()) if given[said] is None]
-    if missing:
-        raise ValueError(
-            f"{' and '.join(missing)} must be given for {name!r}: its source does not say it, and "
-            f"nothing is filled in. The source is {entry['source']}."
-        )
 
 
 def _starts(name: str, entry: Entry, increment: int | None) -> list[Start]:
@@ -117,21 +99,3 @@ def _starts(name: str, entry: Entry, increment: int | None) -> list[Start]:
         )
     length, times = count("length", linear["length"]), rise // step
     return [(-(-j * length // times), linear["first"] + j * step) for j in range(times + 1)]
-
-
-def _total(entry: Entry, starts: list[Start]) -> int:
-    """The published length of the run in tokens."""
-    return _in_tokens(entry, [*starts, (count("total", entry["total"]), 0)])[-1][0]
-
-
-def _in_tokens(entry: Entry, starts: list[Start], total: int = 0) -> list[Start]:
-    """The starts in tokens, of a run of so many tokens."""
-    unit, length = entry["counted_in"], entry["sequence_length"]
-    if unit == "percent":
-        return [(-(-total * part // 100), batch) for part, batch in starts]
-    if unit == "steps":
-        spans = [(end - seen) * batch for (seen, batch), (end, _) in itertools.pairwise(starts)]
-        ends = itertools.accumulate(spans, initial=0)
-        starts = [(seen, batch) for seen, (_, batch) in zip(ends, starts, strict=True)]
-    tokens = 1 if unit == "tokens" else length
-    return [(seen * tokens, batch) for seen, batch in starts]

@@ -1,0 +1,265 @@
+"""The published settings as their sources give them, and their table."""
+
+from collections.abc import Sequence
+import difflib
+import functools
+from importlib import resources
+import json
+import re
+import textwrap
+from typing import Any, NamedTuple
+
+from optax_largebatch.arguments import check_choice
+from optax_largebatch.plans.counts import count, written
+from optax_largebatch.plans.stages import starts_of
+
+FIELDS = {
+    "language": "language",
+    "supervised_vision": "supervised vision",
+    "self_supervised_vision": "self-supervised vision",
+    "speech": "speech",
+    "ramps": "ramps",
+}
+"""The files in `published`, with the names of their fields. Ramps are batch sizes that grew."""
+
+WIDTH = 80
+
+Entry = dict[str, Any]
+"""A recipe in its file: the settings of all runs, and `points`, one for each run. Or a ramp."""
+
+
+class Line(NamedTuple):
+    """A recipe or a ramp in the table. A field is empty if the source does not say it."""
+
+    name: str
+    batch_sizes: str
+    length: str
+    """The epochs of a recipe; of a ramp, where its last batch size begins."""
+    result: str
+    not_said: str
+    """The settings that `get` or `ramp` must be given."""
+    source: str
+
+
+def names(part: str | None = None) -> list[str]:
+    """The names of the recipes, for `get`, and of the ramps, for `ramp`.
+
+    Args:
+        part: the beginning of a word that the names must have, such as `"lars"`, `"resnet"` or
+            `"byol"`, or a field: `"language"`, `"supervised vision"`, `"self-supervised vision"`,
+            `"speech"` or `"ramps"`. None for all.
+
+    Returns:
+        The names, in alphabetical order.
+
+    Raises:
+        ValueError: there is no such name or field.
+
+    Examples:
+        >>> from optax_largebatch import recipes
+        >>> print(recipes.names()[:2])
+        ['albert/lamb/google', 'bart/lamb/nvidia-phase1']
+        >>> print(recipes.names("speech"))
+        ['fastpitch/lamb/nvidia', 'rnnt/lamb/mlperf']
+    """
+    chosen = sorted(published()) if part is None else _having(part)
+    if not chosen:
+        raise ValueError(
+            f"part must be a field ({', '.join(FIELDS.values())}) or the beginning of a word of a "
+            f"name, such as 'lars'; got {part!r}. recipes.table() has all names."
+        )
+    return chosen
+
+
+def table(part: str | None = None) -> str:
+    """A table of the recipes by field, with batch sizes, results and what sources leave open.
+
+    Args:
+        part: as for `names`.
+
+    Returns:
+        The table, to be printed; at most 80 columns wide.
+
+    Raises:
+        ValueError: there is no such name or field.
+
+    Examples:
+        >>> from optax_largebatch import recipes
+        >>> print(recipes.table("byol"))
+        SELF-SUPERVISED VISION
+        resnet50/lars/byol
+            batch size 4096; epochs 40, 100, 300, 1000; reached 1000: 74.3% top-1
+    """
+    text: list[str] = []
+    for field in FIELDS.values():
+        in_field = [line for line in lines(part) if published()[line.name]["field"] == field]
+        text += ["", field.upper()] if in_field else []
+        for line in in_field:
+            cells = {
+                "batch size": line.batch_sizes,
+                "the last from" if field == "ramps" else "epochs": line.length,
+                "reached": line.result,
+                "to be given:": line.not_said,
+            }
+            said = "; ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
+            text += [line.name, textwrap.indent(textwrap.fill(said, WIDTH - 4), " " * 4)]
+    return "\n".join(text[1:])
+
+
+def batch_sizes(name: str) -> list[int]:
+    """The batch sizes at which a recipe was published.
+
+    Args:
+        name: a name, or a part that no other name has, as for `get`.
+
+    Returns:
+        The batch sizes, in ascending order; none for a ramp, or if the source gives only a rule.
+
+    Raises:
+        ValueError: there is no such recipe.
+
+    Examples:
+        >>> from optax_largebatch import recipes
+        >>> print(recipes.batch_sizes("resnet50/lars/square-root"))
+        [512, 1024, 4096, 8192]
+    """
+    runs = rows(published()[find(name)])
+    return sorted({run["batch_size"] for run in runs if "batch_size" in run})
+
+
+def examples_to_target(name: str) -> dict[int, list[int]]:
+    """The examples that each reference run of a recipe needed to reach its benchmark's target.
+
+    Args:
+        name: a recipe of MLPerf; other sources did not publish single runs.
+
+    Returns:
+        The examples that each run saw, by batch size.
+
+    Raises:
+        ValueError: there are no such runs.
+
+    Examples:
+        >>> from optax_largebatch import recipes
+        >>> print(recipes.examples_to_target("bert-large/lamb/mlperf")[8192][:3])
+        [4251648, 4153344, 4055040]
+    """
+    recorded = _load("runs.json")
+    check_choice("name", name, sorted(recorded))
+    unit = published()[name]["examples"] if recorded[name]["unit"] == "epochs" else 1
+    runs = recorded[name]["runs"]
+    return {int(batch): [unit * length for length in runs[batch]] for batch in runs}
+
+
+@functools.cache
+def published() -> dict[str, Entry]:
+    """All entries by name."""
+    return {
+        name: entry | {"field": field}
+        for file, field in FIELDS.items()
+        for name, entry in _load(f"published/{file}.json").items()
+    }
+
+
+def rows(entry: Entry) -> list[Entry]:
+    """The runs of a recipe, each with the settings that all runs share; none for a ramp."""
+    return [entry["common"] | point for point in entry.get("points", ())]
+
+
+def find(word: str) -> str:
+    """The full name of a recipe or ramp, from its name or a part that no other name has."""
+    having = _having(word)
+    if len(having) > 1:
+        having = [name for name in having if word in name.split("/")] or having
+    if len(having) == 1:
+        return having[0]
+    near = having or difflib.get_close_matches(str(word), published(), cutoff=0.3)
+    raise ValueError(
+        f"name must be that of a recipe or ramp, or a part that no other has; got {word!r}. "
+        f"{'It is a part of' if having else 'Near it are'} {', '.join(near) or 'none'}; "
+        f"recipes.table() has all names."
+    )
+
+
+def check_said(name: str, missing: Sequence[str]) -> None:
+    """Checks that nothing is missing that the source does not say."""
+    if missing:
+        raise ValueError(
+            f"{' and '.join(missing)} must be given for {name!r}: its source does not say "
+            f"{'it' if len(missing) == 1 else 'them'}, and nothing is filled in. The source is "
+            f"{published()[name]['source']}."
+        )
+
+
+def lines(part: str | None = None) -> list[Line]:
+    """What the table has of each recipe and ramp; `part` is as for `names`."""
+    return [
+        (_line_of_ramp if published()[name]["field"] == "ramps" else _line)(name, published()[name])
+        for name in names(part)
+    ]
+
+
+def _having(word: str) -> list[str]:
+    """The entry of this name, or those of this field, or with a word that begins so."""
+    entries = published()
+    if word in entries:
+        return [word]
+    return sorted(
+        name
+        for name, entry in entries.items()
+        if word == entry["field"]
+        or any(part.startswith(str(word)) for part in (*name.split("/"), *re.split("[/-]", name)))
+    )
+
+
+def _line(name: str, entry: Entry) -> Line:
+    runs = rows(entry)
+    sizes = _listed([run.get("batch_size") for run in runs])
+    lengths = {run.get("sequence_length") for run in runs} - {None}
+    return Line(
+        name,
+        f"{sizes} x {_listed([*lengths])} tokens" if lengths and sizes else sizes,
+        _listed([run.get("epochs") for run in runs]),
+        _results(runs),
+        ", ".join(entry.get("not_said", ())),
+        entry["source"],
+    )
+
+
+def _line_of_ramp(name: str, entry: Entry) -> Line:
+    if linear := entry.get("linear"):
+        step = f" by {linear['increment']}" if "increment" in linear else ""
+        sizes, last = f"{linear['first']} to {linear['last']}{step}", linear["length"]
+    else:
+        starts = starts_of(entry["stages"])
+        sizes, last = _listed([batch for _, batch in starts]), starts[-1][0]
+    total = f" of {written(count('total', entry['total']))}" if "total" in entry else ""
+    return Line(
+        name,
+        f"{sizes} x {entry['sequence_length']} tokens",
+        f"{written(count('length', last))}{total} {entry.get('counted_in', 'tokens')}",
+        "",
+        ", ".join(entry.get("not_said", ())),
+        entry["source"],
+    )
+
+
+def _results(runs: list[Entry]) -> str:
+    """The results; if they differ, each with the setting in which its run differs."""
+    if len({run.get("result") for run in runs}) == 1:
+        return runs[0].get("result", "")
+    having = [run for run in runs if "result" in run]
+    key = "batch_size" if len({run.get("batch_size") for run in having}) > 1 else "epochs"
+    return "; ".join(f"{run[key]}: {run['result']}" for run in having)
+
+
+def _listed(values: list[int | None]) -> str:
+    known = sorted({value for value in values if value is not None})
+    if len(known) > 7:
+        return f"{len(known)} from {known[0]} to {known[-1]}"
+    return ", ".join(map(str, known))
+
+
+@functools.cache
+def _load(file: str) -> dict[str, Any]:
+    return json.loads(resources.files("optax_largebatch.recipes").joinpath(file).read_text())
