@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 from optax_largebatch import recipes, states
 from optax_largebatch.diagnostics import plots
 from optax_largebatch.diagnostics.averaged_params import averaged_params
-from optax_largebatch.diagnostics.branched_runs import (
-    MeasuredCriticalBatchSize,
-    measure_critical_batch_size,
-)
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     fit_critical_batch_size,
+    within_critical_batch_size,
 )
-from optax_largebatch.diagnostics.critical_growth import within_critical_batch_size
 from optax_largebatch.diagnostics.diagnose import diagnose
 from optax_largebatch.diagnostics.explain import Explanation, explain
 from optax_largebatch.diagnostics.gradient_reduction import check_gradient_reduction
 from optax_largebatch.diagnostics.matrix_groups import matrix_groups
+from optax_largebatch.diagnostics.measure_critical_batch_size import (
+    MeasuredCriticalBatchSize,
+    measure_critical_batch_size,
+)
 from optax_largebatch.diagnostics.noise_scale import (
     NoiseScale,
     layer_noise_scales,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from optax_largebatch.diagnostics.student import student_quantile
+from optax_largebatch.diagnostics.noise_scale import student_quantile
 
 CONFIDENCE = 0.95
 

@@ -5,9 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.diagnostics.optimizer_facts import Optimizer, facts_about
-from optax_largebatch.diagnostics.state_parts import parts
-from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
+from optax_largebatch.diagnostics.optimizer_facts import Optimizer, block_norms, facts_about
+from optax_largebatch.params.owners import parts_of_kinds
 from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
 
@@ -41,23 +40,18 @@ def averaged_params(optimizer: Optimizer, state: Any, params: Any) -> Any:
         >>> print(jnp.linalg.norm(average["kernel"]).round(4))
         1.4142
     """
-    found = [part.fields["average"] for part in parts(state, AverageWeightsState)]
+    found = parts_of_kinds(state, AverageWeightsState)
     if len(found) != 1:
         raise ValueError(
             f"state must hold one average of the weights, got {len(found)}. Put average_weights "
             "around the optimizer, and pass the state that `update` returned."
         )
-    about = facts_about(optimizer, params)
+    facts = facts_about(optimizer, params)
     leaves, structure = jax.tree.flatten(params)
-    averages = jax.tree.leaves(found[0])
-    for index, (param, average) in enumerate(zip(leaves, averages, strict=True)):
-        if (about.of_each[index] or {}).get("length") == "sphere":
-            now, before = (_norms(x, about.axes[index]) for x in (average, param))
-            average = average * jnp.where(now > 0, before / now, 1)
-        averages[index] = average.astype(param.dtype)
+    averages = jax.tree.leaves(found[0].fields["average"])
+    for index, param in enumerate(leaves):
+        if facts.lengths[index] == "sphere":
+            wanted, norm = (block_norms(x, facts.axes[index]) for x in (param, averages[index]))
+            averages[index] = averages[index] * jnp.where(norm > 0, wanted / norm, 1)
+        averages[index] = averages[index].astype(param.dtype)
     return structure.unflatten(averages)
-
-
-def _norms(x: jax.Array, stacked: tuple[int, ...]) -> jax.Array:
-    """The norm of each block, in a shape that broadcasts."""
-    return from_sum_of_squares(sum_of_squares(x, stacked))

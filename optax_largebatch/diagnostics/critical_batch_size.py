@@ -1,11 +1,16 @@
-"""The critical batch size, fitted to runs that reached the same target at several batch sizes."""
+"""The critical batch size, fitted to runs that reached the same target, and growth within it."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from optax_largebatch.diagnostics.student import student_quantile
+from optax_largebatch.arguments import check_number
+from optax_largebatch.diagnostics.noise_scale import NoiseScale, student_quantile
+from optax_largebatch.plans.counts import Count, count
+from optax_largebatch.plans.growth import Growth
+from optax_largebatch.plans.stages import Start
 
 
 class CriticalBatchSize(NamedTuple):
@@ -87,21 +92,16 @@ def fit_critical_batch_size(
     References:
         McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162.
     """
-    batches = _positive("batch_sizes", batch_sizes)
-    if len(set(batches)) < 3:
+    batches = different_sizes(batch_sizes)
+    given = list(steps) if np.iterable(steps) else []
+    if len(given) != len(batches):
         raise ValueError(
-            f"batch_sizes must hold at least three different sizes, got {list(batch_sizes)!r}: "
-            f"every curve fits two."
+            f"steps must have one entry for each of the {len(batches)} batch sizes, got {steps!r}."
         )
-    if len(steps) != len(batches):
-        raise ValueError(
-            f"steps must have one entry for each of the {len(batches)} batch sizes, got "
-            f"{len(steps)}."
-        )
-    runs = [_positive(f"steps[{i}]", np.atleast_1d(own)) for i, own in enumerate(steps)]
+    runs = [_positive(f"steps[{i}]", np.atleast_1d(one)) for i, one in enumerate(given)]
 
-    log_means = np.array([np.log(own).mean() for own in runs])
-    (critical,), (minimum,) = _least_squares(batches, log_means[None])
+    log_means = np.array([np.log(one).mean() for one in runs])
+    critical, minimum = _least_squares(batches, log_means)
     low, high = _searched(batches)
     if not low * 1.01 < critical < high / 1.01:
         raise ValueError(
@@ -111,26 +111,24 @@ def fit_critical_batch_size(
             f"{'smaller' if critical < high / 2 else 'larger'} batch sizes."
         )
     residuals = log_means - np.log(minimum * (1 + critical / batches))
-    interval = _interval(batches, runs, log_means, float(critical))
-    return CriticalBatchSize(float(critical), float(minimum), interval, tuple(residuals.tolist()))
+    interval = _interval(batches, runs, log_means, critical)
+    return CriticalBatchSize(critical, minimum, interval, tuple(residuals.tolist()))
 
 
-def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The critical batch size and the minimum steps that fit each row of `log_steps`.
+def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[float, float]:
+    """The critical batch size and the minimum steps that fit best.
 
     Given the critical batch size, the best minimum is the mean of the rest. So only one dimension
     is searched: by a grid in the logarithm, which is refined around the best point several times.
     """
-    low, high = (np.full(len(log_steps), np.log(end)) for end in _searched(batches))
+    low, high = np.log(_searched(batches))
     for _ in range(10):
-        grid = np.linspace(low, high, 33, axis=1)
-        left = log_steps[:, None, :] - np.log1p(np.exp(grid)[:, :, None] / batches)
-        best = np.argmin(np.var(left, axis=2), axis=1)
-        rows = np.arange(len(grid))
-        low, high = grid[rows, np.maximum(best - 1, 0)], grid[rows, np.minimum(best + 1, 32)]
+        grid = np.linspace(low, high, 33)
+        rest = log_steps - np.log1p(np.exp(grid)[:, None] / batches)
+        best = int(np.argmin(np.var(rest, axis=1)))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 32)]
     critical = np.exp((low + high) / 2)
-    left = log_steps - np.log1p(critical[:, None] / batches)
-    return critical, np.exp(left.mean(axis=1))
+    return float(critical), float(np.exp(np.mean(log_steps - np.log1p(critical / batches))))
 
 
 def _interval(
@@ -140,12 +138,11 @@ def _interval(
 
     The slope is a weighted sum of the means, so its noise is known exactly for any curve.
     """
-    counts = np.array([own.size for own in runs])
+    counts = np.array([one.size for one in runs])
     freedom = int(np.sum(counts - 1))
     if freedom == 0:
         return None
-    logs = [np.log(own) for own in runs]
-    noise = np.sqrt(sum(np.sum(np.square(own - own.mean())) for own in logs) / freedom)
+    noise = np.sqrt(sum(np.sum(np.square(x - x.mean())) for x in map(np.log, runs)) / freedom)
     allowed = float(student_quantile(0.95, freedom)) * noise
 
     def held(point: np.ndarray) -> np.ndarray:
@@ -158,13 +155,11 @@ def _interval(
 
     def end(beyond: float, unbounded: float) -> float:
         """The last batch size in the interval, on the way from the fit outwards."""
-        way = np.linspace(np.log(critical), np.log(beyond), 501)
-        found = held(way)
-        found[0] = True
-        last = int(np.flatnonzero(found)[-1])
-        if last == len(way) - 1:
+        points = np.linspace(np.log(critical), np.log(beyond), 501)
+        last = max(np.flatnonzero(held(points)), default=0)
+        if last == len(points) - 1:
             return unbounded
-        inside, outside = way[last], way[last + 1]
+        inside, outside = points[last], points[last + 1]
         for _ in range(50):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if held(middle) else (inside, middle)
@@ -179,7 +174,18 @@ def _searched(batches: np.ndarray) -> tuple[float, float]:
     return float(batches.min() / 1000), float(batches.max() * 1000)
 
 
-def _positive(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+def different_sizes(batch_sizes: Any) -> np.ndarray:
+    """The argument `batch_sizes`, checked: three different ones or more, positive."""
+    batches = _positive("batch_sizes", batch_sizes)
+    if len(set(batches)) < 3:
+        raise ValueError(
+            f"batch_sizes must hold at least three different sizes, got {batch_sizes!r}: every "
+            "curve fits two."
+        )
+    return batches
+
+
+def _positive(name: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
@@ -187,3 +193,91 @@ def _positive(name: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
     if array.ndim != 1 or array.size == 0 or not np.all((array > 0) & np.isfinite(array)):
         raise ValueError(f"{name} must hold positive numbers, at least one, got {values!r}.")
     return array
+
+
+def within_critical_batch_size(
+    measured: Mapping[Count, Any],
+    *,
+    batch_size: Count,
+    largest_batch: Count,
+    times: float = 1.0,
+) -> Growth:
+    r"""Doubles the batch where the critical batch size, as measured, allows it.
+
+    The critical batch size is small in the first steps of a run and grows. Measure it at a few
+    places of a run, by `measure_critical_batch_size` or `fit_critical_batch_size`. From each place
+    :math:`x_i` on, the batch is the largest :math:`B_0 2^j` with
+
+    .. math:: B_0 2^j \le c\, B_{crit}(x_i)
+
+    and no less than before. Nothing is assumed between the places, so the batch follows late rather
+    than early.
+
+    Args:
+        measured: the critical batch size, in examples, by the place where it was measured: the
+            examples seen (or tokens, in a plan that counts tokens). Each is a number, the result of
+            `fit_critical_batch_size`, or a `noise_scale`, which is a hint alone; the plan says so.
+        batch_size: :math:`B_0`, examples in a step at the beginning, 1 or more.
+        largest_batch: the batch size that ends the growth.
+        times: :math:`c`, how far above the critical batch size to go. At 1, a run takes twice the
+            least examples and twice the least steps; above 1 it takes more examples to save steps.
+
+    Returns:
+        A rule for the `stages` of `batch_plan`.
+
+    Raises:
+        ValueError: an argument is out of its range, or nothing was measured.
+
+    Examples:
+        >>> from optax_largebatch import batch_plan, within_critical_batch_size
+        >>> growth = within_critical_batch_size(
+        ...     {100_000: 900, 400_000: 2500, "1M": 3000}, batch_size=256, largest_batch=4096)
+        >>> print(batch_plan(growth, total="2M"))
+        from  batch  examples
+        step   size      seen
+           0    256         0
+         391    512    100.1k
+         977   2048    400.1k
+        1759 steps for 2M examples.
+        A constant batch of 256 takes 7813 steps; the plan 23% of that.
+        Stages: within 1 x the critical batch size, measured at 3 places.
+
+    References:
+        Merrill et al., *Critical Batch Size Revisited: A Simple Empirical Approach to Large-Batch
+        Language Model Training*, arXiv 2505.23971.
+    """
+    first = count("batch_size", batch_size, at_least=1)
+    largest = count("largest_batch", largest_batch, at_least=first)
+    check_number("times", times, "(0, inf)")
+    if not isinstance(measured, Mapping) or not measured:
+        raise ValueError(
+            "measured must be a dict with one place or more, {examples seen: critical batch size}; "
+            f"got {measured!r}."
+        )
+    critical = {count("measured, a place,", x): _examples(x, one) for x, one in measured.items()}
+
+    def starts(total: int, learning_rate: Any) -> list[Start]:
+        del learning_rate
+        found = {0: first}
+        for place in sorted(x for x in critical if x < total):
+            allowed = min(times * critical[place], largest)
+            grown = first * 2 ** math.floor(math.log2(max(allowed / first, 1)))
+            if grown > max(found.values()):
+                found[place] = grown
+        return [*found.items()]
+
+    places = "1 place" if len(critical) == 1 else f"{len(critical)} places"
+    note = f"within {times:g} x the critical batch size, measured at {places}"
+    if any(isinstance(one, NoiseScale) for one in measured.values()):
+        note += " (noise scales are a hint alone)"
+    return Growth(note, starts)
+
+
+def _examples(place: Any, measured: Any) -> float:
+    """The number of examples in one entry of `measured`."""
+    if isinstance(measured, CriticalBatchSize):
+        measured = measured.critical_batch_size
+    elif isinstance(measured, NoiseScale):
+        measured = float(measured.noise_scale)
+    check_number(f"measured[{place!r}]", measured, "(0, inf]")
+    return float(measured)

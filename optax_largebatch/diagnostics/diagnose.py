@@ -1,5 +1,6 @@
 """Finds common mistakes in a run's setup from its state, and says so in sentences."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -7,32 +8,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.diagnostics.faults_of_ratios import (
-    Ratio,
-    at_a_bound,
-    exploded,
-    not_finite,
-    options_of,
-)
 from optax_largebatch.diagnostics.optimizer_facts import (
     Optimizer,
     OptimizerFacts,
+    block_norms,
     facts_about,
     forgotten_stacks,
 )
-from optax_largebatch.diagnostics.state_parts import by_parameter, parts
-from optax_largebatch.diagnostics.trust_ratios import ratios_of
-from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
+from optax_largebatch.diagnostics.trust_ratios import Ratio, ratios_of
 from optax_largebatch.params.likely_stacks import declaration
+from optax_largebatch.params.owners import by_parameter, parts_of_kinds
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
+EXPLODED = 100
+"""A trust ratio is reported if it is this many times the median of all."""
 SMALL_LOSS_SCALE = 128
 """Below this loss scale, little of a float16 gradient is kept from vanishing."""
+LARGE_ANGLE = 1.0
+"""In radians: above it a layer on a sphere keeps less than half of its direction."""
 NOT_FINITE = (
     "was not finite. A few at the start of a run with a loss scale are usual; more call for a "
     "lower learning rate or a longer warm-up."
@@ -41,6 +38,7 @@ SPIKES = (
     "the norm of the gradient, or the loss, was a spike or not finite. If there are many, "
     "`deviations` may be too small, or the learning rate too high."
 )
+GO_BACK = "Go back to a checkpoint, and wrap the optimizer in skip_bad_steps."
 OF_ZEROS = {
     "trust ratio": "a zero has no trust ratio, and its next step is that of the optimizer without "
     "adaptation. That is normal at the start; later, check whether it gets a gradient.",
@@ -48,8 +46,16 @@ OF_ZEROS = {
     "mask of the optimizer.",
 }
 """What happens to zeros, by what sets the length of their steps."""
-LARGE_ANGLE = 1.0
-"""In radians: above it a layer on a sphere keeps less than half of its direction."""
+FAR_ABOVE = (
+    "updates that are small beside the weights, often in an embedding with few gradients or a "
+    "layer that no loss reaches; leave it out with trust_ratio_mask, or bound its ratio, where the "
+    "optimizer has trust_ratio_bounds=(None, 10.0)."
+)
+FAR_BELOW = (
+    "weights that are small beside their updates, as after an initialization near 0, and such a "
+    "layer hardly moves; leave it out with trust_ratio_mask, or give its norm a floor, where the "
+    "optimizer has param_norm_bounds=(low, None)."
+)
 
 
 def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
@@ -60,8 +66,7 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     finite, more than 100 times the median, or less than a 100th of it, and layers on a sphere
     (`muonh`) that turn by more than a radian in a step. It finds parameters that are zero or not
     finite, groups whose learning rate is 0, steps that were left out, and a loss scale that fell.
-    It advises only arguments that the optimizer has. It reads existing arrays: call it between
-    steps, outside of `jit`.
+    It reads existing arrays: call it between steps, outside of `jit`.
 
     Of Muon it finds forgotten stacks, parameters that are zero or not finite, and with
     `trust_ratio=True` what it finds of LAMB. The length of its steps follows from the learning
@@ -94,25 +99,18 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
         ...     print(sentence[:71])
         1 of 1 parameters with a single axis are adapted, such as 'bias' (ratio
     """
-    leaves, ratios = jax.tree.leaves(params), []
-    for own, values in ratios_of(optimizer, state, params):
-        if own.adapted:
-            norms = _norms(leaves[own.number], own.axes).reshape(own.shape)
-            bounds, options = own.part.about.bounds, options_of(own.part)
-            ratios.append(Ratio(own.name, own.number, np.asarray(values), norms, bounds, options))
-    facts = facts_about(optimizer, params)
-    axes = facts.axes
-    stacks = Stacked("the stacks of the optimizer", lambda params: list(axes))
-    sizes = {name: float(_norms(x)) for name, x in zip(leaf_names(params), leaves, strict=True)}
+    facts, leaves = facts_about(optimizer, params), jax.tree.leaves(params)
+    ratios = [ratio for ratio in ratios_of(facts, state, params) if ratio.adapted]
+    norms = list(zip(leaf_names(params), (float(block_norms(x)) for x in leaves), strict=True))
     return [
         *_nothing_layer_wise(facts),
-        *not_finite(ratios),
-        *_not_finite_weights(sizes),
+        *_not_finite_ratios(ratios),
+        *_not_finite_weights(norms),
         *_forgotten_stacks(facts, params),
-        *_adapted_vectors(ratios, params, stacks),
-        *_zero(sizes, facts),
-        *at_a_bound(ratios),
-        *exploded(ratios),
+        *_adapted_vectors(ratios, params, facts),
+        *_zero(norms, facts),
+        *_at_a_bound(ratios, leaves),
+        *_far_from_the_median(ratios),
         *_turned_far(state),
         *_without_rate(state, params),
         *_left_out(state),
@@ -120,129 +118,159 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     ]
 
 
-def _turned_far(state: Any) -> list[str]:
-    """Steps on spheres that are so long that little of the layer's direction is left."""
-    angles = [part.array("angles") for part in parts(state, HyperballState)]
-    largest = max((float(jnp.max(own)) for own in angles if own.size), default=0.0)
-    if not largest > LARGE_ANGLE:
-        return []
-    return [
-        f"A layer turned by {largest:.2g} radians in the last step: from 1 on little of its "
-        "direction is kept. Lower the learning rate, or make the warm-up longer."
-    ]
+def _nothing_layer_wise(facts: OptimizerFacts) -> Iterator[str]:
+    if not facts.has_muon and OF_ZEROS.keys().isdisjoint(facts.lengths):
+        yield (
+            "There is nothing layer-wise here: no parameter has a trust ratio, stays on a sphere "
+            "or is a matrix of Muon, and only the rest was looked at."
+        )
 
 
-def _norms(leaf: Any, axes: tuple[int, ...] = ()) -> np.ndarray:
-    """The norm of each block."""
-    return np.asarray(from_sum_of_squares(sum_of_squares(leaf, axes)))
+def _not_finite_ratios(ratios: list[Ratio]) -> Iterator[str]:
+    """Ratios that are not finite, or 0, which is what an infinite norm of the gradient makes."""
+    bad = [(one.name, x) for one in ratios for x in _blocks([one]) if not np.isfinite(x) or x == 0]
+    if bad:
+        yield (
+            f"{len(dict(bad))} of {len(ratios)} parameters have a trust ratio that is not finite "
+            f"or 0, such as {bad[0][0]!r} ({bad[0][1]}): their weights or gradients are not "
+            f"finite, or a norm overflows. {GO_BACK}"
+        )
 
 
-def _nothing_layer_wise(facts: OptimizerFacts) -> list[str]:
-    lengths = {(own or {}).get("length") for own in facts.of_each}
-    if lengths & OF_ZEROS.keys() or any(own and "matrices" in own for own in facts.of_each):
-        return []
-    return [
-        "There is nothing layer-wise here: no parameter has a trust ratio, stays on a sphere or is "
-        "a matrix of Muon, and only the rest was looked at. Optimizers with a ratio for each layer "
-        "are lamb, lans, lars, larc and lbsgd; muonh and adamh keep the norm of each layer."
-    ]
+def _not_finite_weights(norms: list[tuple[str, float]]) -> Iterator[str]:
+    bad = [name for name, norm in norms if not np.isfinite(norm)]
+    if bad:
+        yield (
+            f"{len(bad)} of {len(norms)} parameters are not finite, or their norm overflows, such "
+            f"as {bad[0]!r}. {GO_BACK}"
+        )
 
 
-def _forgotten_stacks(facts: OptimizerFacts, params: Any) -> list[str]:
+def _forgotten_stacks(facts: OptimizerFacts, params: Any) -> Iterator[str]:
     stacks = forgotten_stacks(facts, params)
-    if not stacks:
-        return []
-    first = stacks[0]
-    harm = "layers with small weights are moved too far, and those with large ones not far enough"
-    if any(own and "matrices" in own for own in facts.of_each):
-        harm = "Muon takes a stack of biases for a matrix, and leaves a stack of matrices to Adam"
-    return [
-        f"{len(stacks)} of {len(facts.axes)} parameters look like stacks of layers that are not "
-        f"declared, such as {first.name!r} of shape {first.shape}: {harm}. Declare them: "
-        f"stacked={declaration(one.entry for one in stacks)}."
-    ]
+    if stacks:
+        harm = "layers with small weights are moved too far, those with large ones not far enough"
+        if facts.has_muon:
+            harm = "Muon takes a stack of biases for a matrix, and leaves one of matrices to Adam"
+        yield (
+            f"{len(stacks)} of {len(facts.axes)} parameters look like stacks of layers that are "
+            f"not declared, such as {stacks[0].name!r} of shape {stacks[0].shape}: {harm}. Declare "
+            f"them: stacked={declaration(one.entry for one in stacks)}."
+        )
 
 
-def _adapted_vectors(ratios: list[Ratio], params: Any, stacks: Stacked) -> list[str]:
-    blocks = jax.tree.leaves(stacks.blocks(params))
-    vectors = {number for number, leaf in enumerate(blocks) if leaf.ndim < 2}
-    names = leaf_names(params)
-    adapted = {}
-    for ratio in ratios:
-        finite = ratio.values[np.isfinite(ratio.values)]
-        if ratio.number in vectors and not np.allclose(finite, 1, rtol=1e-3):
-            adapted[ratio.number] = finite
-    if not adapted:
-        return []
-    number, values = max(adapted.items(), key=lambda item: float(np.max(np.abs(item[1]))))
-    return [
-        f"{len(adapted)} of {len(vectors)} parameters with a single axis are adapted, such as "
-        f"{names[number]!r} (ratio {float(np.max(values)):.3g}): biases and scales start at 0 or "
-        "1, so that their norms say little about their step. Leave them out with "
-        "trust_ratio_mask=~matching_kinds('bias', 'norm')."
-    ]
+def _adapted_vectors(ratios: list[Ratio], params: Any, facts: OptimizerFacts) -> Iterator[str]:
+    pairs = zip(jax.tree.leaves(params), facts.axes, strict=True)
+    vectors = [number for number, (x, axes) in enumerate(pairs) if np.ndim(x) - len(axes) < 2]
+    largest: dict[int, float] = {}
+    for one in ratios:
+        finite = [x for x in _blocks([one]) if np.isfinite(x)]
+        if one.number in vectors and not np.allclose(finite, 1, rtol=1e-3):
+            largest[one.number] = max(finite)
+    if largest:
+        number = max(largest, key=largest.__getitem__)
+        yield (
+            f"{len(largest)} of {len(vectors)} parameters with a single axis are adapted, such as "
+            f"{leaf_names(params)[number]!r} (ratio {largest[number]:.3g}): biases and scales "
+            "start at 0 or 1, so that their norms say little about their step. Leave them out with "
+            "trust_ratio_mask=~matching_kinds('bias', 'norm')."
+        )
 
 
-def _zero(norms: dict[str, float], facts: OptimizerFacts) -> list[str]:
-    found = []
+def _zero(norms: list[tuple[str, float]], facts: OptimizerFacts) -> Iterator[str]:
     for length, harm in OF_ZEROS.items():
-        columns = zip(norms.items(), facts.of_each, strict=True)
-        with_length = [own for own, known in columns if known and known.get("length") == length]
-        zero = [name for name, norm in with_length if norm == 0]
+        pairs = zip(norms, facts.lengths, strict=True)
+        zero = [name for (name, norm), of_leaf in pairs if norm == 0 and of_leaf == length]
         if zero:
-            found.append(
-                f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: {harm}"
+            yield f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: {harm}"
+
+
+def _at_a_bound(ratios: list[Ratio], leaves: list[Any]) -> Iterator[str]:
+    found: dict[str, int] = {}
+    for one in ratios:
+        norms = np.ravel(block_norms(leaves[one.number], one.axes))
+        for end, bound in zip(("a lower", "an upper"), one.bounds or (None, None), strict=True):
+            if bound is not None:
+                at = int(np.sum((np.ravel(one.values) == np.float32(bound)) & (norms > 0)))
+                name = f"{end} bound, {float(bound):.4g}"
+                found[name] = found.get(name, 0) + at
+    for bound, number in found.items():
+        if number:
+            yield (
+                f"{number} of {_blocks(ratios).size} trust ratios are at {bound}: there the step "
+                "no longer follows the size of the weights. Widen the bound, if that was not meant."
             )
-    return found
 
 
-def _not_finite_weights(norms: dict[str, float]) -> list[str]:
-    bad = [name for name, norm in norms.items() if not np.isfinite(norm)]
-    if not bad:
-        return []
-    return [
-        f"{len(bad)} of {len(norms)} parameters are not finite, or their norm overflows, such as "
-        f"{bad[0]!r}. Go back to a checkpoint, and wrap the optimizer in skip_bad_steps."
-    ]
+def _far_from_the_median(ratios: list[Ratio]) -> Iterator[str]:
+    """Ratios that are far above or far below the median of those that are not exactly 1."""
+    adapted = [(one.name, [x for x in _blocks([one]) if x != 1]) for one in ratios]
+    finite = [x for _, values in adapted for x in values if np.isfinite(x)]
+    median = float(np.median(finite)) if len(finite) > 2 else np.nan
+    ends = [(name, np.min(values), np.max(values)) for name, values in adapted if values]
+    for side, far, cause in (
+        ("above", [(name, x) for name, _, x in ends if x > median * EXPLODED], FAR_ABOVE),
+        ("below", [(name, x) for name, x, _ in ends if x < median / EXPLODED], FAR_BELOW),
+    ):
+        if far:
+            shown = ", ".join(f"{name!r} ({ratio:.3g})" for name, ratio in far[:3])
+            yield (
+                f"{len(far)} of {len(ratios)} parameters have a trust ratio far {side} the median "
+                f"{median:.3g}: {shown}. The cause is {cause}"
+            )
 
 
-def _without_rate(state: Any, params: Any) -> list[str]:
-    found = []
-    for part in parts(state, ScaleByLearningRateState):
+def _blocks(ratios: list[Ratio]) -> np.ndarray:
+    """The ratios of all blocks."""
+    return np.concatenate([np.zeros(0), *(np.ravel(one.values) for one in ratios)])
+
+
+def _turned_far(state: Any) -> Iterator[str]:
+    """Steps on spheres that are so long that little of the layer's direction is left."""
+    angles = [part.array("angles") for part in parts_of_kinds(state, HyperballState)]
+    largest = max((float(jnp.max(x)) for x in angles if x.size), default=0.0)
+    if largest > LARGE_ANGLE:
+        yield (
+            f"A layer turned by {largest:.2g} radians in the last step: from 1 on little of its "
+            "direction is kept. Lower the learning rate, or make the warm-up longer."
+        )
+
+
+def _without_rate(state: Any, params: Any) -> Iterator[str]:
+    for part in parts_of_kinds(state, ScaleByLearningRateState):
         rates = np.asarray(part.array("learning_rates"))
-        owned = by_parameter([part], "learning_rates", state, params)
-        still = [own.name for own in owned if rates[own.entries.start] == 0]
-        if 0 < len(still) < len(owned):
-            found.append(
-                f"{len(still)} of {len(owned)} parameters had a learning rate of 0 in the last "
+        entries = by_parameter([part], "learning_rates", state, params)
+        still = [one.name for one in entries if rates[one.entries.start] == 0]
+        if 0 < len(still) < len(entries):
+            yield (
+                f"{len(still)} of {len(entries)} parameters had a learning rate of 0 in the last "
                 f"step, such as {still[0]!r}: their group says so, or they never had a gradient. "
                 "Parameters that are frozen for good need no moments: optax.partition with "
                 "optax.set_to_zero() saves these."
             )
-    return found
 
 
-def _left_out(state: Any) -> list[str]:
-    found = []
-    for part in parts(state, optax.ApplyIfFiniteState, DynamicLossScaleState, SkipBadStepsState):
+def _left_out(state: Any) -> Iterator[str]:
+    kinds = (optax.ApplyIfFiniteState, DynamicLossScaleState, SkipBadStepsState)
+    for part in parts_of_kinds(state, *kinds):
         by_optax = part.kind is optax.ApplyIfFiniteState
         skipped = int(part.array("total_notfinite" if by_optax else "skipped"))
         reason = f"{'an update' if by_optax else 'a gradient'} {NOT_FINITE}"
-        if "seen" in part.fields and part.array("seen"):
-            reason = SPIKES
-        if "gave_up" in part.fields and part.array("gave_up"):
-            reason += " There were too many in a row: gave_up is True."
+        if part.kind is SkipBadStepsState:
+            reason = SPIKES if part.array("seen") else reason
+            if part.array("gave_up"):
+                reason += " There were too many in a row: gave_up is True."
         if skipped:
-            found.append(f"{skipped} steps were left out because {reason}")
-    return found
+            yield f"{skipped} steps were left out because {reason}"
 
 
-def _small_loss_scale(state: Any) -> list[str]:
-    return [
-        f"The loss scale fell to {float(part.array('loss_scale')):.4g}, and "
-        f"{int(part.array('skipped'))} steps were left out on the way: the gradients themselves "
-        "are large, and at so small a scale the small ones among them vanish in float16. Look at "
-        "the loss, take a lower learning rate or a longer warm-up, or train in bfloat16."
-        for part in parts(state, DynamicLossScaleState)
-        if part.array("skipped") and part.array("loss_scale") < SMALL_LOSS_SCALE
-    ]
+def _small_loss_scale(state: Any) -> Iterator[str]:
+    for part in parts_of_kinds(state, DynamicLossScaleState):
+        scale, skipped = float(part.array("loss_scale")), int(part.array("skipped"))
+        if skipped and scale < SMALL_LOSS_SCALE:
+            yield (
+                f"The loss scale fell to {scale:.4g}, and {skipped} steps were left out on the "
+                "way: the gradients themselves are large, and at so small a scale the small ones "
+                "among them vanish in float16. Look at the loss, take a lower learning rate or a "
+                "longer warm-up, or train in bfloat16."
+            )

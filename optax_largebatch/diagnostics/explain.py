@@ -65,9 +65,8 @@ class Explanation:
         lines = [
             (
                 _cell(one.name),
-                "x".join(map(str, one.shape)) or "scalar",
-                f"{one.blocks}"
-                + (f" of {'x'.join(map(str, one.matrices))}" if one.matrices else ""),
+                _times(one.shape) or "scalar",
+                f"{one.blocks} of {_times(one.matrices)}" if one.matrices else str(one.blocks),
                 one.direction,
                 one.length or "-",
                 "yes" if one.decayed else UNKNOWN if one.direction == UNKNOWN else "-",
@@ -77,10 +76,8 @@ class Explanation:
             for one in self.parameters
         ]
         widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-        rows = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in (head, *lines)
-        ]
+        row = "  ".join(f"{{:{width}}}" for width in widths)
+        rows = [row.format(*line).rstrip() for line in (head, *lines)]
         return "\n".join([*rows, self.summary(), *self._notes()])
 
     def _notes(self) -> list[str]:
@@ -145,29 +142,25 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
         layers/kernel  2x4x8  2 of 4x8  muon       sphere  -      1
         4 parameters, 152 numbers (adam: 52; adam, sphere: 36; muon, sphere: 64)
     """
-    about = facts_about(optimizer, params)
-    leaves = jax.tree.leaves(params)
-    forgotten = {one.number: one.entry for one in forgotten_stacks(about, params)}
-    facts = [own or {} for own in about.of_each]
-    rates = relative_rates([own.get("rate") for own in facts])
-    has_muon = any("matrices" in own for own in facts)
+    facts, leaves = facts_about(optimizer, params), jax.tree.leaves(params)
+    forgotten = {one.number: one.entry for one in forgotten_stacks(facts, params)}
+    rates = relative_rates([(known or {}).get("rate") for known in facts.of_each])
     lines = []
     for number, (name, leaf) in enumerate(zip(leaf_names(params), leaves, strict=True)):
-        own, axes, shape = facts[number], about.axes[number], tuple(np.shape(leaf))
-        known = about.of_each[number] is not None
+        known, axes, shape = facts.of_each[number], facts.axes[number], tuple(np.shape(leaf))
         line = ExplainedParameter(
             name,
             shape,
             math.prod(shape[axis] for axis in axes),
-            own.get("matrices"),
-            own.get("direction", "gradient") if known else UNKNOWN,
-            own.get("length", ""),
-            "decay" in own,
+            (known or {}).get("matrices"),
+            UNKNOWN if known is None else known.get("direction", "gradient"),
+            facts.lengths[number],
+            "decay" in (known or {}),
             rates[number],
             (),
             forgotten.get(number, ""),
         )
-        notes = _notes_on(line, leaf, len(shape) - len(axes), has_muon)
+        notes = _notes_on(line, leaf, len(shape) - len(axes), facts.has_muon)
         lines.append(dataclasses.replace(line, notes=tuple(notes)))
     return Explanation(tuple(lines))
 
@@ -210,6 +203,10 @@ def printable(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def _times(lengths: tuple[int, ...]) -> str:
+    return "x".join(map(str, lengths))
 
 
 def _cell(text: str) -> str:

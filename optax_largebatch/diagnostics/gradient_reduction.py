@@ -63,14 +63,13 @@ def check_gradient_reduction(
         >>> print(check(jnp.zeros(()), batches)[0] == devices)
         True
     """
-    leaves, own = gradients_of(gradients, params, partition_specs)
-    given = [index for index, gradient in enumerate(own) if gradient is not None]
+    leaves, given = gradients_of(gradients, params, partition_specs)
     direction = [
         jnp.zeros_like(leaf) if gradient is None else gradient.astype(leaf.dtype)
-        for gradient, leaf in zip(own, leaves.arrays, strict=True)
+        for gradient, leaf in zip(given, leaves.arrays, strict=True)
     ]
     _, slope = jax.jvp(loss, (params,), (leaves.rebuild(direction),))
-    squares = {index: norms.sum_of_squares(direction[index]) for index in given}
-    squares = norms.over_shards(squares, {index: leaves.split(index) for index in given})
+    squares = {index: norms.sum_of_squares(x) for index, x in enumerate(direction)}
+    squares = norms.over_shards(squares, {index: leaves.split(index) for index in squares})
     slope = jax.lax.pmean(slope.astype(norms.accumulation_dtype(slope.dtype)), axis_name)
     return norms.total(list(squares.values())) / slope

@@ -1,6 +1,6 @@
 """What it costs to share large matrices between devices, before anything is compiled."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 
 from optax_largebatch.arguments import check_integer
@@ -29,7 +29,6 @@ def matrix_groups(
         The table: a line for each size of a group along each axis.
 
     Raises:
-        TypeError: a number is no integer.
         ValueError: a number is less than 1.
 
     Examples:
@@ -45,8 +44,10 @@ def matrix_groups(
         2 of tensor       4      1.00       1141
     """
     check_integer("number", number, at_least=1)
-    for side in sides:
-        check_integer("sides", side, at_least=1)
+    if not isinstance(sides, Sequence) or len(sides) != 2:
+        raise TypeError(f"sides must be two integers, such as (4096, 4096), got {sides!r}.")
+    for index, side in enumerate(sides):
+        check_integer(f"sides[{index}]", side, at_least=1)
     for name, length in axes.items():
         check_integer(f"axes[{name!r}]", length, at_least=1)
     check_integer("itemsize", itemsize, at_least=1)

@@ -4,12 +4,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optax_largebatch.arguments import check_number
-from optax_largebatch.diagnostics.state_parts import Part, by_parameter, check_one_model, parts
-from optax_largebatch.diagnostics.student import student_quantile
+from optax_largebatch.params.owners import Part, by_parameter, check_one_model, parts_of_kinds
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
+
+POINTS = 4000
+"""The points at which `student_quantile` sums the density up."""
+WIDEST = 12
+"""The distance from 0, in standard deviations, beyond which nothing is left of the density."""
 
 
 class NoiseScale(NamedTuple):
@@ -120,23 +125,23 @@ def layer_noise_scales(
         >>> _, state = transform.update(
         ...     mean, transform.init(params), params,
         ...     small_batches=small_batches_of_examples(gradients, params, mean=mean))
-        >>> for name, own in layer_noise_scales(state, params).items():
-        ...     print(name, own.noise_scale)
+        >>> for name, one in layer_noise_scales(state, params).items():
+        ...     print(name, one.noise_scale)
         bias 0.25
         kernel 0.0
     """
     found = _found(state)
     of_entries = _of_entries(_state_of(found), confidence)
-    owned = by_parameter([found], "noise", state, params, check_stacked(stacked), others=1)
+    entries = by_parameter([found], "noise", state, params, check_stacked(stacked), others=1)
     return {
-        own.name: NoiseScale(*(x[own.entries].reshape(own.shape) for x in of_entries))
-        for own in owned
+        one.name: NoiseScale(*(x[one.entries].reshape(one.shape) for x in of_entries))
+        for one in entries
     }
 
 
 def _found(state: Any) -> Part:
     """The one part of a `measure_noise_scale`."""
-    found = parts(state, MeasureNoiseScaleState)
+    found = parts_of_kinds(state, MeasureNoiseScaleState)
     if len(found) != 1:
         raise ValueError(
             f"state must hold one noise scale, got a {type(state).__name__} with {len(found)}. "
@@ -201,3 +206,25 @@ def _unit(mean: jax.Array, variance: jax.Array) -> jax.Array:
     """The size of numbers with this mean and variance; 1 if all are 0."""
     size = jnp.maximum(jnp.abs(mean), jnp.sqrt(variance))
     return jnp.where(size > 0, size, 1)
+
+
+def student_quantile(probability: float, freedom: float | jax.Array) -> jax.Array:
+    r"""The quantile of Student's t distribution; it works under `jit`.
+
+    With :math:`t = \sqrt{\nu} \tan x`, the density of :math:`x` is proportional to
+    :math:`\cos(x)^{\nu - 1}`. It is summed up on a grid of :math:`x`.
+
+    Args:
+        probability: of a number below the quantile, in (0, 1).
+        freedom: the degrees of freedom :math:`\nu`, a positive scalar; it need not be an integer.
+
+    Returns:
+        The quantile, in the dtype of `freedom`.
+    """
+    nu = jnp.asarray(freedom) * 1.0  # an array keeps its dtype, also with 64-bit numbers
+    reach = jnp.minimum(np.pi / 2, WIDEST / jnp.sqrt(nu))
+    grid = (np.arange(POINTS) + 0.5) / POINTS * 2 - 1
+    angles = reach * jnp.asarray(grid, nu.dtype)
+    density = jnp.exp((nu - 1) / 2 * jnp.log1p(-jnp.square(jnp.sin(angles))))
+    below = (jnp.cumsum(density) - density / 2) / jnp.sum(density)
+    return jnp.sqrt(nu) * jnp.tan(jnp.interp(probability, below, angles))

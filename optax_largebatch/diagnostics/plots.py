@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.diagnostics.faults_of_ratios import EXPLODED
+from optax_largebatch.diagnostics.diagnose import EXPLODED
 from optax_largebatch.plans.plan import BatchPlan
 
 if TYPE_CHECKING:
@@ -84,9 +84,7 @@ def trust_ratios(
     spread = float(np.exp(np.abs(np.log(adapted / middle)).max())) if adapted.size else 1.0
     spread = min(max(1.05 * spread, 1.5), EXPLODED)
 
-    if ax is None:
-        height = 1.0 + 0.17 * min(len(names), MOST_NAMES)
-        ax = _new_axes(9, max(height, 3.0))
+    ax = ax or _new_axes(9, max(1.0 + 0.17 * min(len(names), MOST_NAMES), 3.0))
     of_ratios = plt.get_cmap("PuOr_r").with_extremes(bad="black")
     edges = _edges(times)
     rows = np.arange(len(names) + 1) - 0.5
@@ -98,9 +96,7 @@ def trust_ratios(
     ax.pcolormesh(edges, rows, ones, cmap="Greys", vmin=0, vmax=4, rasterized=True)
     ax.set_facecolor("black")
     every = -(-len(names) // MOST_NAMES)
-    ax.set_yticks(
-        np.arange(len(names))[::every], [_shortened(name) for name in names[::every]], fontsize=8
-    )
+    ax.set_yticks(range(0, len(names), every), [*map(_shortened, names[::every])], fontsize=8)
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set(xlabel="step", title="Trust ratios")
@@ -143,12 +139,8 @@ def schedule_preview(
     """
     check_integer("total_steps", total_steps, at_least=1)
     if not callable(schedule):
-        raise TypeError(
-            f"schedule must be a function of the step, got {schedule!r} of type "
-            f"{type(schedule).__name__}."
-        )
-    if ax is None:
-        ax = _new_axes(6, 3.2)
+        raise TypeError(f"schedule must be a function of the step, got {schedule!r}.")
+    ax = ax or _new_axes(6, 3.2)
     # No more points than the columns of a wide screen.
     steps = np.unique(np.linspace(0, total_steps, min(total_steps, 4000) + 1).astype(np.int32))
     values = jax.vmap(schedule)(jnp.asarray(steps))
@@ -186,24 +178,20 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
         ['batch size', 'learning rate']
     """
     if not isinstance(plan, BatchPlan):
-        raise TypeError(f"plan must be a BatchPlan, got {plan!r} of type {type(plan).__name__}.")
+        raise TypeError(f"plan must be a BatchPlan, got {plan!r}.")
     plt = _pyplot()
     from matplotlib.ticker import EngFormatter
 
-    schedules = [
-        (name, schedule)
-        for name, value, schedule in (
-            ("learning rate", plan.rate, plan.learning_rate),
-            ("weight decay", plan.decay, plan.weight_decay),
-        )
-        if value is not None
-    ]
+    schedules = {"learning rate": plan.learning_rate} if plan.rate is not None else {}
+    if plan.decay is not None:
+        schedules["weight decay"] = plan.weight_decay
+    rows = 1 + len(schedules)
     if axes is None:
-        rows = 1 + len(schedules)
-        figure = plt.figure(figsize=(6, 1 + 1.5 * rows), layout="constrained")
-        axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
-    if len(axes) != 1 + len(schedules):
-        raise ValueError(f"axes must be {1 + len(schedules)} for this plan, got {len(axes)}.")
+        size = (6, 1 + 1.5 * rows)
+        _, grid = plt.subplots(rows, sharex=True, squeeze=False, figsize=size, layout="constrained")
+        axes = list(grid[:, 0])
+    if len(axes) != rows:
+        raise ValueError(f"axes must be {rows} for this plan, got {len(axes)}.")
     # The step before each change as well, so that edges are steep.
     edges = [stage.first_step for stage in plan.stages]
     even = np.linspace(0, plan.total_steps - 1, min(plan.total_steps, 4000)).astype(int)
@@ -217,7 +205,7 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
     sizes = sorted({stage.batch_size for stage in plan.stages})
     axes[0].set_yticks(sizes, [f"{size:,}" for size in sizes])
     axes[0].minorticks_off()
-    for ax, (name, schedule) in zip(axes[1:], schedules, strict=True):
+    for ax, (name, schedule) in zip(axes[1:], schedules.items(), strict=True):
         values = jax.vmap(schedule)(jnp.asarray(steps, jnp.int32))
         ax.plot(seen, np.asarray(values), color=COLOURS[0])
         ax.set(ylabel=name, ylim=(0, None))
@@ -246,7 +234,7 @@ def _pyplot() -> Any:
 
 
 def _new_axes(width: float, height: float) -> "Axes":
-    return _pyplot().figure(figsize=(width, height), layout="constrained").subplots()
+    return _pyplot().subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
@@ -256,17 +244,15 @@ def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
         array = np.asarray(values, dtype=float)
         if array.ndim == 0:
             raise ValueError(
-                f"history must hold an array over time for each parameter, got a single ratio for "
-                f"{name!r}. Collect several: history[name] has the shape (times,)."
+                "history must hold an array of shape (times,) for each parameter, got a single "
+                f"ratio for {name!r}."
             )
         for index in np.ndindex(array.shape[1:]):
             names.append(name + (f"[{', '.join(map(str, index))}]" if index else ""))
             rows.append(array[(slice(None), *index)])
-    lengths = {len(row) for row in rows}
+    lengths = sorted({len(row) for row in rows})
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(
-            f"history must hold arrays of one length, 1 or more, got {sorted(lengths)}."
-        )
+        raise ValueError(f"history must hold arrays of one length, 1 or more, got {lengths}.")
     return names, np.stack(rows)
 
 

@@ -9,16 +9,16 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.diagnostics.noise_scale import noise_scale
 from optax_largebatch.diagnostics.optimizer_facts import LAYER_WISE, Optimizer
-from optax_largebatch.diagnostics.state_parts import (
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.params.owners import (
     Part,
     by_parameter,
     check_one_model,
     labels,
-    parts,
+    parts_of_kinds,
+    unboxed,
 )
-from optax_largebatch.params.groups import ParamGroups, check_groups
-from optax_largebatch.params.leaves import leaves_of
-from optax_largebatch.params.owners import unboxed
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
@@ -27,7 +27,7 @@ from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
-COUNTED = {
+SCALARS = {
     "skipped_steps": {
         SkipBadStepsState: "skipped",
         DynamicLossScaleState: "skipped",
@@ -38,9 +38,6 @@ COUNTED = {
     "macro_step": {AccumulateGradientsState: "macro_step", optax.MultiStepsState: "gradient_step"},
 }
 """The metrics that are fields of a state, with their places."""
-
-SUMMED = ("skipped_steps",)
-"""The metrics that several wrappers of one optimizer count together."""
 
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
@@ -119,14 +116,13 @@ def step_metrics(
             "state must be the state of an optimizer, as its `update` returns it; got the "
             "optimizer. Call step_metrics(state, params)."
         )
-    groups = check_groups(groups)
     trees = {"gradient_norm": gradients, "update_norm": updates, "param_norm": params}
     return {
-        **_learning_rates(state, params, groups),
+        **_learning_rates(state, params, check_groups(groups)),
         **{name: _norm(name, tree) for name, tree in trees.items() if tree is not None},
-        **_trust_ratios(state),
-        **_angles(state),
-        **counted(state),
+        **_spread(state, "trust_ratio", "trust_ratios", *LAYER_WISE, not_adapted=1),
+        **_spread(state, "angle", "angles", HyperballState, not_adapted=0),
+        **_scalars(state),
         **_noise_scales(state),
     }
 
@@ -136,14 +132,14 @@ def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, j
 
     The largest of all comes first, under the same name whatever the optimizer.
     """
-    own = parts(state, ScaleByLearningRateState, HyperballState)
+    ours = parts_of_kinds(state, ScaleByLearningRateState, HyperballState)
     injected = [
         part
-        for part in parts(state, *INJECTED)
+        for part in parts_of_kinds(state, *INJECTED)
         if "learning_rate" in part.fields["hyperparams"]
-        and not any(one.keys[: len(part.keys)] == part.keys for one in own)
+        and not any(one.keys[: len(part.keys)] == part.keys for one in ours)
     ]
-    found = sorted([*own, *injected], key=lambda part: part.keys)
+    found = sorted([*ours, *injected], key=lambda part: part.keys)
     largest: list[jax.Array] = []
     metrics = {}
     for part, name in zip(found, _named("learning_rate", found), strict=True):
@@ -174,8 +170,8 @@ def _first_of_each_group(
             "step_metrics(state, params, groups=groups)."
         )
     members = groups.indices(params)
-    owned = by_parameter([part], "learning_rates", state, params)
-    first = {members[own.number]: own.entries.start for own in reversed(owned)}
+    entries = by_parameter([part], "learning_rates", state, params)
+    first = {members[one.number]: one.entries.start for one in reversed(entries)}
     return [(rule, first[index]) for index, rule in enumerate(groups.rules) if index in first]
 
 
@@ -187,33 +183,24 @@ def _norm(name: str, tree: Any) -> jax.Array:
     return norms.from_sum_of_squares(norms.total([jnp.zeros([]), *squares.values()]))
 
 
-def _trust_ratios(state: Any) -> dict[str, jax.Array]:
-    """The smallest, median and largest of the trust ratios that are not exactly 1."""
-    found = parts(state, *LAYER_WISE)
-    ratios = [check_one_model("trust_ratios", part.array("trust_ratios"), ndim=1) for part in found]
-    return _spread("trust_ratio", ratios, not_adapted=1)
-
-
-def _angles(state: Any) -> dict[str, jax.Array]:
-    """The smallest, median and largest of the angles of blocks that stay on spheres."""
-    found = parts(state, HyperballState)
-    angles = [check_one_model("angles", part.array("angles"), ndim=1) for part in found]
-    return _spread("angle", angles, not_adapted=0)
-
-
-def _spread(name: str, vectors: list[jax.Array], not_adapted: float) -> dict[str, jax.Array]:
+def _spread(
+    state: Any, name: str, field: str, *kinds: type[tuple[Any, ...]], not_adapted: float
+) -> dict[str, jax.Array]:
     """The smallest, median and largest entry of vectors with a number for each block.
 
     Args:
+        state: the state.
         name: the metric.
-        vectors: the vectors.
+        field: the vectors.
+        *kinds: the parts that have them.
         not_adapted: the entry of a block that does not count; if none counts, all three are that.
     """
+    found = parts_of_kinds(state, *kinds)
+    vectors = [check_one_model(field, part.array(field), ndim=1) for part in found]
     if not any(vector.size for vector in vectors):
         return {}
     numbers = jnp.concatenate(vectors)
     adapted = numbers != not_adapted
-    some = jnp.any(adapted)
     # A NaN has to show here, and a median that leaves out NaN would hide it.
     unknown = jnp.any(jnp.isnan(numbers))
     median = jnp.nanmedian(jnp.where(adapted, numbers, jnp.nan))
@@ -222,19 +209,17 @@ def _spread(name: str, vectors: list[jax.Array], not_adapted: float) -> dict[str
         "median": jnp.where(unknown, jnp.nan, median),
         "max": jnp.max(jnp.where(adapted, numbers, -jnp.inf)),
     }
-    return {f"{name}/{end}": jnp.where(some, x, not_adapted) for end, x in ends.items()}
+    return {f"{name}/{end}": jnp.where(adapted.any(), x, not_adapted) for end, x in ends.items()}
 
 
-def counted(state: Any) -> dict[str, jax.Array]:
+def _scalars(state: Any) -> dict[str, jax.Array]:
     """The metrics that are fields of a state."""
     metrics = {}
-    for name, fields in COUNTED.items():
-        found = parts(state, *fields)
-        values = [
-            check_one_model(name, jnp.asarray(part.array(fields[part.kind])), ndim=0)
-            for part in found
-        ]
-        if name in SUMMED and values:
+    for name, fields in SCALARS.items():
+        found = parts_of_kinds(state, *fields)
+        arrays = [jnp.asarray(part.array(fields[part.kind])) for part in found]
+        values = [check_one_model(name, array, ndim=0) for array in arrays]
+        if name == "skipped_steps" and values:  # all wrappers of one optimizer count together
             metrics[name] = sum(values[1:], values[0])
         else:
             metrics |= zip(_named(name, found), values, strict=True)
@@ -243,9 +228,9 @@ def counted(state: Any) -> dict[str, jax.Array]:
 
 def _noise_scales(state: Any) -> dict[str, jax.Array]:
     """The gradient noise scale of each part that measures one."""
-    found = parts(state, MeasureNoiseScaleState)
-    columns = zip(_named("noise_scale", found), found, strict=True)
-    return {name: noise_scale(part.fields).noise_scale for name, part in columns}
+    found = parts_of_kinds(state, MeasureNoiseScaleState)
+    values = [noise_scale(part.fields).noise_scale for part in found]
+    return dict(zip(_named("noise_scale", found), values, strict=True))
 
 
 def _named(name: str, found: list[Part]) -> list[str]:

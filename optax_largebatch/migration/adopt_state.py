@@ -8,7 +8,6 @@ import optax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.engine.recorded_states import recorded_states
-from optax_largebatch.migration.arrays import known
 from optax_largebatch.migration.moments import (
     ADAM,
     BUFFER,
@@ -17,9 +16,8 @@ from optax_largebatch.migration.moments import (
     STEPS,
     Kept,
     counters,
-    is_one,
 )
-from optax_largebatch.migration.new_state import NewState
+from optax_largebatch.migration.new_state import NewState, known
 from optax_largebatch.migration.same_moments import check_same_moments
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.transforms.nesterov import NesterovSplitState
@@ -210,7 +208,7 @@ def _steps(old: Kept) -> int:
 
 def _check_same_kinds(old: Kept, new: Kept) -> None:
     """Checks that the old state has the moments that the new one needs, and not only others."""
-    if any(is_one(part, NesterovSplitState) for part in old.parts):
+    if any(part.is_one(NesterovSplitState) for part in old.parts):
         raise ValueError(
             "state has a NesterovSplitState, as that of lans, whose moments may be those of "
             "normalised gradients. Begin with optimizer.init(params)."

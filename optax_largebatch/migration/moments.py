@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.params.owners import Part, keyed_arrays, numbers_of, parts_of
+from optax_largebatch.params.owners import Keys, Part, keyed_arrays, numbers_of, parts_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.adam import ScaleByAdamState
 from optax_largebatch.transforms.momentum import AccumulateMomentumState
@@ -75,49 +75,33 @@ class Kept:
         self.parts = _states(state)
         self.moments: list[Moment | None] = [None] * len(self.names)
         """The moments of each parameter, None where no part has any."""
-        self._whose = whose
         for part in self.parts:
             what = kind_of(part)
-            fields = [name for name in _MOMENTS if name in part.fields] if what else []
-            for name in fields:
-                for number, array in self._by_number(name, part.fields[name]).items():
-                    moment = self.moments[number] or Moment(what or "", part, {})
-                    if moment.part.keys != part.keys:
-                        raise ValueError(
-                            f"{whose} must hold the moments of {self.names[number]!r} once, and "
-                            "two of its parts have them. optimizer.init(params) begins without the "
-                            "gradients so far."
-                        )
-                    self.moments[number] = moment
-                    moment.arrays[name] = array
+            for name in _MOMENTS if what else ():
+                for keys, array in keyed_arrays(part.fields.get(name)):
+                    self._add(whose, Moment(what or "", part, {name: array}), keys)
 
-    def _by_number(self, field: str, tree: Any) -> dict[int, Any]:
-        """The arrays of a tree like the parameters by their numbers, without what is hidden."""
-        found = {}
-        for keys, array in keyed_arrays(tree):
-            if keys not in self.numbers:
-                raise ValueError(
-                    f"the {field} of {self._whose} must have the tree structure of params: it has "
-                    f"an array for {'/'.join(keys)!r}, and params have {', '.join(self.names)}."
-                )
-            found[self.numbers[keys]] = array
-        return found
+    def _add(self, whose: str, new: Moment, keys: Keys) -> None:
+        """Adds a moment of the parameter at these keys."""
+        (field,) = new.arrays
+        if keys not in self.numbers:
+            raise ValueError(
+                f"the {field} of {whose} must have the tree structure of params: it has an array "
+                f"for {'/'.join(keys)!r}, and params have {', '.join(self.names)}."
+            )
+        number = self.numbers[keys]
+        moment = self.moments[number] or new
+        if moment.part.keys != new.part.keys:
+            raise ValueError(
+                f"{whose} must hold the moments of {self.names[number]!r} once, and two of its "
+                "parts have them. optimizer.init(params) begins without the gradients so far."
+            )
+        self.moments[number] = moment._replace(arrays=moment.arrays | new.arrays)
 
 
 def kind_of(part: Part) -> str | None:
     """What a part keeps of its parameters: `ADAM`, `MUON`, `BUFFER`, or None."""
-    return next((what for what, kinds in _KINDS.items() if is_one(part, *kinds)), None)
-
-
-def is_one(part: Part, *kinds: type[tuple[Any, ...]]) -> bool:
-    """Whether a part is a NamedTuple of one of these kinds.
-
-    The fields decide it for a dictionary, which a checkpoint has made of one, and for a class of
-    another library. Classes of optax mean different things by the same fields.
-    """
-    if part.kind.__module__.startswith(("optax.", "optax_largebatch.")):
-        return issubclass(part.kind, kinds)
-    return any(map(part.has_fields_of, kinds))
+    return next((what for what, kinds in _KINDS.items() if part.is_one(*kinds)), None)
 
 
 def counters(part: Part, names: tuple[str, ...]) -> dict[str, Any]:

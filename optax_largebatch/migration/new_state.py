@@ -1,18 +1,19 @@
 """The state of a new optimizer, with what an old one has for it."""
 
+from collections.abc import Iterable
+import contextlib
 import dataclasses
-import itertools
 from typing import Any
 
 import jax
+from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from optax_largebatch.engine.recorded_states import RecordedState
-from optax_largebatch.migration.arrays import cast, fetched, joined, known, placed
-from optax_largebatch.migration.moments import COPIES, STEPS, Kept, counters, is_one, kind_of
-from optax_largebatch.params.owners import Keys, Part, keyed_arrays, parts_of, seen_by
+from optax_largebatch.migration.moments import COPIES, STEPS, Kept, counters, kind_of
+from optax_largebatch.params.owners import Keys, Part, by_parameter, keyed_arrays, parts_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.lars import ScaleByLarsState
@@ -131,7 +132,7 @@ class NewState:
 
     def _same(self, part: Part) -> list[Part]:
         """The parts of the old state of the same kind."""
-        return [own for own in self.old.parts if is_one(own, part.kind)]
+        return [own for own in self.old.parts if own.is_one(part.kind)]
 
     def _masters(self, part: Part, new: Any) -> Any:
         """The masters of the old state, where both have one: an array of bytes stands for none."""
@@ -189,22 +190,64 @@ class NewState:
         """
         found: dict[int, Any] = {}
         for part in self.old.parts:
-            if not is_one(part, HyperballState):
+            if not part.is_one(HyperballState):
                 continue
             trees = fetched(dict(keyed_arrays(part.fields["radii"])), like)
             if trees.keys() <= self.old.numbers.keys():  # of version 0.1.0: like the parameters
                 found |= {self.old.numbers[keys]: radii for keys, radii in trees.items()}
                 continue
-            (vector,), sizes = trees.values(), stacked.sizes(self.old.params)
-            seen = list(range(len(sizes)))
-            if sum(sizes) != vector.size:
-                seen = seen_by(part, self.old.state, self.old.params)
-            ends = list(itertools.accumulate(sizes[number] for number in seen))
-            if ends[-1:] == [vector.size]:  # else the stacks were others, and so the blocks
-                columns = zip(seen, [0, *ends], ends, strict=False)
-                found |= {number: vector[start:end] for number, start, end in columns}
+            (vector,) = trees.values()
+            with contextlib.suppress(ValueError):  # the stacks were others, and so the blocks
+                entries = by_parameter([part], "radii", self.old.state, self.old.params, stacked)
+                found |= {one.number: vector[one.entries] for one in entries}
         return found
 
 
 def _is_ours(part: Part) -> bool:
     return part.kind.__module__.startswith("optax_largebatch.")
+
+
+def are_traced(*tree: Any) -> bool:
+    """Whether some arrays are not known yet, as inside `jax.jit` and `jax.vmap`."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def known(*numbers: Any) -> list[int] | None:
+    """The numbers in order, each once; None if they are traced."""
+    return None if are_traced(numbers) else sorted({int(x) for x in jax.device_get(numbers)})
+
+
+def placed(value: Any, like: Any) -> jax.Array:
+    """A value with the dtype of another array, and on its devices."""
+    dtype = jnp.result_type(like)
+    if are_traced(value, like):
+        return jnp.asarray(value, dtype)
+    if not isinstance(value, jax.Array):
+        value = np.asarray(value, dtype)
+    return jnp.asarray(jax.device_put(value, getattr(like, "sharding", None)), dtype)
+
+
+def cast(value: Any, like: Any) -> jax.Array:
+    """A value with the dtype of another array. It stays where it is, if it is on a device."""
+    if isinstance(value, jax.Array):
+        return jnp.asarray(value, jnp.result_type(like))
+    return placed(value, like)
+
+
+def fetched(tree: Any, like: jax.Array) -> Any:
+    """The arrays of a tree on the host, unless they are traced.
+
+    XLA would compile what is done to each of hundreds of small arrays, which takes minutes.
+
+    Args:
+        tree: the arrays, which may be split between devices.
+        like: an array that every device has whole.
+    """
+    return tree if are_traced(tree, like) else jax.device_get(jax.device_put(tree, like.sharding))
+
+
+def joined(arrays: Iterable[Any], like: jax.Array) -> jax.Array:
+    """One vector of all elements of fetched arrays, with the dtype and the devices of another."""
+    flat = [x.reshape(-1) for x in arrays]
+    numpy: Any = jnp if are_traced(flat) else np
+    return placed(numpy.concatenate(flat), like) if flat else like

@@ -10,8 +10,8 @@ from jax.sharding import PartitionSpec
 import numpy as np
 import optax
 
-from optax_largebatch.migration.arrays import are_traced
-from optax_largebatch.migration.moments import MICRO_STEPS, Kept, counters, is_one
+from optax_largebatch.migration.moments import MICRO_STEPS, Kept, counters
+from optax_largebatch.migration.new_state import are_traced
 from optax_largebatch.params.owners import parts_of
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
@@ -139,7 +139,7 @@ def _after_a_step(who: str, update: Any, gradient: Any, state: Any) -> Any:
     before = 0
     while True:
         parts = list(parts_of(state))
-        scales = [one.array("loss_scale") for one in parts if is_one(one, DynamicLossScaleState)]
+        scales = [one.array("loss_scale") for one in parts if one.is_one(DynamicLossScaleState)]
         scaled = jax.tree.map(lambda x, scales=scales: x * np.prod(scales), gradient)
         try:
             state = update(scaled, state)

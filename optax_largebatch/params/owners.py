@@ -1,4 +1,4 @@
-"""The parts of an optimizer's state, and which parameter each of its arrays belongs to.
+"""The parts of an optimizer's state, and which parameter each array and entry of it belongs to.
 
 Both are found by keys, through any nesting: wrappers, the boxes of `nnx.Optimizer`, and the
 dictionaries and lists that a checkpoint makes of tuples.
@@ -7,17 +7,22 @@ A state holds copies of the tree of parameters: moments, sums, masters. These co
 the keys of the parameters, level by level, wherever they are and whatever is hidden in them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import itertools
+import math
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from optax_largebatch.params.paths import is_box
+from optax_largebatch.params.paths import is_box, leaf_names
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
 Keys = tuple[str, ...]
 """The keys on the way to a node of a tree, as strings."""
+
+StackedAxes = Mapping[int, tuple[int, ...]]
+"""The stacked axes of some parameters, by their numbers among `jax.tree.leaves(params)`."""
 
 
 class Part(NamedTuple):
@@ -31,16 +36,20 @@ class Part(NamedTuple):
     """The nodes directly below it."""
     masked_at: Keys
     """The keys of the innermost `optax.masked` around the part, or of the state's root."""
-    about: Any = None
-    """What an optimizer says about the part, if it was asked."""
 
     def array(self, field: str) -> jax.Array:
         """A field that is one array."""
         return unboxed(self.fields[field])
 
-    def has_fields_of(self, kind: type[tuple[Any, ...]]) -> bool:
-        """Whether it has exactly the fields of a NamedTuple."""
-        return set(self.fields) == set(getattr(kind, "_fields", ()))
+    def is_one(self, *kinds: type[tuple[Any, ...]]) -> bool:
+        """Whether it is a NamedTuple of one of these kinds.
+
+        The fields decide it for a dictionary, which a checkpoint has made of one, and for a class
+        of another library. Classes of optax mean different things by the same fields.
+        """
+        if self.kind.__module__.startswith(("optax.", "optax_largebatch.")):
+            return issubclass(self.kind, kinds)
+        return any(set(self.fields) == set(getattr(kind, "_fields", ())) for kind in kinds)
 
 
 def parts_of(state: Any) -> Iterator[Part]:
@@ -50,6 +59,13 @@ def parts_of(state: Any) -> Iterator[Part]:
         state: the state, or an object that holds one, such as an `nnx.Optimizer`.
     """
     return _parts(state, (), ())
+
+
+def parts_of_kinds(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
+    """The parts of a state that are of the given kinds, each with the `kind` that it is of."""
+    return [
+        part._replace(kind=kind) for part in parts_of(state) for kind in kinds if part.is_one(kind)
+    ]
 
 
 def _parts(node: Any, keys: Keys, masked_at: Keys) -> Iterator[Part]:
@@ -118,6 +134,111 @@ def numbers_of(params: Any) -> dict[Keys, int]:
     return numbers
 
 
+class OfParameter(NamedTuple):
+    """The entries of a vector of blocks that belong to one parameter."""
+
+    part: Part
+    number: int
+    """The number of the parameter among `jax.tree.leaves(params)`."""
+    name: str
+    """The name of the parameter, after the name of its part if there are several parts."""
+    entries: slice
+    shape: tuple[int, ...]
+    """The lengths of the parameter's stacked axes."""
+
+
+def by_parameter(
+    found: Sequence[Part],
+    field: str,
+    state: Any,
+    params: Any,
+    stacked: Stacked = NOT_STACKED,
+    *,
+    others: int = 0,
+    known: Mapping[Keys, StackedAxes] | None = None,
+) -> list[OfParameter]:
+    """The parameters to which the entries of vectors with a number for each block belong.
+
+    Args:
+        found: parts of the state.
+        field: the vector.
+        state: the state.
+        params: the parameters.
+        stacked: the stacks among them, for parts that no optimizer has said anything about.
+        others: entries at the end that belong to no block.
+        known: the parameters of each part, as far as an optimizer says so, by the part's keys.
+
+    Returns:
+        The entries of each parameter, part by part.
+
+    Raises:
+        ValueError: the state does not belong to these parameters, or is that of many models.
+    """
+    leaves, names = jax.tree.leaves(params), leaf_names(params)
+    all_axes = dict(enumerate(stacked.axes(params)))
+    blocks = sum(stacked.sizes(params))
+    shapes: list[dict[int, tuple[int, ...]]] = []
+    for part in found:
+        size = check_one_model(field, part.array(field), ndim=1).size - others
+        axes = (known or {}).get(part.keys)
+        if axes is None:
+            seen = all_axes if size == blocks else seen_by(part, state, params)
+            axes = {number: all_axes[number] for number in seen}
+        else:
+            blocks = sum(math.prod(_lengths(leaves[number], x)) for number, x in axes.items())
+        shapes.append({number: _lengths(leaves[number], x) for number, x in axes.items()})
+        if sum(map(math.prod, shapes[-1].values())) != size:
+            raise ValueError(
+                f"the state holds the {field.replace('_', ' ')} of {size} blocks, and params have "
+                f"{blocks}. Pass the parameters of the optimizer, and its `stacked` where that is "
+                "asked for."
+            )
+    results = []
+    for part, of_part in zip(found, shapes, strict=True):
+        start = 0
+        for number, shape in of_part.items():
+            several = [one for one, own in zip(found, shapes, strict=True) if number in own]
+            prefix = labels([one.keys for one in several])[several.index(part)]
+            name = f"{prefix}/{names[number]}" if prefix else names[number]
+            end = start + math.prod(shape)
+            results.append(OfParameter(part, number, name, slice(start, end), shape))
+            start = end
+    return results
+
+
+def labels(places: Sequence[Keys]) -> list[str]:
+    """Names for several places in a state: the keys in which they differ; "" for a single place.
+
+    Wrappers around all places, and keys below the last difference, do not change the names.
+    """
+    heads = {keys[:1] for keys in places}
+    if len(places) == 1 or (len(heads) == 1 and () in heads):
+        return [""] * len(places)
+    names = [""] * len(places)
+    for head in heads:
+        group = [index for index, keys in enumerate(places) if keys[:1] == head]
+        below = labels([places[index][1:] for index in group])
+        for index, name in zip(group, below, strict=True):
+            differing = head if len(heads) > 1 else ()
+            names[index] = "/".join((*differing, *([name] if name else [])))
+    return names
+
+
+def check_one_model(name: str, array: jax.Array, ndim: int) -> jax.Array:
+    """An array of a state, after checking that the state is that of a single model.
+
+    Raises:
+        ValueError: it has a first axis for models of `jax.vmap` or copies of `jax.pmap`.
+    """
+    if array.ndim != ndim:
+        raise ValueError(
+            f"the state's {name} has the shape {array.shape}, with an axis for the copies of "
+            "jax.pmap or the models of jax.vmap. Pass one of them, as in "
+            "jax.tree.map(lambda x: x[0], (state, params)), or map over them with jax.vmap."
+        )
+    return array
+
+
 def keyed_arrays(tree: Any) -> list[tuple[Keys, Any]]:
     """The arrays of a tree with their keys, in the order of `jax.tree.leaves`.
 
@@ -156,3 +277,8 @@ def _is_boxed(node: Any) -> bool:
 
 def _key(key: Any) -> str:
     return jax.tree_util.keystr((key,), simple=True)
+
+
+def _lengths(leaf: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths of some axes."""
+    return tuple(leaf.shape[axis] for axis in axes)

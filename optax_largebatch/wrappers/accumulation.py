@@ -19,7 +19,7 @@ from optax_largebatch.arguments import (
     refused,
     renamed,
 )
-from optax_largebatch.norms import accumulation_dtype, varying_axes
+from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
@@ -30,7 +30,7 @@ from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
     block_square_norms,
 )
-from optax_largebatch.wrappers.inner import check_inner, switch
+from optax_largebatch.wrappers.inner import check_inner, check_same_everywhere, switch
 
 
 class AccumulateGradientsState(NamedTuple):
@@ -156,30 +156,25 @@ def accumulate_gradients(
     def init(params: optax.Params) -> AccumulateGradientsState:
         leaves_of("params", params)
         _check_schedule(every)
-        numbers = {
-            "micro_step": jnp.zeros([], jnp.int32),
-            "macro_step": jnp.zeros([], jnp.int32),
-            "examples": jnp.zeros([], jnp.float32),
-            "small_batches": SmallBatches.none(sum(stacks.sizes(params))),
-        }
+        counters = [jnp.zeros([], dtype) for dtype in ("int32", "int32", "float32")]
+        norms = SmallBatches.none(sum(stacks.sizes(params)))
+        counters, norms = replicated((counters, norms), params)
+        sums = zeros_like(params, accumulator_dtype)
         return AccumulateGradientsState(
-            **replicated(numbers, params),
-            accumulator=zeros_like(params, accumulator_dtype),
-            inner_state=inner.init(params),
+            *counters, accumulator=sums, small_batches=norms, inner_state=inner.init(params)
         )
 
     def update(
-        updates: optax.Updates,
+        updates: Any,
         state: Any,
-        params: optax.Params | None = None,
+        params: Any = None,
         *,
         examples: Any = None,
         flush: Any = False,
-        partition_specs: Any = None,
         **extra_args: Any,
-    ) -> tuple[optax.Updates, AccumulateGradientsState]:
+    ) -> tuple[Any, Any]:
         check_state("accumulate_gradients", AccumulateGradientsState, state)
-        leaves, gradients = gradients_of(updates, params, partition_specs)
+        leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         _check_all_given(leaves, gradients)
         _check_extra_args(examples, flush)
         if every != 1 and extra_args.get("small_batches") is not None:
@@ -191,22 +186,16 @@ def accumulate_gradients(
 
         def inner_step(means: list[Any]) -> tuple[list[Any], optax.OptState]:
             """The updates in the parameters' dtypes, and the new state of `inner`."""
-            new, inner_state = inner.update(
-                leaves.rebuild(means),
-                state.inner_state,
-                params,
-                partition_specs=partition_specs,
-                **extra_args,
-            )
+            mean = leaves.rebuild(means)
+            new, inner_state = inner.update(mean, state.inner_state, params, **extra_args)
             aligned = zip(leaves.align("the updates", new), leaves.arrays, strict=True)
             return [x.astype(param.dtype) for x, param in aligned], inner_state
 
         next_step = jnp.asarray(optax.safe_increment(state.macro_step))
         if every == 1 and examples is None:  # the gradient is its own mean, and nothing is summed
             new, inner_state = inner_step(gradients)
-            return leaves.rebuild(new), state._replace(
-                macro_step=next_step, inner_state=inner_state
-            )
+            state = state._replace(macro_step=next_step, inner_state=inner_state)
+            return leaves.rebuild(new), state
 
         batch = _added(leaves, gradients, state, every, examples, flush)
         small = state.small_batches
@@ -306,7 +295,7 @@ def _step_or_wait(
     """
     wide = [accumulation_dtype(x.dtype) for x in batch.sums]
     # The last sum is written as the mean, unless its dtype is too narrow or its norm is taken.
-    is_mean = [not keep_sums and x.dtype == own for x, own in zip(batch.sums, wide, strict=True)]
+    is_mean = [not keep_sums and x.dtype == one for x, one in zip(batch.sums, wide, strict=True)]
     sums = [
         x / batch.divisor.astype(x.dtype) if written else x
         for x, written in zip(batch.sums, is_mean, strict=True)
@@ -360,17 +349,22 @@ def has_updated(state: optax.OptState) -> jax.Array:
         True 1
         False 1
     """
-
-    def accumulates(node: Any) -> bool:
-        return isinstance(node, AccumulateGradientsState | optax.MultiStepsState)
-
-    found = [node for node in jax.tree.leaves(state, is_leaf=accumulates) if accumulates(node)]
+    found = accumulating(state)
     if len(found) != 1:
         raise ValueError(
             f"state must hold one state of accumulate_gradients, got {len(found)} of them in a "
             f"{type(state).__name__}. Pass the state of the optimizer as `update` returned it."
         )
     return (found[0].mini_step == 0) & (found[0].gradient_step > 0)
+
+
+def accumulating(state: optax.OptState) -> list[Any]:
+    """The states in a state that count micro-batches, whose step comes after several."""
+
+    def counts(node: Any) -> bool:
+        return isinstance(node, AccumulateGradientsState | optax.MultiStepsState)
+
+    return [node for node in jax.tree.leaves(state, is_leaf=counts) if counts(node)]
 
 
 def _check_all_given(leaves: Leaves, gradients: list[Any]) -> None:
@@ -414,10 +408,5 @@ def _check_extra_args(examples: Any, flush: Any) -> None:
         check_number("examples", examples, "[0, inf)")
     check_condition("flush", flush)
     for name, value in (("examples", examples), ("flush", flush)):
-        axes = varying_axes(value) if isinstance(value, jax.Array) else None
-        if axes:
-            raise ValueError(
-                f"{name} must be the same on all devices; it differs along the mesh axes "
-                f"{', '.join(map(repr, sorted(axes)))}. Sum the examples with jax.lax.psum, and "
-                "weight the gradients with those of each device."
-            )
+        remedy = "Sum the examples with jax.lax.psum, and weight the gradients with those of each "
+        check_same_everywhere(name, value, f"{remedy}device.")

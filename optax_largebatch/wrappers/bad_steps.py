@@ -17,7 +17,7 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.wrappers.inner import all_finite, check_inner, step_if
+from optax_largebatch.wrappers.inner import all_finite, check_inner, check_same_everywhere, step_if
 
 _NORMAL = 1.4826
 """The standard deviation of normal numbers divided by their median absolute deviation."""
@@ -125,25 +125,13 @@ def skip_bad_steps(
 
     def init(params: optax.Params) -> SkipBadStepsState:
         leaves_of("params", params)
-        counters = {
-            "values": jnp.zeros(window, jnp.float32),
-            "seen": jnp.zeros([], jnp.int32),
-            "skipped": jnp.zeros([], jnp.int32),
-            "skipped_in_a_row": jnp.zeros([], jnp.int32),
-            "gave_up": jnp.zeros([], bool),
-        }
-        return SkipBadStepsState(**replicated(counters, params), inner_state=inner.init(params))
+        seen, skipped, in_a_row = (jnp.zeros([], jnp.int32) for _ in range(3))
+        numbers = jnp.zeros(window, jnp.float32), seen, skipped, in_a_row, jnp.zeros([], bool)
+        return SkipBadStepsState(*replicated(numbers, params), inner_state=inner.init(params))
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        *,
-        partition_specs: Any = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, SkipBadStepsState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_state("skip_bad_steps", SkipBadStepsState, state)
-        leaves, gradients = gradients_of(updates, params, partition_specs)
+        leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         if deviations is None:
             good = all_finite(leaves, gradients)
         elif of == "gradient_norm":  # it is finite only if all gradients are
@@ -152,14 +140,7 @@ def skip_bad_steps(
             good, state = _judged(_loss(**extra_args), state, deviations)
             good &= all_finite(leaves, gradients)
         new_updates, inner_state = step_if(
-            good,
-            inner,
-            leaves,
-            gradients,
-            state.inner_state,
-            params,
-            partition_specs=partition_specs,
-            **extra_args,
+            good, inner, leaves, gradients, state.inner_state, params, **extra_args
         )
         in_a_row = jnp.where(good, 0, optax.safe_increment(state.skipped_in_a_row))
         return new_updates, state._replace(
@@ -190,11 +171,8 @@ def _judged(
 
 def _norm(leaves: Leaves, gradients: list[Any]) -> jax.Array:
     """The norm of the whole gradient, the same on all devices."""
-    squares = {
-        index: norms.sum_of_squares(gradient)
-        for index, gradient in enumerate(gradients)
-        if gradient is not None
-    }
+    given = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
+    squares = {index: norms.sum_of_squares(gradient) for index, gradient in given.items()}
     whole = norms.over_shards(squares, {index: leaves.split(index) for index in squares})
     return jnp.sqrt(norms.total(list(whole.values()))) if whole else jnp.zeros([])
 
@@ -208,10 +186,5 @@ def _loss(loss: Any = None, **others: Any) -> jax.Array:
         )
     scalar = jnp.asarray(loss)
     check_number("loss", scalar, "(-inf, inf)")
-    axes = norms.varying_axes(scalar)
-    if axes:
-        raise ValueError(
-            "loss must be the same on all devices; it differs along the mesh axes "
-            f"{', '.join(map(repr, sorted(axes)))}. Call jax.lax.pmean(loss, ...) first."
-        )
+    check_same_everywhere("loss", scalar, "Call jax.lax.pmean(loss, ...) first.")
     return scalar

@@ -27,6 +27,33 @@ def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(inner)
 
 
+def check_params(who: str, does: str, params: Any) -> None:
+    """Checks that `update` was given the parameters, and says what a wrapper does with them.
+
+    Raises:
+        ValueError: `params` is None.
+    """
+    if params is None:
+        raise ValueError(
+            f"params must be given to `update`, because {who} {does}; got None. Call "
+            "optimizer.update(grads, state, params)."
+        )
+
+
+def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
+    """Checks that an extra argument of `update` is the same on all devices, as far as types say.
+
+    Raises:
+        ValueError: it differs between the devices of a surrounding `jax.shard_map`.
+    """
+    axes = norms.varying_axes(value) if isinstance(value, jax.Array) else None
+    if axes:
+        raise ValueError(
+            f"{name} must be the same on all devices; it differs along the mesh axes "
+            f"{', '.join(map(repr, sorted(axes)))}. {remedy}"
+        )
+
+
 def switch(condition: jax.Array, step: Callable[[], T], wait: Callable[[], T]) -> T:
     """The result of `step` or of `wait`; arrays that `wait` passes on stay in place.
 
@@ -80,9 +107,8 @@ def step_if(
         return [None if g is None else of_leaf(index, g) for index, g in enumerate(gradients)]
 
     def step() -> tuple[list[Any], optax.OptState]:
-        updates, new_state = inner.update(
-            leaves.rebuild(gradients), inner_state, params, **extra_args
-        )
+        gradient = leaves.rebuild(gradients)
+        updates, new_state = inner.update(gradient, inner_state, params, **extra_args)
         new = leaves.align("the updates", updates)
         return like_gradients(lambda i, g: new[i].astype(leaves.arrays[i].dtype)), new_state
 

@@ -98,37 +98,20 @@ def dynamic_loss_scale(
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)
-        scalars = {
-            "loss_scale": jnp.asarray(initial_scale, jnp.float32),
-            "good_steps": jnp.zeros([], jnp.int32),
-            "skipped": jnp.zeros([], jnp.int32),
-        }
-        return DynamicLossScaleState(**replicated(scalars, params), inner_state=inner.init(params))
+        counters = (jnp.zeros([], jnp.int32) for _ in range(2))
+        numbers = jnp.asarray(initial_scale, jnp.float32), *counters
+        return DynamicLossScaleState(*replicated(numbers, params), inner_state=inner.init(params))
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        *,
-        partition_specs: Any = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, DynamicLossScaleState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_state("dynamic_loss_scale", DynamicLossScaleState, state)
-        leaves, gradients = gradients_of(updates, params, partition_specs)
+        leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         for index, gradient in enumerate(gradients):
             if gradient is not None:  # float32, or what scaling saved would vanish
                 dtype = accumulation_dtype(gradient.dtype)
                 gradients[index] = gradient.astype(dtype) / state.loss_scale.astype(dtype)
         finite = all_finite(leaves, gradients)
         new_updates, inner_state = step_if(
-            finite,
-            inner,
-            leaves,
-            gradients,
-            state.inner_state,
-            params,
-            partition_specs=partition_specs,
-            **extra_args,
+            finite, inner, leaves, gradients, state.inner_state, params, **extra_args
         )
         good_steps = jnp.where(finite, state.good_steps + 1, 0)
         grown = state.loss_scale * growth_factor

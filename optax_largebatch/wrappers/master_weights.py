@@ -10,7 +10,7 @@ from optax_largebatch.arguments import check_dtype, check_state
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
-from optax_largebatch.wrappers.inner import check_inner
+from optax_largebatch.wrappers.inner import check_inner, check_params
 
 
 class MasterWeightsState(NamedTuple):
@@ -108,17 +108,8 @@ def master_weights(
         columns = zip(leaves.arrays, masters, strict=True)
         return leaves.rebuild([m if is_less_precise(x) else x for x, m in columns])
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, MasterWeightsState]:
-        if params is None:
-            raise ValueError(
-                "params must be given to `update`, because master_weights moves them to their "
-                "masters; got None. Call optimizer.update(grads, state, params)."
-            )
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        check_params("master_weights", "moves them to their masters", params)
         check_state("master_weights", MasterWeightsState, state)
         leaves, gradients = gradients_of(updates, params)
         masters = leaves.alike("the state's master", state.master)

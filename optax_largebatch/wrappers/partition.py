@@ -13,6 +13,7 @@ from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.stacked import Stacked
 from optax_largebatch.transforms.partitioned import partitioned, shown
+from optax_largebatch.wrappers.inner import check_params
 
 
 def partition(
@@ -50,18 +51,8 @@ def partition(
             }
         )
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        if params is None:
-            raise ValueError(
-                f"params must be given to `update` of {who}, because they decide which "
-                "optimizer moves which parameter; got None. Call "
-                "optimizer.update(grads, state, params)."
-            )
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        check_params(who, "chooses by them which optimizer moves which parameter", params)
         check_state(who, optax.transforms.PartitionState, state)
         leaves, gradients = gradients_of(updates, params)
         names, states = owners(params), {}

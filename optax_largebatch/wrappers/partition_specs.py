@@ -60,12 +60,7 @@ def with_partition_specs(
     if not callable(partition_specs):
         partition_specs = _specs(partition_specs)
 
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         if extra_args.get("partition_specs") is None:
             known = partition_specs
             if callable(known):

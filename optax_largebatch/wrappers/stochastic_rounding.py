@@ -10,7 +10,7 @@ from optax_largebatch.arguments import check_integer, check_state
 from optax_largebatch.numerics import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.wrappers.inner import check_inner
+from optax_largebatch.wrappers.inner import check_inner, check_params
 
 
 class StochasticRoundingState(NamedTuple):
@@ -95,8 +95,10 @@ def stochastic_rounding(
 
     def wide(arrays: list[Any], params: list[jax.Array]) -> list[Any]:
         """Arrays of low-precision parameters in float32, all others as they are."""
-        columns = zip(arrays, params, strict=True)
-        return [cast(x, jnp.float32) if is_low(p) and x is not None else x for x, p in columns]
+        return [
+            cast(x, jnp.float32) if is_low(param) and x is not None else x
+            for x, param in zip(arrays, params, strict=True)
+        ]
 
     def init(params: optax.Params) -> StochasticRoundingState:
         leaves = leaves_of("params", params)
@@ -104,29 +106,13 @@ def stochastic_rounding(
         count = replicated(jnp.zeros([], jnp.int32), params)
         return StochasticRoundingState(count, inner_state)
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        *,
-        partition_specs: Any = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, StochasticRoundingState]:
-        if params is None:
-            raise ValueError(
-                "params must be given to `update`, because stochastic_rounding rounds them; got "
-                "None. Call optimizer.update(grads, state, params)."
-            )
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        check_params("stochastic_rounding", "rounds them", params)
         check_state("stochastic_rounding", StochasticRoundingState, state)
-        leaves, gradients = gradients_of(updates, params, partition_specs)
+        leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         before = wide(leaves.arrays, leaves.arrays)
-        new, inner_state = inner.update(
-            leaves.rebuild(wide(gradients, leaves.arrays)),
-            state.inner_state,
-            leaves.rebuild(before),
-            partition_specs=partition_specs,
-            **extra_args,
-        )
+        gradient, now = leaves.rebuild(wide(gradients, leaves.arrays)), leaves.rebuild(before)
+        new, inner_state = inner.update(gradient, state.inner_state, now, **extra_args)
         steps = leaves.align("the updates", new)
         key = jax.random.fold_in(jax.random.key(seed), state.steps)
         for index, param in enumerate(leaves.arrays):
@@ -134,10 +120,10 @@ def stochastic_rounding(
                 continue
             steps[index] = steps[index].astype(before[index].dtype)
             if is_low(param):
-                own_key = jax.random.fold_in(key, index)
+                leaf_key = jax.random.fold_in(key, index)
                 for axis in sorted(leaves.split(index).within):
-                    own_key = jax.random.fold_in(own_key, jax.lax.axis_index(axis))
-                bits = jax.random.bits(own_key, param.shape, jnp.uint16)
+                    leaf_key = jax.random.fold_in(leaf_key, jax.lax.axis_index(axis))
+                bits = jax.random.bits(leaf_key, param.shape, jnp.uint16)
                 target = before[index] + steps[index]
                 steps[index] = rounded(target, param.dtype, bits) - before[index]
         number = jnp.asarray(optax.safe_increment(state.steps))

@@ -10,8 +10,8 @@ from optax_largebatch.arguments import check_number_or_schedule, check_state, nu
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, has_updated
-from optax_largebatch.wrappers.inner import check_inner
+from optax_largebatch.wrappers.accumulation import accumulating, has_updated
+from optax_largebatch.wrappers.inner import check_inner, check_params
 
 
 class AverageWeightsState(NamedTuple):
@@ -85,20 +85,11 @@ def average_weights(
         numbers = replicated((jnp.zeros([], jnp.int32), jnp.zeros([])), params)
         return AverageWeightsState(*numbers, leaves.rebuild(average), inner.init(params))
 
-    def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, AverageWeightsState]:
-        if params is None:
-            raise ValueError(
-                "params must be given to `update`, because average_weights averages them; got "
-                "None. Call optimizer.update(grads, state, params)."
-            )
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        check_params("average_weights", "averages them", params)
         check_state("average_weights", AverageWeightsState, state)
         updates, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-        has_moved = has_updated(inner_state) if _accumulates(inner_state) else jnp.array(True)
+        has_moved = has_updated(inner_state) if accumulating(inner_state) else jnp.array(True)
         leaves = leaves_of("params", params)
         half_lives = number_at(state.steps, "half_life", half_life, "(0, inf)")
         forgotten = -jnp.expm1(-jnp.log(2.0) / jnp.asarray(half_lives, state.weight.dtype))
@@ -119,10 +110,3 @@ def average_weights(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _accumulates(state: optax.OptState) -> bool:
-    """Whether the optimizer moves the parameters only after several micro-batches."""
-    kinds = (AccumulateGradientsState, optax.MultiStepsState)
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
-    return any(isinstance(node, kinds) for node in nodes)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from optax_largebatch.diagnostics.student import student_quantile
+from optax_largebatch.diagnostics.noise_scale import student_quantile
 
 TABLE = {
     (0.8, 1): 1.37638,

@@ -13,6 +13,7 @@ import optax
 from optax_largebatch.arguments import check_integer, check_number
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
+    different_sizes,
     fit_critical_batch_size,
 )
 
@@ -63,14 +64,14 @@ class MeasuredCriticalBatchSize(NamedTuple):
 
     def summary(self) -> str:
         """The best learning rates with their steps, in a few readable lines."""
-        columns = zip(
-            self.batch_sizes, self.best_steps, self.best_learning_rates, self.at_edge, strict=True
-        )
-        return "\n".join(
-            f"batch size {batch}: {own.mean():.4g} steps at the learning rate {rate:.4g}"
-            + (", the edge of the grid: add rates beyond it" if edge else "")
-            for batch, own, rate, edge in columns
-        )
+        lines = [
+            f"batch size {batch}: {steps.mean():.4g} steps at the learning rate {rate:.4g}"
+            for batch, steps, rate in zip(
+                self.batch_sizes, self.best_steps, self.best_learning_rates, strict=True
+            )
+        ]
+        edges = ["", ", the edge of the grid: add rates beyond it"]
+        return "\n".join(f"{x}{edges[at]}" for x, at in zip(lines, self.at_edge, strict=True))
 
 
 def measure_critical_batch_size(
@@ -147,7 +148,6 @@ def measure_critical_batch_size(
         The interval of the fit uses the runs at the best rates, as if these rates were known.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, no learning rate reaches the target in all its
             runs at some batch size, or the learning rate makes no difference.
 
@@ -182,21 +182,68 @@ def measure_critical_batch_size(
     check_number("smoothing", smoothing, "[0, 1)")
     check_integer("runs", runs, at_least=1)
     check_integer("seed", seed, at_least=0)
-    batches, rates = _checked_grid(batch_sizes, learning_rates)
+    batches = different_sizes(batch_sizes).astype(int).tolist()
+    for index, batch in enumerate(batch_sizes):
+        check_integer(f"batch_sizes[{index}]", batch, at_least=1)
+    rates = _checked_rates(learning_rates)
     start = _checked_start(evaluate(params), target)
 
-    branch = _Branch(
-        params, loss, make_optimizer, evaluate, start,
-        target, max_steps, evaluate_every, smoothing, optimizer_state,
-    )  # fmt: skip
-    compiled = {batch: jax.jit(functools.partial(branch.run, batch)) for batch in batches}
+    def begin(rate: jax.Array) -> _Run:
+        state = make_optimizer(rate).init(params) if optimizer_state is None else optimizer_state
+        loss = jnp.asarray(start, rate.dtype)
+        return _Run(params, state, loss, jnp.zeros_like(loss), loss, jnp.full_like(loss, jnp.inf))
+
+    def advance(
+        batch_size: int, rate: jax.Array, run: _Run, done: jax.Array, key: jax.Array
+    ) -> _Run:
+        """The run after the steps up to the next evaluation; `done` steps were taken before."""
+        optimizer = make_optimizer(rate)
+
+        def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            params, state = carry
+            step_key = jax.random.fold_in(key, done + index)
+            gradients = jax.grad(loss)(params, step_key, batch_size)
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+        now, state = jax.lax.fori_loop(0, evaluate_every, step, (run.params, run.state))
+        next_step = (done + evaluate_every).astype(rate.dtype)
+        window = jnp.maximum(1, smoothing * next_step / evaluate_every)
+        smoothed = run.loss + (evaluate(now).astype(run.loss.dtype) - run.loss) / window
+        at_step = run.step + (next_step - run.step) / window
+        # The crossing of the line from the last point, which lies above the target.
+        crossing = run.step + (at_step - run.step) * (run.loss - target) / (run.loss - smoothed)
+        arrives = jnp.isinf(run.arrived) & (smoothed <= target) & jnp.isfinite(smoothed)
+        lowest = jnp.where(smoothed < run.lowest, smoothed, run.lowest)
+        arrived = jnp.where(arrives, crossing, run.arrived)
+        return _Run(now, state, smoothed, at_step, lowest, arrived)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def train(batch_size: int, rates: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The steps to the target and the lowest loss, for each rate."""
+
+        def goes_on(carry: tuple[jax.Array, _Run]) -> jax.Array:
+            done, run = carry
+            limit = jnp.minimum(max_steps, TOO_SLOW * run.arrived.min())
+            running = jnp.isfinite(run.loss) & jnp.isinf(run.arrived)
+            return jnp.any(running) & (done.astype(limit.dtype) < limit)
+
+        def body(carry: tuple[jax.Array, _Run]) -> tuple[jax.Array, _Run]:
+            done, run = carry
+            each = functools.partial(advance, batch_size)
+            run = jax.vmap(each, in_axes=(0, 0, None, None))(rates, run, done, key)
+            return done + evaluate_every, run
+
+        first = jnp.zeros([], jnp.int32), jax.vmap(begin)(rates)
+        _, end = jax.lax.while_loop(goes_on, body, first)
+        return end.arrived, end.lowest
+
     steps = np.full((len(batches), len(rates), runs), np.inf)
     lowest = np.full_like(steps, start)
-    tasks = [(index, run) for index in range(len(batches)) for run in range(runs)]
-    for index, run in progress(tasks):
+    for index, run in progress([(i, run) for i in range(len(batches)) for run in range(runs)]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batches[index]), run)
-        steps[index, :, run], lowest[index, :, run] = compiled[batches[index]](
-            jnp.asarray(rates, jnp.result_type(float)), key
+        steps[index, :, run], lowest[index, :, run] = train(
+            batches[index], jnp.asarray(rates, jnp.result_type(float)), key
         )
         if run == runs - 1:
             _check_arrived(batches[index], rates, steps[index], lowest[index], max_steps)
@@ -217,96 +264,15 @@ class _Run(NamedTuple):
     """Steps to the target, infinite before it is reached."""
 
 
-class _Branch(NamedTuple):
-    """What all runs have in common."""
-
-    params: Any
-    loss: Callable[[Any, jax.Array, int], jax.Array]
-    make_optimizer: Callable[[jax.Array], optax.GradientTransformation]
-    evaluate: Callable[[Any], jax.Array]
-    start: float
-    target: float
-    max_steps: int
-    evaluate_every: int
-    smoothing: float
-    optimizer_state: Any
-
-    def run(self, batch_size: int, rates: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The steps to the target and the lowest loss, for each rate."""
-        advance = jax.vmap(functools.partial(self._advance, batch_size), in_axes=(0, 0, None, None))
-
-        def goes_on(carry: tuple[jax.Array, _Run]) -> jax.Array:
-            done, run = carry
-            limit = jnp.minimum(self.max_steps, TOO_SLOW * run.arrived.min())
-            running = jnp.isfinite(run.loss) & jnp.isinf(run.arrived)
-            return jnp.any(running) & (done.astype(limit.dtype) < limit)
-
-        def body(carry: tuple[jax.Array, _Run]) -> tuple[jax.Array, _Run]:
-            done, run = carry
-            return done + self.evaluate_every, advance(rates, run, done, key)
-
-        begin = jax.vmap(self._begin)(rates)
-        _, end = jax.lax.while_loop(goes_on, body, (jnp.zeros([], jnp.int32), begin))
-        return end.arrived, end.lowest
-
-    def _begin(self, rate: jax.Array) -> _Run:
-        state = self.optimizer_state
-        if state is None:
-            state = self.make_optimizer(rate).init(self.params)
-        start = jnp.asarray(self.start, rate.dtype)
-        return _Run(
-            self.params, state, start, jnp.zeros_like(start), start, jnp.full_like(start, jnp.inf)
-        )
-
-    def _advance(
-        self, batch_size: int, rate: jax.Array, run: _Run, done: jax.Array, key: jax.Array
-    ) -> _Run:
-        """The run after the steps up to the next evaluation; `done` steps were taken before."""
-        optimizer = self.make_optimizer(rate)
-
-        def step(index: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            params, state = carry
-            own = jax.random.fold_in(key, done + index)
-            gradients = jax.grad(self.loss)(params, own, batch_size)
-            updates, state = optimizer.update(gradients, state, params)
-            return optax.apply_updates(params, updates), state
-
-        params, state = jax.lax.fori_loop(0, self.evaluate_every, step, (run.params, run.state))
-        next_step = (done + self.evaluate_every).astype(rate.dtype)
-        window = jnp.maximum(1, self.smoothing * next_step / self.evaluate_every)
-        measured = self.evaluate(params).astype(run.loss.dtype)
-        loss = run.loss + (measured - run.loss) / window
-        now = run.step + (next_step - run.step) / window
-        # The crossing of the line from the last point, which lies above the target.
-        crossing = run.step + (now - run.step) * (run.loss - self.target) / (run.loss - loss)
-        arrives = jnp.isinf(run.arrived) & (loss <= self.target) & jnp.isfinite(loss)
-        return _Run(
-            params, state, loss, now,
-            lowest=jnp.where(loss < run.lowest, loss, run.lowest),
-            arrived=jnp.where(arrives, crossing, run.arrived),
-        )  # fmt: skip
-
-
-def _checked_grid(
-    batch_sizes: Sequence[int], learning_rates: Sequence[float]
-) -> tuple[list[int], list[float]]:
-    for name, values in (("batch_sizes", batch_sizes), ("learning_rates", learning_rates)):
-        if not hasattr(values, "__len__"):
-            raise TypeError(f"{name} must be a sequence of numbers, got {values!r}.")
-    for index, batch in enumerate(batch_sizes):
-        check_integer(f"batch_sizes[{index}]", batch, at_least=1)
-    batches = [int(batch) for batch in batch_sizes]
-    if len(batches) < 3 or len(set(batches)) < len(batches):
-        raise ValueError(
-            f"batch_sizes must hold at least three different sizes, got {batches}: every curve "
-            f"fits two."
-        )
+def _checked_rates(learning_rates: Any) -> list[float]:
+    if not hasattr(learning_rates, "__len__"):
+        raise TypeError(f"learning_rates must be a sequence of numbers, got {learning_rates!r}.")
     for index, rate in enumerate(learning_rates):
         check_number(f"learning_rates[{index}]", rate, "(0, inf)")
     rates = [float(rate) for rate in learning_rates]
     if not rates or any(low >= high for low, high in itertools.pairwise(rates)):
         raise ValueError(f"learning_rates must be increasing, at least one, got {rates}.")
-    return batches, rates
+    return rates
 
 
 def _checked_start(measured: Any, target: float) -> float:

@@ -267,7 +267,7 @@ def test_optimizers_are_built_with_a_traced_rate(name):
         ({"batch_sizes": (1, 2)}, ValueError, "batch_sizes must hold at least three"),
         ({"batch_sizes": (1, 2, 2)}, ValueError, "batch_sizes must hold at least three different"),
         ({"batch_sizes": (1, 2, 2.5)}, TypeError, r"batch_sizes\[2\] must be a Python integer"),
-        ({"batch_sizes": 4}, TypeError, "batch_sizes must be a sequence"),
+        ({"batch_sizes": 4}, ValueError, "batch_sizes must hold positive numbers"),
         ({"learning_rates": (0.2, 0.1)}, ValueError, "learning_rates must be increasing"),
         ({"learning_rates": ()}, ValueError, "learning_rates must be increasing, at least one"),
         ({"learning_rates": (0.0, 0.1)}, ValueError, r"learning_rates\[0\] must be in \(0, inf\)"),
