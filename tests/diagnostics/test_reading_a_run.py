@@ -171,7 +171,7 @@ def test_ratios_far_from_the_median(name, factor):
     params = MATRICES | {"far": jnp.full((2, 2), factor)}
     found = " ".join(sentences(getattr(lb, name)(0.1, **ADAPTING[name]), params))
     assert re.findall("far (above|below) the median", found) == ["above" if factor > 1 else "below"]
-    assert "'far' (" in found
+    assert "far' (" in found
     assert "leave it out with trust_ratio_mask" in found
     wanted = "trust_ratio_bounds" if factor > 1 else "param_norm_bounds"
     assert re.findall(r"where the optimizer has (\w+)", found) == [wanted]
