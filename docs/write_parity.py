@@ -3,6 +3,7 @@
 python docs/write_parity.py
 """
 
+import itertools
 import json
 from pathlib import Path
 import re
@@ -35,39 +36,38 @@ VERSIONS = {
 
 
 class Row(NamedTuple):
-    """The recorded runs of one optimizer of one system."""
+    """The recorded runs of one system in one precision."""
 
     system: str
-    optimizer: str
     dtype: str
-    cases: int
-    steps: int
-    float32: float | None
-    """The largest difference in float32; None where the recording is more precise."""
-    float64: float
+    runs: dict[str, int]
+    """How many there are of each optimizer."""
+    difference: float
+    """The largest, replayed in that precision."""
 
     def __str__(self) -> str:
-        own = "-" if self.float32 is None else f"{self.float32:.1e}"
-        return (
-            f"| {self.system} | {self.optimizer} | {self.dtype} | {self.cases} | {self.steps} "
-            f"| {own} | {self.float64:.1e} |"
-        )
+        runs = ", ".join(f"{name} {count}" for name, count in self.runs.items())
+        return f"| {self.system} | {self.dtype} | {runs} | {self.difference:.1e} |"
 
 
-def recorded() -> dict[tuple[str, str], list[golden.Case]]:
-    """The recorded runs by system and optimizer."""
-    runs: dict[tuple[str, str], list[golden.Case]] = {}
+Runs = dict[tuple[str, str], dict[str, list[golden.Case]]]
+
+
+def recorded() -> Runs:
+    """The recorded runs by system and precision, and then by optimizer."""
+    runs: Runs = {}
     for peer in PEERS:
         about = json.loads((Path(golden.__file__).parent / f"{peer}.json").read_text())
         for case in golden.load(peer):
             own = about["cases"][case.name]
             if peer == "muon_peers":
-                key = _of_muon(own["dialect"], about["dialects"][own["dialect"]], case.dtype)
+                system, optimizer = _of_muon(own["dialect"], about["dialects"][own["dialect"]])
             elif "dialect" in own:
-                key = _of_repository(about["dialects"][own["dialect"]]["source"], case.dtype)
+                system, optimizer = _of_repository(about["dialects"][own["dialect"]]["source"])
             else:
-                key = _of_package(peer, own["optimizer"].split(" ")[0])
-            runs.setdefault(key, []).append(case)
+                system, optimizer = _of_package(peer, own["optimizer"].split(" ")[0])
+            cases = runs.setdefault((system, case.dtype), {})
+            cases.setdefault(optimizer, []).append(case)
     return runs
 
 
@@ -77,46 +77,36 @@ def _of_package(peer: str, name: str) -> tuple[str, str]:
     return system, name.rpartition(".")[2]
 
 
-def _of_repository(source: str, dtype: str) -> tuple[str, str]:
-    """Of `owner/name@commit path/of/file.py Class`; only TensorFlow 1 ran in float32."""
+def _of_repository(source: str) -> tuple[str, str]:
+    """Of `owner/name@commit path/of/file.py Class`."""
     repository, commit = source.split(" ")[0].split("@")
-    system = "training repositories" + (", TensorFlow 1" if dtype == "float32" else "")
-    return f"{system} ({repository}@{commit[:8]})", source.partition(" (")[0].split(" ")[-1]
+    return f"{repository}@{commit[:8]}", source.partition(" (")[0].split(" ")[-1]
 
 
-def _of_muon(dialect: str, about: dict[str, str], dtype: str) -> tuple[str, str]:
-    """Of `owner/name@commit path` or `package version`; NVIDIA ran in float32 without changes."""
+def _of_muon(dialect: str, about: dict[str, str]) -> tuple[str, str]:
+    """Of `owner/name@commit path` or `package version`."""
     name, version = about["source"].split(" ")[:2]
     name, _, commit = name.partition("@")
-    system = f"{name}@{commit[:8]}" if commit else f"{name} {version}"
-    return system + (", as it is" if dtype == "float32" else ""), dialect
+    return f"{name}@{commit[:8]}" if commit else f"{name} {version}", dialect
 
 
-def measured(runs: dict[tuple[str, str], list[golden.Case]]) -> list[Row]:
+def measured(runs: Runs) -> list[Row]:
     """The runs replayed."""
     rows = []
-    for (system, optimizer), cases in runs.items():
-        (dtype,) = {case.dtype for case in cases}
-        steps = sum(len(jax.tree.leaves(case.trajectory)[0]) for case in cases)
-        single = None
-        if dtype == "float32":
-            single = max(largest_difference(case, "float32") for case in cases)
-        with jax.enable_x64(True):
-            double = max(largest_difference(case, "float64") for case in cases)
-        rows.append(Row(system, optimizer, dtype, len(cases), steps, single, double))
+    for (system, dtype), optimizers in runs.items():
+        with jax.enable_x64(dtype == "float64"):
+            cases = itertools.chain.from_iterable(optimizers.values())
+            largest = max(largest_difference(case, dtype) for case in cases)
+        counts = {name: len(own) for name, own in optimizers.items()}
+        rows.append(Row(system, dtype, counts, largest))
     return rows
 
 
 def written(page: str, rows: list[Row]) -> str:
     """The page with these rows in its table."""
     begin, end = "<!-- parity: made by docs/write_parity.py -->", "<!-- end of parity -->"
-    table = "\n".join(
-        [
-            "| System | Optimizer | recorded in | cases | steps | in float32 | in float64 |",
-            "|---|---|---|---|---|---|---|",
-            *map(str, rows),
-        ]
-    )
+    head = ["| System | recorded in | runs of | largest difference |", "|---|---|---|---|"]
+    table = "\n".join([*head, *map(str, rows)])
     between = re.compile(f"(?<={begin}\n).*?(?={end})", re.DOTALL)
     return between.sub(f"\n{table}\n\n", page)
 
