@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 PAGES = [
     *GUIDES,
-    *sorted((ROOT / "docs" / "coming_from").glob("*.md")),
+    ROOT / "docs" / "coming_from.md",
+    ROOT / "docs" / "coming_from" / "optax.md",
     ROOT / "docs" / "details" / "self_supervised_digits.md",
     ROOT / "docs" / "stability.md",
     ROOT / "docs" / "index.md",
