@@ -30,11 +30,9 @@ def test_the_committed_runs_took_the_steps_of_their_plans():
         plan = grown.planned(row.plan)
         assert row.step == plan.total_steps
         assert row.examples == plan.examples_at(plan.total_steps) >= grown.EXAMPLES
-    assert set(grown.LINES) == set(grown.STAGES)
-    assert (COMMITTED / f"{grown.NAME}.png").exists()
 
 
-def test_the_sentences_of_the_page():
+def test_the_numbers_of_the_page():
     page = " ".join(PAGE.read_text().split())
     losses = {
         name: np.array([row.test_loss for row in grown.at_the_end(ROWS) if row.plan == name])
@@ -47,13 +45,7 @@ def test_the_sentences_of_the_page():
     assert (losses["Seesaw"] > losses["constant"]).all()
     assert steps["ramp"] < steps["twice the constant"] < steps["Seesaw"]
     assert (losses["ramp"] < losses["twice the constant"]).sum() == 4
-    assert "and ends below it with four of five seeds" in page
-    assert "the best of four for the constant batch of 32" in page
-    assert len(grown.PEAKS) == 4
     assert {row.peak_rate for row in ROWS} <= set(grown.PEAKS[1:-1])
-    archive = (ROOT / "docs" / "details" / "steps_to_a_target.md").read_text()
-    assert "| `adamw` | 637 | 298 | 138 | 94 | 204 |" in archive
-    assert "of 204 with AdamW" in page
 
 
 def test_a_page_without_the_place_is_refused():

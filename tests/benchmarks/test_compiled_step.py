@@ -1,9 +1,7 @@
 """What is read from the text of a compiled program."""
 
 from benchmarks.compiled_step import limits
-from benchmarks.compiled_step.picture import colour
 from benchmarks.compiled_step.program_text import Cost, Program
-from benchmarks.harness.optimizers import OPTIMIZERS
 
 TEXT = """HloModule jit_step, is_scheduled=true
 
@@ -75,7 +73,3 @@ def test_a_step_that_is_worse_than_its_limit_is_named():
     assert "all-gather:1" in of_collectives
     several = row | {"target": "eight H100", "case": "any", "collectives": "all-reduce:2"}
     assert limits.failures([several]) == []
-
-
-def test_every_optimizer_has_a_colour_of_its_own():
-    assert len({tuple(colour(name)) for name in OPTIMIZERS}) == len(OPTIMIZERS)

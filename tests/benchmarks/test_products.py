@@ -31,34 +31,37 @@ SAID = 'backend_config={"known_trip_count":{"n":"5"}}'
 ONE = 2 * 4 * 4 * 8
 
 
-def test_a_product_in_a_loop_counts_once_for_each_turn():
-    assert Products(GPU.replace("KNOWN", SAID)).operations == ONE * (1 + 5)
+KNOWN = GPU.replace("KNOWN", SAID)
+DOT = "dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
+CALL = (
+    '(f32[4,4]{1,0}, s8[33554432]{0}) custom-call(%w, %w), custom_call_target="__cublas$gemm", '
+    'backend_config={"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
+)
+TEXTS = {
+    "a loop counts once for each turn": (KNOWN, 5),
+    "a TPU says the turns in the condition": (GPU.replace("KNOWN", ""), 3),
+    "a product of a TPU is a convolution": (
+        KNOWN.replace(DOT, "convolution(%w, %w), dim_labels=bf_oi->bf"),
+        5,
+    ),
+    "a product of a GPU is a call of its library": (
+        KNOWN.replace(f"f32[4,4]{{1,0}} {DOT}", CALL),
+        5,
+    ),
+}
 
 
-def test_a_tpu_says_the_turns_of_a_loop_in_its_condition():
-    assert Products(GPU.replace("KNOWN", "")).operations == ONE * (1 + 3)
+@pytest.mark.parametrize("name", TEXTS)
+def test_counts_each_product(name):
+    text, turns = TEXTS[name]
+    assert text != GPU
+    assert Products(text).operations == ONE * (1 + turns)
 
 
 def test_a_loop_of_unknown_turns_is_no_number():
     unknown = GPU.replace("KNOWN", "").replace("compare(%turn, %end)", "compare(%turn, %turn)")
     with pytest.raises(ValueError, match="turns of the loop loop cannot be read"):
         _ = Products(unknown).operations
-
-
-def test_a_product_of_a_tpu_is_a_convolution():
-    dot = "dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
-    text = GPU.replace("KNOWN", SAID).replace(dot, "convolution(%w, %w), dim_labels=bf_oi->bf")
-    assert Products(text).operations == ONE * (1 + 5)
-
-
-def test_a_product_of_a_gpu_may_be_a_call_of_its_library():
-    dot = "f32[4,4]{1,0} dot(%w, %w), lhs_contracting_dims={1}, rhs_contracting_dims={1}"
-    call = (
-        '(f32[4,4]{1,0}, s8[33554432]{0}) custom-call(%w, %w), custom_call_target="__cublas$gemm", '
-        'backend_config={"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
-    )
-    assert dot in GPU
-    assert Products(GPU.replace("KNOWN", SAID).replace(dot, call)).operations == ONE * (1 + 5)
 
 
 def test_a_collective_hides_behind_the_products_before_its_end():

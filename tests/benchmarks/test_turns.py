@@ -32,7 +32,7 @@ def test_takes_turns_and_leaves_out_the_first():
     np.testing.assert_array_equal(seconds["b"], [3, 4])
 
 
-def test_leaves_out_as_many_as_it_is_told_and_keeps_the_parts():
+def test_leaves_out_the_first_rounds_and_keeps_the_parts():
     turns = [(9.0, 9.0), (8.0, 8.0), (1.0, 2.0)]
     seconds = in_turns(recorded([], a=turns), 1, left_out=2)
     np.testing.assert_array_equal(seconds["a"], [[1, 2]])

@@ -11,26 +11,15 @@ from pathlib import Path
 import sys
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
-import optax
 import orbax.checkpoint as ocp
 
 import optax_largebatch as lb
-from tests.clients.training import OPTIMIZERS, accumulated
+from tests.clients.training import OPTIMIZERS, accumulated, first_params, loss_of, step_of
 
 SPECS = {"hidden": P("devices"), "out": P("devices")}
-
-
-def first_params():
-    key = jax.random.key(0)
-    return {"hidden": jax.random.normal(key, (4, 8)) / 2, "out": jnp.full((8, 1), 0.1)}
-
-
-def loss_of(params, x, y):
-    return jnp.mean((jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2)
 
 
 def batch(number, place):
@@ -48,15 +37,12 @@ def train(name, directory, first, last):
     state_places = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=state_places)(params)
 
-    def step(params, state, x, y):
-        loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-        metrics = lb.step_metrics(state, params, gradients=gradients, updates=updates)
-        return params, state, (loss, metrics)
-
     whole = NamedSharding(mesh, P())
-    step = jax.jit(step, donate_argnums=(0, 1), out_shardings=(places, state_places, whole))
+    step = jax.jit(
+        step_of(optimizer, loss_of),
+        donate_argnums=(0, 1),
+        out_shardings=(places, state_places, whole),
+    )
     with ocp.CheckpointManager(directory / name) as checkpoints:
         if first:
             like = ocp.args.StandardRestore((params, state))

@@ -1,5 +1,7 @@
 """Flax linen with `nn.scan`: layers stacked along axis 1, and an embedding that is frozen."""
 
+import functools
+
 from flax import linen
 import jax
 import jax.numpy as jnp
@@ -9,13 +11,14 @@ import pytest
 
 import optax_largebatch as lb
 from tests.clients.training import (
-    MICRO_BATCHES,
     NAMES,
     NEEDS_JAX_0_8,
     OPTIMIZERS,
     accumulated,
-    assert_log,
+    batch,
+    step_of,
     through_a_checkpoint,
+    trained,
 )
 
 LAYERS, WIDTH = 3, 8
@@ -45,9 +48,8 @@ class Net(linen.Module):
 NET = Net()
 
 
-def batch(number):
-    x = jax.random.normal(jax.random.key(number), (16, 4))
-    return x, jnp.sum(x, axis=1, keepdims=True)
+def loss_of(params, x, y):
+    return jnp.mean((NET.apply({"params": params}, x) - y) ** 2)
 
 
 def optimizer_of(name):
@@ -61,34 +63,12 @@ def optimizer_of(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_trains_saves_and_goes_on(name, tmp_path):
     optimizer = optimizer_of(name)
-
-    @jax.jit
-    def step(params, state, x, y):
-        def loss_of(params):
-            return jnp.mean((NET.apply({"params": params}, x) - y) ** 2)
-
-        loss, gradients = jax.value_and_grad(loss_of)(params)
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-        metrics = lb.step_metrics(state, params, gradients=gradients, updates=updates)
-        return params, state, (loss, metrics)
-
-    def run(params, state, numbers):
-        results = []
-        for number in numbers:
-            params, state, result = step(params, state, *batch(number))
-            results.append(result)
-        return params, state, results
-
     start = NET.init(jax.random.key(0), batch(0)[0])["params"]
-    *halfway, first = run(start, optimizer.init(start), range(MICRO_BATCHES // 2))
-    saved = through_a_checkpoint(tmp_path / "run", tuple(halfway))
-    params, state, rest = run(*halfway, range(MICRO_BATCHES // 2, MICRO_BATCHES))
-    losses, log = zip(*first, *rest, strict=True)
-    assert_log(log, losses)
-    *_, again = run(*saved, range(MICRO_BATCHES // 2, MICRO_BATCHES))
-    jax.tree.map(np.testing.assert_array_equal, again, rest)
-
+    params, state = trained(
+        jax.jit(step_of(optimizer, loss_of)),
+        (start, optimizer.init(start)),
+        functools.partial(through_a_checkpoint, tmp_path / "run"),
+    )
     jax.tree.map(np.testing.assert_array_equal, params["embed"], start["embed"])
     ratios = lb.trust_ratios(optimizer, state, params)
     layers, *_ = (ratio for key, ratio in ratios.items() if "layers" in key)
