@@ -62,6 +62,13 @@ def programs_are_dropped():
         give_back(0)
 
 
+@pytest.fixture(scope="module")
+def standard_promotion():
+    """For programs that are not strict about dtypes and ranks: those of optax, Flax and users."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.fixture
 def x64():
     """Runs a test with 64-bit numbers."""

@@ -25,12 +25,7 @@ from benchmarks.tuned.sweep import Row, cells_of, sweep, table_of
 from benchmarks.tuned.training import Losses, prepare, steps_of
 from benchmarks.tuned.workloads import QUICK, WORKLOADS, Workload
 
-
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """As the benchmarks are run."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 # The budget ---------------------------------------------------------------------------------------

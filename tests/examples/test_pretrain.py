@@ -30,11 +30,7 @@ PROGRAM = Path(pretrain.__file__)
 SMALL = "--layers 2 --width 16 --heads 2 --length 16 --micro-batch 8 --micro-batches 2"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """The strict promotion of the other tests is too strict for `optax` and Flax."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.fixture(scope="module")
