@@ -95,7 +95,7 @@ WRONG = {
         ("scale_speed size_lr_scale speed trust_ratio_eps warmup_batches", RATE),
         ("warmup_begin_value warmup_epochs weight_decay", RATE),
         ("bias_learning_rate clip_gradient clipping_scale consistent_rms deviations", POSITIVE),
-        ("lr_batches lr_epochs max_change max_grad_norm", POSITIVE),
+        ("half_life lr_batches lr_epochs max_change max_grad_norm", POSITIVE),
         ("max_norm max_rms max_step_scale max_value min_rms param_max param_max_rms", POSITIVE),
         ("param_min_rms power radius rms_eps run_length scalar_max steps_per_epoch", POSITIVE),
         ("times trust_coefficient updates_per_epoch", POSITIVE),
@@ -161,6 +161,7 @@ WRONG_IN = {
 
 OPERANDS = {
     "adopt_state": "optimizer params state old_optimizer",
+    "averaged_params": "optimizer state params",
     "check_gradient_reduction": "loss params gradients axis_name partition_specs",
     "diagnose": "optimizer state params",
     "explain": "optimizer params",
@@ -200,6 +201,7 @@ VALID = {
     "accumulate_gradients": {"every": 2},
     "adopt_state": TRAINED | {"step": 1},
     "at_least_ndim": {"ndim": 2},
+    "average_weights": {"half_life": 10.0},
     "batch_plan": {"stages": 8, "total": 1000},
     "batch_scale": {"macrobatch_size": 64, "batch_size": 8},
     "chain": {"transforms": LAMB},

@@ -33,6 +33,7 @@ OF_OPTAX = {
 OF_ONE_NAME = {name for name, own in OF_OPTAX.items() if own.__name__ == name}
 OPERANDS = {
     "adopt_state": "optimizer params state",
+    "averaged_params": "optimizer state params",
     "check_gradient_reduction": "loss params gradients",
     "diagnose": "optimizer state params",
     "explain": "optimizer params",

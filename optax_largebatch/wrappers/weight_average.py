@@ -28,7 +28,7 @@ class AverageWeightsState(NamedTuple):
 
 
 def average_weights(
-    inner: optax.GradientTransformation, half_life: float | jax.Array | optax.Schedule
+    inner: optax.GradientTransformation, *, half_life: float | jax.Array | optax.Schedule
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keeps an exponential average of the weights beside those that are trained.
 

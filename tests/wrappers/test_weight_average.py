@@ -61,7 +61,7 @@ def assert_close(found, wanted, tolerance=1e-6):
     "half_life", [HALF_LIFE, optax.linear_schedule(1.0, 12.0, STEPS)], ids=["number", "ramp"]
 )
 def test_is_the_weighted_mean(half_life):
-    optimizer = lb.average_weights(lb.lamb(0.1), half_life)
+    optimizer = lb.average_weights(lb.lamb(0.1), half_life=half_life)
     (params, state), trajectory = jax.jit(lambda x: trained(optimizer, x))(network())
     half_lives = [half_life(t) if callable(half_life) else half_life for t in range(STEPS)]
     assert_close(lb.averaged_params(optimizer, state, params), expected(trajectory, half_lives))
@@ -69,7 +69,7 @@ def test_is_the_weighted_mean(half_life):
 
 
 def test_changes_no_step():
-    average = lb.average_weights(lb.lamb(0.1), HALF_LIFE)
+    average = lb.average_weights(lb.lamb(0.1), half_life=HALF_LIFE)
     _, with_average = jax.jit(lambda x: trained(average, x))(network())
     _, without = jax.jit(lambda x: trained(lb.lamb(0.1), x))(network())
     jax.tree.map(np.testing.assert_array_equal, with_average, without)
@@ -78,7 +78,7 @@ def test_changes_no_step():
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 @pytest.mark.parametrize("place", ["auto", "explicit", "shard_map"])
 def test_on_a_mesh(place):
-    optimizer = lb.average_weights(lb.lamb(0.1), HALF_LIFE)
+    optimizer = lb.average_weights(lb.lamb(0.1), half_life=HALF_LIFE)
     kind = AxisType.Explicit if place == "explicit" else AxisType.Auto
     mesh = jax.make_mesh((8,), ("d",), axis_types=(kind,))
     if place == "shard_map":
@@ -104,10 +104,14 @@ def test_on_a_mesh(place):
 @pytest.mark.parametrize(
     "around",
     [
-        lambda inner: lb.accumulate_gradients(lb.average_weights(inner, HALF_LIFE), every=3),
-        lambda inner: lb.average_weights(lb.accumulate_gradients(inner, every=3), HALF_LIFE),
+        lambda inner: lb.accumulate_gradients(
+            lb.average_weights(inner, half_life=HALF_LIFE), every=3
+        ),
         lambda inner: lb.average_weights(
-            optax.MultiSteps(inner, 3).gradient_transformation(), HALF_LIFE
+            lb.accumulate_gradients(inner, every=3), half_life=HALF_LIFE
+        ),
+        lambda inner: lb.average_weights(
+            optax.MultiSteps(inner, 3).gradient_transformation(), half_life=HALF_LIFE
         ),
     ],
     ids=["inside", "outside", "outside of optax.MultiSteps"],
@@ -123,7 +127,7 @@ def test_only_complete_macro_batches_count(around):
 
 def test_of_masters():
     """The average of weights in bfloat16 has more digits, if it is that of their masters."""
-    optimizer = lb.master_weights(lb.average_weights(optax.sgd(1e-4), HALF_LIFE))
+    optimizer = lb.master_weights(lb.average_weights(optax.sgd(1e-4), half_life=HALF_LIFE))
     (params, state), _ = trained(optimizer, network("bfloat16"))
     average = state.inner_state.average
     assert {x.dtype for x in jax.tree.leaves(average)} == {jnp.dtype("float32")}
@@ -134,7 +138,7 @@ def test_of_masters():
 
 
 def test_goes_on_from_a_checkpoint(tmp_path):
-    optimizer = lb.average_weights(lb.lans(0.1), HALF_LIFE)
+    optimizer = lb.average_weights(lb.lans(0.1), half_life=HALF_LIFE)
     (params, state), _ = trained(optimizer, network(), steps=STEPS)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "run", state)
@@ -149,7 +153,7 @@ def test_goes_on_from_a_checkpoint(tmp_path):
 
 
 def test_parameters_and_state_can_be_used_up():
-    optimizer = lb.average_weights(lb.lamb(0.1), HALF_LIFE)
+    optimizer = lb.average_weights(lb.lamb(0.1), half_life=HALF_LIFE)
 
     def step(params, state):
         updates, state = optimizer.update(params, state, params)
@@ -181,7 +185,7 @@ def test_the_law_keeps_the_variance():
 
     def variance(batch_scale):
         rate, half_life = 1e-3 * batch_scale, 400 / batch_scale
-        optimizer = lb.average_weights(optax.sgd(rate), half_life)
+        optimizer = lb.average_weights(optax.sgd(rate), half_life=half_life)
         steps = 40_000 // batch_scale
         noise = jax.random.normal(jax.random.key(batch_scale), (steps, 256)) / batch_scale**0.5
 
@@ -200,8 +204,8 @@ def test_the_law_keeps_the_variance():
 
 def test_says_what_is_wrong():
     with pytest.raises(ValueError, match=r"half_life must be in \(0, inf\), got 0"):
-        lb.average_weights(lb.lamb(0.1), 0.0)
-    optimizer = lb.average_weights(lb.lamb(0.1), HALF_LIFE)
+        lb.average_weights(lb.lamb(0.1), half_life=0.0)
+    optimizer = lb.average_weights(lb.lamb(0.1), half_life=HALF_LIFE)
     params = network()
     state = optimizer.init(params)
     with pytest.raises(ValueError, match="params must be given to `update`"):
