@@ -52,7 +52,7 @@ python_maximum_signature_line_length = 80
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
-html_title = "optax_largebatch"
+html_title = f"optax_largebatch {release}"
 html_theme_options = {
     "source_repository": PROJECT["urls"]["Repository"],
     "source_branch": "main",
@@ -75,6 +75,7 @@ def copy_notebooks(app: Sphinx) -> None:
     """Copies notebooks to where Sphinx reads; a hidden last cell checks what their text says."""
     tests = DOCS.parent / "tests" / "notebooks" / "key_numbers.py"
     key_numbers = runpy.run_path(str(tests))["KEY_NUMBERS"]
+    (DOCS / "notebooks").mkdir(exist_ok=True)
     for path in (DOCS.parent / "notebooks").glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)
         hidden = {"tags": ["remove-cell"]}

@@ -22,7 +22,6 @@ PAGES = [
     ROOT / "docs" / "coming_from" / "optax.md",
     ROOT / "docs" / "details" / "self_supervised_digits.md",
     ROOT / "docs" / "stability.md",
-    ROOT / "docs" / "index.md",
     ROOT / "README.md",
 ]
 FAST = ("stacked_layers", "README")

@@ -10,7 +10,6 @@ DOCS = ROOT / "docs"
 FIRST = [
     ROOT / "README.md",
     DOCS / "index.md",
-    DOCS / "guides" / "quickstart.md",
     DOCS / "guides" / "from_adamw_to_16k.md",
     DOCS / "guides" / "adopting.md",
 ]
