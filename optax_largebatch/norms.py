@@ -1,8 +1,8 @@
-"""Sums and norms of blocks: the one place of this library that computes them.
+"""Sums and norms of blocks. All norms of this library are computed here.
 
-A *block* is what one norm is taken over: a leaf of the parameter tree, or a slice of a leaf that
-stacks several layers. Under `jit` a sharded leaf is still one array, and the compiler adds up its
-shards. Inside `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums are added up here.
+A *block* has one norm: it is a leaf of the parameter tree, or a slice of a leaf that stacks several
+layers. Under `jit` a sharded leaf is still one array, and the compiler adds up its shards. Inside
+`jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums are added up here.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -18,8 +18,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
     """The dtype of norms and moments: float32, or float64 if one of `dtypes` is float64."""
-    wide = any(jnp.dtype(dtype) == jnp.float64 for dtype in dtypes)
-    return jnp.dtype(jnp.float64 if wide else jnp.float32)
+    is_wide = jnp.dtype(jnp.float64) in [jnp.dtype(x) for x in dtypes]
+    return jnp.dtype(jnp.float64 if is_wide else jnp.float32)
 
 
 def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
@@ -30,20 +30,20 @@ def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     x = x.astype(accumulation_dtype(x.dtype))
     if not kept:
         return jnp.sum(x)
-    others = tuple(axis for axis in range(x.ndim) if axis not in kept)
+    others = tuple([axis for axis in range(x.ndim) if axis not in kept])
     return jnp.sum(x, axis=others, keepdims=True)
 
 
 def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the `block_sum` of an array of this shape."""
-    return tuple(size if axis in kept else 1 for axis, size in enumerate(shape)) if kept else ()
+    return tuple([size if axis in kept else 1 for axis, size in enumerate(shape)]) if kept else ()
 
 
 def sum_of_squares(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     """`block_sum(x**2)`, cast before it is squared.
 
-    A norm taken in float16 overflows at 65504 and one taken in bfloat16 is good to two digits;
-    XLA fuses the cast into the reduction.
+    A norm in float16 overflows at 65504, and one in bfloat16 has two digits. XLA fuses the cast
+    into the reduction.
     """
     return block_sum(jnp.square(x.astype(accumulation_dtype(x.dtype))), kept)
 
@@ -69,49 +69,50 @@ def is_bound(axis: str) -> bool:
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """The mesh axes of a surrounding `jax.shard_map` along which `x` differs between devices.
 
-    They stand in the array's type, unless `check_vma=False`; outside of `shard_map` there are none.
+    The array's type has them, unless `check_vma=False`. Outside of `shard_map` there are none.
     """
     kind = jax.typeof(x)
-    manual = getattr(kind, "manual_axis_type", None)  # before jax 0.10 the axes stood in `vma`
+    manual = getattr(kind, "manual_axis_type", None)  # before jax 0.10: `vma`
     return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
 
 
 def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> dict[Key, jax.Array]:
-    """Sums over whole blocks, from the sums over the parts on each device.
+    """Sums over whole blocks, from the sums over the shards of each device.
 
     All sums travel as one vector, in one reduction. Stacks that are split between their blocks take
     a second one, because their blocks must not be added to each other.
     """
     whole = dict(sums)
     for between in {split.between for split in splits.values()}:
-        own = [key for key in sums if splits[key].within and splits[key].between == between]
-        axes = frozenset[str]().union(*(splits[key].within for key in own))
+        keys = [key for key in sums if splits[key].within and splits[key].between == between]
+        axes = frozenset[str]().union(*[splits[key].within for key in keys])
         if not axes:
             continue
-        dtype = accumulation_dtype(*(sums[key].dtype for key in own))
-        vector = jnp.concatenate(
-            [
-                _counted_once(jnp.ravel(sums[key]).astype(dtype), axes - splits[key].within)
-                for key in own
-            ]
-        )
-        vector = jax.lax.psum(vector, tuple(sorted(axes)))
-        ends = itertools.accumulate(sums[key].size for key in own)
-        for key, end in zip(own, ends, strict=True):
+        dtype = accumulation_dtype(*[sums[key].dtype for key in keys])
+        terms = [
+            _counted_once(jnp.ravel(sums[key]).astype(dtype), axes - splits[key].within)
+            for key in keys
+        ]
+        vector = jax.lax.psum(jnp.concatenate(terms), tuple(sorted(axes)))
+        stops = itertools.accumulate(sums[key].size for key in keys)
+        for key, stop in zip(keys, stops, strict=True):
             like = sums[key]
-            whole[key] = vector[end - like.size : end].reshape(like.shape).astype(like.dtype)
+            whole[key] = vector[stop - like.size : stop].reshape(like.shape).astype(like.dtype)
     return whole
 
 
 def _counted_once(x: jax.Array, repeated: frozenset[str]) -> jax.Array:
-    """`x` on the first of the devices along axes on which it is the same, zero on the others."""
+    """A sum that is equal along mesh axes, in a vector that is summed along them.
+
+    The first device along these axes keeps it; the others add zero.
+    """
     for axis in sorted(repeated):
         x = jnp.where(jax.lax.axis_index(axis) == 0, x, 0)
     return x
 
 
 def placed(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """A part of an array that is split along `axis`, in its place in a whole array of zeros.
+    """A shard of an array that is split along `axis`, at its position in a whole array of zeros.
 
     Outside of `jax.shard_map` the array is whole already, whatever the mesh axes.
     """
@@ -128,8 +129,8 @@ def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(whole, mesh_axes) if any(map(is_bound, mesh_axes)) else whole
 
 
-def own_part(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """The part of this device of a whole array: the reverse of `gathered`."""
+def local_shard(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """This device's shard of a whole array: the reverse of `gathered`."""
     if not any(map(is_bound, mesh_axes)):
         return x
     size = x.shape[axis] // devices_along(mesh_axes)
@@ -149,15 +150,15 @@ def explicit_spec(x: jax.Array) -> PartitionSpec:
 def is_on_a_mesh(arrays: Any) -> bool:
     """Whether the types of some arrays say that they are on several devices.
 
-    Types do not say it where only `in_shardings` do, and in jax before 0.10; the lowering knows it.
+    They do not if only `in_shardings` say so, nor in jax before 0.10. Then the lowering knows it.
     """
-
-    def says_so(x: Any) -> bool:
-        mesh = jax.typeof(x).sharding.mesh
-        split = not mesh.empty and (mesh.size > 1 or any(explicit_spec(x)))
-        return split or bool(varying_axes(x))
-
-    return any(map(says_so, jax.tree.leaves(arrays)))
+    for x in jax.tree.leaves(arrays):
+        sharding = jax.typeof(x).sharding
+        if not sharding.mesh.empty and (sharding.mesh.size > 1 or any(sharding.spec)):
+            return True
+        if varying_axes(x):
+            return True
+    return False
 
 
 def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) -> jax.Array:
@@ -166,7 +167,7 @@ def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) 
     Args:
         x: the array.
         spec: how to split it.
-        like: an array that knows the mesh, for an `x` whose type does not, where no mesh is set.
+        like: an array that knows the mesh; for an `x` whose type does not, if no mesh is set.
     """
     if not any(explicit_spec(x)) and not any(spec):
         return x
@@ -186,7 +187,7 @@ def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array
 
 
 def total(sums: Sequence[jax.Array]) -> jax.Array:
-    """The sum of the sums of several blocks, in the widest of their dtypes."""
+    """The sum over several blocks, from the sum of each, in the widest of their dtypes."""
     dtype = accumulation_dtype(*(part.dtype for part in sums))
     return jnp.sum(jnp.stack([part.astype(dtype) for part in sums]))
 

@@ -18,8 +18,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import places
-from optax_largebatch.engine.places import SEVERAL_GPUS
+from optax_largebatch.engine import execution_plans
+from optax_largebatch.engine.execution_plans import SEVERAL_GPUS
 from tests.conftest import enable_x64
 from tests.optimizers.registry import OPTIMIZERS
 
@@ -328,7 +328,7 @@ def several_gpus():
 
 @pytest.mark.parametrize(("name", "way"), [*several_gpus()])
 def test_equals_layers_apart_as_on_several_gpus(name, way, monkeypatch):
-    monkeypatch.setattr(places, "ON_A_MESH", {"cpu": SEVERAL_GPUS})
+    monkeypatch.setattr(execution_plans, "ON_A_MESH", {"cpu": SEVERAL_GPUS})
     check(name, way, "float64")
 
 

@@ -1,16 +1,15 @@
-"""What each switch of a place is worth: steps as XLA compiles them with one switch off at a time.
+"""What each switch of a plan is worth: steps as XLA compiles them with one switch off at a time.
 
     python -m benchmarks.compiled_step.switches
     python -m benchmarks.compiled_step.switches --target "one v5e"
 
-A place is a row of the table in `optax_largebatch/engine/places.py`. Nothing is timed but the
-compiler itself. Writes `switches.csv`.
+The plans are in `optax_largebatch/engine/execution_plans.py`. Nothing is timed but the compiler
+itself. Writes `switches.csv`.
 """
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import dataclasses
 from typing import Any
 
 from tqdm import tqdm
@@ -19,51 +18,56 @@ from benchmarks.compiled_step.__main__ import measure
 from benchmarks.compiled_step.targets import TARGETS
 from benchmarks.harness.results import add_output, report
 from optax_largebatch.engine import sums
-from optax_largebatch.engine.places import ONE_GPU, ONE_TPU, SEVERAL, SHARDS_ON_GPUS, Place
+from optax_largebatch.engine.execution_plans import (
+    ONE_GPU,
+    ONE_TPU,
+    SEVERAL_DEVICES,
+    SHARDS_ON_GPUS,
+    ExecutionPlan,
+)
 
-PLACES = {
+PLANS = {
     ("one H100", "bert-base", "lans"): ONE_GPU,
     ("one H100", "300 small leaves", "lans"): ONE_GPU,
     ("one H100", "1.3B, stacked", "lans"): ONE_GPU,
     ("one H100", "two layers", "lamb"): ONE_GPU,
     ("one H100", "two layers", "adamh"): ONE_GPU,
     ("one v5e", "bert-base", "lans"): ONE_TPU,
-    ("eight H100", "two layers", "lans"): SEVERAL,
-    ("eight H100", "two layers", "scaled_adam"): SEVERAL,
+    ("eight H100", "two layers", "lans"): SEVERAL_DEVICES,
+    ("eight H100", "two layers", "scaled_adam"): SEVERAL_DEVICES,
     ("eight H100", "bert-base, specs", "lans"): SHARDS_ON_GPUS,
-    ("v5e 2x4", "two layers", "lans"): SEVERAL,
+    ("v5e 2x4", "two layers", "lans"): SEVERAL_DEVICES,
 }
-"""Steps, and where they run."""
+"""Steps, and the plans by which they run."""
 
 OFF: dict[str, Any] = {
     "sums": sums.plain,
-    "in_turn": False,
-    "small_first": False,
-    "side_by_side": False,
-    "numbers_as_vectors": False,
-    "writes_late": False,
-    "sums_wait": False,
-    "vectors_in_pieces": False,
+    "serialize_groups": False,
+    "smallest_first": False,
+    "batch_identical": False,
+    "batch_hoisted": False,
+    "defer_state_writes": False,
+    "fuse_reductions": False,
 }
 """Each switch as it is when it is off. Those of a CPU are in `benchmarks.versions --without`."""
 
 
-def switches_of(place: Place) -> list[str]:
-    """The switches that are on in a place."""
-    return [name for name, off in OFF.items() if getattr(place, name) != off]
+def switches_of(plan: ExecutionPlan) -> list[str]:
+    """The switches of a plan that are on."""
+    return [name for name, off in OFF.items() if getattr(plan, name) != off]
 
 
 @contextlib.contextmanager
-def without(place: Place, name: str) -> Iterator[None]:
-    """One switch off, of a place that is frozen for everybody else."""
-    before = dataclasses.asdict(place)
+def without(plan: ExecutionPlan, name: str) -> Iterator[None]:
+    """One switch off, of a plan that is frozen for everybody else."""
+    before = getattr(plan, name) if name else None
     try:
         if name:
-            object.__setattr__(place, name, OFF[name])
+            object.__setattr__(plan, name, OFF[name])
         yield
     finally:
-        for switch, value in before.items():
-            object.__setattr__(place, switch, value)
+        if name:
+            object.__setattr__(plan, name, before)
 
 
 def main() -> None:
@@ -74,13 +78,13 @@ def main() -> None:
     args = parser.parse_args()
     cells = [
         (*cell, name)
-        for cell, place in PLACES.items()
+        for cell, plan in PLANS.items()
         if cell[0] in (args.target or TARGETS)
-        for name in ("", *switches_of(place))
+        for name in ("", *switches_of(plan))
     ]
     rows = []
     for *cell, name in tqdm(cells, desc="compiling"):
-        with without(PLACES[tuple(cell)], name):
+        with without(PLANS[tuple(cell)], name):
             rows.append({"without": name} | measure(*cell))
     report(rows, args.output / "switches.csv")
     print(*lines_of_readme(rows), sep="\n")

@@ -20,7 +20,7 @@ def _written_terms() -> None:
     """Arrays of a small leaf are not written to memory before they are added."""
     from optax_largebatch.engine import sums
 
-    sums.LEAST_OF_YNN = float("inf")
+    sums.MIN_YNN_SIZE = float("inf")
 
 
 def _pairs() -> None:
@@ -32,19 +32,20 @@ def _pairs() -> None:
 
 def _groups() -> None:
     """Each small leaf is a call of its own."""
-    _switch(group=0)
+    _switch(group_size=0)
 
 
 def _calls() -> None:
     """No pass is kept apart from others."""
-    _switch(in_calls=False)
+    _switch(no_inline=False)
 
 
 def _switch(**values: Any) -> None:
-    """Changes the row of one CPU in the table of places."""
-    from optax_largebatch.engine import places
+    """Changes the plan of one CPU."""
+    from optax_largebatch.engine import execution_plans
 
-    places.ON_ONE_DEVICE["cpu"] = dataclasses.replace(places.ONE_CPU, **values)
+    cpu = dataclasses.replace(execution_plans.ONE_CPU, **values)
+    execution_plans.ON_ONE_DEVICE["cpu"] = cpu
 
 
 TRICKS: dict[str, Callable[[], None]] = {

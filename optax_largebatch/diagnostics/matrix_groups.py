@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 import math
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.engine.matrices.groups import ITERATIONS, ways_to_share
+from optax_largebatch.engine.matrices.groups import ITERATIONS, sharing_plans
 
 
 def matrix_groups(
@@ -52,14 +52,14 @@ def matrix_groups(
         check_integer(f"axes[{name!r}]", length, at_least=1)
     check_integer("itemsize", itemsize, at_least=1)
     height, width = sorted(sides)
-    ways = list(ways_to_share(number, (height, width), axes, itemsize))
-    least = min(ways, key=lambda way: way.cost)
+    plans = list(sharing_plans(number, (height, width), axes, itemsize))
+    least = min(plans, key=lambda plan: plan.cost)
     devices = math.prod(axes.values())
     share = number * ITERATIONS * (4 * height**2 * width + 2 * height**3) / devices
     lines = ["group of      turns  products  megabytes"]
-    for way in ways:
-        name = f"{way.group.size} of {way.group.axis}" if way.group.axis else "1"
-        mark = "  <-" if way is least else ""
-        products, sent = way.operations / share, way.bytes / 1e6
-        lines.append(f"{name:12} {way.turns:6} {products:9.2f} {sent:10.0f}{mark}")
+    for plan in plans:
+        name = f"{plan.group.size} of {plan.group.axis}" if plan.group.axis else "1"
+        mark = "  <-" if plan is least else ""
+        products, sent = plan.operations / share, plan.bytes / 1e6
+        lines.append(f"{name:12} {plan.matrices_per_group:6} {products:9.2f} {sent:10.0f}{mark}")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from optax_largebatch import norms
-from optax_largebatch.engine.state import Concat, Field
+from optax_largebatch.engine.state import Field
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.params.stacked import Stacked, check_stacked
@@ -26,7 +26,7 @@ class VectorOfBlocks(Field):
     The numbers are in the order of `jax.tree.leaves`; for a leaf that stacks layers, in the order
     of its layers.
 
-    The vector is written in each step and not read: a leaf program finds None in its place, and
+    The vector is written in each step and not read: a leaf program finds None in its field, and
     returns a number, or one for each block.
 
     Args:
@@ -48,8 +48,24 @@ class VectorOfBlocks(Field):
     def kinds(self, part: Any) -> Any:
         return jax.tree.map(lambda _: "per block", part)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
-        return one_for_each_block(name, old, parts, check_stacked(self.stacked), leaves, concat)
+    def join(self, name: str, old: jax.Array, parts: list[Any], leaves: Leaves) -> Any:
+        """One vector of the parts: an entry for each block, one for all of a leaf, or None.
+
+        A leaf without a gradient has None and keeps its old entries.
+        """
+        entries: list[Any] = []
+        start = 0
+        for index, axes in enumerate(check_stacked(self.stacked).axes(leaves.tree)):
+            part = 0 if parts[index] is None else parts[index]
+            if axes or isinstance(part, jax.Array):
+                vector = blocks_of_leaf(jnp.asarray(part, old.dtype), index, axes, leaves)
+            else:
+                vector = np.full(1, part, old.dtype)
+            stop = start + vector.size
+            entries.append(old[start:stop] if parts[index] is None else vector)
+            start = stop
+        _check_blocks(name, old, start)
+        return jnp.concatenate(_join_constants(entries)) if entries else old
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,66 +78,27 @@ class NumberPerBlock(VectorOfBlocks):
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         parts, start = [], 0
-        axes = check_stacked(self.stacked).axes(leaves.tree)
-        shapes = [_whole_shape(leaves, index, own) for index, own in enumerate(axes)]
+        stacked = check_stacked(self.stacked).axes(leaves.tree)
+        shapes = [_whole_shape(leaves, index, axes) for index, axes in enumerate(stacked)]
         _check_blocks(name, value, sum(map(math.prod, shapes)))
-        for index, shape in enumerate(shapes):
-            end = start + math.prod(shape)
-            own = jnp.reshape(value[start:end], shape)
-            for axis in axes[index]:
-                own = norms.own_part(own, axis, leaves.axes_along(index, axis))
-            # On a mesh of explicit axes, what a step chooses between must be split alike.
+        for index, (axes, shape) in enumerate(zip(stacked, shapes, strict=True)):
+            stop = start + math.prod(shape)
+            part = jnp.reshape(value[start:stop], shape)
+            for axis in axes:
+                part = norms.local_shard(part, axis, leaves.axes_along(index, axis))
+            # On a mesh of explicit axes, `jnp.where` takes arrays that are split in the same way.
             of_leaf = norms.explicit_spec(leaves.arrays[index])
-            spec = (name if k in axes[index] else None for k, name in enumerate(of_leaf))
-            parts.append(norms.with_spec(own, PartitionSpec(*spec)))
-            start = end
+            spec = (name if k in axes else None for k, name in enumerate(of_leaf))
+            parts.append(norms.with_spec(part, PartitionSpec(*spec)))
+            start = stop
         return parts
 
 
 def of_stacks(field: Any, stacked: Stacked) -> Any:
-    """The field, which goes by these stacks unless it names others itself."""
+    """The field with these stacks, unless it has others already."""
     if isinstance(field, VectorOfBlocks) and field.stacked is None:
         return dataclasses.replace(field, stacked=stacked)
     return field
-
-
-def one_for_each_block(
-    name: str,
-    old: jax.Array,
-    entries: Sequence[Any],
-    stacked: Stacked,
-    leaves: Leaves,
-    concat: Concat,
-) -> jax.Array:
-    """A vector with one entry for each block, from what the leaf programs returned.
-
-    Args:
-        name: the vector's name, for the message.
-        old: the vector of the step before.
-        entries: for each leaf an array with one element for each of its blocks, a number for all
-            of them, or None where there was no gradient and the old entries stay.
-        stacked: the stacks.
-        leaves: the leaves.
-        concat: makes one vector of the entries.
-
-    Returns:
-        The new vector, the same on all devices.
-
-    Raises:
-        ValueError: the parameters have more or fewer blocks than they had at `init`.
-    """
-    parts: list[Any] = []
-    start = 0
-    for index, axes in enumerate(stacked.axes(leaves.tree)):
-        entry = 0 if entries[index] is None else entries[index]
-        if axes or isinstance(entry, jax.Array):
-            own = blocks_of_leaf(jnp.asarray(entry, old.dtype), index, axes, leaves)
-        else:
-            own = np.full(1, entry, old.dtype)
-        parts.append(old[start : start + own.size] if entries[index] is None else own)
-        start += own.size
-    _check_blocks(name, old, start)
-    return concat(_known_together(parts)) if parts else old
 
 
 def _check_blocks(name: str, vector: jax.Array, blocks: int) -> None:
@@ -137,10 +114,10 @@ def _check_blocks(name: str, vector: jax.Array, blocks: int) -> None:
 
 
 def _whole_shape(leaves: Leaves, index: int, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an array with a number for each block of a leaf, those of all devices."""
+    """The shape of an array with a number for each block of a leaf, on all devices together."""
     if not axes:
         return ()
-    leaves.split(index, axes)  # says it if the type does not tell which axis is split
+    leaves.split(index, axes)  # an error if the type does not tell which axis is split
     lengths = (
         size * norms.devices_along(leaves.axes_along(index, axis)) if axis in axes else 1
         for axis, size in enumerate(leaves.arrays[index].shape)
@@ -149,22 +126,22 @@ def _whole_shape(leaves: Leaves, index: int, axes: tuple[int, ...]) -> tuple[int
 
 
 def blocks_of_leaf(
-    entry: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves
+    numbers: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves
 ) -> jax.Array:
     """A vector with one entry for each block of a leaf, the same on all devices."""
     if not axes:
-        return jax.lax.reshape(entry, (1,))
+        return jax.lax.reshape(numbers, (1,))
     shape = enumerate(leaves.arrays[index].shape)
-    own = jnp.broadcast_to(entry, [size if axis in axes else 1 for axis, size in shape])
+    vector = jnp.broadcast_to(numbers, [size if axis in axes else 1 for axis, size in shape])
     for axis in axes:
-        own = norms.gathered(own, axis, leaves.axes_along(index, axis))
-    return jnp.ravel(own)
+        vector = norms.gathered(vector, axis, leaves.axes_along(index, axis))
+    return jnp.ravel(vector)
 
 
-def _known_together(parts: Sequence[Any]) -> list[jax.Array]:
-    """The same entries; those that are known already, as arrays of NumPy, in as few as possible."""
-    together: list[Any] = []
-    for known, run in itertools.groupby(parts, lambda x: isinstance(x, np.ndarray)):
-        entries = list(run)
-        together += [jnp.asarray(np.concatenate(entries))] if known else entries
-    return together
+def _join_constants(entries: Sequence[Any]) -> list[jax.Array]:
+    """The entries, with neighbouring arrays of NumPy joined: XLA sees as few as possible."""
+    joined: list[Any] = []
+    for is_constant, run in itertools.groupby(entries, lambda x: isinstance(x, np.ndarray)):
+        items = list(run)
+        joined += [jnp.asarray(np.concatenate(items))] if is_constant else items
+    return joined

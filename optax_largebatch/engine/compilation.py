@@ -1,10 +1,10 @@
-"""How a step is compiled; it changes the speed, and no number. All that is used of JAX's insides.
+"""How a step is compiled; this changes its speed and no number. All uses of JAX's internals.
 
 A program may be compiled ahead of time for a TPU on a CPU host, exported for three platforms at
-once, or run on one of eight devices. What is known when it is traced are the types of its arrays.
-The platform and the number of devices are known when it is lowered. So a step that may run on one
-device is a primitive of its own, with a lowering for each platform, and so is a barrier that XLA on
-a CPU would drop. README.md lists what breaks if a name from JAX's insides goes.
+once, or run on one of eight devices. Tracing knows the types of its arrays. Only lowering knows the
+platform and the number of devices. So a step that may run on one device is a primitive with a
+lowering for each platform. So is a barrier that XLA on a CPU would drop. README.md lists what
+breaks without each of JAX's internal names.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -24,57 +24,57 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")
 
-Way = Callable[..., list[jax.Array]]
-"""A step as it runs in one place, from arrays to arrays."""
+Lowering = Callable[..., list[jax.Array]]
+"""A step as it runs on one kind of device, from arrays to arrays."""
 
 
-def by_place(ways: Callable[[str | None], Way], types: Sequence[Any], *arrays: Any) -> list[Any]:
-    """The result of a step, computed in the way that suits the place where it runs.
+def dispatch_by_platform(
+    lowerings: Callable[[str | None], Lowering], types: Sequence[Any], *arrays: Any
+) -> list[Any]:
+    """The results of a step, from the lowering for the platform where it runs.
 
     Args:
-        ways: the way for one device of a platform ("cpu", "cuda", "rocm", "tpu"), or, for None, the
-            way for any number of devices. It closes over no traced array.
+        lowerings: the lowering for one device of a platform ("cpu", "cuda", "rocm", "tpu"), or, for
+            None, the lowering for any number of devices. It closes over no traced array.
         types: arrays with the shapes and dtypes of the results.
-        *arrays: the arguments of the way.
+        *arrays: the arguments of the lowering.
     """
-    results = tuple(ShapedArray(x.shape, x.dtype) for x in types)
-    return _step_p.bind(*arrays, types=results, ways=ways)
+    results = tuple([ShapedArray(x.shape, x.dtype) for x in types])
+    return _step_p.bind(*arrays, types=results, lowerings=lowerings)
 
 
-def abstract_run(function: Callable[..., None], *arguments: Any) -> list[Any]:
-    """Runs a function for what it notes about its arguments, without their values.
+def closed_over_tracers(function: Callable[..., None], *arguments: Any) -> list[Any]:
+    """The traced arrays that a function uses and is not given.
 
-    Returns:
-        The traced arrays that it uses and is not given.
+    The function is run for what it notes about its arguments; nothing is computed.
     """
 
-    def all_of_it(*arguments: Any) -> Any:
+    def fresh(*arguments: Any) -> Any:  # JAX would not run the same function twice
         return function(*arguments)
 
-    closed = jax.make_jaxpr(all_of_it)(*arguments)
+    closed = jax.make_jaxpr(fresh)(*arguments)
     return [x for x in closed.consts if isinstance(x, Tracer)]
 
 
-def outlined() -> contextlib.AbstractContextManager[Any]:
-    """Keeps XLA on a CPU from merging the jitted functions called here with what is around them.
+def no_inline() -> contextlib.AbstractContextManager[Any]:
+    """Keeps XLA on a CPU from inlining the jitted functions that are called here.
 
-    On an accelerator it would keep them from being compiled well, so it belongs in what is made
-    for CPUs alone.
+    On an accelerator it would make them slower, so use it only in what is lowered for CPUs.
     """
     return set_xla_metadata(inlineable="false")
 
 
-def merged_inside(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The same function, in which the compiler may merge all calls even inside `outlined`.
+def allow_inlining(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The same function, in which all calls may be inlined, even inside `no_inline`.
 
-    Otherwise each `jnp.where` in it, which is a jitted function too, would be a call of its own.
+    Otherwise each `jnp.where` in it, which is a jitted function too, would be a call.
     """
-    return _merging()(function)
+    return _inlining()(function)
 
 
 @contextlib.contextmanager
-def _merging() -> Iterator[None]:
-    with set_xla_metadata(inlineable=None):  # which itself is no decorator in jax 0.7
+def _inlining() -> Iterator[None]:
+    with set_xla_metadata(inlineable=None):  # it is no decorator in jax 0.7
         yield
 
 
@@ -84,25 +84,27 @@ def barrier(arrays: Tree) -> Tree:
     Inside `jax.shard_map`, arrays that differ between devices wait separately; otherwise all would
     get a type that differs between devices.
     """
-    own, structure = jax.tree.flatten(arrays)
-    return structure.unflatten(_wait_apart(_wait, dict(enumerate(own))).values())
+    leaves, structure = jax.tree.flatten(arrays)
+    return structure.unflatten(_by_varying_axes(_wait, dict(enumerate(leaves))).values())
 
 
-def together(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
+def reduction_barrier(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     """The same arrays, none of which is available before all are, as with `barrier`.
 
-    So the compiler can combine the reductions that made them, whatever other work it finds in the
-    meantime. It also compiles the work on each of them alike.
+    So the compiler can combine the reductions that made them, although other work could start
+    earlier.
     """
-    return _wait_apart(_wait_for_reductions, arrays)
+    return _by_varying_axes(_wait_for_reductions, arrays)
 
 
-def _wait_apart(wait: Callable[..., Any], arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
-    """The same arrays, after those of one type have waited for each other."""
+def _by_varying_axes(
+    wait: Callable[..., Any], arrays: Mapping[Key, jax.Array]
+) -> dict[Key, jax.Array]:
+    """The same arrays, after those that vary along the same axes have waited for each other."""
     result = dict(arrays)
     for varying in {norms.varying_axes(x) for x in arrays.values()}:
-        alike = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
-        result |= zip(alike, wait(*alike.values()), strict=True)
+        some = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
+        result |= zip(some, wait(*some.values()), strict=True)
     return result
 
 
@@ -119,7 +121,7 @@ def _plain(*arrays: jax.Array) -> Any:
 
 def _in_a_call(*arrays: jax.Array) -> Any:
     """XLA on a CPU drops a barrier before it combines reductions, but not one in a call."""
-    with outlined():
+    with no_inline():
         return jax.jit(_plain)(*arrays)
 
 
@@ -136,51 +138,51 @@ _wait_for_reductions = _derivatives_do_not_wait(lambda *arrays: tuple(_barrier_p
 
 _step_p = Primitive("optax_largebatch_step")
 _step_p.multiple_results = True
-_step_p.def_abstract_eval(lambda *arrays, types, ways: types)
-_step_p.def_impl(lambda *arrays, types, ways: ways(None)(*arrays))
+_step_p.def_abstract_eval(lambda *arrays, types, lowerings: types)
+_step_p.def_impl(lambda *arrays, types, lowerings: lowerings(None)(*arrays))
 
 
 def _lowered(
-    ctx: Any, *arrays: Any, types: Any, ways: Any, platform: str | None = None
+    ctx: Any, *arrays: Any, types: Any, lowerings: Any, platform: str | None = None
 ) -> Sequence[Any]:
-    """Lowers the way for the platform, if the module is for one device."""
+    """The lowering for the platform, if the module is for one device."""
     del types
-    alone = getattr(ctx.module_context.axis_context, "num_devices", None) == 1
-    way = ways(platform if alone else None)
-    return mlir.lower_fun(_without_dead_code(way, ctx.avals_in))(ctx, *arrays)
+    is_one_device = getattr(ctx.module_context.axis_context, "num_devices", None) == 1
+    lowering = lowerings(platform if is_one_device else None)
+    return mlir.lower_fun(_without_dead_code(lowering, ctx.avals_in))(ctx, *arrays)
 
 
 mlir.register_lowering(_step_p, _lowered)
-for own in ("cpu", "cuda", "rocm", "tpu"):
-    mlir.register_lowering(_step_p, functools.partial(_lowered, platform=own), platform=own)
+for name in ("cpu", "cuda", "rocm", "tpu"):
+    mlir.register_lowering(_step_p, functools.partial(_lowered, platform=name), platform=name)
 
 
-def _without_dead_code(way: Way, types: Sequence[ShapedArray]) -> Way:
+def _without_dead_code(lowering: Lowering, types: Sequence[ShapedArray]) -> Lowering:
     """The same program, in which no pass is given an array that it does not read.
 
-    JAX ensures this in programs, but not inside a primitive. An array that a later pass seems to
-    read cannot be overwritten by this pass.
+    JAX ensures this in programs, but not inside a primitive. A pass cannot overwrite an array that
+    a later pass seems to read.
     """
     arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in types]
-    closed = jax.make_jaxpr(way)(*arrays)
+    closed = jax.make_jaxpr(lowering)(*arrays)
     used = [True] * len(closed.jaxpr.outvars)
     program, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
     return jaxpr_as_fun(ClosedJaxpr(program, closed.consts))
 
 
 def _derivative(
-    arrays: Sequence[Any], tangents: Sequence[Any], *, types: Any, ways: Any
+    arrays: Sequence[Any], tangents: Sequence[Any], *, types: Any, lowerings: Any
 ) -> tuple[Any, Any]:
-    """A step is differentiated as it runs anywhere."""
+    """The derivative of the lowering for any number of devices."""
     del types
     tangents = tuple(map(ad.instantiate_zeros, tangents))
-    return jax.jvp(ways(None), tuple(arrays), tangents)
+    return jax.jvp(lowerings(None), tuple(arrays), tangents)
 
 
-def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, types: Any, ways: Any) -> Any:
-    """Steps of many networks at once are taken as they run anywhere."""
+def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, types: Any, lowerings: Any) -> Any:
+    """Steps of several networks at once, by the lowering for any number of devices."""
     del types
-    results = jax.vmap(ways(None), in_axes=tuple(axes))(*arrays)
+    results = jax.vmap(lowerings(None), in_axes=tuple(axes))(*arrays)
     return results, [0] * len(results)
 
 

@@ -1,4 +1,4 @@
-"""What a transform promises, checked when it is built and while its leaf program runs.
+"""Checks of a transform when it is built, and of its leaf program when it first runs.
 
 Each message names the transform, what it did, and the cure.
 """
@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from optax_largebatch import norms
 from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
-from optax_largebatch.engine.requests import EachMatrix, Hoist, Leaf, Materialize, Request
+from optax_largebatch.engine.requests import Leaf
 from optax_largebatch.engine.state import Counter, Field, PerParameter, names_and_fields
 
 KINDS = (
@@ -25,9 +26,8 @@ def check_declaration(transform: Any) -> None:
     """Checks a transform when it is built.
 
     Raises:
-        TypeError: the leaf program is no function, the state is no declaration, or one of its
-            fields says not what it is.
-        ValueError: `given` is none of the three words, or asks for more than the state allows.
+        TypeError: the leaf program is no function, or a field of the state is no `Field`.
+        ValueError: `given` is none of the three words, or does not go with the state.
     """
     who = transform.name
     if not callable(transform.leaf):
@@ -38,7 +38,7 @@ def check_declaration(transform: Any) -> None:
             f"array, or optax.EmptyState(); got {transform.state!r}. {KINDS}."
         )
     for name, field in names_and_fields(transform.state):
-        if isinstance(field, type) or not isinstance(field, Field):
+        if not isinstance(field, Field):
             raise TypeError(
                 f"{who}: the state's field {name!r} must say what it is, got {field!r}. {KINDS}."
             )
@@ -54,22 +54,16 @@ def check_declaration(transform: Any) -> None:
         )
 
 
-def checked_request(transform: Any, request: Any) -> Request | Hoist | EachMatrix | Materialize:
-    """A checked request, from what a leaf program has yielded.
-
-    Raises:
-        TypeError: the object is no request.
-    """
-    if isinstance(request, Request | Hoist | EachMatrix | Materialize):
-        return request
-    raise TypeError(
+def no_request(transform: Any, yielded: Any) -> TypeError:
+    """The error about a leaf program that has yielded something else than a request."""
+    return TypeError(
         f"{transform.name}: a leaf program yields requests, such as block_norms(...) and "
-        f"materialize(...), got {request!r} of type {type(request).__name__}."
+        f"materialize(...), got {yielded!r} of type {type(yielded).__name__}."
     )
 
 
-def checked_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> tuple[Any, Any]:
-    """A checked result, from what a leaf program has returned.
+def check_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> None:
+    """Checks what a leaf program has returned.
 
     Raises:
         TypeError: the result is no pair of an update and a state of the declared type.
@@ -93,14 +87,14 @@ def checked_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> 
             f"`at.state._replace(...)`; got {type(state).__name__} in place of "
             f"{type(at.state).__name__}."
         )
-    columns = zip(names_and_fields(transform.state), state, at.state, strict=True)
-    for (name, field), now, old in columns:
+    blocks = math.prod(norms.shape_of_blocks(update.shape, at.stacked))
+    fields = zip(names_and_fields(transform.state), at.state, state, strict=True)
+    for (name, field), old, now in fields:
         if isinstance(field, Counter) and now is not old:
             raise ValueError(
                 f"{who}: the engine counts the steps; the leaf program must leave the state's "
                 f"{name!r} as it is."
             )
-        blocks = math.prod(update.shape[axis] for axis in at.stacked)
         if now is None:  # a vector that is left as it was
             continue
         if isinstance(field, VectorOfBlocks) and jnp.size(now) not in (1, blocks):
@@ -113,4 +107,3 @@ def checked_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> 
                 f"{who}: the state's {name!r} must keep its shape {jnp.shape(old)}; the leaf "
                 f"program returned one of shape {jnp.shape(now)}."
             )
-    return new, state

@@ -2,7 +2,7 @@
 
 Before each round of statistics a leaf takes one pass, which stores what the program materializes
 and takes the sums. In the end it takes one pass that finishes. Leaves that are split between
-devices take their rounds in step, because the sums of all devices travel as one vector. Where one
+devices take each round together, because the sums of all devices travel as one vector. If one
 device has all leaves, they go one after the other, small ones in groups.
 """
 
@@ -15,22 +15,36 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.alike import in_groups, in_pieces, sets_of_alike
-from optax_largebatch.engine.arrays import Known, LeafArrays, Scalars
-from optax_largebatch.engine.compilation import barrier, merged_inside, outlined, together
-from optax_largebatch.engine.matrices.round import work_on_matrices
-from optax_largebatch.engine.passes import known_of_each, numbers_of, stored_and_sums, unstacked
-from optax_largebatch.engine.places import Place
-from optax_largebatch.engine.replay import Program
-from optax_largebatch.engine.rounds import MEANS, Round
+from optax_largebatch.engine.compilation import (
+    allow_inlining,
+    barrier,
+    no_inline,
+    reduction_barrier,
+)
+from optax_largebatch.engine.execution_plans import ExecutionPlan
+from optax_largebatch.engine.identical_leaves import batch_identical, chunked, group_leaves
+from optax_largebatch.engine.matrices.work import matrices_round
+from optax_largebatch.engine.passes import (
+    hoisted_numbers,
+    inputs_of_each,
+    stored_and_sums,
+    unstacked,
+)
+from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
+from optax_largebatch.engine.requests import Round
 from optax_largebatch.engine.sums import is_large
 
 
 class Execution:
-    """The programs of all leaves on their way; passes are traced once for leaves that are alike.
+    """The passes over all leaves, traced once for identical ones.
 
-    Leaves that are side by side are a set, known by the number of its first leaf. Most sets have
-    one leaf.
+    A batch of identical leaves is known by the number of its first leaf. Most batches have one.
+
+    Args:
+        programs: the program of each leaf.
+        leaves: the arrays of each.
+        scalars: the scalars of the step.
+        plan: how the step runs.
     """
 
     def __init__(
@@ -38,226 +52,228 @@ class Execution:
         programs: Mapping[int, Program],
         leaves: Mapping[int, LeafArrays],
         scalars: Scalars,
-        place: Place,
+        plan: ExecutionPlan,
     ):
         self._programs = programs
         self._leaves = dict(leaves)
         self._scalars = scalars
-        self._place = place
-        self._sets = sets_of_alike(programs, leaves, place)
-        self.known = dict.fromkeys(self._sets, Known())
-        """What is known of each set."""
+        self._plan = plan
+        self._batches = batch_identical(programs, leaves, plan)
+        self.inputs = dict.fromkeys(self._batches, PassInputs())
+        """The inputs of the next pass over each batch."""
         self._results: dict[int, tuple[jax.Array, Any]] = {}
-        self._pass = jax.jit(merged_inside(stored_and_sums), static_argnums=(0, 1, 2))
-        self._numbers = jax.jit(merged_inside(numbers_of), static_argnums=0)
-        self._finish = jax.jit(merged_inside(Program.result), static_argnums=0)
-        self._in_a_call = jax.jit(merged_inside(self._rounds_of), static_argnums=0)
+        self._pass = jax.jit(allow_inlining(stored_and_sums), static_argnums=(0, 1, 2))
+        self._hoisted = jax.jit(allow_inlining(hoisted_numbers), static_argnums=0)
+        self._finish = jax.jit(allow_inlining(Program.result), static_argnums=0)
+        self._in_a_call = jax.jit(allow_inlining(self._local_rounds), static_argnums=0)
 
     def results(self) -> dict[int, tuple[jax.Array, Any]]:
         """The results of the programs."""
-        while waiting := [i for i in self._sets if self._ahead(i, self.known)]:
-            # A norm of all leaves has to wait for leaves that ask for their own before it.
-            own = self._asking_for_themselves(waiting, self.known)
-            if not own:
-                ready = self._all_there(waiting)
-                self.known |= self._round(ready, self._leaves, self._scalars, self.known)
-            before: list[int] = []
-            for group in self._groups(own):
-                if self._place.in_turn:
-                    self._wait_for(before, group)
-                before = group
-                leaves = {k: self._leaves[k] for i in group for k in self._sets[i]}
-                known = {i: self.known[i] for i in group}
-                taken = self._in_a_call if self._place.in_calls else self._rounds_of
-                with self._apart():
-                    self.known |= taken(tuple(group), leaves, self._scalars, known)
+        while waiting := [i for i in self._batches if self._remaining(i, self.inputs)]:
+            # A norm of all leaves has to wait for leaves that have other requests before it.
+            local = self._with_local_round(waiting, self.inputs)
+            if not local:
+                ready = self._with_global_round(waiting)
+                self.inputs |= self._round(ready, self._leaves, self._scalars, self.inputs)
+            previous: list[int] = []
+            for group in self._groups(local):
+                if self._plan.serialize_groups:
+                    self._wait_for(previous, group)
+                previous = group
+                leaves = {k: self._leaves[k] for i in group for k in self._batches[i]}
+                inputs = {i: self.inputs[i] for i in group}
+                rounds = self._in_a_call if self._plan.no_inline else self._local_rounds
+                with self._no_inline():
+                    self.inputs |= rounds(tuple(group), leaves, self._scalars, inputs)
                 self._finish_leaves(group)
-        self._finish_leaves(self._sets)
+        self._finish_leaves(self._batches)
         return {i: self._results[i] for i in self._leaves}
 
-    def _groups(self, own: Sequence[int]) -> list[list[int]]:
-        """Groups of leaves that take their passes together, in order."""
-        sizes = {i: len(self._sets[i]) * self._leaves[i].gradient.size for i in own}
-        if self._place.small_first:
+    def _groups(self, batches: Sequence[int]) -> list[list[int]]:
+        """Groups of batches that take their passes together, in order."""
+        sizes = {i: len(self._batches[i]) * self._leaves[i].gradient.size for i in batches}
+        if self._plan.smallest_first:
             sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))
-        return in_groups(sizes, self._place.group)
+        return group_leaves(sizes, self._plan.group_size)
 
-    def _ahead(self, i: int, known: Mapping[int, Known]) -> Sequence[Round]:
-        """The rounds that a leaf has not taken."""
-        return self._programs[i].rounds[len(known[i].answers) :]
+    def _remaining(self, i: int, inputs: Mapping[int, PassInputs]) -> Sequence[Round]:
+        """The rounds that a batch has not taken."""
+        return self._programs[i].rounds[len(inputs[i].answers) :]
 
-    def _asking_for_themselves(
-        self, indices: Iterable[int], known: Mapping[int, Known]
+    def _with_local_round(
+        self, batches: Iterable[int], inputs: Mapping[int, PassInputs]
     ) -> list[int]:
-        """The leaves among `indices` whose next round is of their own."""
-        ahead = {i: self._ahead(i, known) for i in indices}
-        return [i for i, rounds in ahead.items() if rounds and rounds[0].kind != "of all leaves"]
+        """The batches whose next round is no norm of all leaves."""
+        remaining = {i: self._remaining(i, inputs) for i in batches}
+        return [i for i, rounds in remaining.items() if rounds and rounds[0].global_of is None]
 
-    def _all_there(self, waiting: Sequence[int]) -> list[int]:
-        """The leaves whose norm of all leaves can be taken: no other leaf has yet to come to it.
+    def _with_global_round(self, waiting: Sequence[int]) -> list[int]:
+        """The batches whose norm of all leaves can be taken: no other leaf has yet to come to it.
 
         A partition has several such norms, each of the leaves of one of its parts.
         """
-        ahead = {i: self._ahead(i, self.known) for i in waiting}
-        later = {(x.asker, x.turn) for rounds in ahead.values() for x in rounds[1:]}
-        return [i for i, (x, *_) in ahead.items() if (x.asker, x.turn) not in later]
+        remaining = {i: self._remaining(i, self.inputs) for i in waiting}
+        later = {(x.global_of, x.number) for rounds in remaining.values() for x in rounds[1:]}
+        return [i for i, (x, *_) in remaining.items() if (x.global_of, x.number) not in later]
 
-    def _rounds_of(
+    def _local_rounds(
         self,
         group: Sequence[int],
         leaves: Mapping[int, LeafArrays],
         scalars: Scalars,
-        known: Mapping[int, Known],
-    ) -> dict[int, Known]:
-        """What is known of some leaves after all rounds that are their own.
+        inputs: Mapping[int, PassInputs],
+    ) -> dict[int, PassInputs]:
+        """The inputs of some batches after all rounds up to the next norm of all leaves.
 
-        On a CPU this is a call that stays apart from others. Otherwise XLA would see that the
-        update needs the direction that a norm was taken of, and keep that, of all leaves at once.
+        On a CPU this is a call that XLA does not inline. Otherwise XLA would see that the update
+        needs the direction that a norm was taken of, and keep that, of all leaves at once.
         """
-        known = dict(known)
-        while ready := self._asking_for_themselves(group, known):
-            known |= self._round(ready, leaves, scalars, known)
-        if self._place.in_calls:
-            for i in (i for i in group if not self._ahead(i, known)):
-                known[i] = self._with_numbers(i, leaves, scalars, known[i])
-        return known
+        inputs = dict(inputs)
+        while ready := self._with_local_round(group, inputs):
+            inputs |= self._round(ready, leaves, scalars, inputs)
+        if self._plan.no_inline:
+            for i in (i for i in group if not self._remaining(i, inputs)):
+                inputs[i] = self._with_hoisted(i, leaves, scalars, inputs[i])
+        return inputs
 
     def _round(
         self,
         waiting: Sequence[int],
         leaves: Mapping[int, LeafArrays],
         scalars: Scalars,
-        known: Mapping[int, Known],
-    ) -> dict[int, Known]:
-        """What is known of leaves after one round, for which devices or leaves need each other."""
-        rounds = {i: self._ahead(i, known)[0] for i in waiting}
-        on_matrices = {i: self._programs[i] for i, x in rounds.items() if x.on_matrices}
-        if on_matrices:
-            return work_on_matrices(on_matrices, leaves, scalars, known)
-        is_global = rounds[waiting[0]].kind == "of all leaves"
+        inputs: Mapping[int, PassInputs],
+    ) -> dict[int, PassInputs]:
+        """The inputs after one round, for which devices or leaves need each other."""
+        rounds = {i: self._remaining(i, inputs)[0] for i in waiting}
+        with_matrices = {i: self._programs[i] for i, x in rounds.items() if x.of_each}
+        if with_matrices:
+            return matrices_round(with_matrices, leaves, scalars, inputs)
+        is_global = rounds[waiting[0]].global_of is not None
         stored: dict[int, Sequence[jax.Array]] = {}
         sums: dict[tuple[int, int], jax.Array] = {}
         for i in waiting:
-            own = [leaves[k] for k in self._sets[i]]
-            with self._apart(own[0].gradient.size):
-                passes = self._programs[i], self._place.sums, self._writes_late(i)
-                stored[i], found = self._pass(*passes, own, scalars, known[i])
+            batch = [leaves[k] for k in self._batches[i]]
+            with self._no_inline(batch[0].gradient.size):
+                static = self._programs[i], self._plan.sums, self._defers_writes(i)
+                stored[i], found = self._pass(*static, batch, scalars, inputs[i])
             sums |= {(i, k): x for k, x in enumerate(found)}
-        asked = {(i, k): rounds[i].asked[k] for i, k in sums}
-        whole = norms.over_shards(sums, {key: x.split for key, x in asked.items()})
-        whole = together(whole) if self._place.sums_wait else whole
+        infos = {(i, k): rounds[i].statistics[k] for i, k in sums}
+        totals = norms.over_shards(sums, {key: info.split for key, info in infos.items()})
+        totals = reduction_barrier(totals) if self._plan.fuse_reductions else totals
         if is_global:
-            askers = {key: rounds[key[0]].asker for key in whole}
-            for asker in set(askers.values()):
-                own = [key for key in whole if askers[key] == asker]
-                total = norms.total([jnp.sum(whole[key]) for key in own])
-                whole |= dict.fromkeys(own, total)
-        for key, x in asked.items():
-            if x.kind in MEANS:
-                whole[key] = whole[key] / norms.devices_along(x.split.within)
+            for path in {rounds[i].global_of for i in waiting}:
+                keys = [key for key in totals if rounds[key[0]].global_of == path]
+                total = norms.total([jnp.sum(totals[key]) for key in keys])
+                totals |= dict.fromkeys(keys, total)
+        for key, info in infos.items():
+            if info.is_mean:
+                totals[key] = totals[key] / norms.devices_along(info.split.within)
         after = {}
         for i in waiting:
-            answers = [whole[i, k] for k in range(len(rounds[i].asked))]
+            answers = [totals[i, k] for k in range(len(rounds[i].statistics))]
             if is_global and self._is_several(i):
-                answers = [jnp.broadcast_to(x, len(self._sets[i])) for x in answers]
-            after[i] = known[i].after(stored[i], answers)
-        vectors = self._place.numbers_as_vectors and not is_global
-        return self._with_vectors(leaves, scalars, after, vectors)
+                answers = [jnp.broadcast_to(x, len(self._batches[i])) for x in answers]
+            after[i] = inputs[i].after(stored[i], answers)
+        return self._hoist(leaves, scalars, after, self._plan.batch_hoisted and not is_global)
 
-    def _with_vectors(
+    def _hoist(
         self,
         leaves: Mapping[int, LeafArrays],
         scalars: Scalars,
-        known: dict[int, Known],
-        vectors: bool,
-    ) -> dict[int, Known]:
-        """The same, with the numbers of sets; those of other leaves that are alike as vectors."""
-        alike: dict[Program, list[int]] = {}
-        for i, own in known.items():
+        inputs: dict[int, PassInputs],
+        as_vectors: bool,
+    ) -> dict[int, PassInputs]:
+        """The inputs with the hoisted numbers of batches, and of other identical leaves."""
+        identical: dict[Program, list[int]] = {}
+        for i, before in inputs.items():
             program = self._programs[i]
-            is_early = self._place.in_turn and self._ahead(i, known)
+            is_early = self._plan.serialize_groups and self._remaining(i, inputs)
             if self._is_several(i):
-                known[i] = self._with_numbers(i, leaves, scalars, own._replace(numbers=()))
-            elif vectors and program.asks_for_numbers and not is_early:
-                alike.setdefault(program, []).append(i)
-        for piece in (piece for own in alike.values() for piece in in_pieces(own)):
-            if len(piece) > 1:
-                program, first = self._programs[piece[0]], known[piece[0]]
-                of_each = [known[i].answers for i in piece]
-                of_all = first._replace(answers=jax.tree.map(lambda *x: jnp.stack(x), *of_each))
-                found = self._numbers(program, [leaves[i] for i in piece], scalars, of_all)
-                columns = [unstacked(program, k, x) for k, x in enumerate(found)]
-                for k, i in enumerate(piece):  # there may be none yet, before a later round
-                    known[i] = known[i]._replace(numbers=tuple(column[k] for column in columns))
-        return known
+                inputs[i] = self._with_hoisted(i, leaves, scalars, before._replace(hoisted=()))
+            elif as_vectors and program.hoists and not is_early:
+                identical.setdefault(program, []).append(i)
+        for chunk in itertools.chain.from_iterable(map(chunked, identical.values())):
+            if len(chunk) == 1:
+                continue
+            program, first = self._programs[chunk[0]], inputs[chunk[0]]
+            answers = jax.tree.map(lambda *x: jnp.stack(x), *[inputs[i].answers for i in chunk])
+            of_all = first._replace(answers=answers)
+            vectors = self._hoisted(program, [leaves[i] for i in chunk], scalars, of_all)
+            numbers = [unstacked(program, k, vector) for k, vector in enumerate(vectors)]
+            for k, i in enumerate(chunk):  # there may be none yet, before a later round
+                inputs[i] = inputs[i]._replace(hoisted=tuple([x[k] for x in numbers]))
+        return inputs
 
-    def _with_numbers(
-        self, i: int, leaves: Mapping[int, LeafArrays], scalars: Scalars, known: Known
-    ) -> Known:
-        """What is known of a leaf or a set, with all its numbers."""
-        if known.numbers or not self._programs[i].asks_for_numbers:
-            return known
-        found = self._numbers(self._programs[i], [leaves[k] for k in self._sets[i]], scalars, known)
-        return known._replace(numbers=tuple(found))
+    def _with_hoisted(
+        self, i: int, leaves: Mapping[int, LeafArrays], scalars: Scalars, inputs: PassInputs
+    ) -> PassInputs:
+        """The inputs of a batch, with all its hoisted numbers."""
+        if inputs.hoisted or not self._programs[i].hoists:
+            return inputs
+        batch = [leaves[k] for k in self._batches[i]]
+        return inputs._replace(
+            hoisted=tuple(self._hoisted(self._programs[i], batch, scalars, inputs))
+        )
 
-    def _finish_leaves(self, indices: Iterable[int]) -> None:
+    def _finish_leaves(self, batches: Iterable[int]) -> None:
         """Takes the last pass over those leaves that have all their answers."""
-        for first in indices:
-            if first in self._results or self._ahead(first, self.known):
+        for first in batches:
+            if first in self._results or self._remaining(first, self.inputs):
                 continue
             program, scalars = self._programs[first], self._scalars
-            known = self._with_numbers(first, self._leaves, scalars, self.known[first])
-            of_each = known_of_each(program, known, scalars, len(self._sets[first]))
-            for i, (own, scalars) in zip(self._sets[first], of_each, strict=True):
+            of_batch = self._with_hoisted(first, self._leaves, scalars, self.inputs[first])
+            of_each = inputs_of_each(program, of_batch, scalars, len(self._batches[first]))
+            for i, (inputs, scalars) in zip(self._batches[first], of_each, strict=True):
                 leaf = self._leaves[i]
-                if self._takes_several(first) and not self._is_several(first):
+                if self._computes_several(first) and not self._is_several(first):
                     # Or XLA would see that an earlier pass computes the same, and write it there.
-                    gradient, stored, _ = barrier((leaf.gradient, own.stored, own.answers))
-                    leaf, own = leaf._replace(gradient=gradient), own._replace(stored=stored)
-                update, state = self._finish(program, leaf, scalars, own)
-                self._results[i] = update, program.with_known_numbers(leaf.state, state)
+                    waiting = barrier((leaf.gradient, inputs.stored, inputs.answers))
+                    leaf = leaf._replace(gradient=waiting[0])
+                    inputs = inputs._replace(stored=waiting[1])
+                update, state = self._finish(program, leaf, scalars, inputs)
+                self._results[i] = update, program.with_constants(state)
 
-    def _wait_for(self, before: list[int], group: list[int]) -> None:
+    def _wait_for(self, previous: list[int], group: list[int]) -> None:
         """Has the gradients of a group wait for state that the group before it has written.
 
         Otherwise XLA takes the sums of all leaves first and finishes them later. The scalars wait
         too, so that each group has its own. XLA on a GPU compares kernels that read the same number
         with each other, to find some that it can merge: for a thousand leaves that takes long.
         """
-        of_sets = itertools.chain.from_iterable(self._sets[first] for first in before)
-        done = {i: self._results[i] for i in of_sets if i in self._results}
+        numbers = [i for first in previous for i in self._batches[first] if i in self._results]
+        flat = {i: jax.tree.flatten(self._results[i][1]) for i in numbers}
         written = {
-            i: [x if x.shape == update.shape else None for x in jax.tree.leaves(state)]
-            for i, (update, state) in done.items()
+            (i, k): x
+            for i, (arrays, _) in flat.items()
+            for k, x in enumerate(arrays)
+            if x.shape == self._results[i][0].shape
         }
-        gradients = {i: self._leaves[i].gradient for first in group for i in self._sets[first]}
+        gradients = {i: self._leaves[i].gradient for first in group for i in self._batches[first]}
         written, gradients, self._scalars = barrier((written, gradients, self._scalars))
-        for i, (update, state) in done.items():
-            old, structure = jax.tree.flatten(state)
-            columns = zip(old, written[i], strict=True)
-            state = structure.unflatten(x if now is None else now for x, now in columns)
-            self._results[i] = update, state
+        for i, (arrays, structure) in flat.items():
+            arrays = [written.get((i, k), x) for k, x in enumerate(arrays)]
+            self._results[i] = self._results[i][0], structure.unflatten(arrays)
         for i, gradient in gradients.items():
             self._leaves[i] = self._leaves[i]._replace(gradient=gradient)
 
-    def _is_several(self, first: int) -> bool:
-        """Whether leaves are side by side with this one."""
-        return len(self._sets[first]) > 1
+    def _is_several(self, i: int) -> bool:
+        """Whether a batch has several leaves."""
+        return len(self._batches[i]) > 1
 
-    def _writes_late(self, i: int) -> bool:
-        """Whether the last pass over a leaf writes its state, and no pass before it.
+    def _defers_writes(self, i: int) -> bool:
+        """Whether the last pass over a batch writes its state, and no pass before it.
 
         If two sums of a round are computed from the same state, a kernel that takes both one by one
         cannot write over it: it would be copied.
         """
-        return self._is_several(i) or (self._place.writes_late and self._takes_several(i))
+        return self._is_several(i) or (self._plan.defer_state_writes and self._computes_several(i))
 
-    def _takes_several(self, i: int) -> bool:
-        """Whether a round takes several sums of what is computed, where no calls stay apart."""
+    def _computes_several(self, i: int) -> bool:
+        """Whether a round takes several sums of what is computed, in passes that XLA inlines."""
         program = self._programs[i]
-        return program.can_be_cut and program.computed_at_once > 1 and not self._place.in_calls
+        return program.can_be_cut and program.computed_at_once > 1 and not self._plan.no_inline
 
-    def _apart(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
-        """Stands around a call that stays apart; a pass over a leaf, only if that is large."""
-        apart = self._place.in_calls and (size is None or is_large(size))
-        return outlined() if apart else contextlib.nullcontext()
+    def _no_inline(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
+        """Surrounds a call that is not inlined; a pass over a leaf only if that is large."""
+        is_call = self._plan.no_inline and (size is None or is_large(size))
+        return no_inline() if is_call else contextlib.nullcontext()

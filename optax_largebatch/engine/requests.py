@@ -1,32 +1,38 @@
-"""The requests of a leaf program while it runs, and their answers.
+"""The requests of a leaf program, and what is known of them without arrays.
 
-A leaf program works on one leaf. Where it needs to know something of the whole block, it yields a
+A leaf program works on one leaf. If it needs to know something of the whole block, it yields a
 request and gets the answer back::
 
     param_norm, update_norm = yield block_norms(at.param, update)
 
-All leaves make their requests in rounds, and a round of a whole network travels between devices as
-one vector.
+All leaves make their requests in rounds. The sums of a round, of the whole network, travel between
+devices as one vector.
 """
 
 from collections.abc import Callable, Generator
 import dataclasses
+import functools
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from optax_largebatch import norms
 from optax_largebatch.params.matrices import Matrices
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
 Path = tuple[str | int, ...]
-"""The place of a transform among those that it is combined with: numbers in chains and sums, names
-in partitions; from the outside inwards."""
+"""The position of a transform among those that it is combined with, from the outside inwards:
+numbers in chains and sums, names in partitions."""
 
 Held = Literal["sharded", "replicated", "partial"]
-"""What the devices that share a leaf have of an array: parts of it, copies of it, or terms. The
+"""What the devices that share a leaf have of an array: shards of it, copies of it, or terms. The
 array is then the sum of its terms."""
+
+Splits = Callable[[tuple[int, ...]], norms.Split]
+"""How a leaf is split between devices, by the axes that are kept."""
 
 
 class Statistic(NamedTuple):
@@ -39,6 +45,21 @@ class Statistic(NamedTuple):
     the leaf that run over its blocks."""
     held: Held = "sharded"
 
+    @property
+    def is_root(self) -> bool:
+        """Whether it is the root of a sum of squares."""
+        return self.kind in ("norm", "rms")
+
+    @property
+    def term(self) -> jax.Array:
+        """What is summed: the elements or their squares."""
+        return jnp.square(self.array) if self.is_root else self.array
+
+    @property
+    def identity(self) -> Any:
+        """A key that equal statistics of a round share."""
+        return id(self.array), *self[1:]
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -50,52 +71,46 @@ class Request:
 
     statistics: tuple[Statistic, ...]
     is_global: bool = False
-    asker: Path | None = None
-    """The place of the transform that asks, among those that it is combined with."""
+    """Whether the statistic is of all leaves together."""
+    path: Path | None = None
+    """The position of the transform that asks."""
 
     def of(self, at: "Leaf") -> "Request":
-        """The request as a transform makes it at a leaf, whose stacked axes are kept.
+        """The request of the transform that works on a leaf, whose stacked axes are kept."""
+        kept = [x._replace(kept=at.stacked) if x.kept is None else x for x in self.statistics]
+        return dataclasses.replace(self, statistics=tuple(kept), path=at.path)
 
-        Axes and places that are known already come from a transform inside this one.
-        """
-        own = (x._replace(kept=at.stacked) if x.kept is None else x for x in self.statistics)
-        asker = at.path if self.asker is None else self.asker
-        return dataclasses.replace(self, statistics=tuple(own), asker=asker)
-
-
-class EachMatrix(NamedTuple):
-    """A request to work on whole matrices, answered by an array like the one handed in."""
-
-    array: jax.Array
-    matrices: Matrices
-    function: Callable[..., jax.Array]
-    numbers: tuple[Any, ...]
-    """What the function is given after its matrix."""
-    dtype: jax.typing.DTypeLike | None
-    splits: bool = False
-    """Whether the function takes `group=` and a matrix that a group of devices shares."""
-    of_whole: bool = False
-    """Whether every device has the whole array, although the leaf is split."""
-
-    @property
-    def without_arrays(self) -> "OnMatrices":
-        """The work, without what it is done on."""
-        matrices = self.matrices.whole if self.of_whole else self.matrices
-        return OnMatrices(self.function, matrices, self.dtype, self.splits)
-
-    def given(self, dtype: jnp.dtype) -> list[jax.Array]:
-        """The array whose matrices are worked on, and numbers for them."""
-        own = (self.array, *self.numbers)
-        return [jnp.asarray(x, self.dtype or dtype) for x in own]
+    @functools.cached_property
+    def distinct(self) -> dict[Any, Statistic]:
+        """The statistics without repetitions, by their identities."""
+        return {x.identity: x for x in self.statistics}
 
 
-class OnMatrices(NamedTuple):
-    """The work on each matrix of an array."""
+class MatrixFunction(NamedTuple):
+    """A function of each matrix of an array, without the array."""
 
     function: Callable[..., jax.Array]
     matrices: Matrices
     dtype: jax.typing.DTypeLike | None
     splits: bool
+    """Whether the function takes `group=` and a matrix that a group of devices shares."""
+
+
+class EachMatrix(NamedTuple):
+    """A request for a function of each matrix, answered by an array like the one handed in."""
+
+    array: jax.Array
+    numbers: tuple[Any, ...]
+    """What the function is given after its matrix."""
+    on: MatrixFunction
+
+    def apply(self, matrix: jax.Array, **group: Any) -> jax.Array:
+        """The result for one matrix."""
+        return self.on.function(matrix, *self.numbers, **group)
+
+    def arrays(self, dtype: jnp.dtype) -> list[jax.Array]:
+        """The array and the numbers in the dtype of the function, or else in `dtype`."""
+        return [jnp.asarray(x, self.on.dtype or dtype) for x in (self.array, *self.numbers)]
 
 
 class Hoist(NamedTuple):
@@ -111,6 +126,50 @@ class Materialize(NamedTuple):
     dtype: jax.typing.DTypeLike | None
 
 
+class StatisticInfo(NamedTuple):
+    """What is known of a statistic without its array."""
+
+    kind: Kind
+    kept: tuple[int, ...]
+    split: norms.Split
+    elements: int
+    """The elements of a block on this device."""
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether a sum is divided by the number of elements."""
+        return self.kind in ("mean", "rms")
+
+
+class Round(NamedTuple):
+    """A request without its arrays; repeated statistics count once."""
+
+    statistics: tuple[StatisticInfo, ...] = ()
+    of_each: MatrixFunction | None = None
+    """The function, if the request is for each matrix."""
+    global_of: Path | None = None
+    """For a norm of all leaves, the transform that asks: it is of the leaves that it works on."""
+    number: int = 0
+    """How many such norms this transform has asked for before."""
+
+
+def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
+    """A request without its arrays."""
+    if isinstance(request, EachMatrix):
+        return Round(of_each=request.on)
+
+    def info(x: Statistic) -> StatisticInfo:
+        kept = x.kept or ()
+        blocks = math.prod(norms.shape_of_blocks(x.array.shape, kept))
+        split = norms.Split()
+        if x.held != "replicated":
+            split = splits(() if x.held == "partial" else kept)
+        return StatisticInfo(x.kind, kept, split, max(x.array.size // max(blocks, 1), 1))
+
+    statistics = tuple(map(info, request.distinct.values()))
+    return Round(statistics, global_of=request.path if request.is_global else None)
+
+
 def block_norms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
     """Asks for the norms of the blocks of arrays of one leaf.
 
@@ -118,39 +177,43 @@ def block_norms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Requ
         *arrays: arrays of the shape of the leaf.
         kept: the axes that are not summed over; None for those that the transform calls `stacked`.
     """
-    return Request(tuple(Statistic(array, "norm", kept) for array in arrays))
+    return _statistics("norm", arrays, kept)
 
 
 def block_rms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
     """Asks for the root mean squares of the blocks of arrays of one leaf; see `block_norms`."""
-    return Request(tuple(Statistic(array, "rms", kept) for array in arrays))
+    return _statistics("rms", arrays, kept)
 
 
 def block_means(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
     """Asks for the means of the blocks of arrays of one leaf; see `block_norms`."""
-    return Request(tuple(Statistic(array, "mean", kept) for array in arrays))
+    return _statistics("mean", arrays, kept)
 
 
 def block_sums(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
     """Asks for the sums of the blocks of arrays of one leaf; see `block_norms`."""
-    return Request(tuple(Statistic(array, "sum", kept) for array in arrays))
+    return _statistics("sum", arrays, kept)
 
 
-def together(*requests: Request) -> Request:
+def _statistics(kind: Kind, arrays: tuple[jax.Array, ...], kept: tuple[int, ...] | None) -> Request:
+    return Request(tuple([Statistic(array, kind, kept) for array in arrays]))
+
+
+def in_one_round(*requests: Request) -> Request:
     """Asks for the statistics of several requests in one round.
 
     Args:
         *requests: requests of one leaf, such as `block_norms(x, y)` and `block_sums(x * y)`.
     """
-    return Request(tuple(x for own in requests for x in own.statistics))
+    return Request(tuple([x for request in requests for x in request.statistics]))
 
 
 def hoist(*values: jax.Array) -> Hoist:
     """Asks for numbers of blocks to be known before the last pass over the leaf.
 
     Ask for what follows from answers alone and is used for each element, such as a trust ratio, and
-    for new numbers of the state. The answer is the numbers themselves. On a GPU, numbers that
-    nobody asks for are computed again in the kernels of each leaf, or in kernels of their own.
+    for new numbers of the state. The answer is the numbers themselves. On a GPU, numbers that are
+    not hoisted are computed again in the kernels of each leaf, or in kernels of their own.
 
     Args:
         *values: numbers that follow from answers, scalars and numbers of the state.
@@ -163,9 +226,9 @@ def sums_over_devices(*arrays: jax.Array) -> Request:
 
     It is for arrays that the program has computed from its part of the leaf, of any shape.
     """
-    kept = (tuple(range(x.ndim)) for x in arrays)
-    columns = zip(arrays, kept, strict=True)
-    return Request(tuple(Statistic(x, "sum", axes, held="partial") for x, axes in columns))
+    return Request(
+        tuple([Statistic(x, "sum", tuple(range(x.ndim)), held="partial") for x in arrays])
+    )
 
 
 def global_norm(array: jax.Array) -> Request:
@@ -181,7 +244,7 @@ def each_matrix(
     dtype: jax.typing.DTypeLike | None = None,
     splits: bool = False,
 ) -> EachMatrix:
-    """Asks for a function of each matrix of an array, wherever the parts of the matrix are.
+    """Asks for a function of each matrix of an array, wherever the shards of the matrix are.
 
     Args:
         function: takes a matrix and `numbers` to a matrix of the same shape, and the transposed one
@@ -192,12 +255,12 @@ def each_matrix(
         *numbers: of this step, such as a small number to add; the same for all leaves.
         dtype: in which the function is given its matrix and `numbers`, and the devices exchange
             matrices; None for the leaf's accumulation dtype.
-        splits: whether the function also takes `group=` (a `Group` of `engine.matrices.groups`) and
-            then a matrix that lies on its long side, of which each device of the group has some
-            columns, whichever, and columns of zeros. Large matrices of which there are fewer than
-            devices are worked on so.
+        splits: whether the function also takes `group=` (a `Group` of `engine.matrices.groups`).
+            A group of devices then shares each large matrix, if there are fewer than devices. The
+            matrix lies on its long side, and each device has some of its columns, in any order,
+            and columns of zeros.
     """
-    return EachMatrix(array, matrices, function, numbers, dtype, splits)
+    return EachMatrix(array, numbers, MatrixFunction(function, matrices, dtype, splits))
 
 
 def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> Materialize:
@@ -211,11 +274,13 @@ def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> 
     return Materialize(array, dtype)
 
 
+REQUESTS = (Request, Hoist, EachMatrix, Materialize)
+
 LeafProgram = Generator[Request | Hoist | EachMatrix | Materialize, Any, tuple[jax.Array, Any]]
 
 
 class Leaf(NamedTuple):
-    """The inputs of a leaf program besides the gradient."""
+    """What a leaf program is given with the gradient."""
 
     param: Any
     """The parameter, or None when `update` was called without parameters."""
@@ -230,7 +295,9 @@ class Leaf(NamedTuple):
     stacked: tuple[int, ...]
     """The axes of the leaf that run over its blocks, such as layers."""
     path: Path = ()
-    """The place of the transform among those that it is combined with."""
+    """The position of the transform among those that it is combined with."""
+    is_checked: bool = False
+    """Whether what the program returns is checked: the first time that it runs."""
 
 
 def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
@@ -252,7 +319,7 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
                 results[index] = end.value
         answers = {}
         if waiting:
-            given = iter((yield together(*waiting.values())))
-            answers = {i: [next(given) for _ in asked.statistics] for i, asked in waiting.items()}
+            found = iter((yield in_one_round(*waiting.values())))
+            answers = {i: [next(found) for _ in asked.statistics] for i, asked in waiting.items()}
             waiting = {}
     return [results[index] for index in range(len(programs))]

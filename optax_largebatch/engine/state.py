@@ -1,7 +1,6 @@
 """Declarations of the state that a transform keeps from step to step.
 
-A declaration is the transform's own state, a NamedTuple, with one of these fields in the place of
-each array::
+A declaration is the NamedTuple of the state, with one of these fields in place of each array::
 
     declare(MomentumState, count=Counter(), trace=PerParameter())
 
@@ -23,18 +22,15 @@ from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import leaf_names, stands_for_all
 from optax_largebatch.params.placement import replicated
 
-Concat = Callable[[list[jax.Array]], jax.Array]
-"""Makes one vector of many."""
-
 ArrayKind = Literal["per element", "per block", "whole"]
-"""What an array in the state of a leaf has: a number for each element of the leaf, a number for
-each of its blocks, or what every device has whole."""
+"""What an array in the state of a leaf is: a number for each element of the leaf, a number for each
+of its blocks, or an array that every device has whole."""
 
 
 class Field:
-    """How one field of a state is made, taken apart by leaves and put together again.
+    """How one field of a state is made, split by leaves and joined again.
 
-    Unless it says otherwise, a field has one value, the same for all leaves.
+    By default a field has one value, the same for all leaves.
     """
 
     def init(self, params: optax.Params) -> Any:
@@ -46,14 +42,14 @@ class Field:
         return [value] * len(leaves.arrays)
 
     def kinds(self, part: Any) -> Any:
-        """The `ArrayKind` of each array in the part of a leaf. No shape says it."""
+        """The `ArrayKind` of each array in the part of a leaf; shapes do not tell."""
         return jax.tree.map(lambda _: "whole", part)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
-        """The transforms whose states are in the value or in a leaf's part, with their states."""
+        """The transforms with states inside a value or a leaf's part, and these states."""
         return []
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
         """The new value, from the old one and the new part of each leaf."""
         moved = (part for part in parts if part is not old)
         return _cast_like(next(moved, old), old)
@@ -71,7 +67,7 @@ class Counter(Field):
         check_shape(name, value, ())
         return super().split(name, value, leaves)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
         return optax.safe_increment(old)
 
 
@@ -94,18 +90,17 @@ class PerParameter(Field):
     def kinds(self, part: Any) -> Any:
         return jax.tree.map(lambda _: "per element", part)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
-        columns = zip(parts, leaves.align(f"the state's {name}", old), strict=True)
-        return leaves.rebuild([_cast_like(now, like) for now, like in columns])
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
+        old_parts = leaves.align(f"the state's {name}", old)
+        return leaves.rebuild(list(map(_cast_like, parts, old_parts)))
 
 
 @dataclasses.dataclass(frozen=True)
 class PerAxis(Field):
     """Arrays for the axes of each parameter: a tuple with a tuple for each parameter.
 
-    The parameters come in the order of `jax.tree.leaves`. The outer tuple has none of their names
-    and boxes: whoever lays out a state by those would split these arrays like parameters. Every
-    device has them whole, however the parameter is split.
+    The parameters are in the order of `jax.tree.leaves`, without their names and boxes: those would
+    make some trainers shard these arrays like the parameters. Every device has them whole.
 
     Args:
         initial: a function from the parameters to the first arrays: a tuple for each parameter.
@@ -130,16 +125,16 @@ class PerAxis(Field):
         check_length(name, value, len(leaves.arrays))
         return value
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
-        return tuple(_cast_like(now, like) for now, like in zip(parts, old, strict=True))
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
+        return tuple(map(_cast_like, parts, old))
 
 
 @dataclasses.dataclass(frozen=True)
 class Shared(Field):
     """Arrays that are the same for all leaves.
 
-    A leaf program may compute their new values only from values that are the same for all leaves:
-    scalars of the step, other shared fields and norms of all leaves.
+    A leaf program may compute their new values only from what is the same for all leaves: scalars
+    of the step, other shared fields and norms of all leaves.
 
     Args:
         initial: a function from the parameters to the first value.
@@ -173,16 +168,12 @@ class StateOf(Field):
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
         return [(self.transform, value)]
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
-        return self.transform.join(old, parts, leaves, concat)
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
+        return self.transform.join(old, parts, leaves)
 
 
 def check_length(name: str, value: Any, expected: int) -> None:
-    """Checks a tuple of a state that has an entry for each parameter.
-
-    Raises:
-        ValueError: it has another length.
-    """
+    """Checks that a tuple of a state has an entry for each parameter."""
     if len(value) != expected:
         raise ValueError(
             f"the state's {name} has {len(value)} entries, and there are {expected} parameters. It "
@@ -192,11 +183,7 @@ def check_length(name: str, value: Any, expected: int) -> None:
 
 
 def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
-    """Checks an array of a state that does not belong to single leaves.
-
-    Raises:
-        ValueError: the array has another shape.
-    """
+    """Checks the shape of an array of a state that does not belong to single leaves."""
     if jnp.shape(value) != expected:
         raise ValueError(
             f"the state's {name} has the shape {jnp.shape(value)}, and not {expected}. It belongs "

@@ -1,33 +1,36 @@
 """One step of a leaf transform: from the arrays of an update to its results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from optax_largebatch.engine.alike import in_pieces
-from optax_largebatch.engine.arrays import LeafArrays, Scalars
-from optax_largebatch.engine.compilation import Way, barrier, by_place
+from optax_largebatch.engine.compilation import Lowering, dispatch_by_platform
+from optax_largebatch.engine.execution_plans import (
+    ON_ONE_DEVICE,
+    SEVERAL_DEVICES,
+    ExecutionPlan,
+    on_a_mesh,
+)
 from optax_largebatch.engine.executor import Execution
-from optax_largebatch.engine.places import ON_ONE_DEVICE, SEVERAL, Place, on_a_mesh
-from optax_largebatch.engine.replay import Program
+from optax_largebatch.engine.program import LeafArrays, Program, Scalars
 from optax_largebatch.engine.shards import on_shards
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh
 from optax_largebatch.params.leaves import Leaves
 
 
-class Facts(NamedTuple):
-    """The facts of a step that are known before any number; hashable."""
+class StaticInfo(NamedTuple):
+    """What is known of a step before any number; hashable."""
 
     structure: Any
     """The tree structure of the parameters."""
     choices: tuple[Any, ...]
     """The transform's choice for each parameter."""
     specs: tuple[Any, ...] | None
-    """How the parameters are split, if `update` is told."""
+    """How the parameters are split, if `update` is given the specs."""
     mesh: Any
     """The mesh of the specs under `jit`."""
     with_gradient: tuple[int, ...]
@@ -36,14 +39,14 @@ class Facts(NamedTuple):
     @classmethod
     def of(
         cls, transform: LeafTransform, leaves: Leaves, gradients: Sequence[jax.Array | None]
-    ) -> "Facts":
-        """The facts of a step for these parameters."""
+    ) -> "StaticInfo":
+        """What is known of a step for these parameters."""
         return cls(
             leaves.treedef,
             tuple(transform.choose(leaves)),
             None if leaves.specs is None else tuple(leaves.specs),
             leaves.mesh,
-            tuple(i for i, gradient in enumerate(gradients) if gradient is not None),
+            tuple([i for i, gradient in enumerate(gradients) if gradient is not None]),
         )
 
 
@@ -58,16 +61,16 @@ class Arrays(NamedTuple):
 
 
 class Step:
-    """A step, traced anew for each place in which it may run.
+    """A step; its programs are read once for arrays of the same types.
 
     Args:
         transform: the transform.
-        facts: what is known of the step.
+        info: what is known of the step.
     """
 
-    def __init__(self, transform: LeafTransform, facts: Facts):
+    def __init__(self, transform: LeafTransform, info: StaticInfo):
         self._transform = transform
-        self._facts = facts
+        self._info = info
         self._programs: dict[Any, Program] = {}
 
     def take(
@@ -75,73 +78,95 @@ class Step:
     ) -> tuple[list[jax.Array], Any]:
         """The updates of the parameters that have a gradient, and the new state."""
         arrays = Arrays(gradients, state, params, Scalars(self._transform.scalars(state)))
-        told = self._facts.mesh is not None
-        if told or is_on_a_mesh(arrays) or self._closes_over_tracers(arrays):
-            return self.taken(on_a_mesh(arrays, told), arrays)
-        own, structure = jax.tree.flatten(arrays)
-        like = gradients if params is None else [params[i] for i in self._facts.with_gradient]
-        results, result = jax.tree.flatten((like, state))
+        specs_known = self._info.mesh is not None
+        if specs_known or is_on_a_mesh(arrays):
+            return self.run(on_a_mesh(arrays, specs_known), arrays)
+        leaves, _, by_leaf = self.by_leaf(arrays)
+        programs = self.programs(by_leaf, arrays.scalars, leaves)
+        if any(program.closes_over for program in programs.values()):
+            return self.run(on_a_mesh(arrays), arrays, programs)
+        flat, structure = jax.tree.flatten(arrays)
+        like = gradients if params is None else [params[i] for i in self._info.with_gradient]
+        types, results = jax.tree.flatten((like, state))
 
-        def ways(platform: str | None) -> Way:
-            place = SEVERAL if platform is None else ON_ONE_DEVICE[platform]
-            return lambda *own: jax.tree.leaves(self.taken(place, structure.unflatten(own)))
+        def lowerings(platform: str | None) -> Lowering:
+            plan = SEVERAL_DEVICES if platform is None else ON_ONE_DEVICE[platform]
+            return lambda *flat: jax.tree.leaves(
+                self.run(plan, structure.unflatten(flat), programs)
+            )
 
-        return result.unflatten(by_place(ways, results, *own))
+        return results.unflatten(dispatch_by_platform(lowerings, types, *flat))
 
-    def taken(self, place: Place, arrays: Arrays) -> tuple[list[jax.Array], Any]:
-        """Updates and state, as the step runs in a place."""
-        leaves, parts, own = self.by_leaf(arrays)
+    def run(
+        self, plan: ExecutionPlan, arrays: Arrays, programs: Mapping[int, Program] | None = None
+    ) -> tuple[list[jax.Array], Any]:
+        """Updates and state, as the step runs by a plan.
 
-        def run(own: Any, scalars: Scalars, leaves: Leaves) -> Any:
-            return Execution(self.programs_of(own, scalars, leaves), own, scalars, place).results()
-
-        results = on_shards(self._transform, run, own, arrays.scalars, leaves)
+        Args:
+            plan: the plan.
+            arrays: the arrays of the step.
+            programs: the program of each leaf, if it is read already.
+        """
+        leaves, states, by_leaf = self.by_leaf(arrays)
+        # Without `jax.shard_map` (jax 0.6.0) the numbers are the same, in more all-reduces.
+        split = leaves.mesh is not None and hasattr(jax, "shard_map")
+        whole = dataclasses.replace(leaves, specs=None, mesh=None) if leaves.mesh else leaves
+        programs = programs or self.programs(by_leaf, arrays.scalars, whole)
+        if split:
+            results = on_shards(
+                self._transform,
+                programs,
+                functools.partial(self._on_device, plan),
+                by_leaf,
+                arrays.scalars,
+                leaves,
+            )
+        else:
+            results = Execution(programs, by_leaf, arrays.scalars, plan).results()
         updates = []
-        for i, (update, part) in results.items():
+        for i, (update, state) in results.items():
             updates.append(update.astype(leaves.arrays[i].dtype))
-            parts[i] = part
-        concat = _in_pieces if place.vectors_in_pieces else jnp.concatenate
-        return updates, self._transform.join(arrays.state, parts, leaves, concat)
+            states[i] = state
+        return updates, self._transform.join(arrays.state, states, leaves)
+
+    def _on_device(
+        self,
+        plan: ExecutionPlan,
+        by_leaf: Mapping[int, LeafArrays],
+        scalars: Scalars,
+        leaves: Leaves,
+    ) -> dict[int, tuple[jax.Array, Any]]:
+        """The results of the programs for the shards of one device."""
+        programs = self.programs(by_leaf, scalars, leaves)
+        return Execution(programs, by_leaf, scalars, plan).results()
 
     def by_leaf(self, arrays: Arrays) -> tuple[Leaves, list[Any], dict[int, LeafArrays]]:
         """The leaves, the state of each, and the arrays of those that have a gradient."""
-        facts, params = self._facts, arrays.params
-        own = arrays.gradients if params is None else params
-        specs = None if facts.specs is None else list(facts.specs)
-        leaves = Leaves(facts.structure.unflatten(own), facts.structure, own, specs, facts.mesh)
-        parts = self._transform.split(arrays.state, leaves)
-        columns = zip(facts.with_gradient, arrays.gradients, strict=True)
-        with_gradient = {
-            i: LeafArrays(x, params[i] if params else None, parts[i]) for i, x in columns
+        info, params = self._info, arrays.params
+        like = arrays.gradients if params is None else params
+        specs = None if info.specs is None else list(info.specs)
+        leaves = Leaves(info.structure.unflatten(like), info.structure, like, specs, info.mesh)
+        states = self._transform.split(arrays.state, leaves)
+        by_leaf = {
+            i: LeafArrays(gradient, params[i] if params else None, states[i])
+            for i, gradient in zip(info.with_gradient, arrays.gradients, strict=True)
         }
-        return leaves, parts, with_gradient
+        return leaves, states, by_leaf
 
-    def programs_of(
-        self, own: dict[int, LeafArrays], scalars: Scalars, leaves: Leaves
+    def programs(
+        self, by_leaf: Mapping[int, LeafArrays], scalars: Scalars, leaves: Leaves
     ) -> dict[int, Program]:
-        """The program of each leaf, the same one for leaves that are alike."""
-        of_all = accumulation_dtype(*map(LeafArrays.dtype, own.values()))
+        """The program of each leaf, the same one for identical leaves."""
+        global_dtype = accumulation_dtype(*map(LeafArrays.dtype, by_leaf.values()))
         programs = {}
-        for i, leaf in own.items():
+        for i, leaf in by_leaf.items():
             arrays, structure = jax.tree.flatten(leaf)
-            choice, spec = self._facts.choices[i], self._facts.specs and self._facts.specs[i]
-            alike = (choice, spec, of_all, structure, *map(jax.typeof, arrays))
-            if alike not in self._programs:
-                split = functools.partial(leaves.split, i)
-                program = Program(self._transform, choice, leaf, scalars, split, of_all)
-                self._programs[alike] = program
-            programs[i] = self._programs[alike]
+            choice, spec = self._info.choices[i], self._info.specs and self._info.specs[i]
+            identity = (choice, spec, global_dtype, structure, *map(jax.typeof, arrays))
+            if identity not in self._programs:
+                splits = functools.partial(leaves.split, i)
+                self._programs[identity] = Program(
+                    self._transform, choice, leaf, scalars, splits, global_dtype
+                )
+            programs[i] = self._programs[identity]
         return programs
-
-    def _closes_over_tracers(self, arrays: Arrays) -> bool:
-        """Whether a leaf program uses a traced array that it is not given; reads all programs."""
-        leaves, _, own = self.by_leaf(arrays)
-        programs = self.programs_of(own, arrays.scalars, leaves)
-        return any(program.closes_over for program in programs.values())
-
-
-def _in_pieces(vectors: Sequence[jax.Array]) -> jax.Array:
-    """One vector of many, made in pieces: XLA would take a kernel for each of many numbers."""
-    pieces = [jnp.concatenate(piece) for piece in in_pieces(vectors)]
-    # Or the kernel of the last concatenation would compute all numbers once more.
-    return jnp.concatenate(barrier(pieces)) if len(pieces) > 1 else pieces[0]

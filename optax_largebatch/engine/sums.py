@@ -1,6 +1,6 @@
-"""The sums that a device adds up over blocks, taken in the way that suits it.
+"""The sums over blocks that a device takes, in the way that suits it.
 
-Each of the three takes the statistics of a round of one leaf, and gives a sum for each.
+Each of the three ways takes the statistics of a round of one leaf, and gives a sum for each.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,101 +12,100 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import merged_inside, outlined
+from optax_largebatch.engine.compilation import allow_inlining, no_inline
 from optax_largebatch.engine.requests import Statistic
-from optax_largebatch.engine.rounds import term
 from optax_largebatch.engine.tiles import Tiles
 
-Again = Callable[[Any], list[Statistic]]
+Recompute = Callable[[Any], list[Statistic]]
 """The statistics once more, from the arrays of the leaf or from a tile of each."""
 
-Sums = Callable[[list[Statistic], Again, Any, bool], list[jax.Array]]
-"""Takes the statistics; the same again, and its arrays, those of the leaf first; and whether these
-can be cut into tiles."""
+Sums = Callable[[list[Statistic], Recompute, Any, bool], list[jax.Array]]
+"""Takes the statistics; a function that computes them again; its arrays, those of the leaf first;
+and whether these can be cut into tiles."""
 
-LEAST_OF_YNN = 2**12
+MIN_YNN_SIZE = 2**12
 """The elements of an array that XLA on a CPU sums by YNN, measured with jaxlib 0.10."""
 
-LEAST_CUT = 2**20
-"""The elements of a leaf that is large where a CPU has few cores."""
+LARGE_ON_FEW_CORES = 2**20
+"""The elements of a large leaf on a CPU with few cores."""
 
-LEAST_SPLIT = 2**17
-"""The elements of a leaf that is large where there are many cores, and middling where there are
-few: its sums are taken one by one."""
+LARGE_ON_MANY_CORES = 2**17
+"""The elements of a large leaf on many cores. On few cores such a leaf is middling: its sums are
+taken one by one."""
 
 
 def plain(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
     """A reduction for each statistic."""
-    return [_block_sum(x) for x in statistics]
+    return list(map(_block_sum, statistics))
 
 
-def at_once(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
+def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
     """One reduction for all statistics over the same blocks, for a GPU.
 
-    There XLA writes the new value of an array over the old one only where the kernel takes at most
-    one reduction below it. A reduction of several arrays counts as one, and reads what they share
-    once. (A CPU would add one element after the other, and a mesh would gather the arrays.)
+    A kernel of XLA writes a new value over a donated array only if it has one reduction at most. A
+    reduction of several arrays counts as one, and reads what they share once. (A CPU would add one
+    element after the other, and a mesh would gather the arrays.)
     """
-    alike: dict[Any, list[int]] = {}
+    same_blocks: dict[Any, list[int]] = {}
     for k, x in enumerate(statistics):
-        alike.setdefault((x.array.shape, x.array.dtype, x.kept), []).append(k)
+        same_blocks.setdefault((x.array.shape, x.array.dtype, x.kept), []).append(k)
     sums: dict[int, jax.Array] = {}
-    for own in alike.values():
-        sums |= zip(own, _reduced([statistics[k] for k in own]), strict=True)
+    for positions in same_blocks.values():
+        sums |= zip(positions, _reduced([statistics[k] for k in positions]), strict=True)
     return [sums[k] for k in range(len(statistics))]
 
 
 def on_cpu(
-    statistics: list[Statistic], again: Again, arrays: Any, can_be_cut: bool
+    statistics: list[Statistic], recompute: Recompute, arrays: Any, can_be_cut: bool
 ) -> list[jax.Array]:
-    """Sums that leave little in memory and read it seldom.
+    """Sums that need little memory and read it rarely.
 
-    XLA on a CPU sums larger arrays through YNN, which is fast if they are in memory, and takes
-    twice as long as a loop of XLA's own if it has to compute them first. So the terms of a small
-    leaf are written first, and a large leaf is cut into tiles, each of which is in the cache when
-    it is added. Where there are many cores a large leaf is left to YNN, which splits it.
+    XLA on a CPU sums larger arrays by YNN. That is fast for arrays in memory, but takes twice as
+    long as a loop of XLA if they have to be computed first. So the terms of a small leaf are
+    written first. A large leaf is cut into tiles, each of which is in the cache when it is added.
+    On many cores a large leaf is left to YNN, which splits it between them.
     """
     size = arrays[0][0].size
     if is_large(size):
         tiles = _tiles(statistics, arrays) if can_be_cut and has_few_cores() else None
         if tiles:
             # Traced once for all tiles of a size.
-            terms = jax.jit(lambda arrays: [term(x) for x in again(arrays)], inline=True)
+            terms = jax.jit(lambda arrays: [x.term for x in recompute(arrays)], inline=True)
             return tiles.sums(terms, arrays)
-        return _apart(len(statistics), again, arrays)
+        return _in_calls(len(statistics), recompute, arrays)
     inputs = {id(x) for x in jax.tree.leaves(arrays)}
     computed = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
-    if size < LEAST_OF_YNN or not computed:
+    if size < MIN_YNN_SIZE or not computed:
         return plain(statistics)
-    # Each sum of a middling leaf is a call of its own, so that less is in memory at once.
-    middling = size >= LEAST_SPLIT
-    pieces = [[k] for k in computed] if middling else [computed]
+    # Each sum of a middling leaf is a call, so that less is in memory at once.
+    is_middling = size >= LARGE_ON_MANY_CORES
+    pieces = [[k] for k in computed] if is_middling else [computed]
     sums = {k: _block_sum(x) for k, x in enumerate(statistics) if k not in computed}
-    with outlined():
-        for piece in pieces:
-            take = _of_written(statistics, piece, again)
-            sums |= zip(piece, (jax.jit(take) if middling else take)(arrays), strict=True)
+    with no_inline():
+        for positions in pieces:
+            take = _of_written(statistics, positions, recompute)
+            sums |= zip(positions, (jax.jit(take) if is_middling else take)(arrays), strict=True)
     return [sums[k] for k in range(len(statistics))]
 
 
 def is_large(size: int) -> bool:
-    """Whether a leaf of so many elements should pass through a CPU's memory as seldom as can be."""
-    return size >= (LEAST_CUT if has_few_cores() else LEAST_SPLIT)
+    """Whether a leaf of so many elements should be read from a CPU's memory as rarely as it can."""
+    return size >= (LARGE_ON_FEW_CORES if has_few_cores() else LARGE_ON_MANY_CORES)
 
 
 @functools.cache
 def has_few_cores() -> bool:
-    """Whether XLA gains less from splitting a sum between cores than from a loop on one of them.
+    """Whether a loop on one core sums faster than XLA does on all cores.
 
     The one question of this library that is about the process and not about the step. A wrong
-    answer, where a program is compiled for another machine, costs time on a CPU and nothing else.
+    answer, if a program is compiled for another machine, costs time on a CPU and nothing else.
     """
     return (os.cpu_count() or 1) <= 2
 
 
 def _block_sum(statistic: Statistic) -> jax.Array:
-    """What a statistic is made from: the sum over each block."""
-    return norms.block_sum(term(statistic), statistic.kept or ())
+    """The sum over each block that a statistic is made from."""
+    return norms.block_sum(statistic.term, statistic.kept or ())
 
 
 def _reduced(statistics: Sequence[Statistic]) -> list[jax.Array]:
@@ -114,7 +113,7 @@ def _reduced(statistics: Sequence[Statistic]) -> list[jax.Array]:
     kept = statistics[0].kept or ()
     if len(statistics) == 1:
         return [_block_sum(statistics[0])]
-    terms = [term(x) for x in statistics]
+    terms = [x.term for x in statistics]
     shape = norms.shape_of_blocks(terms[0].shape, kept)
     summed = tuple(axis for axis in range(terms[0].ndim) if axis not in kept)
     zeros = [jnp.zeros([], x.dtype) for x in terms]
@@ -135,23 +134,27 @@ def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
 
 
 def _of_written(
-    asked: Sequence[Statistic], piece: Sequence[int], again: Again
+    statistics: Sequence[Statistic], positions: Sequence[int], recompute: Recompute
 ) -> Callable[[Any], list[jax.Array]]:
-    """Takes some of the sums, of arrays that are in memory while they are added."""
+    """Takes some of the sums, of arrays that are in memory when they are added."""
 
-    def found(arrays: Any) -> list[jax.Array]:
-        written = jax.jit(merged_inside(lambda arrays: [again(arrays)[k].array for k in piece]))
-        columns = zip(piece, written(arrays), strict=True)
-        return [_block_sum(asked[k]._replace(array=x)) for k, x in columns]
+    def sums(arrays: Any) -> list[jax.Array]:
+        def some(arrays: Any) -> list[jax.Array]:
+            found = recompute(arrays)
+            return [found[k].array for k in positions]
 
-    return found
+        written = jax.jit(allow_inlining(some))(arrays)
+        of_each = zip(positions, written, strict=True)
+        return [_block_sum(statistics[k]._replace(array=x)) for k, x in of_each]
+
+    return sums
 
 
-def _apart(number: int, again: Again, arrays: Any) -> list[jax.Array]:
-    """The sums without keeping in memory what several of them are computed from."""
+def _in_calls(number: int, recompute: Recompute, arrays: Any) -> list[jax.Array]:
+    """The sums, each in a call, so that what several are computed from is not kept in memory."""
 
     def one(k: int) -> Callable[[Any], jax.Array]:
-        return lambda arrays: _block_sum(again(arrays)[k])
+        return lambda arrays: _block_sum(recompute(arrays)[k])
 
-    with outlined():
-        return [jax.jit(merged_inside(one(k)))(arrays) for k in range(number)]
+    with no_inline():
+        return [jax.jit(allow_inlining(one(k)))(arrays) for k in range(number)]

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import PartitionSpec
 import optax
 
-from optax_largebatch.engine.step import Facts, Step
+from optax_largebatch.engine.step import StaticInfo, Step
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 
@@ -41,16 +41,16 @@ class _Bound:
 
     @functools.cached_property
     def _step(self) -> Any:
-        """Traced once for arrays of the same types, be it called inside `jax.jit` or not.
+        """Traced once for arrays of the same types, inside `jax.jit` or outside.
 
-        It is made where it is first called: links of a chain have no step of their own.
+        It is made when it is first called: the links of a chain need none.
         """
-        return jax.jit(self._taken, static_argnums=0, inline=True)
+        return jax.jit(self._take_step, static_argnums=0, inline=True)
 
     def init(self, params: optax.Params) -> optax.OptState:
         leaves = leaves_of("params", params)
         # Choices are made for their errors. How a leaf is split matters to a step only. What
-        # stands for parameters has none that a mask or a group could be asked about.
+        # stands for parameters has no leaves to choose for.
         if leaves.arrays:
             whole = [PartitionSpec()] * len(leaves.arrays)
             self.transform.choose(dataclasses.replace(leaves, specs=whole))
@@ -72,12 +72,13 @@ class _Bound:
             )
         self.transform.check(state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
-        facts = Facts.of(self.transform, leaves, gradients)
+        info = StaticInfo.of(self.transform, leaves, gradients)
         arrays = None if params is None else leaves.arrays
-        own, state = self._step(facts, [gradients[i] for i in facts.with_gradient], state, arrays)
-        for i, update in zip(facts.with_gradient, own, strict=True):
+        with_gradient = [gradients[i] for i in info.with_gradient]
+        new, state = self._step(info, with_gradient, state, arrays)
+        for i, update in zip(info.with_gradient, new, strict=True):
             gradients[i] = update
         return leaves.rebuild(gradients), state
 
-    def _taken(self, facts: Facts, gradients: Any, state: Any, params: Any) -> Any:
-        return Step(self.transform, facts).take(gradients, state, params)
+    def _take_step(self, info: StaticInfo, gradients: Any, state: Any, params: Any) -> Any:
+        return Step(self.transform, info).take(gradients, state, params)

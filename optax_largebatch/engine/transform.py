@@ -1,21 +1,21 @@
-"""A gradient transformation written leaf by leaf.
+"""A gradient transformation written for one array at a time.
 
 Layer-wise optimizers alternate between work on single elements and norms of whole blocks. A leaf
-program says both in one generator: it works on the gradient of one leaf and, where it needs a norm,
-yields a request for it and gets the norm back::
+program is a generator that does both: it works on the gradient of one leaf, and yields a request
+for each norm that it needs and gets the norm back::
 
     def leaf(update, at):
         param_norm, update_norm = yield block_norms(at.param, update)
         return param_norm / update_norm * update, at.state
 
 The programs of all leaves run in step: each advances to its next request, all requests of that
-round are answered together, and so on. The norms of a whole network then take one reduction for
-each round, however many leaves it has, and the transforms of a chain share their rounds. A program
-that requests nothing is a plain function.
+round are answered together, and so on. So the norms of a whole network take one reduction for each
+round, and the transforms of a chain share their rounds. A program that requests nothing is a plain
+function.
 
-Leaf programs never see dtypes: parameter, gradient and state reach them in the accumulation dtype
-of the leaf (float32, or float64), and what they return is cast to the parameter's dtype and, for
-the state, to the dtype that the state had.
+Leaf programs never see dtypes. They are given the parameter, the gradient and the state in the
+accumulation dtype of the leaf (float32, or float64). The update that they return is cast to the
+dtype of the parameter, and the state to the dtype that it had.
 """
 
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import optax
 
 from optax_largebatch import norms
@@ -31,19 +32,19 @@ from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.blocks import of_stacks
 from optax_largebatch.engine.declaration import (
     check_declaration,
-    checked_request,
-    checked_result,
+    check_result,
+    no_request,
 )
 from optax_largebatch.engine.recorded_states import FactsOf, record_state
-from optax_largebatch.engine.requests import EachMatrix, Leaf, LeafProgram, Request
-from optax_largebatch.engine.state import Concat, built_like, names_and_fields
+from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
+from optax_largebatch.engine.state import built_like, names_and_fields
 from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
 from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafTransform:
-    """A gradient transformation written leaf by leaf.
+    """A gradient transformation written for one array at a time.
 
     Args:
         leaf: the leaf program: takes the gradient and a `Leaf`, returns the update and the leaf's
@@ -53,15 +54,13 @@ class LeafTransform:
         scalars: the numbers of a step, from the state: a NamedTuple.
         choices: a hashable choice for each leaf, from the parameters, made when it is traced.
         needs_params: whether `update` must be given the parameters.
-        stacked: the parameters that stack layers, from `stacked_layers`; each layer is a block.
-            Norms, numbers for each block and vectors of blocks go by it. None, if the user has said
-            nothing: `init` then warns of parameters that look like stacks.
-        given: the part of the leaf that a leaf program gets. `"whole"`: all of it, on any platform
-            and however it is split between devices. `"parts"`: possibly only a part, of any shape;
-            the program must work on single elements between its requests, which
-            `optax_largebatch.testing.check` checks.
-            `"shards"`: the part on its device, possibly a part of each block; the program exchanges
-            data with other devices itself.
+        stacked: the parameters that stack layers, from `stacked_layers`. Each layer is a block with
+            a norm of its own, and with its own entry in vectors of blocks. With None, `init` warns
+            of parameters that look like stacks.
+        given: what a leaf program gets of its leaf. `"whole"`: all of it, on any platform and mesh.
+            `"parts"`: possibly only a part, of any shape; the program must work on single elements
+            between its requests, which `optax_largebatch.testing.check` checks. `"shards"`: the
+            shard of its device; the program exchanges data with other devices itself.
         facts: what it does with each parameter, for the readers of a run: from the parameters to
             `Facts` of each. None if there is nothing to say.
         name: its name in errors; by default, the name of the function that defines the leaf
@@ -97,42 +96,40 @@ class LeafTransform:
 
     def choose(self, leaves: Leaves) -> list["Choice"]:
         """The choice for each leaf, and what else its program has to know of it beforehand."""
-        columns = zip(
-            self.choices(leaves), check_stacked(self.stacked).axes(leaves.tree), strict=True
-        )
-        who = f"{self.name} works on whole leaves"
-        whole = self.given == "whole"
-        return [
-            Choice(own, axes, leaves.layout(i, who) if whole else None)
-            for i, (own, axes) in enumerate(columns)
-        ]
+        choices = self.choices(leaves)
+        stacked = check_stacked(self.stacked).axes(leaves.tree)
+        layouts: list[Layout | None] = [None] * len(leaves.arrays)
+        if self.given == "whole":
+            who = f"{self.name} works on whole leaves"
+            layouts = [leaves.layout(i, who) for i in range(len(leaves.arrays))]
+        return [Choice(*known) for known in zip(choices, stacked, layouts, strict=True)]
 
     def check(self, state: Any) -> None:
         """Checks that a state has the fields that are declared."""
         check_state(self.name, self.state, state)
         for field, value in zip(self.state, state, strict=True):
-            for transform, own in field.inside(value):
-                transform.check(own)
+            for transform, inner_state in field.inside(value):
+                transform.check(inner_state)
 
     def split(self, state: Any, leaves: Leaves) -> list[Any]:
         """The state of each leaf."""
+        if not self.state:
+            return [self.state] * len(leaves.arrays)
         named = zip(names_and_fields(self.state), state, strict=True)
-        columns = [field.split(name, value, leaves) for (name, field), value in named]
-        return [built_like(self.state, own) for own in zip(*columns, strict=True)] or (
-            [self.state] * len(leaves.arrays)
-        )
+        fields = [field.split(name, value, leaves) for (name, field), value in named]
+        return [built_like(self.state, parts) for parts in zip(*fields, strict=True)]
 
     def kinds(self, part: Any) -> Any:
         """The `ArrayKind` of each array in the state of a leaf."""
-        columns = zip(self.state, part, strict=True)
-        return built_like(self.state, [field.kinds(own) for field, own in columns])
+        fields = zip(self.state, part, strict=True)
+        return built_like(self.state, [field.kinds(value) for field, value in fields])
 
-    def join(self, state: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+    def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
         """The new state, from the old one and the new state of each leaf."""
         new = []
-        for position, (name, field) in enumerate(names_and_fields(self.state)):
-            own = [part[position] for part in parts]
-            new.append(field.join(name, state[position], own, leaves, concat))
+        fields = zip(names_and_fields(self.state), state, strict=True)
+        for k, ((name, field), old) in enumerate(fields):
+            new.append(field.join(name, old, [part[k] for part in parts], leaves))
         return built_like(self.state, new)
 
     def same_for_all(self, part: Any, *kinds: type) -> list[tuple[str, str, Any]]:
@@ -144,8 +141,8 @@ class LeafTransform:
         """
         found = []
         for (name, field), value in zip(names_and_fields(self.state), part, strict=True):
-            for transform, own in field.inside(value):
-                found += transform.same_for_all(own, *kinds)
+            for transform, inner_part in field.inside(value):
+                found += transform.same_for_all(inner_part, *kinds)
             if isinstance(field, kinds):
                 found.append((self.name, name, value))
         return found
@@ -154,71 +151,84 @@ class LeafTransform:
         """The leaf program of one leaf, begun; whole leaves are put together here."""
         choice, stacked, layout = at.choice
         at = at._replace(choice=choice, stacked=stacked)
-        shape, spec = update.shape, norms.explicit_spec(update)
-        if layout is None or not any((*layout.mesh_axes, *spec)):
-            return (yield from self._started(update, at))
+        if layout is None:
+            return self._named(update, at)
+        spec = norms.explicit_spec(update)
+        if not any((*layout.mesh_axes, *spec)):
+            return self._named(update, at)
+        return self._on_whole_leaf(update, at, layout, spec)
+
+    def _on_whole_leaf(
+        self, update: jax.Array, at: Leaf, layout: Layout, spec: PartitionSpec
+    ) -> LeafProgram:
+        """The leaf program of a split leaf; each device gathers all of it and keeps its shard."""
+        shape = update.shape
 
         def gathered(x: Any) -> Any:
             return None if x is None else layout.gathered(x)
 
-        def own_part(x: Any) -> Any:
+        def shard(x: Any) -> Any:
             if not jnp.ndim(x):
                 return x
-            part = layout.own_part(x)
+            part = layout.local_shard(x)
             return norms.with_spec(part, spec_alike(spec, shape, part.shape))
 
-        def state_by(move: Callable[[Any], Any], state: Any) -> Any:
+        def moved(move: Callable[[Any], Any], state: Any) -> Any:
             kinds = self.kinds(state)
             return jax.tree.map(lambda x, kind: x if kind == "whole" else move(x), state, kinds)
 
-        here = at._replace(
-            param=gathered(at.param),
-            start=gathered(at.start),
-            state=state_by(gathered, at.state),
+        whole = at._replace(
+            param=gathered(at.param), start=gathered(at.start), state=moved(gathered, at.state)
         )
-        program = self._started(gathered(update), here)
+        program = self._named(gathered(update), whole)
         answer: Any = None
         while True:
             try:
                 request = program.send(answer)
             except StopIteration as end:
                 update, state = end.value
-                return own_part(update), state_by(own_part, state)
+                return shard(update), moved(shard, state)
             if isinstance(request, Request):
-                copies = (x._replace(held="replicated") for x in request.statistics)
+                copies = [x._replace(held="replicated") for x in request.statistics]
                 request = dataclasses.replace(request, statistics=tuple(copies))
             elif isinstance(request, EachMatrix):
-                request = request._replace(of_whole=True)
+                on = request.on._replace(matrices=request.on.matrices.whole)
+                request = request._replace(on=on)
             answer = yield request
 
-    def _started(self, update: jax.Array, at: Leaf) -> LeafProgram:
+    def _named(self, update: jax.Array, at: Leaf) -> LeafProgram:
         """The leaf program as it is written, its operations named after the transform.
 
-        Without the list of what a chain is made of: copied into the name of each operation, it
-        makes the text of the compiled program a sixth longer.
+        The name is without the parts of a chain: copied into the name of each operation, they make
+        the text of the compiled program a sixth longer.
         """
         scope = self.name.partition("(")[0]
         with jax.named_scope(scope):
-            started = self.leaf(update, at)
-        if not isinstance(started, Generator):
-            return checked_result(self, started, update, at)
+            program = self.leaf(update, at)
+        result: Any = program
         answer: Any = None
-        while True:
+        is_running = isinstance(program, Generator)
+        while is_running:
             try:
                 with jax.named_scope(scope):
-                    request = started.send(answer)
+                    request = program.send(answer)
             except StopIteration as end:
-                return checked_result(self, end.value, update, at)
-            request = checked_request(self, request)
-            if isinstance(request, Request):
+                result = end.value
+                break
+            if not isinstance(request, REQUESTS):
+                raise no_request(self, request)
+            if isinstance(request, Request) and request.path is None:
                 request = request.of(at)
             answer = yield request
+        if at.is_checked:
+            check_result(self, result, update, at)
+        return result
 
 
 class Choice(NamedTuple):
     """What a leaf program knows of its leaf beforehand."""
 
-    own: Any
+    choice: Any
     """The choice that the transform has made."""
     stacked: tuple[int, ...]
     layout: Layout | None

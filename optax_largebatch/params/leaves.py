@@ -14,7 +14,7 @@ from optax_largebatch.norms import (
     devices_along,
     gathered,
     is_bound,
-    own_part,
+    local_shard,
     placed,
     varying_axes,
     with_spec,
@@ -184,10 +184,10 @@ class Layout(NamedTuple):
             x = placed(x, axis, self.mesh_axes[axis])
         return with_spec(x, PartitionSpec())
 
-    def own_part(self, x: jax.Array) -> jax.Array:
+    def local_shard(self, x: jax.Array) -> jax.Array:
         """This device's part of a whole array like the leaf; axes of length 1 are kept."""
         for axis, names in enumerate(self.mesh_axes):
-            x = own_part(x, axis, names) if x.shape[axis] > 1 else x
+            x = local_shard(x, axis, names) if x.shape[axis] > 1 else x
         return x
 
 

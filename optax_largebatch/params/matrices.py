@@ -27,8 +27,8 @@ class Matrices(NamedTuple):
     """The axes that one multiplies over, in `inputs @ matrix`."""
     columns: tuple[int, ...]
     layout: Layout
-    is_told: bool = False
-    """Whether `update` was told how the parameter is split. If so, devices have the same along all
+    specs_known: bool = False
+    """Whether `update` is given the spec of the parameter. If so, devices have the same along all
     other mesh axes; the array types may say so, too."""
 
     @property
@@ -49,20 +49,17 @@ class Matrices(NamedTuple):
     @property
     def stack(self) -> tuple[int, ...]:
         """The axes that stack matrices."""
-        own = {*self.rows, *self.columns}
-        return tuple(axis for axis in range(len(self.layout.shape)) if axis not in own)
+        sides = {*self.rows, *self.columns}
+        return tuple([axis for axis in range(len(self.layout.shape)) if axis not in sides])
 
-    def apart(self, x: jax.Array) -> jax.Array:
-        """The matrices of an array like the parameter, or their parts, one after the other."""
-        order = (*self.stack, *self.rows, *self.columns)
-        lengths = [
-            math.prod(x.shape[axis] for axis in own)
-            for own in (self.stack, self.rows, self.columns)
-        ]
-        return jnp.transpose(x, order).reshape(lengths)
+    def to_batch(self, x: jax.Array) -> jax.Array:
+        """The matrices of an array like the parameter, or their shards, as a batch."""
+        groups = (self.stack, self.rows, self.columns)
+        lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
+        return jnp.transpose(x, (*self.stack, *self.rows, *self.columns)).reshape(lengths)
 
-    def back(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """The array of this shape, put together again after `apart`."""
+    def from_batch(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """The array of this shape, the reverse of `to_batch`."""
         order = (*self.stack, *self.rows, *self.columns)
         turned = matrices.reshape([shape[axis] for axis in order])
         return jnp.transpose(turned, np.argsort(order).tolist())
@@ -72,7 +69,7 @@ class Matrices(NamedTuple):
     ) -> jax.Array:
         """The array with `function` of each matrix and `numbers` in the place of the matrix."""
         of_each = jax.vmap(lambda matrix: function(matrix, *numbers))
-        return self.back(of_each(self.apart(x)), x.shape)
+        return self.from_batch(of_each(self.to_batch(x)), x.shape)
 
 
 def check_matrix_axes(matrix_axes: Any) -> None:
@@ -162,7 +159,7 @@ def matrices_of(
                 "layers by stacked=, or leave it to another transformation, as muon() does."
             )
         layout = leaves.layout(index, f"{who} works on whole matrices")
-        found.append(Matrices(*pair, layout, is_told=leaves.specs is not None))
+        found.append(Matrices(*pair, layout, specs_known=leaves.specs is not None))
     return found
 
 

@@ -41,7 +41,7 @@ class Stacked:
         checked = []
         for index, (leaf, axes) in enumerate(columns):
             try:
-                checked.append(_checked_axes(leaf, axes))
+                checked.append(() if axes is None else _checked_axes(leaf, axes))
             except (TypeError, ValueError) as error:
                 name = leaf_names(params)[index]
                 raise type(error)(f"stacked_layers: the parameter {name!r} {error}") from None

@@ -1,8 +1,8 @@
 """A check of a transform of your own: whether it does the same however it is run.
 
-A leaf program is run on parts of its leaf, beside other leaves, again for each pass over memory,
-and on each of many devices. No error can tell that a program needs the whole leaf where it gets a
-part. But the numbers do.
+A leaf program is run on parts of its leaf, side by side with other leaves, again for each pass over
+memory, and on each of many devices. No error can tell that a program needs the whole leaf and gets
+a part. But the numbers do.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,15 +18,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
 import optax
 
-from optax_largebatch.engine.arrays import Known, LeafArrays, Scalars, Stop
 from optax_largebatch.engine.blocks import VectorOfBlocks
+from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL_DEVICES
 from optax_largebatch.engine.executor import Execution
-from optax_largebatch.engine.passes import differs_by_leaf
-from optax_largebatch.engine.places import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL
-from optax_largebatch.engine.replay import Program
+from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars, Suspension
 from optax_largebatch.engine.requests import EachMatrix, Request
 from optax_largebatch.engine.state import Shared
-from optax_largebatch.engine.step import Arrays, Facts, Step
+from optax_largebatch.engine.step import Arrays, StaticInfo, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import gradients_of
@@ -40,11 +38,11 @@ WORTH_STORING = 80
 NUMBERS = 1000
 """The elements from which a leaf has more work than the numbers of the step."""
 
-PLACES = {
+PLANS = {
     "one CPU": ONE_CPU,
     "one GPU": ONE_GPU,
     "one TPU": ONE_TPU,
-    "several devices": SEVERAL,
+    "several devices": SEVERAL_DEVICES,
 }
 
 SAME_FOR_ALL = (
@@ -60,7 +58,7 @@ def check(
     """Checks that a transform does the same however it is run.
 
     It takes steps with random gradients, in float64 on the host's CPU, and compares them with
-    `reference`: as they run in each kind of place, on parts of each leaf if the transform says
+    `reference`: as they run on each kind of device, on parts of each leaf if the transform says
     `given="parts"`, and on two devices, if there are two, that share one axis after the other. If
     it is given a function of `stacked`, layers that are stacked in one array, along the first and
     along the last axis, are compared with layers in separate arrays: their updates, and the numbers
@@ -72,13 +70,11 @@ def check(
         transform: the transformation, made of leaf transforms; or a function that makes it and
             takes what `stacked_layers` gives.
         params: small parameters of the kinds that it is for, without stacks: say, two biases and a
-            matrix of 48 x 32. Two of them must have the same shape, because leaves that are alike
-            may be worked on together. Sizes are even, so that two devices can share them.
+            matrix of 48 x 32. Two of them must have the same shape, because identical leaves may
+            take their passes together. Sizes are even, so that two devices can share them.
 
     Raises:
-        TypeError: the transformation, or a part of it, is not of this library.
-        ValueError: the transform does not do the same. The message says where, and what to do. Or
-            no two of the parameters have the same shape.
+        ValueError: the transform does not do the same. The message says where, and what to do.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -90,9 +86,9 @@ def check(
     shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
     if len(set(shapes)) == len(shapes):
         raise ValueError(
-            "params must hold two arrays of the same shape, because leaves that are alike may be "
-            f"worked on together; got the shapes {', '.join(map(str, shapes))}. Add another array "
-            "of one of these shapes."
+            "params must hold two arrays of the same shape, because identical leaves may take "
+            f"their passes together; got the shapes {', '.join(map(str, shapes))}. Add another "
+            "array of one of these shapes."
         )
     with _float64_on_the_cpu():
         random = np.random.default_rng(0)
@@ -120,33 +116,34 @@ def _float64_on_the_cpu() -> Iterator[None]:
 
 def _check_one(transform: optax.GradientTransformation, gradients: Any, params: Any) -> None:
     """Checks the third step of a transform."""
-    own: Any = leaf_transform_of(transform)
-    if own is None:
+    leaf_transform: Any = leaf_transform_of(transform)
+    if leaf_transform is None:
         raise TypeError(
             f"check() takes one made of leaf transforms, got {transform!r}. Of a partition or a "
             "wrapper, check the transforms that it is made of."
         )
     specification = reference(transform)
-    if not own.needs_params:
-        _check_without_params(own.name, specification, gradients, params)
+    if not leaf_transform.needs_params:
+        _check_without_params(leaf_transform.name, specification, gradients, params)
     state = transform.init(params)
     for k in range(2):
         before = jax.tree.map(lambda x, k=k: (0.5 + k) * jnp.cos(x), gradients)
         _, state = specification.update(before, state, params)
     expected = specification.update(gradients, state, params)
     leaves, arrays = gradients_of(gradients, params)
-    step = Step(own, Facts.of(own, leaves, arrays))
-    given = Arrays(arrays, state, leaves.arrays, Scalars(own.scalars(state)))
-    _check_programs(own, step, given)
-    for name, place in PLACES.items():
-        updates, new = _compiled(step.taken, static_argnums=0)(place, given)
-        where = f"{own.name}: as it runs on {name}, it gives other numbers than its reference."
-        _compare((leaves.rebuild(updates), new), expected, where)
+    name = leaf_transform.name
+    step = Step(leaf_transform, StaticInfo.of(leaf_transform, leaves, arrays))
+    inputs = Arrays(arrays, state, leaves.arrays, Scalars(leaf_transform.scalars(state)))
+    _check_programs(leaf_transform, step, inputs)
+    for devices, plan in PLANS.items():
+        updates, new = _compiled(step.run, static_argnums=0)(plan, inputs)
+        message = f"{name}: as it runs on {devices}, it gives other numbers than its reference."
+        _compare((leaves.rebuild(updates), new), expected, message)
     for axis in range(max(x.ndim for x in leaves.arrays)):
-        for run in (_told_on_two_devices, _inside_of_shard_map):
+        for run in (_with_specs_on_two_devices, _inside_of_shard_map):
             found = run(transform, axis, gradients, state, params)
-            where = f"{own.name}: with axis {axis} split between devices, it gives other numbers."
-            _compare(found, expected, where)
+            message = f"{name}: with axis {axis} split between devices, it gives other numbers."
+            _compare(found, expected, message)
 
 
 def _check_without_params(name: str, specification: Any, gradients: Any, params: Any) -> None:
@@ -160,11 +157,11 @@ def _check_without_params(name: str, specification: Any, gradients: Any, params:
         ) from error
 
 
-def _check_programs(transform: LeafTransform, step: Step, given: Arrays) -> None:
+def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> None:
     """Checks what the leaf programs compute in each of their passes."""
-    leaves, _, arrays = step.by_leaf(given)
-    programs = step.programs_of(arrays, given.scalars, leaves)
-    execution = Execution(programs, arrays, given.scalars, SEVERAL)
+    leaves, _, by_leaf = step.by_leaf(arrays)
+    programs = step.programs(by_leaf, arrays.scalars, leaves)
+    execution = Execution(programs, by_leaf, arrays.scalars, SEVERAL_DEVICES)
     results = execution.results()
     same: dict[Any, Any] = {}
     for i, program in programs.items():
@@ -174,13 +171,14 @@ def _check_programs(transform: LeafTransform, step: Step, given: Arrays) -> None
                 "declare it as PerParameter(), NumberPerBlock() or VectorOfBlocks()."
             )
             _compare(value, same.setdefault((who, name), value), message)
-        passes = _Passes(transform.name, program, arrays[i], given.scalars, execution.known[i])
+        name, scalars = transform.name, arrays.scalars
+        passes = _Passes(name, program, by_leaf[i], scalars, execution.inputs[i])
         for _, stop in passes.each():
             if isinstance(stop.request, EachMatrix):
-                numbers = same.setdefault(stop.request.function, stop.request.numbers)
+                numbers = same.setdefault(stop.request.on.function, stop.request.numbers)
                 message = (
-                    f"{transform.name}: a number given to each_matrix {SAME_FOR_ALL}give those "
-                    "leaves a function of their own: the matrices of one are worked on together."
+                    f"{name}: a number given to each_matrix {SAME_FOR_ALL}give those leaves "
+                    "another function: the matrices of one function are worked on together."
                 )
                 _compare(stop.request.numbers, numbers, message)
         if program.can_be_cut:
@@ -197,22 +195,23 @@ class _Passes(NamedTuple):
     program: Program
     leaf: LeafArrays
     scalars: Scalars
-    known: Known
+    last: PassInputs
+    """The inputs of the last pass."""
 
-    def each(self) -> Iterator[tuple[Known, Stop]]:
-        """What is known before each pass, and where the pass stops."""
-        before = Known()
-        for answers in self.known.answers:
-            stop = self.program.run(self.leaf, self.scalars, before)
-            yield before, stop
-            before = before.after(stop.stored, answers)
-        yield before, self.program.run(self.leaf, self.scalars, before)
+    def each(self) -> Iterator[tuple[PassInputs, Suspension]]:
+        """The inputs of each pass, and where the pass stops."""
+        inputs = PassInputs()
+        for answers in self.last.answers:
+            stop = self.program.run(self.leaf, self.scalars, inputs)
+            yield inputs, stop
+            inputs = inputs.after(stop.stored, answers)
+        yield inputs, self.program.run(self.leaf, self.scalars, inputs)
 
     def check_kept(self) -> None:
         """Checks that a program of parts has an answer for each block, and none for its rows."""
         stacked = self.program.choice.stacked
-        kept = {own.kept for one in self.program.rounds for own in one.asked} - {stacked, ()}
-        for axes in kept:
+        kept = {x.kept for of_round in self.program.rounds for x in of_round.statistics}
+        for axes in kept - {stacked, ()}:
             raise ValueError(
                 f"{self.name}: the leaf program says given='parts' and asks for sums that keep the "
                 f"axes {axes}, where the stacked ones are {stacked}. A part of the leaf would need "
@@ -229,38 +228,38 @@ class _Passes(NamedTuple):
         )
         for cut, joined in _cuts(shape, self.program.choice.stacked):
             pieces = range(len(cut(self.leaf.gradient)))
-            for before, stop in self.each():
+            for inputs, stop in self.each():
                 try:
-                    parts = [self._of_part(cut, k, before) for k in pieces]
+                    of_parts = [self._of_part(cut, k, inputs) for k in pieces]
                 except Exception as error:
                     raise ValueError(message) from error
-                for whole, *own in zip(_arrays(stop), *parts, strict=True):
-                    for found in [joined(own)] if whole.shape == shape else own:
+                for whole, *parts in zip(_arrays(stop), *of_parts, strict=True):
+                    for found in [joined(parts)] if whole.shape == shape else parts:
                         _compare(found, whole, message)
 
-    def _of_part(self, cut: Callable[..., Any], k: int, before: Known) -> list[jax.Array]:
+    def _of_part(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
         """What a pass over a part of the leaf computes."""
 
         def part(x: jax.Array) -> jax.Array:
             return cut(x)[k]
 
-        everything, structure = jax.tree.flatten(self.leaf)
-        columns = zip(everything, differs_by_leaf(self.program, self.leaf), strict=True)
-        leaf = structure.unflatten(part(x) if like else x for x, like in columns)
-        return _arrays(self.program.run(leaf, self.scalars, jax.tree.map(part, before)))
+        arrays, structure = jax.tree.flatten(self.leaf)
+        of_each = zip(arrays, self.program.kinds, strict=True)
+        leaf = structure.unflatten(x if kind == "whole" else part(x) for x, kind in of_each)
+        return _arrays(self.program.run(leaf, self.scalars, jax.tree.map(part, inputs)))
 
     def check_work(self) -> None:
         """Checks that what passes do again takes less time than to read a stored result."""
 
-        def one(leaf: LeafArrays, scalars: Scalars, before: Known) -> Any:
-            return _arrays(self.program.run(leaf, scalars, before))
+        def one_pass(leaf: LeafArrays, scalars: Scalars, inputs: PassInputs) -> Any:
+            return _arrays(self.program.run(leaf, scalars, inputs))
 
-        def together(leaf: LeafArrays, scalars: Scalars, known: Known) -> Any:
-            passes = self._replace(leaf=leaf, scalars=scalars, known=known)
+        def all_passes(leaf: LeafArrays, scalars: Scalars, last: PassInputs) -> Any:
+            passes = self._replace(leaf=leaf, scalars=scalars, last=last)
             return [_arrays(stop) for _, stop in passes.each()]
 
-        once = _work(together, self.leaf, self.scalars, self.known)
-        again = sum(_work(one, self.leaf, self.scalars, x) for x, _ in self.each()) - once
+        once = _work(all_passes, self.leaf, self.scalars, self.last)
+        again = sum(_work(one_pass, self.leaf, self.scalars, x) for x, _ in self.each()) - once
         if again > WORTH_STORING * max(self.leaf.gradient.size, NUMBERS):
             raise ValueError(
                 f"{self.name}: for a leaf of shape {self.leaf.gradient.shape}, work is done again "
@@ -288,13 +287,16 @@ def _cuts(shape: tuple[int, ...], kept: tuple[int, ...]) -> Iterator[tuple[Calla
         )
 
 
-def _arrays(stop: Stop) -> list[jax.Array]:
+def _arrays(stop: Suspension) -> list[jax.Array]:
     """All that a pass computes."""
-    request = stop.request
-    asked = [x.array for x in request.statistics] if isinstance(request, Request) else []
-    on_matrices = [request.array, *request.numbers] if isinstance(request, EachMatrix) else []
-    everything = stop.stored, stop.numbers, asked, on_matrices, stop.result
-    return list(map(jnp.asarray, jax.tree.leaves(everything)))
+    request: Any = stop.request
+    requested: list[Any] = []
+    if isinstance(request, Request):
+        requested = [x.array for x in request.statistics]
+    elif isinstance(request, EachMatrix):
+        requested = [request.array, *request.numbers]
+    computed = stop.stored, stop.hoisted, requested, stop.result
+    return list(map(jnp.asarray, jax.tree.leaves(computed)))
 
 
 def _work(function: Callable[..., Any], *arguments: Any) -> float:
@@ -318,7 +320,7 @@ def _shardings(axis: int, params: Any) -> Any:
     return jax.tree.map(sharding, params)
 
 
-def _told_on_two_devices(
+def _with_specs_on_two_devices(
     transform: Any, axis: int, gradients: Any, state: Any, params: Any
 ) -> tuple[Any, Any]:
     """A step under `jit` on a mesh of two devices."""
@@ -333,7 +335,7 @@ def _inside_of_shard_map(
 ) -> tuple[Any, Any]:
     """A step inside of `jax.shard_map`, where a parameter has the shape of its shard."""
     if not hasattr(jax, "shard_map"):
-        return _told_on_two_devices(transform, axis, gradients, state, params)
+        return _with_specs_on_two_devices(transform, axis, gradients, state, params)
     shardings = _shardings(axis, params)
     leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
     specs = [x.spec for x in jax.tree.leaves(shardings)]
@@ -354,22 +356,22 @@ def _inside_of_shard_map(
 
 
 def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, params: Any) -> None:
-    """Checks two steps of two layers in one array, against layers in arrays of their own."""
+    """Checks two steps of two layers in one array, against layers in separate arrays."""
     layers = [(gradients, params), jax.tree.map(lambda x: 3 * x + 0.1, (gradients, params))]
     transform = make(stacked_layers(axis))
     in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *layers)
     stacked, state = _second_step(transform, *in_one)
-    alone = make(stacked_layers({}))
-    apart, state_apart = _second_step(alone, *zip(*layers, strict=True))
+    unstacked = make(stacked_layers({}))
+    separate, separate_state = _second_step(unstacked, *zip(*layers, strict=True))
     message = (
         f"{transform!r}: layers stacked in one array, along axis {axis}, get other {{}} than "
-        "layers in arrays of their own. Say LeafTransform(..., stacked=stacked), and look at "
+        "layers in separate arrays. Say LeafTransform(..., stacked=stacked), and look at "
         "`at.stacked` where the leaf program uses axes or sizes."
     )
-    together = jax.tree.map(lambda *x: jnp.stack(x, axis), *apart)
-    _compare(stacked, together, message.format("updates"))
-    columns = zip(_of_blocks(transform, state), _of_blocks(alone, state_apart), strict=True)
-    for found, expected in columns:
+    in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *separate)
+    _compare(stacked, in_one, message.format("updates"))
+    vectors = _of_blocks(transform, state), _of_blocks(unstacked, separate_state)
+    for found, expected in zip(*vectors, strict=True):
         each = expected.reshape(len(layers), -1).T  # for each parameter the numbers of its layers
         if found.size == len(each):  # one for each parameter, and not for each layer
             found = np.repeat(found, len(layers))
@@ -379,12 +381,12 @@ def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, par
 def _of_blocks(transform: Any, state: Any) -> Iterator[np.ndarray]:
     """The vectors of a state with a number for each block."""
 
-    def vectors(own: LeafTransform, state: Any) -> Iterator[np.ndarray]:
-        for field, value in zip(own.state, state, strict=True):
+    def vectors(transform: LeafTransform, state: Any) -> Iterator[np.ndarray]:
+        for field, value in zip(transform.state, state, strict=True):
             if isinstance(field, VectorOfBlocks):
                 yield np.asarray(value)
-            for inner, its_state in field.inside(value):
-                yield from vectors(inner, its_state)
+            for inner, inner_state in field.inside(value):
+                yield from vectors(inner, inner_state)
 
     yield from vectors(leaf_transform_of(transform), state)  # type: ignore[arg-type]
 

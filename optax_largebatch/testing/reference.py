@@ -36,12 +36,12 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
     Raises:
         TypeError: the transformation, or a part of it, is not of this library.
     """
-    own = leaf_transform_of(transform)
-    if own is None:
+    leaf_transform = leaf_transform_of(transform)
+    if leaf_transform is None:
         raise TypeError(f"reference() takes one made of leaf transforms; got {transform!r}.")
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return _step(own, updates, state, params)
+        return _step(leaf_transform, updates, state, params)
 
     return optax.GradientTransformation(transform.init, update)
 
@@ -57,9 +57,9 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
         if gradient is not None:
             dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
             given = (gradient, None if params is None else leaves.arrays[i], parts[i], scalars)
-            first, param, own, numbers = _cast(given, dtypes[i])
-            at = Leaf(param, param, own, numbers, choices[i], ())
-            programs[i] = transform.program(first, at)
+            update, param, part, numbers = _cast(given, dtypes[i])
+            at = Leaf(param, param, part, numbers, choices[i], (), is_checked=True)
+            programs[i] = transform.program(update, at)
     answers: dict[int, Any] = dict.fromkeys(programs)
     waiting: dict[int, Request] = {}
     while answers:
@@ -70,38 +70,38 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
                     if isinstance(request, Hoist):
                         request = programs[i].send(list(request.values))
                         continue
-                    x = request.array.astype(request.dtype or dtypes[i])
                     if isinstance(request, EachMatrix):
-                        numbers = [jnp.asarray(own, x.dtype) for own in request.numbers]
-                        x = request.matrices.map(request.function, x, *numbers)
-                    request = programs[i].send(x.astype(dtypes[i]))
+                        array, *numbers = request.arrays(dtypes[i])
+                        array = request.on.matrices.map(request.on.function, array, *numbers)
+                    else:
+                        array = request.array.astype(request.dtype or dtypes[i])
+                    request = programs[i].send(array.astype(dtypes[i]))
                 waiting[i] = request
             except StopIteration as end:
                 update, parts[i] = end.value
                 gradients[i] = update.astype(leaves.arrays[i].dtype)
-        # A norm of all leaves waits for those that ask for their own before it, and it is of the
+        # A norm of all leaves waits for leaves that have other requests before it. It is of the
         # leaves that the same transform works on.
-        own = {i: x for i, x in waiting.items() if not x.is_global}
-        answers = {i: [_answer(x) for x in one.statistics] for i, one in own.items()}
-        if waiting and not own:
-            first = min(x.asker or () for x in waiting.values())
-            asking = {i: x for i, x in waiting.items() if x.asker == first}
-            norm = jnp.sqrt(total([jnp.sum(x.statistics[0].array ** 2) for x in asking.values()]))
-            answers = {i: [norm.astype(dtypes[i])] for i in asking}
+        local = {i: request for i, request in waiting.items() if not request.is_global}
+        answers = {i: [_answer(x) for x in request.statistics] for i, request in local.items()}
+        if waiting and not local:
+            first = min(request.path or () for request in waiting.values())
+            arrays = {i: x.statistics[0].array for i, x in waiting.items() if x.path == first}
+            norm = jnp.sqrt(total([jnp.sum(x**2) for x in arrays.values()]))
+            answers = {i: [norm.astype(dtypes[i])] for i in arrays}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
-    return leaves.rebuild(gradients), transform.join(state, parts, leaves, jnp.concatenate)
+    return leaves.rebuild(gradients), transform.join(state, parts, leaves)
 
 
-def _answer(asked: Statistic) -> jax.Array:
+def _answer(statistic: Statistic) -> jax.Array:
     """The norm, root mean square, sum or mean of every slice along the axes that are kept."""
-    x = asked.array
-    others = tuple(axis for axis in range(x.ndim) if axis not in (asked.kept or ()))
-    whole = {"axis": others, "keepdims": True} if asked.kept else {}
-    square = asked.kind in ("norm", "rms")
-    total = jnp.sum(jnp.square(x) if square else x, **whole)
-    if asked.kind in ("mean", "rms"):
-        total = total * total.size / max(x.size, 1)
-    return jnp.sqrt(total) if square else total
+    x, kind, kept, _ = statistic
+    others = tuple(axis for axis in range(x.ndim) if axis not in (kept or ()))
+    is_root = kind in ("norm", "rms")
+    found = jnp.sum(jnp.square(x) if is_root else x, axis=others, keepdims=bool(kept))
+    if kind in ("mean", "rms"):
+        found = found * found.size / max(x.size, 1)
+    return jnp.sqrt(found) if is_root else found
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

@@ -16,7 +16,7 @@ from optax_largebatch.engine.requests import (
     block_norms,
     block_sums,
     hoist,
-    together,
+    in_one_round,
 )
 from optax_largebatch.engine.state import Counter, declare
 from optax_largebatch.engine.to_optax import transformation
@@ -173,7 +173,7 @@ def hyperball_transform(
             state = state._replace(radii=0.0)
         if not is_kept:
             return -rate * update, state._replace(angles=0.0)
-        norm, length, inner = yield together(
+        norm, length, inner = yield in_one_round(
             block_norms(at.start, update), block_sums(at.start * update)
         )
         sphere, ratio = norm, 1.0

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from optax_largebatch.engine.requests import Leaf, LeafProgram
-from optax_largebatch.engine.state import Concat, Field, declare
+from optax_largebatch.engine.state import Field, declare
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import Leaves
@@ -124,12 +124,12 @@ class _StatesOfOwners(Field):
         inner = {owner: getattr(own, "inner_state", own) for owner, own in value.items()}
         return [(self.transforms[owner], x) for owner, x in inner.items() if x is not None]
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves, concat: Concat) -> Any:
+    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
         new = {}
         for owner, (numbers, its_leaves) in self.by_owner(leaves).items():
             of_owner = [parts[i][owner] for i in numbers]
             state = old[owner].inner_state
-            joined = self.transforms[owner].join(state, of_owner, its_leaves, concat)
+            joined = self.transforms[owner].join(state, of_owner, its_leaves)
             new[owner] = optax.MaskedState(joined)
         return new
 

@@ -12,50 +12,52 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import alike, places, step
-from optax_largebatch.engine.alike import evenly, in_groups, in_pieces
-from optax_largebatch.engine.places import ONE_GPU, ONE_TPU, SEVERAL
+from optax_largebatch.engine import execution_plans, identical_leaves, step
+from optax_largebatch.engine.execution_plans import ONE_GPU, ONE_TPU, SEVERAL_DEVICES
+from optax_largebatch.engine.identical_leaves import chunked, even_chunks, group_leaves
 from optax_largebatch.engine.requests import Statistic
-from optax_largebatch.engine.sums import at_once
+from optax_largebatch.engine.sums import variadic
 from optax_largebatch.testing import reference
 from tests.conftest import enable_x64
-from tests.engine.placed import placed
+from tests.engine.plans import use_plan
 
-PIECE, GROUP = 4, 2**10
-SET = 3  # of leaves that LAMB and LANS pass over, which have four arrays
-PLACES = {"several devices": SEVERAL, "one GPU": ONE_GPU, "one TPU": ONE_TPU}
+CHUNK, GROUP = 4, 2**10
+BATCH = 3  # of leaves that LAMB and LANS pass over, which have four arrays
+PLANS = {"several devices": SEVERAL_DEVICES, "one GPU": ONE_GPU, "one TPU": ONE_TPU}
 
 
 @pytest.fixture(autouse=True)
 def thresholds(monkeypatch):
     """Lower, so that a few small leaves lie on both sides of each."""
-    monkeypatch.setattr(alike, "MOST_OF_A_PIECE", PIECE)
-    monkeypatch.setattr(alike, "LARGEST_OF_A_SET", GROUP)
-    monkeypatch.setattr(alike, "MOST_OF_A_KERNEL", 7 * SET)
-    monkeypatch.setattr(alike, "MOST_OF_A_SET", 2 * GROUP)
-    few = {platform: smaller(place) for platform, place in places.ON_ONE_DEVICE.items()}
+    monkeypatch.setattr(identical_leaves, "MAX_CHUNK", CHUNK)
+    monkeypatch.setattr(identical_leaves, "MAX_BATCHED_LEAF", GROUP)
+    monkeypatch.setattr(identical_leaves, "MAX_KERNEL_ARRAYS", 7 * BATCH)
+    monkeypatch.setattr(identical_leaves, "MAX_BATCH", 2 * GROUP)
+    few = {platform: smaller(plan) for platform, plan in execution_plans.ON_ONE_DEVICE.items()}
     monkeypatch.setattr(step, "ON_ONE_DEVICE", few)
 
 
-def smaller(place):
-    """The place with groups that are as many times smaller as the leaves here."""
-    return dataclasses.replace(place, group=place.group and place.group * GROUP // 2**18)
+def smaller(plan):
+    """The plan with groups that are as many times smaller as the leaves here."""
+    size = plan.group_size
+    return dataclasses.replace(plan, group_size=size and size * GROUP // 2**18)
 
 
-@pytest.fixture(params=PLACES)
-def place(request, monkeypatch):
-    placed(monkeypatch, smaller(PLACES[request.param]))
+@pytest.fixture(params=PLANS)
+def plan(request, monkeypatch):
+    use_plan(monkeypatch, smaller(PLANS[request.param]))
+    return request.param
 
 
 def network(dtype):
-    """More alike leaves than a piece has, others, and leaves around the size of a group.
+    """More identical leaves than a chunk has, others, and leaves around the size of a group.
 
     No two have the same numbers, so that none can be taken for another.
     """
-    shapes = {f"bias_{index}": (3 + index % 2,) for index in range(2 * PIECE + 4)}
+    shapes = {f"bias_{index}": (3 + index % 2,) for index in range(2 * CHUNK + 4)}
     shapes |= {f"large_{n}": (GROUP + n,) for n in (-1, 0, 1)}
     # Two of these are a group on one GPU.
-    shapes |= {f"alike_{index}": (2, GROUP // 2 + 1) for index in range(3)}
+    shapes |= {f"identical_{index}": (2, GROUP // 2 + 1) for index in range(3)}
     shapes |= {"stack": (3, 16, 12), "stack_of_few": (3, 5), "stack_of_more": (3, 5)}
     return {
         key: jnp.cos(k + jnp.arange(np.prod(shape), dtype=dtype)).reshape(shape) + 0.5
@@ -63,7 +65,7 @@ def network(dtype):
     }
 
 
-@pytest.mark.usefixtures("place")
+@pytest.mark.usefixtures("plan")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [("float32", 1e-6), pytest.param("float64", 1e-13, marks=pytest.mark.slow)],
@@ -95,7 +97,7 @@ def two_steps(optimizer, update, dtype):
 
 @functools.cache
 def of_the_reference_executor(name, dtype):
-    """Compiled once for all places, of which it knows nothing."""
+    """Compiled once for all plans, of which it knows nothing."""
     optimizer = stacked_optimizer(name)
     return [*two_steps(optimizer, reference(optimizer).update, dtype)]
 
@@ -112,10 +114,10 @@ def test_several_sums_in_one_reduction(kept):
     arrays = [jnp.arange(24.0).reshape(2, 3, 4) + k for k in range(3)]
     kinds = ("norm", "sum", "mean")
     statistics = [Statistic(x, kind, kept) for x, kind in zip(arrays, kinds, strict=True)]
-    program = jax.make_jaxpr(lambda: at_once(statistics))()
+    program = jax.make_jaxpr(lambda: variadic(statistics))()
     assert [x.primitive.name for x in program.eqns].count("reduce") == 1
     others = tuple(axis for axis in range(3) if axis not in kept)
-    for x, kind, found in zip(arrays, kinds, at_once(statistics), strict=True):
+    for x, kind, found in zip(arrays, kinds, variadic(statistics), strict=True):
         terms = x**2 if kind == "norm" else x
         np.testing.assert_allclose(
             found, np.sum(terms, axis=others, keepdims=bool(kept)), rtol=1e-6
@@ -123,31 +125,31 @@ def test_several_sums_in_one_reduction(kept):
 
 
 def test_a_gpu_takes_small_leaves_first():
-    assert ONE_GPU.small_first
-    assert not ONE_TPU.small_first
-    assert in_groups({0: 3, 1: 3, 2: 3}, 6) == [[0, 1], [2]]
-    assert in_groups({0: 3, 1: 3, 2: 3}, None) == [[0, 1, 2]]
-    assert [len(x) for x in in_pieces(range(2 * PIECE + 1))] == [PIECE, PIECE, 1]
+    assert ONE_GPU.smallest_first
+    assert not ONE_TPU.smallest_first
+    assert group_leaves({0: 3, 1: 3, 2: 3}, 6) == [[0, 1], [2]]
+    assert group_leaves({0: 3, 1: 3, 2: 3}, None) == [[0, 1, 2]]
+    assert [len(x) for x in chunked(range(2 * CHUNK + 1))] == [CHUNK, CHUNK, 1]
 
 
-def test_sets_are_of_one_size_where_that_costs_few():
-    assert [len(x) for x in evenly(range(50), 12)] == [10] * 5
-    assert [len(x) for x in evenly(range(14), 12)] == [7, 7]
-    assert [len(x) for x in evenly(range(56), 10)] == [8] * 7
-    assert [len(x) for x in evenly(range(13), 12)] == [6, 7]
-    assert evenly([5, 7, 8], 1) == [[5], [7], [8]]
+def test_batches_are_of_one_size_if_that_costs_few():
+    assert [len(x) for x in even_chunks(range(50), 12)] == [10] * 5
+    assert [len(x) for x in even_chunks(range(14), 12)] == [7, 7]
+    assert [len(x) for x in even_chunks(range(56), 10)] == [8] * 7
+    assert [len(x) for x in even_chunks(range(13), 12)] == [6, 7]
+    assert even_chunks([5, 7, 8], 1) == [[5], [7], [8]]
 
 
 @pytest.mark.parametrize(
-    ("platform", "kernel_shape"), [("cuda", (SET, 8)), ("tpu", (8,)), ("cpu", None)]
+    ("platform", "kernel_shape"), [("cuda", (BATCH, 8)), ("tpu", (8,)), ("cpu", None)]
 )
-def test_a_gpu_takes_the_sums_of_small_leaves_that_are_alike_side_by_side(platform, kernel_shape):
+def test_a_gpu_takes_the_sums_of_small_identical_leaves_side_by_side(platform, kernel_shape):
     """Or a thousand leaves are a thousand kernels, each of which takes longer to start than to run.
 
-    Larger leaves are taken one by one, alike or not.
+    Larger leaves are taken one by one, identical or not.
     """
     optimizer = lb.lamb(1e-3, weight_decay=0.01)
-    shapes = {f"bias_{k}": (8,) for k in range(2 * SET)}
+    shapes = {f"bias_{k}": (8,) for k in range(2 * BATCH)}
     shapes |= {f"large_{k}": (2 * GROUP,) for k in range(2)}
     params = {key: jax.ShapeDtypeStruct(shape, "float32") for key, shape in shapes.items()}
     state = jax.eval_shape(optimizer.init, params)
@@ -156,7 +158,7 @@ def test_a_gpu_takes_the_sums_of_small_leaves_that_are_alike_side_by_side(platfo
     reduced = re.findall(r"stablehlo.reduce\(.*?\(tensor<(\w+)xf32>", text)
     if kernel_shape is None:
         assert reduced  # however a CPU does it, not side by side
-        assert f"{SET}x8" not in reduced
+        assert f"{BATCH}x8" not in reduced
     else:
         assert set(reduced) == {"x".join(map(str, kernel_shape)), str(2 * GROUP)}
 
@@ -194,28 +196,28 @@ def test_results_of_matrices_are_read_and_not_computed_again():
     assert barriers(lb.muonh(1e-3)) == barriers(lb.muon(1e-3, trust_ratio=True))
 
 
-@pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_ratios_of_alike_leaves_are_computed_as_vectors(place, request):
+@pytest.mark.parametrize("plan", PLANS, indirect=True)
+def test_ratios_of_identical_leaves_are_computed_as_vectors(plan):
     """Or XLA on a GPU compiles a dozen operations on single numbers into each leaf's kernels."""
     optimizer = lb.lans(1e-3, weight_decay=0.01)
-    params = {f"bias_{index}": jnp.ones(10) for index in range(PIECE)}
+    params = {f"bias_{index}": jnp.ones(10) for index in range(CHUNK)}
     state = optimizer.init(params)
     program = jax.jit(optimizer.update).lower(params, state, params).as_text()
     of_numbers = len(re.findall(r"stablehlo.sqrt .* tensor<f32>", program))
     of_vectors = len(re.findall(r"stablehlo.sqrt .* tensor<\dxf32>", program))
-    as_vectors = request.node.callspec.params["place"] != "one TPU"
+    as_vectors = plan != "one TPU"
     assert (of_vectors > 0) == as_vectors
     assert (of_numbers == 0) == as_vectors
 
 
-@pytest.mark.parametrize("place", PLACES, indirect=True)
-def test_new_numbers_of_alike_leaves_are_written_together(place, request):
+@pytest.mark.parametrize("plan", PLANS, indirect=True)
+def test_new_numbers_of_identical_leaves_are_written_together(plan):
     """Or XLA on a GPU takes a kernel for each, and one more to copy the old number."""
     optimizer = lb.scaled_adam(1e-3)
-    params = {f"bias_{index}": jnp.ones(10) for index in range(PIECE)}
+    params = {f"bias_{index}": jnp.ones(10) for index in range(CHUNK)}
     state = optimizer.init(params)
     program = str(jax.make_jaxpr(optimizer.update)(params, state, params))
-    as_vectors = request.node.callspec.params["place"] != "one TPU"
+    as_vectors = plan != "one TPU"
     assert ("dynamic_slice" in program) == as_vectors
 
 

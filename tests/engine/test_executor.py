@@ -14,13 +14,13 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import alike, sums, tiles
-from optax_largebatch.engine.places import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL
+from optax_largebatch.engine import identical_leaves, sums, tiles
+from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL_DEVICES
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.testing import reference
 from tests.conftest import as_users_have_it
-from tests.engine.placed import placed
+from tests.engine.plans import use_plan
 from tests.optimizers.registry import LONG, named
 
 several_devices = pytest.mark.skipif(
@@ -76,27 +76,27 @@ def cores(request, monkeypatch):
     return request.param
 
 
-ACCELERATORS = {"several devices": SEVERAL, "one GPU": ONE_GPU, "one TPU": ONE_TPU}
+ACCELERATORS = {"several devices": SEVERAL_DEVICES, "one GPU": ONE_GPU, "one TPU": ONE_TPU}
 WAYS = [*ACCELERATORS, "few", "small leaves", "tiles", "many cores"]
 
 
 @pytest.fixture
 def way(request, monkeypatch):
-    """The ways in which passes run: what they do depends on where they are, and on sizes."""
-    place = ACCELERATORS.get(request.param, ONE_CPU)
-    if place.group:
-        place = dataclasses.replace(place, group=20)
-    placed(monkeypatch, place)
-    monkeypatch.setattr(alike, "MOST_OF_A_PIECE", 2)
-    monkeypatch.setattr(alike, "LARGEST_OF_A_SET", 20)
+    """The ways in which passes run: what they do depends on the device and on sizes."""
+    plan = ACCELERATORS.get(request.param, ONE_CPU)
+    if plan.group_size:
+        plan = dataclasses.replace(plan, group_size=20)
+    use_plan(monkeypatch, plan)
+    monkeypatch.setattr(identical_leaves, "MAX_CHUNK", 2)
+    monkeypatch.setattr(identical_leaves, "MAX_BATCHED_LEAF", 20)
     monkeypatch.setattr(sums, "has_few_cores", lambda: request.param == "tiles")
     if request.param != "few":
-        monkeypatch.setattr(sums, "LEAST_OF_YNN", 4)
+        monkeypatch.setattr(sums, "MIN_YNN_SIZE", 4)
     if request.param in ("tiles", "many cores"):
-        monkeypatch.setattr(sums, "LEAST_CUT", 5)
-        monkeypatch.setattr(sums, "LEAST_SPLIT", 5)
-        monkeypatch.setattr(tiles, "MOST_ELEMENTS", 5)
-        monkeypatch.setattr(tiles, "TILES_OF_A_TURN", 1)
+        monkeypatch.setattr(sums, "LARGE_ON_FEW_CORES", 5)
+        monkeypatch.setattr(sums, "LARGE_ON_MANY_CORES", 5)
+        monkeypatch.setattr(tiles, "MAX_TILE_ELEMENTS", 5)
+        monkeypatch.setattr(tiles, "TILES_PER_ITERATION", 1)
         monkeypatch.setattr(tiles, "ALIGNMENT", 1)
 
 
@@ -141,7 +141,7 @@ def test_equals_the_reference_executor(name):
 # One element below each threshold, at it and above it, as it is measured; and two stacks.
 SIZES = [
     size + more
-    for size in (sums.LEAST_OF_YNN, sums.LEAST_SPLIT, sums.LEAST_CUT)
+    for size in (sums.MIN_YNN_SIZE, sums.LARGE_ON_MANY_CORES, sums.LARGE_ON_FEW_CORES)
     for more in (-1, 0, 1)
 ]
 

@@ -15,8 +15,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import places
-from optax_largebatch.engine.places import ONE_CPU
+from optax_largebatch.engine import execution_plans
+from optax_largebatch.engine.execution_plans import ONE_CPU
 from tests.conftest import as_users_have_it
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -162,7 +162,7 @@ def ways(monkeypatch):
         return ONE_CPU.sums(*given)
 
     noting_cpu = dataclasses.replace(ONE_CPU, sums=noting)
-    monkeypatch.setitem(places.ON_ONE_DEVICE, "cpu", noting_cpu)
+    monkeypatch.setitem(execution_plans.ON_ONE_DEVICE, "cpu", noting_cpu)
     return seen
 
 
@@ -293,5 +293,5 @@ def test_sums_at_once_inside_shard_map(monkeypatch):
 
 def _as_on_gpus(monkeypatch):
     """Has the types of CPUs on a mesh say what those of GPUs say."""
-    on_cpus = {("cpu", kind): place for (_, kind), place in places.ON_A_MESH.items()}
-    monkeypatch.setattr(places, "ON_A_MESH", on_cpus)
+    on_cpus = {("cpu", kind): plan for (_, kind), plan in execution_plans.ON_A_MESH.items()}
+    monkeypatch.setattr(execution_plans, "ON_A_MESH", on_cpus)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine.arrays import Scalars
+from optax_largebatch.engine.program import Scalars
 
 
 def test_a_tree_of_the_arrays_alone():

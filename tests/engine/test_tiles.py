@@ -20,7 +20,7 @@ SHAPES = {
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_ELEMENTS", 128)
+    monkeypatch.setattr(tiles, "MAX_TILE_ELEMENTS", 128)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -45,7 +45,7 @@ def test_sums_are_those_of_whole_blocks(name):
         expected = np.sum(whole, axis=others, keepdims=bool(kept))
         assert ours.shape == expected.shape
         np.testing.assert_allclose(ours, expected, rtol=2e-5)
-    assert max(seen[:-1]) < tiles.TILES_OF_A_TURN * tiles.MOST_ELEMENTS < a.size
+    assert max(seen[:-1]) < tiles.TILES_PER_ITERATION * tiles.MAX_TILE_ELEMENTS < a.size
 
 
 @pytest.mark.parametrize(

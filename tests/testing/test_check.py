@@ -25,11 +25,11 @@ from optax_largebatch.engine import (
     sums_over_devices,
     transformation,
 )
-from optax_largebatch.engine.places import SEVERAL
+from optax_largebatch.engine.execution_plans import SEVERAL_DEVICES
 from optax_largebatch.params.matrices import matrices_of
 from optax_largebatch.params.stacked import check_stacked
 from optax_largebatch.testing import check
-from optax_largebatch.testing.check import PLACES
+from optax_largebatch.testing.check import PLANS
 
 PARAMS = {
     "bias": jnp.linspace(0.5, 2.0, 60),
@@ -359,8 +359,10 @@ def test_a_norm_of_all_leaves_behind_one_of_a_part(optimizer, clip):
 
 def test_sums_that_are_wrong_in_one_place(monkeypatch):
     """The table of places has a row whose sums forget a statistic."""
-    wrong = dataclasses.replace(SEVERAL, sums=lambda asked, *_: [jnp.ones([]) for _ in asked])
-    monkeypatch.setitem(PLACES, "several devices", wrong)
+    wrong = dataclasses.replace(
+        SEVERAL_DEVICES, sums=lambda asked, *_: [jnp.ones([]) for _ in asked]
+    )
+    monkeypatch.setitem(PLANS, "several devices", wrong)
     with pytest.raises(ValueError, match=r"^mine: as it runs on several devices"):
         check(follows_its_norms(None), PARAMS)
 

@@ -1,9 +1,9 @@
-"""Groups of devices that share a matrix, where there are fewer matrices than devices.
+"""Groups of devices that share a matrix, for when there are fewer matrices than devices.
 
-In a group each device has some columns of every row, a matrix lying on its long side. Which columns
-does not matter to functions that `each_matrix(..., splits=True)` is given: they are sums of
-products, such as a Newton-Schulz iteration. Whether a group is worth what it sends is said by a
-model of one step of five iterations, with the operations of its products and the bytes of a device.
+Each device of a group has some columns of every row; a matrix lies on its long side. Functions that
+say `each_matrix(..., splits=True)` are sums of products, such as a Newton-Schulz iteration, so they
+do not need to know which columns. A model decides if a group is worth what it sends: it counts the
+operations and the bytes of a step of five iterations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,15 @@ import jax.numpy as jnp
 from optax_largebatch import norms
 
 OPERATIONS_OF_A_BYTE = 2048
-"""What a device multiplies and adds in the time in which it sends a byte: an H100 on NVLink and a
-v5e along one axis of its torus, both in bfloat16, by what their makers say."""
+"""The multiplications and additions in the time that a device needs to send a byte. By their
+makers' numbers it is the same for an H100 on NVLink and a v5e along one axis of its torus, both in
+bfloat16."""
 
 ITERATIONS = 5
 
 
 class Group(NamedTuple):
-    """The devices that share a matrix with this one; without an axis, it is alone.
+    """The devices that share a matrix with this one; without an axis it is alone.
 
     They follow each other along a mesh axis.
     """
@@ -32,18 +33,18 @@ class Group(NamedTuple):
     size: int = 1
 
     def sum(self, x: jax.Array) -> jax.Array:
-        """The sum over the group of what its devices have."""
+        """The sum of an array over the devices of the group."""
         if self.size == 1:
             return x
         if x.ndim and x.shape[0] % self.size == 0:
-            # JAX refuses `psum` over a part of an axis where it checks what varies.
+            # JAX refuses `psum` over a part of an axis if it checks which arrays vary.
             return self.gathered(
                 jax.lax.psum_scatter(x, self.axis, axis_index_groups=self._all, tiled=True)
             )
         return jnp.sum(jax.lax.all_gather(x, self.axis, axis_index_groups=self._all), axis=0)
 
     def rows(self, x: jax.Array) -> jax.Array:
-        """The rows of this device, if the group shares the rows of an array that each has."""
+        """This device's share of the rows of an array that all devices of the group have."""
         if self.size == 1:
             return x
         number = x.shape[0] // self.size
@@ -51,7 +52,7 @@ class Group(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(x, rank * number, number)
 
     def gathered(self, rows: jax.Array) -> jax.Array:
-        """All rows, from those of each device; the reverse of `rows`."""
+        """The array with the rows of all devices, the reverse of `rows`."""
         if self.size == 1:
             return rows
         return jax.lax.all_gather(rows, self.axis, axis_index_groups=self._all, tiled=True)
@@ -68,37 +69,38 @@ class Group(NamedTuple):
 ALONE = Group()
 
 
-class Shared(NamedTuple):
-    """How the matrices of one exchange are shared out, and what it costs the busiest device."""
+class SharingPlan(NamedTuple):
+    """How devices share the matrices of one exchange, and what it costs the busiest device."""
 
     group: Group
-    turns: int
-    """How many matrices each group works on, counting those that are missing."""
-    missing: int
+    matrices_per_group: int
+    """Padding included."""
+    padding: int
+    """How many matrices of zeros fill up the last groups."""
     columns: int
-    """How many columns of a matrix each device of a group has."""
+    """The columns of a matrix that each device of a group has."""
     operations: int
     """Multiplications and additions."""
     bytes: int
-    """The bytes that it sends: to its group, and for the way of the matrices there and back."""
+    """What it sends: to its group, and with the matrices there and back."""
 
     @property
     def cost(self) -> int:
-        """Operations, and those that could have been done while bytes are sent."""
+        """The operations, and those that fit into the time of sending the bytes."""
         return self.operations + OPERATIONS_OF_A_BYTE * self.bytes
 
 
-def ways_to_share(
+def sharing_plans(
     number: int, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int, unit: int = 1
-) -> Iterator[Shared]:
-    """Every size of a group along every axis of a mesh, the devices alone first.
+) -> Iterator[SharingPlan]:
+    """A plan for every size of a group along every mesh axis; the first is without groups.
 
     Args:
         number: how many matrices there are.
         sides: of a matrix, the shorter one first.
         axes: the devices along each mesh axis.
         itemsize: the bytes of an element.
-        unit: what the columns of a device have to be a multiple of.
+        unit: the columns of a device are a multiple of it.
     """
     height, width = sides
     devices = math.prod(axes.values())
@@ -110,17 +112,17 @@ def ways_to_share(
     ]
     for group in (ALONE, *groups):
         size = group.size
-        turns = -(-number * size // devices)
+        per_group = -(-number * size // devices)
         columns = width if size == 1 else -(-width // (size * unit)) * unit
         operations = 4 * height**2 * columns + 2 * height**3 // size
         # The sum of the products is scattered and gathered, then their square is gathered.
         within = 3 * height**2 * (size - 1) // size
-        trips = 2 * height * columns
-        yield Shared(
+        there_and_back = 2 * height * columns
+        yield SharingPlan(
             group,
-            turns,
-            turns * (devices // size) - number,
-            columns,
-            turns * ITERATIONS * operations,
-            turns * itemsize * (ITERATIONS * within + trips),
+            matrices_per_group=per_group,
+            padding=per_group * (devices // size) - number,
+            columns=columns,
+            operations=per_group * ITERATIONS * operations,
+            bytes=per_group * itemsize * (ITERATIONS * within + there_and_back),
         )

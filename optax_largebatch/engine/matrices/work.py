@@ -1,8 +1,8 @@
-"""Work on whole matrices, wherever their parts are.
+"""Work on whole matrices, wherever their shards are.
 
-What is split by rows or columns is exchanged (`exchange.py`). A stack that is split between its
-layers does not move. If nobody says how leaves are split but their types know the mesh, the
-compiler is asked for the same.
+Matrices that are split by rows or columns are exchanged (`all_to_all.py`). Whole matrices do not
+move, even if devices have different layers of a stack. If `update` is not given the specs but the
+types know the mesh, the compiler is asked for the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,16 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import barrier
-from optax_largebatch.engine.matrices.cuts import Cut, Exchange, cut_of, shared
-from optax_largebatch.engine.matrices.exchange import Trip, Work, each
-from optax_largebatch.engine.requests import OnMatrices
+from optax_largebatch.engine.compilation import allow_inlining, barrier
+from optax_largebatch.engine.matrices.all_to_all import AllToAll, map_matrices
+from optax_largebatch.engine.matrices.layouts import (
+    Exchange,
+    ShardLayout,
+    choose_plan,
+    layout_of,
+)
+from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
 from optax_largebatch.params.leaves import mesh_axes
 from optax_largebatch.params.matrices import Matrices
 
@@ -28,101 +34,137 @@ Key = TypeVar("Key")
 Following = TypeVar("Following")
 
 
-def turns(asked: Mapping[Key, Work]) -> list[list[Key]]:
+def matrices_round(
+    programs: Mapping[int, Program],
+    leaves: Mapping[int, LeafArrays],
+    scalars: Scalars,
+    inputs: Mapping[int, PassInputs],
+) -> dict[int, PassInputs]:
+    """The inputs of the next pass over some leaves, after work on their matrices."""
+    leaves, after = dict(leaves), {}
+    functions: dict[int, Any] = {
+        i: program.rounds[len(inputs[i].answers)].of_each for i, program in programs.items()
+    }
+    one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
+    order = batches({i: EachMatrix(leaves[i].gradient, (), x) for i, x in functions.items()})
+    for now, following in itertools.zip_longest(order, order[1:], fillvalue=[]):
+        stored: dict[int, Sequence[jax.Array]] = {}
+        tasks: dict[int, EachMatrix] = {}
+        for i in now:
+            stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
+            tasks[i] = EachMatrix(array, numbers, functions[i])
+        done, waiting = apply_to_matrices(tasks, {i: leaves[i].gradient for i in following})
+        after |= {i: inputs[i].after(stored[i], [x]) for i, x in done.items()}
+        leaves |= {i: leaves[i]._replace(gradient=x) for i, x in waiting.items()}
+    return after
+
+
+def _stored_and_matrices(
+    program: Program, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs
+) -> tuple[Sequence[jax.Array], jax.Array, list[jax.Array]]:
+    """What is stored before the round, the array of matrices, and the function's numbers."""
+    stop = program.run(leaf, scalars, inputs)
+    request: Any = stop.request
+    array, *numbers = request.arrays(leaf.dtype())
+    return stop.stored, array, numbers
+
+
+def batches(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
     """Groups of arrays whose matrices are exchanged and worked on together, in order.
 
-    First those that move, since other work can hide their trips. Where nothing moves each array is
-    a group, the large ones first: results pile up, and the work on a small one needs less besides.
+    First those that move, so that communication overlaps with other work. If nothing moves, each
+    array is a group. The large ones come first: results pile up, and work on a small array needs
+    less memory beside them.
     """
-    exchanges: dict[Exchange, dict[Key, Work]] = {}
-    for key, work in asked.items():
-        exchanges.setdefault(_exchange(work.array, work.on), {})[key] = work
-    mesh = _mesh_of_types(asked)
+    exchanges: dict[Exchange, dict[Key, EachMatrix]] = {}
+    for key, task in tasks.items():
+        exchanges.setdefault(_exchange(task.array, task.on), {})[key] = task
+    mesh = _mesh_of_types(tasks)
     if mesh is not None:
-        _warn_if_nobody_says_how_they_are_split(asked, mesh)
-        return [list(own) for own in exchanges.values()]
+        _warn_if_specs_are_unknown(tasks, mesh)
+        return [list(group) for group in exchanges.values()]
     moving: list[list[Key]] = []
     staying: list[Key] = []
-    for exchange, own in exchanges.items():
+    for exchange, group in exchanges.items():
         if exchange.moves:
-            moving += _turns_of(exchange, own)
+            moving += _batches_of(exchange, group)
         else:
-            staying += own
-    staying.sort(key=lambda key: -asked[key].array.size)
+            staying += group
+    staying.sort(key=lambda key: -tasks[key].array.size)
     return [*moving, *([key] for key in staying)]
 
 
-def _turns_of(exchange: Exchange, asked: Mapping[Key, Work]) -> list[list[Key]]:
+def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
     """Groups of the arrays of one exchange.
 
-    A device that gets matrices which are cut in two ways looks at each of them in both ways, and
-    needs memory for both. So matrices that are cut alike are a group of their own, if their number
-    can be divided between all devices (or groups of them, at the same cost).
+    A device whose matrices have two layouts computes each of them in both, and needs memory for
+    both. So matrices of one layout are a group by themselves, if that leaves no device idle and
+    costs no more.
     """
-    alike: dict[Cut, list[Key]] = {}
-    numbers: dict[Cut, int] = {}
-    for key, (x, _, on) in asked.items():
-        cut = cut_of(x, on.matrices)
-        alike.setdefault(cut, []).append(key)
-        numbers[cut] = numbers.get(cut, 0) + x.size // math.prod(cut.lengths)
-    apart = [shared(exchange, {cut: number}) for cut, number in numbers.items()]
-    is_cheap = sum(way.cost for way in apart) <= shared(exchange, numbers).cost
-    if is_cheap and not any(way.missing for way in apart):
-        return list(alike.values())
-    return [list(asked)]
+    by_layout: dict[ShardLayout, list[Key]] = {}
+    numbers: dict[ShardLayout, int] = {}
+    for key, (x, _, on) in tasks.items():
+        layout = layout_of(x, on.matrices)
+        by_layout.setdefault(layout, []).append(key)
+        numbers[layout] = numbers.get(layout, 0) + x.size // math.prod(layout.lengths)
+    plans = [choose_plan(exchange, {layout: number}) for layout, number in numbers.items()]
+    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, numbers).cost
+    if is_cheap and not any(plan.padding for plan in plans):
+        return list(by_layout.values())
+    return [list(tasks)]
 
 
-def worked_on(
-    asked: Mapping[Key, Work], following: Following = ()
+def apply_to_matrices(
+    tasks: Mapping[Key, EachMatrix], following: Following = ()
 ) -> tuple[dict[Key, jax.Array], Following]:
     """The results for the matrices of several arrays, each by its function.
 
     Args:
-        asked: the arrays of one turn, and the work on them.
-        following: the arrays that the next turn starts from. They wait until the matrices of this
-            turn have arrived, or until the work on them is done where nothing moves; otherwise all
-            turns would be in memory at once. So the next matrices travel during this work.
+        tasks: the arrays of one batch, and the functions of their matrices.
+        following: the arrays of the next batch. They wait until the matrices of this batch have
+            arrived, so the next ones travel during this work. If nothing moves, they wait until the
+            work is done. Otherwise all batches would be in memory at once.
 
     Returns:
         The results, and `following`.
     """
-    mesh = _mesh_of_types(asked)
+    mesh = _mesh_of_types(tasks)
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
-        return _by_their_types(asked, following, mesh)
+        return _by_their_types(tasks, following, mesh)
     if mesh is not None:
-        return barrier((_spread(asked, mesh), following))
-    moving: dict[Exchange, dict[Key, Work]] = {}
-    for key, work in asked.items():
-        own = _exchange(work.array, work.on)
-        if own.moves:
-            moving.setdefault(own, {})[key] = work
-    trips = list(itertools.starmap(Trip, moving.items()))
-    arrived = [trip.arrived() for trip in trips]
-    if trips:
-        arrived, following = barrier((arrived, following))
+        return barrier((_by_the_compiler(tasks, mesh), following))
+    moving: dict[Exchange, dict[Key, EachMatrix]] = {}
+    for key, task in tasks.items():
+        exchange = _exchange(task.array, task.on)
+        if exchange.moves:
+            moving.setdefault(exchange, {})[key] = task
+    exchanges = list(itertools.starmap(AllToAll, moving.items()))
+    received = [exchange.received() for exchange in exchanges]
+    if exchanges:
+        received, following = barrier((received, following))
     results: dict[Key, jax.Array] = {}
-    for trip, parts in zip(trips, arrived, strict=True):
-        results |= trip.results(parts)
-    results |= {key: _here(work) for key, work in asked.items() if key not in results}
-    if not trips and jax.tree.leaves(following):
+    for exchange, pieces in zip(exchanges, received, strict=True):
+        results |= exchange.results(pieces)
+    results |= {key: _here(task) for key, task in tasks.items() if key not in results}
+    if not exchanges and jax.tree.leaves(following):
         results, following = barrier((results, following))
-    return {key: results[key] for key in asked}, following
+    return {key: results[key] for key in tasks}, following
 
 
-def _here(work: Work) -> jax.Array:
-    """The matrices of a leaf that is whole, or split between matrices only."""
-    x, _, on = work
-    return on.matrices.back(each(work.function, on.matrices.apart(x)), x.shape)
+def _here(task: EachMatrix) -> jax.Array:
+    """The result for an array whose matrices are whole on this device."""
+    x, _, on = task
+    return on.matrices.from_batch(map_matrices(task.apply, on.matrices.to_batch(x)), x.shape)
 
 
-def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
+def _exchange(x: jax.Array, on: MatrixFunction) -> Exchange:
     """The exchange that an array takes part in."""
     height, width = sorted(on.matrices.shape)
     across = _bound(on.matrices, (*on.matrices.rows, *on.matrices.columns))
     between = _bound(on.matrices, on.matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
-    copies = [x for x in others if on.matrices.is_told or _is_in_types(x)]
+    copies = [x for x in others if on.matrices.specs_known or _is_in_types(x)]
     copies = tuple(name for name in copies if norms.devices_along((name,)) > 1)
     dtype = jnp.dtype(on.dtype or x.dtype)
     return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
@@ -131,23 +173,23 @@ def _exchange(x: jax.Array, on: OnMatrices) -> Exchange:
 def _is_in_types(axis: str) -> bool:
     """Whether types say what differs along a mesh axis.
 
-    Where types do not say it, each device may train a network of its own.
+    If they do not, each device may train a different network.
     """
     return bool(norms.varying_axes(jax.lax.axis_index(axis)))
 
 
 def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
-    """The mesh axes along which some axes are split here, in order."""
+    """The mesh axes that split some axes here, in order."""
     names = {name for axis in axes for name in matrices.layout.mesh_axes[axis]}
     return tuple(sorted(name for name in names if norms.is_bound(name)))
 
 
-def _mesh_of_types(asked: Mapping[Key, Work]) -> jax.sharding.AbstractMesh | None:
+def _mesh_of_types(tasks: Mapping[Key, EachMatrix]) -> jax.sharding.AbstractMesh | None:
     """The mesh that splits arrays by their types, outside of `jax.shard_map`.
 
     A mesh of one device does so, too, if its axes are explicit.
     """
-    for x, *_ in asked.values():
+    for x, *_ in tasks.values():
         mesh = jax.typeof(x).sharding.mesh
         splits = mesh.size > 1 or any(norms.explicit_spec(x))
         if splits and AxisType.Manual not in mesh.axis_types:
@@ -155,16 +197,16 @@ def _mesh_of_types(asked: Mapping[Key, Work]) -> jax.sharding.AbstractMesh | Non
     return None
 
 
-def _warn_if_nobody_says_how_they_are_split(
-    asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh
+def _warn_if_specs_are_unknown(
+    tasks: Mapping[Key, EachMatrix], mesh: jax.sharding.AbstractMesh
 ) -> None:
     """Warns on an automatic mesh of several axes, where the compiler may gather whole matrices.
 
-    It does so if one axis of an array is split along several mesh axes; types do not say that.
+    It does so if several mesh axes split one axis of an array; types do not say if they do.
     """
     axes = [name for name, size in mesh.shape.items() if size > 1]
-    is_told = all(on.matrices.is_told for *_, on in asked.values())
-    if len(axes) < 2 or is_told or AxisType.Explicit in mesh.axis_types:
+    specs_known = all(on.matrices.specs_known for *_, on in tasks.values())
+    if len(axes) < 2 or specs_known or AxisType.Explicit in mesh.axis_types:
         return
     warnings.warn(
         f"The update works on whole matrices on a mesh with the axes {', '.join(map(repr, axes))}, "
@@ -177,73 +219,72 @@ def _warn_if_nobody_says_how_they_are_split(
     )
 
 
-def _spread(asked: Mapping[Key, Work], mesh: jax.sharding.AbstractMesh) -> dict[Key, jax.Array]:
-    """The results for arrays of which only the compiler knows how they are split.
+def _by_the_compiler(
+    tasks: Mapping[Key, EachMatrix], mesh: jax.sharding.AbstractMesh
+) -> dict[Key, jax.Array]:
+    """The results for arrays on an automatic mesh: only the compiler knows how they are split.
 
-    The compiler is told to put whole matrices on each device, and uses all-to-alls for that.
+    It is asked to put whole matrices on each device, and uses all-to-alls for that.
     """
     results: dict[Key, jax.Array] = {}
-    apart_of = {key: on.matrices.apart(x) for key, (x, _, on) in asked.items()}
+    stacks = {key: on.matrices.to_batch(x) for key, (x, _, on) in tasks.items()}
     alike: dict[Any, list[Key]] = {}
-    for key, x in apart_of.items():
-        # A stack with some for each device goes alone: it may be split between its layers already.
+    for key, x in stacks.items():
+        # A stack that all devices can share equally may be split between its layers already.
         alone = key if len(x) % mesh.size == 0 else None
-        alike.setdefault((asked[key].on.function, x.shape[1:], x.dtype, alone), []).append(key)
+        alike.setdefault((tasks[key].on.function, x.shape[1:], x.dtype, alone), []).append(key)
     # One mesh axis after the other: XLA knows no all-to-all for several, and would gather.
     names, free = mesh.axis_names, PartitionSpec.UNCONSTRAINED
-    steps = [PartitionSpec(names[: k + 1], free, free) for k in range(len(names))]
-    trip = [NamedSharding(mesh, spec) for spec in steps]
+    specs = [PartitionSpec(names[: k + 1], free, free) for k in range(len(names))]
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
     for keys in alike.values():
-        apart = [apart_of[key] for key in keys]
-        number = sum(map(len, apart))
-        zeros = jnp.zeros((-number % mesh.size, *apart[0].shape[1:]), apart[0].dtype)
-        matrices = jnp.concatenate([*apart, zeros])
-        matrices = functools.reduce(jax.lax.with_sharding_constraint, trip, matrices)
-        done = jax.vmap(asked[keys[0]].function)(matrices)
-        matrices = functools.reduce(jax.lax.with_sharding_constraint, trip[::-1], done)
-        if len(matrices) > len(apart[0]) and mesh.size not in mesh.shape.values():
-            # XLA may cut wrongly along an axis that is split over several mesh axes, and then its
+        some = [stacks[key] for key in keys]
+        zeros = jnp.zeros((-sum(map(len, some)) % mesh.size, *some[0].shape[1:]), some[0].dtype)
+        matrices = jnp.concatenate([*some, zeros])
+        matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings, matrices)
+        done = jax.vmap(tasks[keys[0]].apply)(matrices)
+        matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings[::-1], done)
+        if len(matrices) > len(some[0]) and mesh.size not in mesh.shape.values():
+            # XLA may slice wrongly along an axis that several mesh axes split, and then its
             # verifier refuses the program ("limit index (8) must be less than or equal to ...").
             by_rows = mesh.axis_names if matrices.shape[1] % mesh.size == 0 else None
             whole = NamedSharding(mesh, PartitionSpec(None, by_rows))
             matrices = jax.lax.with_sharding_constraint(matrices, whole)
-        for key, own in zip(keys, apart, strict=True):
-            x, _, on = asked[key]
-            results[key] = on.matrices.back(matrices[: len(own)], x.shape)
-            matrices = matrices[len(own) :]
+        for key, stack in zip(keys, some, strict=True):
+            x, _, on = tasks[key]
+            results[key] = on.matrices.from_batch(matrices[: len(stack)], x.shape)
+            matrices = matrices[len(stack) :]
     return results
 
 
-def _by_its_type(x: jax.Array, on: OnMatrices) -> OnMatrices:
-    """The same work, for an array whose type says how it is split."""
-    spec = norms.explicit_spec(x)
-    names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
-    layout = on.matrices.layout._replace(mesh_axes=names)
-    return on._replace(matrices=on.matrices._replace(layout=layout, is_told=True))
-
-
 def _by_their_types(
-    asked: Mapping[Key, Work], following: Following, mesh: jax.sharding.AbstractMesh
+    tasks: Mapping[Key, EachMatrix], following: Following, mesh: jax.sharding.AbstractMesh
 ) -> tuple[dict[Key, jax.Array], Following]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
-    specs = {key: norms.explicit_spec(x) for key, (x, *_) in asked.items()}
-    on_shards = {key: _by_its_type(x, on) for key, (x, _, on) in asked.items()}
+    functions = {key: _with_spec_of(x, on) for key, (x, _, on) in tasks.items()}
 
     def on_one_device(
-        arrays: dict[Key, jax.Array],
-        numbers: dict[Key, Sequence[jax.Array]],
-        following: Following,
+        arrays: dict[Key, Any], following: Following
     ) -> tuple[dict[Key, jax.Array], Following]:
-        works = {key: Work(x, numbers[key], on_shards[key]) for key, x in arrays.items()}
-        return worked_on(works, following)
+        on_shards = {
+            key: EachMatrix(x, numbers, functions[key]) for key, (x, numbers) in arrays.items()
+        }
+        return apply_to_matrices(on_shards, following)
 
-    arrays = {key: x for key, (x, *_) in asked.items()}
-    numbers = {key: own for key, (_, own, _) in asked.items()}
-    own = jax.tree.map(norms.explicit_spec, following)
+    specs = {key: norms.explicit_spec(x) for key, (x, *_) in tasks.items()}
+    of_following = jax.tree.map(norms.explicit_spec, following)
     return jax.shard_map(
         on_one_device,
         mesh=mesh,
-        in_specs=(specs, PartitionSpec(), own),
-        out_specs=(specs, own),
+        in_specs=({key: (spec, PartitionSpec()) for key, spec in specs.items()}, of_following),
+        out_specs=(specs, of_following),
         check_vma=False,
-    )(arrays, numbers, following)
+    )({key: (x, numbers) for key, (x, numbers, _) in tasks.items()}, following)
+
+
+def _with_spec_of(x: jax.Array, on: MatrixFunction) -> MatrixFunction:
+    """The same function, for an array whose type says how it is split."""
+    spec = norms.explicit_spec(x)
+    names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
+    layout = on.matrices.layout._replace(mesh_axes=names)
+    return on._replace(matrices=on.matrices._replace(layout=layout, specs_known=True))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from optax_largebatch import norms
 from optax_largebatch.arguments import Scalar, check_condition, check_number
 from optax_largebatch.engine.blocks import blocks_of_leaf
-from optax_largebatch.engine.compilation import together
+from optax_largebatch.engine.compilation import reduction_barrier
 from optax_largebatch.params.leaves import Leaves, gradients_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
@@ -244,7 +244,7 @@ def block_square_norms(
                     squares[key] = jnp.squeeze(own, range(first_axes)) if kept else own
                     split = leaves.split(index, axes[index])
                     splits[key] = split._replace(within=split.within | over)
-        whole = together(norms.over_shards(squares, splits))
+        whole = reduction_barrier(norms.over_shards(squares, splits))
 
         def vector(column: int) -> jax.Array:
             parts = [

@@ -127,7 +127,7 @@ def scale_by_factored_parameter_rms(
             fits = refits | (step.count % len(axes) == position)
             by_slice = size > 2 * layout.shape[axis]
             kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-            own = [layout.own_part(factor) for factor in factors]
+            own = [layout.local_shard(factor) for factor in factors]
 
             def squares(eps: Any, param: jax.Array, *own: jax.Array, kept: Any = kept) -> jax.Array:
                 return sum_of_squares(jnp.maximum(jnp.abs(param), eps) / product(own), kept)
@@ -136,7 +136,7 @@ def scale_by_factored_parameter_rms(
             (whole,) = yield sums_over_devices(layout.placed(found, kept))
             rms = root(whole / (size // layout.shape[axis] if by_slice else size))
             factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
-        own = product([layout.own_part(factor) for factor in factors])
+        own = product([layout.local_shard(factor) for factor in factors])
         return own * update, at.state._replace(factors=tuple(factors))
 
     return transformation(

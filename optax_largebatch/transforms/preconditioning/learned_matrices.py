@@ -222,7 +222,7 @@ def scale_by_learned_matrices(
 
             matrices, covariances = yield from _stored(jax.lax.cond(step.learns, new, lambda: old))
             momentum = whole(mu)
-            direction = layout.own_part(layers.back(layers.each(product)(matrices, momentum)))
+            direction = layout.local_shard(layers.back(layers.each(product)(matrices, momentum)))
             direction = yield materialize(with_spec(direction, explicit_spec(mu)))
         (rms,) = yield block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero

@@ -170,8 +170,8 @@ def test_small_matrices_are_not_shared(chosen):
 
 
 def cheapest(number, sides, axes, itemsize=2):
-    ways = groups.ways_to_share(number, sides, axes, itemsize)
-    return min(ways, key=lambda way: way.cost)
+    plans = groups.sharing_plans(number, sides, axes, itemsize)
+    return min(plans, key=lambda plan: plan.cost)
 
 
 def test_what_the_model_chooses_for_7b_on_256_devices():
@@ -189,6 +189,7 @@ def test_the_model_leaves_8_devices_alone():
 
 
 def test_columns_are_filled_up_to_what_all_parts_have():
-    (way,) = (x for x in groups.ways_to_share(1, (8, 20), {"a": 2}, 4, unit=8) if x.group.size == 2)
-    assert way.columns == 16
-    assert way.operations == 5 * (4 * 8**2 * 16 + 8**3)
+    plans = groups.sharing_plans(1, (8, 20), {"a": 2}, 4, unit=8)
+    (plan,) = (x for x in plans if x.group.size == 2)
+    assert plan.columns == 16
+    assert plan.operations == 5 * (4 * 8**2 * 16 + 8**3)

@@ -1,0 +1,96 @@
+"""Which leaves take their passes together, and which numbers are computed together.
+
+A GPU starts the kernel of a small leaf more slowly than it runs it, and XLA takes long to compile a
+thousand kernels. So small leaves that are identical but for their numbers are a *batch*. XLA puts
+them side by side while it reads them, and copies nothing. The last pass goes over each leaf by
+itself. The leaves of a batch read their numbers from one vector, so XLA merges these passes too.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+from typing import Any, TypeVar
+
+import jax
+
+from optax_largebatch.engine.execution_plans import ExecutionPlan
+from optax_largebatch.engine.program import LeafArrays, Program
+
+Item = TypeVar("Item")
+
+MAX_CHUNK = 32
+"""The numbers that one kernel computes. XLA makes a kernel of each of many more."""
+
+MAX_BATCHED_LEAF = 2**18
+"""The elements of a leaf in a batch; a pass over more keeps a GPU busy."""
+
+MAX_BATCH = 2**21
+"""The elements of the leaves of a batch. A GPU's cache has four such arrays."""
+
+MAX_KERNEL_ARRAYS = 90
+"""The arrays that one kernel reads and writes; XLA takes no more than 96."""
+
+
+def batch_identical(
+    programs: Mapping[int, Program], leaves: Mapping[int, LeafArrays], plan: ExecutionPlan
+) -> dict[int, list[int]]:
+    """The leaves of each batch, by the number of the first; most batches have one leaf.
+
+    Args:
+        programs: the program of each leaf, the same one for identical leaves.
+        leaves: their arrays.
+        plan: how the step runs.
+    """
+    identical: dict[Any, list[int]] = {}
+    for i, program in programs.items():
+        on_elements = program.can_be_cut and not any(x.of_each for x in program.rounds)
+        identical.setdefault(program if on_elements else i, []).append(i)
+    batches = [
+        batch
+        for numbers in identical.values()
+        for batch in even_chunks(numbers, _largest_batch(leaves[numbers[0]], plan))
+    ]
+    return {batch[0]: batch for batch in sorted(batches)}
+
+
+def group_leaves(sizes: Mapping[int, int], group_size: int | None) -> list[list[int]]:
+    """The leaves in order, several small ones at a time.
+
+    Args:
+        sizes: the elements of each leaf, by number.
+        group_size: the elements of a group of several leaves, at most; None for one group of all.
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for i, size in sizes.items():
+        if not groups or (group_size is not None and size > room):
+            groups.append([])
+            room = group_size or 0
+        groups[-1].append(i)
+        room -= size
+    return groups
+
+
+def chunked(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """The items in order, in chunks of which one kernel can take all."""
+    starts = range(0, len(items), MAX_CHUNK)
+    return [items[start : start + MAX_CHUNK] for start in starts]
+
+
+def even_chunks(items: Sequence[int], most: int) -> list[list[int]]:
+    """The items in order, in chunks of one size if that needs few more than the fewest chunks."""
+    fewest = -(-len(items) // most)
+    number = next((n for n in range(fewest, fewest * 4 // 3 + 1) if len(items) % n == 0), fewest)
+    bounds = [len(items) * k // number for k in range(number + 1)]
+    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def _largest_batch(leaf: LeafArrays, plan: ExecutionPlan) -> int:
+    """How many leaves like this one a batch may have: 1 for a large one.
+
+    The kernel of their last pass reads all arrays of a leaf and writes all but the gradient.
+    """
+    size = leaf.gradient.size
+    if not plan.batch_identical or size > MAX_BATCHED_LEAF:
+        return 1
+    read = sum(x.shape == leaf.gradient.shape for x in jax.tree.leaves(leaf))
+    return max(min(MAX_KERNEL_ARRAYS // (2 * read - 1), MAX_BATCH // max(size, 1)), 1)

@@ -1,0 +1,175 @@
+"""The exchange of matrices between devices that have shards of them.
+
+Nothing is gathered. Matrices of one shape, of all leaves and of all layers of stacks, are exchanged
+in one all-to-all: each device sends its shards of all of them and receives all shards of some. It
+works on these, and a second all-to-all brings the shards back. Devices that are known to have
+copies of the same shards divide the work, and then share the results. If there are fewer matrices
+than devices, some devices work on zeros. Or, if that is cheaper, a group of devices gets each
+matrix in pieces (`groups.py`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_largebatch import norms
+from optax_largebatch.engine.matrices.layouts import (
+    Exchange,
+    MatrixRange,
+    ShardLayout,
+    choose_plan,
+    layout_of,
+)
+from optax_largebatch.engine.requests import EachMatrix
+
+ELEMENTS_AT_A_TIME = 2**22
+"""The number of elements from which products of matrices fill a device."""
+
+
+class AllToAll:
+    """The exchange of the matrices of several arrays: to the devices that work on them, and back.
+
+    Group `i % groups` works on matrix `i`; devices with copies count as groups of their own. So the
+    matrices of a device have few layouts.
+
+    Args:
+        exchange: what the matrices have in common.
+        tasks: the arrays, and the function of their matrices.
+    """
+
+    def __init__(self, exchange: Exchange, tasks: Mapping[Any, EachMatrix]):
+        self._layouts = {key: layout_of(x, on.matrices) for key, (x, _, on) in tasks.items()}
+        # Equal layouts follow each other, so that few devices have matrices of two.
+        self._tasks = {key: tasks[key] for key in sorted(tasks, key=lambda x: self._layouts[x])}
+        batches = {key: on.matrices.to_batch(x) for key, (x, _, on) in self._tasks.items()}
+        self._starts: dict[Any, int] = {}
+        ranges: dict[ShardLayout, MatrixRange] = {}
+        stop = 0
+        for key, batch in batches.items():
+            layout, self._starts[key] = self._layouts[key], stop
+            start = ranges[layout].start if layout in ranges else stop
+            stop += len(batch)
+            ranges[layout] = MatrixRange(layout, start, stop)
+        self._plan = choose_plan(exchange, {x.layout: x.stop - x.start for x in ranges.values()})
+        group, columns = self._plan.group, self._plan.columns
+        # The devices of a group follow each other: its axis changes fastest.
+        across, copies = (
+            tuple(sorted(names, key=group.axis.__eq__))
+            for names in (exchange.across, exchange.copies)
+        )
+        shape = (exchange.shape[0], columns)
+        self._exchange = exchange._replace(shape=shape, across=across, copies=copies)
+        self._ranges = [x._replace(layout=x.layout.of_piece(columns)) for x in ranges.values()]
+        self._pieces = {
+            key: self._layouts[key].cut(batch.reshape(len(batch), -1), group.size, columns)
+            for key, batch in batches.items()
+        }
+        # The numbers that it is given are the same for all leaves.
+        function = next(iter(tasks.values())).apply
+        self._function = functools.partial(function, group=group) if group.axis else function
+
+    def received(self) -> jax.Array:
+        """All pieces of this device's matrices: (devices, matrices, elements of a piece)."""
+        pieces = jnp.concatenate(list(self._pieces.values()), axis=1)
+        size, _, elements = pieces.shape
+        per_group, copies, devices = self._groups
+        padded = jnp.pad(pieces, ((0, 0), (0, self._plan.padding), (0, 0)))
+        of_groups = padded.reshape(size, per_group, copies, devices, elements)
+        of_copies = of_groups.transpose(self._order).reshape(*self._devices, per_group, elements)
+        if not self._exchange.copies:
+            return self._exchanged(of_copies[0])
+        return self._exchanged(jax.lax.dynamic_index_in_dim(of_copies, self._copy, keepdims=False))
+
+    def results(self, received: jax.Array) -> dict[Any, jax.Array]:
+        """The results for the arrays, from the pieces of this device's matrices."""
+        exchange = self._exchange
+        layouts = [x.layout for x in self._ranges]
+        matrices = self._in_its_layout([x.unshard(received, exchange) for x in layouts], axis=0)
+        matrices = map_matrices(self._function, matrices)
+        pieces = self._in_its_layout([x.shard(matrices, exchange) for x in layouts], axis=1)
+        returned = self._exchanged(pieces)[None]
+        of_copies = norms.gathered(returned, 0, exchange.copies) if exchange.copies else returned
+        lengths = (self._plan.group.size, *self._groups, pieces.shape[-1])
+        of_groups = of_copies.reshape([lengths[axis] for axis in self._order])
+        done = of_groups.transpose(np.argsort(self._order).tolist())
+        done = done.reshape(lengths[0], math.prod(lengths[1:4]), lengths[-1])
+        results = {}
+        for key, (x, _, on) in self._tasks.items():
+            start, number = self._starts[key], self._pieces[key].shape[1]
+            pieces = done[:, start : start + number]
+            shards = self._layouts[key].uncut(pieces, self._plan.columns)
+            results[key] = on.matrices.from_batch(shards, x.shape)
+        return results
+
+    @property
+    def _devices(self) -> tuple[int, int]:
+        """How many devices have copies of the same shards, and how many share a matrix."""
+        exchange = self._exchange
+        return norms.devices_along(exchange.copies), norms.devices_along(exchange.across)
+
+    @property
+    def _groups(self) -> tuple[int, int, int]:
+        """The matrices of a group, and the number of groups along copies and across."""
+        copies, devices = self._devices
+        group, number = self._plan.group, self._plan.matrices_per_group
+        if group.axis in self._exchange.copies:
+            return number, copies // group.size, devices
+        return number, copies, devices // group.size
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        """Takes (pieces, matrices, copies, devices, elements) to the order of the devices."""
+        is_of_copies = self._plan.group.axis in self._exchange.copies
+        return (2, 0, 3, 1, 4) if is_of_copies else (2, 3, 0, 1, 4)
+
+    @property
+    def _copy(self) -> Any:
+        """The number of this device among those that have copies."""
+        return jax.lax.axis_index(self._exchange.copies) if self._exchange.copies else 0
+
+    def _exchanged(self, shards: jax.Array) -> jax.Array:
+        """What the other devices send, each in exchange for the shard sent to it."""
+        across = self._exchange.across
+        return jax.lax.all_to_all(shards, across, 0, 0) if across else shards
+
+    def _in_its_layout(self, by_layout: Sequence[jax.Array], axis: int) -> jax.Array:
+        """For each matrix of this device the entry of its layout."""
+        across = self._exchange.across
+        per_group, copies, devices = self._groups
+        device = jax.lax.axis_index(across) if across else 0
+        copy = self._copy * copies // self._devices[0]
+        group = device * devices // self._devices[1]
+        numbers = (jnp.arange(per_group, dtype=jnp.int32) * copies + copy) * devices + group
+        result = by_layout[0]
+        for matrices, candidate in zip(self._ranges[1:], by_layout[1:], strict=True):
+            has_layout = (numbers >= matrices.start) & (numbers < matrices.stop)
+            shape = [per_group if k == axis else 1 for k in range(result.ndim)]
+            result = jnp.where(has_layout.reshape(shape), candidate, result)
+        return result
+
+
+def map_matrices(function: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
+    """A function of each matrix, on as many at a time as fill a device.
+
+    Each result is written over its matrix, which saves memory.
+    """
+    number, height, width = matrices.shape
+    at_a_time = max(ELEMENTS_AT_A_TIME // max(height * width, 1), 1)
+    of_several = jax.vmap(function)
+    if number <= at_a_time:
+        return function(matrices[0])[None] if number == 1 else of_several(matrices)
+    whole = number // at_a_time
+
+    def step(index: Any, matrices: jax.Array) -> jax.Array:
+        start = index * at_a_time
+        some = jax.lax.dynamic_slice_in_dim(matrices, start, at_a_time)
+        return jax.lax.dynamic_update_slice_in_dim(matrices, of_several(some), start, 0)
+
+    matrices = jax.lax.fori_loop(0, whole, step, matrices)
+    rest = matrices[whole * at_a_time :]
+    return matrices.at[whole * at_a_time :].set(of_several(rest)) if len(rest) else matrices

@@ -1,0 +1,146 @@
+"""How matrices are split into the shards that devices have, and put together again."""
+
+from collections.abc import Callable, Mapping
+import itertools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_largebatch import norms
+from optax_largebatch.engine.matrices.groups import SharingPlan, sharing_plans
+from optax_largebatch.params.matrices import Matrices
+
+
+class Exchange(NamedTuple):
+    """What matrices that are exchanged together have in common."""
+
+    function: Callable[..., jax.Array]
+    shape: tuple[int, ...]
+    """The sides of a matrix, the shorter one first."""
+    dtype: jnp.dtype
+    across: tuple[str, ...]
+    """The mesh axes that split each matrix."""
+    copies: tuple[str, ...]
+    """The mesh axes along which all devices have the same matrices."""
+    splits: bool
+    """Whether a group of devices may share a matrix."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether several devices take part."""
+        return norms.devices_along((*self.across, *self.copies)) > 1
+
+
+class ShardLayout(NamedTuple):
+    """How a matrix is split into shards."""
+
+    lengths: tuple[int, ...]
+    """The lengths of a shard, along the axes of its rows and those of its columns."""
+    mesh_axes: tuple[tuple[str, ...], ...]
+    """The mesh axes that split each axis."""
+    row_axes: int
+    """How many of the axes are those of the rows."""
+    is_tall: bool
+    """Whether there are more rows than columns; in the exchange a matrix lies on its long side."""
+
+    @property
+    def column_unit(self) -> int:
+        """The columns of a device in a group are a multiple of it."""
+        others = math.prod(self.lengths[axis] for axis in self._long_side if axis != self._cut_axis)
+        names = (self.mesh_axes[axis] for axis in self._long_side)
+        return max(others, 1) * math.prod(map(norms.devices_along, names))
+
+    def of_piece(self, columns: int) -> "ShardLayout":
+        """The layout of the pieces of a group, in which each device has so many columns."""
+        lengths = list(self.lengths)
+        lengths[self._cut_axis] = columns // self.column_unit
+        return self._replace(lengths=tuple(lengths))
+
+    def cut(self, shards: jax.Array, size: int, columns: int) -> jax.Array:
+        """For each device of a group a piece of each shard: (pieces, matrices, elements)."""
+        axis, number = self._cut_axis + 1, shards.shape[0]
+        length = self.of_piece(columns).lengths[self._cut_axis]
+        x = shards.reshape(number, *self.lengths)
+        padding = size * length - x.shape[axis]
+        x = jnp.pad(x, [(0, padding if k == axis else 0) for k in range(x.ndim)])
+        x = x.reshape(*x.shape[:axis], size, length, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0).reshape(size, number, -1)
+
+    def uncut(self, pieces: jax.Array, columns: int) -> jax.Array:
+        """The reverse of `cut`: (matrices, elements of a shard)."""
+        axis, (size, number, _) = self._cut_axis + 1, pieces.shape
+        x = pieces.reshape(size, number, *self.of_piece(columns).lengths)
+        x = jnp.moveaxis(x, 0, axis)
+        x = x.reshape(*x.shape[:axis], size * x.shape[axis + 1], *x.shape[axis + 2 :])
+        x = jax.lax.slice_in_dim(x, 0, self.lengths[self._cut_axis], axis=axis)
+        return x.reshape(number, math.prod(self.lengths))
+
+    def unshard(self, shards: jax.Array, exchange: Exchange) -> jax.Array:
+        """Matrices (matrices, rows, columns) of their shards (devices, matrices, elements)."""
+        devices, order = self._order(exchange)
+        x = shards.reshape(*devices, shards.shape[1], *self.lengths)
+        return jnp.transpose(x, order).reshape(shards.shape[1], *exchange.shape)
+
+    def shard(self, matrices: jax.Array, exchange: Exchange) -> jax.Array:
+        """The reverse of `unshard`."""
+        devices, order = self._order(exchange)
+        lengths = (*devices, matrices.shape[0], *self.lengths)
+        x = matrices.reshape([lengths[axis] for axis in order])
+        x = jnp.transpose(x, np.argsort(order).tolist())
+        return x.reshape(math.prod(devices), matrices.shape[0], math.prod(self.lengths))
+
+    @property
+    def _long_side(self) -> range:
+        """The axes of the long side."""
+        return range(self.row_axes) if self.is_tall else range(self.row_axes, len(self.lengths))
+
+    @property
+    def _cut_axis(self) -> int:
+        """The axis that is cut for a group: the longest of the long side."""
+        return max(self._long_side, key=lambda axis: self.lengths[axis])
+
+    def _order(self, exchange: Exchange) -> tuple[list[int], list[int]]:
+        """The devices along each mesh axis, and the order of axes in a whole matrix."""
+        across = exchange.across
+        axes = [
+            [*map(across.index, names), axis]
+            for axis, names in enumerate(self.mesh_axes, len(across) + 1)
+        ]
+        first = self.row_axes if self.is_tall else 0
+        order = itertools.chain(*axes[first:], *axes[:first])
+        return [norms.devices_along((name,)) for name in across], [len(across), *order]
+
+
+class MatrixRange(NamedTuple):
+    """Consecutive matrices of an exchange that have the same layout."""
+
+    layout: ShardLayout
+    start: int
+    stop: int
+
+
+def layout_of(x: jax.Array, matrices: Matrices) -> ShardLayout:
+    """How the matrices of an array are split."""
+    axes = (*matrices.rows, *matrices.columns)
+    names = [tuple(filter(norms.is_bound, matrices.layout.mesh_axes[axis])) for axis in axes]
+    height, width = matrices.shape
+    lengths = tuple(x.shape[axis] for axis in axes)
+    return ShardLayout(lengths, tuple(names), len(matrices.rows), height > width)
+
+
+def choose_plan(exchange: Exchange, numbers: Mapping[ShardLayout, int]) -> SharingPlan:
+    """The cheapest plan to share the matrices of an exchange.
+
+    Args:
+        exchange: what they have in common.
+        numbers: how many matrices have each layout.
+    """
+    axes = {name: norms.devices_along((name,)) for name in (*exchange.across, *exchange.copies)}
+    height, width = exchange.shape
+    unit = math.lcm(*(layout.column_unit for layout in numbers))
+    itemsize = exchange.dtype.itemsize
+    plans = sharing_plans(sum(numbers.values()), (height, width), axes, itemsize, unit)
+    return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)

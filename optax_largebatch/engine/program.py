@@ -1,0 +1,315 @@
+"""A leaf program, run pass by pass over memory.
+
+A leaf program is a pure function. So a pass is the program run again from its start, with the
+answers so far, up to the first request without an answer. XLA drops what it computes on the way and
+the pass does not need. Between two passes only the answers are kept, and the arrays that the
+program materializes. Everything else is computed again, which is cheaper than memory for work on
+single elements.
+"""
+
+from collections.abc import Sequence
+import functools
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_largebatch import norms
+from optax_largebatch.engine.compilation import closed_over_tracers
+from optax_largebatch.engine.requests import (
+    EachMatrix,
+    Hoist,
+    Leaf,
+    Materialize,
+    Request,
+    Round,
+    Splits,
+    round_of,
+)
+from optax_largebatch.engine.state import ArrayKind
+from optax_largebatch.engine.transform import LeafTransform
+
+IS_NONE = functools.partial(operator.is_, None)
+
+
+@jax.tree_util.register_pytree_node_class
+class Scalars:
+    """A tree of scalars; JAX sees only those that are arrays.
+
+    The others are Python's numbers, the options of an optimizer. They become constants of the
+    compiled program: as arguments, they would be a dozen for each leaf.
+
+    Args:
+        tree: the scalars.
+    """
+
+    def __init__(self, tree: Any):
+        self.tree = tree
+        scalars, structure = jax.tree.flatten(tree)
+        # With their types, since `1 == 1.0 == True`.
+        numbers = [(type(x), x) if type(x) in (bool, int, float) else None for x in scalars]
+        arrays = [x for x, number in zip(scalars, numbers, strict=True) if number is None]
+        self._flat = arrays, (structure, tuple(numbers))
+
+    def tree_flatten(self) -> tuple[list[Any], Any]:
+        """The arrays, and the numbers between them."""
+        return self._flat
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, arrays: Any) -> "Scalars":
+        """The reverse of `tree_flatten`."""
+        structure, numbers = static
+        remaining = iter(arrays)
+        scalars = [next(remaining) if number is None else number[1] for number in numbers]
+        return cls(structure.unflatten(scalars))
+
+
+class LeafArrays(NamedTuple):
+    """The arrays that the program of one leaf starts from."""
+
+    gradient: jax.Array
+    param: jax.Array | None
+    state: Any
+
+    def dtype(self) -> jnp.dtype:
+        """The dtype that the leaf is computed with."""
+        arrays = [self.gradient] if self.param is None else [self.gradient, self.param]
+        return norms.accumulation_dtype(*[x.dtype for x in arrays])
+
+
+class PassInputs(NamedTuple):
+    """What a pass over a leaf has from the passes before it."""
+
+    stored: tuple[jax.Array, ...] = ()
+    """The arrays that were materialized."""
+    answers: tuple[tuple[jax.Array, ...], ...] = ()
+    """The answers of each round: sums and means, or the result for matrices."""
+    hoisted: tuple[jax.Array, ...] = ()
+    """The first of the numbers that the program hoists."""
+
+    def after(self, stored: Sequence[jax.Array], answers: Sequence[jax.Array]) -> "PassInputs":
+        """The inputs one round later."""
+        return self._replace(
+            stored=(*self.stored, *stored), answers=(*self.answers, tuple(answers))
+        )
+
+
+class Suspension(NamedTuple):
+    """Where a program stops: at a request without an answer, or at its end."""
+
+    stored: tuple[jax.Array, ...]
+    """The arrays that it materializes on the way, without those that are known."""
+    hoisted: tuple[jax.Array, ...]
+    """The numbers that it hoists on the way."""
+    request: Request | EachMatrix | None
+    result: Any
+    """The update and the new state, at the end."""
+
+
+class Program:
+    """The program of a leaf, and of all leaves that are identical to it but for their numbers.
+
+    Args:
+        transform: the transform.
+        choice: its choice for the leaf.
+        leaf: the arrays of the leaf.
+        scalars: the scalars of the step.
+        splits: how the leaf is split between devices.
+        global_dtype: the dtype of sums over all leaves.
+    """
+
+    def __init__(
+        self,
+        transform: LeafTransform,
+        choice: Any,
+        leaf: LeafArrays,
+        scalars: Scalars,
+        splits: Splits,
+        global_dtype: jnp.dtype,
+    ):
+        self._transform = transform
+        self.choice = choice
+        self.can_be_cut = transform.given == "parts"
+        of_elements = len(jax.tree.leaves((leaf.gradient, leaf.param)))
+        self.kinds: list[ArrayKind] = ["per element"] * of_elements
+        """The kind of each array of the leaf."""
+        self.kinds += jax.tree.leaves(transform.kinds(leaf.state))
+        self._dtype = leaf.dtype()
+        self._is_read = False
+        self._requests: list[Any] = []
+        """The requests of the first run without their arrays; None for the end."""
+        self.rounds: list[Round] = []
+        """The requests, from a first run that computes nothing."""
+        self.computed_at_once = 0
+        """The most sums of one round whose terms are computed and not read."""
+        self.hoists = False
+        """Whether it hoists numbers."""
+        self.hoisted_state: frozenset[int] = frozenset()
+        """Which of the hoisted numbers become numbers of the state."""
+        self.result_types: Any = None
+        """The shapes and dtypes of the update and of the new state."""
+        self.closes_over = closed_over_tracers(
+            functools.partial(self._read, splits, global_dtype), leaf, scalars
+        )
+        """Traced arrays that the program uses and is not given."""
+        self._is_read = True
+
+    def run(self, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs) -> Suspension:
+        """Runs the program from its start up to the first request that has no answer.
+
+        Args:
+            leaf: the arrays of the leaf, or of a part of it.
+            scalars: the scalars of the step.
+            inputs: what earlier passes have found. Arrays that it lacks are computed again.
+
+        Raises:
+            RuntimeError: the program requests something else than it did before.
+        """
+        dtype = self._dtype
+        gradient, param, state = _cast(leaf, dtype)
+        numbers = _cast(scalars.tree, dtype)
+        at = Leaf(param, param, state, numbers, self.choice, (), is_checked=not self._is_read)
+        program = self._transform.program(gradient, at)
+        known, stored = iter(inputs.stored), []
+        known_hoisted, hoisted = iter(inputs.hoisted), []
+        round_number, answer = 0, None
+        while True:
+            try:
+                request = program.send(answer)
+            except StopIteration as end:
+                self._check_same(round_number, None)
+                return Suspension(tuple(stored), tuple(hoisted), None, end.value)
+            if isinstance(request, Materialize):
+                array = next(known, None)
+                if array is None:
+                    array = request.array.astype(request.dtype or dtype)
+                    stored.append(array)
+                answer = array.astype(dtype)
+            elif isinstance(request, Hoist):
+                answer = [next(known_hoisted, jnp.asarray(x)) for x in request.values]
+                hoisted += answer
+            elif isinstance(request, EachMatrix) and not request.array.size:
+                answer = request.array
+            else:
+                self._check_same(round_number, request)
+                if round_number == len(inputs.answers):
+                    return Suspension(tuple(stored), tuple(hoisted), request, None)
+                answer = _answer(request, inputs.answers[round_number], dtype)
+                round_number += 1
+
+    def result(
+        self, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs
+    ) -> tuple[jax.Array, Any]:
+        """The update and the leaf's new state, which has the dtypes of the old one."""
+        update, state = self.run(leaf, scalars, inputs).result
+        return update, jax.tree.map(self._like_old, leaf.state, state, is_leaf=IS_NONE)
+
+    def with_constants(self, state: Any) -> Any:
+        """The new state, with numbers of blocks that are known without any array.
+
+        XLA takes long to put the constants of a thousand leaves into one vector; NumPy does not.
+        """
+        new, structure = jax.tree.flatten(state, is_leaf=IS_NONE)
+        both = zip(new, self._constants, strict=True)
+        return structure.unflatten([x if known is None else known for x, known in both])
+
+    def _like_old(self, old: Any, new: Any) -> Any:
+        """An array of the new state, or the numbers of blocks where the old one had nothing.
+
+        The number of a leaf that is one block becomes a vector here. Outside, that would be traced
+        once for each of a thousand identical leaves.
+        """
+        if old is not None:
+            return jnp.asarray(new, old.dtype)
+        if new is None or self._has_several_blocks or jnp.size(new) != 1:
+            return new
+        return jnp.asarray(new, jnp.result_type(new)).reshape(1)
+
+    def _read(
+        self, splits: Splits, global_dtype: jnp.dtype, leaf: LeafArrays, scalars: Scalars
+    ) -> None:
+        """Runs the program once for what it requests and returns; nothing is computed."""
+        as_given = _cast(leaf, self._dtype)
+        inputs, read = PassInputs(), {id(x) for x in jax.tree.leaves(as_given)}
+        while (stop := self.run(as_given, scalars, inputs)).request is not None:
+            request = stop.request
+            info = round_of(request, splits)
+            before = [x for x in self.rounds if x.global_of == info.global_of]
+            self.rounds.append(info._replace(number=len(before)))
+            if isinstance(request, EachMatrix):
+                answers = [jnp.negative(request.arrays(self._dtype)[0])]
+            else:
+                statistics = request.distinct.values()
+                computed = [x for x in statistics if id(x.array) not in read]
+                self.computed_at_once = max(self.computed_at_once, len(computed))
+                answers = _abstract_sums(request, info)
+                if request.is_global:
+                    answers = [x.astype(global_dtype) for x in answers]
+            read |= set(map(id, answers))
+            inputs = inputs.after(stop.stored, answers)
+        self._has_several_blocks = any(x.kept for info in self.rounds for x in info.statistics)
+        update, state = stop.result
+        old, structure = jax.tree.flatten(leaf.state, is_leaf=IS_NONE)
+        new = structure.flatten_up_to(state)
+        both = list(zip(old, new, strict=True))
+        self.hoists = bool(stop.hoisted)
+        written = {id(now) for before, now in both if before is not None}
+        places = enumerate(stop.hoisted)
+        self.hoisted_state = frozenset([place for place, x in places if id(x) in written])
+        self._constants = [_constant(now) if before is None else None for before, now in both]
+        state = self.with_constants(structure.unflatten(map(self._like_old, old, new)))
+        self.result_types = jax.tree.map(jax.typeof, (update, state))
+
+    def _check_same(self, number: int, request: Request | EachMatrix | None) -> None:
+        """Checks that a request, or the end, is what came here in the first run."""
+        now: Any = request and type(request)
+        if isinstance(request, Request):
+            now = request.is_global, [x[1:] for x in request.statistics]
+        if number == len(self._requests):
+            self._requests.append(now)
+        elif now != self._requests[number]:
+            raise RuntimeError(
+                f"{self._transform.name}: the leaf program must ask for the same things whenever "
+                "it runs with the same choice; it is run once for each pass. Let it not depend on "
+                "anything that changes, such as a counter of its own."
+            )
+
+
+def _answer(request: Any, found: Sequence[jax.Array], dtype: jnp.dtype) -> Any:
+    """The answer for the program."""
+    if isinstance(request, EachMatrix):
+        return found[0].astype(dtype)
+    sums = dict(zip(request.distinct, found, strict=True))
+    of_each = [(x, sums[x.identity]) for x in request.statistics]
+    return [
+        (norms.from_sum_of_squares(total) if x.is_root else total).astype(dtype)
+        for x, total in of_each
+    ]
+
+
+def _abstract_sums(request: Request, info: Round) -> list[jax.Array]:
+    """Sums of which only the types matter; the passes take them otherwise."""
+    return [
+        norms.over_shards({0: norms.block_sum(x.term, known.kept)}, {0: known.split})[0]
+        for x, known in zip(request.distinct.values(), info.statistics, strict=True)
+    ]
+
+
+def _constant(value: Any) -> np.ndarray | None:
+    """A number as an array of NumPy if it is known while the program is traced."""
+    is_known = isinstance(value, bool | int | float | np.generic | np.ndarray)
+    return np.asarray(value) if is_known else None
+
+
+def _cast(tree: Any, dtype: jnp.dtype) -> Any:
+    """Floating point arrays in `dtype`; Python numbers, which adapt by themselves, as they are."""
+    leaves, structure = jax.tree.flatten(tree)
+    cast = [
+        x
+        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.floating)
+        else jnp.asarray(x, dtype)
+        for x in leaves
+    ]
+    return structure.unflatten(cast)
