@@ -47,12 +47,12 @@ from optax_largebatch.plans.growth import Growth, seesaw
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage
-from optax_largebatch.recipes.hyperparameters import Hyperparameters
 from optax_largebatch.recipes.scaling import (
     ScaledHyperparameters,
     scale_batch_size,
     scale_hyperparameters,
 )
+from optax_largebatch.recipes.scaling_rules import Hyperparameters
 from optax_largebatch.schedules.eden import eden, eden2, values_schedule
 from optax_largebatch.schedules.warmup import (
     large_batch_warmup,

@@ -1,6 +1,6 @@
 """Hyperparameters from one batch size, and one length of the run, to another."""
 
-import math
+import textwrap
 from typing import Any, NamedTuple
 
 from optax_largebatch.arguments import (
@@ -12,15 +12,14 @@ from optax_largebatch.arguments import (
 )
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.noise_scale import NoiseScale
-from optax_largebatch.recipes.hyperparameters import Hyperparameters
-from optax_largebatch.recipes.scaling_account import Line, account
+from optax_largebatch.plans.coupling import DecayKind
 from optax_largebatch.recipes.scaling_rules import (
     DECAYS,
     LENGTHS,
     NOT_MOVED,
     RULES,
     Change,
-    DecayKind,
+    Hyperparameters,
     Moved,
     RuleName,
 )
@@ -140,10 +139,10 @@ def scale_hyperparameters(
           b2             0.999 -> 0.996  (1 - b2) times k
           eps            1e-08 -> 5e-09  divided by sqrt(k)
           warmup_steps   800 -> 200      the same part of the run
-          total_steps    8000 -> 2000    as many examples
+          total_steps    8000 -> 2000    times r / k
         Valid while the noise of the gradient outweighs the gradient, and no b is at a
-        bound. b1 meets its floor at a batch size of 1024, and this run is not past it.
-        Assumes decay_kind='decoupled' (AdamW, Muon).
+        bound.
+        Assumes decay_kind='decoupled'.
         Noise dominates: 1024 is within the noise scale of 8000.
 
     References:
@@ -185,30 +184,36 @@ def scale_hyperparameters(
         if getattr(settings, name) is None:
             raise ValueError(f"settings.{name} must be given for the rule {rule!r}, got None.")
     k = to_batch / from_batch
-    rate, why = law.rate(k, run_length, length_power)
-    change = Change(k, run_length, rate, b2_floor, b2_ceiling)
+    rate = law.rate(k, run_length, length_power)
+    change = Change(k, run_length, rate.value, b2_floor, b2_ceiling)
     kind = decay_kind or law.decay_kind
     laws = LENGTHS | law.moves | {"weight_decay": DECAYS[kind]}
-    old = {
+    old: dict[str, float] = {
         name: int(value) if name.endswith("_steps") else float(value)
         for name, value in vars(settings).items()
         if value is not None
     }
     new = {name: laws.get(name, NOT_MOVED)(value, change) for name, value in old.items()}
-    new["learning_rate"] = Moved(old["learning_rate"] * rate, why)
-    if rule == "legew":
-        _check_warmup(settings, new["total_steps"].value, from_batch, to_batch, run_length)
-
+    new["learning_rate"] = Moved(old["learning_rate"] * rate.value, rate.why)
+    if rule == "legew" and new["warmup_steps"].value >= new["total_steps"].value:
+        raise ValueError(
+            f"to_batch must leave more steps than settings.warmup_steps = {settings.warmup_steps} "
+            f"under the rule 'legew', got {to_batch}: the warm-up keeps its steps, and the run has "
+            f"{new['total_steps'].value} left. Take a smaller to_batch, or the rule 'sqrt'."
+        )
+    examples = "" if run_length == 1 else f", examples times r = {run_length:g}"
+    lines = [
+        _wrapped(f"{rule}, batch size {from_batch} to {to_batch} (k = {k:g}){examples}:"),
+        *_table(old, new),
+        _wrapped(law.valid),
+    ]
+    if decay_kind is None and "weight_decay" in old:
+        lines.append(f"Assumes decay_kind={kind!r}.")
     scaled: dict[str, Any] = {name: moved.value for name, moved in new.items()}
-    said = account(
-        rule,
-        [Line(name, old[name], new[name]) for name in old],
-        (from_batch, to_batch),
-        change,
-        (kind, decay_kind is None) if "weight_decay" in old else None,
-        noise,
-    )
-    return ScaledHyperparameters(Hyperparameters(**scaled), said)
+    if noise is not None:
+        power = law.batch_power
+        lines.append(_wrapped(_noise(from_batch, to_batch, noise, power, kind, scaled)))
+    return ScaledHyperparameters(Hyperparameters(**scaled), "\n".join(lines))
 
 
 def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383) -> int:
@@ -246,21 +251,50 @@ def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383
     return max(1, round(batch_size * run_length**power))
 
 
-def _check_warmup(
-    old: Hyperparameters, total_steps: float, from_batch: int, to_batch: int, run_length: float
-) -> None:
-    """Under `legew` the warm-up keeps its steps while the run loses them."""
-    assert old.warmup_steps is not None
-    assert old.total_steps is not None
-    if old.warmup_steps < total_steps:
-        return
-    # The run has at least one step more than the warm-up as long as it rounds to that.
-    largest = math.ceil(from_batch * old.total_steps * run_length / (old.warmup_steps + 0.5)) - 1
-    raise ValueError(
-        f"to_batch must be at most {largest} for settings.warmup_steps = {old.warmup_steps} of "
-        f"{old.total_steps} steps under the rule 'legew', got {to_batch}: the warm-up keeps its "
-        f"steps, and the run has {total_steps} left. Take a smaller to_batch, or the rule 'sqrt'."
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, break_on_hyphens=False, break_long_words=False)
+
+
+def _table(old: dict[str, float], new: dict[str, Moved]) -> list[str]:
+    changes = {
+        name: f"{_shown(before)} (kept)"
+        if before == new[name].value
+        else f"{_shown(before)} -> {_shown(new[name].value)}"
+        for name, before in old.items()
+    }
+    width = max(map(len, changes.values()))
+    return [f"  {name:<13}  {text:<{width}}  {new[name].why}" for name, text in changes.items()]
+
+
+def _shown(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def _noise(
+    old: int, new: int, scale: float, power: float, kind: DecayKind, scaled: dict[str, Any]
+) -> str:
+    """Whether noise dominates at both batch sizes; if not, a rate that levels off."""
+    largest = max(old, new)
+    if largest <= scale:
+        return f"Noise dominates: {largest} is within the noise scale of {_rounded(scale)}."
+    said = (
+        f"Noise does not dominate: {largest} is {_rounded(largest / scale)} times the noise scale "
+        f"of {_rounded(scale)}."
     )
+    factor = ((old + scale) / (new + scale)) ** power
+    if factor == 1:
+        return said
+    said += (
+        f" A rate that levels off as (1 + {_rounded(scale)} / B)^-{power:g} would be "
+        f"{scaled['learning_rate'] * factor:.3g}"
+    )
+    if kind == "decoupled" and scaled.get("weight_decay"):
+        said += f"; with it, weight_decay {scaled['weight_decay'] / factor:.3g}"
+    return f"{said}."
+
+
+def _rounded(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _in_examples(noise_scale: Any) -> float:

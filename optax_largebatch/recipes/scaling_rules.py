@@ -9,12 +9,54 @@ import dataclasses
 import math
 from typing import Literal, NamedTuple
 
+from optax_largebatch.arguments import check_integer, known_number
 from optax_largebatch.plans.coupling import DecayKind
 
 RuleName = Literal["linear", "sqrt", "adam_sde", "token_half_life", "legew", "muon", "hyperball"]
 
 B1_FLOOR = 0.6
 """Where b1 stops under `adam_sde`: no published recipe with a large batch has a smaller one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """Hyperparameters that depend on the batch size; None for those that a run does not have.
+
+    Args:
+        learning_rate: the peak of the schedule, positive.
+        weight_decay: the factor of the parameters in a step, before the rate if the decay is
+            multiplied by it; 0 or more.
+        momentum: decay rate of the momentum of SGD, LARS or Muon, in [0, 1).
+        b1: decay rate of Adam's first moment, in [0, 1).
+        b2: decay rate of Adam's second moment, in [0, 1).
+        eps: Adam's epsilon, 0 or more.
+        warmup_steps: steps of the warm-up, 0 or more.
+        total_steps: steps of the run, 1 or more.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+    """
+
+    learning_rate: float
+    weight_decay: float | None = None
+    momentum: float | None = None
+    b1: float | None = None
+    b2: float | None = None
+    eps: float | None = None
+    warmup_steps: int | None = None
+    total_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        known_number("learning_rate", self.learning_rate, "(0, inf)")
+        allowed = dict.fromkeys(("weight_decay", "eps"), "[0, inf)")
+        allowed |= dict.fromkeys(("momentum", "b1", "b2"), "[0, 1)")
+        for name, interval in allowed.items():
+            if getattr(self, name) is not None:
+                known_number(name, getattr(self, name), interval)
+        for name, least in (("warmup_steps", 0), ("total_steps", 1)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), at_least=least)
 
 
 class Change(NamedTuple):
@@ -46,76 +88,70 @@ def _kept(why: str) -> Law:
     return lambda value, change: Moved(value, why)
 
 
-def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:
-    """A decay rate within its bounds. They do not move one that was outside before."""
-    if moved < old <= floor:
-        return Moved(old, f"not above its floor {floor:g}")
-    if moved > old >= ceiling:
-        return Moved(old, f"not below its ceiling {ceiling:g}")
-    if moved < floor < old:
-        return Moved(floor, f"no further down: floor {floor:g}")
-    if moved > ceiling > old:
-        return Moved(ceiling, f"no further up: ceiling {ceiling:g}")
-    return Moved(moved, why)
+def _times(factor: Callable[[Change], float], why: str) -> Law:
+    return lambda value, change: Moved(value * factor(change), why)
 
 
-def _b1_of_adam_sde(b1: float, change: Change) -> Moved:
-    moved = b1 - (change.k - 1) * (1 - b1)
-    return _within(moved, b1, B1_FLOOR, 1.0, "(1 - b1) times k")
+def _decay_rate(
+    moved: Callable[[float, Change], float],
+    bounds: Callable[[Change], tuple[float, float]],
+    why: str,
+) -> Law:
+    """The law of b1 or b2. Bounds do not move one that was outside before."""
+
+    def law(old: float, change: Change) -> Moved:
+        floor, ceiling = bounds(change)
+        free = moved(old, change)
+        new = min(max(free, min(old, floor)), max(old, ceiling))
+        if new == free:
+            return Moved(new, why)
+        bound = f"floor {floor:g}" if new > free else f"ceiling {ceiling:g}"
+        return Moved(new, f"limited by the {bound}")
+
+    return law
 
 
-def _b2_of_adam_sde(b2: float, change: Change) -> Moved:
-    moved = b2 - (change.k - 1) * (1 - b2)
-    return _within(moved, b2, change.b2_floor, change.b2_ceiling, "(1 - b2) times k")
+def _steps(why: str) -> Law:
+    """The law of lengths. No length vanishes."""
+
+    def law(steps: float, change: Change) -> Moved:
+        moved = round(steps * change.r / change.k)
+        return Moved(moved, why) if moved or not steps else Moved(1, "no further down: one step")
+
+    return law
 
 
-def _same_half_life(b2: float, change: Change) -> Moved:
-    why = "same half-life in examples"
-    return _within(b2**change.k, b2, change.b2_floor, change.b2_ceiling, why)
+def _b2_bounds(change: Change) -> tuple[float, float]:
+    return change.b2_floor, change.b2_ceiling
 
 
-def _eps_of_adam_sde(eps: float, change: Change) -> Moved:
-    return Moved(eps / math.sqrt(change.k), "divided by sqrt(k)")
+def _in_proportion(b: float, change: Change) -> float:
+    return b - (change.k - 1) * (1 - b)
 
 
-def _eps_by_root_of_steps(eps: float, change: Change) -> Moved:
-    why = "divided by sqrt(k)" if change.r == 1 else "times sqrt(r / k)"
-    return Moved(eps * math.sqrt(change.r / change.k), why)
-
-
-def _same_part_of_the_run(steps: float, change: Change) -> Moved:
-    moved = round(steps * change.r / change.k)
-    if steps and not moved:
-        return Moved(1, "no further down: one step")
-    return Moved(moved, "the same part of the run")
-
-
-def _r_times_the_examples(steps: float, change: Change) -> Moved:
-    why = "as many examples" if change.r == 1 else "r times the examples"
-    return Moved(max(1, round(steps * change.r / change.k)), why)
-
-
-def _same_timescale(decay: float, change: Change) -> Moved:
-    return Moved(decay * change.k / (change.r * change.rate), "keeps B / (rate decay examples)")
-
-
-def _same_timescale_without_the_rate(decay: float, change: Change) -> Moved:
-    return Moved(decay * change.k / change.r, "keeps B / (decay examples)")
-
+_B1_OF_ADAM_SDE = _decay_rate(_in_proportion, lambda change: (B1_FLOOR, 1.0), "(1 - b1) times k")
+_B2_OF_ADAM_SDE = _decay_rate(_in_proportion, _b2_bounds, "(1 - b2) times k")
+_EPS_OF_ADAM_SDE = _times(lambda change: change.k**-0.5, "divided by sqrt(k)")
+_SAME_HALF_LIFE = _decay_rate(
+    lambda b2, change: b2**change.k, _b2_bounds, "same half-life in examples"
+)
+_EPS_BY_ROOT_OF_STEPS = _times(lambda change: math.sqrt(change.r / change.k), "times sqrt(r / k)")
 
 NOT_MOVED = _kept("not part of the rule")
 
 DECAYS: Mapping[DecayKind, Law] = {
-    "decoupled": _same_timescale,
-    "independent": _same_timescale_without_the_rate,
+    "decoupled": _times(
+        lambda change: change.k / (change.r * change.rate), "keeps B / (rate decay examples)"
+    ),
+    "independent": _times(lambda change: change.k / change.r, "keeps B / (decay examples)"),
     "l2": _kept("L2 decay is part of the loss"),
     "rescaled": _kept("norms rescale the step"),
 }
 """How weight decay moves, by its kind."""
 
 LENGTHS: dict[str, Law] = {
-    "warmup_steps": _same_part_of_the_run,
-    "total_steps": _r_times_the_examples,
+    "warmup_steps": _steps("the same part of the run"),
+    "total_steps": _steps("times r / k"),
 }
 """How steps move unless a rule says otherwise."""
 
@@ -138,14 +174,10 @@ class ScalingRule:
     def rate(self, k: float, r: float, length_power: float | None) -> Moved:
         """The factor of the learning rate."""
         power = self.length_power if length_power is None else length_power
-        named = [_ROOTS[self.batch_power]] if self.batch_power else []
-        named += [f"r^{power:g}"] if power and r != 1 else []
-        why = f"times {' '.join(named)}" if named else "yours to tune"
+        powers = {0: [], 0.5: ["sqrt(k)"], 1: ["k"]}[self.batch_power]
+        powers += [f"r^{power:g}"] if power and r != 1 else []
+        why = f"times {' '.join(powers)}" if powers else "yours to tune"
         return Moved(k**self.batch_power * r**power, why)
-
-
-_ROOTS = {1: "k", 0.5: "sqrt(k)"}
-"""The powers of k in words."""
 
 
 RULES: Mapping[str, ScalingRule] = {
@@ -158,18 +190,18 @@ RULES: Mapping[str, ScalingRule] = {
     "sqrt": ScalingRule(
         batch_power=0.5,
         valid="Valid for optimizers that normalise the gradient, while the batch is below the "
-        "critical one. The decay rates are kept; from some size on shorter ones are better.",
+        "critical one. The decay rates are kept; MLPerf's BERT has b2 below 0.93 from 4608 on.",
     ),
     "adam_sde": ScalingRule(
         batch_power=0.5,
-        moves={"b1": _b1_of_adam_sde, "b2": _b2_of_adam_sde, "eps": _eps_of_adam_sde},
+        moves={"b1": _B1_OF_ADAM_SDE, "b2": _B2_OF_ADAM_SDE, "eps": _EPS_OF_ADAM_SDE},
         needs=("b1", "b2", "eps"),
         valid="Valid while the noise of the gradient outweighs the gradient, and no b is at a "
         "bound.",
     ),
     "token_half_life": ScalingRule(
         batch_power=0,
-        moves={"b2": _same_half_life},
+        moves={"b2": _SAME_HALF_LIFE},
         needs=("b2",),
         valid="The rule concerns b2. The learning rate is kept, and yours to tune; if you multiply "
         "it, divide a decoupled weight decay by the same factor.",
@@ -184,14 +216,14 @@ RULES: Mapping[str, ScalingRule] = {
     ),
     "muon": ScalingRule(
         batch_power=0.5,
-        moves={"b2": _same_half_life, "eps": _eps_by_root_of_steps},
+        moves={"b2": _SAME_HALF_LIFE, "eps": _EPS_BY_ROOT_OF_STEPS},
         valid="Valid for Muon and the Adam beside it while the batch is below the critical one, "
         "and for networks of the same width.",
     ),
     "hyperball": ScalingRule(
         batch_power=0.5,
         length_power=-0.32,
-        moves={"b2": _same_half_life, "eps": _eps_by_root_of_steps},
+        moves={"b2": _SAME_HALF_LIFE, "eps": _EPS_BY_ROOT_OF_STEPS},
         decay_kind="rescaled",
         valid="Valid for MuonH, AdamH and the Adam beside them while the batch is below the "
         "critical one, and for networks of the same width. What is on the sphere needs no decay.",

@@ -430,7 +430,13 @@ def test_a_recipe_is_frozen_plain_and_says_its_source():
         recipe.learning_rate = 1.0
     assert json.loads(json.dumps(dataclasses.asdict(recipe)))["momentum"] == 0.94
     assert "rcps_resnet.json" in recipe.source
-    for said in (recipe.source, recipe.note, "momentum 0.94", "626 steps of warm-up", "2267 steps"):
+    for said in (
+        recipe.source,
+        recipe.note,
+        "momentum 0.94",
+        "warmup_steps 626",
+        "total_steps 2267",
+    ):
         assert said in recipe.summary()
 
 

@@ -1,0 +1,126 @@
+"""The call that builds the optimizer of a recipe of Muon or MuonH."""
+
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+from optax_largebatch.params.matrices import MatrixAxes
+from optax_largebatch.params.rules import Rule
+from optax_largebatch.params.stacked import Stacks
+from optax_largebatch.recipes.building import given, schedule_call, without
+from optax_largebatch.recipes.calls import Call
+from optax_largebatch.recipes.settings import Group, Settings
+
+ARGUMENTS = {
+    "ns_coeffs": "ns_coeffs",
+    "ns_steps": "ns_steps",
+    "momentum": "beta",
+    "matrix_eps": "eps",
+    "nesterov": "nesterov",
+    "bias_correction": "bias_correction",
+    "grad_averaging": "grad_averaging",
+    "eps_is_floor": "eps_is_floor",
+    "consistent_rms": "consistent_rms",
+    "ns_dtype": "ns_dtype",
+}
+"""The fields of a recipe, and the arguments of `muon` and `muonh` that they are."""
+
+
+def muon_call(
+    recipe: Settings,
+    embeddings: Rule | None = None,
+    head: Rule | None = None,
+    matrix_axes: MatrixAxes = None,
+    stacked: Stacks = None,
+) -> Call:
+    """The optimizer of a recipe of Muon or MuonH.
+
+    Args:
+        recipe: the settings of the recipe.
+        embeddings: the embeddings; None for the names with "embed".
+        head: the last layer; None for the names with "head".
+        matrix_axes: the argument `matrix_axes` of the optimizer.
+        stacked: the argument `stacked` of the optimizer.
+    """
+    rules: dict[str, Any] = {
+        "embeddings": Call("lb.matching", "embed") if embeddings is None else embeddings,
+        "head": Call("lb.matching", "head") if head is None else head,
+    }
+    tied = _made(rules["embeddings"]) == _made(rules["head"])
+    adamh_mask = rules["head"] if recipe.head_on_sphere and not tied else None
+    if tied or recipe.head_on_sphere:  # the last layer needs no settings of AdamW
+        del rules["head"]
+    schedule = schedule_call(recipe, recipe.learning_rate)
+    named = {argument: getattr(recipe, field) for field, argument in ARGUMENTS.items()}
+    named["weight_decay"] = _matrix_decay(recipe) if recipe.algorithm == "muon" else None
+    named["matrix_mask"] = _outside([*rules.values()])
+    if adamh_mask is not None:
+        named |= {"b1": recipe.b1, "b2": recipe.b2, "adam_eps": recipe.eps}
+    named |= {"adamh_mask": adamh_mask, "others": _others(recipe, rules, stacked)}
+    named |= {"matrix_axes": matrix_axes, "stacked": stacked}
+    optimizer = Call(f"lb.{recipe.algorithm}", schedule, **given(**named))
+    if recipe.max_grad_norm is None:
+        return optimizer
+    return Call("lb.chain", Call("lb.clip_by_global_norm", recipe.max_grad_norm), optimizer)
+
+
+def _made(rule: Rule | Call) -> Rule:
+    return rule() if isinstance(rule, Call) else rule
+
+
+def _outside(rules: list[Any]) -> Any:
+    """The mask of what no rule matches."""
+    if all(isinstance(rule, Call) for rule in rules):
+        return Call("~lb.matching", *(rule.arguments[0] for rule in rules))
+    return ~functools.reduce(operator.or_, map(_made, rules))
+
+
+def _matrix_decay(recipe: Settings) -> Any:
+    if not recipe.weight_decay_to_zero:
+        return recipe.weight_decay
+    return Call(
+        "lb.warmup_decay",
+        peak_value=recipe.weight_decay,
+        total_steps=recipe.total_steps,
+        decay="cosine",
+        variable="weight_decay",
+    )
+
+
+def _others(recipe: Settings, rules: dict[str, Any], stacked: Stacks) -> Call:
+    """AdamW, whose rates and decays differ between embeddings, the last layer, and the rest."""
+    rest = recipe.rest or Group()
+    groups = []
+    for name, rule in rules.items():
+        settings, group = getattr(recipe, name) or rest, {}
+        if settings.learning_rate != rest.learning_rate:
+            group["learning_rate"] = _rate(recipe, settings, f"{name}_schedule")
+        if settings.weight_decay != rest.weight_decay:
+            group["weight_decay"] = settings.weight_decay
+        if group:
+            groups.append({"params": rule} | group)
+
+    def per_group(name: str, value: Any) -> Any:
+        if not any(name in group for group in groups):
+            return value
+        owner = Call("lb.param_groups", *groups, variable="groups")
+        return Call("per_group", name, value, owner=owner)
+
+    links = [Call("lb.scale_by_adam", recipe.b1, recipe.b2, recipe.eps)]
+    decay = per_group("weight_decay", rest.weight_decay)
+    if decay:
+        mask = given(weight_decay_mask=without(recipe.not_decayed), stacked=stacked)
+        links.append(Call("lb.add_decayed_weights", decay, **mask))
+    rate = per_group("learning_rate", _rate(recipe, rest, "rest_schedule"))
+    return Call("lb.chain", *links, Call("lb.scale_by_learning_rate", rate))
+
+
+def _rate(recipe: Settings, group: Group, name: str) -> Call:
+    """The schedule of a group: that of the matrices, but for the peak and the hold."""
+    if group.learning_rate is None and recipe.others_hold_steps is None:
+        return schedule_call(recipe, recipe.learning_rate)
+    peak = group.learning_rate or recipe.learning_rate
+    if recipe.others_hold_steps is not None:
+        recipe = dataclasses.replace(recipe, hold_steps=recipe.others_hold_steps)
+    return schedule_call(recipe, peak, name)
