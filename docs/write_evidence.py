@@ -3,16 +3,16 @@
 python -m docs.write_evidence
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from pathlib import Path
 
-from benchmarks.harness.pages import with_table
+from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import read
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Results, measured
 from benchmarks.tuned.sweep import Row, table_of
-from benchmarks.tuned.tables import losses_table, ramps_table, table
+from benchmarks.tuned.tables import losses_table, ramps_table
 from benchmarks.tuned.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ def gap_table() -> str:
             for batches in workload.plans
         )
         lines.append([f"`{optimizer}`", *map(str, leads), str(growth("bert", optimizer))])
-    return table(heads, lines)
+    return markdown(heads, lines)
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
@@ -72,13 +72,11 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
 }
 
 
-def written(path: Path, page: str) -> str:
+def written(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
     """The page as it should be."""
-    for name, make in PAGES[path].items():
-        page = with_table(page, name, "docs/write_evidence.py", make())
-    return page
+    return with_tables(page, "docs/write_evidence.py", tables)
 
 
 if __name__ == "__main__":
-    for path in PAGES:
-        path.write_text(written(path, path.read_text()))
+    for path, tables in PAGES.items():
+        path.write_text(written(path.read_text(), tables))

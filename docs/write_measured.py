@@ -3,10 +3,11 @@
 python -m docs.write_measured
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import csv
 from pathlib import Path
-import re
+
+from benchmarks.harness.pages import markdown, with_tables
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -58,11 +59,6 @@ def read(name: str) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
-
-
 def _ratio(row: Row) -> str:
     return f"{float(row['ratio']):.2f}"
 
@@ -75,7 +71,7 @@ def step_cost() -> str:
     """Times of a step over AdamW's, by optimizer and tree, and of a training step."""
     found = {(row["optimizer"], row["tree"]): row for row in read("cpu-2-cores/step_cost.csv")}
     trained = {row["optimizer"]: _ratio(row) for row in read("cpu-2-cores/training_step.csv")}
-    return table(
+    return markdown(
         ["x `optax.adamw`", *TREES.values(), "temporary memory, MB", "a training step"],
         [
             [
@@ -96,7 +92,7 @@ def _megabytes(row: Row) -> str:
 
 def accumulation() -> str:
     """Times of eight micro-batches of BERT-base."""
-    return table(
+    return markdown(
         ["BERT-base", "eight calls", "a call that only adds", "memory, MB"],
         [
             [
@@ -116,7 +112,7 @@ def sharded() -> str:
     rows = read("cpu-2-cores/sharded_step.csv")
     largest = rows[-1]["width"]
     found = {(row["optimizer"], row["way"]): row for row in rows if row["width"] == largest}
-    return table(
+    return markdown(
         ["x `optax.lamb`", "all-reduces", *WAYS.values()],
         [
             [
@@ -134,7 +130,7 @@ def noise_scale() -> str:
     found = {(row["case"], row["step"]): row for row in read("cpu-2-cores/diagnostics_cost.csv")}
     cases = {"update": "`update` of `lamb` on BERT-base", "training step": "a training step"}
     steps = ("every tenth", "each step")
-    return table(
+    return markdown(
         ["", "bytes, every tenth step", "every step", "time, every tenth step", "every step"],
         [
             [
@@ -165,13 +161,13 @@ def compiled() -> str:
         counts = [row["collectives"].rpartition(":")[2] or "0" if row else "-" for row in own]
         numbers = [_bytes(row) if row else "" for row in own]
         lines.append([name, *numbers, "" if "one" in target else ", ".join(counts)])
-    return table(["bytes for each parameter", *_names(), "all-reduces"], lines)
+    return markdown(["bytes for each parameter", *_names(), "all-reduces"], lines)
 
 
 def cases() -> str:
     """Bytes of compiled steps, by what stands around the optimizer, with the least possible."""
     found = _compiled()
-    return table(
+    return markdown(
         ["bytes (least possible)", *_names(), "temporary memory of `lamb`, %"],
         [
             [
@@ -196,7 +192,7 @@ def muon_on_meshes() -> str:
     }
     ways = ("optax.contrib.muon", "muon", "muon, no specs")
     in_bfloat16 = (ways[0], "muon, bfloat16", ways[2])
-    return table(
+    return markdown(
         ["eight H100", "`optax.contrib.muon`", "`muon` with specs", "`muon` without specs"],
         [
             [
@@ -237,18 +233,12 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 }
 
 
-def written(page: str, made: Mapping[str, Callable[[], str]]) -> str:
+def written(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
     """The page as it should be."""
-    for name, lines in made.items():
-        begin, end = f"<!-- {name}: made by docs/write_measured.py -->", f"<!-- end of {name} -->"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise ValueError(f"page must have one {begin!r} and one {end!r}.")
-        between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
-        page = between.sub(lambda _, lines=lines: f"\n{lines()}\n\n", page)
-    return page
+    return with_tables(page, "docs/write_measured.py", tables)
 
 
 if __name__ == "__main__":
-    for path, made in PAGES.items():
+    for path, tables in PAGES.items():
         page = DOCS / path
-        page.write_text(written(page.read_text(), made))
+        page.write_text(written(page.read_text(), tables))

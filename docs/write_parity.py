@@ -6,7 +6,6 @@ python docs/write_parity.py
 import itertools
 import json
 from pathlib import Path
-import re
 import sys
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ DOCS = Path(__file__).parent
 PAGE = DOCS / "parity.md"
 sys.path.insert(0, str(DOCS.parent))
 
+from benchmarks.harness.pages import with_table  # noqa: E402
 from tests import golden  # noqa: E402
 from tests.golden import PEERS  # noqa: E402
 from tests.test_golden import largest_difference  # noqa: E402
@@ -104,11 +104,12 @@ def measured(runs: Runs) -> list[Row]:
 
 def written(page: str, rows: list[Row]) -> str:
     """The page with these rows in its table."""
-    begin, end = "<!-- parity: made by docs/write_parity.py -->", "<!-- end of parity -->"
-    head = ["| System | recorded in | runs of | largest difference |", "|---|---|---|---|"]
-    table = "\n".join([*head, *map(str, rows)])
-    between = re.compile(f"(?<={begin}\n).*?(?={end})", re.DOTALL)
-    return between.sub(f"\n{table}\n\n", page)
+    lines = [
+        "| System | Optimizer | recorded in | cases | steps | in float32 | in float64 |",
+        "|---|---|---|---|---|---|---|",
+        *map(str, rows),
+    ]
+    return with_table(page, "parity", "docs/write_parity.py", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import re
 
 from benchmarks.critical_batch_of_published_runs import fits_table
+from benchmarks.harness.pages import with_tables
 import optax_largebatch as lb
 from optax_largebatch.recipes.catalogue import FIELDS, Entry, lines, published, rows
 from optax_largebatch.recipes.lookup import STATED_RULES
@@ -136,16 +137,9 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 }
 
 
-def written(page: str, made: Mapping[str, Callable[[], str]]) -> str:
+def written(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
     """The page as it should be."""
-    for name, table in made.items():
-        begin, end = f"<!-- {name}: made by docs/write_recipes.py -->", f"<!-- end of {name} -->"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise ValueError(f"page must have one {begin!r} and one {end!r}.")
-        between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
-        lines = f"\n{table()}\n\n"
-        page = between.sub(lambda _, lines=lines: lines, page)
-    return _with_outputs(page)
+    return _with_outputs(with_tables(page, "docs/write_recipes.py", tables))
 
 
 def _with_outputs(page: str) -> str:
@@ -173,6 +167,6 @@ def _range(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    for path, made in PAGES.items():
+    for path, tables in PAGES.items():
         page = DOCS / path
-        page.write_text(written(page.read_text(), made))
+        page.write_text(written(page.read_text(), tables))

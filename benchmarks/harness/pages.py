@@ -1,6 +1,6 @@
 """Tables in Markdown, and the pages that have them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import re
 
 
@@ -17,3 +17,10 @@ def with_table(page: str, name: str, script: str, table: str) -> str:
         raise ValueError(f"the page must have one {begin!r} and one {end!r}.")
     between = re.compile(f"(?<={re.escape(begin)}\n).*?(?={re.escape(end)})", re.DOTALL)
     return between.sub(lambda _: f"\n{table}\n\n", page)
+
+
+def with_tables(page: str, script: str, tables: Mapping[str, Callable[[], str]]) -> str:
+    """The page with all tables that a script makes for it."""
+    for name, table in tables.items():
+        page = with_table(page, name, script, table())
+    return page

@@ -1,16 +1,9 @@
 """The tables of the report, in Markdown."""
 
-from collections.abc import Sequence
-
+from benchmarks.harness.pages import markdown
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import Measured, Results
 from benchmarks.tuned.workloads import Workload
-
-
-def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def losses_table(workload: Workload, results: Results) -> str:
@@ -27,7 +20,7 @@ def losses_table(workload: Workload, results: Results) -> str:
         loss = f"{own.mean:.3f}"
         return (f"**{loss}**" if own.mean == least else loss) + "\\*" * own.edge
 
-    return table(
+    return markdown(
         ["optimizer", *columns.values()],
         [
             [f"`{name}`", *(text(own.get(batches), least[batches]) for batches in columns)]
@@ -48,7 +41,7 @@ def differences_table(workload: Workload, results: Results, reference: str) -> s
                 if batches in own
             }
             lines.append([f"`{name}`", *(str(pairs.get(batches, "")) for batches in columns)])
-    return table([f"minus `{reference}`", *columns.values()], lines)
+    return markdown([f"minus `{reference}`", *columns.values()], lines)
 
 
 def ramps_table(workload: Workload, results: Results) -> str:
@@ -63,7 +56,7 @@ def ramps_table(workload: Workload, results: Results) -> str:
             steps = str(workload.plans[batches].total_steps)
             loss = f"{cell.mean:.3f}" + "\\*" * cell.edge
             lines.append([f"`{name}`", batches, steps, loss, apart])
-    return table(["optimizer", "batches", "steps", "test loss", f"minus {first}"], lines)
+    return markdown(["optimizer", "batches", "steps", "test loss", f"minus {first}"], lines)
 
 
 def settings_table(results: Results) -> str:
@@ -80,7 +73,7 @@ def settings_table(results: Results) -> str:
         for name, own in results.items()
         for batches, cell in own.items()
     ]
-    return table(["optimizer", "batches", "rate", "decay", "momentum", "with each seed"], lines)
+    return markdown(["optimizer", "batches", "rate", "decay", "momentum", "with each seed"], lines)
 
 
 def _columns(workload: Workload, results: Results) -> dict[str, str]:

@@ -3,34 +3,12 @@
 import csv
 from pathlib import Path
 import re
-import runpy
-
-import pytest
 
 import optax_largebatch as lb
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS.parent / "benchmarks" / "results"
 PAGE = (DOCS / "measured.md").read_text()
-SCRIPT = runpy.run_path(str(DOCS / "write_measured.py"))
-written, PAGES = SCRIPT["written"], SCRIPT["PAGES"]
-
-
-@pytest.mark.parametrize("path", PAGES)
-def test_is_what_the_script_writes(path):
-    page = (DOCS / path).read_text()
-    assert written(page, PAGES[path]) == page
-
-
-def test_the_script_puts_right_what_is_wrong():
-    wrong = PAGE.replace("| `lamb` | 1.35", "| `lamb` | 1.05")
-    assert wrong != PAGE
-    assert written(wrong, PAGES["measured.md"]) == PAGE
-
-
-def test_refuses_a_page_without_the_places():
-    with pytest.raises(ValueError, match="page must have one '<!-- step cost"):
-        written("# What has been measured\n", PAGES["measured.md"])
 
 
 def cells(begin):
