@@ -62,19 +62,3 @@ def test_any_short_decay_rate(build, name, dtype):
 @pytest.mark.parametrize("dtype", SHORT)
 def test_a_short_learning_rate_loses_digits_alone(dtype):
     lb.lamb(jnp.asarray(1e-3, dtype), weight_decay=jnp.asarray(0.1, dtype))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [np.str_("0.5"), np.asarray("0.5"), np.asarray(True), np.bool_(True), 0.5j, np.complex64(0.5),
-     np.datetime64("2020-01-01"), b"0.5"],
-)  # fmt: skip
-def test_what_numpy_turns_into_a_number(wrong):
-    with pytest.raises(TypeError, match="b1 must be a number in"):
-        lb.scale_by_adam(b1=wrong)
-
-
-@pytest.mark.parametrize("huge", [10**400, -(10**400)])
-def test_an_integer_beyond_every_float(huge):
-    with pytest.raises(ValueError, match=r"learning_rate must be in \[0, inf\), got"):
-        lb.lamb(huge)

@@ -46,7 +46,8 @@ EACH = [(name, argument) for name in sorted(FUNCTIONS) for argument in arguments
 
 # What is refused.
 
-NO_NUMBERS = ("0.5", True, [], {}, 1j, np.ones(3), jnp.ones(3), jnp.asarray(True), np.str_("0.5"))
+NO_NUMBERS = ("0.5", True, [], {}, 1j, np.ones(3), jnp.ones(3), jnp.asarray(True), np.str_("0.5"),
+              np.asarray("0.5"), np.bool_(True), np.datetime64("2020-01-01"), b"0.5")  # fmt: skip
 
 
 def number(interval):
@@ -66,7 +67,7 @@ def count(least):
     """What is no whole number, which may be written as `"2M"`."""
     wrong = [least - 1, least + 0.5, math.nan, math.inf, 10**400, -1.0, "many", "1.5", "-1"]
     wrong += ["1e3", "1_000", "\u0665", "2\u212a", "5" * 5000, 1e300, np.asarray([5]), object()]
-    return [*wrong, *NO_NUMBERS[1:-1], None]
+    return [*wrong, *NO_NUMBERS[1:], None]
 
 
 CHOICE = ["nothing", "", 1, True, b"linear", None]

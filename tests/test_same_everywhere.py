@@ -163,7 +163,7 @@ def on_one_device(optimizer, params):
     return jax.jit(functools.partial(trained, optimizer))(params, optimizer.init(params))
 
 
-def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, told=None):
+def on_a_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, partition_specs=None):
     """Under jit; the compiler sees to the communication, unless the step is told the specs."""
     mesh = mesh or mesh_of((8,), ("fsdp",))
     with jax.set_mesh(mesh):
@@ -172,40 +172,10 @@ def on_an_automatic_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, to
         state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh, axis=zero)
         state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
         step = jax.jit(
-            functools.partial(trained, optimizer, partition_specs=told),
+            functools.partial(trained, optimizer, partition_specs=partition_specs),
             out_shardings=(shardings, state_shardings),
         )
         return step(params, state)
-
-
-def on_an_explicit_mesh(optimizer, params):
-    return on_an_automatic_mesh(optimizer, params, mesh_of((8,), ("fsdp",), AxisType.Explicit))
-
-
-def on_an_explicit_mesh_of_two_axes(optimizer, params):
-    mesh = mesh_of((4, 2), ("fsdp", "tensor"), AxisType.Explicit)
-    return on_an_automatic_mesh(optimizer, params, mesh, FSDP_AND_TENSOR)
-
-
-def with_a_split_state(optimizer, params):
-    """ZeRO stage 1: parameters whole, moments split."""
-    whole = dict.fromkeys(params, P())
-    return on_an_automatic_mesh(optimizer, params, specs=whole, zero="fsdp")
-
-
-def on_a_mesh_that_the_step_is_told(optimizer, params):
-    return on_an_automatic_mesh(optimizer, params, told=FSDP)
-
-
-def on_an_explicit_mesh_that_the_step_is_told(optimizer, params):
-    mesh = mesh_of((4, 2), ("fsdp", "tensor"), AxisType.Explicit)
-    return on_an_automatic_mesh(optimizer, params, mesh, FSDP_AND_TENSOR, told=FSDP_AND_TENSOR)
-
-
-def with_a_split_state_that_the_step_is_told(optimizer, params):
-    """The work of each leaf is done where its moments are, on parameters that are whole."""
-    whole = dict.fromkeys(params, P())
-    return on_an_automatic_mesh(optimizer, params, specs=whole, zero="fsdp", told=FSDP)
 
 
 def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
@@ -224,15 +194,6 @@ def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
         check_vma=check_vma,
     )
     return jax.jit(step)(params, optimizer.init(params))
-
-
-def in_unchecked_shard_map(optimizer, params):
-    """Types say nothing here; the specs alone do."""
-    return in_shard_map(optimizer, params, check_vma=False)
-
-
-def in_shard_map_of_two_axes(optimizer, params):
-    return in_shard_map(optimizer, params, mesh_of((4, 2), ("fsdp", "tensor")), FSDP_AND_TENSOR)
 
 
 def in_pmap(optimizer, params):
@@ -262,72 +223,70 @@ def in_pmap(optimizer, params):
     return jax.tree.map(join, params, param_shardings), jax.tree.map(join, state, shardings)
 
 
-WAYS = [
-    on_one_device,
-    on_an_automatic_mesh,
-    on_an_explicit_mesh,
-    on_an_explicit_mesh_of_two_axes,
-    with_a_split_state,
-    on_a_mesh_that_the_step_is_told,
-    on_an_explicit_mesh_that_the_step_is_told,
-    with_a_split_state_that_the_step_is_told,
-    in_shard_map,
-    in_unchecked_shard_map,
-    in_shard_map_of_two_axes,
-    in_pmap,
-]
+def on_two_axes(kind=AxisType.Explicit):
+    return {"mesh": mesh_of((4, 2), ("fsdp", "tensor"), kind), "specs": FSDP_AND_TENSOR}
 
 
-def marks_of(name, way, precision):
-    """Those whose failure one of the others would share are slow, and nightly in float32."""
-    usual = name == "lamb" and way in (
-        on_one_device,
-        on_an_explicit_mesh_of_two_axes,
-        with_a_split_state_that_the_step_is_told,
-        in_shard_map_of_two_axes,
-        in_pmap,
-    )
-    usual |= name == "lans" and way is in_shard_map
-    if precision == "float32":
-        return pytest.mark.slow, pytest.mark.nightly
-    return () if usual else pytest.mark.slow
+def split_state():
+    """ZeRO stage 1: parameters whole, moments split."""
+    return {"specs": dict.fromkeys(SHAPES, P()), "zero": "fsdp"}
 
 
-CASES = [
-    pytest.param(
-        name,
-        way,
-        precision,
-        id=f"{name}-{way.__name__}-{precision}",
-        marks=marks_of(name, way, precision),
-    )
-    for name in OPTIMIZERS
-    for way in WAYS
-    for precision in ("float32", "float64")
-]
+# How the step runs, and what that is given.
+WAYS = {
+    "one device": (on_one_device, dict),
+    "automatic mesh": (on_a_mesh, dict),
+    "explicit mesh": (on_a_mesh, lambda: {"mesh": mesh_of((8,), ("fsdp",), AxisType.Explicit)}),
+    "explicit mesh of two axes": (on_a_mesh, on_two_axes),
+    "split state": (on_a_mesh, split_state),
+    "mesh, with specs": (on_a_mesh, lambda: {"partition_specs": FSDP}),
+    "explicit mesh, with specs": (
+        on_a_mesh,
+        lambda: on_two_axes() | {"partition_specs": FSDP_AND_TENSOR},
+    ),
+    "split state, with specs": (on_a_mesh, lambda: split_state() | {"partition_specs": FSDP}),
+    "shard_map": (in_shard_map, dict),
+    "unchecked shard_map": (in_shard_map, lambda: {"check_vma": False}),
+    "shard_map of two axes": (in_shard_map, lambda: on_two_axes(AxisType.Auto)),
+    "pmap": (in_pmap, dict),
+}
 
 
-@pytest.mark.parametrize(("name", "way", "precision"), CASES)
-def test_equals_layers_apart_on_one_device(name, way, precision):
-    check(name, way, precision)
+HARDEST = ("explicit mesh of two axes", "split state, with specs", "shard_map of two axes")
+USUAL = {("lamb", way) for way in ("one device", "pmap", *HARDEST)} | {("lans", "shard_map")}
+"""Those whose failure one of these would share are slow, and nightly in float32."""
+USUAL_ON_GPUS = {("lans", way) for way in HARDEST} | {("lamb", "pmap")}
 
 
-def several_gpus():
-    """The ways with several devices that GPUs take otherwise; XLA alone knows what is automatic."""
-    for name, way in itertools.product(OPTIMIZERS, WAYS):
-        usual = way in (
-            on_an_explicit_mesh_of_two_axes,
-            with_a_split_state_that_the_step_is_told,
-            in_shard_map_of_two_axes,
-        )
-        fast = (name == "lans" and usual) or (name == "lamb" and way is in_pmap)
-        if way is not on_one_device:
-            marks = () if fast else pytest.mark.slow
-            yield pytest.param(name, way, id=f"{name}-{way.__name__}", marks=marks)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(*case, marks=() if case in USUAL else pytest.mark.slow)
+        for case in itertools.product(OPTIMIZERS, WAYS)
+    ],
+)
+def test_equals_layers_apart_on_one_device(name, way):
+    check(name, way, "float64")
 
 
-@pytest.mark.parametrize(("name", "way"), [*several_gpus()])
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_equals_layers_apart_in_float32(name, way):
+    check(name, way, "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(*case, marks=() if case in USUAL_ON_GPUS else pytest.mark.slow)
+        for case in itertools.product(OPTIMIZERS, WAYS)
+        if case[1] != "one device"
+    ],
+)
 def test_equals_layers_apart_as_on_several_gpus(name, way, monkeypatch):
+    """What GPUs do otherwise; XLA alone knows what is automatic."""
     monkeypatch.setattr(execution_plans, "ON_A_MESH", {"cpu": SEVERAL_GPUS})
     check(name, way, "float64")
 
@@ -338,8 +297,9 @@ def check(name, way, precision):
     wide = precision == "float64"
     tolerance = 1e-10 if wide else 1e-5
     with enable_x64(True) if wide else contextlib.nullcontext():
-        params, state = way(optimizer, {k: jnp.asarray(x, precision) for k, x in network().items()})
-        params, state = jax.device_get((params, state))
+        params = {name: jnp.asarray(x, precision) for name, x in network().items()}
+        run, settings = WAYS[way]
+        params, state = jax.device_get(run(optimizer, params, **settings()))
     got, got_ratios = apart(params), ratios(state)
     for layer, value in layers.items():
         scale = np.abs(value).max()

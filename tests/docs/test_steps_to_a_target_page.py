@@ -71,31 +71,11 @@ def test_what_a_piece_saves(before, after, said):
     assert saved(before, after) == int(said.partition("%")[0])
 
 
-def test_what_costs_steps_or_saves_none():
-    digits = [size for workload, name, size in RUNS if (workload, name) == ("digits", "adamw")]
-    lower = [
-        saved(x, f"{x}_momentum_0.8", "digits", digits) for x in ("adamw", "lamb", "lans", "muon")
-    ]
-    assert "AdamW {}%, LAMB {}%, LANS {}% and Muon {}%".format(*lower) in TEXT
-    costs = {"lamb": "adamw", "lans_without_normalization": "nadamw"}
-    assert [-saved(own, name, "digits", digits) for name, own in costs.items()] == [43, 61]
-    assert abs(saved("adamw_momentum_0.8", "lans")) <= 1
-    assert abs(saved("adamw_momentum_0.8", "lamb_momentum_0.8")) <= 3
-    by_adamw = [saved("muon", "muon_and_adamw", sizes=[size]) for size in SIZES]
-    assert by_adamw == sorted(by_adamw)
-    assert (by_adamw[0], by_adamw[-1]) == (11, 22)
-
-
 def test_layers_in_a_stack():
     names = ("lamb", "lamb_one_norm", "lans", "lans_one_norm")
     assert [median("deep_bert", name, 128) for name in names] == [247, 221, 177, 191]
-    with (RESULTS / "stack_ratios.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = csv.DictReader((RESULTS / "stack_ratios.csv").read_text().splitlines())
     stacks = [[float(x) for name, x in row.items() if name.startswith("layer_")] for row in rows]
-    times = [max(ratios) / min(ratios) for ratios in stacks]
-    most = int(np.argmax(times))
-    assert round(times[most]) == 11
+    widest = max(stacks, key=lambda ratios: max(ratios) / min(ratios))
     guide = (ROOT / "docs" / "guides" / "stacked_layers.md").read_text()
-    assert (rows[most]["parameter"], rows[most]["step"]) == ("query", "83")
-    assert f"jnp.array([{', '.join(f'{ratio:.2f}' for ratio in stacks[most])}])" in guide
-    assert np.mean(np.array(times) < 2) > 0.8
+    assert f"jnp.array([{', '.join(f'{ratio:.2f}' for ratio in widest)}])" in guide
