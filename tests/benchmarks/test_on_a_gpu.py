@@ -52,12 +52,6 @@ def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
     assert taken[0].rounds == 2
 
 
-def test_what_it_tests_is_there():
-    suites = re.findall(r"tests/[\w./]+", TEXT)
-    assert len(suites) >= 4
-    assert all((ROOT / path).exists() for path in suites)
-
-
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_rehearsal(tmp_path):

@@ -48,16 +48,6 @@ def test_takes_the_library_of_its_version_and_its_devices(other_version):
     assert process.process.poll() == -signal.SIGKILL
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_version_without_a_library_is_an_error(tmp_path):
-    with (
-        pytest.raises(RuntimeError, match="process of lamb of nothing with 1 devices has ended"),
-        Process(Configuration("nothing", tmp_path, 1), "tiny", "lamb"),
-    ):
-        pass
-
-
 @in_git
 def test_a_revision_is_checked_out_and_removed():
     with source_tree("HEAD") as root:

@@ -1,5 +1,6 @@
 """The pages say what the committed trials of the main protocol say."""
 
+import itertools
 from pathlib import Path
 import runpy
 
@@ -51,35 +52,18 @@ def around(script):
     return around_512(script, BERT)
 
 
-# The sentences of the first screen.
-
-
 def apart(results, name, other, batches):
     return difference(results[name][batches].losses, results[other][batches].losses)
 
 
-def test_muonh_is_ahead_of_adamw_at_every_batch_size(results, of_causal, page):
+def test_who_is_ahead(results, of_causal):
+    """MuonH of AdamW everywhere, and of all at batch 2048; on the BERT Muon is, too."""
     for own in (results, of_causal):
         assert all(apart(own, "adamw", "muonh", size).low > 0 for size in SIZES)
-    said = (
-        "On two small networks it ends at a lower test loss than AdamW at every batch size from 32"
-    )
-    assert f"{said} to 2048" in page
-
-
-def test_muonh_is_ahead_of_all_others_at_2048(results, of_causal, page):
-    for own in (results, of_causal):
         assert len(own) == 7
         assert all(apart(own, name, "muonh", "2048").low > 0 for name in own if name != "muonh")
-    assert "At batch 2048 it is ahead of every other optimizer that we ran." in page
-
-
-def test_the_readme_is_right_about_the_bert(results):
-    for name in ("adamw", "lamb", "lans"):
-        for ahead in ("muonh", "muon"):
-            assert all(apart(results, name, ahead, size).low > 0 for size in SIZES)
-    said = "MuonH and Muon end at a lower test loss than AdamW, LAMB and LANS at every batch size"
-    assert f"On a small BERT, {said}" in on_one_line(ROOT / "README.md")
+    for name, ahead in itertools.product(("adamw", "lamb", "lans"), ("muonh", "muon")):
+        assert all(apart(results, name, ahead, size).low > 0 for size in SIZES)
 
 
 def test_muon_with_a_decay_is_as_good_or_better_up_to_512(results, of_causal, page):
@@ -87,18 +71,13 @@ def test_muon_with_a_decay_is_as_good_or_better_up_to_512(results, of_causal, pa
     assert not any(own.is_clear for own in of_bert)
     others = [apart(of_causal, "muon", "muonh", size) for size in SIZES[:3]]
     assert max(own.high for own in others) < 0
-    said = (
-        "Muon with a tuned weight decay is as good on one of the networks and better on the other."
-    )
-    assert f"Up to batch 512, {said}" in page
     least, most = (f"{own(-x.mean for x in others):.3f}" for own in (min, max))
-    assert f"Muon with a tuned decay is {least} to {most} ahead of MuonH up to batch 512" in page
+    assert f"{least} to {most} ahead of MuonH up to batch 512" in page
     decays = [
         own["muon"][size].settings.weight_decay for own in (results, of_causal) for size in SIZES
     ]
     assert sum(decay > 0.05 for decay in decays) == 7
     assert all(decays)
-    assert "in seven of eight cells the chosen one is above 0.05" in page
 
 
 def over_the_chosen(curve, value):
@@ -122,9 +101,7 @@ def test_twice_the_rate(script, around, page):
     half = times_the_rate(around["rate"], 0.5)["muonh"]
     assert double["muonh"] < 0.02
     assert f"less than 0.02 at twice its chosen rate and {half:.2f} at half of it" in page
-    assert "AdamW, LAMB and LANS lose 0.5 to 0.7 at twice theirs" in page
     assert max(again[name] for name in script["SHORT"]) < 0.09
-    assert "twice the rate costs none of these optimizers more than 0.09" in page
     four = {name: f"{loss:.2f}" for name, loss in times_the_rate(on_causal, 4).items()}
     assert four["lamb"] == four["lans"]
     said = "MuonH {muonh}, Muon {muon}, AdamW {adamw}, LAMB and LANS {lans}".format(**four)
@@ -146,26 +123,14 @@ def test_the_decay(around, results, page):
 def test_two_more_optimizers(results, of_causal, page):
     cells = [apart(own, "nadamw", "adamw", size) for own in (results, of_causal) for size in SIZES]
     assert [own.is_clear for own in cells] == [False] * 4 + [True] + [False] * 3
-    said = f"in one of eight cells, by {-cells[4].mean:.3f} at batch 32 of the second network"
-    assert f"NAdamW** is clearly better than AdamW {said}, and clearly worse in none." in page
+    assert f"in one of eight cells, by {-cells[4].mean:.3f} at batch 32" in page
     for own in (results, of_causal):
         assert not any(apart(own, "adamh", "adamw", size).high < 0 for size in SIZES)
         behind = [apart(own, "adamh", "muonh", size) for size in SIZES]
         assert min(own.low for own in behind) > 0
     behind = [apart(results, "adamh", "muonh", size) for size in SIZES]
     least, most = (f"{own([x.mean for x in behind]):.2f}" for own in (min, max))
-    assert f"it is {least} to {most} behind MuonH and nowhere ahead of AdamW." in page
-
-
-def test_a_second_network(script, of_causal, page):
-    means = [apart(of_causal, "adamw", "muonh", size).mean for size in SIZES]
-    assert means == sorted(means)
-    assert script["growth"]("causal", "adamw").low > 0
-    assert "Again MuonH's lead over AdamW grows with the batch" in page
-    for name in ("lamb", "lans"):
-        clear = [apart(of_causal, name, "muonh", size).is_clear for size in SIZES]
-        assert clear == [False, False, True, True]
-    assert "up to batch 128 neither LAMB nor LANS is clearly behind it" in page
+    assert f"{least} to {most} behind MuonH" in page
 
 
 def test_a_run_that_was_made_again(script, page):
@@ -183,7 +148,6 @@ def test_a_run_that_was_made_again(script, page):
     on_causal, on_bert = both("causal"), both("bert")
     assert len(on_causal) == 24 == len(losses("causal_ramp", "four_times"))
     assert all(first == second for first, second in on_causal.values())
-    assert "On the causal model all 24 runs came out with the same numbers." in page
     differ = [abs(first - second) for first, second in on_bert.values()]
     said = f"their {len(differ)} common runs differ by {np.median(differ):.3f} in the median"
     assert f"{said} and by up to {max(differ):.2f}" in page
@@ -205,33 +169,34 @@ def test_a_batch_that_grows(script, page):
         for name in ("muonh", "adamw")
     )
     assert all(own.low > 0 for own in (*muonh.values(), adamw["two_stages"], adamw["four_times"]))
-    two = f"takes {steps['two_stages']} steps in place of {steps['constant']}, and ends"
-    assert f"{two} {muonh['two_stages'].mean:.3f} above batch 128 throughout" in page
-    assert f"Batch 512 throughout ends {muonh['four_times'].mean:.3f} above it." in page
-    assert f"With AdamW the two stages lose {adamw['two_stages'].mean:.3f}." in page
     assert not adamw["seesaw"].is_clear
-    saved = 1 - steps["seesaw"] / steps["constant"]
-    assert f"loses nothing that we can measure and saves {saved:.0%} of the steps" in page
     assert min(own.low for own in again.values()) > 0
-    prices = f"{again['two_stages'].mean:.3f} and {again['four_times'].mean:.3f}"
-    assert f"On the second network these are {prices}." in page
-    lost = f"{muonh['seesaw'].mean:.3f} and, on the second network, {again['seesaw'].mean:.3f}"
-    assert f"With MuonH it loses {lost}." in page
+    for said in (
+        f"{steps['two_stages']} steps in place of {steps['constant']}",
+        f"{muonh['two_stages'].mean:.3f} above batch 128 throughout",
+        f"Batch 512 throughout ends {muonh['four_times'].mean:.3f} above it.",
+        f"With AdamW the two stages lose {adamw['two_stages'].mean:.3f}.",
+        f"saves {1 - steps['seesaw'] / steps['constant']:.0%} of the steps",
+        f"are {again['two_stages'].mean:.3f} and {again['four_times'].mean:.3f}.",
+        f"{muonh['seesaw'].mean:.3f} and, on the second network, {again['seesaw'].mean:.3f}",
+    ):
+        assert said in page
 
 
 def apart_of(own, plan):
     return difference(own[plan].losses, own["constant"].losses)
 
 
-def test_the_gap_grows(script, results, page):
+def test_the_gap_grows(script, results, of_causal):
     for name in ("adamw", "lamb", "lans"):
         means = [apart(results, name, "muonh", size).mean for size in SIZES]
         assert means == sorted(means)
         assert means[-1] > 2 * means[0]
-        assert script["growth"]("bert", name).low > 0
-    said = "MuonH's lead over AdamW, LAMB and LANS more than doubles from batch 32 to batch 2048"
-    assert f"On the BERT, {said}" in page
+    means = [apart(of_causal, "adamw", "muonh", size).mean for size in SIZES]
+    assert means == sorted(means)
+    for name in ("lamb", "lans"):
+        clear = [apart(of_causal, name, "muonh", size).is_clear for size in SIZES]
+        assert clear == [False, False, True, True]
     for network in ("bert", "causal"):
         others = (name for name in script["SHORT"] if name != "muonh")
         assert all(script["growth"](network, name).low > 0 for name in others)
-    assert "Yes, on both networks." in page
