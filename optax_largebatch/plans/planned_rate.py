@@ -84,13 +84,14 @@ class PlannedRate:
         if not isinstance(seen, jax.Array) and not np.ndim(seen):
             check_number("seen", seen, "[0, inf]")
         # Counts of tokens do not fit into 32 bits; a float holds them to seven digits.
-        return warmup_decay(
+        schedule = warmup_decay(
             self.peak_value,
             total_steps=int(self.total),
             decay=self.decay,
             end_value=self.end_value,
             warmup_steps=int(self.warmup),
-        )(jnp.asarray(seen, float))
+        )
+        return jnp.asarray(schedule(jnp.asarray(seen, float)))
 
 
 def planned(name: str, value: Any, total: int) -> Any:
