@@ -25,10 +25,9 @@ WAYS = {"jit": "`jit`", "jit, specs": "with `partition_specs`", "shard_map": "`s
 COMPILED = ("optax.adamw", "lamb", "lans", "lars")
 TARGETS = {
     ("one H100", "bert-base"): "BERT-base, one H100",
-    ("one H100", "1.3B, stacked"): "1.3B parameters in stacks, one H100",
     ("eight H100", "bert-base"): "BERT-base, eight H100",
     ("eight H100", "bert-base, specs"): "the same, with `partition_specs`",
-    ("eight H100", "1.3B, stacked"): "1.3B in stacks, eight H100",
+    ("eight H100", "1.3B, stacked"): "1.3B parameters in stacks, eight H100",
     ("one v5e", "bert-base"): "BERT-base, one TPU v5e",
     ("v5e 2x4", "bert-base"): "BERT-base, TPU v5e 2x4",
     ("v5e 2x4", "bert-base, specs"): "the same, with `partition_specs`",
@@ -44,7 +43,6 @@ ON_MESHES = {
     "7B stacked, 32 x 8": "7B in stacks, both axes over 32 x 8 TPU v5e (ours in bfloat16)",
 }
 CASES = {
-    "bert-large": "BERT-large",
     "300 small leaves": "300 small arrays",
     "bert-base, clipped": "clipped by the global norm",
     "bert-base, bfloat16": "parameters in bfloat16",
