@@ -6,19 +6,12 @@ from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes.calls import Call
 from optax_largebatch.recipes.settings import Settings
 
-ARGUMENTS = {
-    "lamb": (
-        "b1", "b2", "eps", "weight_decay", "max_grad_norm", "bias_correction", "param_norm_bounds",
-        "trust_ratio_bounds", "trust_ratio_eps",
-    ),
-    "lans": ("b1", "b2", "eps", "weight_decay"),
-    "lars": (
-        "weight_decay", "trust_coefficient", "eps", "momentum", "denominator",
-        "learning_rate_in_momentum",
-    ),
-    "larc": ("weight_decay", "trust_coefficient", "eps", "momentum", "clip"),
-}  # fmt: skip
-"""The fields of a recipe that are arguments of its optimizer."""
+ARGUMENTS = (
+    "b1", "b2", "weight_decay", "trust_coefficient", "eps", "momentum", "max_grad_norm",
+    "bias_correction", "param_norm_bounds", "trust_ratio_bounds", "trust_ratio_eps", "denominator",
+    "learning_rate_in_momentum", "clip",
+)  # fmt: skip
+"""The fields of a recipe that are arguments of its optimizer, if it has them."""
 
 
 def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> Call:
@@ -79,7 +72,7 @@ def optimizer_call(recipe: Settings, mask: Any = None, stacked: Stacks = None) -
             Call("lb.accumulate_momentum", recipe.momentum, nesterov=True),
             Call("lb.scale_by_learning_rate", schedule),
         )
-    named = given(**{name: getattr(recipe, name) for name in ARGUMENTS[recipe.algorithm]})
+    named = given(**{name: getattr(recipe, name) for name in ARGUMENTS})
     named |= given(weight_decay_mask=decayed, trust_ratio_mask=adapted)
     if recipe.bias_learning_rate is not None:
         biases = Call("lb.matching_kinds", *recipe.not_decayed) if mask is None else ~mask

@@ -12,19 +12,11 @@ from optax_largebatch.recipes.building import given, schedule_call, without
 from optax_largebatch.recipes.calls import Call
 from optax_largebatch.recipes.settings import Group, Settings
 
-ARGUMENTS = {
-    "ns_coeffs": "ns_coeffs",
-    "ns_steps": "ns_steps",
-    "momentum": "beta",
-    "matrix_eps": "eps",
-    "nesterov": "nesterov",
-    "bias_correction": "bias_correction",
-    "grad_averaging": "grad_averaging",
-    "eps_is_floor": "eps_is_floor",
-    "consistent_rms": "consistent_rms",
-    "ns_dtype": "ns_dtype",
-}
-"""The fields of a recipe, and the arguments of `muon` and `muonh` that they are."""
+ARGUMENTS = (
+    "ns_coeffs", "ns_steps", "nesterov", "bias_correction", "grad_averaging", "eps_is_floor",
+    "consistent_rms", "ns_dtype",
+)  # fmt: skip
+"""The fields of a recipe that are arguments of `muon` and `muonh`."""
 
 
 def muon_call(
@@ -52,7 +44,8 @@ def muon_call(
     if tied or recipe.head_on_sphere:  # the last layer needs no settings of AdamW
         del rules["head"]
     schedule = schedule_call(recipe, recipe.learning_rate)
-    named = {argument: getattr(recipe, field) for field, argument in ARGUMENTS.items()}
+    named = {name: getattr(recipe, name) for name in ARGUMENTS}
+    named |= {"beta": recipe.momentum, "eps": recipe.matrix_eps}
     named["weight_decay"] = _matrix_decay(recipe) if recipe.algorithm == "muon" else None
     named["matrix_mask"] = _outside([*rules.values()])
     if adamh_mask is not None:

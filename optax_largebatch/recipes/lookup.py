@@ -5,7 +5,8 @@ import itertools
 import math
 from typing import Any
 
-from optax_largebatch.arguments import check_integer, check_optional_number, refused
+from optax_largebatch.arguments import check_integer, check_number, refused
+from optax_largebatch.recipes.building import given
 from optax_largebatch.recipes.catalogue import Entry, check_said, find, published, rows
 from optax_largebatch.recipes.recipe import Recipe
 from optax_largebatch.recipes.settings import Group
@@ -24,6 +25,9 @@ ROUNDINGS = {
     "nearest batches": lambda epochs, examples, batch: epochs * round(examples / batch),
 }
 """How a source rounds epochs to steps: the whole run, or each epoch."""
+
+LEAST = {"batch_size": 1, "epochs": 1, "examples": 1, "total_steps": 1, "warmup_steps": 0}
+"""The smallest integers that a caller may pass."""
 
 
 @refused(
@@ -100,63 +104,56 @@ def get(
     entry = published()[name]
     if entry["field"] == "ramps":
         raise ValueError(f"name must be that of a recipe; {name!r} is a ramp, for recipes.ramp.")
-    lengths = {"batch_size": batch_size, "epochs": epochs, "examples": examples}
-    lengths |= {"total_steps": total_steps, "warmup_steps": warmup_steps}
-    for key, value in lengths.items():
-        if value is not None:
-            check_integer(key, value, at_least=0 if key == "warmup_steps" else 1)
-    rates = {"learning_rate": learning_rate, "bias_learning_rate": bias_learning_rate}
-    for key, value in rates.items():
-        check_optional_number(key, value, "(0, inf)")
-    check_optional_number("weight_decay", weight_decay, "[0, inf)")
-    given: Numbers = {
-        key: value
-        for key, value in (lengths | rates | {"weight_decay": weight_decay}).items()
-        if value is not None
-    }
-    _check_fits(name, entry, given)
-    found, origin = _at(name, entry, _of_epochs(name, rows(entry), given), given)
-    replaced = sorted(given.keys() - {"batch_size", *entry.get("not_said", ())})
+    passed = given(
+        batch_size=batch_size,
+        epochs=epochs,
+        examples=examples,
+        total_steps=total_steps,
+        warmup_steps=warmup_steps,
+        learning_rate=learning_rate,
+        bias_learning_rate=bias_learning_rate,
+        weight_decay=weight_decay,
+    )
+    _check(name, entry, passed)
+    found, origin = _at(name, entry, _of_epochs(name, rows(entry), passed), passed)
+    replaced = sorted(passed.keys() - {"batch_size", *entry.get("not_said", ())})
     if replaced:
         origin += f"; {', '.join(replaced)} as given here"
     if origin != "as published":  # the published result is that of another run
         found["result"] = None
-    described = {key: entry[key] for key in ("field", "task", "source", "note", "algorithm")}
-    for key in ("not_decayed", "not_adapted"):
-        described[key] = tuple(entry[key])
-    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **described, **found)
+    for key in ("field", "task", "source", "note", "algorithm", "not_decayed", "not_adapted"):
+        found[key] = _frozen(entry[key])
+    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **found)
     recipe.schedule()  # raises an error if the run is shorter than its warm-up
     return recipe
 
 
-def _check_fits(name: str, entry: Entry, given: Numbers) -> None:
-    """Checks that the recipe has the settings that the caller replaces."""
-    has_bias_rate = "bias_learning_rate" in (*rows(entry)[0], *entry.get("not_said", ()))
-    if "bias_learning_rate" in given and not has_bias_rate:
-        raise ValueError(
-            f"bias_learning_rate must be None for {name!r}, whose biases have the same rate as "
-            f"all parameters; got {given['bias_learning_rate']!r}."
-        )
-    if "weight_decay" in given and entry["algorithm"] == "muonh":
-        raise ValueError(
-            f"weight_decay must be None for {name!r}, whose matrices keep their norms; got "
-            f"{given['weight_decay']!r}."
-        )
+def _check(name: str, entry: Entry, passed: Numbers) -> None:
+    """Checks the settings that the caller passed, and that the recipe has them."""
+    for key, value in passed.items():
+        if key in LEAST:
+            check_integer(key, value, at_least=LEAST[key])
+        else:
+            check_number(key, value, "[0, inf)" if key == "weight_decay" else "(0, inf)")
+    settings = {*rows(entry)[0], *entry.get("not_said", ())}
+    has_bias_rate = "bias_learning_rate" in settings
+    for key, fits, why in (
+        ("bias_learning_rate", has_bias_rate, "biases have the rate of all parameters"),
+        ("weight_decay", entry["algorithm"] != "muonh", "matrices keep their norms"),
+        ("epochs", "epochs" in settings, "length is published in steps: pass total_steps"),
+    ):
+        if key in passed and not fits:
+            raise ValueError(f"{key} must be None for {name!r}, whose {why}; got {passed[key]!r}.")
 
 
-def _of_epochs(name: str, runs: list[Entry], given: Numbers) -> list[Entry]:
+def _of_epochs(name: str, runs: list[Entry], passed: Numbers) -> list[Entry]:
     """The runs with the wanted number of epochs, at most one for each batch size."""
     lengths = sorted({run["epochs"] for run in runs if "epochs" in run})
     if len(lengths) < 2:
-        if "epochs" in given and "total_steps" in runs[0]:
-            raise ValueError(
-                f"epochs must be None for {name!r}, whose length is published in steps; got "
-                f"{given['epochs']!r}. Give total_steps."
-            )
         return runs
-    batch_size = given.get("batch_size")
+    batch_size = passed.get("batch_size")
     at = {run["epochs"] for run in runs if batch_size in (None, run.get("batch_size"))}
-    wanted = given.pop("epochs", min(at) if len(at) == 1 else None)
+    wanted = passed.pop("epochs", min(at) if len(at) == 1 else None)
     if wanted not in lengths:
         raise ValueError(
             f"epochs must be one of {', '.join(map(str, lengths))} for {name!r}, got {wanted}: its "
@@ -166,38 +163,34 @@ def _of_epochs(name: str, runs: list[Entry], given: Numbers) -> list[Entry]:
     return [run for run in runs if run["epochs"] == wanted]
 
 
-def _at(name: str, entry: Entry, runs: list[Entry], given: Numbers) -> tuple[Numbers, str]:
+def _at(name: str, entry: Entry, runs: list[Entry], passed: Numbers) -> tuple[Numbers, str]:
     """The numbers at a batch size, and their origin."""
     known = {run["batch_size"]: run for run in runs if "batch_size" in run}
     if not known:
-        return _in_steps(name, entry, runs[0], given), "as published, for any batch size"
+        return _in_steps(name, entry, runs[0], passed), "as published, for any batch size"
     sizes = ", ".join(map(str, sorted(known)))
-    if "batch_size" not in given and len(known) > 1:
+    if "batch_size" not in passed and len(known) > 1:
         raise ValueError(f"batch_size must be given for {name!r}, published at {sizes}; got None.")
-    wanted = given.get("batch_size", min(known))
+    wanted = passed.get("batch_size", min(known))
     if wanted in known:
-        return _in_steps(name, entry, known[wanted], given), "as published"
+        return _in_steps(name, entry, known[wanted], passed), "as published"
     for low, high in itertools.pairwise(sorted(known)):
         if low < wanted < high:
-            given = {key: value for key, value in given.items() if key != "batch_size"}
-            at_low = _in_steps(name, entry, known[low], given)
-            at_high = _in_steps(name, entry, known[high], given)
+            at_low = _in_steps(name, entry, known[low], passed | {"batch_size": low})
+            at_high = _in_steps(name, entry, known[high], passed | {"batch_size": high})
             part = math.log(wanted / low) / math.log(high / low)
-            return _interpolated(at_low, at_high, part) | {"batch_size": wanted}, (
-                f"interpolated between the published batch sizes {low} and {high}: nobody has run "
-                "them"
-            )
+            origin = f"interpolated between the published batch sizes {low} and {high}"
+            found = _interpolated(at_low, at_high, part) | {"batch_size": wanted}
+            return found, f"{origin}: nobody has run them"
     nearest = min(known, key=lambda size: abs(size - wanted))
     base = known[nearest].get("base_learning_rate")
     if base is None:
         raise ValueError(
             f"batch_size must be within the batch sizes at which {name!r} was published, {sizes}; "
-            f"got {wanted}. Beyond them there is no evidence that it trains: past its critical "
-            f"batch size a task gains less and less from a larger batch, and the learning rates at "
-            f"which it trains stop growing. Take {nearest}, and replace its learning_rate and "
-            f"total_steps, for example by those of scale_hyperparameters."
+            f"got {wanted}. Nobody has shown that it trains beyond them. Take {nearest}, and pass "
+            f"other learning_rate and total_steps, for example those of scale_hyperparameters."
         )
-    return _in_steps(name, entry, known[nearest], given), (
+    return _in_steps(name, entry, known[nearest], passed), (
         f"extrapolated from the published batch size {nearest} by the rule of the source, "
         f"{base:g} {STATED_RULES[entry['rule']][0]}: no run of this size was published"
     )
@@ -215,15 +208,15 @@ def _interpolated(low: Numbers, high: Numbers, part: float) -> Numbers:
     return {key: between(low[key], high[key]) for key in low.keys() - {"result"}}
 
 
-def _in_steps(name: str, entry: Entry, run: Entry, given: Numbers) -> Numbers:
+def _in_steps(name: str, entry: Entry, run: Entry, passed: Numbers) -> Numbers:
     """The numbers of one run with those of the caller, all lengths in steps."""
     missing = [
         key
         for key in entry.get("not_said", ())
-        if key not in given and not ("total_steps" in given and key in ("epochs", "examples"))
+        if key not in passed and not ("total_steps" in passed and key in ("epochs", "examples"))
     ]
     check_said(name, missing)
-    found = {key: _frozen(value) for key, value in run.items()} | given
+    found = {key: _frozen(value) for key, value in run.items()} | passed
     examples = found.pop("examples", entry.get("examples"))
 
     def steps(epochs: float) -> int:
@@ -247,10 +240,10 @@ def _in_steps(name: str, entry: Entry, run: Entry, given: Numbers) -> Numbers:
         found["hold_steps"] = found["total_steps"] - decay - warmed_up
     if found.pop("stairs", False):
         found["steps_per_stair"] = steps(1)
-    return _with_rates(entry, run, found, given)
+    return _with_rates(entry, run, found, passed)
 
 
-def _with_rates(entry: Entry, run: Entry, found: Numbers, given: Numbers) -> Numbers:
+def _with_rates(entry: Entry, run: Entry, found: Numbers, passed: Numbers) -> Numbers:
     """The numbers with the rates by the rule of the source, or in proportion to the caller's."""
     base = found.pop("base_learning_rate", None)
     if base is not None:
@@ -261,7 +254,7 @@ def _with_rates(entry: Entry, run: Entry, found: Numbers, given: Numbers) -> Num
         published = run.get("learning_rate", found["learning_rate"])
     change = found["learning_rate"] / published
     for key in ("bias_learning_rate", "warmup_begin_value", "end_value"):
-        if key in found and key not in given:
+        if key in found and key not in passed:
             found[key] *= change
     for key, group in found.items():
         if isinstance(group, Group) and group.learning_rate is not None:

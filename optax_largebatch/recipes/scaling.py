@@ -1,5 +1,6 @@
 """Hyperparameters from one batch size, and one length of the run, to another."""
 
+import math
 import textwrap
 from typing import Any, NamedTuple
 
@@ -14,13 +15,14 @@ from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.noise_scale import NoiseScale
 from optax_largebatch.plans.coupling import DecayKind
 from optax_largebatch.recipes.scaling_rules import (
+    B1_FLOOR,
     DECAYS,
     LENGTHS,
     NOT_MOVED,
     RULES,
     Change,
     Hyperparameters,
-    Moved,
+    Law,
     RuleName,
 )
 
@@ -184,36 +186,44 @@ def scale_hyperparameters(
         if getattr(settings, name) is None:
             raise ValueError(f"settings.{name} must be given for the rule {rule!r}, got None.")
     k = to_batch / from_batch
-    rate = law.rate(k, run_length, length_power)
-    change = Change(k, run_length, rate.value, b2_floor, b2_ceiling)
+    rate, why = law.rate(k, run_length, length_power)
     kind = decay_kind or law.decay_kind
     laws = LENGTHS | law.moves | {"weight_decay": DECAYS[kind]}
-    old: dict[str, float] = {
+    laws["learning_rate"] = Law(why, lambda old, change: old * change.rate)
+    bounds = {"b1": (B1_FLOOR, 1.0), "b2": (b2_floor, b2_ceiling)}
+    old: dict[str, Any] = {
         name: int(value) if name.endswith("_steps") else float(value)
         for name, value in vars(settings).items()
         if value is not None
     }
-    new = {name: laws.get(name, NOT_MOVED)(value, change) for name, value in old.items()}
-    new["learning_rate"] = Moved(old["learning_rate"] * rate.value, rate.why)
-    if rule == "legew" and new["warmup_steps"].value >= new["total_steps"].value:
+    new, reasons = dict(old), {}
+    for name, value in old.items():
+        reasons[name], moved = laws.get(name, NOT_MOVED)
+        new[name] = moved(value, Change(k, run_length, rate))
+        floor, ceiling = bounds.get(name, (-math.inf, math.inf))
+        # Bounds do not move what was outside before.
+        bound = min(max(new[name], min(value, floor)), max(value, ceiling))
+        if bound != new[name]:
+            limit = f"floor {floor:g}" if bound > new[name] else f"ceiling {ceiling:g}"
+            new[name], reasons[name] = bound, f"limited by the {limit}"
+    if rule == "legew" and new["warmup_steps"] >= new["total_steps"]:
         raise ValueError(
             f"to_batch must leave more steps than settings.warmup_steps = {settings.warmup_steps} "
             f"under the rule 'legew', got {to_batch}: the warm-up keeps its steps, and the run has "
-            f"{new['total_steps'].value} left. Take a smaller to_batch, or the rule 'sqrt'."
+            f"{new['total_steps']} left. Take a smaller to_batch, or the rule 'sqrt'."
         )
     examples = "" if run_length == 1 else f", examples times r = {run_length:g}"
     lines = [
         _wrapped(f"{rule}, batch size {from_batch} to {to_batch} (k = {k:g}){examples}:"),
-        *_table(old, new),
+        *_table(old, new, reasons),
         _wrapped(law.valid),
     ]
     if decay_kind is None and "weight_decay" in old:
         lines.append(f"Assumes decay_kind={kind!r}.")
-    scaled: dict[str, Any] = {name: moved.value for name, moved in new.items()}
     if noise is not None:
         power = law.batch_power
-        lines.append(_wrapped(_noise(from_batch, to_batch, noise, power, kind, scaled)))
-    return ScaledHyperparameters(Hyperparameters(**scaled), "\n".join(lines))
+        lines.append(_wrapped(_noise(from_batch, to_batch, noise, power, kind, new)))
+    return ScaledHyperparameters(Hyperparameters(**new), "\n".join(lines))
 
 
 def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383) -> int:
@@ -255,15 +265,13 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 80, break_on_hyphens=False, break_long_words=False)
 
 
-def _table(old: dict[str, float], new: dict[str, Moved]) -> list[str]:
+def _table(old: dict[str, Any], new: dict[str, Any], reasons: dict[str, str]) -> list[str]:
     changes = {
-        name: f"{_shown(before)} (kept)"
-        if before == new[name].value
-        else f"{_shown(before)} -> {_shown(new[name].value)}"
-        for name, before in old.items()
+        name: f"{_shown(value)} {'(kept)' if new[name] == value else f'-> {_shown(new[name])}'}"
+        for name, value in old.items()
     }
     width = max(map(len, changes.values()))
-    return [f"  {name:<13}  {text:<{width}}  {new[name].why}" for name, text in changes.items()]
+    return [f"  {name:<13}  {text:<{width}}  {reasons[name]}" for name, text in changes.items()]
 
 
 def _shown(value: float) -> str:

@@ -68,90 +68,48 @@ class Change(NamedTuple):
     """The examples of the new run over those of the old one."""
     rate: float
     """The new learning rate over the old one."""
-    b2_floor: float
-    b2_ceiling: float
 
 
-class Moved(NamedTuple):
-    """A hyperparameter of the new run."""
+class Law(NamedTuple):
+    """How a hyperparameter moves from the old run to the new one, and why."""
 
-    value: float
     why: str
-    """The reason, in at most 33 characters: a line of the account has 80 columns."""
+    """At most 33 characters: a line of the account has 80 columns."""
+    moved: Callable[[float, Change], float] = lambda value, change: value
 
 
-Law = Callable[[float, Change], Moved]
-"""Takes a hyperparameter of the old run to the new one."""
-
-
-def _kept(why: str) -> Law:
-    return lambda value, change: Moved(value, why)
-
-
-def _times(factor: Callable[[Change], float], why: str) -> Law:
-    return lambda value, change: Moved(value * factor(change), why)
-
-
-def _decay_rate(
-    moved: Callable[[float, Change], float],
-    bounds: Callable[[Change], tuple[float, float]],
-    why: str,
-) -> Law:
-    """The law of b1 or b2. Bounds do not move one that was outside before."""
-
-    def law(old: float, change: Change) -> Moved:
-        floor, ceiling = bounds(change)
-        free = moved(old, change)
-        new = min(max(free, min(old, floor)), max(old, ceiling))
-        if new == free:
-            return Moved(new, why)
-        bound = f"floor {floor:g}" if new > free else f"ceiling {ceiling:g}"
-        return Moved(new, f"limited by the {bound}")
-
-    return law
-
-
-def _steps(why: str) -> Law:
-    """The law of lengths. No length vanishes."""
-
-    def law(steps: float, change: Change) -> Moved:
-        moved = round(steps * change.r / change.k)
-        return Moved(moved, why) if moved or not steps else Moved(1, "no further down: one step")
-
-    return law
-
-
-def _b2_bounds(change: Change) -> tuple[float, float]:
-    return change.b2_floor, change.b2_ceiling
+def _steps(steps: float, change: Change) -> int:
+    """No length vanishes."""
+    return max(round(steps * change.r / change.k), min(int(steps), 1))
 
 
 def _in_proportion(b: float, change: Change) -> float:
     return b - (change.k - 1) * (1 - b)
 
 
-_B1_OF_ADAM_SDE = _decay_rate(_in_proportion, lambda change: (B1_FLOOR, 1.0), "(1 - b1) times k")
-_B2_OF_ADAM_SDE = _decay_rate(_in_proportion, _b2_bounds, "(1 - b2) times k")
-_EPS_OF_ADAM_SDE = _times(lambda change: change.k**-0.5, "divided by sqrt(k)")
-_SAME_HALF_LIFE = _decay_rate(
-    lambda b2, change: b2**change.k, _b2_bounds, "same half-life in examples"
+_SAME_HALF_LIFE = Law("same half-life in examples", lambda b2, change: b2**change.k)
+_EPS_BY_ROOT_OF_STEPS = Law(
+    "times sqrt(r / k)", lambda eps, change: eps * math.sqrt(change.r / change.k)
 )
-_EPS_BY_ROOT_OF_STEPS = _times(lambda change: math.sqrt(change.r / change.k), "times sqrt(r / k)")
 
-NOT_MOVED = _kept("not part of the rule")
+NOT_MOVED = Law("not part of the rule")
 
 DECAYS: Mapping[DecayKind, Law] = {
-    "decoupled": _times(
-        lambda change: change.k / (change.r * change.rate), "keeps B / (rate decay examples)"
+    "decoupled": Law(
+        "keeps B / (rate decay examples)",
+        lambda decay, change: decay * change.k / (change.r * change.rate),
     ),
-    "independent": _times(lambda change: change.k / change.r, "keeps B / (decay examples)"),
-    "l2": _kept("L2 decay is part of the loss"),
-    "rescaled": _kept("norms rescale the step"),
+    "independent": Law(
+        "keeps B / (decay examples)", lambda decay, change: decay * change.k / change.r
+    ),
+    "l2": Law("L2 decay is part of the loss"),
+    "rescaled": Law("norms rescale the step"),
 }
 """How weight decay moves, by its kind."""
 
-LENGTHS: dict[str, Law] = {
-    "warmup_steps": _steps("the same part of the run"),
-    "total_steps": _steps("times r / k"),
+LENGTHS = {
+    "warmup_steps": Law("the same part of the run", _steps),
+    "total_steps": Law("times r / k", _steps),
 }
 """How steps move unless a rule says otherwise."""
 
@@ -171,13 +129,13 @@ class ScalingRule:
     valid: str
     """Where the rule holds."""
 
-    def rate(self, k: float, r: float, length_power: float | None) -> Moved:
-        """The factor of the learning rate."""
+    def rate(self, k: float, r: float, length_power: float | None) -> tuple[float, str]:
+        """The factor of the learning rate, and the reason."""
         power = self.length_power if length_power is None else length_power
         powers = {0: [], 0.5: ["sqrt(k)"], 1: ["k"]}[self.batch_power]
         powers += [f"r^{power:g}"] if power and r != 1 else []
         why = f"times {' '.join(powers)}" if powers else "yours to tune"
-        return Moved(k**self.batch_power * r**power, why)
+        return k**self.batch_power * r**power, why
 
 
 RULES: Mapping[str, ScalingRule] = {
@@ -194,7 +152,11 @@ RULES: Mapping[str, ScalingRule] = {
     ),
     "adam_sde": ScalingRule(
         batch_power=0.5,
-        moves={"b1": _B1_OF_ADAM_SDE, "b2": _B2_OF_ADAM_SDE, "eps": _EPS_OF_ADAM_SDE},
+        moves={
+            "b1": Law("(1 - b1) times k", _in_proportion),
+            "b2": Law("(1 - b2) times k", _in_proportion),
+            "eps": Law("divided by sqrt(k)", lambda eps, change: eps / math.sqrt(change.k)),
+        },
         needs=("b1", "b2", "eps"),
         valid="Valid while the noise of the gradient outweighs the gradient, and no b is at a "
         "bound.",
@@ -208,7 +170,7 @@ RULES: Mapping[str, ScalingRule] = {
     ),
     "legew": ScalingRule(
         batch_power=0.5,
-        moves={"warmup_steps": _kept("k times the epochs")},
+        moves={"warmup_steps": Law("k times the epochs")},
         decay_kind="rescaled",
         needs=("warmup_steps", "total_steps"),
         valid="Valid for LARS and LAMB while the batch is below the critical one, and at most "

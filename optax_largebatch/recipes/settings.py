@@ -81,8 +81,8 @@ class Settings:
     b2: float | None = None
     eps: float | None = None
     momentum: float | None = None
-    learning_rate_in_momentum: bool = True
-    bias_correction: Literal["full", "none", "step_size"] = "full"
+    learning_rate_in_momentum: bool | None = None
+    bias_correction: Literal["full", "none", "step_size"] | None = None
     max_grad_norm: float | None = None
     param_norm_bounds: tuple[float | None, float | None] | None = None
     trust_ratio_bounds: tuple[float | None, float | None] | None = None

@@ -1,8 +1,11 @@
-"""Networks of the kinds that recipes are for: small ones to train, whole ones as shapes."""
+"""Networks of the kinds that recipes are for, and what every optimizer of a recipe must do."""
+
+import functools
 
 from flax import linen
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 
@@ -95,6 +98,7 @@ def shapes(network, *image_shape):
     return jax.eval_shape(network.init, jax.random.key(0), image)["params"]
 
 
+@functools.cache
 def trainable(kind):
     """The parameters of a small network of a kind, and the gradient of its loss."""
     images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
@@ -115,3 +119,53 @@ def trainable(kind):
         return optax.softmax_cross_entropy_with_integer_labels(found, labels).mean()
 
     return variables["params"], jax.jit(jax.grad(loss))(variables["params"])
+
+
+def flat(tree):
+    """By name the arrays of a tree, as float64."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): np.asarray(leaf, np.float64) for path, leaf in paths}
+
+
+def trained(optimizer, params, gradients):
+    """The parameters after a step with each gradient of a stack."""
+
+    def step(carry, gradient):
+        params, state = carry
+        updates, state = optimizer.update(gradient, state, params)
+        return (jax.tree.map(lambda p, u: p + u, params, updates), state), None
+
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, gradients)[0][0])
+    return run((params, optimizer.init(params)))
+
+
+def takes_a_step(recipe, kind, **rules):
+    """Two steps with the gradient of a network: a warm-up may begin with a rate of 0."""
+    params, gradients = trainable(kind)
+    optimizer = recipe.optimizer(params, **rules)
+    options = {"xla_backend_optimization_level": 0}
+    update = jax.jit(optimizer.update, compiler_options=options)
+    _, state = update(gradients, optimizer.init(params), params)
+    updates, _ = update(gradients, state, params)
+    for leaf, moved in flat(updates).items():
+        assert np.all(np.isfinite(moved)), leaf
+        assert np.any(moved != 0), leaf
+
+
+def at_step(optimizer, params, step):
+    """The state of an optimizer whose counters are at a step."""
+    state = optimizer.init(params)
+    return jax.tree.map(lambda x: jnp.full_like(x, step) if x.dtype == jnp.int32 else x, state)
+
+
+def built_by_code(recipe, params):
+    """The variables of the printed program, whose optimizer is checked to be that of the recipe."""
+    program = {}
+    exec(recipe.code(), program)
+    gradients = jax.tree.map(lambda p: jnp.cos(3 * p), params)
+    updates = [
+        jax.jit(optimizer.update)(gradients, at_step(optimizer, params, 7), params)[0]
+        for optimizer in (recipe.optimizer(params), program["optimizer"])
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *updates)
+    return program

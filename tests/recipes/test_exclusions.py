@@ -126,7 +126,7 @@ def test_a_mask_of_ones_own_takes_the_bias_rate_along():
     slower = {one.name for one in found if one.rate < 1}
     assert slower == spared(found, is_decayed) == spared(found, is_adapted)
     assert "cls" in slower
-    with pytest.raises(TypeError, match="mask must be a rule.*'resnet50/lars/barlow-twins'"):
+    with pytest.raises(TypeError, match=r"mask must be a rule.*'resnet50/lars/barlow-twins'"):
         recipe.optimizer(mask=lambda params: params)
 
 

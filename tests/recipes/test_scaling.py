@@ -116,8 +116,6 @@ def test_the_account_says_what_changed_and_why(rule):
 def test_a_warmup_does_not_vanish(rule):
     short = dataclasses.replace(ADAMW, warmup_steps=10)
     assert scaled(rule, 256, 8192, short).warmup_steps == (10 if rule == "legew" else 1)
-    if rule != "legew":
-        assert reasons(rule, 256, 8192, short)["warmup_steps"].endswith("one step")
     none = dataclasses.replace(ADAMW, warmup_steps=0)
     assert scaled(rule, 256, 8192, none).warmup_steps == 0
 
