@@ -22,7 +22,10 @@ PROGRAM = "optax-largebatch"
 LONGEST_ERROR = 1000
 """The limit for the characters of an error, which may quote what was typed."""
 
-RECIPE_OPTIONS: dict[str, tuple[type, str]] = {
+Options = dict[str, tuple[Any, str]]
+"""The type or the choices of each option, and its help."""
+
+RECIPE_OPTIONS: Options = {
     "batch_size": (int, "examples in a step"),
     "epochs": (int, "one of the published numbers, if there are several"),
     "examples": (int, "examples in an epoch"),
@@ -32,13 +35,11 @@ RECIPE_OPTIONS: dict[str, tuple[type, str]] = {
     "bias_learning_rate": (float, "peak for biases and norms, if they have their own"),
     "weight_decay": (float, "for the parameters that are decayed"),
 }
-RAMP_OPTIONS: dict[str, tuple[type, str]] = {
-    "learning_rate": RECIPE_OPTIONS["learning_rate"],
-    "weight_decay": RECIPE_OPTIONS["weight_decay"],
+RAMP_OPTIONS: Options = {
     "total": (str, "of a ramp: tokens of the run, such as 1T"),
     "increment": (int, "of a linear ramp: what it adds to the batch size at once"),
 }
-PLAN_OPTIONS: dict[str, tuple[Any, str]] = {
+PLAN_OPTIONS: Options = {
     "sequence_length": (int, "tokens in an example; all lengths are then in tokens"),
     "coupling": (tuple(POWERS), "how the learning rate follows the batch size"),
     "learning_rate": (float, "peak, for the reference batch size"),
@@ -86,9 +87,9 @@ def _recipes(name: str | None = None, as_json: bool = False, **settings: Any) ->
         return json.dumps(names) if as_json else recipes.table(name)
     name = find(name or "")
     is_ramp = name in recipes.names("ramps")
-    for option in settings.keys() - (RAMP_OPTIONS if is_ramp else RECIPE_OPTIONS):
-        kind = "ramp" if is_ramp else "recipe"
-        raise ValueError(f"--{option.replace('_', '-')} is no option of {name!r}, a {kind}.")
+    allowed = {*RAMP_OPTIONS, "learning_rate", "weight_decay"} if is_ramp else RECIPE_OPTIONS
+    for option in settings.keys() - allowed:
+        raise ValueError(f"--{option.replace('_', '-')} is no option of {name!r}.")
     if is_ramp:
         plan = recipes.ramp(name, **settings)
         return plan.to_json() if as_json else str(plan)
@@ -104,12 +105,9 @@ def _plan(stages: str, as_json: bool = False, **settings: Any) -> str:
     if "learning_rate" in settings:
         settings["learning_rate"] = PlannedRate(settings["learning_rate"], **shape)
     elif shape or largest is not None:
-        raise ValueError(
-            "--learning-rate must be given with --seesaw, --warmup, --decay and --end-value."
-        )
-    plan = batch_plan(
-        stages if largest is None else seesaw(stages, largest_batch=largest), **settings
-    )
+        raise ValueError("--learning-rate must be given with --seesaw or a shape of the rate.")
+    plan_stages = stages if largest is None else seesaw(stages, largest_batch=largest)
+    plan = batch_plan(plan_stages, **settings)
     return plan.to_json() if as_json else str(plan)
 
 
@@ -120,36 +118,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, text: str, example: str, run: Any) -> argparse.ArgumentParser:
+    def command(name: str, run: Any, options: Options, text: str, example: str) -> Any:
         added = commands.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example:\n  {PROGRAM} {example}",
+            epilog=f"example:\n  {PROGRAM} {name} {example}",
             formatter_class=formatter, argument_default=argparse.SUPPRESS,
         )  # fmt: skip
-        added.add_argument("--json", dest="as_json", action="store_true", help="for scripts")
         added.set_defaults(run=run)
+        added.add_argument("--json", dest="as_json", action="store_true", help="for scripts")
+        for option, (kind, meaning) in options.items():
+            allowed = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+            added.add_argument(f"--{option.replace('_', '-')}", help=meaning, **allowed)
         return added
 
     added = command(
-        "recipes", "list the published recipes and ramps, or print one",
-        "recipes byol --batch-size 2048 --epochs 300", _recipes,
+        "recipes", _recipes, RECIPE_OPTIONS | RAMP_OPTIONS,
+        "list the published recipes and ramps, or print one",
+        "byol --batch-size 2048 --epochs 300",
     )  # fmt: skip
     added.add_argument("name", nargs="?", help="a name, or a part of names, such as lars or ramps")
-    _add_options(added, RECIPE_OPTIONS | RAMP_OPTIONS)
     added = command(
-        "plan", "plan the batch size over a run",
-        "plan '0:512 2M:2048' --total 20M --learning-rate 1e-3", _plan,
+        "plan", _plan, PLAN_OPTIONS, "plan the batch size over a run",
+        "'0:512 2M:2048' --total 20M --learning-rate 1e-3",
     )  # fmt: skip
     added.add_argument("stages", help="where each batch size begins, or one batch size")
     added.add_argument("--total", required=True, help="examples of the run, such as 20M")
-    _add_options(added, PLAN_OPTIONS)
     return parser
-
-
-def _add_options(parser: argparse.ArgumentParser, options: dict[str, tuple[Any, str]]) -> None:
-    for name, (kind, text) in options.items():
-        allowed = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
-        parser.add_argument(f"--{name.replace('_', '-')}", help=text, **allowed)
 
 
 if __name__ == "__main__":

@@ -193,10 +193,12 @@ def check_said(name: str, missing: Sequence[str]) -> None:
 
 def lines(part: str | None = None) -> list[Line]:
     """What the table has of each recipe and ramp; `part` is as for `names`."""
-    return [
-        (_line_of_ramp if published()[name]["field"] == "ramps" else _line)(name, published()[name])
-        for name in names(part)
-    ]
+    found = []
+    for name in names(part):
+        entry = published()[name]
+        cells = _cells_of_ramp(entry) if entry["field"] == "ramps" else _cells(rows(entry))
+        found.append(Line(name, *cells, ", ".join(entry.get("not_said", ())), entry["source"]))
+    return found
 
 
 def _having(word: str) -> list[str]:
@@ -212,21 +214,16 @@ def _having(word: str) -> list[str]:
     )
 
 
-def _line(name: str, entry: Entry) -> Line:
-    runs = rows(entry)
+def _cells(runs: list[Entry]) -> tuple[str, str, str]:
+    """Batch sizes, epochs and results of a recipe."""
     sizes = _listed([run.get("batch_size") for run in runs])
-    lengths = {run.get("sequence_length") for run in runs} - {None}
-    return Line(
-        name,
-        f"{sizes} x {_listed([*lengths])} tokens" if lengths and sizes else sizes,
-        _listed([run.get("epochs") for run in runs]),
-        _results(runs),
-        ", ".join(entry.get("not_said", ())),
-        entry["source"],
-    )
+    lengths = _listed([run.get("sequence_length") for run in runs])
+    sizes += f" x {lengths} tokens" if lengths and sizes else ""
+    return sizes, _listed([run.get("epochs") for run in runs]), _results(runs)
 
 
-def _line_of_ramp(name: str, entry: Entry) -> Line:
+def _cells_of_ramp(entry: Entry) -> tuple[str, str, str]:
+    """Batch sizes of a ramp, where the last one begins, and no result."""
     if linear := entry.get("linear"):
         step = f" by {linear['increment']}" if "increment" in linear else ""
         sizes, last = f"{linear['first']} to {linear['last']}{step}", linear["length"]
@@ -234,14 +231,8 @@ def _line_of_ramp(name: str, entry: Entry) -> Line:
         starts = starts_of(entry["stages"])
         sizes, last = _listed([batch for _, batch in starts]), starts[-1][0]
     total = f" of {written(count('total', entry['total']))}" if "total" in entry else ""
-    return Line(
-        name,
-        f"{sizes} x {entry['sequence_length']} tokens",
-        f"{written(count('length', last))}{total} {entry.get('counted_in', 'tokens')}",
-        "",
-        ", ".join(entry.get("not_said", ())),
-        entry["source"],
-    )
+    length = f"{written(count('length', last))}{total} {entry.get('counted_in', 'tokens')}"
+    return f"{sizes} x {entry['sequence_length']} tokens", length, ""
 
 
 def _results(runs: list[Entry]) -> str:

@@ -21,6 +21,7 @@ def test_names_by_a_word():
     assert "resnet50/lars/simclr-v2" in lb.recipes.names("simclr")
     assert set(lb.recipes.names("speech")) == {"fastpitch/lamb/nvidia", "rnnt/lamb/mlperf"}
     assert lb.recipes.names("albert/lamb/google") == ["albert/lamb/google"]
+    assert lb.recipes.get("google").name == "albert/lamb/google"
     assert {name.split("/")[1] for name in lb.recipes.names("muon")} == {"muon", "muonh"}
     assert set(lb.recipes.names("nanochat")) == {"nanochat-d24/muon/speedrun", "nanochat-d34"}
     assert lb.recipes.names("ramps") == sorted(set(lb.recipes.names()) - set(RECIPES))

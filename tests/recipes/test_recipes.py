@@ -346,21 +346,6 @@ def test_refuses_to_go_beyond(batch_size):
         lb.recipes.get("bert-large/lamb/mlperf", batch_size, extrapolate=True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "said"),
-    [
-        (("bert-large/adam",), ValueError, "got 'bert-large/adam'. Near it are bert-large/lamb"),
-        (("bert-large/lamb/mlperf",), ValueError, "batch_size must be given"),
-        (("bert-large/lamb/mlperf", 1e3), TypeError, "batch_size must be a Python integer"),
-        (("bert-large/lamb/mlperf", 0), ValueError, "batch_size must be >= 1"),
-    ],
-)
-def test_wrong_arguments(arguments, error, said):
-    with pytest.raises(error) as caught:
-        lb.recipes.get(*arguments)
-    assert said in str(caught.value)
-
-
 def test_one_published_size_needs_no_argument():
     assert lb.recipes.get("resnet50/lamb/you").batch_size == 32768
 
