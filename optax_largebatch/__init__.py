@@ -24,8 +24,8 @@ from optax_largebatch.diagnostics.noise_scale import (
     layer_noise_scales,
     noise_scale,
 )
+from optax_largebatch.diagnostics.optimizer_facts import trust_ratios
 from optax_largebatch.diagnostics.step_metrics import step_metrics
-from optax_largebatch.diagnostics.trust_ratios import trust_ratios
 from optax_largebatch.migration.adopt_state import adopt_state
 from optax_largebatch.optimizers.adamh import adamh
 from optax_largebatch.optimizers.cain import cain

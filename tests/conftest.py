@@ -39,6 +39,21 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def read_back(state, folder, target=None):
+    """A state from a checkpoint of Orbax, without its types if there is no target."""
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "saved", state)
+        checkpointer.wait_until_finished()
+        return checkpointer.restore(folder / "saved", target)
+
+
+def slow_but(quick, names):
+    """Parameters of a test that is slow, but for a few."""
+    return [pytest.param(x, marks=[pytest.mark.slow] * (x not in quick)) for x in names]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
     """A program that several tests compile is compiled once, for all workers of pytest-xdist."""

@@ -11,11 +11,12 @@ import optax
 from optax_largebatch.diagnostics.optimizer_facts import (
     Optimizer,
     OptimizerFacts,
+    Ratio,
     block_norms,
     facts_about,
     forgotten_stacks,
+    ratios_of,
 )
-from optax_largebatch.diagnostics.trust_ratios import Ratio, ratios_of
 from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.owners import by_parameter, parts_of_kinds
 from optax_largebatch.params.paths import leaf_names
@@ -47,14 +48,12 @@ OF_ZEROS = {
 }
 """What happens to zeros, by what sets the length of their steps."""
 FAR_ABOVE = (
-    "updates that are small beside the weights, often in an embedding with few gradients or a "
-    "layer that no loss reaches; leave it out with trust_ratio_mask, or bound its ratio, where the "
-    "optimizer has trust_ratio_bounds=(None, 10.0)."
+    "updates that are small beside the weights, often in an embedding with few gradients; leave it "
+    "out with trust_ratio_mask, or bound it where the optimizer has trust_ratio_bounds."
 )
 FAR_BELOW = (
-    "weights that are small beside their updates, as after an initialization near 0, and such a "
-    "layer hardly moves; leave it out with trust_ratio_mask, or give its norm a floor, where the "
-    "optimizer has param_norm_bounds=(low, None)."
+    "weights that are small beside their updates, so that the layer hardly moves; leave it out "
+    "with trust_ratio_mask, or give its norm a floor where the optimizer has param_norm_bounds."
 )
 
 
@@ -101,7 +100,8 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     """
     facts, leaves = facts_about(optimizer, params), jax.tree.leaves(params)
     ratios = [ratio for ratio in ratios_of(facts, state, params) if ratio.adapted]
-    norms = list(zip(leaf_names(params), (float(block_norms(x)) for x in leaves), strict=True))
+    lengths = (float(block_norms(x)) for x in leaves)
+    norms = list(zip(leaf_names(params), lengths, strict=True))
     return [
         *_nothing_layer_wise(facts),
         *_not_finite_ratios(ratios),
@@ -172,7 +172,7 @@ def _adapted_vectors(ratios: list[Ratio], params: Any, facts: OptimizerFacts) ->
         yield (
             f"{len(largest)} of {len(vectors)} parameters with a single axis are adapted, such as "
             f"{leaf_names(params)[number]!r} (ratio {largest[number]:.3g}): biases and scales "
-            "start at 0 or 1, so that their norms say little about their step. Leave them out with "
+            "start at 0 or 1, and their norms say little. Leave them out with "
             "trust_ratio_mask=~matching_kinds('bias', 'norm')."
         )
 
@@ -188,8 +188,9 @@ def _zero(norms: list[tuple[str, float]], facts: OptimizerFacts) -> Iterator[str
 def _at_a_bound(ratios: list[Ratio], leaves: list[Any]) -> Iterator[str]:
     found: dict[str, int] = {}
     for one in ratios:
-        norms = np.ravel(block_norms(leaves[one.number], one.axes))
-        for end, bound in zip(("a lower", "an upper"), one.bounds or (None, None), strict=True):
+        norms = np.ravel(block_norms(leaves[one.number], one.about.axes[one.number]))
+        bounds = one.about.bounds or (None, None)
+        for end, bound in zip(("a lower", "an upper"), bounds, strict=True):
             if bound is not None:
                 at = int(np.sum((np.ravel(one.values) == np.float32(bound)) & (norms > 0)))
                 name = f"{end} bound, {float(bound):.4g}"
@@ -245,8 +246,7 @@ def _without_rate(state: Any, params: Any) -> Iterator[str]:
             yield (
                 f"{len(still)} of {len(entries)} parameters had a learning rate of 0 in the last "
                 f"step, such as {still[0]!r}: their group says so, or they never had a gradient. "
-                "Parameters that are frozen for good need no moments: optax.partition with "
-                "optax.set_to_zero() saves these."
+                "What is frozen for good needs no moments: optax.partition, optax.set_to_zero()."
             )
 
 
@@ -270,7 +270,6 @@ def _small_loss_scale(state: Any) -> Iterator[str]:
         if skipped and scale < SMALL_LOSS_SCALE:
             yield (
                 f"The loss scale fell to {scale:.4g}, and {skipped} steps were left out on the "
-                "way: the gradients themselves are large, and at so small a scale the small ones "
-                "among them vanish in float16. Look at the loss, take a lower learning rate or a "
-                "longer warm-up, or train in bfloat16."
+                "way: at so small a scale small gradients vanish in float16. Look at the loss, "
+                "take a lower learning rate or a longer warm-up, or train in bfloat16."
             )

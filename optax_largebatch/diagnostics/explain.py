@@ -10,17 +10,9 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.diagnostics.optimizer_facts import (
-    Optimizer,
-    facts_about,
-    forgotten_stacks,
-    relative_rates,
-)
+from optax_largebatch.diagnostics import optimizer_facts
 from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.paths import leaf_names
-
-LONGEST_CELL = 200
-"""A longer name loses its middle, since all rows are as wide as the widest."""
 
 UNKNOWN = "?"
 """What is not known of parameters that only other libraries' transformations see."""
@@ -64,7 +56,7 @@ class Explanation:
         head = ("parameter", "shape", "blocks", "direction", "length", "decay", "rate", "")
         lines = [
             (
-                _cell(one.name),
+                printable(one.name),
                 _times(one.shape) or "scalar",
                 f"{one.blocks} of {_times(one.matrices)}" if one.matrices else str(one.blocks),
                 one.direction,
@@ -100,7 +92,7 @@ class Explanation:
         return f"{len(self.parameters)} parameters, {sum(numbers.values())} numbers ({listed})"
 
 
-def explain(optimizer: Optimizer, params: Any) -> Explanation:
+def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
     r"""Says of each parameter who moves it and how, and marks what looks wrong.
 
     For each parameter it prints its blocks (an array, or the layers of an array that stacks
@@ -142,9 +134,9 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
         layers/kernel  2x4x8  2 of 4x8  muon       sphere  -      1
         4 parameters, 152 numbers (adam: 52; adam, sphere: 36; muon, sphere: 64)
     """
-    facts, leaves = facts_about(optimizer, params), jax.tree.leaves(params)
-    forgotten = {one.number: one.entry for one in forgotten_stacks(facts, params)}
-    rates = relative_rates([(known or {}).get("rate") for known in facts.of_each])
+    facts, leaves = optimizer_facts.facts_about(optimizer, params), jax.tree.leaves(params)
+    forgotten = {one.number: one.entry for one in optimizer_facts.forgotten_stacks(facts, params)}
+    rates = optimizer_facts.relative_rates([(known or {}).get("rate") for known in facts.of_each])
     lines = []
     for number, (name, leaf) in enumerate(zip(leaf_names(params), leaves, strict=True)):
         known, axes, shape = facts.of_each[number], facts.axes[number], tuple(np.shape(leaf))
@@ -207,8 +199,3 @@ def printable(text: str) -> str:
 
 def _times(lengths: tuple[int, ...]) -> str:
     return "x".join(map(str, lengths))
-
-
-def _cell(text: str) -> str:
-    shown, half = printable(text), LONGEST_CELL // 2
-    return shown if len(shown) <= LONGEST_CELL else f"{shown[: half - 3]}...{shown[-half:]}"

@@ -64,14 +64,13 @@ class MeasuredCriticalBatchSize(NamedTuple):
 
     def summary(self) -> str:
         """The best learning rates with their steps, in a few readable lines."""
-        lines = [
-            f"batch size {batch}: {steps.mean():.4g} steps at the learning rate {rate:.4g}"
-            for batch, steps, rate in zip(
-                self.batch_sizes, self.best_steps, self.best_learning_rates, strict=True
-            )
-        ]
-        edges = ["", ", the edge of the grid: add rates beyond it"]
-        return "\n".join(f"{x}{edges[at]}" for x, at in zip(lines, self.at_edge, strict=True))
+        lines = []
+        for index, batch in enumerate(self.batch_sizes):
+            steps, rate = self.best_steps[index].mean(), self.best_learning_rates[index]
+            line = f"batch size {batch}: {steps:.4g} steps at the learning rate {rate:.4g}"
+            edge = ", the edge of the grid: add rates beyond it" if self.at_edge[index] else ""
+            lines.append(line + edge)
+        return "\n".join(lines)
 
 
 def measure_critical_batch_size(
@@ -193,9 +192,7 @@ def measure_critical_batch_size(
         loss = jnp.asarray(start, rate.dtype)
         return _Run(params, state, loss, jnp.zeros_like(loss), loss, jnp.full_like(loss, jnp.inf))
 
-    def advance(
-        batch_size: int, rate: jax.Array, run: _Run, done: jax.Array, key: jax.Array
-    ) -> _Run:
+    def advance(batch_size: int, rate: Any, run: _Run, done: Any, key: Any) -> _Run:
         """The run after the steps up to the next evaluation; `done` steps were taken before."""
         optimizer = make_optimizer(rate)
 
@@ -238,13 +235,12 @@ def measure_critical_batch_size(
         _, end = jax.lax.while_loop(goes_on, body, first)
         return end.arrived, end.lowest
 
+    of_each = jnp.asarray(rates, jnp.result_type(float))
     steps = np.full((len(batches), len(rates), runs), np.inf)
     lowest = np.full_like(steps, start)
     for index, run in progress([(i, run) for i in range(len(batches)) for run in range(runs)]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batches[index]), run)
-        steps[index, :, run], lowest[index, :, run] = train(
-            batches[index], jnp.asarray(rates, jnp.result_type(float)), key
-        )
+        steps[index, :, run], lowest[index, :, run] = train(batches[index], of_each, key)
         if run == runs - 1:
             _check_arrived(batches[index], rates, steps[index], lowest[index], max_steps)
     return MeasuredCriticalBatchSize(tuple(batches), tuple(rates), steps)

@@ -8,15 +8,7 @@ import optax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.engine.recorded_states import recorded_states
-from optax_largebatch.migration.moments import (
-    ADAM,
-    BUFFER,
-    MICRO_STEPS,
-    MUON,
-    STEPS,
-    Kept,
-    counters,
-)
+from optax_largebatch.migration import moments
 from optax_largebatch.migration.new_state import NewState, known
 from optax_largebatch.migration.same_moments import check_same_moments
 from optax_largebatch.params.leaves import leaves_of
@@ -129,19 +121,18 @@ def adopt_state(
     if step is not None:
         check_integer("step", step, at_least=0)
     leaves_of("params", params)
-    old = Kept("state", params, state)
-    _check_one_model(old)
-    _check_no_macro_batch(old)
+    old = moments.Kept("state", params, state)
+    _check_counters(old)
     steps = _steps(old) if step is None else step
     # Many an `init` makes its arrays of Python's numbers, which a guard would take for a mistake.
     with jax.transfer_guard("allow"), recorded_states() as made:
         wanted = optimizer.init(params)
-    _check_same_kinds(old, Kept("optimizer", params, wanted))
+    _check_same_kinds(old, moments.Kept("optimizer", params, wanted))
     adopted = NewState(old, steps, made).of(wanted)
     if old_optimizer is not None:
         _check_optimizer("old_optimizer", old_optimizer)
         check_same_moments(old_optimizer, optimizer, old)
-    elif any(own and own.what == BUFFER for own in old.moments):
+    elif any(moment and moment.what == moments.BUFFER for moment in old.moments):
         raise ValueError(
             "old_optimizer must be given, because state has a momentum buffer: it does not say "
             "whether it is a sum or a mean, and whether of gradients or of steps. Pass the "
@@ -160,27 +151,19 @@ def _check_optimizer(name: str, optimizer: object) -> None:
         )
 
 
-def _check_one_model(old: Kept) -> None:
-    """Checks that no counter has an axis for several models."""
+def _check_counters(old: moments.Kept) -> None:
+    """Checks that the state is of one model, and not in the middle of a macro-batch."""
     for part in old.parts:
-        for name, value in counters(part, (*STEPS, *MICRO_STEPS)).items():
+        for name, value in moments.counters(part, (*moments.STEPS, *moments.MICRO_STEPS)).items():
             if jnp.ndim(value):
                 raise ValueError(
                     f"state must be that of one model: the {name} of its {part.kind.__name__} has "
                     f"the shape {jnp.shape(value)}, with an axis for the copies of jax.pmap or the "
-                    "models of jax.vmap. Of copies, pass one, as in jax.tree.map(lambda x: x[0], "
-                    "(params, state)), and copy the new state again. For several models, map "
-                    "adopt_state over them by jax.vmap, and give step."
+                    "models of jax.vmap. Pass one, as in jax.tree.map(lambda x: x[0], (params, "
+                    "state)), or map adopt_state over the models by jax.vmap, and give step."
                 )
-
-
-def _check_no_macro_batch(old: Kept) -> None:
-    """Checks that the state is not in the middle of a macro-batch."""
-    for part in old.parts:
-        for name, value in counters(part, MICRO_STEPS).items():
-            numbers = known(value)
-            if numbers != [0]:
-                now = numbers[0] if numbers else "not known inside jax.jit"
+            if name in moments.MICRO_STEPS and known(value) != [0]:
+                now = (known(value) or ["not known inside jax.jit"])[0]
                 raise ValueError(
                     f"state must be between two macro-batches, and its {name} is {now}. Finish the "
                     "macro-batch with the old optimizer first (accumulate_gradients: update(..., "
@@ -188,10 +171,10 @@ def _check_no_macro_batch(old: Kept) -> None:
                 )
 
 
-def _steps(old: Kept) -> int:
+def _steps(old: moments.Kept) -> int:
     """The number of steps that the parts of a state agree on."""
-    counts = [number for part in old.parts for number in counters(part, STEPS).values()]
-    numbers = known(*counts)
+    counts = [moments.counters(part, moments.STEPS) for part in old.parts]
+    numbers = known(counts)
     if numbers is None:
         raise ValueError(
             "step must be given inside jax.jit and jax.vmap, where the counts in state are not "
@@ -206,16 +189,16 @@ def _steps(old: Kept) -> int:
     return numbers[0]
 
 
-def _check_same_kinds(old: Kept, new: Kept) -> None:
+def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
     """Checks that the old state has the moments that the new one needs, and not only others."""
     if any(part.is_one(NesterovSplitState) for part in old.parts):
         raise ValueError(
             "state has a NesterovSplitState, as that of lans, whose moments may be those of "
             "normalised gradients. Begin with optimizer.init(params)."
         )
-    has_any, wants_any = ({own.what for own in kept.moments if own} for kept in (old, new))
-    if bool(has_any) != bool(wants_any):
-        has, wants = (", ".join(sorted(own)) or "no moments" for own in (has_any, wants_any))
+    has, wants = ({one.what for one in kept.moments if one} for kept in (old, new))
+    if bool(has) != bool(wants):
+        has, wants = (", ".join(sorted(x)) or "no moments" for x in (has, wants))
         raise ValueError(
             f"state must hold what optimizer needs: state has {has}, and optimizer has {wants}. "
             "optimizer.init(params) begins without the gradients so far."
@@ -227,17 +210,15 @@ def _check_same_kinds(old: Kept, new: Kept) -> None:
             raise ValueError(
                 f"state has no moments of {name!r}: the old optimizer did not move it "
                 "(optax.masked, optax.partition). If the new one must not move it either, hide it "
-                "there too, for example by optax.partition with optax.set_to_zero(). If it must, "
-                "begin with optimizer.init(params)."
+                "there too. If it must, begin with optimizer.init(params)."
             )
-        if (has.what, wants.what) == (MUON, ADAM):
+        if (has.what, wants.what) == (moments.MUON, moments.ADAM):
             raise ValueError(
                 f"state has no second moment of {name!r}: Muon moved it and keeps only a first "
-                "moment, but optimizer moves it by Adam, which needs both. Let optimizer move it "
-                "by Muon (muon(...) and muonh(...) do so unless matrix_mask leaves it out), or "
-                "begin with optimizer.init(params)."
+                "moment, but optimizer moves it by Adam, which needs both. Let it move it by Muon "
+                "(see matrix_mask of muon), or begin with optimizer.init(params)."
             )
-        if has.what != wants.what and (has.what, wants.what) != (ADAM, MUON):
+        if has.what != wants.what and (has.what, wants.what) != (moments.ADAM, moments.MUON):
             raise ValueError(
                 f"state has {has.what} of {name!r}, and optimizer needs {wants.what}, which is "
                 "something else. optimizer.init(params) begins without the gradients so far."

@@ -87,8 +87,8 @@ class NewState:
         if "count" not in fields:
             return new
         # Adam corrects its moments by the number of gradients in them.
-        counts = [counters(own, ("count",)).get("count", self.steps) for own in sources.values()]
-        numbers = known(*counts)
+        counts = [counters(x, ("count",)).get("count", self.steps) for x in sources.values()]
+        numbers = known(counts)
         if numbers and len(numbers) > 1:
             raise ValueError(
                 "state must have counted as many steps for all parameters that one part of "
@@ -127,16 +127,16 @@ class NewState:
                 "Begin with optimizer.init(params)."
             )
         return {
-            name: self._laid_out(name, same[0].fields[name], own) for name, own in fields.items()
+            name: self._laid_out(name, same[0].fields[name], new) for name, new in fields.items()
         }
 
     def _same(self, part: Part) -> list[Part]:
         """The parts of the old state of the same kind."""
-        return [own for own in self.old.parts if own.is_one(part.kind)]
+        return [one for one in self.old.parts if one.is_one(part.kind)]
 
     def _masters(self, part: Part, new: Any) -> Any:
         """The masters of the old state, where both have one: an array of bytes stands for none."""
-        old = {k: x for own in self._same(part) for k, x in keyed_arrays(own.fields["master"])}
+        old = {k: x for one in self._same(part) for k, x in keyed_arrays(one.fields["master"])}
         pairs = [(old.get(keys, like), like) for keys, like in keyed_arrays(new)]
         taken = [x if (x.shape, x.dtype) == (like.shape, like.dtype) else like for x, like in pairs]
         return jax.tree.unflatten(jax.tree.structure(new), map(cast, taken, jax.tree.leaves(new)))
@@ -151,7 +151,7 @@ class NewState:
         arrays = dict(keyed_arrays(old))
         keys = [keys for keys, _ in keyed_arrays(new)]
         same_layout = arrays.keys() == set(keys)
-        found = [arrays[own] for own in (keys if same_layout else sorted(arrays, key=self._number))]
+        found = [arrays[key] for key in (keys if same_layout else sorted(arrays, key=self._number))]
         if not same_layout and len(wanted) == 1:
             found = [joined(fetched(found, wanted[0]), wanted[0])]
         if list(map(jnp.shape, found)) != list(map(jnp.shape, wanted)):
@@ -166,7 +166,7 @@ class NewState:
     def _number(self, keys: Keys) -> int:
         """The number of the parameter whose keys come first in these."""
         heads = (keys[:end] for end in range(len(keys) + 1))
-        return next((self.old.numbers[own] for own in heads if own in self.old.numbers), -1)
+        return next((self.old.numbers[head] for head in heads if head in self.old.numbers), -1)
 
     def _radii(self, new: jax.Array) -> jax.Array:
         """The radii of a `HyperballState`, 0 for blocks that had none: their next step takes it."""
@@ -177,8 +177,8 @@ class NewState:
         old, found = self._old_radii(stacked, new), []
         for (keys, _), size in zip(keyed_arrays(params), stacked.sizes(params), strict=True):
             none = np.zeros(size, new.dtype)
-            own = old.get(self.old.numbers[keys], none)
-            found.append(own if own.size == size else none)
+            radii = old.get(self.old.numbers[keys], none)
+            found.append(radii if radii.size == size else none)
         return joined(found, new)
 
     def _old_radii(self, stacked: Stacked, like: jax.Array) -> dict[int, Any]:
@@ -212,9 +212,11 @@ def are_traced(*tree: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
-def known(*numbers: Any) -> list[int] | None:
-    """The numbers in order, each once; None if they are traced."""
-    return None if are_traced(numbers) else sorted({int(x) for x in jax.device_get(numbers)})
+def known(tree: Any) -> list[int] | None:
+    """The numbers of a tree in order, each once; None if they are traced."""
+    return (
+        None if are_traced(tree) else sorted(set(map(int, jax.device_get(jax.tree.leaves(tree)))))
+    )
 
 
 def placed(value: Any, like: Any) -> jax.Array:

@@ -21,13 +21,12 @@ _STEPS = 3
 
 _MOMENTS = (
     "Give both the same b1, b2 or momentum (of Muon: beta), and the same clipping and decay before "
-    "the moments. Where that cannot be, as with optax.adamax, adamaxw, yogi and contrib.adopt, "
-    "begin with optimizer.init(params). Leave old_optimizer out to take the moments as they are."
+    "the moments. Where that cannot be, begin with optimizer.init(params), or leave old_optimizer "
+    "out to take the moments as they are."
 )
 _BUFFERS = (
-    "Give both the same momentum of the same numbers: optax.sgd sums gradients, as "
-    "chain(accumulate_momentum(0.9), ...) does, and optax.lars sums steps, as lars(...) does. "
-    "Where that cannot be, begin with optimizer.init(params)."
+    "Give both the same momentum of the same numbers: optax.sgd and accumulate_momentum sum "
+    "gradients, optax.lars and lars sum steps. Or begin with optimizer.init(params)."
 )
 
 
@@ -60,8 +59,8 @@ def check_same_moments(old_optimizer: Any, optimizer: Any, old: Kept) -> None:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        own = Kept("old_optimizer", params, jax.eval_shape(old_optimizer.init, params))
-        for name, has, keeps in zip(own.names, old.moments, own.moments, strict=True):
+        expected = Kept("old_optimizer", params, jax.eval_shape(old_optimizer.init, params))
+        for name, has, keeps in zip(old.names, old.moments, expected.moments, strict=True):
             kept, found = (moment.what if moment else "no moments" for moment in (keeps, has))
             if kept != found:
                 raise ValueError(

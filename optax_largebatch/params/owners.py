@@ -121,7 +121,7 @@ def owners(state: Any, params: Any) -> list[int | None]:
         if of_axes or not all(rest):
             return [None] * len(part)
         children = itertools.groupby(part, key=lambda keys: keys[depth])
-        return [own for _, child in children for own in within(depth + 1, list(child))]
+        return [owner for _, child in children for owner in within(depth + 1, list(child))]
 
     return within(0, all_keys)
 
@@ -197,7 +197,7 @@ def by_parameter(
     for part, of_part in zip(found, shapes, strict=True):
         start = 0
         for number, shape in of_part.items():
-            several = [one for one, own in zip(found, shapes, strict=True) if number in own]
+            several = [one for one, seen in zip(found, shapes, strict=True) if number in seen]
             prefix = labels([one.keys for one in several])[several.index(part)]
             name = f"{prefix}/{names[number]}" if prefix else names[number]
             end = start + math.prod(shape)

@@ -9,16 +9,7 @@ from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import (
-    check_condition,
-    check_dtype,
-    check_integer,
-    check_number,
-    check_state,
-    number_at,
-    refused,
-    renamed,
-)
+from optax_largebatch import arguments
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
@@ -62,8 +53,8 @@ class AccumulateGradientsState(NamedTuple):
         return self.macro_step
 
 
-@renamed(opt="inner", every_k_schedule="every")
-@refused(
+@arguments.renamed(opt="inner", every_k_schedule="every")
+@arguments.refused(
     use_grad_mean="A step is always that of the mean gradient. For that of the sum, put "
     "optax.scale(every) first in `inner`.",
     should_skip_update_fn="To leave out bad steps, put a wrapper around this one: "
@@ -142,10 +133,10 @@ def accumulate_gradients(
     """
     inner = check_inner(inner)
     if not callable(every):
-        check_integer("every", every, at_least=1)
-    check_dtype("accumulator_dtype", accumulator_dtype)
+        arguments.check_integer("every", every, at_least=1)
+    arguments.check_dtype("accumulator_dtype", accumulator_dtype)
     if not isinstance(small_batches, bool):
-        check_integer("small_batches", small_batches, at_least=1)
+        arguments.check_integer("small_batches", small_batches, at_least=1)
     if small_batches and every == 1:
         raise ValueError(
             f"every must be 2 or more with small_batches={small_batches}, got 1: a single "
@@ -173,7 +164,7 @@ def accumulate_gradients(
         flush: Any = False,
         **extra_args: Any,
     ) -> tuple[Any, Any]:
-        check_state("accumulate_gradients", AccumulateGradientsState, state)
+        arguments.check_state("accumulate_gradients", AccumulateGradientsState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         _check_all_given(leaves, gradients)
         _check_extra_args(examples, flush)
@@ -239,12 +230,7 @@ class _MicroBatch(NamedTuple):
 
 
 def _added(
-    leaves: Leaves,
-    gradients: list[Any],
-    state: AccumulateGradientsState,
-    every: Any,
-    examples: Any,
-    flush: Any,
+    leaves: Leaves, gradients: list[Any], state: Any, every: Any, examples: Any, flush: Any
 ) -> _MicroBatch:
     """The micro-batch with its gradients added to the sums of the state."""
     weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
@@ -274,10 +260,7 @@ def _measured(
 
 
 def _step_or_wait(
-    batch: _MicroBatch,
-    inner_step: Callable[[list[Any]], tuple[list[Any], optax.OptState]],
-    inner_state: optax.OptState,
-    keep_sums: bool,
+    batch: _MicroBatch, inner_step: Callable[[list[Any]], Any], inner_state: Any, keep_sums: bool
 ) -> tuple[list[Any], list[Any], optax.OptState]:
     """Takes a step with the means if the macro-batch is complete.
 
@@ -388,9 +371,9 @@ def _micro_batches(every: Any, macro_step: jax.Array) -> Any:
     """The micro-batches in a macro-batch; raises on fewer than 1, if the number is known."""
     if not callable(every):
         return every
-    wanted = number_at(macro_step, "every", every, "[1, inf)")
-    if isinstance(wanted, jax.Array) and not isinstance(wanted, Tracer):
-        check_number(f"every, at the macro-batch {macro_step},", float(wanted), "[1, inf)")
+    wanted = arguments.number_at(macro_step, "every", every, "[1, inf)")
+    if not isinstance(wanted, Tracer):
+        arguments.known_number(f"every, at the macro-batch {macro_step},", wanted, "[1, inf)")
     return jnp.ceil(wanted).astype(jnp.int32)
 
 
@@ -405,8 +388,8 @@ def _check_schedule(every: Any) -> None:
 def _check_extra_args(examples: Any, flush: Any) -> None:
     """Checks the extra arguments of `update`, as far as they are known before it runs."""
     if examples is not None:
-        check_number("examples", examples, "[0, inf)")
-    check_condition("flush", flush)
+        arguments.check_number("examples", examples, "[0, inf)")
+    arguments.check_condition("flush", flush)
     for name, value in (("examples", examples), ("flush", flush)):
         remedy = "Sum the examples with jax.lax.psum, and weight the gradients with those of each "
         check_same_everywhere(name, value, f"{remedy}device.")

@@ -6,15 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import norms
-from optax_largebatch.arguments import (
-    check_choice,
-    check_integer,
-    check_number,
-    check_optional_number,
-    check_state,
-    renamed,
-)
+from optax_largebatch import arguments, norms
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import all_finite, check_inner, check_same_everywhere, step_if
@@ -43,7 +35,7 @@ class SkipBadStepsState(NamedTuple):
     """State of the inner transformation."""
 
 
-@renamed(max_consecutive_errors="max_in_a_row")
+@arguments.renamed(max_consecutive_errors="max_in_a_row")
 def skip_bad_steps(
     inner: optax.GradientTransformation,
     *,
@@ -113,15 +105,12 @@ def skip_bad_steps(
         [-1.3] 2
     """
     inner = check_inner(inner)
-    check_optional_number("deviations", deviations, "(0, inf)")
-    check_choice("of", of, ("gradient_norm", "loss"))
-    check_integer("window", window, at_least=2)
-    check_integer("max_in_a_row", max_in_a_row, at_least=1)
+    arguments.check_optional_number("deviations", deviations, "(0, inf)")
+    arguments.check_choice("of", of, ("gradient_norm", "loss"))
+    arguments.check_integer("window", window, at_least=2)
+    arguments.check_integer("max_in_a_row", max_in_a_row, at_least=1)
     if of == "loss" and deviations is None:
-        raise ValueError(
-            "deviations must be given with of='loss', because without it no loss is looked at. "
-            "Pass deviations=6."
-        )
+        raise ValueError("deviations must be given with of='loss'. Pass deviations=6.")
 
     def init(params: optax.Params) -> SkipBadStepsState:
         leaves_of("params", params)
@@ -130,7 +119,7 @@ def skip_bad_steps(
         return SkipBadStepsState(*replicated(numbers, params), inner_state=inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-        check_state("skip_bad_steps", SkipBadStepsState, state)
+        arguments.check_state("skip_bad_steps", SkipBadStepsState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         if deviations is None:
             good = all_finite(leaves, gradients)
@@ -185,6 +174,6 @@ def _loss(loss: Any = None, **others: Any) -> jax.Array:
             "spikes in it. Call optimizer.update(grads, state, params, loss=loss)."
         )
     scalar = jnp.asarray(loss)
-    check_number("loss", scalar, "(-inf, inf)")
+    arguments.check_number("loss", scalar, "(-inf, inf)")
     check_same_everywhere("loss", scalar, "Call jax.lax.pmean(loss, ...) first.")
     return scalar

@@ -105,8 +105,8 @@ def master_weights(
 
     def precise(leaves: Any, masters: list[Any]) -> optax.Params:
         """The masters, and the parameters that need none."""
-        columns = zip(leaves.arrays, masters, strict=True)
-        return leaves.rebuild([m if is_less_precise(x) else x for x, m in columns])
+        pairs = zip(leaves.arrays, masters, strict=True)
+        return leaves.rebuild([master if is_less_precise(x) else x for x, master in pairs])
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_params("master_weights", "moves them to their masters", params)

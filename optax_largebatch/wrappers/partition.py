@@ -17,10 +17,7 @@ from optax_largebatch.wrappers.inner import check_params
 
 
 def partition(
-    who: str,
-    optimizers: Mapping[str, optax.GradientTransformation],
-    owners: Owners,
-    stacked: Stacked,
+    who: str, optimizers: Mapping[str, Any], owners: Owners, stacked: Stacked
 ) -> optax.GradientTransformationExtraArgs:
     """Like `optax.partition`, but its errors name the cause.
 
@@ -36,7 +33,7 @@ def partition(
     ours = {name: transform for name, transform in transforms.items() if transform is not None}
     if len(ours) == len(optimizers):
         return transformation(partitioned(who, ours, owners, stacked))
-    each = {name: optax.with_extra_args_support(own) for name, own in optimizers.items()}
+    each = {name: optax.with_extra_args_support(inner) for name, inner in optimizers.items()}
     # Nothing runs it; its `init` says what the stacks are, to readers, too.
     of_stacks = LeafTransform(lambda update, at: (update, at.state), stacked=stacked, name=who)
 

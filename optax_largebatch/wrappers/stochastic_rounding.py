@@ -147,10 +147,8 @@ def rounded(x: jax.Array, dtype: jnp.dtype, bits: jax.Array) -> jax.Array:
         Numbers of `dtype`, as float32; numbers beyond its largest are unchanged.
     """
     info = jnp.finfo(dtype)
-    exponent = jax.lax.bitcast_convert_type(jnp.full_like(x, jnp.inf), jnp.uint32)
-    power_of_two = jax.lax.bitcast_convert_type(
-        jax.lax.bitcast_convert_type(x, jnp.uint32) & exponent, jnp.float32
-    )
+    exponent = jnp.full_like(x, jnp.inf).view(jnp.uint32)
+    power_of_two = (x.view(jnp.uint32) & exponent).view(jnp.float32)
     power_of_two = jnp.maximum(power_of_two, float(info.smallest_normal))
     units = jnp.abs(x) / power_of_two * 2.0**info.nmant
     whole = jnp.floor(units)

@@ -99,9 +99,9 @@ def average_weights(
         for index, step in enumerate(leaves.align("the updates", updates)):
             param, before = leaves.arrays[index], average[index]
             # As `optax.apply_updates` moves it, also where the parameter rounds.
-            moved = param if step is None else (param + step.astype(param.dtype))
-            difference = moved.astype(before.dtype) - before
-            average[index] = before + share.astype(before.dtype) * difference
+            moved = param if step is None else param + step.astype(param.dtype)
+            change = moved.astype(before.dtype) - before
+            average[index] = before + share.astype(before.dtype) * change
         return updates, AverageWeightsState(
             jnp.where(has_moved, optax.safe_increment(state.steps), state.steps),
             jnp.where(has_moved, weight, state.weight),

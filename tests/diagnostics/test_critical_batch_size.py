@@ -1,9 +1,12 @@
 """The fit of the critical batch size, on curves that are known."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.diagnostics.noise_scale import student_quantile
 
 BATCHES = np.array([64, 256, 1024, 4096, 16384])
 
@@ -155,6 +158,7 @@ def test_steps_that_do_not_bend_are_an_error(steps, said):
         (([64, 128, -1], [3, 2, 1]), ValueError, "batch_sizes must hold positive"),
         ((["a", 128, 256], [3, 2, 1]), TypeError, "batch_sizes must hold numbers"),
         (([64, 128, 256], [3, 2]), ValueError, "steps must have one entry for each of the 3"),
+        (([64, 128, 256], 5), ValueError, "steps must have one entry for each of the 3 .* got 5"),
         (([64, 128, 256], [3, [2, 0.0], 1]), ValueError, r"steps\[1\] must hold positive"),
         (([64, 128, 256], [3, [], 1]), ValueError, r"steps\[1\] must hold positive"),
     ],
@@ -180,3 +184,30 @@ def test_published_runs(name, critical, minimum, residual):
     np.testing.assert_allclose(fit.residual, residual, rtol=5e-3)
     low, high = fit.interval
     assert low < critical < high < 1.1 * low
+
+
+QUANTILES = {
+    (0.8, 1): 1.37638,
+    (0.8, 40): 0.85070,
+    (0.95, 1): 6.31375,
+    (0.95, 1.5): 3.70518,
+    (0.95, 2): 2.91999,
+    (0.95, 5): 2.01505,
+    (0.95, 40): 1.68385,
+    (0.95, 57): 1.67203,
+    (0.95, 58): 1.67155,
+    (0.95, 1e6): 1.64485,
+    (0.995, 5): 4.03214,
+}
+
+
+@pytest.mark.parametrize(("probability", "freedom"), QUANTILES)
+def test_quantiles(probability, freedom, both_precisions):
+    known = QUANTILES[probability, freedom]
+    assert student_quantile(probability, freedom) == pytest.approx(known, rel=2e-5)
+    assert student_quantile(1 - probability, freedom) == pytest.approx(-known, rel=2e-5)
+
+
+def test_under_jit_and_vmap():
+    own = jax.jit(jax.vmap(lambda nu: student_quantile(0.95, nu)))(jnp.array([1.0, 2.0, 40.0]))
+    assert own.tolist() == pytest.approx([6.31375, 2.91999, 1.68385], rel=2e-5)

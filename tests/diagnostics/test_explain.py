@@ -17,11 +17,9 @@ PARAMS = {
         "kernel": jnp.ones((7, 8, 16)),
     },
 }
-NAMES = ["embed", "final_rmsnorm", "head", "layers/bias", "layers/heads", "layers/kernel"]
 STACKED = {"layers/": 0}
 LAYERS = lb.matching("layers/")
 RATE = optax.linear_schedule(0.0, 0.02, 10)
-OF_THREE_AXES = lb.at_least_ndim(3)
 KERNELS = ~lb.matching_kinds("bias", "norm")
 
 
@@ -44,14 +42,13 @@ def muonh(**settings):
     )
 
 
+ACCUMULATED = lb.accumulate_gradients(muonh(), every=2)
 WRAPPED = {
-    "alone": muonh,
-    "in a chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), muonh()),
-    "in wrappers": lambda: lb.master_weights(
-        lb.skip_bad_steps(lb.accumulate_gradients(muonh(), every=2))
-    ),
-    "MultiSteps": lambda: optax.MultiSteps(muonh(), 2),
-    "with specs": lambda: lb.with_partition_specs(muonh(), jax.sharding.PartitionSpec()),
+    "alone": muonh(),
+    "in a chain": optax.chain(optax.clip_by_global_norm(1.0), muonh()),
+    "in wrappers": lb.master_weights(lb.dynamic_loss_scale(lb.skip_bad_steps(ACCUMULATED))),
+    "MultiSteps": optax.MultiSteps(muonh(), 2),
+    "with specs": lb.with_partition_specs(muonh(), jax.sharding.PartitionSpec()),
 }
 
 
@@ -59,17 +56,18 @@ WRAPPED = {
 @pytest.mark.parametrize("shapes", [False, True], ids=["arrays", "shapes"])
 def test_who_moves_what(name, shapes):
     params = jax.eval_shape(lambda: PARAMS) if shapes else PARAMS
-    of_each = explained(WRAPPED[name](), params)
-    assert list(of_each) == NAMES
-    directions = ["adam", "adam", "adam", "adam", "muon", "muon"]
-    assert [one.direction for one in of_each.values()] == directions
-    lengths = ["", "", "sphere", "", "sphere", "sphere"]
-    assert [one.length for one in of_each.values()] == lengths
-    assert [one.blocks for one in of_each.values()] == [1, 1, 1, 7, 7, 7]
-    matrices = [None, None, None, None, (8, 16), (8, 16)]
-    assert [one.matrices for one in of_each.values()] == matrices
-    rates = [one.rate for one in of_each.values()]
-    assert rates == pytest.approx([3 / 13, 3 / 13, 1, 3 / 13, 1, 1])
+    of_each = explained(WRAPPED[name], params)
+    assert {
+        name: (one.direction, one.length, one.blocks, one.matrices, round(13 * one.rate, 5))
+        for name, one in of_each.items()
+    } == {
+        "embed": ("adam", "", 1, None, 3),
+        "final_rmsnorm": ("adam", "", 1, None, 3),
+        "head": ("adam", "sphere", 1, None, 13),
+        "layers/bias": ("adam", "", 7, None, 3),
+        "layers/heads": ("muon", "sphere", 7, (8, 16), 13),
+        "layers/kernel": ("muon", "sphere", 7, (8, 16), 13),
+    }
     assert not any(one.decayed or one.notes or one.undeclared for one in of_each.values())
 
 
@@ -79,13 +77,8 @@ def test_what_others_move_is_not_known():
     assert [name for name, one in of_each.items() if one.direction == "?"] == moved
     assert [one.blocks for one in of_each.values()] == [1, 1, 1, 7, 7, 7]
     ours = muonh(others=lb.lamb(1e-3, stacked=STACKED, weight_decay=0.1))
-    assert column(ours, "length") == [
-        "trust ratio",
-        "trust ratio",
-        "sphere",
-        "trust ratio",
-        *["sphere"] * 2,
-    ]
+    ratio = "trust ratio"
+    assert column(ours, "length") == [ratio, ratio, "sphere", ratio, "sphere", "sphere"]
     assert set(column(optax.adamw(0.1), "direction")) == {"?"}
     assert column(optax.adamw(0.1), "notes") == [()] * 6
 
@@ -167,20 +160,17 @@ def test_what_should_not_stay_on_a_sphere():
 
 
 @pytest.mark.parametrize(
-    ("make", "harmed"),
+    ("optimizer", "harmed"),
     [
-        (
-            lambda: lb.lamb(0.1, trust_ratio_mask=lb.at_least_ndim(3), stacked={}),
-            ["heads", "kernel"],
-        ),
-        (lambda: lb.muon(0.1, stacked={}), ["bias", "heads", "kernel"]),
-        (lambda: lb.chain(lb.scale_by_adam(), lb.scale_by_learning_rate(0.1)), []),
+        (lb.lamb(0.1, trust_ratio_mask=lb.at_least_ndim(3), stacked={}), ["heads", "kernel"]),
+        (lb.muon(0.1, stacked={}), ["bias", "heads", "kernel"]),
+        (lb.chain(lb.scale_by_adam(), lb.scale_by_learning_rate(0.1)), []),
     ],
 )
-def test_stacks_that_are_not_declared(make, harmed):
-    found = [name for name, one in explained(make()).items() if one.undeclared]
+def test_stacks_that_are_not_declared(optimizer, harmed):
+    found = [name for name, one in explained(optimizer).items() if one.undeclared]
     assert found == [f"layers/{name}" for name in harmed]
-    printed = str(lb.explain(make(), PARAMS))
+    printed = str(lb.explain(optimizer, PARAMS))
     assert ("stacked=stacked_layers({'layers/': 0})" in printed) == bool(harmed)
 
 
@@ -194,10 +184,8 @@ def test_inside_of_jit():
 
 
 def test_a_table_with_reasons():
-    lines = str(
-        lb.explain(lb.muonh(0.1, matrix_mask=~lb.matching("embed"), stacked=STACKED), PARAMS)
-    )
-    assert lines.splitlines() == [
+    optimizer = lb.muonh(0.1, matrix_mask=~lb.matching("embed"), stacked=STACKED)
+    assert str(lb.explain(optimizer, PARAMS)).splitlines() == [
         "parameter      shape    blocks     direction  length  decay  rate",
         "embed          12x8     1          adam       -       -      0.231",
         "final_rmsnorm  8        1          adam       -       -      0.231",
@@ -211,8 +199,5 @@ def test_a_table_with_reasons():
     ]
 
 
-def test_long_and_strange_names():
-    params = {"x" * 500: jnp.ones((2, 2)), "a\nb": jnp.ones((2, 2))}
-    first, *rows = str(lb.explain(lb.lamb(0.1), params)).splitlines()
-    assert len(first) < 300
-    assert "a\\nb" in rows[0]
+def test_a_name_of_two_lines_is_escaped():
+    assert "a\\nb" in str(lb.explain(lb.lamb(0.1), {"a\nb": jnp.ones((2, 2))}))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
-pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+pytestmark = EIGHT_DEVICES
 
 FACTORS = {"the mean": 1, "the sum": 4, "divided twice": 1 / 4}
 
@@ -38,19 +39,13 @@ def test_tells_sums_from_means(reduction, check_vma):
             loss, params, gradients, axis_name="data", partition_specs=None if check_vma else specs
         )
 
-    check = jax.shard_map(
-        scale,
-        mesh=mesh,
-        in_specs=(specs, specs, P("data")),
-        out_specs=P(),
-        check_vma=check_vma,
-    )
+    in_specs = (specs, specs, P("data"))
+    check = jax.shard_map(scale, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=check_vma)
     np.testing.assert_allclose(jax.jit(check)(params, gradients, examples), factor, rtol=1e-5)
 
 
 def test_what_shard_map_gives_is_the_sum():
     """The trap itself: parameters that all devices share, a loss of each device's examples."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
     def scales(params, examples):
         def loss(params):
@@ -59,9 +54,9 @@ def test_what_shard_map_gives_is_the_sum():
         summed = jax.grad(loss)(params)
         mean = jax.tree.map(lambda g: g / 8, summed)
         return tuple(
-            lb.check_gradient_reduction(loss, params, g, axis_name="data") for g in (summed, mean)
+            lb.check_gradient_reduction(loss, params, g, axis_name="fsdp") for g in (summed, mean)
         )
 
-    check = jax.shard_map(scales, mesh=mesh, in_specs=(P(), P("data")), out_specs=(P(), P()))
-    summed, mean = jax.jit(check)({"w": jnp.ones(())}, jnp.arange(16.0))
+    check = in_shards(scales, (P(), P("fsdp")), (P(), P()))
+    summed, mean = check({"w": jnp.ones(())}, jnp.arange(16.0))
     np.testing.assert_allclose((summed, mean), (8, 1), rtol=1e-5)

@@ -3,28 +3,28 @@
 from typing import NamedTuple
 
 from flax import nnx
+from flax.training.train_state import TrainState
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import orbax.checkpoint as ocp
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import read_back, slow_but
 
-SIZES = {"a": 2.0, "b": 3.0, "c": 5.0, "d": 7.0}
-"""With gradients of one, LAMB's trust ratio in the first step is the size of the elements."""
 PARAMS = {
-    "a": jnp.full((4, 2), 2.0),
+    "a": jnp.full((4, 2), 2.0) * jnp.arange(1.0, 5.0)[:, None],
     "rest": {"b": jnp.full((3, 3), 3.0), "c": jnp.full((4, 2), 5.0)},
     "tail": (jnp.full(6, 7.0),),
 }
-EXPECTED = {"a": 2.0, "rest/b": 3.0, "rest/c": 5.0, "tail/0": 7.0}
+EXPECTED = {"a": [2.0, 4.0, 6.0, 8.0], "rest/b": 3.0, "rest/c": 5.0, "tail/0": 7.0}
+"""With gradients of one, LAMB's trust ratio in the first step is the size of the elements."""
 STACKED = lb.stacked_layers({"^a$": 0})
 
 
 def lamb(**settings):
-    return lb.lamb(0.1, **settings)
+    return lb.lamb(0.1, stacked=STACKED, **settings)
 
 
 def only(*names):
@@ -38,8 +38,9 @@ def only(*names):
     return mask
 
 
-def labels(params):
-    return {"a": "fast", "rest": {"b": "slow", "c": "frozen"}, "tail": "fast"}
+def partition(fast, slow, frozen):
+    labels = {"a": "fast", "rest": {"b": "slow", "c": "frozen"}, "tail": "fast"}
+    return optax.partition({"fast": fast, "slow": slow, "frozen": frozen}, lambda params: labels)
 
 
 def after_a_step(optimizer, params=PARAMS):
@@ -57,90 +58,119 @@ def without(*names):
     return {name: ratio for name, ratio in EXPECTED.items() if name not in names}
 
 
+def in_wrappers(inner):
+    accumulated = lb.accumulate_gradients(inner, every=1)
+    skipping = lb.skip_bad_steps(accumulated, deviations=6)
+    return lb.master_weights(lb.dynamic_loss_scale(skipping, initial_scale=1.0))
+
+
+LAMB, FROZEN = lamb(), optax.set_to_zero()
+INJECTED = optax.inject_hyperparams(lb.lamb, static_args=("stacked",))
+RATIOS = lb.scale_by_trust_ratio(stacked=STACKED)
+MATRICES = optax.masked(LAMB, lambda params: jax.tree.map(lambda x: x.ndim > 1, params))
+ACCUMULATED = optax.MultiSteps(LAMB, 1)
+OF_KERNELS = lb.muon(0.1, others=LAMB, matrix_mask=lb.matching("rest/b"), stacked=STACKED)
+A_AND_B = without("rest/c", "tail/0")
 NESTED = {
-    "partition": (
-        lambda: optax.partition({"fast": lamb(), "slow": lamb(), "frozen": lamb()}, labels),
-        EXPECTED,
+    "alone": (LAMB, EXPECTED),
+    "chain": (lb.chain(optax.clip_by_global_norm(999.0), LAMB), EXPECTED),
+    "chain of optax": (optax.chain(LAMB, optax.scale(1.0)), EXPECTED),
+    "partition": (partition(LAMB, lb.lamb(0.1), LAMB), EXPECTED),
+    "partition, frozen": (partition(LAMB, LAMB, FROZEN), without("rest/c")),
+    "partition, another": (partition(LAMB, optax.adam(0.1), FROZEN), without("rest/b", "rest/c")),
+    "masked": (optax.masked(LAMB, only("a", "rest/b")), A_AND_B),
+    "masked, chain": (optax.chain(optax.masked(LAMB, only("rest/c")), FROZEN), {"rest/c": 5.0}),
+    "masked twice": (optax.masked(MATRICES, only("rest/b", "tail/0")), {"rest/b": 3.0}),
+    "in wrappers": (in_wrappers(LAMB), EXPECTED),
+    "masked in wrappers": (in_wrappers(optax.masked(LAMB, only("a", "rest/b"))), A_AND_B),
+    "in optax's": (optax.apply_if_finite(ACCUMULATED.gradient_transformation(), 3), EXPECTED),
+    "MultiSteps": (ACCUMULATED, EXPECTED),
+    "stochastic_rounding": (lb.stochastic_rounding(LAMB), EXPECTED),
+    "average_weights": (lb.average_weights(LAMB, half_life=2), EXPECTED),
+    "inject_hyperparams": (INJECTED(0.1, stacked=STACKED), EXPECTED),
+    "a mask without moments that selects all": (optax.masked(RATIOS, only(*EXPECTED)), EXPECTED),
+    "a mask without moments": (optax.masked(RATIOS, only("a", "rest/b")), A_AND_B),
+    "masked links": (
+        optax.chain(optax.masked(RATIOS, only("a")), optax.masked(LAMB, only("rest/b"))),
+        A_AND_B,
     ),
-    "partition with frozen parameters": (
-        lambda: optax.partition(
-            {"fast": lamb(), "slow": lamb(), "frozen": optax.set_to_zero()}, labels
-        ),
-        without("rest/c"),
-    ),
-    "partition with another optimizer": (
-        lambda: optax.partition(
-            {"fast": lamb(), "slow": optax.adam(0.1), "frozen": optax.set_to_zero()}, labels
-        ),
-        without("rest/b", "rest/c"),
-    ),
-    "masked": (lambda: optax.masked(lamb(), only("rest/b", "tail/0")), without("a", "rest/c")),
-    "masked in a chain": (
-        lambda: optax.chain(optax.masked(lamb(), only("a")), optax.scale(1.0)),
-        {"a": 2.0},
-    ),
-    "masked twice": (
-        lambda: optax.masked(
-            optax.masked(lamb(), lambda params: jax.tree.map(lambda x: x.ndim > 1, params)),
-            only("rest/b", "tail/0"),
-        ),
-        {"rest/b": 3.0},
-    ),
-    "in wrappers": (
-        lambda: lb.master_weights(
-            lb.skip_bad_steps(lb.accumulate_gradients(optax.masked(lamb(), only("a")), every=1))
-        ),
-        {"a": 2.0},
-    ),
-    "in wrappers of optax": (
-        lambda: optax.apply_if_finite(
-            optax.MultiSteps(lamb(), 1).gradient_transformation(), max_consecutive_errors=3
-        ),
-        EXPECTED,
-    ),
-    "inject_hyperparams": (lambda: optax.inject_hyperparams(lb.lamb)(0.1), EXPECTED),
-    "a mask without moments that selects all": (
-        lambda: optax.masked(lb.scale_by_trust_ratio(), only(*EXPECTED)),
-        {"a": 2.0, "rest/b": 3.0, "rest/c": 5.0, "tail/0": 7.0},
-    ),
+    "muon": (OF_KERNELS, EXPECTED | {"rest/b": 1.0}),
 }
 
 
 def assert_ratios(ratios, expected):
-    assert list(ratios) == list(expected)
+    assert sorted(ratios) == sorted(expected)
     for name, ratio in expected.items():
         np.testing.assert_allclose(ratios[name], ratio, rtol=1e-5, err_msg=name)
 
 
-SLOW = ("masked", "in wrappers of optax", "inject_hyperparams", "partition")
+SLOW = {"masked", "in optax's", "partition", "chain of optax", "masked in wrappers"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NESTED]
-)
+@pytest.mark.parametrize("name", slow_but(NESTED.keys() - SLOW, NESTED))
 def test_trust_ratios_are_those_of_their_parameters(name):
-    make, expected = NESTED[name]
-    assert_ratios(dict(sorted(ratios_of(make()).items())), expected)
+    optimizer, expected = NESTED[name]
+    state = after_a_step(optimizer)
+    assert_ratios(lb.trust_ratios(optimizer, state, PARAMS), expected)
+    assert isinstance(lb.diagnose(optimizer, state, PARAMS), list)
 
 
-@pytest.mark.parametrize("name", ["partition", "partition with frozen parameters", "in wrappers"])
+def test_of_shapes_under_jit_and_in_a_train_state():
+    state, shapes = after_a_step(LAMB), jax.eval_shape(lambda: PARAMS)
+    assert_ratios(lb.trust_ratios(LAMB, state, shapes), EXPECTED)
+    compiled = jax.jit(lambda state: lb.trust_ratios(LAMB, state, PARAMS))
+    assert_ratios(compiled(state), EXPECTED)
+    train = TrainState.create(apply_fn=None, params=PARAMS, tx=LAMB)
+    train = train.replace(opt_state=state)
+    assert_ratios(lb.trust_ratios(train.tx, train, train.params), EXPECTED)
+
+
+@pytest.mark.parametrize("name", ["partition", "partition, frozen", "masked in wrappers"])
 def test_a_checkpoint_that_is_read_without_a_target_reads_the_same(name, tmp_path):
-    make, expected = NESTED[name]
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", after_a_step(make()))
-        checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / "state")
+    optimizer, expected = NESTED[name]
+    restored = read_back(after_a_step(optimizer), tmp_path)
     assert isinstance(restored, dict | list)
-    ratios = lb.trust_ratios(make(), restored, PARAMS)
-    assert_ratios(dict(sorted(ratios.items())), expected)
+    assert_ratios(lb.trust_ratios(optimizer, restored, PARAMS), expected)
+
+
+def test_another_optimizer_is_an_error():
+    state = after_a_step(LAMB)
+    with pytest.raises(ValueError, match="the trust ratios of 7 blocks, and params have 4"):
+        lb.trust_ratios(lb.lamb(0.1, stacked={}), state, PARAMS)
+    with pytest.raises(ValueError, match="which has trust ratios at 4; got a tuple with trust rat"):
+        lb.trust_ratios(LAMB, after_a_step(lb.lans(0.1, stacked=STACKED)), PARAMS)
+    for other in (lb.eve(0.1, stacked=STACKED), lb.muonh(0.1, stacked=STACKED)):
+        with pytest.raises(ValueError, match="optimizer has no trust ratios"):
+            lb.trust_ratios(other, after_a_step(other), PARAMS)
+    hidden = optax.GradientTransformation(jax.jit(LAMB.init), LAMB.update)
+    with pytest.raises(ValueError, match="in place of one whose `init` is compiled"):
+        lb.trust_ratios(hidden, after_a_step(hidden), PARAMS)
+    assert_ratios(lb.trust_ratios(LAMB, after_a_step(hidden), PARAMS), EXPECTED)
+
+
+def test_two_parameters_of_one_name():
+    params = {"a/b": jnp.ones(2), "a": {"b": jnp.ones(3)}}
+    with pytest.raises(ValueError, match="several parameters called 'a/b'"):
+        ratios_of(lb.lamb(0.1), params)
+    assert isinstance(lb.diagnose(lb.lamb(0.1), after_a_step(lb.lamb(0.1), params), params), list)
+
+
+@pytest.mark.parametrize("read", [lb.trust_ratios, lb.diagnose])
+def test_the_optimizer_comes_first(read):
+    state = after_a_step(LAMB)
+    for wrong in (lambda: read(state, PARAMS, PARAMS), lambda: lb.explain(PARAMS, PARAMS)):
+        with pytest.raises(TypeError, match="must be a gradient transformation, and comes first"):
+            wrong()
+    with pytest.raises(TypeError, match="state must be the state of an optimizer"):
+        lb.step_metrics(LAMB, state)
 
 
 def test_names_stay_apart_where_several_parts_adapt_a_parameter():
-    optimizer = optax.chain(lamb(), optax.masked(lb.lans(0.1), only("a")))
+    optimizer = optax.chain(LAMB, optax.masked(lb.lans(0.1), only("a")))
     ratios = ratios_of(optimizer)
     names = [name for name in ratios if name.endswith("a")]
     assert len(names) == len(set(names)) == 3
-    assert ratios["0/a"] == pytest.approx(2.0, rel=1e-5)
+    np.testing.assert_allclose(ratios["0/a"], EXPECTED["a"], rtol=1e-5)
     assert {"rest/b", "rest/c", "tail/0"} < set(ratios)
 
 
@@ -151,26 +181,18 @@ def test_the_names_of_two_branches_do_not_depend_on_wrappers():
     assert list(plain)[:2] == ["momentum_branch/a", "momentum_branch/rest/b"]
 
 
-def test_links_behind_masks_that_keep_no_moments():
-    optimizer = optax.chain(
-        optax.masked(lb.scale_by_trust_ratio(), only("a")),
-        optax.masked(lamb(), only("rest/b")),
-    )
-    assert_ratios(ratios_of(optimizer), {"a": 2.0, "rest/b": 3.0})
-
-
 @pytest.mark.parametrize("read", [lb.trust_ratios, lb.diagnose])
 def test_copies_of_pmap_and_models_of_vmap(read):
-    state = after_a_step(lamb())
+    state = after_a_step(LAMB)
     copies = jax.tree.map(lambda x: jnp.stack([x, x]), (state, PARAMS))
-    with pytest.raises(ValueError, match=r"trust_ratios has the shape \(2, 4\), with an axis for"):
-        read(lamb(), *copies)
+    with pytest.raises(ValueError, match=r"trust_ratios has the shape \(2, 7\), with an axis for"):
+        read(LAMB, *copies)
 
 
 def test_they_map_over_models():
-    state = after_a_step(lamb())
+    state = after_a_step(LAMB)
     copies = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), state)
-    ratios = jax.vmap(lambda state: lb.trust_ratios(lamb(), state, PARAMS))(copies)
+    ratios = jax.vmap(lambda state: lb.trust_ratios(LAMB, state, PARAMS))(copies)
     np.testing.assert_allclose(ratios["rest/b"], [3.0, 6.0], rtol=1e-5)
 
 
@@ -183,15 +205,26 @@ class Model(nnx.Module):
 def test_of_nnx():
     """Its states keep every array in a box."""
     model = Model(nnx.Rngs(0))
-    params = nnx.state(model, nnx.Param)
-    optimizer = nnx.Optimizer(model, lamb(), wrt=nnx.Param)
+    params, plain = nnx.state(model, nnx.Param), lb.lamb(0.1)
+    optimizer = nnx.Optimizer(model, plain, wrt=nnx.Param)
     optimizer.opt_state = jax.tree.map(lambda x: x + 1, optimizer.opt_state)
+    names = ("hidden/bias", "hidden/kernel", "out/bias", "out/kernel")
     for state in (optimizer.opt_state, optimizer):
-        assert_ratios(
-            lb.trust_ratios(lamb(), state, params),
-            {"hidden/bias": 2, "hidden/kernel": 2, "out/bias": 2, "out/kernel": 2},
-        )
-        assert isinstance(lb.diagnose(lamb(), state, params), list)
+        assert_ratios(lb.trust_ratios(plain, state, params), dict.fromkeys(names, 2))
+        assert isinstance(lb.diagnose(plain, state, params), list)
+
+
+def test_of_stacked_layers_of_nnx():
+    @nnx.split_rngs(splits=4)
+    @nnx.vmap
+    def layers(rngs):
+        return nnx.Linear(3, 3, rngs=rngs)
+
+    model = layers(nnx.Rngs(0))
+    stacking = lb.lamb(0.1, stacked=lb.stacked_layers(lambda params: 0))
+    trainer = nnx.Optimizer(model, stacking, wrt=nnx.Param)
+    ratios = lb.trust_ratios(trainer.tx, trainer, nnx.state(model, nnx.Param))
+    assert {name: x.shape for name, x in ratios.items()} == {"bias": (4,), "kernel": (4,)}
 
 
 class Point(NamedTuple):
@@ -209,24 +242,19 @@ class Point(NamedTuple):
     ids=["tuple", "NamedTuple", "array"],
 )
 def test_other_containers(params):
-    ratios = ratios_of(lamb(), params)
+    ratios = ratios_of(lb.lamb(0.1), params)
     np.testing.assert_allclose(list(ratios.values()), [2.0, 3.0][: len(ratios)], rtol=1e-5)
     first = jax.tree.map(lambda x: bool(jnp.max(x) == 2), params)
-    masked = ratios_of(optax.masked(lamb(), first), params)
+    masked = ratios_of(optax.masked(lb.lamb(0.1), first), params)
     np.testing.assert_allclose(list(masked.values()), [2.0], rtol=1e-5)
 
 
 def test_an_optimizer_of_a_part_of_the_parameters():
     """As with `wrt=` of `nnx.Optimizer`: readers are given that part."""
     part = {"rest": PARAMS["rest"]}
-    assert_ratios(ratios_of(lamb(), part), {"rest/b": 3.0, "rest/c": 5.0})
+    assert_ratios(ratios_of(lb.lamb(0.1), part), {"rest/b": 3.0, "rest/c": 5.0})
     with pytest.raises(ValueError, match="the trust ratios of 2 blocks, and params have 4"):
-        lb.trust_ratios(lamb(), after_a_step(lamb(), part), PARAMS)
-
-
-def test_stacks_behind_a_mask():
-    optimizer = optax.masked(lamb(stacked=STACKED), only("a", "rest/c"))
-    assert_ratios(ratios_of(optimizer), {"a": [2.0] * 4, "rest/c": 5.0})
+        lb.trust_ratios(lb.lamb(0.1), after_a_step(lb.lamb(0.1), part), PARAMS)
 
 
 def noisy(params, optimizer):
@@ -241,23 +269,18 @@ def noisy(params, optimizer):
 
 
 def test_the_noise_scale_in_boxes_and_from_a_checkpoint(tmp_path):
-    optimizer = lb.skip_bad_steps(lb.chain(lb.measure_noise_scale(), lamb()))
+    optimizer = lb.skip_bad_steps(lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)))
     state = noisy(PARAMS, optimizer)
     read = jax.jit(lb.noise_scale)
     expected = read(state)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "state", state)
-        checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / "state")
-    boxed = jax.tree.map(nnx.Param, state)
-    for other in (restored, boxed):
+    for other in (read_back(state, tmp_path), jax.tree.map(nnx.Param, state)):
         assert read(other) == expected
         names = jax.eval_shape(lambda state: lb.layer_noise_scales(state, PARAMS), other)
         assert list(names) == list(EXPECTED)
 
 
 def test_the_noise_scale_of_copies_is_an_error():
-    state = noisy(PARAMS, lb.chain(lb.measure_noise_scale(), lamb()))
+    state = noisy(PARAMS, lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)))
     copies = jax.tree.map(lambda x: jnp.stack([x, x]), state)
     with pytest.raises(ValueError, match=r"noise has the shape \(2, 5\), with an axis for"):
         lb.noise_scale(copies)

@@ -2,20 +2,22 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.migration.switches import as_orbax
 from tests.optimizers.registry import OPTIMIZERS, named
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
 PARAMS = {
     "bias": jnp.zeros(3),
     "embed": jnp.full((8, 3), 5.0),
     "kernel": jnp.full((4, 3), 2.0),
 }
+SGD = optax.sgd(0.1)
 RAMP = optax.linear_schedule(0.1, 0.0, 10)
 RATIOS = {"trust_ratio/min": 2.0, "trust_ratio/median": 3.5, "trust_ratio/max": 5.0}
 
@@ -45,6 +47,11 @@ def metrics(state, *args, **kwargs):
         assert value.shape == ()
         np.testing.assert_allclose(value, eager[name], rtol=1e-6, err_msg=name)
     return {name: float(value) for name, value in eager.items()}
+
+
+def rates_in(found):
+    name = "learning_rate"
+    return {key.removeprefix(name): float(x) for key, x in found.items() if key.startswith(name)}
 
 
 def assert_metrics(found, **expected):
@@ -78,18 +85,13 @@ def test_every_optimizer_tells_its_learning_rate(name):
     found = metrics(trained(optimizer, steps=4))
     # LBSGD takes a step for two of them, at twice the rate.
     expected = 2 * 0.5 / 2 if name == "lbsgd" else 0.5 / 4
-    rates = {key: rate for key, rate in found.items() if key.startswith("learning_rate")}
-    assert rates == {"learning_rate": pytest.approx(expected)}
+    assert rates_in(found) == {"": pytest.approx(expected)}
 
 
 def test_before_the_first_step():
     optimizer = lb.skip_bad_steps(lb.lamb(RAMP))
-    assert_metrics(
-        metrics(optimizer.init(PARAMS)),
-        learning_rate=0,
-        **{f"trust_ratio/{end}": 1 for end in ("min", "median", "max")},
-        skipped_steps=0,
-    )
+    expected = {"learning_rate": 0, **dict.fromkeys(RATIOS, 1), "skipped_steps": 0}
+    assert_metrics(metrics(optimizer.init(PARAMS)), **expected)
 
 
 GROUPS = lb.param_groups(
@@ -104,15 +106,8 @@ GROUPS = lb.param_groups(
 def test_the_rate_of_each_group(wrap):
     state = trained(wrap(lb.lamb(RAMP, groups=GROUPS)), steps=2)
     found = metrics(state, PARAMS, groups=GROUPS)
-    rates = {name: value for name, value in found.items() if name.startswith("learning_rate")}
-    assert_metrics(
-        rates,
-        **{
-            "learning_rate": 0.3,
-            "learning_rate/matching('embed')": 0.3,
-            "learning_rate/matching('bias')": 0.09,
-        },
-    )
+    of_groups = {"/matching('embed')": 0.3, "/matching('bias')": 0.09}
+    assert rates_in(found) == pytest.approx({"": 0.3, **of_groups})
     with pytest.raises(ValueError, match="params must be given with groups"):
         lb.step_metrics(state, groups=GROUPS)
 
@@ -141,7 +136,7 @@ def test_the_rate_is_told_once_if_it_is_injected():
     """LBSGD multiplies it by its warm-up: the rate of the step is that of the link."""
     injected = optax.inject_hyperparams(lb.lbsgd, static_args=("batch_scale",))
     found = metrics(trained(injected(0.1, batch_scale=1, warmup_epochs=0)))
-    assert [name for name in found if "learning_rate" in name] == ["learning_rate"]
+    assert list(rates_in(found)) == [""]
 
 
 def test_mixed_precision_and_macro_batches():
@@ -150,26 +145,15 @@ def test_mixed_precision_and_macro_batches():
     found = metrics(trained(optimizer, steps=4, bad=(0,)))
     approximate = [name for name in found if name.startswith("trust_ratio")]
     assert [found.pop(name) for name in approximate] == pytest.approx([2, 3.5, 5], rel=1e-3)
-    assert_metrics(
-        found,
-        learning_rate=0.1,
-        skipped_steps=1,
-        loss_scale=512,
-        micro_step=1,
-        macro_step=1,
-    )
+    counted = {"skipped_steps": 1, "loss_scale": 512, "micro_step": 1, "macro_step": 1}
+    assert_metrics(found, learning_rate=0.1, **counted)
 
 
 def test_a_state_read_back_as_dictionaries_and_lists():
-    def untyped(node):
-        if isinstance(node, tuple) and hasattr(node, "_fields"):
-            return {name: untyped(own) for name, own in node._asdict().items()}
-        return [untyped(own) for own in node] if isinstance(node, tuple) else node
-
     optimizer = lb.dynamic_loss_scale(lb.lamb(0.1), initial_scale=8.0)
     gradients = jax.tree.map(lambda x: 8 * x, PARAMS)
     _, state = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
-    read = untyped(state)
+    read = as_orbax(state)
     assert isinstance(read, dict)
     found = lb.step_metrics(read)
     assert found.keys() >= {"loss_scale", "skipped_steps", "learning_rate", "trust_ratio/max"}
@@ -196,23 +180,19 @@ def test_a_ratio_that_is_not_finite_is_not_hidden():
 
 
 def test_copies_of_a_state_are_an_error():
-    state = jax.tree.map(lambda x: jnp.stack([x, x]), trained(lb.skip_bad_steps(lb.eve(0.1))))
-    with pytest.raises(ValueError, match=r"learning_rates has the shape \(2, 3\)"):
-        lb.step_metrics(state)
-    wrapped = lb.skip_bad_steps(optax.sgd(0.1))
-    state = jax.tree.map(lambda x: jnp.stack([x, x]), wrapped.init(PARAMS))
-    with pytest.raises(ValueError, match=r"skipped_steps has the shape \(2,\)"):
-        lb.step_metrics(state)
+    for inner, said in ((lb.eve(0.1), r"learning_rates .* \(2, 3\)"), (SGD, r"skipped_.* \(2,\)")):
+        state = lb.skip_bad_steps(inner).init(PARAMS)
+        with pytest.raises(ValueError, match=said):
+            lb.step_metrics(jax.tree.map(lambda x: jnp.stack([x, x]), state))
 
 
 def test_a_state_of_nothing_that_is_known():
-    assert lb.step_metrics(optax.sgd(0.1).init(PARAMS)) == {}
+    assert lb.step_metrics(SGD.init(PARAMS)) == {}
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+@EIGHT_DEVICES
 def test_norms_of_split_parameters_are_those_of_the_whole():
-    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
-    specs = {"bias": P(), "embed": P("data"), "kernel": P("data")}
+    specs = {"bias": P(), "embed": P("fsdp"), "kernel": P()}
     optimizer = lb.lamb(RAMP)
 
     def step(params, gradients):
@@ -220,10 +200,8 @@ def test_norms_of_split_parameters_are_those_of_the_whole():
         return lb.step_metrics(state, params, gradients=gradients, updates=updates)
 
     gradients = jax.tree.map(jnp.ones_like, PARAMS)
-    expected = step(PARAMS, gradients)
-    sharded = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(specs, specs), out_specs=P()))
-    for name, value in sharded(PARAMS, gradients).items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-5, err_msg=name)
+    found = in_shards(step, (specs, specs), P())(PARAMS, gradients)
+    assert_metrics(dict(sorted(found.items())), **dict(sorted(step(PARAMS, gradients).items())))
 
 
 def test_angles_and_rates_of_steps_on_spheres():
@@ -240,7 +218,32 @@ def test_angles_and_rates_of_steps_on_spheres():
     grads = jax.tree.map(jnp.cos, params)
     _, state = optimizer.update(grads, optimizer.init(params), params)
     np.testing.assert_allclose(state[1].learning_rates, 0.02 * np.array([3 / 13, 1, 1, 1]))
-    for found in (lb.step_metrics(state, params), lb.step_metrics(state, params)):
-        rates = {name: float(x) for name, x in found.items() if name.startswith("learning_rate")}
-        assert rates == {"learning_rate": pytest.approx(0.02)}
-        assert 0 < found["angle/min"] <= found["angle/median"] <= found["angle/max"] <= 0.0201
+    found = lb.step_metrics(state, params)
+    assert rates_in(found) == {"": pytest.approx(0.02)}
+    assert 0 < found["angle/min"] <= found["angle/median"] <= found["angle/max"] <= 0.0201
+
+
+SCALES = {f"scale_{index}": jnp.ones(8) for index in range(4)}
+MATRICES = {f"kernel_{index}": jnp.full((2, 2), 1.5 + index / 10) for index in range(8)}
+
+
+def test_metrics_of_muon():
+    """Its ratios are 1 unless it is asked for them, and stay in the state."""
+    params = MATRICES | {"bias": jnp.full(4, 0.5)}
+    for optimizer, expected in (
+        (lb.muon(0.1), [1.0] * 3),
+        (lb.muon(0.1, others=lb.lamb(0.1)), [0.5] * 3),
+        (lb.lbsgd(0.1), [1.0] * 3),
+    ):
+        found = lb.step_metrics(trained(optimizer, params=params), params)
+        np.testing.assert_allclose([found[name] for name in RATIOS], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["all are matrices", "none is a matrix"])
+def test_metrics_where_a_part_has_no_parameters(name):
+    params = MATRICES if name == "all are matrices" else SCALES
+    optimizer = lb.muon(0.1, others=lb.lamb(0.1), trust_ratio=True)
+    found = lb.step_metrics(trained(optimizer, params=params), params)
+    part = "muon" if params is MATRICES else "others"
+    assert rates_in(found) == dict.fromkeys(["", f"/{part}"], pytest.approx(0.1))
+    assert RATIOS.keys() <= found.keys()

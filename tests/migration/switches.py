@@ -33,6 +33,21 @@ def state_after(optimizer, steps=2):
     return state
 
 
+def as_orbax(node):
+    """A state as Orbax restores it without a target."""
+    if hasattr(node, "_fields"):
+        return {name: as_orbax(child) for name, child in node._asdict().items()} or None
+    if isinstance(node, dict):
+        return {name: as_orbax(child) for name, child in node.items()}
+    return [as_orbax(child) for child in node] if isinstance(node, tuple) and node else node
+
+
+def same_places(state, other):
+    """Whether all arrays of two states are on the same devices in the same way."""
+    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True)
+    return all(x.sharding.is_equivalent_to(y.sharding, x.ndim) for x, y in pairs)
+
+
 def sums_gradients(state):
     """Whether a state has a momentum buffer, which does not say of what."""
     return bool(optax.tree.get_all_with_path(state, "trace"))
@@ -68,105 +83,86 @@ def zeroed(inner):
     return optax.chain(zeros, inner)
 
 
-SWITCHES = {
-    "adam to lamb": (optax.adam(SCHEDULE), lb.lamb(SCHEDULE, **DECAY)),
-    "adamw to lamb": (optax.adamw(0.1), lb.lamb(SCHEDULE, **DECAY)),
-    "lamb to lamb": (optax.lamb(SCHEDULE), lb.lamb(SCHEDULE, **DECAY)),
-    "adam to eve": (optax.adam(SCHEDULE, b2=0.98), lb.eve(SCHEDULE)),
-    "lars to lars": (optax.lars(0.1), lb.lars(0.1)),
-    "lars to lars, with schedules": (optax.lars(SCHEDULE), lb.lars(SCHEDULE)),
-    "sgd to a chain": (optax.sgd(0.1, 0.9), BY_LAYER),
-    "sgd with a schedule to a chain": (optax.sgd(SCHEDULE, 0.9), BY_LAYER),
-    "clipped adamw to lamb": (
-        chained(optax.adamw(SCHEDULE)),
-        lb.lamb(SCHEDULE, max_grad_norm=1.0),
-    ),
-    "injected adamw to lamb": (
-        inject(optax.adamw, learning_rate=SCHEDULE),
-        lb.lamb(SCHEDULE, **DECAY),
-    ),
-    "adamw to injected lamb": (
-        optax.adamw(SCHEDULE),
-        inject(lb.lamb, learning_rate=SCHEDULE, **DECAY),
-    ),
-    "lamb to master weights": (optax.lamb(SCHEDULE), lb.master_weights(lb.lamb(SCHEDULE))),
-    "MultiSteps of adamw to accumulated lamb": (
-        micro(chained(optax.adamw(SCHEDULE))),
-        lb.accumulate_gradients(lb.lamb(SCHEDULE, max_grad_norm=1.0), every=3),
-    ),
-    "MultiSteps of injected sgd to an accumulated chain": (
-        micro(inject(optax.sgd, learning_rate=SCHEDULE, momentum=0.9)),
-        lb.skip_bad_steps(lb.accumulate_gradients(BY_LAYER, every=3)),
-    ),
-    "accumulated to accumulated": (
-        lb.accumulate_gradients(lb.larc(SCHEDULE), every=3),
-        lb.skip_bad_steps(lb.accumulate_gradients(lb.larc(SCHEDULE), every=3)),
-    ),
-    "MultiSteps to MultiSteps": (micro(optax.adam(SCHEDULE)), micro(lb.lamb(SCHEDULE))),
-    "hidden to hidden": (
-        without_bias(optax.adam(SCHEDULE)),
-        without_bias(lb.lamb(SCHEDULE, **DECAY)),
-    ),
-    "masked to hidden": (masked(optax.lars(SCHEDULE)), without_bias(lb.lars(SCHEDULE))),
-    "hidden to masked, accumulated": (
-        micro(without_bias(optax.adam(SCHEDULE))),
-        lb.accumulate_gradients(masked(lb.lamb(SCHEDULE)), every=3),
-    ),
-    "accumulated behind a mask": (
-        without_bias(micro(optax.adam(SCHEDULE)).gradient_transformation()),
-        masked(lb.accumulate_gradients(lb.lamb(SCHEDULE), every=3)),
-    ),
-    "zeros to hidden": (zeroed(optax.adam(SCHEDULE)), without_bias(lb.lamb(SCHEDULE))),
-    "trained to frozen": (optax.adam(SCHEDULE), without_bias(lb.lamb(SCHEDULE))),
-    "several adams to lamb": (
-        optax.partition(
-            {"matrices": optax.adam(SCHEDULE), "vectors": optax.adam(0.1)},
-            {"kernel": "matrices", "bias": "vectors"},
-        ),
-        lb.lamb(SCHEDULE),
-    ),
-    "adam to lamb on some steps": (
-        optax.adam(SCHEDULE),
-        optax.conditionally_transform(lb.lamb(SCHEDULE), lambda step: step < 6),
-    ),
-}
+ADAM, ADAMW = optax.adam(SCHEDULE), optax.adamw(SCHEDULE)
+LAMB, DECAYED = lb.lamb(SCHEDULE), lb.lamb(SCHEDULE, **DECAY)
+CLIPPED = lb.lamb(SCHEDULE, max_grad_norm=1.0)
+INJECTED = inject(optax.adamw, learning_rate=SCHEDULE)
 MUON = lb.muon(SCHEDULE, beta=0.9)
 MUONH = lb.muonh(SCHEDULE, beta=0.9, b2=0.999)
 ADAMH = lb.adamh(SCHEDULE, b2=0.999)
 CONTRIB = optax.contrib.muon(SCHEDULE, beta=0.9)
 HEAD = lb.muonh(SCHEDULE, b2=0.999, adamh_mask=lb.matching("kernel"))
 """Its Muon moves nothing."""
-SWITCHES |= {
+
+
+def accumulated(inner):
+    return lb.accumulate_gradients(inner, every=3)
+
+
+SWITCHES = {
+    "adam to lamb": (ADAM, DECAYED),
+    "adamw to lamb": (optax.adamw(0.1), DECAYED),
+    "lamb to lamb": (optax.lamb(SCHEDULE), DECAYED),
+    "adam to eve": (optax.adam(SCHEDULE, b2=0.98), lb.eve(SCHEDULE)),
+    "lars to lars": (optax.lars(0.1), lb.lars(0.1)),
+    "lars to lars, with schedules": (optax.lars(SCHEDULE), lb.lars(SCHEDULE)),
+    "sgd to a chain": (optax.sgd(0.1, 0.9), BY_LAYER),
+    "sgd with a schedule to a chain": (optax.sgd(SCHEDULE, 0.9), BY_LAYER),
+    "clipped adamw to lamb": (chained(ADAMW), CLIPPED),
+    "injected adamw to lamb": (INJECTED, DECAYED),
+    "adamw to injected lamb": (ADAMW, inject(lb.lamb, learning_rate=SCHEDULE, **DECAY)),
+    "lamb to master weights": (optax.lamb(SCHEDULE), lb.master_weights(LAMB)),
+    "MultiSteps of adamw to accumulated lamb": (micro(chained(ADAMW)), accumulated(CLIPPED)),
+    "MultiSteps of injected sgd to an accumulated chain": (
+        micro(inject(optax.sgd, learning_rate=SCHEDULE, momentum=0.9)),
+        lb.skip_bad_steps(accumulated(BY_LAYER)),
+    ),
+    "accumulated to accumulated": (
+        accumulated(lb.larc(SCHEDULE)),
+        lb.skip_bad_steps(accumulated(lb.larc(SCHEDULE))),
+    ),
+    "MultiSteps to MultiSteps": (micro(ADAM), micro(LAMB)),
+    "hidden to hidden": (without_bias(ADAM), without_bias(DECAYED)),
+    "masked to hidden": (masked(optax.lars(SCHEDULE)), without_bias(lb.lars(SCHEDULE))),
+    "hidden to masked, accumulated": (micro(without_bias(ADAM)), accumulated(masked(LAMB))),
+    "accumulated behind a mask": (
+        without_bias(micro(ADAM).gradient_transformation()),
+        masked(accumulated(LAMB)),
+    ),
+    "zeros to hidden": (zeroed(ADAM), without_bias(LAMB)),
+    "trained to frozen": (ADAM, without_bias(LAMB)),
+    "several adams to lamb": (
+        optax.partition({"a": ADAM, "b": optax.adam(0.1)}, {"kernel": "a", "bias": "b"}),
+        LAMB,
+    ),
+    "adam to lamb on some steps": (
+        ADAM,
+        optax.conditionally_transform(LAMB, lambda step: step < 6),
+    ),
     "contrib.muon to muon": (CONTRIB, MUON),
     "contrib.muon to muonh": (CONTRIB, MUONH),
     "muon to contrib.muon": (MUON, CONTRIB),
     "muonh to contrib.muon": (MUONH, CONTRIB),
     "muon to muonh": (MUON, MUONH),
     "muonh to muon": (MUONH, MUON),
-    "adamw to muon": (optax.adamw(SCHEDULE), MUON),
-    "adamw to muonh": (optax.adamw(SCHEDULE), MUONH),
-    "adamw to muonh with a head": (optax.adamw(SCHEDULE), HEAD),
-    "adamw to adamh": (optax.adamw(SCHEDULE), ADAMH),
+    "adamw to muon": (ADAMW, MUON),
+    "adamw to muonh": (ADAMW, MUONH),
+    "adamw to muonh with a head": (ADAMW, HEAD),
+    "adamw to adamh": (ADAMW, ADAMH),
     "optax.lamb to muon": (optax.lamb(SCHEDULE), MUON),
     "optax.lamb to adamh": (optax.lamb(SCHEDULE), ADAMH),
-    "lamb to muon": (lb.lamb(SCHEDULE), MUON),
-    "lamb to muonh": (lb.lamb(SCHEDULE), MUONH),
-    "lamb to adamh": (lb.lamb(SCHEDULE), ADAMH),
-    "lamb to contrib.muon": (lb.lamb(SCHEDULE), CONTRIB),
+    "lamb to muon": (LAMB, MUON),
+    "lamb to muonh": (LAMB, MUONH),
+    "lamb to adamh": (LAMB, ADAMH),
+    "lamb to contrib.muon": (LAMB, CONTRIB),
     "adamh to muonh": (ADAMH, MUONH),
-    "adamh to adamw": (ADAMH, optax.adamw(SCHEDULE)),
-    "adamh to lamb": (ADAMH, lb.lamb(SCHEDULE)),
-    "muonh with a head to lamb": (HEAD, lb.lamb(SCHEDULE)),
+    "adamh to adamw": (ADAMH, ADAMW),
+    "adamh to lamb": (ADAMH, LAMB),
+    "muonh with a head to lamb": (HEAD, LAMB),
     "muon without Nesterov to muonh": (lb.muon(SCHEDULE, beta=0.9, nesterov=False), MUONH),
-    "muon beside lamb to muon": (lb.muon(SCHEDULE, beta=0.9, others=lb.lamb(SCHEDULE)), MUON),
-    "MultiSteps of contrib.muon to accumulated muonh": (
-        micro(CONTRIB),
-        lb.accumulate_gradients(MUONH, every=3),
-    ),
-    "injected adamw to master weights of muon": (
-        inject(optax.adamw, learning_rate=SCHEDULE),
-        lb.master_weights(MUON),
-    ),
+    "muon beside lamb to muon": (lb.muon(SCHEDULE, beta=0.9, others=LAMB), MUON),
+    "MultiSteps of contrib.muon to accumulated muonh": (micro(CONTRIB), accumulated(MUONH)),
+    "injected adamw to master weights of muon": (INJECTED, lb.master_weights(MUON)),
 }
 DOES_NOT_SAY = ("lars to lars", "sgd to a chain")
 """The old state has not counted the steps."""

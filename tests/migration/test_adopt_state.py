@@ -10,49 +10,33 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.migration.switches import (
-    DOES_NOT_SAY,
-    PARAMS,
-    SCHEDULE,
-    SWITCHES,
-    gradients,
-    state_after,
-    sums_gradients,
-    without_bias,
-)
+from tests.conftest import slow_but
+from tests.migration import switches
+from tests.migration.switches import ADAM, ADAMW, CONTRIB, LAMB, MUON, MUONH, PARAMS, SCHEDULE
 
-QUICK = (
-    "adamw to lamb",
-    "lars to lars",
-    "MultiSteps of adamw to accumulated lamb",
-    "hidden to hidden",
-    "several adams to lamb",
-    "contrib.muon to muon",
-    "muon to contrib.muon",
-    "adamw to muonh",
+QUICK = {
+    "adamw to lamb", "lars to lars", "MultiSteps of adamw to accumulated lamb", "hidden to hidden",
+    "several adams to lamb", "contrib.muon to muon", "muon to contrib.muon", "adamw to muonh",
     "adamh to lamb",
-)
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SWITCHES],
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, switches.SWITCHES))
 def test_the_next_steps_are_those_of_one_that_was_there_from_the_start(name):
     """That one is given the same gradients and parameters, and its own updates are thrown away.
 
     Macro-batches have three parts, so that the change is made between the first and the second.
     """
     before = 3
-    old, new = SWITCHES[name]
+    old, new = switches.SWITCHES[name]
     params, state, expected_state = PARAMS, old.init(PARAMS), new.init(PARAMS)
-    given = gradients(before + 4)
+    given = switches.gradients(before + 4)
     for gradient in given[:before]:
         _, expected_state = new.update(gradient, expected_state, params)
         updates, state = old.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
-    step = before if name in DOES_NOT_SAY else None
-    compared = old if sums_gradients(state) else None
+    step = before if name in switches.DOES_NOT_SAY else None
+    compared = old if switches.sums_gradients(state) else None
     adopted = lb.adopt_state(new, params, state, step=step, old_optimizer=compared)
     chex.assert_trees_all_equal_shapes_and_dtypes(adopted, expected_state)
     expected = params
@@ -84,85 +68,57 @@ def test_moments_take_the_dtype_of_the_new_state():
     assert all(jnp.all(x != 0) for x in jax.tree.leaves(adam.mu))
 
 
-REFUSED = {
-    "moments where there were none": (
-        optax.sgd(SCHEDULE),
-        lb.lamb(0.1),
-        "state has no moments, and optimizer has moments of Adam",
-    ),
-    "no moments where there were some": (
-        optax.adamw(SCHEDULE),
-        optax.sgd(SCHEDULE),
-        "state has moments of Adam, and optimizer has no moments",
-    ),
-    "a buffer for moments": (
-        optax.sgd(SCHEDULE, 0.9),
-        lb.lamb(0.1),
-        "state has a momentum buffer of 'bias', and optimizer needs moments of Adam",
-    ),
-    "moments for a buffer": (
-        optax.adamw(SCHEDULE),
-        lb.lars(0.1),
-        "state has moments of Adam of 'bias', and optimizer needs a momentum buffer",
-    ),
-    "no micro-batches": (
-        optax.lars(SCHEDULE),
-        lb.lbsgd(0.1, momentum=0.9),
-        "optimizer has a ScaleByWarmedUpRateState, whose numbers",
-    ),
-    "moments of normalised gradients": (
-        optax.adamw(SCHEDULE),
-        lb.lans(0.1),
-        "optimizer has a NesterovSplitState, whose numbers",
-    ),
-    "moments of another kind": (
-        optax.adabelief(0.1),
-        lb.lamb(0.1),
-        "state has no moments, and optimizer has moments of Adam",
-    ),
-    "two moments of one parameter": (
-        optax.chain(optax.adam(0.1), optax.adam(0.1)),
-        lb.lamb(0.1),
-        "state must hold the moments of 'bias' once",
-    ),
-    "places for two moments of one parameter": (
-        optax.adam(0.1),
-        lb.chain(lb.scale_by_adam(), lb.scale_by_adam()),
-        "optimizer must hold the moments of 'bias' once",
-    ),
-    "hidden parameters": (
-        optax.masked(optax.adam(0.1), {"kernel": True, "bias": False}),
-        lb.lamb(0.1),
-        "state has no moments of 'bias': .* hide it there too, .* begin with optimizer.init",
-    ),
-    "moments of normalised gradients, to plain ones": (
-        lb.lans(0.1),
-        lb.lamb(0.1),
-        "state has a NesterovSplitState",
-    ),
-    "moments beside no count": (
-        optax.rmsprop(SCHEDULE),
-        optax.rmsprop(0.1),
-        "optimizer has a ScaleByRmsState, whose numbers",
-    ),
-    "no count": (optax.lars(0.1), lb.lars(0.1), "step must be given.* has counted none"),
-    "two counts": (
-        optax.chain(optax.adam(0.1), optax.scale_by_schedule(SCHEDULE)),
-        lb.lamb(0.1),
-        r"step must be given.* has counted \[1, 2\]",
-    ),
-}
+def test_parameters_of_low_precision_become_their_own_masters():
+    """And their moments take the precision of masters."""
+    params = jax.tree.map(lambda x: (x / 3).astype("bfloat16"), PARAMS)
+    _, state = LAMB.update(params, LAMB.init(params), params)
+    new = lb.master_weights(LAMB)
+    adopted = lb.adopt_state(new, params, state, old_optimizer=LAMB)
+    exact = jax.tree.map(lambda x: x.astype("float32"), params)
+    chex.assert_trees_all_equal(adopted.master, exact)
+    chex.assert_trees_all_equal_shapes_and_dtypes(adopted, new.init(params))
+    mu, nu = (optax.tree.get(adopted.inner_state, name) for name in ("mu", "nu"))
+    before = (optax.tree.get(state, name) for name in ("mu", "nu"))
+    for found, old in zip((mu, nu), before, strict=True):
+        chex.assert_trees_all_equal(found, jax.tree.map(lambda x: x.astype("float32"), old))
+    _, after = new.update(params, adopted, params)
+    _, plain = LAMB.update(exact, adopted.inner_state, exact)
+    chex.assert_trees_all_close(after.inner_state, plain, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_would_be_wrong_is_refused(name):
-    old, new, says = REFUSED[name]
-    state = state_after(old)
-    if name == "two counts":
-        state = (state[0], state[1]._replace(count=state[1].count - 1))
-    compared = old if "micro-batches" in name else None
+SGD, LARS = optax.sgd(SCHEDULE, 0.9), optax.lars(SCHEDULE)
+FEW = optax.masked(ADAM, {"kernel": True, "bias": False})
+REFUSED = [
+    (optax.sgd(SCHEDULE), LAMB, "state has no moments, and optimizer has moments of Adam"),
+    (ADAMW, optax.sgd(SCHEDULE), "state has moments of Adam, and optimizer has no moments"),
+    (SGD, LAMB, "state has a momentum buffer of 'bias', and optimizer needs moments of Adam"),
+    (ADAMW, lb.lars(0.1), "moments of Adam of 'bias', and optimizer needs a momentum buffer"),
+    (CONTRIB, lb.lars(0.1), "moments of Adam of 'bias', and optimizer needs a momentum buffer"),
+    *((x, y, "a momentum buffer of 'bias'") for x in (SGD, LARS) for y in (MUON, MUONH, CONTRIB)),
+    (LARS, lb.lbsgd(0.1, momentum=0.9), "optimizer has a ScaleByWarmedUpRateState, whose numbers"),
+    (ADAMW, lb.lans(0.1), "optimizer has a NesterovSplitState, whose numbers"),
+    (lb.lans(0.1), LAMB, "state has a NesterovSplitState"),
+    (optax.adabelief(0.1), LAMB, "state has no moments, and optimizer has moments of Adam"),
+    (optax.chain(ADAM, ADAM), LAMB, "state must hold the moments of 'bias' once"),
+    (ADAM, lb.chain(*[lb.scale_by_adam()] * 2), "optimizer must hold the moments of 'bias' once"),
+    (FEW, LAMB, "no moments of 'bias': .* hide it there too.* begin with optimizer.init"),
+    (optax.rmsprop(SCHEDULE), optax.rmsprop(0.1), "optimizer has a ScaleByRmsState, whose numbers"),
+    (optax.lars(0.1), lb.lars(0.1), "step must be given.* has counted none"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says"), REFUSED)
+def test_what_would_be_wrong_is_refused(old, new, says):
     with pytest.raises(ValueError, match=says):
-        lb.adopt_state(new, PARAMS, state, old_optimizer=compared)
+        lb.adopt_state(new, PARAMS, switches.state_after(old))
+
+
+def test_two_counts_are_refused():
+    adam, count = switches.state_after(
+        optax.chain(optax.adam(0.1), optax.scale_by_schedule(SCHEDULE))
+    )
+    with pytest.raises(ValueError, match=r"step must be given.* has counted \[1, 2\]"):
+        lb.adopt_state(LAMB, PARAMS, (adam, count._replace(count=count.count - 1)))
 
 
 def test_other_parameters_are_refused():
@@ -178,14 +134,14 @@ def test_a_state_of_pmap_is_refused(of_params):
     def copies(tree):
         return jax.tree.map(lambda x: jnp.stack([x] * 8), tree)
 
-    state, params = copies(state_after(optax.adamw(0.1))), copies(PARAMS)
+    state, params = copies(switches.state_after(optax.adamw(0.1))), copies(PARAMS)
     for step in (None, 2):
-        with pytest.raises(ValueError, match=r"state must be that .* \(8,\).* pass one, as in"):
+        with pytest.raises(ValueError, match=r"state must be that .* \(8,\).* Pass one, as in"):
             lb.adopt_state(lb.lamb(0.1), params if of_params else PARAMS, state, step=step)
 
 
 def test_inside_of_jit_and_vmap_the_step_must_be_given():
-    state = state_after(optax.adamw(0.1))
+    state = switches.state_after(optax.adamw(0.1))
     new = lb.lamb(SCHEDULE)
     with pytest.raises(ValueError, match=r"step must be given inside jax.jit"):
         jax.jit(lambda state: lb.adopt_state(new, PARAMS, state))(state)
@@ -210,7 +166,7 @@ def nnx_optimizer(model, optimizer):
 
 def test_arguments_of_another_kind_are_refused():
     adamw, new = optax.adamw(0.1), lb.lamb(0.1)
-    state = state_after(adamw)
+    state = switches.state_after(adamw)
     whole = TrainState.create(apply_fn=None, params=PARAMS, tx=adamw)
     with pytest.raises(TypeError, match="optimizer must be a gradient transformation, got <func"):
         lb.adopt_state(lb.lamb, PARAMS, state)
@@ -243,7 +199,78 @@ def test_in_nnx(boxed):
 
 
 def test_moments_of_a_parameter_that_is_frozen_now_are_dropped():
-    state = state_after(optax.adamw(0.1))
-    adopted = lb.adopt_state(without_bias(lb.lamb(0.1)), PARAMS, state)
+    state = switches.state_after(optax.adamw(0.1))
+    adopted = lb.adopt_state(switches.without_bias(lb.lamb(0.1)), PARAMS, state)
     assert isinstance(optax.tree.get(adopted, "mu")["bias"], optax.MaskedNode)
     np.testing.assert_array_equal(optax.tree.get(adopted, "mu")["kernel"], state[0].mu["kernel"])
+
+
+OF_TWO = {
+    "encoder": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)},
+    "head": {"kernel": jnp.ones((3, 2))},
+}
+LABELS = {"encoder": "slow", "head": "fast"}
+
+
+def of_two(optimizer, encoder=None):
+    """An optimizer for each of the two, or two of the same."""
+    return optax.partition({"slow": encoder or optimizer, "fast": optimizer}, LABELS)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [lb.lamb(0.1), of_two(lb.lamb(0.1)), of_two(lb.lamb(0.1), optax.set_to_zero())],
+    ids=["all in one", "two", "one is frozen now"],
+)
+def test_moments_of_two_labels(new):
+    old = of_two(optax.adam(0.1))
+    _, state = old.update(OF_TWO, old.init(OF_TWO), OF_TWO)
+    adopted = lb.adopt_state(new, OF_TWO, state, old_optimizer=old)
+    _, expected = new.update(OF_TWO, new.init(OF_TWO), OF_TWO)
+    for kind in ("mu", "nu", "count"):
+        found, wanted = (
+            [own for _, own in optax.tree.get_all_with_path(of, kind)] for of in (adopted, expected)
+        )
+        chex.assert_trees_all_close(found, wanted, rtol=1e-6)
+    chex.assert_trees_all_equal_structs(adopted, expected)
+    jax.jit(new.update)(OF_TWO, adopted, OF_TWO)
+
+
+def test_frozen_before_and_trained_now():
+    old = of_two(optax.adam(0.1), optax.set_to_zero())
+    with pytest.raises(ValueError, match="state has no moments of 'encoder/bias'"):
+        lb.adopt_state(lb.lamb(0.1), OF_TWO, old.init(OF_TWO))
+
+
+def test_another_structure_is_named():
+    state = optax.adam(0.1).init(OF_TWO | {"more": jnp.ones(2)})
+    with pytest.raises(ValueError, match="the mu of state must have the tree structure of params"):
+        lb.adopt_state(lb.lamb(0.1), OF_TWO, state)
+
+
+MULTI_STEPS = optax.MultiSteps(ADAM, 4)
+ACCUMULATED = lb.accumulate_gradients(LAMB, every=4)
+ALL = {"MultiSteps": MULTI_STEPS, "accumulated": ACCUMULATED, "plain": LAMB}
+
+
+def test_between_two_macro_batches():
+    state = switches.state_after(MULTI_STEPS, 4)
+    adopted = lb.adopt_state(ACCUMULATED, PARAMS, state)
+    assert (int(adopted.macro_step), int(adopted.micro_step), float(adopted.examples)) == (1, 0, 0)
+    for optimizer in (ACCUMULATED, LAMB):
+        back = lb.adopt_state(MULTI_STEPS, PARAMS, lb.adopt_state(optimizer, PARAMS, state))
+        chex.assert_trees_all_equal(back, state)
+
+
+@pytest.mark.parametrize("new", ALL)
+@pytest.mark.parametrize("old", ["MultiSteps", "accumulated"])
+def test_in_the_middle_of_one(old, new):
+    name = "micro_step" if old == "accumulated" else "mini_step"
+    with pytest.raises(ValueError, match=rf"and its {name} is 3\. Finish the macro-batch with"):
+        lb.adopt_state(ALL[new], PARAMS, switches.state_after(ALL[old], 3))
+
+
+def test_inside_of_jit_it_is_not_known_whether_one_has_begun():
+    adopt = jax.jit(lambda state: lb.adopt_state(LAMB, PARAMS, state, step=1))
+    with pytest.raises(ValueError, match=r"its mini_step is not known inside jax.jit. Fin"):
+        adopt(switches.state_after(MULTI_STEPS, 4))

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.migration.switches import CONTRIB, SCHEDULE
+from tests.migration.switches import CONTRIB, SCHEDULE, same_places
 
 WHOLE = {"kernel": jnp.arange(1.0, 33.0).reshape(4, 8), "bias": jnp.ones(8)}
 MUONH = lb.muonh(SCHEDULE, beta=0.9, b2=0.999, radius="start")
@@ -29,12 +29,6 @@ def sharded():
 
 def after_a_step(optimizer, params):
     return jax.jit(optimizer.update)(params, optimizer.init(params), params)[1]
-
-
-def same_places(state, other):
-    """Whether all arrays of two states are on the same devices in the same way."""
-    pairs = zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True)
-    return all(x.sharding.is_equivalent_to(y.sharding, x.ndim) for x, y in pairs)
 
 
 @pytest.mark.parametrize("old", [CONTRIB, ON_MESH], ids=["contrib.muon", "muonh"])

@@ -11,14 +11,14 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import slow_but
 from tests.migration.old_runs import AFTER, BEFORE, MUONH, RUNS, go_on, recorded
+from tests.migration.switches import same_places
 
 QUICK = ("muonh with a head", "adamh")
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in QUICK)) for x in RUNS]
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, RUNS))
 def test_a_run_goes_on(name):
     params, state, end = recorded(name)
     optimizer = RUNS[name]()
@@ -69,10 +69,7 @@ def test_on_a_mesh(name):
     on_mesh, old = jax.tree.map(put, (params, state))
     adopted = lb.adopt_state(optimizer, on_mesh, old)
     chex.assert_trees_all_equal(adopted, lb.adopt_state(optimizer, params, state))
-    for found, expected in zip(
-        jax.tree.leaves(adopted), jax.tree.leaves(optimizer.init(on_mesh)), strict=True
-    ):
-        assert found.sharding.is_equivalent_to(expected.sharding, found.ndim)
+    assert same_places(adopted, optimizer.init(on_mesh))
 
 
 def test_numbers_of_blocks_are_laid_out_anew():

@@ -8,35 +8,29 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.migration.switches import (
-    CONTRIB,
-    DECAY,
-    MUONH,
-    PARAMS,
-    SWITCHES,
-    chained,
-    micro,
-    state_after,
-    sums_gradients,
-    without_bias,
-)
+from tests.conftest import slow_but
+from tests.migration import switches
+from tests.migration.switches import BY_LAYER, CONTRIB, DECAY, MUONH, PARAMS, SCHEDULE, SWITCHES
 
-ADAM, SGD = optax.adam(0.1), optax.sgd(0.1, 0.9)
+ADAM, SGD, CLIP = optax.adam(0.1), optax.sgd(0.1, 0.9), optax.clip_by_global_norm(1.0)
 LAMB = lb.lamb(0.1, **DECAY)
 MOMENTUM = lb.chain(lb.accumulate_momentum(0.9), lb.scale_by_learning_rate(0.1))
+BEHIND_THE_RATE = lb.chain(lb.scale_by_learning_rate(0.1), lb.accumulate_momentum(0.9))
+CHAINED, RATE, TRACE = optax.clip(100.0), optax.scale(-0.1), optax.trace(0.9)
+LARS = optax.lars(SCHEDULE)
 QUICK = ("adam to lamb", "hidden to hidden", "adamw to muonh", "clipped muon in our chain")
 
 SAME = SWITCHES | {
     "radam": (optax.radam(0.1), LAMB),
     "nadamw": (optax.nadamw(0.1), LAMB),
     "moments of 16 bits": (optax.adam(0.1, mu_dtype=jnp.bfloat16), LAMB),
-    "another number of micro-batches": (micro(ADAM), lb.accumulate_gradients(LAMB, every=7)),
-    "a loss scale": (lb.dynamic_loss_scale(lb.lamb(0.1)), LAMB),
-    "clipped muon": (chained(CONTRIB), chained(MUONH)),
-    "clipped muon in our chain": (
-        chained(CONTRIB),
-        lb.chain(optax.clip_by_global_norm(1.0), MUONH),
+    "another number of micro-batches": (
+        switches.micro(ADAM),
+        lb.accumulate_gradients(LAMB, every=7),
     ),
+    "a loss scale": (lb.dynamic_loss_scale(lb.lamb(0.1)), LAMB),
+    "clipped muon": (switches.chained(CONTRIB), switches.chained(MUONH)),
+    "clipped muon in our chain": (switches.chained(CONTRIB), lb.chain(CLIP, MUONH)),
 }
 DIFFERENT = {
     "adamax": (optax.adamax(0.1), LAMB),
@@ -52,17 +46,21 @@ DIFFERENT = {
     "clipping": (ADAM, lb.lamb(0.1, max_grad_norm=1.0)),
     "decay": (optax.chain(optax.add_decayed_weights(0.1), ADAM), LAMB),
     "momentum": (optax.sgd(0.1, 0.8), MOMENTUM),
+    "steps for gradients": (BEHIND_THE_RATE, MOMENTUM),
+    "gradients for steps": (SGD, BEHIND_THE_RATE),
+    "gradients for steps of lars": (SGD, lb.lars(0.1)),
+    "gradients for directions": (SGD, lb.larc(0.1)),
+    "steps for directions": (LARS, lb.lars(0.1, learning_rate_in_momentum=False)),
     "means": (SGD, lb.chain(lb.accumulate_momentum(0.9, averaging=True), optax.scale(-0.1))),
     "learning rates in the momentum": (optax.lars(0.1), lb.lars(0.2)),
     "sums of micro-batches": (
         optax.MultiSteps(ADAM, 3, use_grad_mean=False),
-        lb.accumulate_gradients(LAMB, every=3),
+        switches.accumulated(LAMB),
     ),
 }
-SLOW = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAME]
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", slow_but(QUICK, SAME))
 def test_the_same_moments_are_taken_over(name):
     old, new = SAME[name]
     lb.adopt_state(new, PARAMS, old.init(PARAMS), step=0, old_optimizer=old)
@@ -73,9 +71,16 @@ def test_moments_that_mean_something_else_are_refused(name):
     """Without the old optimizer nothing in the state tells."""
     old, new = DIFFERENT[name]
     state = old.init(PARAMS)
-    if not sums_gradients(state):
+    has_buffer = switches.sums_gradients(state)
+    if not has_buffer:
         lb.adopt_state(new, PARAMS, state, step=0)
-    with pytest.raises(ValueError, match=r"old_optimizer must keep the moments .* in step \d"):
+    remedy = (
+        "optax.sgd and accumulate_mom"
+        if switches.sums_gradients(state)
+        else "the same b1, b2 or mom"
+    )
+    says = rf"old_optimizer must keep the moments .* in step \d.* in old_optimizer .*{remedy}"
+    with pytest.raises(ValueError, match=says):
         lb.adopt_state(new, PARAMS, state, step=0, old_optimizer=old)
 
 
@@ -90,9 +95,11 @@ def test_large_parameters_of_any_precision_are_compared_as_small_ones():
 def test_another_optimizer_than_that_of_the_state_is_refused():
     says = "must be the optimizer that state is of: of 'bias' it keeps {}, and state has moments of"
     with pytest.raises(ValueError, match=says.format("a momentum buffer")):
-        lb.adopt_state(LAMB, PARAMS, state_after(ADAM), old_optimizer=SGD)
+        lb.adopt_state(LAMB, PARAMS, switches.state_after(ADAM), old_optimizer=SGD)
     with pytest.raises(ValueError, match=says.format("no moments")):
-        lb.adopt_state(LAMB, PARAMS, state_after(ADAM), old_optimizer=without_bias(ADAM))
+        lb.adopt_state(
+            LAMB, PARAMS, switches.state_after(ADAM), old_optimizer=switches.without_bias(ADAM)
+        )
 
 
 def test_short_parameters_look_like_no_stacks():
@@ -127,6 +134,34 @@ def test_an_optimizer_that_cannot_take_a_step_says_so():
     wants_more = optax.chain(ADAM, optax.contrib.reduce_on_plateau())
     with pytest.raises(ValueError, match=r"old_optimizer could not take a step .* 'value'"):
         lb.adopt_state(LAMB, PARAMS, wants_more.init(PARAMS), old_optimizer=wants_more)
-    leaves_out = leaving_out_every_second(lb.accumulate_gradients(LAMB, every=3))
+    leaves_out = leaving_out_every_second(switches.accumulated(LAMB))
     with pytest.raises(ValueError, match=r"optimizer could not .* leaves a micro-batch out"):
         lb.adopt_state(leaves_out, PARAMS, ADAM.init(PARAMS), old_optimizer=ADAM)
+
+
+BUFFERS = {
+    "sgd": (optax.sgd(0.1, 0.9), MOMENTUM),
+    "a rate in the training loop": (optax.chain(CHAINED, TRACE), MOMENTUM),
+    "trace behind the rate": (optax.chain(RATE, TRACE), BEHIND_THE_RATE),
+    "two links behind the rate": (optax.chain(RATE, TRACE, CHAINED), BEHIND_THE_RATE),
+    "lars in a chain": (optax.chain(CHAINED, LARS), lb.lars(SCHEDULE)),
+    "each for its own parameter": (
+        optax.partition({"a": SGD, "b": SGD}, {"kernel": "a", "bias": "b"}),
+        BY_LAYER,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_with_the_same_sum_is_taken_over(name):
+    old, new = BUFFERS[name]
+    state = switches.state_after(old)
+    adopted = lb.adopt_state(new, PARAMS, state, step=2, old_optimizer=old)
+    traces = (optax.tree.get_all_with_path(tree, "trace") for tree in (adopted, state))
+    found, known = ({id(x) for _, trace in of for x in jax.tree.leaves(trace)} for of in traces)
+    assert found == known
+
+
+def test_a_buffer_alone_does_not_say_what_it_sums():
+    with pytest.raises(ValueError, match=r"old_optimizer must be given, .*old_optimizer=optax.sgd"):
+        lb.adopt_state(MOMENTUM, PARAMS, switches.state_after(SGD), step=2)

@@ -4,31 +4,21 @@ import chex
 from flax import nnx
 import jax.numpy as jnp
 import optax
-import orbax.checkpoint as ocp
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import read_back
+from tests.migration import switches
 from tests.migration.switches import (
+    ADAM,
     BY_LAYER,
     CONTRIB,
+    INJECTED,
     MUONH,
     PARAMS,
     SCHEDULE,
-    inject,
-    micro,
-    state_after,
-    sums_gradients,
-    without_bias,
+    as_orbax,
 )
-
-
-def as_orbax(node):
-    """A state as Orbax restores it without a target."""
-    if hasattr(node, "_fields"):
-        return {name: as_orbax(own) for name, own in node._asdict().items()} or None
-    if isinstance(node, dict):
-        return {name: as_orbax(own) for name, own in node.items()}
-    return [as_orbax(own) for own in node] if isinstance(node, tuple) and node else node
 
 
 def as_nnx(node):
@@ -42,14 +32,17 @@ def as_nnx(node):
 
 RADII = {"learning_rate": SCHEDULE, "radius": "start", "b2": 0.999, "beta": 0.9}
 STATES = {
-    "adam": (optax.chain(optax.clip_by_global_norm(1.0), optax.adam(SCHEDULE)), lb.lamb(0.1)),
+    "adam": (switches.chained(ADAM), lb.lamb(0.1)),
     "sgd": (optax.sgd(SCHEDULE, 0.9), BY_LAYER),
     "contrib.muon": (CONTRIB, MUONH),
     "muonh": (lb.muonh(**RADII), lb.muonh(**RADII)),
     "muonh beside lamb": (lb.muonh(others=lb.lamb(0.1), **RADII), lb.muonh(**RADII)),
-    "MultiSteps": (micro(optax.adamw(SCHEDULE)), lb.accumulate_gradients(lb.lamb(0.1), every=2)),
-    "injected": (inject(optax.adamw, learning_rate=SCHEDULE), lb.skip_bad_steps(lb.lamb(0.1))),
-    "hidden": (without_bias(optax.adam(SCHEDULE)), without_bias(lb.lamb(0.1))),
+    "MultiSteps": (
+        switches.micro(optax.adamw(SCHEDULE)),
+        lb.accumulate_gradients(lb.lamb(0.1), every=2),
+    ),
+    "injected": (INJECTED, lb.skip_bad_steps(lb.lamb(0.1))),
+    "hidden": (switches.without_bias(ADAM), switches.without_bias(lb.lamb(0.1))),
     "cain": (lb.cain(SCHEDULE), lb.cain(SCHEDULE)),
 }
 
@@ -59,8 +52,8 @@ STATES = {
 )
 def test_is_adopted_as_with_its_types(name):
     old, new = STATES[name]
-    state = state_after(old, 3)
-    old_optimizer = old if sums_gradients(state) else None
+    state = switches.state_after(old, 3)
+    old_optimizer = old if switches.sums_gradients(state) else None
     without = as_orbax(state)
     expected = lb.adopt_state(new, PARAMS, state, old_optimizer=old_optimizer)
     for untyped in (without, as_nnx(without)):
@@ -71,11 +64,8 @@ def test_is_adopted_as_with_its_types(name):
 @pytest.mark.parametrize("name", ["muonh", "MultiSteps"])
 def test_orbax_without_a_target(name, tmp_path):
     old, new = STATES[name]
-    state = state_after(old, 3)
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "saved", {"state": state})
-        checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / "saved")
+    state = switches.state_after(old, 3)
+    restored = read_back({"state": state}, tmp_path)
     chex.assert_trees_all_equal_structs(restored["state"], as_orbax(state))
     adopted = lb.adopt_state(new, PARAMS, restored["state"])
     chex.assert_trees_all_equal(adopted, lb.adopt_state(new, PARAMS, state))
@@ -85,10 +75,7 @@ def test_orbax_of_an_nnx_optimizer(tmp_path):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, lb.muonh(**RADII), wrt=nnx.Param)
     optimizer.update(model, nnx.state(model, nnx.Param))
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "saved", nnx.state(optimizer))
-        checkpointer.wait_until_finished()
-        restored = checkpointer.restore(tmp_path / "saved")
+    restored = read_back(nnx.state(optimizer), tmp_path)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     adopted = lb.adopt_state(optimizer.tx, params, restored["opt_state"])
     chex.assert_trees_all_equal(adopted, lb.adopt_state(optimizer.tx, params, optimizer.opt_state))
@@ -101,7 +88,10 @@ WINDOW = {"values": jnp.ones(100), "seen": jnp.array(7)}
 @pytest.mark.parametrize("window", [{}, WINDOW], ids=["skip_nonfinite", "skip_spikes"])
 def test_the_wrappers_of_0_1_0_that_left_out_steps(window):
     """What is inside goes on, and their counts begin anew."""
-    inner, optimizer = as_orbax(state_after(optax.adam(SCHEDULE))), lb.skip_bad_steps(lb.lamb(0.1))
+    inner, optimizer = (
+        as_orbax(switches.state_after(optax.adam(SCHEDULE))),
+        lb.skip_bad_steps(lb.lamb(0.1)),
+    )
     counts = {"skipped": jnp.array(3), "skipped_in_a_row": jnp.array(3), "gave_up": jnp.array(True)}
     state = window | counts | {"inner_state": inner}
     adopted = lb.adopt_state(optimizer, PARAMS, state)
@@ -119,7 +109,7 @@ def test_a_parameter_may_have_the_name_of_a_field():
 
 def test_a_dictionary_does_not_say_whose_it_is():
     belief, new = optax.adabelief(0.1), lb.lamb(0.1)
-    state = as_orbax(state_after(belief))
+    state = as_orbax(switches.state_after(belief))
     lb.adopt_state(new, PARAMS, state)
     with pytest.raises(ValueError, match="it keeps no moments, and state has moments of Adam"):
         lb.adopt_state(new, PARAMS, state, old_optimizer=belief)

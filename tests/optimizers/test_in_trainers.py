@@ -76,6 +76,7 @@ WRAPPERS = {
         small_batches=True,
         stacked=STACKED,
     ),
+    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
     "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
     "master_weights": lb.master_weights,
     "skip_bad_steps": lb.skip_bad_steps,

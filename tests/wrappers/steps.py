@@ -35,9 +35,15 @@ def steps(optimizer, gradients, extra_args=None, params=PARAMS):
         yield params, state
 
 
+def in_shards(function, in_specs, out_specs, check_vma=True):
+    """The function on eight devices, inside `jax.shard_map`."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    specs = {"in_specs": in_specs, "out_specs": out_specs}
+    return jax.jit(jax.shard_map(function, mesh=mesh, check_vma=check_vma, **specs))
+
+
 def on_eight_devices(optimizer, gradients, check_vma):
     """The parameters and the state's numbers after some steps inside `jax.shard_map`."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
     partition_specs = None if check_vma else SPECS
 
     def run(params, gradients):
@@ -48,7 +54,4 @@ def on_eight_devices(optimizer, gradients, check_vma):
         return params, state._replace(inner_state=())
 
     in_specs = (SPECS, [SPECS] * len(gradients))
-    sharded = jax.shard_map(
-        run, mesh=mesh, in_specs=in_specs, out_specs=(SPECS, P()), check_vma=check_vma
-    )
-    return jax.jit(sharded)(PARAMS, gradients)
+    return in_shards(run, in_specs, (SPECS, P()), check_vma)(PARAMS, gradients)

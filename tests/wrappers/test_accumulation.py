@@ -5,12 +5,14 @@ import re
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
 import optax_largebatch as lb
 from tests.conftest import as_users_have_it
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
 PARAMS = {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.ones(3)}
 
@@ -66,35 +68,33 @@ def test_inner_is_not_computed_between_macro_batches():
     assert len(calls) == 2
 
 
+def last(optimizer, dtype, gradients):
+    """The updates and the state after the last of some micro-batches."""
+    params = jnp.zeros(1, dtype)
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(jnp.full(1, gradient, dtype), state, params)
+    return updates, state
+
+
 def test_sums_in_float32():
     """256 + 1 is 256 in bfloat16."""
     optimizer = lb.accumulate_gradients(optax.scale(1.0), every=4)
-    params = jnp.zeros(1, "bfloat16")
-    state = optimizer.init(params)
+    updates, state = last(optimizer, "bfloat16", [256.0, 1.0, 1.0, 2.0])
     assert state.accumulator.dtype == jnp.float32
-    for value in (256.0, 1.0, 1.0, 2.0):
-        updates, state = optimizer.update(jnp.full(1, value, "bfloat16"), state, params)
     np.testing.assert_array_equal(np.asarray(updates, "float32"), [65.0])
 
 
 def test_schedules_count_macro_batches():
     rate = lb.values_schedule([1.0, 10.0])
     optimizer = lb.accumulate_gradients(lb.scale_by_learning_rate(rate), every=2)
-    state = optimizer.init(jnp.zeros(1))
-    seen = []
-    for _ in range(4):
-        updates, state = optimizer.update(jnp.ones(1), state)
-        seen.append(float(updates[0]))
-    assert seen == [0.0, -1.0, 0.0, -10.0]
+    assert [value for value, _ in values(optimizer, [(1.0, {})] * 4)] == [0, -1, -1, -11]
 
 
 def test_nan_stays_in_its_macro_batch():
     """The original poisons the weights at once: it multiplies the NaN by a rate of 0."""
-    optimizer = lb.lbsgd(0.1, batch_scale=2)
-    params = jnp.ones(1)
-    state = optimizer.init(params)
-    updates, state = optimizer.update(jnp.array([jnp.nan]), state, params)
-    np.testing.assert_array_equal(updates, [0.0])
+    (value, _), *_ = values(lb.lbsgd(0.1, batch_scale=2), [(np.nan, {})])
+    assert value == 0
 
 
 def test_a_reused_gradient_buffer_does_not_corrupt_the_sum():
@@ -193,11 +193,9 @@ def test_a_micro_batch_without_examples_adds_nothing(every):
 def test_a_mean_is_not_rounded_to_the_dtype_of_the_sum():
     """1/3 is no number of bfloat16; compiled, XLA on a CPU would leave such a rounding out."""
     optimizer = lb.accumulate_gradients(optax.scale(1.0), every=3, accumulator_dtype="bfloat16")
-    state = optimizer.init(jnp.zeros(1))
-    assert state.accumulator.dtype == jnp.bfloat16
     with jax.disable_jit():
-        for value in (1.0, 0.0, 0.0):
-            updates, state = optimizer.update(jnp.full(1, value), state)
+        updates, state = last(optimizer, "float32", [1.0, 0.0, 0.0])
+    assert state.accumulator.dtype == jnp.bfloat16
     np.testing.assert_allclose(updates, [1 / 3], rtol=1e-6)
 
 
@@ -205,11 +203,8 @@ def test_a_mean_is_not_rounded_to_the_dtype_of_the_sum():
 def test_updates_are_rounded_to_the_parameters_alone(dtype):
     """Not to the dtype of the sum, in whose memory they may have been; 0.7 is no number of it."""
     optimizer = lb.accumulate_gradients(optax.sgd(0.7), every=2, accumulator_dtype="bfloat16")
-    params = jnp.zeros(1, dtype)
-    state = optimizer.init(params)
     with jax.disable_jit():
-        for _ in range(4):
-            updates, state = optimizer.update(jnp.ones(1, dtype), state, params)
+        updates, state = last(optimizer, dtype, [1.0] * 4)
     np.testing.assert_array_equal(updates, jnp.full(1, -0.7, dtype))
     assert state.accumulator.dtype == jnp.bfloat16
 
@@ -274,14 +269,11 @@ def test_waiting_copies_nothing(inner):
     assert compiled.memory_analysis().temp_size_in_bytes < 0.3 * sum(x.nbytes for x in params)
 
 
-@pytest.mark.parametrize(
-    "wrapper",
-    [
-        lambda inner: lb.accumulate_gradients(inner, every=2),
-        lb.skip_bad_steps,
-        lb.dynamic_loss_scale,
-    ],
-)
+def every_second(inner):
+    return lb.accumulate_gradients(inner, every=2)
+
+
+@pytest.mark.parametrize("wrapper", [every_second, lb.skip_bad_steps, lb.dynamic_loss_scale])
 def test_the_order_of_the_branches_is_kept(wrapper):
     """On a GPU all state would be copied, if XLA took the choice for one by a boolean.
 
@@ -344,27 +336,21 @@ def test_bad_extra_arguments(extra_args, error, message):
         optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS, **extra_args)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+@EIGHT_DEVICES
 def test_examples_that_differ_between_devices_are_an_error():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     optimizer = lb.accumulate_gradients(lb.lamb(0.1), every=2)
 
     def step(params, counts):
         state = optimizer.init(params)
         return optimizer.update(params, state, params, examples=counts[0])[0]
 
-    split, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
-    sharded = jax.shard_map(step, mesh=mesh, in_specs=(whole, split), out_specs=whole)
-    with pytest.raises(ValueError, match=r"examples must be the same .* axes 'data'.*psum"):
-        sharded(PARAMS, jnp.ones(8))
+    with pytest.raises(ValueError, match=r"examples must be the same .* axes 'fsdp'.*psum"):
+        in_shards(step, (P(), P("fsdp")), P())(PARAMS, jnp.ones(8))
 
 
-@pytest.mark.parametrize(
-    ("macro", "batch", "workers", "scale"),
-    [(1024, 64, 4, 4), (64, 64, 1, 1)],
-)
-def test_batch_scale(macro, batch, workers, scale):
-    assert lb.batch_scale(macro, batch_size=batch, num_workers=workers) == scale
+def test_batch_scale():
+    assert lb.batch_scale(1024, batch_size=64, num_workers=4) == 4
+    assert lb.batch_scale(64, batch_size=64, num_workers=1) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Steps that are not finite, or far above the running level, are left out, or on no device."""
 
 import chex
-import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
@@ -15,6 +13,7 @@ from tests.wrappers.steps import (
     PARAMS,
     gradient,
     in_one_shard,
+    in_shards,
     on_eight_devices,
     steps,
 )
@@ -166,15 +165,13 @@ def test_all_devices_or_none(check_vma, options, bad):
 
 @EIGHT_DEVICES
 def test_a_loss_that_differs_between_devices_is_an_error():
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     optimizer = lb.skip_bad_steps(lb.lamb(0.1), deviations=6, of="loss")
 
     def step(params, losses):
         return optimizer.update(params, optimizer.init(params), params, loss=losses[0])[0]
 
-    sharded = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
-    with pytest.raises(ValueError, match=r"loss must be the same .* 'data'. Call jax.lax.pmean"):
-        sharded(PARAMS, jnp.ones(8))
+    with pytest.raises(ValueError, match=r"loss must be the same .* 'fsdp'. Call jax.lax.pmean"):
+        in_shards(step, (P(), P("fsdp")), P())(PARAMS, jnp.ones(8))
 
 
 @pytest.mark.parametrize(

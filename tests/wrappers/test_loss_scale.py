@@ -2,15 +2,19 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
 import optax_largebatch as lb
-
-PARAMS = {"bias": jnp.ones(3), "kernel": jnp.ones((8, 2))}
+from tests.wrappers.steps import (
+    EIGHT_DEVICES,
+    PARAMS,
+    gradient,
+    in_one_shard,
+    on_eight_devices,
+    steps,
+)
 
 
 def scaled(state, value, bad=None):
@@ -35,12 +39,7 @@ def test_trains_as_without_a_scale_and_without_the_overflows():
     schedule = optax.linear_schedule(1.0, 0.0, 10)
     optimizer = lb.dynamic_loss_scale(lb.lamb(schedule))
     *_, (params, state) = run(optimizer, [1.0, None, 3.0, None, None, 0.5])
-    inner = lb.lamb(schedule)
-    expected, plain = PARAMS, inner.init(PARAMS)
-    for value in (1.0, 3.0, 0.5):
-        gradients = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), PARAMS)
-        updates, plain = jax.jit(inner.update)(gradients, plain, expected)
-        expected = optax.apply_updates(expected, updates)
+    *_, (expected, plain) = steps(lb.lamb(schedule), map(gradient, (1.0, 3.0, 0.5)))
     jax.tree.map(np.testing.assert_array_equal, params, expected)
     jax.tree.map(np.testing.assert_array_equal, state.inner_state, plain)
     assert int(state.skipped) == 3
@@ -82,48 +81,14 @@ def test_around_accumulation_a_bad_micro_batch_is_left_out():
     assert (int(state.inner_state.macro_step), int(state.skipped)) == (1, 1)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+@EIGHT_DEVICES
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_all_devices_or_none(check_vma):
     """One infinity, in the shard of one of eight devices."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    specs = {"bias": P(), "kernel": P("fsdp")}
     optimizer = lb.dynamic_loss_scale(lb.lars(0.1, trust_coefficient=1.0), initial_scale=4.0)
-
-    def step(params, gradients):
-        partition_specs = None if check_vma else specs
-        state = optimizer.init(params)
-        updates, state = optimizer.update(gradients, state, params, partition_specs=partition_specs)
-        return optax.apply_updates(params, updates), state.loss_scale[None]
-
-    sharded = jax.jit(
-        jax.shard_map(
-            step, mesh=mesh, in_specs=(specs,) * 2, out_specs=(specs, P()), check_vma=check_vma
-        )
-    )
-    moved, scale = sharded(PARAMS, PARAMS)
-    assert scale == 4
+    moved, state = on_eight_devices(optimizer, [PARAMS], check_vma)
+    assert state.loss_scale == 4
     assert all(np.all(np.asarray(leaf) != 1) for leaf in moved.values())
-    faulty = PARAMS | {"kernel": PARAMS["kernel"].at[5, 0].set(jnp.inf)}
-    stayed, scale = sharded(PARAMS, faulty)
-    assert scale == 2
+    stayed, state = on_eight_devices(optimizer, [in_one_shard(jnp.inf)], check_vma)
+    assert state.loss_scale == 2
     jax.tree.map(np.testing.assert_array_equal, stayed, PARAMS)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"initial_scale": 0.5}, r"initial_scale must be in \[1, 1e38\]"),
-        ({"growth_factor": 1.0}, r"growth_factor must be in \(1, inf\)"),
-        ({"backoff_factor": 1.0}, r"backoff_factor must be in \(0, 1\)"),
-        ({"growth_interval": 0}, "growth_interval must be >= 1"),
-    ],
-)
-def test_bad_arguments(settings, message):
-    with pytest.raises(ValueError, match=message):
-        lb.dynamic_loss_scale(lb.lamb(0.1), **settings)
-
-
-def test_inner_must_be_a_transformation():
-    with pytest.raises(TypeError, match="inner must be a gradient transformation"):
-        lb.dynamic_loss_scale(lb.lamb)

@@ -3,7 +3,6 @@
 import chex
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
@@ -12,6 +11,7 @@ import pytest
 import optax_largebatch as lb
 from tests.optimizers.registry import OPTIMIZERS, named
 from tests.optimizers.test_common import compiled
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
 
 @pytest.fixture(autouse=True)
@@ -135,10 +135,9 @@ def test_under_scan_and_unrolled_in_one_computation():
     np.testing.assert_allclose(scanned.astype("float32"), unrolled.astype("float32"), rtol=1e-2)
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+@EIGHT_DEVICES
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_stacked_and_split_between_devices(check_vma):
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
     specs = {"bias": P(), "layers": P(None, "fsdp")}
     params = {
         "bias": jnp.linspace(0.1, 1.0, 3).astype("bfloat16"),
@@ -155,14 +154,8 @@ def test_stacked_and_split_between_devices(check_vma):
             params = optax.apply_updates(params, updates)
         return params, state.master
 
-    sharded = jax.shard_map(
-        lambda params: train(params, specs),
-        mesh=mesh,
-        in_specs=(specs,),
-        out_specs=(specs, specs),
-        check_vma=check_vma,
-    )
-    (ours, master), (_, expected) = jax.jit(sharded)(params), train(params)
+    sharded = in_shards(lambda params: train(params, specs), (specs,), (specs, specs), check_vma)
+    (ours, master), (_, expected) = sharded(params), train(params)
     chex.assert_trees_all_close(master, expected, rtol=1e-5, atol=1e-5)
     chex.assert_trees_all_equal(ours, jax.tree.map(lambda x: x.astype("bfloat16"), master))
 
@@ -185,17 +178,6 @@ def test_strict_promotion_has_a_way():
         updates, state = optimizer.update(params, optimizer.init(params), params)
         params = jax.tree.map(lambda w, u: (w.astype(u.dtype) + u).astype(w.dtype), params, updates)
     np.testing.assert_array_equal(params, state.master.astype("bfloat16"))
-
-
-def test_bad_arguments():
-    with pytest.raises(TypeError, match="inner must be a gradient transformation"):
-        lb.master_weights(lb.lamb)
-    with pytest.raises(ValueError, match="dtype must be float32 or float64, got 'bfloat16'"):
-        lb.master_weights(lb.lamb(0.1), dtype="bfloat16")
-    params = jnp.ones(3, "bfloat16")
-    optimizer = lb.master_weights(lb.lamb(0.1))
-    with pytest.raises(ValueError, match="params must be given to `update`"):
-        optimizer.update(params, optimizer.init(params))
 
 
 def test_optax_maps_masters_beside_other_trees():

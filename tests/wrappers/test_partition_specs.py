@@ -76,36 +76,28 @@ def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     )
 
 
-@pytest.mark.parametrize(
-    "around",
-    [
-        lambda inner: inner,
-        lambda inner: optax.chain(optax.clip(1.0), inner),
-        lambda inner: lb.chain(lb.clip_by_value(1.0), inner),
-        lambda inner: optax.masked(inner, {"bias": False, "first": True, "second": True}),
-        lambda inner: lb.muon(0.1, others=inner),
-        lambda inner: lb.accumulate_gradients(inner, every=1),
-        lb.dynamic_loss_scale,
-        lb.master_weights,
-        lb.skip_bad_steps,
-        lb.stochastic_rounding,
-    ],
-    ids=[
-        "alone",
-        "optax.chain",
-        "chain",
-        "masked",
-        "others",
-        "accumulate_gradients",
-        "dynamic_loss_scale",
-        "master_weights",
-        "skip_bad_steps",
-        "stochastic_rounding",
-    ],
-)
+WRAPPERS = {
+    "alone": lambda inner: inner,
+    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=1),
+    "accumulate_gradients, summed": lambda inner: lb.accumulate_gradients(inner, every=2),
+    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
+    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
+    "master_weights": lb.master_weights,
+    "skip_bad_steps": lb.skip_bad_steps,
+    "stochastic_rounding": lb.stochastic_rounding,
+}
+AROUND = WRAPPERS | {
+    "optax.chain": lambda inner: optax.chain(optax.clip(1.0), inner),
+    "chain": lambda inner: lb.chain(lb.clip_by_value(1.0), inner),
+    "masked": lambda inner: optax.masked(inner, {"bias": False, "first": True, "second": True}),
+    "others": lambda inner: lb.muon(0.1, others=inner),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize("outside", [True, False])
-def test_the_specs_reach_the_optimizer_in_every_wrapper(around, outside):
-    recorder = Recorder()
+def test_the_specs_reach_the_optimizer_in_every_wrapper(name, outside):
+    recorder, around = Recorder(), AROUND[name]
     if outside:
         optimizer = lb.with_partition_specs(around(recorder.transform), P())
     else:
@@ -113,6 +105,36 @@ def test_the_specs_reach_the_optimizer_in_every_wrapper(around, outside):
     params = network()
     optimizer.update(params, optimizer.init(params), params)
     assert recorder.given == [P()]
+
+
+@several_devices
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_the_specs_of_a_call_reach_the_optimizer_inside_of_shard_map(name):
+    """Without them LAMB would take the norm of each device's part for that of the whole."""
+    optimizer, params = WRAPPERS[name](lb.lamb(0.1)), network()
+
+    def updates(params, specs=None):
+        state = optimizer.init(params)
+        for _ in range(2):
+            gradients = jax.tree.map(jnp.cos, params)
+            updates, state = optimizer.update(gradients, state, params, partition_specs=specs)
+        return updates
+
+    mapped = jax.shard_map(
+        lambda params: updates(params, SPECS),
+        mesh=mesh_of_two_axes(), in_specs=(SPECS,), out_specs=SPECS, check_vma=False,
+    )  # fmt: skip
+    chex.assert_trees_all_close(jax.jit(mapped)(params), updates(params), rtol=1e-4, atol=1e-6)
+
+
+NEED_PARAMETERS = ("average_weights", "master_weights", "stochastic_rounding")
+
+
+@pytest.mark.parametrize("name", NEED_PARAMETERS)
+def test_wrappers_that_need_the_parameters(name):
+    optimizer, params = WRAPPERS[name](optax.sgd(0.1)), network()
+    with pytest.raises(ValueError, match=f"params must be given to `update`, because {name}"):
+        optimizer.update(params, optimizer.init(params))
 
 
 @several_devices
@@ -159,8 +181,3 @@ def test_what_is_no_spec(specs):
     params = network()
     with pytest.raises(TypeError, match=r"partition_specs must be a tree of .*PartitionSpec"):
         optimizer.update(params, optimizer.init(params), params)
-
-
-def test_what_is_no_optimizer():
-    with pytest.raises(TypeError, match="inner must be a gradient transformation"):
-        lb.with_partition_specs(lb.lamb, P())

@@ -3,13 +3,13 @@
 import chex
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
 LOW = ("bfloat16", "float16")
 TARGETS = optax.stateless(lambda targets, params: jax.tree.map(jnp.subtract, targets, params))
@@ -156,11 +156,10 @@ def test_a_parameter_without_a_gradient_stays():
     assert updates["stays"] is None
 
 
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+@EIGHT_DEVICES
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_devices(check_vma):
     """The same on all for a whole leaf, each its own for a split one."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
     specs = {"split": P("fsdp"), "whole": P()}
     params = {"split": jnp.ones((8, 256), "bfloat16"), "whole": jnp.ones(256, "bfloat16")}
     optimizer = lb.stochastic_rounding(optax.sgd(2**-9))
@@ -172,30 +171,8 @@ def test_devices(check_vma):
         return params | {"whole": params["whole"][None]}
 
     out_specs = specs | {"whole": P() if check_vma else P("fsdp")}
-    sharded = jax.shard_map(
-        step, mesh=mesh, in_specs=(specs,), out_specs=out_specs, check_vma=check_vma
-    )
-    result = jax.tree.map(lambda x: np.asarray(x, "float32"), jax.jit(sharded)(params))
+    updated = in_shards(step, (specs,), out_specs, check_vma)(params)
+    result = jax.tree.map(lambda x: np.asarray(x, "float32"), updated)
     assert np.all(result["whole"] == result["whole"][0])
     for device in range(1, 8):
         assert 64 < np.sum(result["split"][device] != result["split"][0]) < 192
-
-
-@pytest.mark.parametrize(
-    ("inner", "seed", "error", "message"),
-    [
-        (lb.lamb, 0, TypeError, "inner must be a gradient transformation"),
-        (lb.lamb(0.1), 0.5, TypeError, "seed must be a Python integer >= 0, got 0.5"),
-        (lb.lamb(0.1), -1, ValueError, "seed must be >= 0, got -1"),
-    ],
-)
-def test_bad_arguments(inner, seed, error, message):
-    with pytest.raises(error, match=message):
-        lb.stochastic_rounding(inner, seed=seed)
-
-
-def test_parameters_are_needed():
-    optimizer = lb.stochastic_rounding(optax.sgd(0.1))
-    params = jnp.ones(1, "bfloat16")
-    with pytest.raises(ValueError, match="params must be given to `update`"):
-        optimizer.update(params, optimizer.init(params))
