@@ -66,7 +66,7 @@ def fit_critical_batch_size(
             \le t_{0.95, \nu}\, s \sqrt{\textstyle\sum_i h_i^2 / n_i}, \qquad
         h_i = d_i - \bar d, \quad d_i = \frac{B}{B + B_i}.
 
-    If the runs of all batch sizes vary alike and log-normally, the interval holds the true value in
+    If the runs of all batch sizes vary equally and log-normally, the interval holds the truth in
     90 of 100 cases, however few the runs are. It covers other runs with the same settings, not the
     quality of these settings. If every batch size has settings of its own, their quality moves the
     fit more than the noise of single runs does. Look at the residuals as well.

@@ -85,12 +85,9 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
         places = {id(part.array("trust_ratios")): part.keys for part in parts}
         for made in record:
             numbers = owners(made.params, params)
-            seen = jax.tree.leaves(made.params)
-            # Not, say, a small copy of a parameter.
-            if all(
-                number is not None and x.shape == shapes[number]
-                for x, number in zip(seen, numbers, strict=True)
-            ):
+            expected = [None if number is None else shapes[number] for number in numbers]
+            # Not if it sees, say, small copies of the parameters.
+            if expected == [x.shape for x in jax.tree.leaves(made.params)]:
                 keys = places.get(id(getattr(made.state, "trust_ratios", None)))
                 _add(found, made, [number for number in numbers if number is not None], keys)
 
@@ -242,8 +239,8 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
     heads = {keys[: max(above, 0)] for keys in places}
     if above < 0 or len(heads) > 1 or {keys[above:] for keys in places} != set(facts.ratios):
         raise ValueError(
-            f"state must be that of the optimizer, which has {_listed(list(facts.ratios))}; got a "
-            f"{type(state).__name__} with {_listed(places)}. Pass the state that this optimizer's "
+            f"state must be that of the optimizer, which has {_shown(list(facts.ratios))}; got a "
+            f"{type(state).__name__} with {_shown(places)}. Pass the state that this optimizer's "
             "`init` or `update` returned, and the optimizer itself in place of one whose `init` "
             "is compiled."
         )
@@ -256,6 +253,6 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
     return ratios
 
 
-def _listed(places: list[Keys]) -> str:
+def _shown(places: list[Keys]) -> str:
     """Places of trust ratios, for the message."""
     return f"trust ratios at {', '.join(map('/'.join, places))}" if places else "no trust ratios"

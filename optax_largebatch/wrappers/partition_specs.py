@@ -1,4 +1,4 @@
-"""An optimizer that is told where it is built how the parameters are split."""
+"""An optimizer that knows from the start how the parameters are split."""
 
 from typing import Any
 

@@ -58,7 +58,7 @@ def stochastic_rounding(
 
     Args:
         inner: the transformation that takes the steps, from this library or any other.
-        seed: the seed of the random numbers: the same for a run that should round alike. 0 or more.
+        seed: the seed of the random numbers: the same seed rounds in the same way. 0 or more.
 
     Returns:
         A transformation that needs parameters; its state is a `StochasticRoundingState`.

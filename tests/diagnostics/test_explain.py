@@ -69,6 +69,7 @@ def test_who_moves_what(name, shapes):
         "layers/kernel": ("muon", "sphere", 7, (8, 16), 13),
     }
     assert not any(one.decayed or one.notes or one.undeclared for one in of_each.values())
+    jax.eval_shape(lambda params: explained(WRAPPED[name], params) and params, PARAMS)  # in jit
 
 
 def test_what_others_move_is_not_known():
@@ -177,10 +178,6 @@ def test_stacks_that_are_not_declared(optimizer, harmed):
 def test_a_mask_that_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="'attention' matches no parameter"):
         lb.explain(lb.lamb(0.1, weight_decay_mask=lb.matching("attention"), stacked={}), PARAMS)
-
-
-def test_inside_of_jit():
-    jax.jit(lambda params: lb.explain(muonh(), params) and params)(PARAMS)
 
 
 def test_a_table_with_reasons():

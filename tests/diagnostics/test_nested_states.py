@@ -232,15 +232,10 @@ class Point(NamedTuple):
     y: jax.Array
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        (jnp.full((2, 2), 2.0), jnp.full((2, 2), 3.0)),
-        Point(jnp.full((2, 2), 2.0), jnp.full((2, 2), 3.0)),
-        jnp.full((2, 2), 2.0),
-    ],
-    ids=["tuple", "NamedTuple", "array"],
-)
+TWO = jnp.full((2, 2), 2.0), jnp.full((2, 2), 3.0)
+
+
+@pytest.mark.parametrize("params", [TWO, Point(*TWO), TWO[0]], ids=["tuple", "Point", "array"])
 def test_other_containers(params):
     ratios = ratios_of(lb.lamb(0.1), params)
     np.testing.assert_allclose(list(ratios.values()), [2.0, 3.0][: len(ratios)], rtol=1e-5)

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.diagnostics.test_diagnose import MATRICES, SCALES
 from tests.migration.switches import as_orbax
 from tests.optimizers.registry import OPTIMIZERS, named
 from tests.wrappers.steps import EIGHT_DEVICES, in_shards
@@ -221,10 +222,6 @@ def test_angles_and_rates_of_steps_on_spheres():
     found = lb.step_metrics(state, params)
     assert rates_in(found) == {"": pytest.approx(0.02)}
     assert 0 < found["angle/min"] <= found["angle/median"] <= found["angle/max"] <= 0.0201
-
-
-SCALES = {f"scale_{index}": jnp.ones(8) for index in range(4)}
-MATRICES = {f"kernel_{index}": jnp.full((2, 2), 1.5 + index / 10) for index in range(8)}
 
 
 def test_metrics_of_muon():

@@ -1,10 +1,8 @@
 """What optax needs."""
 
-import jax
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def standard_promotion():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+def of_users(standard_promotion):
+    """Every test runs as users run it."""

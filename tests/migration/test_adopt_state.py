@@ -145,10 +145,9 @@ def test_inside_of_jit_and_vmap_the_step_must_be_given():
     new = lb.lamb(SCHEDULE)
     with pytest.raises(ValueError, match=r"step must be given inside jax.jit"):
         jax.jit(lambda state: lb.adopt_state(new, PARAMS, state))(state)
+    known = {"step": 2, "old_optimizer": optax.adamw(0.1)}
     with pytest.raises(ValueError, match=r"old_optimizer cannot be given inside jax.jit"):
-        jax.jit(
-            lambda state: lb.adopt_state(new, PARAMS, state, step=2, old_optimizer=optax.adamw(0.1))
-        )(state)
+        jax.jit(lambda state: lb.adopt_state(new, PARAMS, state, **known))(state)
     compiled = jax.jit(lambda state: lb.adopt_state(new, PARAMS, state, step=2))(state)
     chex.assert_trees_all_equal(compiled, lb.adopt_state(new, PARAMS, state))
     params, states = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), (PARAMS, state))
@@ -158,10 +157,6 @@ def test_inside_of_jit_and_vmap_the_step_must_be_given():
 
 AS_PURE = getattr(nnx, "as_pure", None) or nnx.pure
 """Its name in older versions of Flax is pure."""
-
-
-def nnx_optimizer(model, optimizer):
-    return nnx.Optimizer(model, optimizer, wrt=nnx.Param)
 
 
 def test_arguments_of_another_kind_are_refused():
@@ -181,7 +176,7 @@ def test_arguments_of_another_kind_are_refused():
 @pytest.mark.parametrize("boxed", [False, True], ids=["pure", "in boxes"])
 def test_in_nnx(boxed):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    before = nnx_optimizer(model, optax.adamw(0.1))
+    before = nnx.Optimizer(model, optax.adamw(0.1), wrt=nnx.Param)
     before.update(model, nnx.state(model, nnx.Param))
     params, state = AS_PURE(nnx.state(model, nnx.Param)), AS_PURE(before.opt_state)
     if boxed:
@@ -189,7 +184,7 @@ def test_in_nnx(boxed):
         chex.assert_trees_all_equal(
             lb.adopt_state(lb.lamb(0.1), params, old), lb.adopt_state(lb.lamb(0.1), params, state)
         )
-    after = nnx_optimizer(model, lb.lamb(0.1))
+    after = nnx.Optimizer(model, lb.lamb(0.1), wrt=nnx.Param)
     nnx.update(after.opt_state, nnx.state(lb.adopt_state(after.tx, params, state)))
     adam = AS_PURE(after.opt_state)[2]
     chex.assert_trees_all_equal(adam.mu, state[0].mu)

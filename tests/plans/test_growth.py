@@ -127,6 +127,9 @@ def test_places_at_the_end_and_without_bound():
     assert sizes(lb.batch_plan(growth, total=4000)) == [800]
     later = lb.within_critical_batch_size({4000: 10**6}, batch_size=100, largest_batch=800)
     assert sizes(lb.batch_plan(later, total=4000)) == [100]
+    for tiny in ({0: 1e-320}, {0: 1e-320, 10: 5.0}):
+        never = lb.within_critical_batch_size(tiny, batch_size=100, largest_batch=800, times=1e-9)
+        assert sizes(lb.batch_plan(never, total=4000)) == [100]
 
 
 def test_a_noise_scale_is_labelled_as_a_hint():

@@ -13,12 +13,8 @@ from tests.optimizers.registry import OPTIMIZERS, named
 from tests.optimizers.test_common import compiled
 from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """`optax.apply_updates` adds a float32 update to a bfloat16 parameter."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+# `optax.apply_updates` adds a float32 update to a bfloat16 parameter.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 GIVEN_STEPS = optax.stateless(lambda steps, params: steps)

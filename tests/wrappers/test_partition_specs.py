@@ -71,9 +71,8 @@ def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     assert len(re.findall(r" all-to-all(?:-start)?\(", program)) == 2
     assert not re.search(r" all-gather(?:-start)?\(", program)
     alone = TrainState.create(apply_fn=None, params=network(), tx=lb.muon(0.02, weight_decay=0.1))
-    chex.assert_trees_all_close(
-        jax.device_get(step(state).params), step(alone).params, rtol=1e-5, atol=1e-6
-    )
+    found = jax.device_get(step(state).params)
+    chex.assert_trees_all_close(found, step(alone).params, rtol=1e-5, atol=1e-6)
 
 
 WRAPPERS = {
@@ -127,10 +126,7 @@ def test_the_specs_of_a_call_reach_the_optimizer_inside_of_shard_map(name):
     chex.assert_trees_all_close(jax.jit(mapped)(params), updates(params), rtol=1e-4, atol=1e-6)
 
 
-NEED_PARAMETERS = ("average_weights", "master_weights", "stochastic_rounding")
-
-
-@pytest.mark.parametrize("name", NEED_PARAMETERS)
+@pytest.mark.parametrize("name", ["average_weights", "master_weights", "stochastic_rounding"])
 def test_wrappers_that_need_the_parameters(name):
     optimizer, params = WRAPPERS[name](optax.sgd(0.1)), network()
     with pytest.raises(ValueError, match=f"params must be given to `update`, because {name}"):

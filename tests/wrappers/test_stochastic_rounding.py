@@ -17,11 +17,8 @@ TARGETS = optax.stateless(lambda targets, params: jax.tree.map(jnp.subtract, tar
 SAMPLES = 20_000
 
 
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """`optax.apply_updates` adds a float32 update to a bfloat16 parameter."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+# `optax.apply_updates` adds a float32 update to a bfloat16 parameter.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def moved(targets, dtype, start=0.0, seed=0):
