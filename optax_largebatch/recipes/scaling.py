@@ -4,27 +4,12 @@ import math
 import textwrap
 from typing import Any, NamedTuple
 
-from optax_largebatch.arguments import (
-    check_choice,
-    check_integer,
-    check_number,
-    check_order,
-    known_number,
-)
+from optax_largebatch import arguments
 from optax_largebatch.diagnostics.critical_batch_size import CriticalBatchSize
 from optax_largebatch.diagnostics.noise_scale import NoiseScale
 from optax_largebatch.plans.coupling import DecayKind
-from optax_largebatch.recipes.scaling_rules import (
-    B1_FLOOR,
-    DECAYS,
-    LENGTHS,
-    NOT_MOVED,
-    RULES,
-    Change,
-    Hyperparameters,
-    Law,
-    RuleName,
-)
+from optax_largebatch.recipes import scaling_rules
+from optax_largebatch.recipes.scaling_rules import RULES, Hyperparameters, Law, RuleName
 
 
 class ScaledHyperparameters(NamedTuple):
@@ -167,18 +152,18 @@ def scale_hyperparameters(
             f"settings must be Hyperparameters(learning_rate=..., ...), got {settings!r} of type "
             f"{type(settings).__name__}."
         )
-    check_integer("from_batch", from_batch, at_least=1)
-    check_integer("to_batch", to_batch, at_least=1)
+    arguments.check_integer("from_batch", from_batch, at_least=1)
+    arguments.check_integer("to_batch", to_batch, at_least=1)
     from_batch, to_batch = int(from_batch), int(to_batch)
-    check_choice("rule", rule, tuple(RULES))
-    run_length = known_number("run_length", run_length, "(0, inf)")
+    arguments.check_choice("rule", rule, tuple(RULES))
+    run_length = arguments.known_number("run_length", run_length, "(0, inf)")
     if length_power is not None:
-        length_power = known_number("length_power", length_power, "(-inf, inf)")
+        length_power = arguments.known_number("length_power", length_power, "(-inf, inf)")
     if decay_kind is not None:
-        check_choice("decay_kind", decay_kind, tuple(DECAYS))
-    b2_floor = known_number("b2_floor", b2_floor, "[0, 1)")
-    b2_ceiling = known_number("b2_ceiling", b2_ceiling, "[0, 1)")
-    check_order("b2_floor", b2_floor, "b2_ceiling", b2_ceiling)
+        arguments.check_choice("decay_kind", decay_kind, tuple(scaling_rules.DECAYS))
+    b2_floor = arguments.known_number("b2_floor", b2_floor, "[0, 1)")
+    b2_ceiling = arguments.known_number("b2_ceiling", b2_ceiling, "[0, 1)")
+    arguments.check_order("b2_floor", b2_floor, "b2_ceiling", b2_ceiling)
     noise = None if noise_scale is None else _in_examples(noise_scale)
 
     law = RULES[rule]
@@ -188,9 +173,9 @@ def scale_hyperparameters(
     k = to_batch / from_batch
     rate, why = law.rate(k, run_length, length_power)
     kind = decay_kind or law.decay_kind
-    laws = LENGTHS | law.moves | {"weight_decay": DECAYS[kind]}
+    laws = scaling_rules.LENGTHS | law.moves | {"weight_decay": scaling_rules.DECAYS[kind]}
     laws["learning_rate"] = Law(why, lambda old, change: old * change.rate)
-    bounds = {"b1": (B1_FLOOR, 1.0), "b2": (b2_floor, b2_ceiling)}
+    bounds = {"b1": (scaling_rules.B1_FLOOR, 1.0), "b2": (b2_floor, b2_ceiling)}
     old: dict[str, Any] = {
         name: int(value) if name.endswith("_steps") else float(value)
         for name, value in vars(settings).items()
@@ -198,8 +183,8 @@ def scale_hyperparameters(
     }
     new, reasons = dict(old), {}
     for name, value in old.items():
-        reasons[name], moved = laws.get(name, NOT_MOVED)
-        new[name] = moved(value, Change(k, run_length, rate))
+        reasons[name], moved = laws.get(name, scaling_rules.NOT_MOVED)
+        new[name] = moved(value, scaling_rules.Change(k, run_length, rate))
         floor, ceiling = bounds.get(name, (-math.inf, math.inf))
         # Bounds do not move what was outside before.
         bound = min(max(new[name], min(value, floor)), max(value, ceiling))
@@ -255,9 +240,9 @@ def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383
         Bergsma et al., *Power Lines: Scaling Laws for Weight Decay and Batch Size in LLM
         Pre-training*, arXiv 2505.13738.
     """
-    check_integer("batch_size", batch_size, at_least=1)
-    run_length = known_number("run_length", run_length, "(0, inf)")
-    power = known_number("power", power, "(-inf, inf)")
+    arguments.check_integer("batch_size", batch_size, at_least=1)
+    run_length = arguments.known_number("run_length", run_length, "(0, inf)")
+    power = arguments.known_number("power", power, "(-inf, inf)")
     return max(1, round(batch_size * run_length**power))
 
 
@@ -313,5 +298,5 @@ def _in_examples(noise_scale: Any) -> float:
         noise_scale = noise_scale.critical_batch_size
     if getattr(noise_scale, "shape", None) == ():
         noise_scale = noise_scale.item()
-    check_number("noise_scale", noise_scale, "(0, inf]")
+    arguments.check_number("noise_scale", noise_scale, "(0, inf]")
     return float(noise_scale)
