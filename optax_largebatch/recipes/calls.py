@@ -40,7 +40,7 @@ class Call:
         """Runs the call."""
         module, _, name = self.function.removeprefix("~").rpartition(".")
         owner = importlib.import_module(_MODULES[module]) if self.owner is None else self.owner()
-        result = getattr(owner, name)(*_made(self.arguments), **_made(self.named))
+        result = getattr(owner, name)(*map(_made, self.arguments), **_made(self.named))
         return ~result if self.function.startswith("~") else result
 
     def code(self, indent: int = 0) -> str:
@@ -69,11 +69,9 @@ def program(optimizer: Call) -> str:
 
 
 def _made(value: Any) -> Any:
-    """The value with the results of its calls."""
-    if isinstance(value, Mapping):
+    """The value with the results of its calls. A mask that is a tree of another kind stays."""
+    if type(value) is dict:
         return {key: _made(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_made, value))
     return value() if isinstance(value, Call) else value
 
 

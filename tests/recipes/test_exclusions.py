@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import optax_largebatch as lb
@@ -128,6 +129,13 @@ def test_a_mask_of_ones_own_takes_the_bias_rate_along():
     assert "cls" in slower
     with pytest.raises(TypeError, match=r"mask must be a rule.*'resnet50/lars/barlow-twins'"):
         recipe.optimizer(mask=lambda params: params)
+
+
+def test_a_mask_may_be_a_tree_of_the_kind_of_the_parameters():
+    params = optax.EmaState(jnp.ones((2, 2)), {"kernel": jnp.ones((2, 2))})
+    mask = optax.EmaState(False, {"kernel": True})
+    optimizer = lb.recipes.get("byol", epochs=100).optimizer(params, mask=mask)
+    assert [one.decayed for one in lb.explain(optimizer, params).parameters] == [False, True]
 
 
 def test_stacked_layers_count_for_themselves():
