@@ -212,10 +212,6 @@ def _ours(case: Case, dtype: Any = None, **settings: Any) -> optax.GradientTrans
     )
 
 
-def _with_trust_ratio(case: Case) -> optax.GradientTransformationExtraArgs:
-    return _ours(case, trust_ratio=True)
-
-
 def _on_spheres(case: Case) -> optax.GradientTransformationExtraArgs:
     """MuonH, with AdamH for the word embedding, which is the last layer, too."""
     return _muonh(case, None if case.has_only_matrices else lb.matching("embeddings/word"))
@@ -273,7 +269,6 @@ OPTIMIZERS = {
     "muon, bfloat16": Way(_in_bfloat16, told=True),
     "muon, bfloat16, asynchronous": Way(_in_bfloat16, told=True, options=ASYNCHRONOUS),
     "muon, no specs": Way(_ours),
-    "muon, trust ratio": Way(_with_trust_ratio, told=True, reductions=1),
     "muonh": Way(_on_spheres, told=True, reductions=1),
     "muonh, embeddings by Adam": Way(_muonh, told=True, reductions=1),
 }

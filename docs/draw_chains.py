@@ -14,7 +14,6 @@ from matplotlib.patches import FancyBboxPatch
 DOCS = Path(__file__).parent
 SOURCES = DOCS.parent / "optax_largebatch" / "optimizers"
 
-CENTRALIZE = r"$g \leftarrow g - \mathrm{mean}(g)$"
 RATE = r"$u \leftarrow -\eta\, u$"
 DECAY = r"$u \leftarrow u + \lambda w$"
 ADAM = (
@@ -41,7 +40,6 @@ APPLY_STEPS = r"$w \leftarrow w + \Delta_t$"
 EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "lamb": {
         "clip_by_global_norm": (r"$g \leftarrow g \; / \; \max(1, \Vert g_{all} \Vert / n)$",),
-        "centralize_gradients": (CENTRALIZE,),
         "scale_by_adam": ADAM,
         "add_decayed_weights": (DECAY,),
         "scale_by_trust_ratio": (r"$u \leftarrow \dfrac{\phi(\Vert w \Vert)}{\Vert u \Vert}\, u$",),
@@ -49,9 +47,7 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY,),
     },
     "lans": {
-        "centralize_gradients": (CENTRALIZE,),
         "normalize_by_block_norm": (r"$\tilde g = g \; / \; \Vert g \Vert$",),
-        "clip_by_value": (r"$\tilde g \leftarrow \min(\max(\tilde g, -g_{max}), g_{max})$",),
         "nesterov_split": (
             r"$m_t = b_1 m_{t-1} + (1 - b_1)\, \tilde g_t$",
             r"$v_t = b_2 v_{t-1} + (1 - b_2)\, \tilde g_t^2$",
@@ -66,7 +62,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY,),
     },
     "lars": {
-        "centralize_gradients": (CENTRALIZE,),
         "scale_by_lars": (
             r"$r = \eta_{trust} \dfrac{\Vert w \Vert}"
             r"{\Vert g \Vert + \lambda \Vert w \Vert + \epsilon}$",
@@ -77,7 +72,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY_MOMENTUM,),
     },
     "larc": {
-        "centralize_gradients": (CENTRALIZE,),
         "scale_by_lars": (
             r"$r = \min \left( \dfrac{\eta_{trust}}{\eta} \dfrac{\Vert w \Vert}"
             r"{\Vert g \Vert + \lambda \Vert w \Vert + \epsilon}, 1 \right)$",
@@ -93,7 +87,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
             r"$g = \dfrac{1}{S} \sum_{i=1}^{S} g_i$",
             "and then, once for each macro-batch:",
         ),
-        "centralize_gradients": (CENTRALIZE,),
         "scale_by_lars": (
             r"$u = M\, (g + \lambda w)$",
             r"strategy lars: $M = \sqrt{\dfrac{\Vert w \Vert^2}"
@@ -114,7 +107,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
             r"or $u = 0.2\, \sqrt{\max(n_{rows}, n_{columns})}\; X$",
         ),
         "add_decayed_weights": (DECAY,),
-        "scale_by_trust_ratio": (r"$u \leftarrow \dfrac{\Vert w \Vert}{\Vert u \Vert}\, u$",),
         "scale_by_learning_rate": (RATE,),
         "apply_updates": (APPLY,),
     },
@@ -129,7 +121,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY,),
     },
     "eve": {
-        "centralize_gradients": (CENTRALIZE,),
         "scale_by_adam": ADAM,
         "scale_by_learning_rate": (RATE,),
         "decay_to_target_rms": (
@@ -139,7 +130,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY,),
     },
     "cain": {
-        "centralize_gradients": (CENTRALIZE,),
         "sum_of": (r"$D =$ the sum of",),
         "scale_by_second_moment": (
             r"$v_t = b_2 v_{t-1} + (1 - b_2)\, g_t^2$",
@@ -156,7 +146,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY_STEPS,),
     },
     "scaled_adam": {
-        "centralize_gradients": (CENTRALIZE,),
         "clip_by_median_norm": (
             r"$g \leftarrow \min(1, \, k \cdot \mathrm{median} / \mathrm{norm})\, g$",
         ),
@@ -173,7 +162,6 @@ EQUATIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "apply_updates": (APPLY_STEPS,),
     },
     "learned_gradient": {
-        "centralize_gradients": (CENTRALIZE,),
         "sum_of": (r"$D =$ the sum of",),
         "scale_by_learned_matrices": (
             r"$m_t = b_1 m_{t-1} + (1 - b_1)\, g_t$",
@@ -271,13 +259,8 @@ class _Reader:
         return False
 
     def _is_off(self, node: ast.expr) -> bool:
-        """Whether the first argument of a link is None, or False for all groups, by default."""
-        if isinstance(node, ast.Name):
-            return node.id in self.defaults and self.defaults[node.id] is None
-        if isinstance(node, ast.Call) and len(node.args) == 2:  # groups.per_group(name, default)
-            default = node.args[1]
-            return isinstance(default, ast.Constant) and default.value is False
-        return False
+        """Whether the first argument of a link is None by default."""
+        return isinstance(node, ast.Name) and self.defaults.get(node.id, 0) is None
 
 
 def names(links: tuple[Link, ...]) -> list[str]:

@@ -27,20 +27,15 @@ from optax_largebatch.diagnostics.noise_scale import (
 from optax_largebatch.diagnostics.optimizer_facts import trust_ratios
 from optax_largebatch.diagnostics.step_metrics import step_metrics
 from optax_largebatch.migration.adopt_state import adopt_state
-from optax_largebatch.optimizers.adamh import adamh
-from optax_largebatch.optimizers.cain import cain
-from optax_largebatch.optimizers.eve import eve
+from optax_largebatch.optimizers.hyperball import adamh, muonh
+from optax_largebatch.optimizers.icefall import cain, eve, learned_gradient, scaled_adam
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
-from optax_largebatch.optimizers.lbsgd import batch_scale, lbsgd
-from optax_largebatch.optimizers.learned_gradient import learned_gradient
+from optax_largebatch.optimizers.lbsgd import lbsgd
 from optax_largebatch.optimizers.muon import muon
-from optax_largebatch.optimizers.muonh import muonh
-from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
-from optax_largebatch.params.kinds import matching_kinds
-from optax_largebatch.params.rules import Rule, at_least_ndim, matching, named
+from optax_largebatch.params.rules import Rule, at_least_ndim, matching, matching_kinds
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.growth import Growth, seesaw
@@ -61,16 +56,14 @@ from optax_largebatch.schedules.warmup import (
     warmup_inverse_sqrt,
 )
 from optax_largebatch.sharding import optimizer_state_shardings
-from optax_largebatch.transforms.adam import scale_by_adam
+from optax_largebatch.transforms.adam import scale_by_adam, scale_by_second_moment
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
-from optax_largebatch.transforms.branches import sum_of
 from optax_largebatch.transforms.centralization import centralize_gradients
-from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.chain import chain, sum_of
 from optax_largebatch.transforms.clamping import clamp_parameters
 from optax_largebatch.transforms.clipping import clip_by_global_norm, clip_by_value
-from optax_largebatch.transforms.decay import add_decayed_weights
+from optax_largebatch.transforms.decay import add_decayed_weights, decay_to_target_rms
 from optax_largebatch.transforms.hyperball import hyperball
-from optax_largebatch.transforms.lars import scale_by_lars
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.median_clipping import clip_by_median_norm
 from optax_largebatch.transforms.momentum import accumulate_momentum
@@ -90,10 +83,7 @@ from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
 )
 from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
 from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_parameter_rms
-from optax_largebatch.transforms.parameter_scale.target_rms_decay import decay_to_target_rms
-from optax_largebatch.transforms.preconditioning.learned_matrices import scale_by_learned_matrices
-from optax_largebatch.transforms.second_moment import scale_by_second_moment
-from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
+from optax_largebatch.transforms.trust_ratio import scale_by_lars, scale_by_trust_ratio
 from optax_largebatch.unknown_names import says_unknown
 from optax_largebatch.wrappers.accumulation import accumulate_gradients, has_updated
 from optax_largebatch.wrappers.bad_steps import skip_bad_steps
@@ -135,7 +125,6 @@ __all__ = [
     "average_weights",
     "averaged_params",
     "batch_plan",
-    "batch_scale",
     "cain",
     "centralize_gradients",
     "chain",
@@ -171,7 +160,6 @@ __all__ = [
     "measure_noise_scale",
     "muon",
     "muonh",
-    "named",
     "nesterov_split",
     "noise_scale",
     "normalize_by_block_norm",
@@ -184,7 +172,6 @@ __all__ = [
     "scale_by_adam",
     "scale_by_factored_parameter_rms",
     "scale_by_lars",
-    "scale_by_learned_matrices",
     "scale_by_learning_rate",
     "scale_by_matrix_shape",
     "scale_by_parameter_rms",

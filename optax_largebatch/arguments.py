@@ -46,6 +46,12 @@ def check_number(name: str, value: Any, allowed: str) -> None:
         raise ValueError(f"{name} must be in {allowed}, got {value!r}.")
 
 
+def check_numbers(allowed: str, **values: Any) -> None:
+    """Checks that arguments, by their names, are real numbers in the interval `allowed`."""
+    for name, value in values.items():
+        check_number(name, value, allowed)
+
+
 @functools.cache
 def _ends(interval: str) -> tuple[float, float]:
     low, high = map(float, interval[1:-1].split(","))
@@ -102,10 +108,11 @@ def check_integer(name: str, value: Any, at_least: int) -> None:
         raise ValueError(f"{name} must be >= {at_least}, got {value!r}.")
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Checks that `value` is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {_show(value)}.")
+def check_flags(**values: Any) -> None:
+    """Checks that arguments are True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {_show(value)}.")
 
 
 def check_condition(name: str, value: Any) -> None:
@@ -140,25 +147,26 @@ def check_bounds(name: str, value: Any) -> None:
         raise ValueError(f"{name} must have low <= high, got {value!r}.")
 
 
-def check_order(low_name: str, low: Any, high_name: str, high: Any) -> None:
-    """Checks that `low <= high`, as far as both are known."""
-    if isinstance(low, jax.Array) or isinstance(high, jax.Array) or low <= high:
-        return
-    raise ValueError(f"{low_name} must be at most {high_name}, got {low!r} and {high!r}.")
+def check_order(**values: Any) -> None:
+    """Checks that the first of two arguments is at most the second, as far as both are known."""
+    (low_name, low), (high_name, high) = values.items()
+    if not isinstance(low, jax.Array) and not isinstance(high, jax.Array) and low > high:
+        raise ValueError(f"{low_name} must be at most {high_name}, got {low!r} and {high!r}.")
 
 
-def check_dtype(name: str, value: Any) -> None:
-    """Checks that `value` is None or a floating point dtype."""
-    if value is None:
-        return
-    try:
-        dtype = None if isinstance(value, _NO_DTYPE) else jnp.dtype(value)
-    except TypeError:
-        dtype = None
-    if dtype is None:
-        raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.")
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
+def check_dtypes(**values: Any) -> None:
+    """Checks that arguments are None or floating point dtypes."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            dtype = None if isinstance(value, _NO_DTYPE) else jnp.dtype(value)
+        except TypeError:
+            dtype = None
+        if dtype is None:
+            raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.")
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
 
 
 def check_state(who: str, kind: Any, state: Any) -> None:
@@ -195,25 +203,6 @@ def _described(kind: Any) -> str:
     return f"a tuple of {len(kind)} states" if isinstance(kind, tuple) else f"a {name}"
 
 
-def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator that turns another library's keyword into an error with its name here."""
-
-    def decorator(function: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            for theirs, ours in names.items():
-                if theirs in kwargs:
-                    raise TypeError(
-                        f"{function.__name__}() has no argument {theirs!r}; here it is called "
-                        f"{ours!r}: {function.__name__}(..., {ours}={kwargs[theirs]!r})."
-                    )
-            return function(*args, **kwargs)
-
-        return checked
-
-    return decorator
-
-
 def refused(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator that turns a keyword that a function does not have into an error that says why.
 
@@ -224,17 +213,27 @@ def refused(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorator(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            for name, reason in reasons.items():
-                if name in kwargs:
-                    raise TypeError(
-                        f"{function.__name__}() has no argument {name!r}, got {kwargs[name]!r}. "
-                        f"{reason}"
-                    )
+            for name in reasons.keys() & kwargs.keys():
+                raise TypeError(
+                    f"{function.__name__}() has no argument {name!r}, got {kwargs[name]!r}. "
+                    f"{reasons[name]}"
+                )
             return function(*args, **kwargs)
 
         return checked
 
     return decorator
+
+
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """`refused` for keywords of other libraries: the error gives the name here."""
+    return refused(**{theirs: f"Here it is called {ours!r}." for theirs, ours in names.items()})
+
+
+without_nu_dtype = refused(
+    nu_dtype="In 16 bits a second moment stops growing. mu_dtype makes the first one smaller."
+)
+"""For what keeps second moments."""
 
 
 def is_zero(value: Any) -> bool:

@@ -53,7 +53,7 @@ def optimizer_state_shardings(
         >>> optimizer = lamb(1e-3)
         >>> shardings = optimizer_state_shardings(optimizer, params, mesh, axis="data")
         >>> state = jax.jit(optimizer.init, out_shardings=shardings)(params)
-        >>> print(tuple(state[2].mu["kernel"].sharding.spec))
+        >>> print(tuple(state[1].mu["kernel"].sharding.spec))
         (None, 'data')
 
     References:

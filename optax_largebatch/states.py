@@ -3,11 +3,12 @@
 They are NamedTuples of arrays. `optax.tree.get(state, "mu")` finds a field without the type.
 """
 
-from optax_largebatch.transforms.adam import ScaleByAdamState
+from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState
+from optax_largebatch.transforms.adam import ScaleByAdamState, ScaleBySecondMomentState
 from optax_largebatch.transforms.clamping import ClampParametersState
-from optax_largebatch.transforms.decay import AddDecayedWeightsState
+from optax_largebatch.transforms.decay import AddDecayedWeightsState, DecayToTargetRmsState
 from optax_largebatch.transforms.hyperball import HyperballState
-from optax_largebatch.transforms.lars import ScaleByLarsState
+from optax_largebatch.transforms.learned_matrices import ScaleByLearnedMatricesState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.median_clipping import ClipByMedianNormState
 from optax_largebatch.transforms.momentum import AccumulateMomentumState
@@ -21,11 +22,7 @@ from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
 )
 from optax_largebatch.transforms.parameter_scale.log_scale import LearnLogScaleState
 from optax_largebatch.transforms.parameter_scale.parameter_rms import ScaleByParameterRmsState
-from optax_largebatch.transforms.parameter_scale.target_rms_decay import DecayToTargetRmsState
-from optax_largebatch.transforms.preconditioning.learned_matrices import ScaleByLearnedMatricesState
-from optax_largebatch.transforms.second_moment import ScaleBySecondMomentState
-from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
-from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
+from optax_largebatch.transforms.trust_ratio import ScaleByLarsState, ScaleByTrustRatioState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState

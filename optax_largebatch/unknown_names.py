@@ -2,6 +2,9 @@
 
 IN_PLACE_OF = {
     # Of version 0.1.0.
+    "batch_scale": "macrobatch_size // batch_size",
+    "named": "matching",
+    "scale_by_learned_matrices": "learned_gradient",
     "excluding": "~matching",
     "excluding_kinds": "~matching_kinds",
     "shard_optimizer_state": "optimizer_state_shardings",

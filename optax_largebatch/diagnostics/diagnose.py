@@ -67,9 +67,8 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     finite, groups whose learning rate is 0, steps that were left out, and a loss scale that fell.
     It reads existing arrays: call it between steps, outside of `jit`.
 
-    Of Muon it finds forgotten stacks, parameters that are zero or not finite, and with
-    `trust_ratio=True` what it finds of LAMB. The length of its steps follows from the learning
-    rate, and says nothing.
+    Of Muon it finds forgotten stacks, and parameters that are zero or not finite. The length of its
+    steps follows from the learning rate, and says nothing.
 
     Args:
         optimizer: the optimizer, of this library or with one inside. It may be wrapped by optax and

@@ -14,8 +14,7 @@ from optax_largebatch.engine.recorded_states import Facts, RecordedState, record
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
 from optax_largebatch.params.owners import Keys, by_parameter, owners, parts_of_kinds
-from optax_largebatch.transforms.lars import ScaleByLarsState
-from optax_largebatch.transforms.trust_ratio import ScaleByTrustRatioState
+from optax_largebatch.transforms.trust_ratio import ScaleByLarsState, ScaleByTrustRatioState
 
 LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
 """The parts of a state that hold trust ratios."""
@@ -208,8 +207,7 @@ def trust_ratios(optimizer: Optimizer, state: Any, params: Any) -> dict[str, jax
     if not ratios:
         raise ValueError(
             "optimizer has no trust ratios. Those with a ratio for each layer are lamb, lans, "
-            "lars, larc, lbsgd, and muon with trust_ratio=True; step_metrics(state) has the angles "
-            "of muonh and adamh."
+            "lars, larc and lbsgd; step_metrics(state) has the angles of muonh and adamh."
         )
     names = [ratio.name for ratio in ratios]
     twice = {name for name in names if names.count(name) > 1}

@@ -9,6 +9,7 @@ arguments here may change with every minor version.
 from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
 from optax_largebatch.engine.requests import (
     Leaf,
+    LeafProgram,
     block_means,
     block_norms,
     block_rms,
@@ -31,6 +32,7 @@ __all__ = [
     "Counter",
     "Layers",
     "Leaf",
+    "LeafProgram",
     "LeafTransform",
     "Leaves",
     "Matrices",

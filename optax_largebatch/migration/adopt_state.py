@@ -109,7 +109,7 @@ def adopt_state(
         ...     updates, state = optax.adam(1e-3).update(params, state, params)
         >>> state = adopt_state(lamb(1e-3), params, state, old_optimizer=optax.adam(1e-3))
         >>> updates, state = lamb(1e-3).update(params, state, params)
-        >>> print(state[2].count, state[2].mu["kernel"].round(2))
+        >>> print(state[1].count, state[1].mu["kernel"].round(2))
         2 [ 0.57 -0.76]
     """
     _check_optimizer("optimizer", optimizer)

@@ -13,13 +13,13 @@ import optax
 
 from optax_largebatch.engine.recorded_states import RecordedState
 from optax_largebatch.migration.moments import COPIES, STEPS, Kept, counters, kind_of
+from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState
 from optax_largebatch.params.owners import Keys, Part, by_parameter, keyed_arrays, parts_of
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.hyperball import HyperballState
-from optax_largebatch.transforms.lars import ScaleByLarsState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.nesterov import NesterovSplitState
-from optax_largebatch.transforms.warmed_up_rate import ScaleByWarmedUpRateState
+from optax_largebatch.transforms.trust_ratio import ScaleByLarsState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.master_weights import MasterWeightsState
 

@@ -8,9 +8,10 @@ from optax_largebatch.arguments import (
     Bounds,
     Scalar,
     check_choice,
-    check_number,
+    check_numbers,
     check_optional_number,
     renamed,
+    without_nu_dtype,
 )
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
@@ -20,7 +21,6 @@ from optax_largebatch.transforms.adam import (
     bias_corrected_step_size,
     scale_by_adam,
 )
-from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clipping import clip_by_global_norm
 from optax_largebatch.transforms.decay import add_decayed_weights
@@ -28,6 +28,7 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 
 
+@without_nu_dtype
 @renamed(mask="weight_decay_mask")
 def lamb(
     learning_rate: Scalar | optax.Schedule,
@@ -48,7 +49,6 @@ def lamb(
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
     mu_dtype: Any = None,
-    nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LAMB: Adam whose step for each layer has a length proportional to the layer's weights.
 
@@ -106,22 +106,16 @@ def lamb(
             gives it the weight 1; it is for runs that began so (`grad_averaging` of Apex).
         max_grad_norm: bound on the norm of the whole gradient, applied first, against single bad
             batches: 1.0 in most recipes, 0.1 to 10 in all. Positive; None for no bound.
-        groups: groups of parameters with another learning rate, decay or gradient centralisation,
-            from `param_groups`; None for one group.
+        groups: groups of parameters with another learning rate or decay, from
+            `param_groups`; None for one group.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
             each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
             result of `stacked_layers`. None if there are none.
         mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
             parameter. None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
-            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
 
     Examples:
         >>> import jax
@@ -144,7 +138,7 @@ def lamb(
         arXiv 1904.00962 (v5), Algorithm 2.
     """
     groups = check_groups(groups, stacked)
-    check_number("trust_ratio_eps", trust_ratio_eps, "[0, inf)")
+    check_numbers("[0, inf)", trust_ratio_eps=trust_ratio_eps)
     check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
     check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.per_group("learning_rate", learning_rate)
@@ -152,7 +146,6 @@ def lamb(
         rate, bias_correction = bias_corrected_step_size(rate, b1, b2), "none"
     return chain(
         clip_by_global_norm(max_grad_norm),
-        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         scale_by_adam(
             b1,
             b2,
@@ -161,7 +154,6 @@ def lamb(
             bias_correction=bias_correction,
             grad_averaging=grad_averaging,
             mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
         ),
         add_decayed_weights(
             groups.per_group("weight_decay", weight_decay), weight_decay_mask, stacked=stacked

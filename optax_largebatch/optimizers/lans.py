@@ -4,20 +4,32 @@ from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_number, check_optional_number, renamed
+from optax_largebatch.arguments import Bounds, Scalar, refused, renamed, without_nu_dtype
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.block_normalization import normalize_by_block_norm
-from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
-from optax_largebatch.transforms.clipping import clip_by_value
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.nesterov import nesterov_split
 from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 
+_LINKS = (
+    "LANS is a chain: write lb.chain(lb.normalize_by_block_norm(...), lb.clip_by_value(...), "
+    "lb.nesterov_split(...), lb.scale_by_learning_rate(...)) with the argument of the link, as "
+    "docs/dialects.md does for Apex."
+)
 
+
+@refused(
+    trust_ratio_bounds=_LINKS,
+    clip_gradient=_LINKS,
+    normalization_eps=_LINKS,
+    bias_correction=_LINKS,
+    grad_averaging=_LINKS,
+)
+@without_nu_dtype
 @renamed(mask="weight_decay_mask")
 def lans(
     learning_rate: Scalar | optax.Schedule,
@@ -29,16 +41,10 @@ def lans(
     weight_decay_mask: Mask = None,
     trust_ratio_mask: Mask = None,
     param_norm_bounds: Bounds = None,
-    trust_ratio_bounds: Bounds = None,
-    clip_gradient: Scalar | None = None,
-    normalization_eps: Scalar = 0.0,
     order: Literal["simultaneous", "sequential"] = "simultaneous",
-    bias_correction: Literal["full", "none"] = "full",
-    grad_averaging: bool = True,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
     mu_dtype: Any = None,
-    nu_dtype: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""LANS: LAMB on normalised gradients, with each part of Nesterov's momentum adapted alone.
 
@@ -83,35 +89,18 @@ def lans(
         param_norm_bounds: bounds on the norm of a layer where it sets the length of a step,
             :math:`\phi(z) = \min(\max(z, low), high)`. `(low, high)`, None for an end without a
             bound; None, as in the paper, for none.
-        trust_ratio_bounds: bounds on the two ratios :math:`\phi(\lVert w_t \rVert) / \lVert u_t
-            \rVert` and :math:`\phi(\lVert w_t \rVert) / \lVert c_t \rVert`, in the form of
-            `param_norm_bounds`; None for none.
-        clip_gradient: bound on the magnitude of the elements of :math:`\tilde g_t`, which has norm
-            1. Positive; None, as in the paper, for no clipping.
-        normalization_eps: added to :math:`\lVert g_t \rVert`, so that layers with tiny gradients
-            get a smaller :math:`\tilde g_t`: 0 in the paper. 0 or more.
         order: `"simultaneous"` takes both halves of a step from the same weights; `"sequential"`
             computes :math:`c_t` from the weights after the first half.
-        bias_correction: what makes up for moments that start at 0: `"full"` divides as above,
-            `"none"` leaves out both divisions by :math:`1 - b^t`.
-        grad_averaging: whether the gradient has the weight :math:`1 - b_1` in :math:`m_t` and in
-            the step. False gives it the weight 1; it is for runs that began so.
-        groups: groups of parameters with another learning rate, decay or gradient centralisation,
-            from `param_groups`; None for one group.
+        groups: groups of parameters with another learning rate or decay, from
+            `param_groups`; None for one group.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
             each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
             result of `stacked_layers`. None if there are none.
         mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
             parameter. None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
-            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         The optimizer. Its `update` needs the parameters.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
 
     Examples:
         >>> import jax
@@ -131,13 +120,9 @@ def lans(
         arXiv 2006.13484, Algorithm 2.
     """
     groups = check_groups(groups, stacked)
-    check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
-    check_number("normalization_eps", normalization_eps, "[0, inf)")
     rate = groups.per_group("learning_rate", learning_rate)
     return chain(
-        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
-        normalize_by_block_norm(normalization_eps, stacked=stacked),
-        clip_by_value(clip_gradient),
+        normalize_by_block_norm(stacked=stacked),
         nesterov_split(
             chain(
                 add_decayed_weights(
@@ -147,7 +132,6 @@ def lans(
                 ),
                 scale_by_trust_ratio(
                     param_norm_bounds=param_norm_bounds,
-                    trust_ratio_bounds=trust_ratio_bounds,
                     trust_ratio_mask=trust_ratio_mask,
                     stacked=stacked,
                 ),
@@ -155,10 +139,7 @@ def lans(
             b1=b1,
             b2=b2,
             eps=eps,
-            bias_correction=bias_correction,
-            grad_averaging=grad_averaging,
             mu_dtype=mu_dtype,
-            nu_dtype=nu_dtype,
             order=order,
             learning_rate=rate,
         ),

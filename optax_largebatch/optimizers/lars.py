@@ -1,22 +1,31 @@
 """LARS and LARC: layer-wise adaptive rate scaling, and its clipped form."""
 
-from typing import Any, Literal
+from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import Bounds, Scalar, check_choice, check_flag, refused, renamed
+from optax_largebatch.arguments import Scalar, check_flags, refused, renamed
 from optax_largebatch.params.groups import ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacks
-from optax_largebatch.transforms.centralization import centralize_gradients
 from optax_largebatch.transforms.chain import chain
-from optax_largebatch.transforms.lars import Denominator, scale_by_lars
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.transforms.trust_ratio import Denominator, scale_by_lars
+
+_LINKS = (
+    "It is an argument of scale_by_lars: write lb.chain(lb.scale_by_lars(...), "
+    "lb.scale_by_learning_rate(...), lb.accumulate_momentum(...))."
+)
 
 
 @renamed(mask="weight_decay_mask")
-@refused(momentum_of="'steps' is learning_rate_in_momentum=True, 'directions' is False.")
+@refused(
+    momentum_of="'steps' is learning_rate_in_momentum=True, 'directions' is False.",
+    trust_ratio_bounds=_LINKS,
+    zero_ratio=_LINKS,
+    clip_gradient=_LINKS,
+)
 def lars(
     learning_rate: Scalar | optax.Schedule,
     weight_decay: Scalar | optax.Schedule = 0.0,
@@ -27,10 +36,7 @@ def lars(
     momentum: Scalar = 0.9,
     nesterov: bool = False,
     *,
-    trust_ratio_bounds: Bounds = None,
     denominator: Denominator = "paper",
-    zero_ratio: Literal["one", "coefficient"] = "one",
-    clip_gradient: Scalar | None = None,
     learning_rate_in_momentum: bool = True,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
@@ -48,7 +54,7 @@ def lars(
     Each norm is taken over one block: an array, or one layer of an array that stacks layers. Where
     one of the norms is 0 the ratio is 1: with the default trust coefficient, that step is 1000
     times the usual one. Leave biases and normalisation scales out with
-    `trust_ratio_mask=~matching_kinds("bias", "norm")`, or say `zero_ratio="coefficient"`.
+    `trust_ratio_mask=~matching_kinds("bias", "norm")`.
 
     With `denominator="update"` it gives the numbers of `optax.lars`.
 
@@ -71,22 +77,14 @@ def lars(
         momentum: share of the buffer that stays in each step: 0.9 in most recipes, up to 0.95.
             :math:`\mu`, in [0, 1).
         nesterov: whether to look one step ahead: False in the recipes.
-        trust_ratio_bounds: bounds on :math:`r_t`, the coefficient included. `(low, high)`, None for
-            an end without a bound; they do not apply where `zero_ratio` decides. None, as in the
-            paper, for none.
         denominator: what the ratio divides by: `"paper"` as above; `"update"` for :math:`\lVert g_t
             + \lambda w_t \rVert + \epsilon`, as most self-supervised code has it; for `"squares"`
             see `scale_by_lars`.
-        zero_ratio: the ratio where a norm is 0, as of biases that start at 0: `"one"`, which is a
-            step as in SGD, or `"coefficient"` for :math:`\eta_{trust}`, which is some 1000 times
-            shorter.
-        clip_gradient: bound on the magnitude of the elements of :math:`g_t`, applied after its norm
-            is taken. Positive; None for no clipping.
         learning_rate_in_momentum: whether :math:`b_t` has the learning rate inside, as above and in
             the paper. False puts it outside, as PyTorch does: :math:`w_{t+1} = w_t - \eta b_t`. The
             two differ whenever the learning rate changes.
-        groups: groups of parameters with another learning rate, decay or gradient centralisation,
-            from `param_groups`; None for one group.
+        groups: groups of parameters with another learning rate or decay, from
+            `param_groups`; None for one group.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
             each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
             result of `stacked_layers`. None if there are none.
@@ -95,10 +93,6 @@ def lars(
 
     Returns:
         The optimizer. Its `update` needs the parameters.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
 
     Examples:
         >>> import jax
@@ -118,12 +112,10 @@ def lars(
         arXiv 1708.03888, Algorithm 1.
     """
     groups = check_groups(groups, stacked)
-    check_flag("learning_rate_in_momentum", learning_rate_in_momentum)
-    check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
+    check_flags(learning_rate_in_momentum=learning_rate_in_momentum)
     rate = scale_by_learning_rate(groups.per_group("learning_rate", learning_rate))
     buffer = accumulate_momentum(momentum, nesterov=nesterov, accumulator_dtype=accumulator_dtype)
     return chain(
-        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         scale_by_lars(
             groups.per_group("weight_decay", weight_decay),
             weight_decay_mask=weight_decay_mask,
@@ -131,9 +123,6 @@ def lars(
             eps=eps,
             trust_ratio_mask=trust_ratio_mask,
             denominator=denominator,
-            trust_ratio_bounds=trust_ratio_bounds,
-            zero_ratio=zero_ratio,
-            clip_gradient=clip_gradient,
             stacked=stacked,
         ),
         *((rate, buffer) if learning_rate_in_momentum else (buffer, rate)),
@@ -188,8 +177,8 @@ def larc(
         nesterov: whether to look one step ahead: False in the recipes.
         clip: whether the ratio only shortens the steps of SGD. False leaves out the minimum and the
             division by :math:`\eta`, which gives LARS, and is what all recipes have.
-        groups: groups of parameters with another learning rate, decay or gradient centralisation,
-            from `param_groups`; None for one group.
+        groups: groups of parameters with another learning rate or decay, from
+            `param_groups`; None for one group.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
             each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
             result of `stacked_layers`. None if there are none.
@@ -198,10 +187,6 @@ def larc(
 
     Returns:
         The optimizer. Its `update` needs the parameters.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
 
     Examples:
         >>> import jax
@@ -220,10 +205,9 @@ def larc(
         NVIDIA Apex, `apex.parallel.LARC`; You, Gitman and Ginsburg, arXiv 1708.03888.
     """
     groups = check_groups(groups, stacked)
-    check_flag("clip", clip)
+    check_flags(clip=clip)
     rate = as_grouped("learning_rate", groups.per_group("learning_rate", learning_rate))
     return chain(
-        centralize_gradients(groups.per_group("grad_centralization", False), stacked=stacked),
         scale_by_lars(
             groups.per_group("weight_decay", weight_decay),
             weight_decay_mask=weight_decay_mask,

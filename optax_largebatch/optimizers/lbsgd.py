@@ -1,33 +1,45 @@
 """LBSGD: large-batch SGD with warm-up strategies and macro-batches."""
 
-from typing import Any, Literal
-import warnings
+import dataclasses
+from typing import Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import (
     Scalar,
     check_choice,
     check_integer,
-    check_number,
+    check_numbers,
     check_state,
+    refused,
     renamed,
 )
-from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.groups import Grouped, ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacks
-from optax_largebatch.schedules.warmup import large_batch_warmup
-from optax_largebatch.transforms.centralization import centralize_gradients
-from optax_largebatch.transforms.chain import chain
-from optax_largebatch.transforms.lars import scale_by_lars
-from optax_largebatch.transforms.momentum import accumulate_momentum
-from optax_largebatch.transforms.warmed_up_rate import (
-    ScaleByWarmedUpRateState,
-    scale_by_warmed_up_rate,
+from optax_largebatch.schedules.warmup import as_float, large_batch_warmup
+from optax_largebatch.transforms.chain import chain, leaf_transform
+from optax_largebatch.transforms.learning_rate import (
+    ScaleByLearningRateState,
+    scale_by_learning_rate,
 )
+from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.transforms.trust_ratio import scale_by_lars
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState, accumulate_gradients
 
+_CHAIN = (
+    "Write lb.accumulate_gradients(lb.chain(lb.clip_by_value(...), ...), every=batch_scale), as in "
+    "the last row of LBSGD in docs/dialects.md."
+)
 
+
+@refused(
+    begin_epoch="To go on with a run, restore its state, which counts the micro-batches.",
+    clip_gradient=_CHAIN,
+)
 @renamed(mask="weight_decay_mask")
 def lbsgd(
     learning_rate: Scalar | optax.Schedule,
@@ -39,9 +51,7 @@ def lbsgd(
     warmup_strategy: Literal["linear", "power2", "sqrt", "lars"] = "linear",
     warmup_epochs: Scalar = 5,
     updates_per_epoch: Scalar = 32,
-    begin_epoch: Scalar = 0,
     trust_ratio_mask: Mask = None,
-    clip_gradient: Scalar | None = None,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
     accumulator_dtype: Any = None,
@@ -76,22 +86,17 @@ def lbsgd(
             :math:`\lambda`, 0 or more; a float or a schedule.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
             the scales of norms: `~matching_kinds("bias", "norm")`.
-        batch_scale: how many micro-batches are a macro-batch, and one step: the function
-            `batch_scale` counts them. :math:`S`, 1 or more.
+        batch_scale: how many micro-batches are a macro-batch, and one step. :math:`S`, 1 or more.
         warmup_strategy: how :math:`M` grows from 1 to :math:`S`: `"linear"`, slower at first
             (`"power2"`) or faster at first (`"sqrt"`); `"lars"` has a ratio for each layer in place
             of it.
         warmup_epochs: length of the warm-up in epochs, 0 or more: 5 in MXNet.
         updates_per_epoch: micro-batches in an epoch, examples over micro-batch size: 5005 for
             ImageNet in batches of 256. Positive.
-        begin_epoch: the epoch at which training begins, for a run that goes on; the warm-up goes on
-            from there. 0 or more.
         trust_ratio_mask: the parameters that `warmup_strategy="lars"` adapts; None for all. Usually
             all but biases and the scales of norms.
-        clip_gradient: bound on the magnitude of the elements of the averaged gradient, applied
-            after its norm is taken. Positive; None for no clipping.
-        groups: groups of parameters with another learning rate, decay or gradient centralisation,
-            from `param_groups`; None for one group.
+        groups: groups of parameters with another learning rate or decay, from
+            `param_groups`; None for one group.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
             each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
             result of `stacked_layers`. None if there are none.
@@ -103,15 +108,10 @@ def lbsgd(
         its state is an `AccumulateGradientsState`. `update` takes the extra arguments `examples`
         and `flush` of `accumulate_gradients`.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import batch_scale, lbsgd
-        >>> scale = batch_scale(macrobatch_size=256, batch_size=128)
-        >>> optimizer = lbsgd(0.1, batch_scale=scale, warmup_epochs=1, updates_per_epoch=4)
+        >>> from optax_largebatch import lbsgd
+        >>> optimizer = lbsgd(0.1, batch_scale=2, warmup_epochs=1, updates_per_epoch=4)
         >>> params = jnp.array([1.0])
         >>> state = optimizer.init(params)
         >>> for _ in range(4):
@@ -127,11 +127,9 @@ def lbsgd(
     """
     groups = check_groups(groups, stacked)
     check_integer("batch_scale", batch_scale, at_least=1)
-    strategies = ("linear", "power2", "sqrt", "lars")
-    check_choice("warmup_strategy", warmup_strategy, strategies)
-    check_number("warmup_epochs", warmup_epochs, "[0, inf)")
-    check_number("updates_per_epoch", updates_per_epoch, "(0, inf)")
-    check_number("begin_epoch", begin_epoch, "[0, inf)")
+    check_choice("warmup_strategy", warmup_strategy, ("linear", "power2", "sqrt", "lars"))
+    check_numbers("[0, inf)", warmup_epochs=warmup_epochs)
+    check_numbers("(0, inf)", updates_per_epoch=updates_per_epoch)
     check_mask("trust_ratio_mask", trust_ratio_mask)
     adapts = warmup_strategy == "lars"
     # Where the trust ratio sets the size of a step, the rate does not grow: a scale of 1.
@@ -144,9 +142,6 @@ def lbsgd(
     return count_micro_batches(
         accumulate_gradients(
             chain(
-                centralize_gradients(
-                    groups.per_group("grad_centralization", False), stacked=stacked
-                ),
                 scale_by_lars(
                     groups.per_group("weight_decay", weight_decay),
                     weight_decay_mask=weight_decay_mask,
@@ -156,13 +151,10 @@ def lbsgd(
                     denominator="squares",
                     trust_ratio_bounds=(0.01, 100.0),
                     zero_ratio="formula",
-                    clip_gradient=clip_gradient,
                     stacked=stacked,
                 ),
                 scale_by_warmed_up_rate(
-                    groups.per_group("learning_rate", learning_rate),
-                    multiplier,
-                    first=begin_epoch * updates_per_epoch,
+                    groups.per_group("learning_rate", learning_rate), multiplier
                 ),
                 accumulate_momentum(momentum, accumulator_dtype=accumulator_dtype),
             ),
@@ -172,44 +164,50 @@ def lbsgd(
     )
 
 
-def batch_scale(macrobatch_size: int, *, batch_size: int, num_workers: int = 1) -> int:
-    r"""The number of micro-batches that make a macro-batch.
+class ScaleByWarmedUpRateState(NamedTuple):
+    """State of the learning rate of `lbsgd`."""
 
-    .. math:: S = \lceil \text{macrobatch} / (\text{batch} \cdot \text{workers}) \rceil
+    rate: ScaleByLearningRateState
+    """The macro-batches so far, and the rates of the last step."""
+    micro_batches: jax.Array
+    """Micro-batches so far, shape (). The warm-up counts these, because `flush` makes macro-batches
+    that are smaller than usual."""
 
-    It is rounded up, as in MXNet. If the micro-batches do not divide the macro-batch, a step has
-    more examples than `macrobatch_size`, and a `UserWarning` gives both numbers.
+
+def scale_by_warmed_up_rate(
+    learning_rate: Grouped, multiplier: optax.Schedule
+) -> optax.GradientTransformationExtraArgs:
+    """`scale_by_learning_rate`, times a schedule of the micro-batches.
 
     Args:
-        macrobatch_size: examples for one step, 1 or more.
-        batch_size: examples in the micro-batch of one worker, 1 or more.
-        num_workers: workers whose gradients are averaged, 1 or more.
-
-    Returns:
-        :math:`S`, 1 or more.
-
-    Raises:
-        TypeError: an argument is no integer.
-        ValueError: an argument is less than 1.
-
-    Examples:
-        >>> from optax_largebatch import batch_scale
-        >>> batch_scale(macrobatch_size=1024, batch_size=64, num_workers=4)
-        4
+        learning_rate: the rate; a schedule counts steps.
+        multiplier: the schedule of the micro-batches, which `count_micro_batches` counts.
     """
-    check_integer("macrobatch_size", macrobatch_size, at_least=1)
-    check_integer("batch_size", batch_size, at_least=1)
-    check_integer("num_workers", num_workers, at_least=1)
-    examples = batch_size * num_workers
-    scale = -(-macrobatch_size // examples)
-    if scale * examples != macrobatch_size:
-        warnings.warn(
-            f"batch_scale: macrobatch_size is {macrobatch_size}, and each step will have "
-            f"{scale * examples} examples: {scale} micro-batches of {examples}. Choose a "
-            "macrobatch_size that is a multiple of batch_size * num_workers.",
-            stacklevel=2,
+    rates = as_grouped("learning_rate", learning_rate)
+    plain = leaf_transform(scale_by_learning_rate(rates))
+
+    def scalars(state: ScaleByWarmedUpRateState) -> tuple[Any, ...]:
+        warmed_up = multiplier(as_float(state.micro_batches))
+        return tuple(rate * warmed_up for rate in rates.at(state.rate.count))
+
+    def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, Any]:
+        rate = at.scalars[at.choice]
+        rates_of_step = at.state.rate._replace(learning_rates=rate)
+        return -rate * update, at.state._replace(rate=rates_of_step)
+
+    return engine.transformation(
+        dataclasses.replace(
+            plain,
+            leaf=leaf,
+            state=engine.declare(
+                ScaleByWarmedUpRateState,
+                rate=engine.StateOf(plain),
+                micro_batches=engine.Shared(lambda params: jnp.zeros([], jnp.int32)),
+            ),
+            scalars=scalars,
+            name="scale_by_warmed_up_rate",
         )
-    return scale
+    )
 
 
 def count_micro_batches(

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import optax
 
-from optax_largebatch.arguments import Scalar, check_flag, refused, renamed
+from optax_largebatch.arguments import Scalar, refused, renamed
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
@@ -21,8 +21,7 @@ from optax_largebatch.transforms.orthogonalization.newton_schulz import Precondi
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
 )
-from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
-from optax_largebatch.wrappers.partition import check_others, partition
+from optax_largebatch.transforms.partitioned import check_others, partition
 
 _OWN_OPTIMIZER = (
     "The parameters that are no matrices have an optimizer of their own, which is an argument: "
@@ -31,6 +30,7 @@ _OWN_OPTIMIZER = (
 
 
 @refused(
+    trust_ratio="muonh gives each step the length of its matrix, and keeps the norms, too.",
     adam_b1=_OWN_OPTIMIZER,
     adam_b2=_OWN_OPTIMIZER,
     adam_eps_root=_OWN_OPTIMIZER,
@@ -56,7 +56,6 @@ def muon(
     eps_is_floor: bool = False,
     consistent_rms: Scalar | None = None,
     shape_factor: ShapeFactor = "jordan",
-    trust_ratio: bool = False,
     others: optax.GradientTransformation | None = None,
     matrix_mask: Mask = None,
     matrix_axes: MatrixAxes = None,
@@ -120,8 +119,8 @@ def muon(
             False in all recipes.
         preconditioning: what a matrix is divided by before the iterations: `"frobenius"`, its norm,
             in all recipes. For the others see `orthogonalize_momentum`.
-        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by, as Megatron
-            does, in place of adding it.
+        eps_is_floor: True takes `eps` as the least norm that a matrix is divided by, as PyTorch and
+            Megatron do, in place of adding it.
         consistent_rms: the root mean square of a step's elements. 0.2 is about that of Adam's
             steps, so Adam's learning rate and decay can be used, as in Moonlight. Positive; None
             for the factor of `shape_factor`.
@@ -129,9 +128,6 @@ def muon(
             `"jordan"` for :math:`s = \sqrt{\max(1, n_\text{columns} / n_\text{rows})}`,
             `"spectral_norm"`, as in Dion and Scion, for :math:`s = \sqrt{n_\text{columns} /
             n_\text{rows}}`, `"none"` for 1.
-        trust_ratio: True gives :math:`u_t` of each matrix the norm of the matrix, as LAMB does, so
-            that the learning rate is the relative length of a step. `muonh` does so and keeps the
-            norms, too.
         others: the optimizer of all parameters that are no matrices, such as `optax.adamw(3e-4)` or
             `lamb(...)`; None for Adam with this learning rate and Nesterov's momentum, which suits
             `consistent_rms=0.2`.
@@ -151,10 +147,6 @@ def muon(
     Returns:
         The optimizer. Its `update` needs the parameters.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax
         >>> import jax.numpy as jnp
@@ -173,8 +165,7 @@ def muon(
         https://kellerjordan.github.io/posts/muon.
         Liu et al., *Muon is Scalable for LLM Training*, arXiv 2502.16982, Algorithm 1.
     """
-    groups = check_groups(groups, stacked, "grad_centralization")
-    check_flag("trust_ratio", trust_ratio)
+    groups = check_groups(groups, stacked)
     check_mask("matrix_mask", matrix_mask)
     rate = groups.per_group("learning_rate", learning_rate)
     matrices = chain(
@@ -200,9 +191,6 @@ def muon(
         add_decayed_weights(
             groups.per_group("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
         ),
-        scale_by_trust_ratio(
-            trust_ratio_mask=None if trust_ratio else lambda params: False, stacked=stacked
-        ),
     )
     step = scale_by_learning_rate(rate)
     stacks = check_stacked(stacked)
@@ -214,7 +202,7 @@ def muon(
 
     if others is not None:
         check_others(others)
-        own = chain(matrices, step)
-        return partition("muon", {"muon": own, "others": others}, owners, stacks)
+        parts = {"muon": chain(matrices, step), "others": others}
+        return partition("muon", parts, owners, stacks)
     adam = scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype)
     return chain(partition("muon", {"muon": matrices, "others": adam}, owners, stacks), step)

@@ -9,7 +9,6 @@ import optax
 
 from optax_largebatch.arguments import (
     Scalar,
-    check_flag,
     check_number,
     check_number_or_schedule,
     number_at,
@@ -18,13 +17,6 @@ from optax_largebatch.params.masks import select_leaves
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, check_stacked
-
-_HYPERPARAMETERS = (
-    "learning_rate",
-    "learning_rate_scale",
-    "weight_decay",
-    "grad_centralization",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,16 +89,14 @@ class Grouped:
 
 
 def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
-    r"""Gives groups of parameters their own learning rate, weight decay or centralisation.
+    r"""Gives groups of parameters another learning rate or weight decay.
 
     Each group is a dictionary with the key `params`, a rule that selects its members, and any of
 
     - `learning_rate`: a float or a schedule, in place of the optimizer's;
     - `learning_rate_scale`: a factor, 0 or more, for the group's or the optimizer's learning rate:
       0.1 for a tenth of the common schedule;
-    - `weight_decay`: a float or a schedule, in place of the optimizer's;
-    - `grad_centralization`: True to subtract from the gradient of each member its mean over all
-      axes but the first (see `centralize_gradients`).
+    - `weight_decay`: a float or a schedule, in place of the optimizer's.
 
     Where a group does not set a value, and for parameters in no group, the optimizer's own
     arguments apply. Schedules are called with the number of steps taken before this one (0 at
@@ -137,12 +127,8 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     References:
         MindSpore, `nn.Optimizer`: the argument `params` as a list of dictionaries.
     """
-    rules, settings = [], []
-    for group in groups:
-        rule, setting = _check_group(group)
-        rules.append(rule)
-        settings.append(setting)
-    return ParamGroups(tuple(rules), tuple(settings))
+    checked = [_check_group(group) for group in groups]
+    return ParamGroups(tuple(rule for rule, _ in checked), tuple(values for _, values in checked))
 
 
 def check_groups(groups: Any, stacked: Any = None, *unknown: str) -> ParamGroups:
@@ -178,10 +164,8 @@ def check_groups(groups: Any, stacked: Any = None, *unknown: str) -> ParamGroups
 
 def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     """A hyperparameter as a `Grouped`, after checking that its values are allowed."""
-    if isinstance(value, Grouped):
-        grouped = value
-    else:
-        grouped = Grouped(name, ParamGroups((), ()).indices, (value,))
+    known = isinstance(value, Grouped)
+    grouped = value if known else Grouped(name, ParamGroups((), ()).indices, (value,))
     for one in grouped.values:
         check_number_or_schedule(name, one, allowed)
     return dataclasses.replace(grouped, allowed=allowed)
@@ -194,21 +178,18 @@ def by_owner(parts: Mapping[str, Grouped], owners: Owners) -> Grouped:
         parts: the hyperparameter of each owner.
         owners: says who owns which parameter.
     """
-    values: list[Any] = []
-    starts = {}
-    for owner, own in parts.items():
-        starts[owner] = len(values)
-        values += own.values
+    values = [(owner, value) for owner, part in parts.items() for value in part.values]
+    starts = {owner: [x for x, _ in values].index(owner) for owner in parts}
 
     def indices(params: Any) -> list[int]:
-        of_owners = {owner: own.indices(params) for owner, own in parts.items()}
+        of_owners = {owner: part.indices(params) for owner, part in parts.items()}
         return [  # the last value of a part has the index -1
             starts[owner] + of_owners[owner][leaf] % len(parts[owner].values)
             for leaf, owner in enumerate(owners(params))
         ]
 
     first = next(iter(parts.values()))
-    return dataclasses.replace(first, indices=indices, values=tuple(values))
+    return dataclasses.replace(first, indices=indices, values=tuple(x for _, x in values))
 
 
 def scaled_rate(rate: Any, scale: Scalar | None) -> Any:
@@ -227,11 +208,13 @@ def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
             "each group must be a dictionary such as {'params': matching('bias'), "
             f"'weight_decay': 0.0}}, got {group!r} of type {type(group).__name__}."
         )
-    allowed = ("params", *_HYPERPARAMETERS)
+    allowed = ("params", "learning_rate", "learning_rate_scale", "weight_decay")
     for key in group:
         if key not in allowed:
+            hint = " Put centralize_gradients(rule) in front of the optimizer."
             raise ValueError(
                 f"a group has the unknown key {key!r}; the keys are {', '.join(allowed)}."
+                f"{hint if key == 'grad_centralization' else ''}"
             )
     rule = group.get("params")
     if not isinstance(rule, Rule):
@@ -245,8 +228,6 @@ def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
     if "learning_rate_scale" in setting:
         scale = setting["learning_rate_scale"]
         check_number("a group's 'learning_rate_scale'", scale, "[0, inf)")
-    if "grad_centralization" in setting:
-        check_flag("a group's 'grad_centralization'", setting["grad_centralization"])
     return rule, setting
 
 

@@ -19,8 +19,7 @@ from optax_largebatch.norms import (
     varying_axes,
     with_spec,
 )
-from optax_largebatch.params.paths import is_placeholder, leaf_names, path_name
-from optax_largebatch.params.prefixes import broadcast_prefix
+from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +62,14 @@ class Leaves:
         """
         parts = self.align(name, tree)
         for index, part in enumerate(parts):
-            own = self.arrays[index].shape
-            expected = own if shape_of is None else shape_of(index)
+            shape = self.arrays[index].shape
+            expected = shape if shape_of is None else shape_of(index)
             found = getattr(part, "shape", None)
             if found != expected:
-                with_it = "" if expected == own else f", and not {expected},"
+                with_it = "" if expected == shape else f", and not {expected},"
                 raise ValueError(
                     f"{name} has the shape {found}{with_it} for the parameter "
-                    f"{leaf_names(self.tree)[index]!r} of shape {own}. It belongs to other "
+                    f"{leaf_names(self.tree)[index]!r} of shape {shape}. It belongs to other "
                     "parameters or options, or has an axis for several models. Call `init` of this "
                     "optimizer with these parameters, or restore into the state that `init` "
                     "returns."
@@ -143,9 +142,9 @@ class Leaves:
             )
         spec = () if self.specs is None else self.specs[index]
         names = [mesh_axes(spec[axis]) if axis < len(spec) else () for axis in range(array.ndim)]
-        parts = [devices_along(own) if own and self.mesh is None else 1 for own in names]
-        columns = zip(array.shape, parts, strict=True)
-        return Layout(tuple(size * part for size, part in columns), tuple(names))
+        parts = [devices_along(axes) if axes and self.mesh is None else 1 for axes in names]
+        shape = tuple(size * part for size, part in zip(array.shape, parts, strict=True))
+        return Layout(shape, tuple(names))
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""
@@ -279,6 +278,19 @@ def gradients_of(
     return leaves, gradients
 
 
+def check_params(who: str, does: str, params: Any) -> None:
+    """Checks that `update` was given the parameters, and says what they are for.
+
+    Raises:
+        ValueError: `params` is None.
+    """
+    if params is None:
+        raise ValueError(
+            f"params must be given to `update`, because {who} {does}; got None. Call "
+            "optimizer.update(grads, state, params)."
+        )
+
+
 def mesh_axes(entry: Any) -> tuple[str, ...]:
     """The mesh axes in one entry of a `PartitionSpec`."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
@@ -296,8 +308,8 @@ def spec_alike(
         size not in (1, like) for size, like in zip(other, shape, strict=True)
     ):
         return PartitionSpec()
-    columns = zip(spec, shape, other, strict=False)
-    return PartitionSpec(*(entry if size == like else None for entry, like, size in columns))
+    axes = zip(spec, shape, other, strict=False)
+    return PartitionSpec(*(entry if size == like else None for entry, like, size in axes))
 
 
 def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:

@@ -74,8 +74,8 @@ def likely_stacks(params: Any, declared: Sequence[tuple[int, ...]]) -> list[Like
             stack = _common([paths[n][:-1] for n in members])
             for number in members:
                 if axis not in declared[number] and number not in found:
-                    own = f"^{re.escape(names[number])}$"
-                    pattern = own if beside or not stack else "/".join([*stack, ""])
+                    alone = f"^{re.escape(names[number])}$"
+                    pattern = alone if beside or not stack else "/".join([*stack, ""])
                     found[number] = LikelyStack(
                         number, names[number], shapes[number], axis, beside, pattern
                     )
@@ -85,7 +85,7 @@ def likely_stacks(params: Any, declared: Sequence[tuple[int, ...]]) -> list[Like
 def _common(paths: list[list[str]]) -> list[str]:
     """The names with which all paths begin."""
     first = paths[0]
-    return [own for i, own in enumerate(first) if all(x[: i + 1] == first[: i + 1] for x in paths)]
+    return [key for i, key in enumerate(first) if all(x[: i + 1] == first[: i + 1] for x in paths)]
 
 
 def _looks_stacked(module: str, ndims: list[int]) -> bool:

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from optax_largebatch.params.paths import is_placeholder, leaf_names, named_leaves
-from optax_largebatch.params.prefixes import broadcast_prefix
+from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, named_leaves
 from optax_largebatch.params.rules import Rule, listed
 
 Mask = Rule | Callable[[Any], Any] | Any

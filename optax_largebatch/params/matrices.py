@@ -10,8 +10,7 @@ import numpy as np
 
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
-from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves
-from optax_largebatch.params.prefixes import broadcast_prefix
+from optax_largebatch.params.paths import broadcast_prefix, is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.rules import matching
 from optax_largebatch.params.stacked import Stacked
 
@@ -101,12 +100,12 @@ def axes_of_matrices(
         TypeError: the entry for a parameter is no pair of axes.
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
-    own = [
+    pairs = [
         _two_axes(np.ndim(leaf), axes)
         for leaf, axes in zip(jax.tree.leaves(params), stacked.axes(params), strict=True)
     ]
-    if matrix_axes is None or not own:
-        return own
+    if matrix_axes is None or not pairs:
+        return pairs
     if isinstance(matrix_axes, dict) and _is_patterns(matrix_axes):
         named = named_leaves(params)
         for pattern, pair in matrix_axes.items():
@@ -114,15 +113,15 @@ def axes_of_matrices(
                 chosen = matching(pattern).select(named)
             except ValueError as error:
                 raise ValueError(f"matrix_axes: {error}") from None
-            columns = zip(chosen, named, strict=True)
-            flags = [flag for flag, (_, leaf) in columns if not is_hidden(leaf)]
-            own = [pair if flag else old for flag, old in zip(flags, own, strict=True)]
+            chosen_leaves = zip(chosen, named, strict=True)
+            flags = [flag for flag, (_, leaf) in chosen_leaves if not is_hidden(leaf)]
+            pairs = [pair if flag else old for flag, old in zip(flags, pairs, strict=True)]
     else:
         tree = matrix_axes(params) if callable(matrix_axes) else matrix_axes
-        own = broadcast_prefix("matrix_axes", tree, params, lambda x: x is None or _is_pair(x))
+        pairs = broadcast_prefix("matrix_axes", tree, params, lambda x: x is None or _is_pair(x))
     names = leaf_names(params)
-    columns = zip(names, jax.tree.leaves(params), own, strict=True)
-    return [_checked(name, np.ndim(leaf), pair) for name, leaf, pair in columns]
+    leaves = zip(names, jax.tree.leaves(params), pairs, strict=True)
+    return [_checked(name, np.ndim(leaf), pair) for name, leaf, pair in leaves]
 
 
 def are_matrices(
@@ -131,7 +130,7 @@ def are_matrices(
     """Whether each parameter is a matrix, or stacks matrices, and `matrix_mask` chooses it."""
     axes = axes_of_matrices(matrix_axes, stacked, params)
     chosen = select_leaves("matrix_mask", mask, stacked.blocks(params))
-    return [own and pair is not None for own, pair in zip(chosen, axes, strict=True)]
+    return [flag and pair is not None for flag, pair in zip(chosen, axes, strict=True)]
 
 
 def matrices_of(
@@ -171,7 +170,7 @@ def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:
 
 def _is_patterns(tree: Mapping[Any, Any]) -> bool:
     """Whether `tree` maps patterns to pairs; a tree of pairs may look the same."""
-    return all(isinstance(key, str) and (own is None or _is_pair(own)) for key, own in tree.items())
+    return all(isinstance(key, str) and (x is None or _is_pair(x)) for key, x in tree.items())
 
 
 def _is_pair(node: Any) -> bool:

@@ -1,5 +1,6 @@
-"""Names of parameters: the same string for the same leaf in every framework."""
+"""Names of parameters, the same in every framework, and trees with an entry for each of them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -100,3 +101,41 @@ def is_box(node: Any) -> bool:
         return False
     inside, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     return [path for path, _ in inside] == [(GetAttrKey("value"),)]
+
+
+def broadcast_prefix(
+    name: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] = lambda node: False
+) -> list[Any]:
+    """The entry of `prefix` for each leaf of `params`, in the order of `jax.tree.leaves`.
+
+    Args:
+        name: what `prefix` is, for the message.
+        prefix: a tree of the structure of `params`, or a prefix of it. Entries for hidden
+            parameters (by `optax.masked` or as None) are left out.
+        params: the parameters.
+        is_leaf: recognises the entries of `prefix`, where they are trees themselves.
+
+    Returns:
+        One entry for each leaf.
+
+    Raises:
+        ValueError: `prefix` is no prefix of `params`.
+    """
+
+    def entries(prefix: Any, part: Any) -> list[Any]:
+        if is_hidden(part):
+            return []
+        if is_leaf(prefix) or jax.tree_util.all_leaves([prefix]):
+            return [prefix] * len(jax.tree.leaves(part))
+        if jax.tree_util.all_leaves([part]):
+            raise ValueError(f"{prefix!r} stands where the parameters have one array.")
+        children, structure = jax.tree.flatten(part, is_leaf=lambda node: node is not part)
+        pairs = zip(structure.flatten_up_to(prefix), children, strict=True)
+        return [entry for subtree, child in pairs for entry in entries(subtree, child)]
+
+    try:
+        return entries(prefix, params)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must have the tree structure of the parameters or be a prefix of it: {error}"
+        ) from None

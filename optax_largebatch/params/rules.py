@@ -1,7 +1,8 @@
-"""Rules that select parameters by name or shape."""
+"""Rules that select parameters by name, shape or kind."""
 
 from collections.abc import Callable
 import dataclasses
+import operator
 import re
 from typing import Any
 
@@ -11,6 +12,19 @@ from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.paths import is_hidden, named_leaves
 
 _Select = Callable[[list[tuple[str, Any]]], list[bool]]
+
+_END = r"(/\d+)*$"
+"""The end of a name. Arrays in a list are of the kind that the list is called."""
+_NAMES = {
+    "bias": rf"(^|/)(bias|b){_END}",
+    "norm": rf"(^|/)(scale|gamma|beta){_END}|norm[^/]*/|(^|/)(bn|ln)(_[^/]*|\d*)(/|$)"
+    rf"|norm(_?\d+|_(scale|weight|gain|bias))?{_END}",
+    "position": r"pos(ition)?(al)?_?emb",
+    "token": rf"(^|/)(cls|class)(_?token)?{_END}",
+}
+_AXES = {"vector": 1, "scalar": 0}
+KINDS = (*_NAMES, *_AXES)
+"""The kinds of parameters that `matching_kinds` knows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +47,13 @@ class Rule:
         return jax.tree.structure(params).unflatten(visible)
 
     def __and__(self, other: "Rule") -> "Rule":
-        return self._with("&", other, _Both)
+        return self._with("&", other, operator.and_)
 
     def __or__(self, other: "Rule") -> "Rule":
-        return self._with("|", other, _Either)
+        return self._with("|", other, operator.or_)
 
     def __invert__(self) -> "Rule":
-        return Rule(f"~{self}", _Not(self.select))
+        return Rule(f"~{self}", _Combined(operator.not_, (self.select,)))
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -51,7 +65,7 @@ class Rule:
     def __repr__(self) -> str:
         return self.description
 
-    def _with(self, sign: str, other: Any, choose: Callable[[_Select, _Select], _Select]) -> "Rule":
+    def _with(self, sign: str, other: Any, combine: Callable[[bool, bool], bool]) -> "Rule":
         """The combination with another rule."""
         if not isinstance(other, Rule):
             raise TypeError(
@@ -59,16 +73,17 @@ class Rule:
                 f"{other!r} of type {type(other).__name__}. A mask that is a function or a tree "
                 "stands alone."
             )
-        return Rule(f"({self} {sign} {other})", choose(self.select, other.select))
+        return Rule(f"({self} {sign} {other})", _Combined(combine, (self.select, other.select)))
 
 
 def matching(*patterns: str) -> Rule:
     r"""Selects the parameters whose name matches one of the patterns.
 
     A name is the path joined by `/`, as in `encoder/layer_0/dense/kernel`, and a pattern is
-    searched for in it with `re.search`: anchor it (`bias$`) to be stricter, or see `named`. To
-    leave parameters out, write `~matching("embed")`. The names are the same in Flax linen (boxed or
-    not), Flax nnx, Equinox, Haliax and plain dictionaries.
+    searched for in it with `re.search`. Anchor it to be stricter: `"b"` is found in `embed/kernel`
+    as well, `"(^|/)b$"` only in parameters that are called `b`. To leave parameters out, write
+    `~matching("embed")`. The names are the same in Flax linen (boxed or not), Flax nnx, Equinox,
+    Haliax and plain dictionaries.
 
     Args:
         *patterns: regular expressions, at least one.
@@ -88,41 +103,23 @@ def matching(*patterns: str) -> Rule:
         >>> matching("bias$").mask(params)
         {'dense': {'bias': True, 'kernel': False}}
     """
-    _check_patterns("matching", patterns)
-    return Rule(_said("matching", patterns), _Search(patterns))
-
-
-def named(*names: str) -> Rule:
-    r"""Selects the parameters that have one of the names, letter for letter.
-
-    A parameter has a path, as in `encoder/embeddings/b`. A name is one part of the path, or several
-    in a row: `named("b")` selects this parameter, and `named("encoder")` all parameters under it.
-    Only whole parts count, while `matching("b")` finds the "b" of `embeddings/kernel` as well. To
-    leave parameters out, write `~named("b")`.
-
-    Args:
-        *names: parts of paths such as `"b"`, or several joined by `/` as in `"layer_norm/scale"`;
-            at least one.
-
-    Returns:
-        A rule, for any argument that takes a mask.
-
-    Raises:
-        TypeError: a name is not a string.
-        ValueError: there is no name or an empty one; and, when the rule meets the parameters, no
-            parameter has one of them.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> from optax_largebatch import matching, named
-        >>> params = {"embeddings": jnp.ones((5, 2)), "linear": {"b": jnp.ones(2)}}
-        >>> (~named("b")).mask(params)
-        {'embeddings': True, 'linear': {'b': False}}
-        >>> (~matching("b")).mask(params)
-        {'embeddings': False, 'linear': {'b': False}}
-    """
-    _check_strings("named", names)
-    return Rule(_said("named", names), _Search(names, whole=True))
+    if not patterns:
+        raise ValueError("matching() needs at least one string, such as matching('bias').")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                "matching() takes separate strings, as in matching('bias', 'scale'); got "
+                f"{pattern!r} of type {type(pattern).__name__}."
+            )
+        if not pattern:
+            raise ValueError("matching() got an empty string, which would select everything.")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"matching(): {pattern!r} is not a regular expression: {error}."
+            ) from None
+    return Rule(_call("matching", patterns), _Search(patterns))
 
 
 def at_least_ndim(ndim: int) -> Rule:
@@ -152,29 +149,69 @@ def at_least_ndim(ndim: int) -> Rule:
     return Rule(f"at_least_ndim({ndim})", _AtLeastNdim(ndim))
 
 
+def matching_kinds(*kinds: str) -> Rule:
+    r"""Selects the parameters of one or more kinds.
+
+    Unlike `matching`, it works for all networks that follow the names of Flax, Haiku or Equinox. To
+    leave them out, write `~matching_kinds("bias", "norm")`.
+    The kinds are
+
+    - `"bias"`: called `bias` or `b`;
+    - `"norm"`: called `scale`, `gamma` or `beta`; in a module whose name has `norm` in it; an array
+      whose name ends with it, as `final_rmsnorm`, `norm1` or `norm_scale`; and all that is, or is
+      in, `bn` or `ln`, as `ln1` and `ln_f`;
+    - `"vector"`: of exactly one axis;
+    - `"scalar"`: of no axes;
+    - `"position"`: a position embedding, such as `pos_embedding`;
+    - `"token"`: a class token, such as `cls`.
+
+    A bias may have two axes, as in Flax's attention, where it has one in PyTorch: there, `"vector"`
+    alone would miss it. Indices at the end of a name do not count: the arrays of a list that is
+    called `bias` are biases.
+
+    Args:
+        *kinds: at least one.
+
+    Returns:
+        A rule, for any argument that takes a mask.
+
+    Raises:
+        ValueError: no kind is given, or an unknown one; or, when the rule meets the parameters,
+            none of them is of these kinds.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import matching_kinds
+        >>> params = {"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}
+        >>> matching_kinds("bias", "norm").mask(params)
+        {'dense': {'bias': True, 'kernel': False}}
+        >>> (~matching_kinds("bias", "norm")).mask(params)
+        {'dense': {'bias': False, 'kernel': True}}
+    """
+    if not kinds or any(kind not in KINDS for kind in kinds):
+        raise ValueError(
+            f"matching_kinds() needs one or more of {', '.join(map(repr, KINDS))}; got "
+            f"{', '.join(map(repr, kinds)) or 'nothing'}."
+        )
+    return Rule(_call("matching_kinds", kinds), _OfKinds(kinds))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Search:
     """Selects the names in which one of the patterns is found."""
 
     patterns: tuple[str, ...]
-    whole: bool = False
-    """Whether they are whole names, letter for letter, in place of regular expressions."""
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
         names = [name for name, _ in named]
-        searched = [
-            re.compile(f"(^|/){re.escape(own)}(/|$)" if self.whole else own)
-            for own in self.patterns
-        ]
-        for own, pattern in zip(self.patterns, searched, strict=True):
+        for pattern in self.patterns:
             # No names: optax calls `init` with a placeholder in the place of parameters.
-            if names and not any(map(pattern.search, names)):
-                what = "name" if self.whole else "pattern"
+            if names and not any(re.search(pattern, name) for name in names):
                 raise ValueError(
-                    f"the {what} {own!r} matches no parameter. The names are: {listed(names)}. "
-                    f"Correct the {what}, or leave it out."
+                    f"the pattern {pattern!r} matches no parameter. The names are: "
+                    f"{listed(names)}. Correct the pattern, or leave it out."
                 )
-        return [any(pattern.search(name) for pattern in searched) for name in names]
+        return [any(re.search(pattern, name) for pattern in self.patterns) for name in names]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,63 +223,42 @@ class _AtLeastNdim:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Not:
-    select: _Select
+class _OfKinds:
+    kinds: tuple[str, ...]
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
-        return [not chosen for chosen in self.select(named)]
+        selected = [any(_is_of(kind, name, leaf) for kind in self.kinds) for name, leaf in named]
+        known = all(hasattr(leaf, "ndim") for _, leaf in named)  # not hidden, no placeholder
+        if named and known and not any(selected):
+            raise ValueError(
+                f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
+                f"{listed([name for name, _ in named])}. Select by name with matching(...), or "
+                "select all."
+            )
+        return selected
+
+
+def _is_of(kind: str, name: str, leaf: Any) -> bool:
+    if kind in _AXES:
+        return getattr(leaf, "ndim", None) == _AXES[kind]
+    return re.search(_NAMES[kind], name, re.IGNORECASE) is not None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Both:
-    first: _Select
-    second: _Select
+class _Combined:
+    """What an operator makes of the choices of one or two rules."""
+
+    operator: Callable[..., bool]
+    selects: tuple[_Select, ...]
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
-        columns = zip(self.first(named), self.second(named), strict=True)
-        return [a and b for a, b in columns]
+        choices = [select(named) for select in self.selects]
+        return [self.operator(*flags) for flags in zip(*choices, strict=True)]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Either:
-    first: _Select
-    second: _Select
-
-    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
-        columns = zip(self.first(named), self.second(named), strict=True)
-        return [a or b for a, b in columns]
-
-
-def _said(function: str, strings: tuple[str, ...]) -> str:
+def _call(function: str, strings: tuple[str, ...]) -> str:
     """The call as it is written."""
     return f"{function}({', '.join(map(repr, strings))})"
-
-
-def _check_strings(function: str, strings: tuple[str, ...]) -> None:
-    """Checks that there are strings and none of them is empty."""
-    if not strings:
-        raise ValueError(f"{function}() needs at least one string, such as {function}('bias').")
-    for string in strings:
-        if not isinstance(string, str):
-            raise TypeError(
-                f"{function}() takes separate strings, as in {function}('bias', 'scale'); got "
-                f"{string!r} of type {type(string).__name__}."
-            )
-        if not string:
-            raise ValueError(f"{function}() got an empty string, which would select everything.")
-
-
-def _check_patterns(function: str, patterns: tuple[str, ...]) -> None:
-    """Checks that there are patterns, and each is a regular expression."""
-    _check_strings(function, patterns)
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(
-                f"{_said(function, patterns)}: {error.pattern!r} is not a regular expression: "
-                f"{error}."
-            ) from None
 
 
 def listed(names: list[str], most: int = 12) -> str:

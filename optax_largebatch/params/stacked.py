@@ -12,8 +12,13 @@ import numpy as np
 
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import declaration, likely_stacks
-from optax_largebatch.params.paths import is_hidden, leaf_names, named_leaves, path_name
-from optax_largebatch.params.prefixes import broadcast_prefix
+from optax_largebatch.params.paths import (
+    broadcast_prefix,
+    is_hidden,
+    leaf_names,
+    named_leaves,
+    path_name,
+)
 from optax_largebatch.params.rules import Rule, matching
 
 Axes = int | tuple[int, ...] | None
@@ -29,17 +34,16 @@ class Stacked:
 
     description: str = dataclasses.field(compare=False)
     resolve: Callable[[Any], list[Axes]]
-    if_forgotten: Literal["nothing", "warning", "error"] = "nothing"
-    """What happens at `init` where stacks seem to be forgotten."""
+    if_forgotten: Literal["nothing", "warning", "warning beside stacks", "error"] = "nothing"
+    """What happens at `init` if stacks seem to be forgotten, or those in a module with a stack."""
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
         leaves = jax.tree.leaves(params)
         if not leaves:  # of a placeholder, too, which a function of the parameters does not know
             return []
-        columns = zip(leaves, self.resolve(params), strict=True)
         checked = []
-        for index, (leaf, axes) in enumerate(columns):
+        for index, (leaf, axes) in enumerate(zip(leaves, self.resolve(params), strict=True)):
             try:
                 checked.append(() if axes is None else _checked_axes(leaf, axes))
             except (TypeError, ValueError) as error:
@@ -56,13 +60,15 @@ class Stacked:
         axes = self.axes(params)
         if not any(axes):
             return params
-        columns = zip(leaves, axes, strict=True)
-        return structure.unflatten([_block(leaf, own) if own else leaf for leaf, own in columns])
+        pairs = zip(leaves, axes, strict=True)
+        return structure.unflatten(
+            [_block(leaf, stack) if stack else leaf for leaf, stack in pairs]
+        )
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""
-        columns = zip(jax.tree.leaves(params), self.axes(params), strict=True)
-        return [math.prod(leaf.shape[axis] for axis in axes) for leaf, axes in columns]
+        pairs = zip(jax.tree.leaves(params), self.axes(params), strict=True)
+        return [math.prod(leaf.shape[axis] for axis in axes) for leaf, axes in pairs]
 
     def check_none_forgotten(self, params: Any) -> None:
         """Warns, or raises, if some parameters look like stacks, and nobody has said whether."""
@@ -75,7 +81,11 @@ class Stacked:
             one
             for one in likely
             if one.number not in said
-            and (not one.beside or _module(one.name) == _module(one.beside))
+            and (
+                _module(one.name) == _module(one.beside)
+                if one.beside
+                else self.if_forgotten != "warning beside stacks"
+            )
         ]
         if not stacks:
             return
@@ -110,13 +120,13 @@ class _ByPatterns:
             return [None] * len(jax.tree.leaves(params))
         named = named_leaves(params)
         found: list[tuple[int, ...]] = [()] * len(named)
-        for rule, own in self.rules:
+        for rule, axes in self.rules:
             try:
                 chosen = rule.select(named)
             except ValueError as error:
                 raise ValueError(f"stacked_layers: {error}") from None
-            found = [old + own if new else old for old, new in zip(found, chosen, strict=True)]
-        return [own for own, (_, leaf) in zip(found, named, strict=True) if not is_hidden(leaf)]
+            found = [old + axes if new else old for old, new in zip(found, chosen, strict=True)]
+        return [axes for axes, (_, leaf) in zip(found, named, strict=True) if not is_hidden(leaf)]
 
     def not_stacked(self, params: Any) -> set[int]:
         """The numbers of the leaves that a pattern says are no stacks."""
@@ -138,36 +148,6 @@ class _ByTree:
 
     def __call__(self, params: Any) -> list[Axes]:
         return _like(self.structure.unflatten(self.axes), params)
-
-
-@dataclasses.dataclass(frozen=True)
-class _ByNames:
-    """A tree of the axes that have one of some names.
-
-    It warns of parameters that seem to lack the name. This is no error, because only shapes tell of
-    them. And nothing is wrong if they are not adapted, as biases often are not.
-    """
-
-    tree: _ByTree
-    names: tuple[str, ...]
-
-    def __call__(self, params: Any) -> list[Axes]:
-        axes = self.tree(params)
-        stacks = likely_stacks(params, [*map(_as_tuple, axes)])
-        left_out = [one for one in stacks if one.beside]
-        if left_out:
-            listed = ", ".join(repr(one.name) for one in left_out)
-            one = left_out[0]
-            warnings.warn(
-                f"stacked_layers(..., named={', '.join(map(repr, self.names))}) leaves out "
-                f"{listed}, because no axis there has this name; each counts as one block. But "
-                f"{one.name!r} of shape {one.shape} looks like a stack of {one.layers} layers "
-                f"along axis {one.axis}, as {one.beside!r} in the same module is. If it is, name "
-                "its axis (nn.with_partitioning), or declare stacks by patterns, as in "
-                "stacked_layers({'layers/': 0}).",
-                stacklevel=2,
-            )
-        return axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +216,12 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
             raise TypeError("named= needs a tree of PartitionSpec or boxed parameters in `where`.")
         _check_names(names, where)
         axes = jax.tree.map(lambda spec: _named_axes(spec, names), where, is_leaf=_has_names)
-        return Stacked(f"stacked_layers(..., named={named!r})", _ByNames(_ByTree.of(axes), names))
+        # Biases without the name are usually not adapted, so only their neighbours tell of them.
+        return Stacked(
+            f"stacked_layers(..., named={named!r})",
+            _ByTree.of(axes),
+            if_forgotten="warning beside stacks",
+        )
     if _is_patterns(where):
         rules = ((matching(pattern), _as_tuple(where[pattern])) for pattern in sorted(where))
         by_patterns = _ByPatterns(tuple(rules))
@@ -325,7 +310,7 @@ def _check_names(names: tuple[str, ...], where: Any) -> None:
 
 def _named_axes(spec: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     """The axes of a `PartitionSpec`, or a box of Flax, that have one of the names."""
-    return tuple(axis for axis, own in enumerate(_axis_names(spec)) if set(names) & set(own))
+    return tuple(axis for axis, known in enumerate(_axis_names(spec)) if set(names) & set(known))
 
 
 def _axis_names(spec: Any) -> list[tuple[Any, ...]]:
@@ -340,20 +325,20 @@ def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
     """The axes of a leaf in order, counted from 0."""
     if not _is_axes(axes):
         raise TypeError(_no_axes(axes))
-    own = _as_tuple(axes)
-    if not own or not hasattr(leaf, "ndim"):  # optax initialises with placeholders, too
+    stacked = _as_tuple(axes)
+    if not stacked or not hasattr(leaf, "ndim"):  # optax initialises with placeholders, too
         return ()
-    for axis in own:
+    for axis in stacked:
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(
                 f"of shape {leaf.shape} has no axis {axis}. Correct the axis, or narrow the "
                 "pattern to the parameters that are stacked."
             )
-    counted = sorted(axis % leaf.ndim for axis in own)
+    counted = sorted(axis % leaf.ndim for axis in stacked)
     if len(set(counted)) < len(counted):
         raise ValueError(
-            f"is given the axes {own}, one of them twice. Each pattern that matches a parameter "
-            "adds its axes: write each axis in one pattern."
+            f"is given the axes {stacked}, one of them twice. Each pattern that matches a "
+            "parameter adds its axes: write each axis in one pattern."
         )
     return tuple(counted)
 
@@ -365,5 +350,5 @@ def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
 
 def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:
     """Whether the blocks of each leaf have several elements; the size of one means nothing."""
-    axes = enumerate(stacked.axes(leaves.tree))
-    return [not leaves.one_element(index, own) for index, own in axes]
+    axes = stacked.axes(leaves.tree)
+    return [not leaves.one_element(index, stack) for index, stack in enumerate(axes)]

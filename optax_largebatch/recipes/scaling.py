@@ -163,7 +163,7 @@ def scale_hyperparameters(
         arguments.check_choice("decay_kind", decay_kind, tuple(scaling_rules.DECAYS))
     b2_floor = arguments.known_number("b2_floor", b2_floor, "[0, 1)")
     b2_ceiling = arguments.known_number("b2_ceiling", b2_ceiling, "[0, 1)")
-    arguments.check_order("b2_floor", b2_floor, "b2_ceiling", b2_ceiling)
+    arguments.check_order(b2_floor=b2_floor, b2_ceiling=b2_ceiling)
     noise = None if noise_scale is None else _in_examples(noise_scale)
 
     law = RULES[rule]

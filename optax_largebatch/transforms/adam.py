@@ -1,4 +1,4 @@
-"""The moments of Adam."""
+"""The moments of Adam, and its division by the second alone."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -6,21 +6,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import (
     Scalar,
     check_choice,
-    check_dtype,
-    check_flag,
-    check_number,
+    check_dtypes,
+    check_flags,
+    check_numbers,
     number_at,
+    without_nu_dtype,
 )
 from optax_largebatch.engine.recorded_states import of_all
-from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
-from optax_largebatch.engine.state import Counter, PerParameter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import bias_correction, momentum_weights, positive, root
+from optax_largebatch.numerics import bias_correction as correction_of
+from optax_largebatch.numerics import momentum_weights, positive, quotient, root
 from optax_largebatch.params.groups import Grouped, as_grouped
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 BiasCorrection = Literal["full", "none", "step_size"]
 
@@ -46,30 +46,25 @@ class AdamMoments(NamedTuple):
     bias_correction: BiasCorrection
     grad_averaging: bool
     mu_dtype: Any
-    nu_dtype: Any
     nesterov: bool = False
 
     def check(self) -> None:
         """Raises on an argument out of its range."""
-        check_number("b1", self.b1, "[0, 1)")
-        check_number("b2", self.b2, "[0, 1)")
-        check_number("eps", self.eps, "[0, inf)")
-        check_number("eps_root", self.eps_root, "[0, inf)")
+        check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
+        check_numbers("[0, inf)", eps=self.eps, eps_root=self.eps_root)
         check_choice("bias_correction", self.bias_correction, ("full", "none", "step_size"))
-        check_flag("grad_averaging", self.grad_averaging)
-        check_flag("nesterov", self.nesterov)
+        check_flags(grad_averaging=self.grad_averaging, nesterov=self.nesterov)
         if self.nesterov and not (self.bias_correction == "full" and self.grad_averaging):
             raise ValueError(
                 "nesterov=True needs bias_correction='full' and grad_averaging=True, got "
                 f"{self.bias_correction!r} and {self.grad_averaging!r}."
             )
-        check_dtype("mu_dtype", self.mu_dtype)
-        check_dtype("nu_dtype", self.nu_dtype)
+        check_dtypes(mu_dtype=self.mu_dtype)
 
     def scalars(self, count: jax.Array) -> "AdamScalars":
         """The numbers of the step that comes after `count` steps."""
         t = count + 1
-        bc1, bc2 = bias_correction(self.b1, t), bias_correction(self.b2, t)
+        bc1, bc2 = correction_of(self.b1, t), correction_of(self.b2, t)
         corrected, gradient_scale = momentum_weights(self.b1, t, self.nesterov)
         mu_scale, nu_scale = {
             "full": (corrected, 1 / bc2),
@@ -115,6 +110,7 @@ class AdamScalars(NamedTuple):
         return result if cannot_be_zero else positive(result)
 
 
+@without_nu_dtype
 def scale_by_adam(
     b1: Scalar = 0.9,
     b2: Scalar = 0.999,
@@ -125,7 +121,6 @@ def scale_by_adam(
     bias_correction: BiasCorrection = "full",
     grad_averaging: bool = True,
     nesterov: bool = False,
-    nu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides a running mean of the gradient by the root of a running mean of its square.
 
@@ -153,15 +148,9 @@ def scale_by_adam(
             (1 - b_1^t)` in place of :math:`m_t / (1 - b_1^t)`.
         mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
             parameter. None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
-            leave it at None, which is float32 (float64 for float64 parameters).
 
     Returns:
         A transformation; its state is a `ScaleByAdamState`.
-
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -178,17 +167,17 @@ def scale_by_adam(
         Dozat, *Incorporating Nesterov Momentum into Adam*, 2016, for `nesterov`.
     """
     moments = AdamMoments(
-        b1, b2, eps, eps_root, bias_correction, grad_averaging, mu_dtype, nu_dtype, nesterov
+        b1, b2, eps, eps_root, bias_correction, grad_averaging, mu_dtype, nesterov
     )
     moments.check()
 
-    return transformation(adam_transform(moments))
+    return engine.transformation(adam_transform(moments))
 
 
-def adam_transform(moments: AdamMoments) -> LeafTransform:
+def adam_transform(moments: AdamMoments) -> engine.LeafTransform:
     """The leaf transform that keeps the moments and divides one by the root of the other."""
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         adam: AdamScalars = at.scalars
         mu, nu = yield from advance_moments(moments, update, at)
         direction = mu * adam.mu_scale
@@ -196,13 +185,13 @@ def adam_transform(moments: AdamMoments) -> LeafTransform:
             direction = direction + adam.gradient_scale * update
         return direction / adam.denominator(nu), at.state._replace(mu=mu, nu=nu)
 
-    return LeafTransform(
+    return engine.LeafTransform(
         leaf,
-        state=declare(
+        state=engine.declare(
             ScaleByAdamState,
-            count=Counter(),
-            mu=PerParameter(moments.mu_dtype),
-            nu=PerParameter(moments.nu_dtype),
+            count=engine.Counter(),
+            mu=engine.PerParameter(moments.mu_dtype),
+            nu=engine.PerParameter(),
         ),
         scalars=lambda state: moments.scalars(state.count),
         given="parts",
@@ -211,12 +200,12 @@ def adam_transform(moments: AdamMoments) -> LeafTransform:
     )
 
 
-def advance_moments(moments: AdamMoments, update: jax.Array, at: Leaf) -> Any:
+def advance_moments(moments: AdamMoments, update: jax.Array, at: engine.Leaf) -> Any:
     """The part of a leaf program that takes the moments one step further."""
     adam: AdamScalars = at.scalars
-    mu = yield materialize(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
+    mu = yield engine.materialize(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
     nu = adam.b2 * at.state.nu + adam.nu_weight * jnp.square(update)
-    nu = yield materialize(nu, moments.nu_dtype)
+    nu = yield engine.materialize(nu)
     return mu, nu
 
 
@@ -225,10 +214,99 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
 
     def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-            own = number_at(jnp.asarray(count), "learning_rate", rate)
+            value = number_at(jnp.asarray(count), "learning_rate", rate)
             t = jnp.asarray(count) + 1
-            return own * jnp.sqrt(bias_correction(b2, t)) / bias_correction(b1, t)
+            return value * jnp.sqrt(correction_of(b2, t)) / correction_of(b1, t)
 
         return schedule
 
     return as_grouped("learning_rate", learning_rate).map(corrected)
+
+
+class ScaleBySecondMomentState(NamedTuple):
+    """State of `scale_by_second_moment`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    nu: optax.Updates
+    """Second moments, like the parameters."""
+
+
+@without_nu_dtype
+def scale_by_second_moment(
+    b2: Scalar = 0.98,
+    *,
+    eps: Scalar = 1e-8,
+    bias_correction: Literal["full", "early", "lagged"] = "full",
+    stacked: Stacks = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Divides the gradient by the root of a running mean of its square.
+
+    .. math::
+
+        v_t = b_2 v_{t-1} + (1 - b_2) g_t^2, \qquad
+        u_t = \frac{g_t}{\sqrt{v_t / (1 - b_2^t)} + \epsilon}
+
+    Args:
+        b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps: 0.98
+            in icefall, 0.999 in Adam. In [0, 1).
+        eps: keeps the division finite where the gradient has been near 0: usually 1e-8.
+            :math:`\epsilon`, 0 or more. With 0 an element whose gradient has been 0 so far stays 0.
+        bias_correction: `"full"` as above; `"early"` leaves out the division by :math:`1 - b_2^t`
+            once this factor is 0.99 or more, as ScaledAdam does; `"lagged"` leaves it out and
+            multiplies :math:`u_t` by :math:`1 - b_2^{t-1}` (by its root for blocks of one element),
+            as Cain does. This factor is 0 in the first step.
+        stacked: the parameters that stack layers, so that each layer counts its own elements:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+
+    Returns:
+        A transformation; its state is a `ScaleBySecondMomentState`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_second_moment
+        >>> transform = scale_by_second_moment()
+        >>> updates, _ = transform.update(jnp.array([0.5, -2.0]), transform.init(jnp.zeros(2)))
+        >>> print(updates)
+        [ 1. -1.]
+
+    References:
+        icefall, `optim.py`: `ScaledAdam` (`"early"`) and, in July 2022, `Cain` (`"lagged"`).
+    """
+    check_numbers("[0, 1)", b2=b2)
+    check_numbers("[0, inf)", eps=eps)
+    check_choice("bias_correction", bias_correction, ("full", "early", "lagged"))
+    stacks = check_stacked(stacked)
+
+    def scalars(state: ScaleBySecondMomentState) -> tuple[Any, ...]:
+        corrected = correction_of(b2, state.count + 1)
+        nu_scale = ramp = ramp_of_one = 1.0
+        if bias_correction == "full":
+            nu_scale = 1 / corrected
+        elif bias_correction == "early":
+            nu_scale = jnp.where(corrected < 0.99, 1 / corrected, 1.0)
+        else:
+            ramp = jnp.where(state.count > 0, correction_of(b2, state.count), 0.0)
+            ramp_of_one = jnp.sqrt(ramp)
+        return b2, 1 - b2, eps, nu_scale, (ramp, ramp_of_one)
+
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        decay, weight, eps, nu_scale, (ramp, ramp_of_one) = at.scalars
+        nu = yield engine.materialize(decay * at.state.nu + weight * jnp.square(update))
+        direction = quotient(update, root(nu * nu_scale) + eps)
+        factor = ramp if at.choice else ramp_of_one
+        return factor * direction, at.state._replace(nu=nu)
+
+    return engine.transformation(
+        engine.LeafTransform(
+            leaf,
+            state=engine.declare(
+                ScaleBySecondMomentState, count=engine.Counter(), nu=engine.PerParameter()
+            ),
+            scalars=scalars,
+            choices=lambda leaves: have_several_elements(leaves, stacks),
+            given="parts",
+            facts=of_all({"direction": "adam"}),
+        )
+    )

@@ -4,10 +4,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_number
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, hoist
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
@@ -52,13 +50,13 @@ def normalize_by_block_norm(
     check_number("eps", eps, "[0, inf)")
     stacks = check_stacked(stacked)
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        (norm,) = yield block_norms(update)
-        (scale,) = yield hoist(1 / jnp.where(norm > 0, norm + at.scalars, 1))
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        (norm,) = yield engine.block_norms(update)
+        (scale,) = yield engine.hoist(1 / jnp.where(norm > 0, norm + at.scalars, 1))
         return update * scale, at.state
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
             scalars=lambda state: eps,
             stacked=stacks,

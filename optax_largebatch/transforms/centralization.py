@@ -3,18 +3,15 @@
 import jax
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_means
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.params.groups import Grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def centralize_gradients(
-    mask: Mask | Grouped = None, *, output_axis: int = 0, stacked: Stacks = None
+    mask: Mask = None, *, output_axis: int = 0, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Subtracts the mean from the gradient of each output unit.
 
@@ -24,8 +21,7 @@ def centralize_gradients(
     unchanged.
 
     Args:
-        mask: the parameters whose gradients are centralised; None for all, or what
-            `ParamGroups.per_group("grad_centralization", ...)` returns.
+        mask: the parameters whose gradients are centralised; None for all.
         output_axis: the axis of the output units. 0, the default, is MindSpore's, PyTorch's and
             Equinox's layout (and what `optax.centralize` takes); the kernels of Flax have their
             outputs on the last axis, -1. Stacked axes are not counted.
@@ -35,9 +31,6 @@ def centralize_gradients(
 
     Returns:
         A stateless transformation.
-
-    Raises:
-        TypeError: an argument has the wrong type.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -52,18 +45,14 @@ def centralize_gradients(
     References:
         Yong et al., *Gradient Centralization*, arXiv 2004.01461, equation 1.
     """
-    if not isinstance(mask, Grouped):
-        check_mask("mask", mask)
+    check_mask("mask", mask)
     check_integer("output_axis", output_axis, at_least=-1)
 
     stacks = check_stacked(stacked)
 
     def choices(leaves: Leaves) -> list[tuple[int, ...] | None]:
         """The axes that are not averaged over, None for a leaf that passes."""
-        if isinstance(mask, Grouped):
-            chosen = [mask.values[index] for index in mask.indices(leaves.tree)]
-        else:
-            chosen = select_leaves("mask", mask, stacks.blocks(leaves.tree))
+        chosen = select_leaves("mask", mask, stacks.blocks(leaves.tree))
         kept: list[tuple[int, ...] | None] = [None] * len(chosen)
         for index, axes in enumerate(stacks.axes(leaves.tree)):
             others = [axis for axis in range(leaves.arrays[index].ndim) if axis not in axes]
@@ -71,10 +60,10 @@ def centralize_gradients(
                 kept[index] = (*axes, others[output_axis % len(others)])
         return kept
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         if at.choice is None:
             return update, at.state
-        (mean,) = yield block_means(update, kept=at.choice)
+        (mean,) = yield engine.block_means(update, kept=at.choice)
         return update - mean, at.state
 
-    return transformation(LeafTransform(leaf, choices=choices, given="parts"))
+    return engine.transformation(engine.LeafTransform(leaf, choices=choices, given="parts"))

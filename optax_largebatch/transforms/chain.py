@@ -1,17 +1,16 @@
-"""Composition of transformations."""
+"""Several transformations as one: in a chain, or as the sum of branches."""
 
 from collections.abc import Callable, Sequence
+import functools
 import itertools
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import check_state
-from optax_largebatch.engine.requests import Leaf, LeafProgram
-from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
-from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.transforms.several import each_at, several
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -53,20 +52,19 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
                 "chain() takes gradient transformations as separate arguments; "
                 f"got {transform!r} of type {type(transform).__name__}."
             )
-    own = [leaf_transform_of(transform) for transform in transforms]
-    if all(own):
-        return transformation(chained([x for x in own if x]))
-    runs = [
-        (list(run), ours)
-        for ours, run in itertools.groupby(transforms, key=lambda x: bool(leaf_transform_of(x)))
+    leaf_transforms = [engine.leaf_transform_of(transform) for transform in transforms]
+    if all(leaf_transforms):
+        return engine.transformation(chained([x for x in leaf_transforms if x]))
+    runs = itertools.groupby(transforms, key=lambda x: engine.leaf_transform_of(x) is not None)
+    links = [(ours, list(run)) for ours, run in runs]
+    segments: list[tuple[int, Any]] = [
+        (len(run), chain(*run) if ours else optax.with_extra_args_support(optax.chain(*run)))
+        for ours, run in links
     ]
-    segments = [chain(*run) if ours else optax.chain(*run) for run, ours in runs]
-    sizes = [len(run) for run, _ in runs]
-    inits: list[Callable[[optax.Params], Any]] = [segment.init for segment in segments]
-    steps: list[Callable[..., Any]] = [segment.update for segment in segments]
 
     def init(params: optax.Params) -> tuple[Any, ...]:
-        return tuple(itertools.chain.from_iterable(states(params) for states in inits))
+        states = (segment.init(params) for _, segment in segments)
+        return tuple(itertools.chain.from_iterable(states))
 
     def update(
         updates: optax.Updates,
@@ -75,25 +73,118 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         **extra_args: Any,
     ) -> tuple[optax.Updates, tuple[Any, ...]]:
         check_state("chain", (None,) * len(transforms), state)
-        rest = list(state)
-        new_state: list[Any] = []
-        for step, size in zip(steps, sizes, strict=True):
-            own, rest = tuple(rest[:size]), rest[size:]
-            updates, own = step(updates, own, params, **extra_args)
-            new_state.extend(own)
-        return updates, tuple(new_state)
+        states, new_states = iter(state), []
+        for size, segment in segments:
+            old = tuple(itertools.islice(states, size))
+            updates, new = segment.update(updates, old, params, **extra_args)
+            new_states += new
+        return updates, tuple(new_states)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def chained(transforms: Sequence[LeafTransform]) -> LeafTransform:
+def chained(transforms: Sequence[engine.LeafTransform]) -> engine.LeafTransform:
     """The transform that applies others in order; its state is the tuple of their states."""
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         new_states = []
-        for transform, here in zip(transforms, each_at(at), strict=True):
+        for transform, here in zip(transforms, _each(at), strict=True):
             update, new_state = yield from transform.program(update, here)
             new_states.append(new_state)
         return update, tuple(new_states)
 
-    return several("chain", transforms, leaf)
+    return _composed("chain", transforms, leaf)
+
+
+def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    r"""Gives the same gradient to several transformations and adds what they return.
+
+    .. math:: u = \sum_i f_i(g)
+
+    The norms that the branches need at one point are taken together.
+
+    Args:
+        *branches: the transformations :math:`f_i`, at least one, each a transformation of this
+            library or a `chain` of them.
+
+    Returns:
+        A transformation; its state is the tuple of the branches' states.
+
+    Raises:
+        TypeError: a branch is not made of transformations of this library.
+        ValueError: there is no branch.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import add_decayed_weights, chain, clip_by_value, sum_of
+        >>> transform = sum_of(clip_by_value(1.0), chain(clip_by_value(2.0), clip_by_value(None)))
+        >>> gradients = jnp.array([0.5, -3.0])
+        >>> updates, _ = transform.update(gradients, transform.init(gradients))
+        >>> print(updates)
+        [ 1. -3.]
+    """
+    if not branches:
+        raise ValueError("sum_of() needs at least one branch.")
+    transforms = [leaf_transform(branch) for branch in branches]
+
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        programs = [x.program(update, here) for x, here in zip(transforms, _each(at), strict=True)]
+        results = yield from engine.in_parallel(*programs)
+        updates, states = zip(*results, strict=True)
+        return functools.reduce(jnp.add, updates), tuple(states)
+
+    return engine.transformation(_composed("sum_of", transforms, leaf))
+
+
+def leaf_transform(transform: Any, name: str = "each branch of sum_of()") -> engine.LeafTransform:
+    """The leaf transform of an argument that must be one transformation of this library."""
+    known = isinstance(transform, optax.GradientTransformation)
+    made_of = engine.leaf_transform_of(transform) if known else None
+    if made_of is None:
+        raise TypeError(
+            f"{name} must be one transformation of this library or a chain of them, because their "
+            f"norms are taken together; got {transform!r}."
+        )
+    return made_of
+
+
+def _composed(
+    how: str,
+    transforms: Sequence[engine.LeafTransform],
+    leaf: Callable[[jax.Array, engine.Leaf], engine.LeafProgram],
+) -> engine.LeafTransform:
+    """The transform whose leaf program runs the leaf programs of others.
+
+    Its state, scalars and choices are tuples of the others'.
+
+    Args:
+        how: the name of the composition.
+        transforms: the others.
+        leaf: the leaf program.
+    """
+    names = ", ".join(x.name for x in transforms)
+    return engine.LeafTransform(
+        leaf,
+        state=tuple(map(engine.StateOf, transforms)),
+        scalars=lambda state: tuple(
+            x.scalars(part) for x, part in zip(transforms, state, strict=True)
+        ),
+        choices=lambda leaves: list(zip(*(x.choose(leaves) for x in transforms), strict=True)),
+        needs_params=any(x.needs_params for x in transforms),
+        given=given_of(transforms),
+        name=f"{how}({names})" if len(names) < 70 else f"{how}({names[:66]}...)",
+    )
+
+
+def _each(at: engine.Leaf) -> list[engine.Leaf]:
+    """The `Leaf` of each of several transforms."""
+    parts = zip(at.state, at.scalars, at.choice, strict=True)
+    return [
+        at._replace(state=state, scalars=scalars, choice=choice, path=(*at.path, number))
+        for number, (state, scalars, choice) in enumerate(parts)
+    ]
+
+
+def given_of(transforms: Sequence[engine.LeafTransform]) -> Literal["parts", "shards"]:
+    """The `given` of a transform that runs others; those get whole leaves by themselves."""
+    return "parts" if all(x.given == "parts" for x in transforms) else "shards"

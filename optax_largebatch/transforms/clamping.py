@@ -1,18 +1,15 @@
 """Bounds on the parameters themselves."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_flag, check_integer, check_number
-from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_flags, check_integer, check_numbers
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
 
 
 class ClampParametersState(NamedTuple):
@@ -20,14 +17,6 @@ class ClampParametersState(NamedTuple):
 
     count: jax.Array
     """Steps taken, shape ()."""
-
-
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    limit: Any
-    due: jax.Array
-    """Whether the parameters are clamped in this step."""
 
 
 def clamp_parameters(
@@ -56,10 +45,6 @@ def clamp_parameters(
     Returns:
         A transformation that needs parameters; its state is a `ClampParametersState`.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import clamp_parameters
@@ -72,28 +57,28 @@ def clamp_parameters(
     References:
         icefall, `optim.py`: `scalar_max` of `ScaledAdam` and, in July 2022, `param_max` of `Cain`.
     """
-    check_number("max_value", max_value, "(0, inf)")
+    check_numbers("(0, inf)", max_value=max_value)
     check_integer("period", period, at_least=1)
-    check_flag("scalars_only", scalars_only)
+    check_flags(scalars_only=scalars_only)
     stacks = check_stacked(stacked)
 
     def choices(leaves: Leaves) -> list[bool]:
         """Whether each leaf is clamped."""
-        axes = enumerate(stacks.axes(leaves.tree))
-        return [not scalars_only or leaves.one_element(index, own) for index, own in axes]
+        several = have_several_elements(leaves, stacks)
+        return [not (scalars_only and flag) for flag in several]
 
-    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, ClampParametersState]:
+    def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, ClampParametersState]:
         if not at.choice:
             return update, at.state
-        step: _Scalars = at.scalars
-        clamped = jnp.clip(at.param + update, -step.limit, step.limit) - at.param
-        return jnp.where(step.due, clamped, update), at.state
+        limit, is_due = at.scalars
+        clamped = jnp.clip(at.param + update, -limit, limit) - at.param
+        return jnp.where(is_due, clamped, update), at.state
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(ClampParametersState, count=Counter()),
-            scalars=lambda state: _Scalars(max_value, state.count % period == 0),
+            state=engine.declare(ClampParametersState, count=engine.Counter()),
+            scalars=lambda state: (max_value, state.count % period == 0),
             choices=choices,
             needs_params=True,
             given="parts",

@@ -6,20 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import (
-    Scalar,
-    check_optional_number,
-    renamed,
-)
-from optax_largebatch.engine.requests import Leaf, LeafProgram, global_norm, hoist
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_optional_number, renamed
 
 
 @renamed(max_delta="max_value")
-def clip_by_value(
-    max_value: Scalar | None,
-) -> optax.GradientTransformationExtraArgs:
+def clip_by_value(max_value: Scalar | None) -> optax.GradientTransformationExtraArgs:
     r"""Clips every element of the gradient to :math:`[-c, c]`.
 
     Like `optax.clip`, but None stands for no clipping, so that a chain keeps its state layout.
@@ -45,16 +37,16 @@ def clip_by_value(
     """
     check_optional_number("max_value", max_value, "(0, inf)")
 
-    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+    def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, Any]:
         limit = at.scalars
         return update if limit is None else jnp.clip(update, -limit, limit), at.state
 
-    return transformation(LeafTransform(leaf, scalars=lambda state: max_value, given="parts"))
+    return engine.transformation(
+        engine.LeafTransform(leaf, scalars=lambda state: max_value, given="parts")
+    )
 
 
-def clip_by_global_norm(
-    max_norm: Scalar | None,
-) -> optax.GradientTransformationExtraArgs:
+def clip_by_global_norm(max_norm: Scalar | None) -> optax.GradientTransformationExtraArgs:
     r"""Shrinks the gradient where its norm over all parameters exceeds a bound.
 
     .. math:: g \leftarrow \frac{g}{\max(1, \lVert g \rVert / c)}
@@ -84,11 +76,13 @@ def clip_by_global_norm(
     """
     check_optional_number("max_norm", max_norm, "(0, inf)")
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         if at.scalars is None:
             return update, at.state
-        (norm,) = yield global_norm(update)
-        (divisor,) = yield hoist(jnp.maximum(norm / at.scalars, 1))
+        (norm,) = yield engine.global_norm(update)
+        (divisor,) = yield engine.hoist(jnp.maximum(norm / at.scalars, 1))
         return update / divisor, at.state
 
-    return transformation(LeafTransform(leaf, scalars=lambda state: max_norm, given="parts"))
+    return engine.transformation(
+        engine.LeafTransform(leaf, scalars=lambda state: max_norm, given="parts")
+    )

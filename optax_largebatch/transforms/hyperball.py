@@ -1,31 +1,22 @@
 """Steps on a sphere: the trust ratio of LAMB, and a projection back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice, check_number
-from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_choice, check_numbers
 from optax_largebatch.engine.recorded_states import Facts
-from optax_largebatch.engine.requests import (
-    Leaf,
-    LeafProgram,
-    block_norms,
-    block_sums,
-    hoist,
-    in_one_round,
-)
-from optax_largebatch.engine.state import Counter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.engine.requests import in_one_round
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.masks import Mask, check_mask, select_leaves
+from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
+from optax_largebatch.transforms.trust_ratio import adapted_leaves
 
 Radius = Literal["now", "start"] | Scalar
 """The radius of the sphere of a block: its norm now or at the start, or a number for all."""
@@ -46,14 +37,6 @@ class HyperballState(NamedTuple):
     radii: jax.Array
     """With `radius="start"` the norm of each block at its first step, otherwise 0; in the order of
     `angles`."""
-
-
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    rates: tuple[Any, ...]
-    radius: Any
-    """The radius that is given, 0 if none is."""
 
 
 def hyperball(
@@ -110,10 +93,6 @@ def hyperball(
         A transformation that needs parameters; its state is a `HyperballState`. It is the last of
         its chain, because the learning rate is inside.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import hyperball
@@ -131,13 +110,9 @@ def hyperball(
         Levanter, `norm_preserving_update`, for `"now"`; NVIDIA Emerging-Optimizers,
         `HyperballHook`, for a given radius.
     """
-    check_mask("trust_ratio_mask", trust_ratio_mask)
     stacks = check_stacked(stacked)
-
-    def are_kept(params: optax.Params) -> list[bool]:
-        return select_leaves("trust_ratio_mask", trust_ratio_mask, stacks.blocks(params))
-
-    return transformation(hyperball_transform(learning_rate, radius, are_kept, stacks))
+    are_kept = adapted_leaves(trust_ratio_mask, stacks)
+    return engine.transformation(hyperball_transform(learning_rate, radius, are_kept, stacks))
 
 
 def hyperball_transform(
@@ -145,7 +120,7 @@ def hyperball_transform(
     radius: Radius,
     are_kept: Callable[[optax.Params], Sequence[bool]],
     stacks: Stacked,
-) -> LeafTransform:
+) -> engine.LeafTransform:
     """The leaf transform of `hyperball`.
 
     Args:
@@ -160,28 +135,29 @@ def hyperball_transform(
         check_choice("radius", radius, ("now", "start"))
         kind, given = radius, 0.0
     else:
-        check_number("radius", radius, "(0, inf)")
+        check_numbers("(0, inf)", radius=radius)
 
     def choices(leaves: Leaves) -> list[tuple[int, bool]]:
         return list(zip(rates.indices(leaves.tree), are_kept(leaves.tree), strict=True))
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         group, is_kept = at.choice
-        rate = at.scalars.rates[group]
+        rates, given_radius = at.scalars
+        rate = rates[group]
         state = at.state._replace(learning_rates=rate)
         if kind != "start":
             state = state._replace(radii=0.0)
         if not is_kept:
             return -rate * update, state._replace(angles=0.0)
         norm, length, inner = yield in_one_round(
-            block_norms(at.start, update), block_sums(at.start * update)
+            engine.block_norms(at.start, update), engine.block_sums(at.start * update)
         )
         sphere, ratio = norm, 1.0
         if kind != "now":
-            sphere = at.scalars.radius
+            sphere = given_radius
             if kind == "start":
                 known = state.radii
-                (sphere,) = yield hoist(jnp.where(known > 0, known, norm))
+                (sphere,) = yield engine.hoist(jnp.where(known > 0, known, norm))
                 state = state._replace(radii=sphere)
             ratio = norm / positive(sphere)
         moved = jnp.where(length == 0, 0, rate)
@@ -197,25 +173,25 @@ def hyperball_transform(
             jnp.arctan2(moved * root(jnp.maximum(1 - cos * cos, 0)), ratio - moved * cos),
         )
         # As one array: XLA on a GPU would take a kernel for each of the three numbers.
-        (turn,) = yield hoist(jnp.where(stays[None], 0, jnp.stack(turn)))
+        (turn,) = yield engine.hoist(jnp.where(stays[None], 0, jnp.stack(turn)))
         shrinkage, factor, angle = turn
         return shrinkage * at.start + factor * update, state._replace(angles=angle)
 
     def facts(params: optax.Params) -> list[Facts]:
-        columns = zip(rates.of_each(params), are_kept(params), strict=True)
-        return [{"rate": rate} | ({"length": "sphere"} if kept else {}) for rate, kept in columns]
+        known = zip(rates.of_each(params), are_kept(params), strict=True)
+        return [{"rate": rate} | ({"length": "sphere"} if kept else {}) for rate, kept in known]
 
-    return LeafTransform(
+    return engine.LeafTransform(
         leaf,
-        state=declare(
+        state=engine.declare(
             HyperballState,
-            count=Counter(),
-            learning_rates=VectorOfBlocks(NOT_STACKED),
-            angles=VectorOfBlocks(),
+            count=engine.Counter(),
+            learning_rates=engine.VectorOfBlocks(NOT_STACKED),
+            angles=engine.VectorOfBlocks(),
             # It is read only where it is the radius, and is there in any case.
-            radii=NumberPerBlock() if kind == "start" else VectorOfBlocks(),
+            radii=engine.NumberPerBlock() if kind == "start" else engine.VectorOfBlocks(),
         ),
-        scalars=lambda state: _Scalars(rates.at(state.count), given),
+        scalars=lambda state: (rates.at(state.count), given),
         choices=choices,
         needs_params=True,
         stacked=stacks,

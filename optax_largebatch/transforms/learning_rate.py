@@ -5,12 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import refused
-from optax_largebatch.engine.blocks import VectorOfBlocks
-from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.state import Counter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 
 
@@ -28,9 +24,7 @@ class ScaleByLearningRateState(NamedTuple):
     flip_sign="A step always goes downhill. To go uphill, put optax.scale(-1.0) in front, or leave "
     "the sign with optax.scale_by_learning_rate(..., flip_sign=False)."
 )
-def scale_by_learning_rate(
-    learning_rate: Hyperparameter,
-) -> optax.GradientTransformationExtraArgs:
+def scale_by_learning_rate(learning_rate: Hyperparameter) -> optax.GradientTransformationExtraArgs:
     r"""Turns a direction into a step downhill.
 
     .. math:: u \leftarrow -\eta_t u
@@ -61,19 +55,21 @@ def scale_by_learning_rate(
     """
     values = as_grouped("learning_rate", learning_rate)
 
-    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, Any]:
+    def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, Any]:
         rate = at.scalars[at.choice]
         return -rate * update, at.state._replace(learning_rates=rate)
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(
-                ScaleByLearningRateState, count=Counter(), learning_rates=VectorOfBlocks()
+            state=engine.declare(
+                ScaleByLearningRateState,
+                count=engine.Counter(),
+                learning_rates=engine.VectorOfBlocks(),
             ),
             scalars=lambda state: values.at(state.count),
             choices=lambda leaves: values.indices(leaves.tree),
             given="parts",
-            facts=lambda params: [{"rate": own} for own in values.of_each(params)],
+            facts=lambda params: [{"rate": rate} for rate in values.of_each(params)],
         )
     )

@@ -6,12 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_integer, check_number, check_optional_number
-from optax_largebatch.engine.blocks import NumberPerBlock
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_rms, global_norm, hoist
-from optax_largebatch.engine.state import Counter, Shared, check_shape, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_integer, check_numbers, check_optional_number
+from optax_largebatch.engine.state import check_shape
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
 from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
@@ -33,16 +30,6 @@ class ClipByMedianNormState(NamedTuple):
     """The norms of the last steps, one slot for each step of the window."""
     threshold: jax.Array
     """The largest norm that is not clipped, shape (); the largest number of the dtype at first."""
-
-
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    count: jax.Array
-    clipping_scale: Any
-    scalar_scale: Any
-    looks: jax.Array
-    """Whether the parameters are measured in this step."""
 
 
 def clip_by_median_norm(
@@ -83,10 +70,6 @@ def clip_by_median_norm(
     Returns:
         A transformation that needs parameters; its state is a `ClipByMedianNormState`.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import clip_by_median_norm
@@ -105,7 +88,7 @@ def clip_by_median_norm(
     """
     check_optional_number("clipping_scale", clipping_scale, "(0, inf)")
     check_integer("window", window, at_least=1)
-    check_number("scalar_scale", scalar_scale, "[0, inf)")
+    check_numbers("[0, inf)", scalar_scale=scalar_scale)
     check_integer("period", period, at_least=1)
     stacks = check_stacked(stacked)
 
@@ -115,35 +98,35 @@ def clip_by_median_norm(
     def no_threshold(params: optax.Params) -> jax.Array:
         return jnp.asarray(jnp.finfo(_dtype(params)).max, _dtype(params))
 
-    def scalars(state: ClipByMedianNormState) -> _Scalars:
+    def scalars(state: ClipByMedianNormState) -> tuple[Any, ...]:
         check_shape("norms", state.norms, (window,))
-        return _Scalars(state.count, clipping_scale, scalar_scale, is_due(state.count, period))
+        return state.count, clipping_scale, scalar_scale, is_due(state.count, period)
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        step: _Scalars = at.scalars
-        if step.clipping_scale is None:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        count, clipping_scale, weight, is_measured = at.scalars
+        if clipping_scale is None:
             return update, at.state
-        weight, rms = step.scalar_scale, at.state.rms
+        rms = at.state.rms
         if at.choice:
-            (now,) = yield block_rms(at.param)
+            (now,) = yield engine.block_rms(at.param)
             weight = rms
-            (rms,) = yield hoist(jnp.where(step.looks, now, rms))
-        (norm,) = yield global_norm(weight * update)
-        norms = jnp.where(step.count > 0, at.state.norms.at[step.count % window].set(norm), 0)
-        threshold = _threshold(step.count, step.clipping_scale, norms, at.state.threshold)
-        (factor,) = yield hoist(threshold / jnp.maximum(norm, threshold))
+            (rms,) = yield engine.hoist(jnp.where(is_measured, now, rms))
+        (norm,) = yield engine.global_norm(weight * update)
+        norms = jnp.where(count > 0, at.state.norms.at[count % window].set(norm), 0)
+        threshold = _threshold(count, clipping_scale, norms, at.state.threshold)
+        (factor,) = yield engine.hoist(threshold / jnp.maximum(norm, threshold))
         clipped = jnp.where(factor > 0, factor * update, 0)  # a norm of NaN makes a factor of NaN
         return clipped, at.state._replace(rms=rms, norms=norms, threshold=threshold)
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(
+            state=engine.declare(
                 ClipByMedianNormState,
-                count=Counter(),
-                rms=NumberPerBlock(),
-                norms=Shared(no_norms),
-                threshold=Shared(no_threshold),
+                count=engine.Counter(),
+                rms=engine.NumberPerBlock(),
+                norms=engine.Shared(no_norms),
+                threshold=engine.Shared(no_threshold),
             ),
             scalars=scalars,
             choices=lambda leaves: have_several_elements(leaves, stacks),

@@ -1,22 +1,13 @@
 """Heavy-ball momentum."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import optax
 
-from optax_largebatch.arguments import (
-    Scalar,
-    check_dtype,
-    check_flag,
-    check_number,
-    renamed,
-)
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_dtypes, check_flags, check_numbers, renamed
 from optax_largebatch.engine.recorded_states import of_all
-from optax_largebatch.engine.requests import Leaf, LeafProgram, materialize
-from optax_largebatch.engine.state import PerParameter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
 
 
 class AccumulateMomentumState(NamedTuple):
@@ -24,14 +15,6 @@ class AccumulateMomentumState(NamedTuple):
 
     trace: optax.Updates
     """The momentum buffer, like the parameters."""
-
-
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    decay: Any
-    weight: Any
-    """The weight of the new update in the momentum buffer."""
 
 
 @renamed(decay="momentum")
@@ -62,10 +45,6 @@ def accumulate_momentum(
     Returns:
         A transformation; its state is an `AccumulateMomentumState`.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import accumulate_momentum
@@ -76,22 +55,23 @@ def accumulate_momentum(
         >>> print(updates)
         [1.5]
     """
-    check_number("momentum", momentum, "[0, 1)")
-    check_flag("nesterov", nesterov)
-    check_flag("averaging", averaging)
-    check_dtype("accumulator_dtype", accumulator_dtype)
+    check_numbers("[0, 1)", momentum=momentum)
+    check_flags(nesterov=nesterov, averaging=averaging)
+    check_dtypes(accumulator_dtype=accumulator_dtype)
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        step: _Scalars = at.scalars
-        update = step.weight * update
-        trace = yield materialize(step.decay * at.state.trace + update, accumulator_dtype)
-        return update + step.decay * trace if nesterov else trace, at.state._replace(trace=trace)
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        decay, weight = at.scalars
+        update = weight * update
+        trace = yield engine.materialize(decay * at.state.trace + update, accumulator_dtype)
+        return update + decay * trace if nesterov else trace, at.state._replace(trace=trace)
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(AccumulateMomentumState, trace=PerParameter(accumulator_dtype)),
-            scalars=lambda state: _Scalars(momentum, 1 - momentum if averaging else 1.0),
+            state=engine.declare(
+                AccumulateMomentumState, trace=engine.PerParameter(accumulator_dtype)
+            ),
+            scalars=lambda state: (momentum, 1 - momentum if averaging else 1.0),
             given="parts",
             facts=of_all({"direction": "momentum"}),
         )

@@ -5,20 +5,17 @@ from typing import Any, Literal, NamedTuple
 import jax
 import optax
 
-from optax_largebatch.arguments import Scalar, check_choice
-from optax_largebatch.engine.requests import Leaf, LeafProgram, in_parallel
-from optax_largebatch.engine.state import StateOf, declare
-from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_choice, without_nu_dtype
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.transforms.adam import (
     AdamMoments,
-    AdamScalars,
     ScaleByAdamState,
     adam_transform,
     advance_moments,
 )
-from optax_largebatch.transforms.several import given_of
+from optax_largebatch.transforms.chain import given_of, leaf_transform
 
 
 class NesterovSplitState(NamedTuple):
@@ -32,15 +29,7 @@ class NesterovSplitState(NamedTuple):
     """State of `inner` for the direction of the gradient."""
 
 
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    moments: AdamScalars
-    momentum_branch: Any
-    gradient_branch: Any
-    rates: tuple[Any, ...]
-
-
+@without_nu_dtype
 def nesterov_split(
     inner: optax.GradientTransformationExtraArgs,
     *,
@@ -50,7 +39,6 @@ def nesterov_split(
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
     mu_dtype: jax.typing.DTypeLike | None = None,
-    nu_dtype: jax.typing.DTypeLike | None = None,
     order: Literal["simultaneous", "sequential"] = "simultaneous",
     learning_rate: Hyperparameter = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
@@ -81,8 +69,6 @@ def nesterov_split(
             :math:`u_t`. False gives it the weight 1.
         mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
             parameter. None for float32 (float64 for float64 parameters).
-        nu_dtype: dtype in which the second moment is kept. In bfloat16 it stops growing early, so
-            leave it at None, which is float32 (float64 for float64 parameters).
         order: `"simultaneous"` takes both directions from the same parameters; `"sequential"`
             computes the second with the parameters after the first part of the step, :math:`w -
             \eta b_1 f(\cdot)`, except for their norm.
@@ -109,69 +95,61 @@ def nesterov_split(
         Zheng et al., *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,
         arXiv 2006.13484, Algorithm 2, lines 9 to 14.
     """
-    moments = AdamMoments(b1, b2, eps, 0.0, bias_correction, grad_averaging, mu_dtype, nu_dtype)
+    moments = AdamMoments(b1, b2, eps, 0.0, bias_correction, grad_averaging, mu_dtype)
     moments.check()
     check_choice("bias_correction", bias_correction, ("full", "none"))
     check_choice("order", order, ("simultaneous", "sequential"))
     rates = as_grouped("learning_rate", learning_rate)
-    branch = leaf_transform_of(inner) if isinstance(inner, optax.GradientTransformation) else None
-    if branch is None:
-        raise TypeError(
-            "inner must be one transformation of this library or a chain of them, because the "
-            f"norms of both directions are taken together; got {inner!r}."
-        )
+    branch = leaf_transform(inner, "inner")
     adam = adam_transform(moments)
 
-    def scalars(state: NesterovSplitState) -> _Scalars:
-        return _Scalars(
-            moments.scalars(state.moments.count),
-            branch.scalars(state.momentum_branch),
-            branch.scalars(state.gradient_branch),
-            rates.at(state.moments.count),
-        )
+    def scalars(state: NesterovSplitState) -> tuple[Any, ...]:
+        of_branches = map(branch.scalars, (state.momentum_branch, state.gradient_branch))
+        count = state.moments.count
+        return moments.scalars(count), *of_branches, rates.at(count)
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        step: _Scalars = at.scalars
-        numbers = step.moments
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        numbers, of_momentum, of_gradient, rates = at.scalars
         choice, rate_index = at.choice
         mu, nu = yield from advance_moments(
             moments, update, at._replace(state=at.state.moments, scalars=numbers)
         )
         inverse = 1 / numbers.denominator(nu)  # the division takes longest of all
+        state: NesterovSplitState = at.state
         along_momentum = at._replace(
-            state=at.state.momentum_branch, scalars=step.momentum_branch, choice=choice
+            state=state.momentum_branch, scalars=of_momentum, choice=choice
         )
         along_gradient = at._replace(
-            state=at.state.gradient_branch, scalars=step.gradient_branch, choice=choice
+            state=state.gradient_branch, scalars=of_gradient, choice=choice
         )
         first = branch.program(mu * numbers.mu_scale * inverse, along_momentum)
         if order == "sequential":
             first, first_state = yield from first
-            moved = at.param - step.rates[rate_index] * numbers.b1 * first
+            moved = at.param - rates[rate_index] * numbers.b1 * first
             along_gradient = along_gradient._replace(param=moved)
-            second = branch.program(update * inverse, along_gradient)
-            second, second_state = yield from second
+            second, second_state = yield from branch.program(update * inverse, along_gradient)
         else:
             second = branch.program(update * inverse, along_gradient)
-            (first, first_state), (second, second_state) = yield from in_parallel(first, second)
-        state = NesterovSplitState(
-            at.state.moments._replace(mu=mu, nu=nu), first_state, second_state
-        )
-        return numbers.b1 * first + numbers.mu_weight * second, state
+            results = yield from engine.in_parallel(first, second)
+            (first, first_state), (second, second_state) = results
+        step = numbers.b1 * first + numbers.mu_weight * second
+        new_moments = state.moments._replace(mu=mu, nu=nu)
+        return step, NesterovSplitState(new_moments, first_state, second_state)
 
-    return transformation(
-        LeafTransform(
+    def choices(leaves: Leaves) -> list[Any]:
+        return list(zip(branch.choose(leaves), rates.indices(leaves.tree), strict=True))
+
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(
+            state=engine.declare(
                 NesterovSplitState,
-                moments=StateOf(adam),
-                momentum_branch=StateOf(branch),
-                gradient_branch=StateOf(branch),
+                moments=engine.StateOf(adam),
+                momentum_branch=engine.StateOf(branch),
+                gradient_branch=engine.StateOf(branch),
             ),
             scalars=scalars,
-            choices=lambda leaves: list(
-                zip(branch.choose(leaves), rates.indices(leaves.tree), strict=True)
-            ),
+            choices=choices,
             needs_params=branch.needs_params or order == "sequential",
             given=given_of([adam, branch]),
         )

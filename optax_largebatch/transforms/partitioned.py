@@ -1,4 +1,4 @@
-"""Several transforms as one, each for parameters of its own."""
+"""Several optimizers or transforms as one, each for parameters of its own."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -7,20 +7,92 @@ from typing import Any
 import jax
 import optax
 
-from optax_largebatch.engine.requests import Leaf, LeafProgram
-from optax_largebatch.engine.state import Field, declare
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch import engine
+from optax_largebatch.arguments import check_state
+from optax_largebatch.engine.state import Field
 from optax_largebatch.params.groups import Owners
-from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.leaves import Leaves, check_params, gradients_of, leaves_of
 from optax_largebatch.params.paths import wraps_one_array
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.params.stacked import Stacks
-from optax_largebatch.transforms.several import given_of
+from optax_largebatch.params.stacked import Stacked, Stacks
+from optax_largebatch.transforms.chain import given_of
+
+
+def partition(
+    who: str,
+    optimizers: Mapping[str, optax.GradientTransformation],
+    owners: Owners,
+    stacked: Stacked,
+) -> optax.GradientTransformationExtraArgs:
+    """Like `optax.partition`, but its errors name the cause.
+
+    Optimizers that are all made of transformations of this library take one step together.
+
+    Args:
+        who: the optimizer that is made of the others, for messages.
+        optimizers: the other optimizers, by name.
+        owners: says which optimizer moves which parameter.
+        stacked: the stacks among the parameters.
+    """
+    found = {name: engine.leaf_transform_of(one) for name, one in optimizers.items()}
+    transforms = {name: one for name, one in found.items() if one is not None}
+    if len(transforms) == len(optimizers):
+        return engine.transformation(partitioned(who, transforms, owners, stacked))
+    each = {name: optax.with_extra_args_support(one) for name, one in optimizers.items()}
+    # Nothing runs it; its `init` says what the stacks are, to readers, too.
+    of_stacks = engine.LeafTransform(
+        lambda update, at: (update, at.state), stacked=stacked, name=who
+    )
+
+    def init(params: optax.Params) -> optax.OptState:
+        leaves_of("params", params)
+        of_stacks.init(params)
+        names = owners(params)
+        return optax.transforms.PartitionState(
+            {
+                owner: optax.MaskedState(optimizer.init(shown(params, names, owner)))
+                for owner, optimizer in each.items()
+            }
+        )
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        check_params(who, "chooses by them which optimizer moves which parameter", params)
+        check_state(who, optax.transforms.PartitionState, state)
+        leaves, gradients = gradients_of(updates, params)
+        names, states = owners(params), {}
+        for owner, optimizer in each.items():
+            numbers = [i for i, name in enumerate(names) if name == owner]
+            its_params = shown(params, names, owner)
+            structure = jax.tree.structure(its_params)
+            new, inner_state = optimizer.update(
+                structure.unflatten([gradients[i] for i in numbers]),
+                state.inner_states[owner].inner_state,
+                its_params,
+                **extra_args,
+            )
+            states[owner] = optax.MaskedState(inner_state)
+            for i, update in zip(numbers, structure.flatten_up_to(new), strict=True):
+                gradients[i] = update
+        return leaves.rebuild(gradients), optax.transforms.PartitionState(states)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_others(others: Any) -> None:
+    """Checks the argument `others`, an optimizer for the parameters that one does not move itself.
+
+    Raises:
+        TypeError: it is no optimizer.
+    """
+    if not isinstance(others, optax.GradientTransformation):
+        raise TypeError(
+            f"others must be an optimizer, such as lamb(1e-3), or None for Adam; got {others!r}."
+        )
 
 
 def partitioned(
-    who: str, transforms: Mapping[str, LeafTransform], owners: Owners, stacked: Stacks
-) -> LeafTransform:
+    who: str, transforms: Mapping[str, engine.LeafTransform], owners: Owners, stacked: Stacks
+) -> engine.LeafTransform:
     """The transform that moves each parameter by its owner among others.
 
     The owners work in one step, so what they need to know at one point is taken together. State and
@@ -43,9 +115,9 @@ def partitioned(
 
     def scalars(state: Any) -> dict[str, Any]:
         of_each = state.inner_states
-        return {name: own.scalars(of_each[name].inner_state) for name, own in transforms.items()}
+        return {name: x.scalars(of_each[name].inner_state) for name, x in transforms.items()}
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         name, choice = at.choice
         parts = at.state.inner_states
         here = at._replace(
@@ -54,9 +126,9 @@ def partitioned(
         update, new = yield from transforms[name].program(update, here)
         return update, at.state._replace(inner_states=parts | {name: new})
 
-    return LeafTransform(
+    return engine.LeafTransform(
         leaf,
-        state=declare(optax.transforms.PartitionState, inner_states=states),
+        state=engine.declare(optax.transforms.PartitionState, inner_states=states),
         scalars=scalars,
         choices=choices,
         needs_params=True,
@@ -71,7 +143,7 @@ class _StatesOfOwners(Field):
     """The states of several transforms by name, each for its own parameters."""
 
     who: str
-    transforms: Mapping[str, LeafTransform]
+    transforms: Mapping[str, engine.LeafTransform]
     owners: Owners
 
     def by_owner(self, leaves: Leaves) -> dict[str, tuple[list[int], Leaves]]:
@@ -121,7 +193,7 @@ class _StatesOfOwners(Field):
                 "another optimizer or of other options. Call `init` of this optimizer, or restore "
                 "into the state that `init` returns."
             )
-        inner = {owner: getattr(own, "inner_state", own) for owner, own in value.items()}
+        inner = {owner: getattr(part, "inner_state", part) for owner, part in value.items()}
         return [(self.transforms[owner], x) for owner, x in inner.items() if x is not None]
 
     def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:

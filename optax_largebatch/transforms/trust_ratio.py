@@ -1,29 +1,30 @@
-"""The trust ratio of LAMB and LANS: layer-wise adaptation of the step."""
+"""The trust ratios of LAMB, LANS and LARS: the length of the step of each block."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import (
     Bounds,
     Scalar,
     check_bounds,
     check_choice,
-    check_number,
+    check_numbers,
+    check_optional_number,
     is_zero,
+    renamed,
 )
-from optax_largebatch.engine.blocks import VectorOfBlocks
-from optax_largebatch.engine.recorded_states import Facts, FactsOf
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_norms, hoist
-from optax_largebatch.engine.state import declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.numerics import clip, one_is_zero
+from optax_largebatch.engine.recorded_states import Facts
+from optax_largebatch.numerics import clip, one_is_zero, positive, root
+from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
+from optax_largebatch.transforms.decay import WeightDecay
 
 
 class ScaleByTrustRatioState(NamedTuple):
@@ -32,16 +33,6 @@ class ScaleByTrustRatioState(NamedTuple):
     trust_ratios: jax.Array
     """The ratios of the last step, one for each block, in the order of `jax.tree.leaves`; for a
     leaf that stacks layers, in the order of its layers."""
-
-
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    norm_bounds: Bounds
-    coefficient: Any
-    eps: Any
-    param_norm_bounds: Bounds
-    ratio_bounds: Bounds
 
 
 def scale_by_trust_ratio(
@@ -93,10 +84,6 @@ def scale_by_trust_ratio(
     Returns:
         A transformation that needs parameters; its state is a `ScaleByTrustRatioState`.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import scale_by_trust_ratio
@@ -111,54 +98,225 @@ def scale_by_trust_ratio(
         You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*,
         arXiv 1904.00962, Algorithm 2 and, for :math:`\phi`, section 3.
     """
-    check_number("min_norm", min_norm, "[0, inf)")
-    check_number("trust_coefficient", trust_coefficient, "(0, inf)")
-    check_number("eps", eps, "[0, inf)")
+    check_numbers("[0, inf)", min_norm=min_norm, eps=eps)
+    check_numbers("(0, inf)", trust_coefficient=trust_coefficient)
     check_bounds("param_norm_bounds", param_norm_bounds)
     check_bounds("trust_ratio_bounds", trust_ratio_bounds)
     check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
-    check_mask("trust_ratio_mask", trust_ratio_mask)
     stacks = check_stacked(stacked)
+    adapted = adapted_leaves(trust_ratio_mask, stacks)
     norm_bounds = None if is_zero(min_norm) else (min_norm, None)
+    scalars = (norm_bounds, trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds)
 
-    def adapted(params: optax.Params) -> list[bool]:
-        return select_leaves("trust_ratio_mask", trust_ratio_mask, stacks.blocks(params))
-
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         if not at.choice:
             return update, at.state._replace(trust_ratios=1.0)
-        step: _Scalars = at.scalars
-        param_norm, update_norm = yield block_norms(at.start, update)
-        param_norm = clip(clip(param_norm, step.norm_bounds), step.param_norm_bounds)
-        update_norm = clip(update_norm, step.norm_bounds)
+        norm_bounds, coefficient, eps, param_norm_bounds, ratio_bounds = at.scalars
+        param_norm, update_norm = yield engine.block_norms(at.start, update)
+        param_norm = clip(clip(param_norm, norm_bounds), param_norm_bounds)
+        update_norm = clip(update_norm, norm_bounds)
         undefined = one_is_zero(param_norm, update_norm)
-        ratio = step.coefficient * param_norm / (jnp.where(undefined, 1, update_norm) + step.eps)
-        fallback = step.coefficient if zero_ratio == "coefficient" else 1.0
-        (ratio,) = yield hoist(jnp.where(undefined, fallback, clip(ratio, step.ratio_bounds)))
+        ratio = trust_ratio(param_norm, update_norm + eps, coefficient, ratio_bounds)
+        at_zero = coefficient if zero_ratio == "coefficient" else 1.0
+        (ratio,) = yield engine.hoist(jnp.where(undefined, at_zero, ratio))
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(ScaleByTrustRatioState, trust_ratios=VectorOfBlocks(initial=1.0)),
-            scalars=lambda state: _Scalars(
-                norm_bounds, trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds
+            state=engine.declare(
+                ScaleByTrustRatioState, trust_ratios=engine.VectorOfBlocks(initial=1.0)
             ),
+            scalars=lambda state: scalars,
             choices=lambda leaves: adapted(leaves.tree),
             needs_params=True,
             stacked=stacks,
             given="parts",
-            facts=adapted_facts(adapted, trust_ratio_bounds),
+            facts=lambda params: ratio_facts(adapted(params), trust_ratio_bounds),
         )
     )
 
 
-def adapted_facts(adapted: Callable[[optax.Params], list[bool]], bounds: Bounds) -> FactsOf:
-    """What readers of a run want to know of a trust ratio.
+def trust_ratio(
+    param_norm: jax.Array, length: jax.Array, coefficient: Scalar, bounds: Bounds
+) -> jax.Array:
+    """The norm of the parameters over the length of a step; a length of 0 counts as 1."""
+    return clip(coefficient * param_norm / positive(length), bounds)
+
+
+def adapted_leaves(mask: Mask, stacks: Stacked) -> Callable[[optax.Params], list[bool]]:
+    """From the parameters to whether `trust_ratio_mask` chooses each, after checking the mask."""
+    check_mask("trust_ratio_mask", mask)
+    return lambda params: select_leaves("trust_ratio_mask", mask, stacks.blocks(params))
+
+
+def ratio_facts(adapted: list[bool], bounds: Bounds) -> list[Facts]:
+    """What readers of a run want to know of trust ratios with these bounds."""
+    facts: Facts = {"length": "trust ratio", "bounds": bounds}
+    return [facts if flag else {} for flag in adapted]
+
+
+Denominator = Literal["paper", "update", "squares"]
+ZeroRatio = Literal["one", "coefficient", "gradient", "formula"]
+
+
+class ScaleByLarsState(NamedTuple):
+    """State of `scale_by_lars`."""
+
+    count: jax.Array
+    """Steps taken, shape ()."""
+    trust_ratios: jax.Array
+    """The ratios of the last step, one for each block, in the order of `jax.tree.leaves`; for a
+    leaf that stacks layers, in the order of its layers."""
+
+
+@renamed(mask="weight_decay_mask")
+def scale_by_lars(
+    weight_decay: Hyperparameter = 0.0,
+    *,
+    weight_decay_mask: Mask = None,
+    trust_coefficient: Scalar = 0.001,
+    eps: Scalar = 0.0,
+    trust_ratio_mask: Mask = None,
+    denominator: Denominator = "paper",
+    trust_ratio_bounds: Bounds = None,
+    zero_ratio: ZeroRatio = "one",
+    clip_gradient: Scalar | None = None,
+    larc_learning_rate: Hyperparameter | None = None,
+    stacked: Stacks = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Decays the weights and scales the gradient of each block by its trust ratio.
+
+    .. math::
+
+        r = \eta \frac{\lVert w \rVert}{D + \epsilon}, \qquad
+        u = r \, (g + \lambda w), \qquad
+        D = \begin{cases}
+            \lVert g \rVert + \lambda \lVert w \rVert & \text{"paper"} \\
+            \lVert g + \lambda w \rVert & \text{"update"}
+        \end{cases}
+
+    and for `"squares"`
+    :math:`r = \eta \sqrt{\lVert w \rVert^2 / (\lVert g \rVert^2 + \lambda \lVert w \rVert^2 +
+    \epsilon)}`. Where :math:`\lVert w \rVert` or :math:`\lVert g \rVert` is 0, `zero_ratio`
+    decides. Where one of them is NaN, :math:`r` is NaN.
 
     Args:
-        adapted: from the parameters to whether each has a ratio.
-        bounds: the bounds on it.
+        weight_decay: how much of the parameters is added to the gradient: 5e-5 to 2e-4 for
+            supervised, 1e-6 for self-supervised vision. :math:`\lambda`, 0 or more; a float, a
+            schedule, or what `ParamGroups.per_group` returns.
+        weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
+            the scales of norms: `~matching_kinds("bias", "norm")`.
+        trust_coefficient: the length of the result, relative to the norm of the layer: 0.001 in all
+            recipes. :math:`\eta`, positive.
+        eps: added to the denominator of the ratio, so that layers with tiny gradients move less:
+            usually 0. :math:`\epsilon`, 0 or more.
+        trust_ratio_mask: the parameters that get a ratio; None for all. The others have ratio 1.
+            Usually the same as `weight_decay_mask`.
+        denominator: what the ratio divides by, :math:`D` above: `"paper"`, `"update"` as in most
+            self-supervised code, or `"squares"`.
+        trust_ratio_bounds: bounds `(low, high)` on :math:`r`, the coefficient included; either may
+            be None. None for no bounds.
+        zero_ratio: the ratio where a norm is 0, as of biases that start at 0: `"one"` is 1, which
+            is a step as in SGD; `"coefficient"` is :math:`\eta`; `"gradient"` passes the gradient
+            on, neither scaled nor decayed; `"formula"` computes the ratio as usual and needs a
+            positive `eps`.
+        clip_gradient: bound on the magnitude of the elements of :math:`g` in :math:`u`, applied
+            after its norm is taken. Positive; None for no clipping.
+        larc_learning_rate: the learning rate that a later link multiplies by. The ratio becomes
+            :math:`\min(r / \mathrm{lr}, 1)`, so that the step is never longer than without LARS;
+            None for no such limit.
+        stacked: the parameters that stack layers, so that each layer is treated on its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+
+    Returns:
+        A transformation that needs parameters; its state is a `ScaleByLarsState`.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import scale_by_lars
+        >>> params = jnp.array([3.0, 4.0])
+        >>> transform = scale_by_lars(trust_coefficient=0.1)
+        >>> updates, state = transform.update(
+        ...     jnp.array([0.0, 2.0]), transform.init(params), params)
+        >>> print(updates, state.trust_ratios)
+        [0.  0.5] [0.25]
+
+    References:
+        You, Gitman and Ginsburg, *Large Batch Training of Convolutional Networks*,
+        arXiv 1708.03888, equation 6 and Algorithm 1.
     """
-    own: Facts = {"length": "trust ratio", "bounds": bounds}
-    return lambda params: [own if flag else {} for flag in adapted(params)]
+    stacks = check_stacked(stacked)
+    decay = WeightDecay(weight_decay, weight_decay_mask, stacks)
+    adapted = adapted_leaves(trust_ratio_mask, stacks)
+    check_numbers("(0, inf)", trust_coefficient=trust_coefficient)
+    check_numbers("[0, inf)", eps=eps)
+    check_choice("denominator", denominator, get_args(Denominator))
+    check_bounds("trust_ratio_bounds", trust_ratio_bounds)
+    check_choice("zero_ratio", zero_ratio, get_args(ZeroRatio))
+    if zero_ratio == "formula" and is_zero(eps):
+        raise ValueError("zero_ratio='formula' divides by eps where both norms are 0; got eps=0.")
+    check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
+    is_larc = larc_learning_rate is not None
+    limits = as_grouped("larc_learning_rate", larc_learning_rate if is_larc else 1.0)
+    constants = (trust_coefficient, eps, trust_ratio_bounds, clip_gradient)
+
+    def facts(params: optax.Params) -> list[Facts]:
+        ratios = ratio_facts(adapted(params), trust_ratio_bounds)
+        return [{**a, **b} for a, b in zip(decay.facts(params), ratios, strict=True)]
+
+    def choices(leaves: Leaves) -> list[Any]:
+        tree = leaves.tree
+        return list(zip(decay.choices(tree), adapted(tree), limits.indices(tree), strict=True))
+
+    def leaf(gradient: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        (coefficient, eps, bounds, limit), decays, rates = at.scalars
+        decay_index, is_adapted, rate_index = at.choice
+        clipped = gradient if limit is None else jnp.clip(gradient, -limit, limit)
+        update = decay.add(clipped, at.param, decays, decay_index)
+        if not is_adapted:
+            return update, at.state._replace(trust_ratios=1.0)
+
+        direction = update if denominator == "update" else gradient
+        param_norm, norm = yield engine.block_norms(at.param, direction)
+        wd = decay.of(decays, decay_index)
+        if denominator == "squares":
+            squares = jnp.square(norm) + wd * jnp.square(param_norm) + eps
+            quotient = root(jnp.square(param_norm) / positive(squares))
+            ratio = trust_ratio(quotient, jnp.ones_like(quotient), coefficient, bounds)
+        else:
+            length = norm + eps if denominator == "update" else norm + wd * param_norm + eps
+            ratio = trust_ratio(param_norm, length, coefficient, bounds)
+        undefined = one_is_zero(param_norm, norm)
+        if zero_ratio != "formula":
+            ratio = jnp.where(undefined, coefficient if zero_ratio == "coefficient" else 1.0, ratio)
+        if is_larc:
+            rate = rates[rate_index]
+            ratio = jnp.where(ratio >= rate, 1.0, ratio / rate)  # a ratio of NaN stays NaN
+        if zero_ratio == "gradient":
+            ratio = jnp.where(undefined, 1.0, ratio)
+            update = jnp.where(undefined, gradient, update)
+        (ratio,) = yield engine.hoist(ratio)
+        return ratio * update, at.state._replace(trust_ratios=ratio)
+
+    return engine.transformation(
+        engine.LeafTransform(
+            leaf,
+            state=engine.declare(
+                ScaleByLarsState,
+                count=engine.Counter(),
+                trust_ratios=engine.VectorOfBlocks(initial=1.0),
+            ),
+            scalars=lambda state: (
+                constants,
+                decay.values.at(state.count),
+                limits.at(state.count),
+            ),
+            choices=choices,
+            needs_params=True,
+            stacked=stacks,
+            given="parts",
+            facts=facts,
+        )
+    )

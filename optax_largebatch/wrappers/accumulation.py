@@ -134,7 +134,7 @@ def accumulate_gradients(
     inner = check_inner(inner)
     if not callable(every):
         arguments.check_integer("every", every, at_least=1)
-    arguments.check_dtype("accumulator_dtype", accumulator_dtype)
+    arguments.check_dtypes(accumulator_dtype=accumulator_dtype)
     if not isinstance(small_batches, bool):
         arguments.check_integer("small_batches", small_batches, at_least=1)
     if small_batches and every == 1:

@@ -27,19 +27,6 @@ def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(inner)
 
 
-def check_params(who: str, does: str, params: Any) -> None:
-    """Checks that `update` was given the parameters, and says what a wrapper does with them.
-
-    Raises:
-        ValueError: `params` is None.
-    """
-    if params is None:
-        raise ValueError(
-            f"params must be given to `update`, because {who} {does}; got None. Call "
-            "optimizer.update(grads, state, params)."
-        )
-
-
 def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
     """Checks that an extra argument of `update` is the same on all devices, as far as types say.
 

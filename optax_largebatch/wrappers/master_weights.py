@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import check_dtype, check_state
+from optax_largebatch.arguments import check_dtypes, check_state
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.numerics import cast
-from optax_largebatch.params.leaves import gradients_of, leaves_of
-from optax_largebatch.wrappers.inner import check_inner, check_params
+from optax_largebatch.params.leaves import check_params, gradients_of, leaves_of
+from optax_largebatch.wrappers.inner import check_inner
 
 
 class MasterWeightsState(NamedTuple):
@@ -83,7 +83,7 @@ def master_weights(
         Micikevicius et al., *Mixed Precision Training*, arXiv 1710.03740, section 3.1.
     """
     inner = check_inner(inner)
-    check_dtype("dtype", dtype)
+    check_dtypes(dtype=dtype)
     if dtype is None or jnp.finfo(dtype).bits < 32:
         raise ValueError(f"dtype must be float32 or float64, got {dtype!r}.")
 

@@ -8,9 +8,9 @@ import optax
 
 from optax_largebatch.arguments import check_integer, check_state
 from optax_largebatch.numerics import cast
-from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.leaves import check_params, gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.wrappers.inner import check_inner, check_params
+from optax_largebatch.wrappers.inner import check_inner
 
 
 class StochasticRoundingState(NamedTuple):

@@ -8,10 +8,10 @@ import optax
 
 from optax_largebatch.arguments import check_number_or_schedule, check_state, number_at
 from optax_largebatch.norms import accumulation_dtype
-from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.params.leaves import check_params, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.accumulation import accumulating, has_updated
-from optax_largebatch.wrappers.inner import check_inner, check_params
+from optax_largebatch.wrappers.inner import check_inner
 
 
 class AverageWeightsState(NamedTuple):

@@ -45,7 +45,7 @@ def frozen(params, *names):
 
 
 GROUPS = lb.param_groups({"params": lb.matching("kernel_[01]"), "learning_rate": 0.0})
-BEHIND = optax.chain(optax.scale(1.0), lb.lars(0.1, trust_ratio_bounds=(None, 1e-3)))
+BEHIND = optax.chain(optax.scale(1.0), lb.scale_by_lars(trust_ratio_bounds=(None, 1e-3)))
 WITH_BIAS = MATRICES | {"bias": jnp.full(2, 0.5)}
 FOUND = [
     # The biases of the layers are 1, and so are their ratios: as if they were not adapted.

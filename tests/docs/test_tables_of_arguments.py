@@ -30,7 +30,7 @@ PAGES = [DOCS / "coming_from.md", DOCS / "coming_from" / "optax.md"]
 PAGES += sorted((DOCS / "algorithms").glob("*.md"))
 OURS = re.compile(r"here(?:, in `(\w+)`)?|argument(?: of `(\w+)`)?")
 KNOWN = {name for function in OPTIMIZERS for name in inspect.signature(function).parameters}
-KNOWN |= {*lb.__all__, "optax", "lb", "grad_centralization", "params"}
+KNOWN |= {*lb.__all__, "optax", "lb", "params"}
 
 
 class Row(NamedTuple):

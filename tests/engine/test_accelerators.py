@@ -193,7 +193,7 @@ def test_results_of_matrices_are_read_and_not_computed_again():
         )
         return program.lower(lowering_platforms=("cuda",)).as_text().count("optimization_barrier")
 
-    assert barriers(lb.muonh(1e-3)) == barriers(lb.muon(1e-3, trust_ratio=True))
+    assert barriers(lb.muonh(1e-3)) == barriers(lb.muon(1e-3)) + 1
 
 
 @pytest.mark.parametrize("plan", PLANS, indirect=True)

@@ -29,9 +29,7 @@ several_devices = pytest.mark.skipif(
 )
 
 KERNELS = lb.matching("kernel")
-GROUPS = lb.param_groups(
-    {"params": lb.matching("conv"), "weight_decay": 0.5, "grad_centralization": True}
-)
+GROUPS = lb.param_groups({"params": lb.matching("conv"), "weight_decay": 0.5})
 OPTIMIZERS = {
     "lamb": lambda: lb.lamb(0.1, weight_decay=0.1, trust_ratio_mask=KERNELS),
     "lamb, clipped": lambda: lb.lamb(0.1, weight_decay=0.1, max_grad_norm=0.5, groups=GROUPS),
@@ -39,8 +37,9 @@ OPTIMIZERS = {
     "lans, stacked": lambda: lb.lans(
         0.1, weight_decay=0.5, stacked=lb.stacked_layers({"conv": 0, "kernel": 1})
     ),
-    "lamb, bfloat16 moments": lambda: lb.lamb(0.1, mu_dtype="bfloat16", nu_dtype="bfloat16"),
-    "lans": lambda: lb.lans(0.1, weight_decay=0.1, clip_gradient=0.3, trust_ratio_mask=KERNELS),
+    "lamb, a bfloat16 moment": lambda: lb.lamb(0.1, mu_dtype="bfloat16"),
+    "lamb, centralized": lambda: lb.chain(lb.centralize_gradients(KERNELS), lb.lamb(0.1)),
+    "lans": lambda: lb.lans(0.1, weight_decay=0.1, trust_ratio_mask=KERNELS),
     "lans, sequential": lambda: lb.lans(0.1, weight_decay=0.1, order="sequential"),
     "lars": lambda: lb.lars(0.1, 0.1, KERNELS, nesterov=True),
     "lars, update": lambda: lb.lars(

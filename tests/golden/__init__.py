@@ -10,10 +10,12 @@ import json
 import pathlib
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import optax_largebatch as lb
+from optax_largebatch.transforms.learned_matrices import scale_by_learned_matrices
 from tests.golden import muon_peers, vision_peers
 
 HERE = pathlib.Path(__file__).parent
@@ -67,31 +69,66 @@ def mxnet(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformatio
         )
     elif optimizer == "LANS":
         order = "simultaneous" if fused else "sequential"
-        own = lb.lans(
-            rate, weight_decay=decay, param_norm_bounds=bounds, clip_gradient=clip, order=order
+        branch = lb.chain(
+            lb.add_decayed_weights(decay), lb.scale_by_trust_ratio(param_norm_bounds=bounds)
         )
+        clipped = lb.chain(
+            lb.normalize_by_block_norm(),
+            lb.clip_by_value(clip),
+            lb.nesterov_split(branch, order=order, learning_rate=rate),
+            lb.scale_by_learning_rate(rate),
+        )
+        plain = lb.lans(rate, weight_decay=decay, param_norm_bounds=bounds, order=order)
+        own = clipped if clip else plain
     elif optimizer == "LARS":
-        own = lb.lars(
-            rate,
-            decay,
-            eps=1e-8,
-            trust_ratio_mask=~lb.matching("bias$", "scale$"),
-            momentum=kwargs.pop("momentum"),
-            clip_gradient=clip,
+        adapted, momentum = ~lb.matching("bias$", "scale$"), kwargs.pop("momentum")
+        plain = lb.lars(rate, decay, eps=1e-8, trust_ratio_mask=adapted, momentum=momentum)
+        clipped = lb.chain(
+            lb.scale_by_lars(decay, eps=1e-8, trust_ratio_mask=adapted, clip_gradient=clip),
+            lb.scale_by_learning_rate(rate),
+            lb.accumulate_momentum(momentum),
         )
+        own = clipped if clip else plain
     else:
         assert optimizer == "LBSGD"
         # MXNet sums micro-batches and rescales the mean; the mean of rescaled ones is the same.
-        own = lb.lbsgd(
-            rate,
-            momentum=kwargs.pop("momentum", 0.0),
-            weight_decay=decay,
-            clip_gradient=clip,
-            **kwargs,
-        )
+        own = clipped_lbsgd(rate, clip, decay, kwargs) if clip else lbsgd(rate, decay, **kwargs)
         kwargs = {}
     assert not kwargs, kwargs
     return optax.chain(optax.scale(rescale), own)
+
+
+def lbsgd(
+    rate: float, decay: float, *, begin_epoch: int = 0, **kwargs: Any
+) -> optax.GradientTransformation:
+    """LBSGD whose state has counted the micro-batches of some epochs, as that of a run goes on."""
+    begun = lb.lbsgd(rate, weight_decay=decay, **kwargs)
+    counted = begin_epoch * kwargs["updates_per_epoch"]
+
+    def init(params: Any) -> Any:
+        return optax.tree.set(begun.init(params), micro_batches=jnp.int32(counted))
+
+    return optax.GradientTransformation(init, begun.update)
+
+
+def clipped_lbsgd(
+    rate: float, clip: float, decay: float, kwargs: dict[str, Any]
+) -> optax.GradientTransformation:
+    """LBSGD with a clip of the macro-batch, link by link."""
+    scale = kwargs["batch_scale"]
+    warmed_up = lb.large_batch_warmup(
+        rate,
+        batch_scale=scale,
+        warmup_steps=kwargs["warmup_epochs"] * kwargs["updates_per_epoch"],
+        strategy=kwargs["warmup_strategy"],
+    )
+    links = lb.chain(
+        lb.clip_by_value(clip),
+        lb.add_decayed_weights(decay),
+        lb.scale_by_learning_rate(lambda step: warmed_up(scale * (step + 1))),
+        lb.accumulate_momentum(kwargs["momentum"]),
+    )
+    return lb.accumulate_gradients(links, every=scale)
 
 
 def timm(optimizer: str, kwargs: dict[str, Any], undecayed: list[str] | None) -> Any:
@@ -182,7 +219,39 @@ def icefall(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformat
     }
     kwargs = dict(kwargs)
     b1, b2 = kwargs.pop("betas", (0.9, 0.98))
+    if optimizer.startswith("Learned") and LEARNED_SIZES & kwargs.keys():
+        return learned_gradient(kwargs.pop("lr"), **kwargs)
     return factories[optimizer.split()[0]](kwargs.pop("lr"), b1=b1, b2=b2, **kwargs)
+
+
+LEARNED_SIZES = {"meta_lr_scale", "param_max_rms", "size_lr_scale"}
+"""What LearnedGradient, here, has no arguments for."""
+
+
+def learned_gradient(
+    rate: float,
+    *,
+    meta_lr_scale: float = 1.0,
+    param_min_rms: float = 1e-5,
+    param_max_rms: float = 2.0,
+    size_lr_scale: float = 0.1,
+    stacked: Any = None,
+    **matrices: Any,
+) -> optax.GradientTransformation:
+    """LearnedGradient, link by link."""
+    return lb.sum_of(
+        lb.chain(
+            scale_by_learned_matrices(
+                rate, meta_lr_scale=meta_lr_scale, stacked=stacked, **matrices
+            ),
+            lb.scale_by_parameter_rms(param_min_rms, period=4, stacked=stacked),
+            lb.scale_by_learning_rate(rate),
+        ),
+        lb.learn_log_scale(
+            rate, b1=0.9, eps=1e-10, speed=size_lr_scale, period=4, stacked=stacked,
+            rms_bounds=(param_min_rms, param_max_rms), at_bounds="return",
+        ),
+    )  # fmt: skip
 
 
 def _translate(

@@ -286,7 +286,7 @@ def nvidia_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
             return decay * rates(step)
     else:
         decays = decay if method == "decoupled" else 0.0
-    ours = muon(case, decays, **nvidia_direction(own), **nvidia_scale(own))
+    ours = muon(case, decays, eps_is_floor=True, **nvidia_direction(own), **nvidia_scale(own))
     return lb.chain(lb.add_decayed_weights(decay), ours) if method == "l2" else ours
 
 
@@ -315,7 +315,7 @@ def nvidia_hook_muon(case: Settings, own: Settings) -> optax.GradientTransformat
         return nvidia_muon_hyperball(case, own | {"hyperball_radius": radius})
     assert own["hook"] == "relative_update"
     direction = lb.orthogonalize_momentum(
-        bias_correction="none", matrix_axes=torch_axes, **nvidia_direction(own)
+        bias_correction="none", eps_is_floor=True, matrix_axes=torch_axes, **nvidia_direction(own)
     )
     return relative_update(case, own, direction)
 
@@ -368,7 +368,6 @@ def nvidia_direction(own: Settings) -> Settings:
         "ns_steps": own["num_ns_steps"],
         "beta": own["momentum"],
         "eps": 1e-15,
-        "eps_is_floor": True,
         "nesterov": own["nesterov"],
     }
 

@@ -69,7 +69,7 @@ OPTIMIZERS = {
         lb.muon,
         {"learning_rate": 1e-2, "weight_decay": 1e-3},
         peak=0.1,
-        static_args=("ns_coeffs", "ns_steps", "trust_ratio"),
+        static_args=("ns_coeffs", "ns_steps"),
         needs_specs=True,
         is_partition=True,
     ),
@@ -96,7 +96,7 @@ OPTIMIZERS = {
         lb.learned_gradient,
         {"learning_rate": 1e-2, "lr_est_period": 2},
         peak=0.1,
-        static_args=("lr_est_period", "size_update_period", "max_fullcov_size"),
+        static_args=("lr_est_period", "max_fullcov_size"),
         needs_specs=True,
     ),
     "scaled_adam": Entry(

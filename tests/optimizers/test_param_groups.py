@@ -15,23 +15,14 @@ LR, WD = 0.05, 0.1
 RATES = np.linspace(0.1, 0.01, STEPS)
 DECAYS = np.linspace(0.3, 0.05, STEPS)
 
-CONV = {
-    "params": lb.matching("conv"),
-    "learning_rate": lb.values_schedule(RATES),
-    "grad_centralization": True,
-}
-DENSE = {
-    "params": lb.matching("dense"),
-    "weight_decay": lb.values_schedule(DECAYS),
-    "grad_centralization": True,
-}
+CONV = {"params": lb.matching("conv"), "learning_rate": lb.values_schedule(RATES)}
+DENSE = {"params": lb.matching("dense"), "weight_decay": lb.values_schedule(DECAYS)}
 NORM = {"params": lb.matching("norm"), "learning_rate": 0.03, "weight_decay": 0.0}
 GROUPS = lb.param_groups(CONV, DENSE, NORM)
 
 IN_GROUPS = {
     "lr": lambda name: {"conv": RATES, "norm": 0.03}.get(name.split("/")[0], LR),
     "wd": lambda name: {"dense": DECAYS, "norm": 0.0}.get(name.split("/")[0], WD),
-    "centralized": lambda name: name.startswith(("conv", "dense")),
 }
 """The same groups for the formulas; `gain` and `unused/kernel` are in none."""
 
@@ -70,7 +61,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_each_group_has_its_rate_decay_and_centralization(name, x64):
+def test_each_group_has_its_rate_and_decay(name, x64):
     factory, arguments, formula, switches = OPTIMIZERS[name]
     ours = run(factory(LR, weight_decay=WD, groups=GROUPS, **arguments), WEIGHTS, GRADIENTS)
     assert_same(ours, reference.trajectory(formula, WEIGHTS, GRADIENTS, **IN_GROUPS, **switches))
@@ -135,7 +126,7 @@ def test_groups_do_not_change_the_layout_of_the_state(factory):
 
 
 BIAS = lb.matching("bias")
-KEYS = ("params", "learning_rate", "learning_rate_scale", "weight_decay", "grad_centralization")
+KEYS = ("params", "learning_rate", "learning_rate_scale", "weight_decay")
 BAD_GROUPS = {
     "unknown key": ({"params": BIAS, "lr": 0.1}, ValueError, ("'lr'", *KEYS)),
     "no dictionary": ("bias", TypeError, ("each group", "'bias'", "str", "dictionary")),
@@ -182,10 +173,10 @@ BAD_GROUPS = {
         TypeError,
         ("'learning_rate_scale'", "[0, inf)"),
     ),
-    "centralization a number": (
-        {"params": BIAS, "grad_centralization": 1},
-        TypeError,
-        ("'grad_centralization'", "1 of type int", "True or False"),
+    "the centralization of 0.1.0": (
+        {"params": BIAS, "grad_centralization": True},
+        ValueError,
+        ("'grad_centralization'", "centralize_gradients(rule) in front"),
     ),
 }
 

@@ -44,7 +44,6 @@ OPTIONS = {
     },
     "no decay": {"weight_decay": 0.0},
     "clipping": {
-        "clip_gradient": 1.0,
         "max_grad_norm": 1.0,
         "clipping_scale": 2.0,
         "param_norm_bounds": (0.1, 1.0),

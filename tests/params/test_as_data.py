@@ -32,16 +32,16 @@ def on_the_first_axis(params):
 
 MAKERS = {
     "matching": lambda: lb.matching("bias", "kernel$"),
-    "named": lambda: lb.named("bias"),
+    "named": lambda: lb.matching("(^|/)bias$"),
     "at_least_ndim": lambda: lb.at_least_ndim(2),
     "matching_kinds": lambda: lb.matching_kinds("bias", "norm"),
-    "not": lambda: ~lb.named("bias"),
+    "not": lambda: ~lb.matching("(^|/)bias$"),
     "and": lambda: ~lb.matching("bias") & lb.at_least_ndim(2),
     "or": lambda: lb.matching("bias") | ~(lb.matching("kernel") & lb.at_least_ndim(3)),
     "own": lambda: lb.Rule("short names", short_names),
     "groups": lambda: lb.param_groups(
         {"params": lb.matching("bias"), "weight_decay": 0.0, "learning_rate_scale": 0.1},
-        {"params": lb.named("dense/kernel"), "learning_rate": 0.5},
+        {"params": lb.matching("(^|/)dense/kernel$"), "learning_rate": 0.5},
     ),
     "no stacks": lambda: lb.stacked_layers({}),
     "stacks by patterns": lambda: lb.stacked_layers({"layers/": 0, "layers/kernel": 1}),
@@ -94,7 +94,7 @@ def test_in_other_words():
     assert ~lb.matching_kinds("bias") == ~lb.matching_kinds("bias")
     assert lb.at_least_ndim(np.int64(2)) == lb.at_least_ndim(2)
     assert lb.stacked_layers({"a": 0, "b": (1,)}) == lb.stacked_layers({"b": 1, "a": 0})
-    small, large = {"params": lb.named("b"), "weight_decay": 0.0}, {"learning_rate": 1.0}
+    small, large = {"params": lb.matching("(^|/)b$"), "weight_decay": 0.0}, {"learning_rate": 1.0}
     one, other = (lb.param_groups(group) for group in (small | large, large | small))
     assert one == other
     assert hash(one) == hash(other)

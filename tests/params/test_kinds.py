@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.params.kinds import KINDS
+from optax_largebatch.params.rules import KINDS
 
 PARAMS = {
     "BatchNorm_0": {"scale": jnp.ones(3), "offset": jnp.ones(3)},

@@ -91,12 +91,14 @@ def test_metadata_of_a_linen_scan(axis):
     boxed = Network().init(jax.random.key(0), jnp.ones((1, 4)))["params"]
     params = nn.unbox(boxed)
     expected = {"bias": (), "kernel": (axis,)}  # the bias has no box, so no names
-    left_out = rf"leaves out 'layers/Dense_0/bias',.*of shape \({'3, 4' if axis == 0 else '4, 3'}\)"
+    shape = "3, 4" if axis == 0 else "4, 3"
+    left_out = rf"1 of 4 .* such as 'layers/Dense_0/bias' of shape \({shape}\)"
     for source in (boxed, nn.get_partition_spec(boxed)):
         stacked = lb.stacked_layers(source, named="layers")
         for tree in (params, boxed):
+            assert stacked.axes(tree) == [(), (), *expected.values()]
             with pytest.warns(UserWarning, match=left_out):
-                assert stacked.axes(tree) == [(), (), *expected.values()]
+                stacked.check_none_forgotten(tree)
     assert lb.stacked_layers({"layers/": axis}).axes(boxed) == [(), (), (axis,), (axis,)]
 
 

@@ -383,7 +383,7 @@ AXES = {
 @pytest.mark.parametrize("name", ASKED)
 def test_takes_a_step_on_a_transformer(name):
     """As published, in bfloat16."""
-    rules = {"embeddings": lb.matching("^embedding"), "head": lb.named("head")}
+    rules = {"embeddings": lb.matching("^embedding"), "head": lb.matching("head$")}
     recipe = lb.recipes.get(name, **ASKED[name])
     networks.takes_a_step(recipe, "transformer", **rules, matrix_axes=AXES)
 
@@ -418,7 +418,7 @@ def test_explains_what_is_decayed_and_what_keeps_its_norm():
     found = explained("muonh/track-3", params)
     assert decayed(found) == everything - matrices
     assert on_spheres(found) == matrices
-    found = explained("marin-535b", params, head=lb.named("head"))
+    found = explained("marin-535b", params, head=lb.matching("head$"))
     assert not decayed(found)
     assert on_spheres(found) == {*matrices, "head"}
     assert decayed(explained("megatron", params)) == {*matrices, "embed", "head"}

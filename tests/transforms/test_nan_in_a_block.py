@@ -16,11 +16,12 @@ OPTIMIZERS = {
     "lans": lb.lans(0.1, weight_decay=0.01, stacked=STACKED),
     "lars": lb.lars(0.1, stacked=STACKED),
     "lars by the update": lb.lars(0.1, 0.01, denominator="update", stacked=STACKED),
-    "lars with the coefficient": lb.lars(0.1, zero_ratio="coefficient", stacked=STACKED),
+    "lars with the coefficient": lb.chain(
+        lb.scale_by_lars(zero_ratio="coefficient", stacked=STACKED), lb.scale_by_learning_rate(0.1)
+    ),
     "larc": lb.larc(0.1, stacked=STACKED),
     "larc without clipping": lb.larc(0.1, clip=False, stacked=STACKED),
     "lbsgd": lb.lbsgd(0.1, warmup_strategy="lars", stacked=STACKED),
-    "muon": lb.muon(0.1, trust_ratio=True, others=lb.lamb(0.1), stacked=STACKED),
 }
 
 

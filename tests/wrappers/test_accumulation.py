@@ -346,19 +346,3 @@ def test_examples_that_differ_between_devices_are_an_error():
 
     with pytest.raises(ValueError, match=r"examples must be the same .* axes 'fsdp'.*psum"):
         in_shards(step, (P(), P("fsdp")), P())(PARAMS, jnp.ones(8))
-
-
-def test_batch_scale():
-    assert lb.batch_scale(1024, batch_size=64, num_workers=4) == 4
-    assert lb.batch_scale(64, batch_size=64, num_workers=1) == 1
-
-
-@pytest.mark.parametrize(
-    ("macro", "batch", "workers", "scale", "got"),
-    [(1000, 96, 1, 11, 1056), (1000, 64, 4, 4, 1024), (65, 64, 1, 2, 128), (1, 64, 8, 1, 512)],
-)
-def test_batch_scale_warns_where_it_rounds_up(macro, batch, workers, scale, got):
-    """MXNet rounds up in silence, and the step has more examples than was asked for."""
-    with pytest.warns(UserWarning, match=f"macrobatch_size is {macro}, .* {got} examples") as told:
-        assert lb.batch_scale(macro, batch_size=batch, num_workers=workers) == scale
-    assert told[0].filename == __file__

@@ -187,7 +187,7 @@ def test_optax_maps_masters_beside_other_trees():
         {"half": "h", "single": "s"},
     )
     assert mapped.master == {"half": "h", "single": "s"}
-    assert mapped.inner_state[2].mu == mapped.master
+    assert mapped.inner_state[1].mu == mapped.master
 
 
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars"])

@@ -78,10 +78,6 @@ def measure_noise_scale(
     Returns:
         A transformation; its state is a `MeasureNoiseScaleState`.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax
         >>> import jax.numpy as jnp

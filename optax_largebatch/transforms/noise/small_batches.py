@@ -93,7 +93,6 @@ def small_batches_of_devices(
         The extra argument `small_batches` of `update`.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: there is only one device; the gradients are the same on all devices; their mean
             or `when` differs between devices; or a parameter is split over the examples' axes, so
             that its gradients are summed already.
@@ -122,24 +121,24 @@ def small_batches_of_devices(
         )
     _check_when(when)
     leaves, of_mean = gradients_of(mean, params, partition_specs, name="mean")
-    own = _checked(gradients, leaves, ())
-    for index, gradient in enumerate(own):
-        split = leaves.split(index).within & set(names) if gradient is not None else ()
-        name = leaf_names(params)[index] if split or _is_reduced(gradient, names) else ""
-        if split:
+    of_devices = _checked(gradients, leaves, ())
+    for index, gradient in enumerate(of_devices):
+        if gradient is None:
+            continue
+        if leaves.split(index).within & set(names):
             raise ValueError(
-                f"params: {name!r} is split along axis_name, {axis_name!r}, so that its gradients "
-                "have been summed over the examples of all devices. Use the micro-batches of "
-                "accumulate_gradients."
+                f"params: {leaf_names(params)[index]!r} is split along axis_name, {axis_name!r}, "
+                "so that its gradients have been summed over the examples of all devices. Use the "
+                "micro-batches of accumulate_gradients."
             )
-        if name:
+        if _is_reduced(gradient, names):
             raise ValueError(
                 "gradients must be those of each device's examples; the gradient of "
-                f"{name!r} is the same on all devices along {axis_name!r}. Inside jax.shard_map, "
-                "differentiate with respect to "
+                f"{leaf_names(params)[index]!r} is the same on all devices along {axis_name!r}. "
+                "Inside jax.shard_map, differentiate with respect to "
                 f"jax.lax.pcast(params, {axis_name!r}, to='varying'), and take the mean after this."
             )
-    parts = Gradients(own, over=frozenset(names))
+    parts = Gradients(of_devices, over=frozenset(names))
     squares = block_square_norms(leaves, check_stacked(stacked), when, parts, Gradients(of_mean))
     return _small_batches(squares, number, batch_size, when)
 
@@ -172,7 +171,6 @@ def small_batches_of_examples(
         The extra argument `small_batches` of `update`.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: there is only one gradient, or shapes differ.
 
     Examples:
@@ -196,8 +194,7 @@ def small_batches_of_examples(
             f"parameter; got {sorted(lengths)}. A single batch says nothing about the noise."
         )
     ((number,),) = lengths
-    own = _checked(gradients, leaves, (number,))
-    parts = Gradients(own, first_axes=1)
+    parts = Gradients(_checked(gradients, leaves, (number,)), first_axes=1)
     squares = block_square_norms(leaves, check_stacked(stacked), when, parts, Gradients(of_mean))
     return _small_batches(squares, number, batch_size, when)
 
@@ -214,7 +211,7 @@ class Gradients(NamedTuple):
 
 
 def block_square_norms(
-    leaves: Leaves, stacked: Stacked, when: Any, *columns: Gradients
+    leaves: Leaves, stacked: Stacked, when: Any, *kinds: Gradients
 ) -> list[jax.Array]:
     """The squared norms of gradients, taken together.
 
@@ -225,37 +222,36 @@ def block_square_norms(
         leaves: the parameters.
         stacked: the stacks.
         when: whether they are taken; the same on all devices.
-        *columns: the gradients.
+        *kinds: the gradients.
 
     Returns:
-        For each of the columns a float32 vector with one entry for each block, the same on all
+        For each of the kinds a float32 vector with one entry for each block, the same on all
         devices; zeros where none are taken.
     """
     axes = stacked.axes(leaves.tree)
 
     def taken() -> list[jax.Array]:
         squares, splits = {}, {}
-        for column, (gradients, first_axes, over) in enumerate(columns):
+        for kind, (gradients, first_axes, over) in enumerate(kinds):
             for index, gradient in enumerate(gradients):
                 if gradient is not None:
                     kept = tuple(axis + first_axes for axis in axes[index])
-                    own = norms.sum_of_squares(gradient, kept)
-                    key = column, index
-                    squares[key] = jnp.squeeze(own, range(first_axes)) if kept else own
+                    square = norms.sum_of_squares(gradient, kept)
+                    squares[kind, index] = (
+                        jnp.squeeze(square, range(first_axes)) if kept else square
+                    )
                     split = leaves.split(index, axes[index])
-                    splits[key] = split._replace(within=split.within | over)
-        whole = reduction_barrier(norms.over_shards(squares, splits))
+                    splits[kind, index] = split._replace(within=split.within | over)
+        totals = reduction_barrier(norms.over_shards(squares, splits))
 
-        def vector(column: int) -> jax.Array:
-            parts = [
-                blocks_of_leaf(
-                    jnp.asarray(whole.get((column, index), 0), jnp.float32), index, own, leaves
-                )
-                for index, own in enumerate(axes)
-            ]
-            return jnp.concatenate(parts)
+        def of_leaf(kind: int, index: int) -> jax.Array:
+            total = jnp.asarray(totals.get((kind, index), 0), jnp.float32)
+            return blocks_of_leaf(total, index, axes[index], leaves)
 
-        return [vector(column) for column in range(len(columns))]
+        return [
+            jnp.concatenate([of_leaf(kind, index) for index in range(len(axes))])
+            for kind in range(len(kinds))
+        ]
 
     def not_taken() -> list[jax.Array]:
         return [jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(taken)]
@@ -287,22 +283,18 @@ def _check_when(when: Any) -> None:
 
 def _checked(gradients: Any, leaves: Leaves, first: tuple[int, ...]) -> list[Any]:
     """The gradient of each parameter, or None; its shape is `first` and that of the parameter."""
-    own = leaves.align("gradients", gradients)
-    for index, (gradient, param) in enumerate(zip(own, leaves.arrays, strict=True)):
-        if gradient is None:
-            continue
-        own[index] = jnp.asarray(gradient)
-        if own[index].shape != (*first, *param.shape):
+    checked = leaves.align("gradients", gradients)
+    for index, (gradient, param) in enumerate(zip(checked, leaves.arrays, strict=True)):
+        shape = (*first, *param.shape)
+        if gradient is not None and jnp.shape(gradient) != shape:
             raise ValueError(
                 f"gradients: the gradient of {leaf_names(leaves.tree)[index]!r} must have the "
-                f"shape {(*first, *param.shape)}, got {own[index].shape}."
+                f"shape {shape}, got {jnp.shape(gradient)}."
             )
-    return own
+    return [None if gradient is None else jnp.asarray(gradient) for gradient in checked]
 
 
 def _is_reduced(gradient: Any, names: tuple[str, ...]) -> bool:
     """Whether the type of a gradient says that it is the same along mesh axes."""
-    if gradient is None:
-        return False
     position = norms.varying_axes(jax.lax.axis_index(names))  # nothing varies where types are empty
     return bool(position) and not set(names) <= norms.varying_axes(gradient)

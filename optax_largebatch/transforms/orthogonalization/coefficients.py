@@ -22,7 +22,7 @@ class Published(NamedTuple):
 
     coefficients: Coefficients
     steps: int
-    """How many iterations are taken where nobody says how many."""
+    """The default number of iterations."""
     begins_again: bool = False
     """Whether the iterations after the last begin again from the first; otherwise the last one is
     repeated."""
@@ -30,9 +30,9 @@ class Published(NamedTuple):
     def of(self, steps: int | None) -> Coefficients:
         """The coefficients of so many iterations."""
         number = self.steps if steps is None else steps
-        own = self.coefficients
-        endless = itertools.cycle(own) if self.begins_again else itertools.repeat(own[-1])
-        return tuple(itertools.islice(itertools.chain(own, endless), number))
+        known = self.coefficients
+        endless = itertools.cycle(known) if self.begins_again else itertools.repeat(known[-1])
+        return tuple(itertools.islice(itertools.chain(known, endless), number))
 
 
 PUBLISHED = {
@@ -137,13 +137,13 @@ def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:
     if _is_triple(ns_coeffs):
         return Published((_triple(ns_coeffs),), steps=5).of(ns_steps)
     if isinstance(ns_coeffs, Sequence) and ns_coeffs and all(map(_is_triple, ns_coeffs)):
-        own = tuple(map(_triple, ns_coeffs))
-        if ns_steps not in (None, len(own)):
+        number = len(ns_coeffs)
+        if ns_steps not in (None, number):
             raise ValueError(
-                f"ns_steps must be None or {len(own)} where ns_coeffs has {len(own)} iterations, "
+                f"ns_steps must be None or {number} where ns_coeffs has {number} iterations, "
                 f"got {ns_steps}. Give the coefficients of each iteration."
             )
-        return own
+        return tuple(map(_triple, ns_coeffs))
     raise ValueError(
         f"ns_coeffs must be {allowed}; got {ns_coeffs!r}. They are Python numbers, known when the "
         "step is traced: with optax.inject_hyperparams name ns_coeffs in static_args."

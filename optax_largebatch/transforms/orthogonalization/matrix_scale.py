@@ -6,15 +6,8 @@ from typing import Literal, get_args
 import jax
 import optax
 
-from optax_largebatch.arguments import (
-    Scalar,
-    check_choice,
-    check_optional_number,
-    renamed,
-)
-from optax_largebatch.engine.requests import Leaf
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_choice, check_optional_number, renamed
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacks, check_stacked
@@ -71,7 +64,6 @@ def scale_by_matrix_shape(
         A transformation without state.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, or a parameter is no matrix.
 
     Examples:
@@ -94,19 +86,18 @@ def scale_by_matrix_shape(
     stacks = check_stacked(stacked)
 
     def choices(leaves: Leaves) -> list[float]:
-        shapes = [
-            x.shape for x in matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
-        ]
+        matrices = matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
+        shapes = [one.shape for one in matrices]
         if consistent_rms is not None:
             return [max(shape) ** 0.5 for shape in shapes]
         square = _SQUARES[shape_factor]
         return [square(columns / max(rows, 1)) ** 0.5 for rows, columns in shapes]
 
-    def leaf(update: jax.Array, at: Leaf) -> tuple[jax.Array, optax.EmptyState]:
+    def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, optax.EmptyState]:
         return at.scalars * at.choice * update, at.state
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
             scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
             choices=choices,

@@ -42,9 +42,10 @@ def newton_schulz(
     is_high = group.size == 1 and x.shape[0] > x.shape[1]
     gram = x.T @ x if is_high else group.sum(x @ x.T)
     if preconditioning in ("aol", "schatten"):
-        own = _sums_of_rows(gram) if preconditioning == "aol" else _frobenius_norm(gram)
+        sums_of_rows = jnp.sum(jnp.abs(gram), axis=-1)
+        divisor = sums_of_rows if preconditioning == "aol" else _frobenius_norm(gram)
         # The matrix was divided by its norm first, or its product would vanish where it is small.
-        scale = jnp.broadcast_to(jax.lax.rsqrt(positive(own)), gram.shape[:1])
+        scale = jnp.broadcast_to(jax.lax.rsqrt(positive(divisor)), gram.shape[:1])
         x = x * (scale[None, :] if is_high else scale[:, None])
         gram = gram * scale[:, None] * scale[None, :]
     for k, (a, b, c) in enumerate(coefficients):
@@ -64,7 +65,3 @@ def _spectral_norm(x: jax.Array) -> jax.Array:
     """The largest singular value."""
     wide = x.astype(accumulation_dtype(x.dtype))
     return jnp.linalg.norm(wide, ord=2).astype(x.dtype)
-
-
-def _sums_of_rows(x: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.abs(x), axis=-1)

@@ -6,21 +6,18 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import (
     Scalar,
     check_choice,
-    check_dtype,
-    check_flag,
-    check_number,
+    check_dtypes,
+    check_flags,
+    check_numbers,
     renamed,
 )
 from optax_largebatch.engine.recorded_states import Facts
-from optax_largebatch.engine.requests import Leaf, LeafProgram, block_sums, each_matrix, materialize
-from optax_largebatch.engine.state import Counter, PerParameter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.numerics import momentum_weights
-from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.params.leaves import Leaves, leaves_of
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.orthogonalization.coefficients import checked_coefficients
@@ -133,7 +130,6 @@ def orthogonalize_momentum(
         A transformation; its state is an `OrthogonalizeMomentumState`.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, a parameter is no matrix; or, inside
             `jax.shard_map`, a parameter is split and `partition_specs` are not given.
 
@@ -157,27 +153,29 @@ def orthogonalize_momentum(
         Grishina et al., *Accelerating Newton-Schulz Iteration for Orthogonalization via
         Chebyshev-type Polynomials*, arXiv 2506.10935, for `"schatten"`.
     """
-    check_number("beta", beta, "[0, 1)")
-    check_number("eps", eps, "[0, inf)")
-    check_flag("nesterov", nesterov)
+    check_numbers("[0, 1)", beta=beta)
+    check_numbers("[0, inf)", eps=eps)
     check_choice("bias_correction", bias_correction, ("full", "none"))
-    check_flag("grad_averaging", grad_averaging)
-    check_flag("eps_is_floor", eps_is_floor)
-    check_flag("adaptive", adaptive)
     check_choice("preconditioning", preconditioning, get_args(Preconditioning))
-    check_dtype("ns_dtype", ns_dtype)
-    check_dtype("mu_dtype", mu_dtype)
+    check_flags(
+        nesterov=nesterov,
+        grad_averaging=grad_averaging,
+        eps_is_floor=eps_is_floor,
+        adaptive=adaptive,
+    )
+    check_dtypes(ns_dtype=ns_dtype, mu_dtype=mu_dtype)
     check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
-    coefficients = checked_coefficients(ns_coeffs, ns_steps)
     orthogonal = functools.partial(
         newton_schulz,
-        coefficients=coefficients,
+        coefficients=checked_coefficients(ns_coeffs, ns_steps),
         preconditioning=preconditioning,
         eps_is_floor=eps_is_floor,
     )
-
     splits = preconditioning != "spectral"  # which decomposes whole matrices
+
+    def matrices(leaves: Leaves) -> list[engine.Matrices]:
+        return matrices_of(matrix_axes, stacks, leaves, "orthogonalize_momentum")
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
         mu_weight = 1 - beta if grad_averaging else 1.0
@@ -188,33 +186,35 @@ def orthogonalize_momentum(
             weights = of_mean, of_gradient if grad_averaging else of_gradient / (1 - beta)
         return _Scalars(beta, mu_weight, *weights, eps)
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         step: _Scalars = at.scalars
-        mu = yield materialize(step.beta * at.state.mu + step.mu_weight * update, mu_dtype)
+        mu = yield engine.materialize(step.beta * at.state.mu + step.mu_weight * update, mu_dtype)
         direction = step.momentum * mu
         if nesterov:
             direction = direction + step.gradient * update
-        matrices = yield each_matrix(
+        orthogonal_parts = yield engine.each_matrix(
             orthogonal, direction, at.choice, step.eps, dtype=ns_dtype, splits=splits
         )
         if adaptive:
-            (dual_norm,) = yield block_sums(direction * matrices, kept=at.choice.stack)
-            matrices = dual_norm * matrices
-        return matrices, at.state._replace(mu=mu)
+            inner = direction * orthogonal_parts
+            (dual_norm,) = yield engine.block_sums(inner, kept=at.choice.stack)
+            orthogonal_parts = dual_norm * orthogonal_parts
+        return orthogonal_parts, at.state._replace(mu=mu)
 
     def facts(params: optax.Params) -> list[Facts]:
-        who = "orthogonalize_momentum"
-        own = matrices_of(matrix_axes, stacks, leaves_of("params", params), who)
-        return [{"direction": "muon", "matrices": one.shape} for one in own]
+        found = matrices(leaves_of("params", params))
+        return [{"direction": "muon", "matrices": one.shape} for one in found]
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(OrthogonalizeMomentumState, count=Counter(), mu=PerParameter(mu_dtype)),
-            scalars=scalars,
-            choices=lambda leaves: matrices_of(
-                matrix_axes, stacks, leaves, "orthogonalize_momentum"
+            state=engine.declare(
+                OrthogonalizeMomentumState,
+                count=engine.Counter(),
+                mu=engine.PerParameter(mu_dtype),
             ),
+            scalars=scalars,
+            choices=matrices,
             given="parts",
             facts=facts,
         )

@@ -9,12 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_integer, check_number
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_numbers, refused
 from optax_largebatch.engine.recorded_states import of_all
-from optax_largebatch.engine.requests import Leaf, LeafProgram, sums_over_devices
-from optax_largebatch.engine.state import Counter, PerAxis, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh, sum_of_squares
 from optax_largebatch.numerics import root
 from optax_largebatch.params.leaves import Layout, Leaves
@@ -32,17 +29,14 @@ class ScaleByFactoredParameterRmsState(NamedTuple):
     element."""
 
 
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    count: jax.Array
-    eps: Any
+REFIT_PERIOD = 1000
+"""How many steps are between two fits of all factors from the beginning."""
 
 
+@refused(refit_period="It is 1000 steps.")
 def scale_by_factored_parameter_rms(
     eps: Scalar = 1e-5,
     *,
-    refit_period: int = 1000,
     stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update by an estimate of the size of each parameter.
@@ -55,14 +49,13 @@ def scale_by_factored_parameter_rms(
     with one vector for each axis, :math:`a, b, \dots`, in place of a number for each parameter. A
     step fits one of the vectors, each axis in its turn, so that the mean of
     :math:`\max(w^2, \epsilon^2) / R^2` is 1 in each slice across that axis (or, where such slices
-    would have two elements or fewer, in the whole block). The first step, and one after every
-    `refit_period`, sets all vectors to 1 and fits them in order. Blocks of one element pass
+    would have two elements or fewer, in the whole block). The first step, and every
+    thousandth after it, sets all vectors to 1 and fits them in order. Blocks of one element pass
     unchanged.
 
     Args:
         eps: least size of a parameter, so that those that start at zero move: 1e-5 in Cain.
             :math:`\epsilon`, positive.
-        refit_period: how many steps are between two fits of all axes: 1000 in Cain. 1 or more.
         stacked: the parameters that stack layers, so that each layer has vectors of its own:
             patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
             there are none.
@@ -74,8 +67,7 @@ def scale_by_factored_parameter_rms(
         one for their second, and so on.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
+        ValueError: inside `jax.shard_map`, a parameter is
             split and `partition_specs` are not given.
 
     Examples:
@@ -92,8 +84,7 @@ def scale_by_factored_parameter_rms(
     References:
         icefall, `optim.py` of July 2022: `Cain`.
     """
-    check_number("eps", eps, "(0, inf)")
-    check_integer("refit_period", refit_period, at_least=1)
+    check_numbers("(0, inf)", eps=eps)
     stacks = check_stacked(stacked)
 
     def ones(params: optax.Params) -> list[tuple[jax.Array, ...]]:
@@ -113,37 +104,42 @@ def scale_by_factored_parameter_rms(
         layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
         return list(zip(stacks.axes(leaves.tree), layouts, strict=True))
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         factors = at.state.factors
         if not factors:
             return update, at.state
-        step: _Scalars = at.scalars
+        count, eps = at.scalars
         stacked, layout = at.choice
         axes = fitted_axes(layout.shape, stacked)
         size = math.prod(layout.shape[axis] for axis in axes)
-        refits = step.count % refit_period == 0
+        refits = count % REFIT_PERIOD == 0
         factors = [jnp.where(refits, 1, factor) for factor in factors]
         for position, axis in enumerate(axes):
-            fits = refits | (step.count % len(axes) == position)
+            fits = refits | (count % len(axes) == position)
             by_slice = size > 2 * layout.shape[axis]
             kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-            own = [layout.local_shard(factor) for factor in factors]
+            parts = map(layout.local_shard, factors)
 
-            def squares(eps: Any, param: jax.Array, *own: jax.Array, kept: Any = kept) -> jax.Array:
-                return sum_of_squares(jnp.maximum(jnp.abs(param), eps) / product(own), kept)
+            def squares(eps: Any, param: jax.Array, *parts: jax.Array, kept: Any = kept) -> Any:
+                sizes = jnp.maximum(jnp.abs(param), eps)
+                return sum_of_squares(sizes / product(parts), kept)
 
-            found = _zeros_unless(fits, squares, step.eps, at.param, *own)
-            (whole,) = yield sums_over_devices(layout.placed(found, kept))
+            found = _zeros_unless(fits, squares, eps, at.param, *parts)
+            (whole,) = yield engine.sums_over_devices(layout.placed(found, kept))
             rms = root(whole / (size // layout.shape[axis] if by_slice else size))
             factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
-        own = product([layout.local_shard(factor) for factor in factors])
-        return own * update, at.state._replace(factors=tuple(factors))
+        estimate = product([*map(layout.local_shard, factors)])
+        return estimate * update, at.state._replace(factors=tuple(factors))
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(ScaleByFactoredParameterRmsState, count=Counter(), factors=PerAxis(ones)),
-            scalars=lambda state: _Scalars(state.count, eps),
+            state=engine.declare(
+                ScaleByFactoredParameterRmsState,
+                count=engine.Counter(),
+                factors=engine.PerAxis(ones),
+            ),
+            scalars=lambda state: (state.count, eps),
             choices=choices,
             needs_params=True,
             given="shards",

@@ -6,20 +6,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch import engine
 from optax_largebatch.arguments import (
     Bounds,
     Scalar,
     check_bounds,
     check_choice,
     check_integer,
-    check_number,
+    check_numbers,
     check_optional_number,
 )
-from optax_largebatch.engine.blocks import NumberPerBlock
-from optax_largebatch.engine.requests import Leaf, LeafProgram, Request, Statistic, hoist
-from optax_largebatch.engine.state import Counter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.engine.requests import Request, Statistic
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
@@ -43,25 +40,6 @@ class LearnLogScaleState(NamedTuple):
     """First moment of the derivative."""
     nu: jax.Array
     """Second moment of the derivative."""
-
-
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    rates: tuple[Any, ...]
-    speed: Any
-    mu_decay: Any
-    mu_weight: Any
-    nu_decay: Any
-    nu_weight: Any
-    eps: Any
-    correction: Any
-    rms_bounds: Bounds
-    max_change: Any
-    starts: jax.Array
-    """Whether the step is the first of its period."""
-    ends: jax.Array
-    """Whether the step is the last of its period."""
 
 
 def learn_log_scale(
@@ -117,10 +95,6 @@ def learn_log_scale(
     Returns:
         A transformation that needs parameters; its state is a `LearnLogScaleState`.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range.
-
     Examples:
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import learn_log_scale
@@ -135,79 +109,70 @@ def learn_log_scale(
         July 2022 also `Cain` and `LearnedGradient`.
     """
     rates = as_grouped("learning_rate", learning_rate)
-    check_number("b1", b1, "[0, 1)")
-    check_number("b2", b2, "[0, 1)")
-    check_number("eps", eps, "[0, inf)")
-    check_number("speed", speed, "[0, inf)")
+    check_numbers("[0, 1)", b1=b1, b2=b2)
+    check_numbers("[0, inf)", eps=eps, speed=speed)
     check_integer("period", period, at_least=1)
     check_optional_number("max_change", max_change, "(0, inf)")
     check_bounds("rms_bounds", rms_bounds)
     check_choice("at_bounds", at_bounds, ("stop", "return"))
     stacks = check_stacked(stacked)
 
-    def scalars(state: LearnLogScaleState) -> _Scalars:
+    def scalars(state: LearnLogScaleState) -> tuple[Any, ...]:
         mu_decay, nu_decay = b1**period, b2**period
-        return _Scalars(
+        return (
+            (mu_decay, 1 - mu_decay, nu_decay, 1 - nu_decay),
+            (period * speed, eps, rms_bounds, max_change),
             rates.at(state.count),
-            period * speed,
-            mu_decay,
-            1 - mu_decay,
-            nu_decay,
-            1 - nu_decay,
-            eps,
             jnp.sqrt(bias_correction(b2, state.count + 1)),
-            rms_bounds,
-            max_change,
-            starts=state.count % period == 0,
-            ends=state.count % period == period - 1,
+            state.count % period,
         )
 
     def choices(leaves: Leaves) -> list[Any]:
         scaled = have_several_elements(leaves, stacks)
         return list(zip(scaled, rates.indices(leaves.tree), strict=True))
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        step: _Scalars = at.scalars
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         is_scaled, index = at.choice
         if not is_scaled:
             return jnp.zeros_like(update), at.state
-        asked = [Statistic(at.param * update, "sum")]
-        if step.rms_bounds is not None:
-            asked.append(Statistic(at.param, "rms"))
-        derivative, *rms = yield Request(tuple(asked))
-
-        total = jnp.where(step.starts, 0, at.state.total) + derivative
-        squares = jnp.where(step.starts, 0, at.state.total_of_squares) + jnp.square(derivative)
-        mu = step.mu_decay * at.state.mu + step.mu_weight * total / period
-        nu = step.nu_decay * at.state.nu + step.nu_weight * squares / period
-
-        largest = step.rates[index] * step.speed
-        change = -largest * step.correction * quotient(mu, root(nu) + step.eps)
-        if step.max_change is not None:
-            change = jnp.clip(change, -step.max_change, step.max_change)
-        if step.rms_bounds is not None:
+        decays, (speed, eps, rms_bounds, max_change), rates, correction, phase = at.scalars
+        mu_decay, mu_weight, nu_decay, nu_weight = decays
+        starts, ends = phase == 0, phase == period - 1
+        statistics = [Statistic(at.param * update, "sum")]
+        if rms_bounds is not None:
+            statistics.append(Statistic(at.param, "rms"))
+        derivative, *rms = yield Request(tuple(statistics))
+        total = jnp.where(starts, 0, at.state.total) + derivative
+        squares = jnp.where(starts, 0, at.state.total_of_squares) + jnp.square(derivative)
+        mu = mu_decay * at.state.mu + mu_weight * total / period
+        nu = nu_decay * at.state.nu + nu_weight * squares / period
+        largest = rates[index] * speed
+        change = -largest * correction * quotient(mu, root(nu) + eps)
+        if max_change is not None:
+            change = jnp.clip(change, -max_change, max_change)
+        if rms_bounds is not None:
             within = _stopped if at_bounds == "stop" else _returned
-            change = within(change, rms[0], step.rms_bounds, largest)
-        change, total, squares, mu, nu = yield hoist(
-            jnp.where(step.ends, change, 0),
+            change = within(change, rms[0], rms_bounds, largest)
+        change, total, squares, mu, nu = yield engine.hoist(
+            jnp.where(ends, change, 0),
             total,
             squares,
-            jnp.where(step.ends, mu, at.state.mu),
-            jnp.where(step.ends, nu, at.state.nu),
+            jnp.where(ends, mu, at.state.mu),
+            jnp.where(ends, nu, at.state.nu),
         )
         state = at.state._replace(total=total, total_of_squares=squares, mu=mu, nu=nu)
         return change * at.param, state
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(
+            state=engine.declare(
                 LearnLogScaleState,
-                count=Counter(),
-                total=NumberPerBlock(),
-                total_of_squares=NumberPerBlock(),
-                mu=NumberPerBlock(),
-                nu=NumberPerBlock(),
+                count=engine.Counter(),
+                total=engine.NumberPerBlock(),
+                total_of_squares=engine.NumberPerBlock(),
+                mu=engine.NumberPerBlock(),
+                nu=engine.NumberPerBlock(),
             ),
             scalars=scalars,
             choices=choices,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.transforms.parameter_scale import factored_parameter_rms
 
 RNG = np.random.default_rng(0)
 VECTORS = [jnp.asarray(np.exp(RNG.normal(size=n)), "float32") for n in (4, 3, 5)]
@@ -46,8 +47,9 @@ def test_blocks_of_one_element_pass():
     np.testing.assert_array_equal(updates, 1)
 
 
-def test_one_axis_a_step_and_all_after_a_period():
-    transform = lb.scale_by_factored_parameter_rms(refit_period=5)
+def test_one_axis_a_step_and_all_after_a_period(monkeypatch):
+    monkeypatch.setattr(factored_parameter_rms, "REFIT_PERIOD", 5)
+    transform = lb.scale_by_factored_parameter_rms()
     state = transform.init(PRODUCT)
     changed = []
     for step in range(7):

@@ -24,7 +24,7 @@ def factors(**settings):
     ("settings", "big", "zero", "scalar"),
     [
         ({}, 6.0, 1e-5, 1.0),
-        ({"min_rms": 0.1, "max_rms": 2.0}, 2.0, 0.1, 1.0),
+        ({"min_rms": 0.1}, 6.0, 0.1, 1.0),
         ({"scalar_scale": 0.1}, 6.0, 1e-5, 0.1),
         ({"period": 4}, 6.0, 1e-5, 1.0),
     ],

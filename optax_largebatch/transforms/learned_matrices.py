@@ -1,6 +1,6 @@
 """Momentum preconditioned by matrices that are learned while training."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 import functools
 import math
 from typing import Any, Literal, NamedTuple
@@ -9,27 +9,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import Scalar, check_dtype, check_integer, check_number
-from optax_largebatch.engine.blocks import NumberPerBlock
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_dtypes, check_integer, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
-from optax_largebatch.engine.requests import (
-    Leaf,
-    LeafProgram,
-    Materialize,
-    block_rms,
-    hoist,
-    materialize,
-)
-from optax_largebatch.engine.state import Counter, PerAxis, PerParameter, declare
-from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import accumulation_dtype, explicit_spec, with_spec
+from optax_largebatch.engine.requests import Materialize
+from optax_largebatch.norms import accumulation_dtype, explicit_spec, sum_of_squares, with_spec
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.layers import Layers
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.stacked import Stacks, check_stacked
-from optax_largebatch.transforms.preconditioning.meta_gradient import meta_update, product
 
 
 class ScaleByLearnedMatricesState(NamedTuple):
@@ -50,23 +39,6 @@ class ScaleByLearnedMatricesState(NamedTuple):
     """The second moments of the gradient across each axis, laid out like `matrices`."""
 
 
-class _Scalars(NamedTuple):
-    """The numbers of one step."""
-
-    rates: tuple[Any, ...]
-    b1: Any
-    mu_weight: Any
-    b2: Any
-    nu_weight: Any
-    nu_scale: Any
-    eps: Any
-    meta_lr_scale: Any
-    max_step_scale: Any
-    step_scale: Any
-    learns: jax.Array
-    """Whether the matrices are updated."""
-
-
 def scale_by_learned_matrices(
     learning_rate: Hyperparameter,
     *,
@@ -75,7 +47,6 @@ def scale_by_learned_matrices(
     eps: Scalar = 1e-8,
     meta_lr_scale: Scalar = 1.0,
     period: int = 10,
-    max_step_scale: Scalar = 2.0,
     max_fullcov_size: int = 1024,
     stacked: Stacks = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
@@ -115,8 +86,6 @@ def scale_by_learned_matrices(
             :math:`\eta\,\mu \ge 1` a single step could make a matrix singular.
         period: how many steps are between two updates of the matrices, which cost the most: 10 in
             icefall. 1 or more.
-        max_step_scale: bound on the elements of a direction, relative to their root mean square: 2
-            in icefall. :math:`c`, positive.
         max_fullcov_size: the longest axis with a full matrix, whose cost grows with its cube; a
             longer one has a diagonal. 0 or more.
         stacked: the parameters that stack layers, so that each layer has matrices of its own:
@@ -131,13 +100,12 @@ def scale_by_learned_matrices(
         where the matrices learn, its gradient too.
 
     Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range; or, inside `jax.shard_map`, a parameter is
+        ValueError: inside `jax.shard_map`, a parameter is
             split and `partition_specs` are not given.
 
     Examples:
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import scale_by_learned_matrices
+        >>> from optax_largebatch.transforms.learned_matrices import scale_by_learned_matrices
         >>> params = jnp.ones((2, 3))
         >>> transform = scale_by_learned_matrices(0.1)
         >>> updates, state = transform.update(params, transform.init(params), params)
@@ -148,14 +116,11 @@ def scale_by_learned_matrices(
         icefall, `optim.py` of July 2022: `LearnedGradient`, corrected (docs/algorithms/icefall.md).
     """
     rates = as_grouped("learning_rate", learning_rate)
-    check_number("b1", b1, "[0, 1)")
-    check_number("b2", b2, "[0, 1)")
-    check_number("eps", eps, "[0, inf)")
-    check_number("meta_lr_scale", meta_lr_scale, "[0, inf)")
+    check_numbers("[0, 1)", b1=b1, b2=b2)
+    check_numbers("[0, inf)", eps=eps, meta_lr_scale=meta_lr_scale)
     check_integer("period", period, at_least=1)
-    check_number("max_step_scale", max_step_scale, "(0, inf)")
     check_integer("max_fullcov_size", max_fullcov_size, at_least=0)
-    check_dtype("mu_dtype", mu_dtype)
+    check_dtypes(mu_dtype=mu_dtype)
     stacks = check_stacked(stacked)
 
     def identities(params: optax.Params) -> list[tuple[jax.Array, ...]]:
@@ -174,20 +139,10 @@ def scale_by_learned_matrices(
     def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         return jax.tree.map(jnp.zeros_like, identities(params))
 
-    def scalars(state: ScaleByLearnedMatricesState) -> _Scalars:
-        return _Scalars(
-            rates.at(state.count),
-            b1,
-            1 - b1,
-            b2,
-            1 - b2,
-            1 / bias_correction(b2, state.count + 1),
-            eps,
-            meta_lr_scale,
-            max_step_scale,
-            (1 - b1) / (1 - b1**2) ** 0.5,
-            (state.count > 0) & (state.count % period == 0),
-        )
+    def scalars(state: ScaleByLearnedMatricesState) -> tuple[Any, ...]:
+        meta_rates = tuple(rate * meta_lr_scale for rate in rates.at(state.count))
+        learns = (state.count > 0) & (state.count % period == 0)
+        return b1, b2, eps, bias_correction(b2, state.count + 1), meta_rates, learns
 
     def choices(leaves: Leaves) -> list[tuple[Layers, Layout, int]]:
         who = "scale_by_learned_matrices multiplies along axes"
@@ -196,21 +151,20 @@ def scale_by_learned_matrices(
         layers = [Layers.of(layout.shape, axes) for layout, axes in stacked]
         return list(zip(layers, layouts, rates.indices(leaves.tree), strict=True))
 
-    def leaf(update: jax.Array, at: Leaf) -> LeafProgram:
-        step: _Scalars = at.scalars
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        b1, b2, eps, correction, meta_rates, learns = at.scalars
         layers, layout, index = at.choice
         state: ScaleByLearnedMatricesState = at.state
-        mu = yield materialize(step.b1 * state.mu + step.mu_weight * update, mu_dtype)
+        mu = yield engine.materialize(b1 * state.mu + (1 - b1) * update, mu_dtype)
         kind = _kind(layers.block)
         if kind == "small":
-            (rms,) = yield block_rms(update)
-            nu = step.b2 * state.nu + step.nu_weight * jnp.square(rms)
-            nu, length = yield hoist(nu, root(nu * step.nu_scale) + step.eps)
+            (rms,) = yield engine.block_rms(update)
+            nu = b2 * state.nu + (1 - b2) * jnp.square(rms)
+            nu, length = yield engine.hoist(nu, root(nu * (1 / correction)) + eps)
             return quotient(mu, length), state._replace(mu=mu, nu=nu)
         direction, matrices, covariances = mu, (), ()
         if kind == "matrix":
-            rate = step.rates[index] * step.meta_lr_scale
-            learned = functools.partial(meta_update, rate=rate, decay=step.b2)
+            learned = functools.partial(meta_update, rate=meta_rates[index], decay=b2)
             old = state.matrices, state.covariances
 
             # A product along an axis needs all of it, so every device works on the whole.
@@ -220,26 +174,26 @@ def scale_by_learned_matrices(
             def new() -> Any:
                 return layers.each(learned)(whole(update), whole(at.state.mu), *old)
 
-            matrices, covariances = yield from _stored(jax.lax.cond(step.learns, new, lambda: old))
+            matrices, covariances = yield from _stored(jax.lax.cond(learns, new, lambda: old))
             momentum = whole(mu)
             direction = layout.local_shard(layers.back(layers.each(product)(matrices, momentum)))
-            direction = yield materialize(with_spec(direction, explicit_spec(mu)))
-        (rms,) = yield block_rms(direction)
+            direction = yield engine.materialize(with_spec(direction, explicit_spec(mu)))
+        (rms,) = yield engine.block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero
-        limit = step.max_step_scale * rms
-        clipped = step.step_scale * jnp.clip(direction, -limit, limit) / rms
+        limit = 2 * rms
+        clipped = (1 - b1) / (1 - b1**2) ** 0.5 * jnp.clip(direction, -limit, limit) / rms
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
 
-    return transformation(
-        LeafTransform(
+    return engine.transformation(
+        engine.LeafTransform(
             leaf,
-            state=declare(
+            state=engine.declare(
                 ScaleByLearnedMatricesState,
-                count=Counter(),
-                mu=PerParameter(mu_dtype),
-                nu=NumberPerBlock(),
-                matrices=PerAxis(identities),
-                covariances=PerAxis(zeros),
+                count=engine.Counter(),
+                mu=engine.PerParameter(mu_dtype),
+                nu=engine.NumberPerBlock(),
+                matrices=engine.PerAxis(identities),
+                covariances=engine.PerAxis(zeros),
             ),
             scalars=scalars,
             choices=choices,
@@ -262,5 +216,116 @@ def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
     arrays, structure = jax.tree.flatten(tree)
     stored = []
     for array in arrays:
-        stored.append((yield materialize(array)))
+        stored.append((yield engine.materialize(array)))
     return structure.unflatten(stored)
+
+
+# How the matrices of one block learn. The matrices L_k of its axes, or the vectors of their
+# diagonals, turn a momentum m into a direction d. d is good if the next gradient h points along d:
+# f(L) = <h, d> / rho, rho^2 = mean(d * C d), with C_k the second moments of the gradient's slices
+# across axis k. f does not depend on the size of L_k, so its gradient is orthogonal to L_k.
+
+Matrices = tuple[jax.Array, ...]
+"""A matrix, or the vector of its diagonal, for each axis of a block."""
+
+
+def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = None) -> jax.Array:
+    """`x` with the matrix of each axis applied along it, except the axis `without`."""
+    for axis, matrix in enumerate(matrices):
+        if axis == without:
+            continue
+        if matrix.ndim == 1:
+            x = x * jnp.expand_dims(matrix, [other for other in range(x.ndim) if other != axis])
+        else:
+            applied = jnp.tensordot(matrix, x, axes=(1, axis), precision="highest")
+            x = jnp.moveaxis(applied, 0, axis)
+    return x
+
+
+def slice_products(a: jax.Array, b: jax.Array, axis: int, like: jax.Array) -> jax.Array:
+    """The inner products of the slices of `a` and `b` across an axis, or only the diagonal."""
+    others = [other for other in range(a.ndim) if other != axis]
+    if like.ndim == 1:
+        return jnp.sum(a * b, axis=others)
+    return jnp.tensordot(a, b, axes=(others, others), precision="highest")
+
+
+def mean_diagonal(matrix: jax.Array) -> jax.Array:
+    """The mean of the diagonal."""
+    return jnp.mean(matrix if matrix.ndim == 1 else jnp.diagonal(matrix))
+
+
+def meta_gradient(
+    gradient: jax.Array, momentum: jax.Array, matrices: Matrices, covariances: Matrices
+) -> tuple[Matrices, jax.Array]:
+    """The gradient of `f` with respect to each of the matrices, and whether `f` is defined."""
+    direction = product(matrices, momentum)
+    scaled = [quotient(matrix, mean_diagonal(matrix)) for matrix in covariances]
+    weighted = product(scaled, direction)
+    rho_squared = jnp.mean(weighted * direction)
+    defined = rho_squared > 0
+    rho_squared = jnp.where(defined, rho_squared, 1)
+    rho = root(rho_squared)
+    value = jnp.sum(gradient * direction) / rho
+    outer = gradient / rho - value / (gradient.size * rho_squared) * weighted
+    slopes = (
+        slice_products(outer, product(matrices, momentum, without=axis), axis, matrix)
+        for axis, matrix in enumerate(matrices)
+    )
+    return tuple(slopes), defined
+
+
+def ascended(matrix: jax.Array, slope: jax.Array, rate: Any) -> jax.Array:
+    """The matrix after a step along its meta-gradient; symmetric, positive, mean diagonal 1.
+
+    The step has the size `rate` relative to the matrix.
+    """
+    if matrix.ndim == 1:
+        along = slope * matrix
+        new = matrix * jnp.square(1 + rate * quotient(along, root(sum_of_squares(along))))
+        return new / jnp.mean(new)
+    along = jnp.matmul((slope + slope.T) / 2, matrix, precision="highest")
+    step = rate * quotient(along, root(sum_of_squares(along)))
+    identity = jnp.eye(len(matrix), dtype=matrix.dtype)
+    factor = identity + step
+    new = jnp.matmul(jnp.matmul(factor, matrix, precision="highest"), factor.T, precision="highest")
+    new = (new + new.T) / (2 * mean_diagonal(new))
+    # As large as the rounding errors, which could make the smallest eigenvalues negative.
+    ridge = 4 * len(matrix) * float(jnp.finfo(matrix.dtype).eps)
+    return (new + ridge * identity) / (1 + ridge)
+
+
+def meta_update(
+    gradient: jax.Array,
+    momentum: jax.Array,
+    matrices: Matrices,
+    covariances: Matrices,
+    rate: Any,
+    decay: Any,
+) -> tuple[Matrices, Matrices]:
+    """The matrices and the second moments of slices after one update.
+
+    Args:
+        gradient: the gradient of a block.
+        momentum: the momentum of the step before.
+        matrices: the matrices of the axes.
+        covariances: the second moments of the axes.
+        rate: the relative size of the step.
+        decay: decay rate of the second moments.
+
+    Returns:
+        The new matrices and second moments.
+    """
+    covariances = tuple(
+        decay * matrix + slice_products(gradient, gradient, axis, matrix)
+        for axis, matrix in enumerate(covariances)
+    )
+    # Neither size matters to a step of relative size, and products of their squares would overflow.
+    direction = quotient(gradient, jnp.max(jnp.abs(gradient)))
+    mean_direction = quotient(momentum, jnp.max(jnp.abs(momentum)))
+    slopes, defined = meta_gradient(direction, mean_direction, matrices, covariances)
+    learned = tuple(
+        jnp.where(defined, ascended(matrix, slope, rate), matrix)
+        for matrix, slope in zip(matrices, slopes, strict=True)
+    )
+    return learned, covariances

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_largebatch.transforms.preconditioning.meta_gradient import (
+from optax_largebatch.transforms.learned_matrices import (
     ascended,
     mean_diagonal,
     meta_gradient,

@@ -1,1 +1,0 @@
-"""Matrices that are learned while training."""
