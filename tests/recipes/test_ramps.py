@@ -226,9 +226,7 @@ def test_a_long_plan_leaves_out_stages():
         ("minimax-01", {}, r"^total must be given for 'minimax-01'.*arXiv 2501\.08313"),
         ("glm-4.5", {}, r"^increment must be given for 'glm-4\.5'"),
         ("glm-4.5", {"increment": 1000}, r"must divide 12288, .*\(4096 to 16384\); got 1000"),
-        ("glm-4.5", {"increment": 0}, r"^increment must be"),
         ("olmo-1b", {"increment": 8}, r"^increment must be None for 'olmo-1b', .*; got 8"),
-        ("olmo-1b", {"total": 0}, r"^total must be"),
         ("olmo-1b", {"total": "100B"}, r"^stages must all begin before the end"),
     ],
 )
