@@ -33,7 +33,7 @@ test-all: test test-one-device test-slow  ## all tests but the nightly ones
 test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, users' compiler, what needs the TPU's compiler (no TPU), all tests with the lowest and the newest versions, and Levanter's jax
 	$(BIN)/python $(PYTEST) -m nightly
 	COMPOSITIONS=2000 FIRST_COMPOSITION=$$(date +%s) $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
-	JAX_PLATFORMS=cpu $(COMPILERS)/bin/python -m pytest -m slow -q tests/engine/test_ahead_of_time.py
+	$(MAKE) compiled-short
 	TEST_COMPILER=usual $(MAKE) test test-slow
 	$(MAKE) lowest versions-jax-0.7 newest
 	$(MAKE) newest MARK=slow

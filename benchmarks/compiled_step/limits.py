@@ -62,9 +62,12 @@ LIMITS = {
     ("one H100", "two layers", "lans"): Limit(48.5, 3.6, 1, 0),
     ("one H100", "two layers", "adamh"): Limit(40.5, 1.9, 1, 0),
     ("one H100", "two layers", "lars"): Limit(28.5, 1.8, 1, 0),
-    ("one v5e", "two layers", "lamb"): Limit(34),
-    ("one v5e", "two layers", "lans"): Limit(36),
-    ("one v5e", "two layers", "lars"): Limit(24.5),
+    ("one v5e", "two layers", "lamb"): Limit(34, temporaries_percent=35),
+    ("one v5e", "two layers", "lans"): Limit(36, temporaries_percent=40),
+    ("one v5e", "two layers", "lars"): Limit(24.5, temporaries_percent=1),
+    ("v5e 2x4", "two layers", "lamb"): Limit(34, temporaries_percent=160),
+    ("v5e 2x4", "two layers", "lans"): Limit(36, temporaries_percent=210),
+    ("v5e 2x4", "two layers", "lars"): Limit(24.5, temporaries_percent=145),
 }
 
 

@@ -135,6 +135,7 @@ class Program:
         of_elements = len(jax.tree.leaves((leaf.gradient, leaf.param)))
         self.kinds: list[ArrayKind] = ["per element"] * of_elements
         """The kind of each array of the leaf."""
+        self.kinds_of_state = transform.kinds
         self.kinds += jax.tree.leaves(transform.kinds(leaf.state))
         self._dtype = leaf.dtype()
         self._is_read = False

@@ -17,7 +17,6 @@ import numpy as np
 
 from optax_largebatch.engine.program import LeafArrays, Program, Scalars
 from optax_largebatch.engine.state import ArrayKind
-from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.params.leaves import Leaves, spec_alike
 
 Execute = Callable[[Mapping[int, LeafArrays], Scalars, Leaves], Any]
@@ -26,7 +25,6 @@ split."""
 
 
 def on_shards(
-    transform: LeafTransform,
     programs: Mapping[int, Program],
     execute: Execute,
     arrays: Mapping[int, LeafArrays],
@@ -36,7 +34,6 @@ def on_shards(
     """The results of `execute` on the shards of each device.
 
     Args:
-        transform: the transform.
         programs: the program of each whole leaf; they say what shapes the results have.
         execute: takes the step on one device.
         arrays: the arrays of whole leaves.
@@ -56,22 +53,22 @@ def on_shards(
             return PartitionSpec()
         return spec_alike(specs[index], leaves.arrays[index].shape, x.shape)
 
-    def specs_of(index: int, *arrays: Any) -> tuple[Any, ...]:
-        """The specs of arrays like the leaf, and of the last, which is a state."""
-        *like_leaf, state = arrays
-        kinds = transform.kinds(state)
+    def specs_of(index: int, arrays: Any, state: Any) -> tuple[Any, ...]:
+        """The specs of arrays like the leaf and of those in its state."""
+        kinds = programs[index].kinds_of_state(state)
         of_state = jax.tree.map(lambda x, kind: spec(index, x, kind), state, kinds)
-        return (*[None if x is None else spec(index, x) for x in like_leaf], of_state)
+        return (*jax.tree.map(lambda x: spec(index, x), arrays), of_state)
 
-    in_specs = {i: LeafArrays(*specs_of(i, *leaf)) for i, leaf in arrays.items()}
+    in_specs = {i: LeafArrays(*specs_of(i, leaf[:2], leaf.state)) for i, leaf in arrays.items()}
     if AxisType.Explicit in leaves.mesh.axis_types:  # such arrays move only by `reshard`
         shardings = jax.tree.map(lambda spec: NamedSharding(leaves.mesh, spec), in_specs)
         arrays = jax.sharding.reshard(dict(arrays), shardings)
+    types = {i: program.result_types for i, program in programs.items()}
     results = jax.shard_map(
         on_one_device,
         mesh=leaves.mesh,
         in_specs=(in_specs, PartitionSpec()),
-        out_specs={i: specs_of(i, *program.result_types) for i, program in programs.items()},
+        out_specs={i: specs_of(i, x[:1], x[1]) for i, x in types.items()},
         check_vma=False,
     )(arrays, scalars)
     # XLA does not see that all devices have the same constant, and would send it around.

@@ -108,37 +108,23 @@ class Step:
             programs: the program of each leaf, if it is read already.
         """
         leaves, states, by_leaf = self.by_leaf(arrays)
-        # Without `jax.shard_map` (jax 0.6.0) the numbers are the same, in more all-reduces.
-        split = leaves.mesh is not None and hasattr(jax, "shard_map")
         whole = dataclasses.replace(leaves, specs=None, mesh=None) if leaves.mesh else leaves
         programs = programs or self.programs(by_leaf, arrays.scalars, whole)
-        if split:
-            results = on_shards(
-                self._transform,
-                programs,
-                functools.partial(self._on_device, plan),
-                by_leaf,
-                arrays.scalars,
-                leaves,
-            )
-        else:
+
+        def on_one_device(by_leaf: Any, scalars: Scalars, shards: Leaves) -> Any:
+            programs = self.programs(by_leaf, scalars, shards)
+            return Execution(programs, by_leaf, scalars, plan).results()
+
+        # Without `jax.shard_map` (jax 0.6.0) the numbers are the same, in more all-reduces.
+        if leaves.mesh is None or not hasattr(jax, "shard_map"):
             results = Execution(programs, by_leaf, arrays.scalars, plan).results()
+        else:
+            results = on_shards(programs, on_one_device, by_leaf, arrays.scalars, leaves)
         updates = []
         for i, (update, state) in results.items():
             updates.append(update.astype(leaves.arrays[i].dtype))
             states[i] = state
         return updates, self._transform.join(arrays.state, states, leaves)
-
-    def _on_device(
-        self,
-        plan: ExecutionPlan,
-        by_leaf: Mapping[int, LeafArrays],
-        scalars: Scalars,
-        leaves: Leaves,
-    ) -> dict[int, tuple[jax.Array, Any]]:
-        """The results of the programs for the shards of one device."""
-        programs = self.programs(by_leaf, scalars, leaves)
-        return Execution(programs, by_leaf, scalars, plan).results()
 
     def by_leaf(self, arrays: Arrays) -> tuple[Leaves, list[Any], dict[int, LeafArrays]]:
         """The leaves, the state of each, and the arrays of those that have a gradient."""
@@ -157,7 +143,7 @@ class Step:
         self, by_leaf: Mapping[int, LeafArrays], scalars: Scalars, leaves: Leaves
     ) -> dict[int, Program]:
         """The program of each leaf, the same one for identical leaves."""
-        global_dtype = accumulation_dtype(*map(LeafArrays.dtype, by_leaf.values()))
+        global_dtype = accumulation_dtype(*[x.dtype() for x in by_leaf.values()])
         programs = {}
         for i, leaf in by_leaf.items():
             arrays, structure = jax.tree.flatten(leaf)

@@ -24,17 +24,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 import optax
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import check_state
 from optax_largebatch.engine.blocks import of_stacks
-from optax_largebatch.engine.declaration import (
-    check_declaration,
-    check_result,
-    no_request,
-)
+from optax_largebatch.engine.declaration import check_declaration, check_result, no_request
 from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import built_like, names_and_fields
@@ -151,18 +146,13 @@ class LeafTransform:
         """The leaf program of one leaf, begun; whole leaves are put together here."""
         choice, stacked, layout = at.choice
         at = at._replace(choice=choice, stacked=stacked)
-        if layout is None:
+        if layout is None or not any((*layout.mesh_axes, *norms.explicit_spec(update))):
             return self._named(update, at)
-        spec = norms.explicit_spec(update)
-        if not any((*layout.mesh_axes, *spec)):
-            return self._named(update, at)
-        return self._on_whole_leaf(update, at, layout, spec)
+        return self._on_whole_leaf(update, at, layout)
 
-    def _on_whole_leaf(
-        self, update: jax.Array, at: Leaf, layout: Layout, spec: PartitionSpec
-    ) -> LeafProgram:
+    def _on_whole_leaf(self, update: jax.Array, at: Leaf, layout: Layout) -> LeafProgram:
         """The leaf program of a split leaf; each device gathers all of it and keeps its shard."""
-        shape = update.shape
+        shape, spec = update.shape, norms.explicit_spec(update)
 
         def gathered(x: Any) -> Any:
             return None if x is None else layout.gathered(x)
@@ -177,26 +167,14 @@ class LeafTransform:
             kinds = self.kinds(state)
             return jax.tree.map(lambda x, kind: x if kind == "whole" else move(x), state, kinds)
 
-        whole = at._replace(
-            param=gathered(at.param), start=gathered(at.start), state=moved(gathered, at.state)
-        )
-        program = self._named(gathered(update), whole)
-        answer: Any = None
-        while True:
-            try:
-                request = program.send(answer)
-            except StopIteration as end:
-                update, state = end.value
-                return shard(update), moved(shard, state)
-            if isinstance(request, Request):
-                copies = [x._replace(held="replicated") for x in request.statistics]
-                request = dataclasses.replace(request, statistics=tuple(copies))
-            elif isinstance(request, EachMatrix):
-                on = request.on._replace(matrices=request.on.matrices.whole)
-                request = request._replace(on=on)
-            answer = yield request
+        state = moved(gathered, at.state)
+        whole = at._replace(param=gathered(at.param), start=gathered(at.start), state=state)
+        update, state = yield from self._named(gathered(update), whole, _on_copies)
+        return shard(update), moved(shard, state)
 
-    def _named(self, update: jax.Array, at: Leaf) -> LeafProgram:
+    def _named(
+        self, update: jax.Array, at: Leaf, adapted: Callable[[Any], Any] | None = None
+    ) -> Generator[Any, Any, Any]:
         """The leaf program as it is written, its operations named after the transform.
 
         The name is without the parts of a chain: copied into the name of each operation, they make
@@ -204,25 +182,34 @@ class LeafTransform:
         """
         scope = self.name.partition("(")[0]
         with jax.named_scope(scope):
-            program = self.leaf(update, at)
-        result: Any = program
-        answer: Any = None
-        is_running = isinstance(program, Generator)
-        while is_running:
+            result: Any = self.leaf(update, at)
+        program, answer = result if isinstance(result, Generator) else None, None
+        while program is not None:
             try:
                 with jax.named_scope(scope):
                     request = program.send(answer)
             except StopIteration as end:
-                result = end.value
-                break
+                result, program = end.value, None
+                continue
             if not isinstance(request, REQUESTS):
                 raise no_request(self, request)
             if isinstance(request, Request) and request.path is None:
                 request = request.of(at)
-            answer = yield request
+            answer = yield adapted(request) if adapted else request
         if at.is_checked:
             check_result(self, result, update, at)
         return result
+
+
+def _on_copies(request: Any) -> Any:
+    """The request of a leaf program that has a whole leaf on every device."""
+    if isinstance(request, Request):
+        copies = [x._replace(held="replicated") for x in request.statistics]
+        return dataclasses.replace(request, statistics=tuple(copies))
+    if isinstance(request, EachMatrix):
+        on = request.on._replace(matrices=request.on.matrices.whole)
+        return request._replace(on=on)
+    return request
 
 
 class Choice(NamedTuple):

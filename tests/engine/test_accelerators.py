@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.sums import variadic
 from optax_largebatch.testing import reference
 from tests.conftest import enable_x64
-from tests.engine.plans import use_plan
+from tests.engine.steps import lowered, use_plan
 
 CHUNK, GROUP = 4, 2**10
 BATCH = 3  # of leaves that LAMB and LANS pass over, which have four arrays
@@ -152,9 +152,7 @@ def test_a_gpu_takes_the_sums_of_small_identical_leaves_side_by_side(platform, k
     shapes = {f"bias_{k}": (8,) for k in range(2 * BATCH)}
     shapes |= {f"large_{k}": (2 * GROUP,) for k in range(2)}
     params = {key: jax.ShapeDtypeStruct(shape, "float32") for key, shape in shapes.items()}
-    state = jax.eval_shape(optimizer.init, params)
-    program = jax.jit(optimizer.update).trace(params, state, params)
-    text = program.lower(lowering_platforms=(platform,)).as_text()
+    (text,) = lowered(optimizer, params, platform)
     reduced = re.findall(r"stablehlo.reduce\(.*?\(tensor<(\w+)xf32>", text)
     if kernel_shape is None:
         assert reduced  # however a CPU does it, not side by side
@@ -167,20 +165,11 @@ def test_lans_writes_its_moments_in_the_last_pass_on_a_tpu():
     """Two sums are taken of the second moment. On a GPU one reduction takes both."""
     optimizer = lb.lans(1e-3)
     params = {"kernel": jax.ShapeDtypeStruct((512, 512), "float32")}
-    state = jax.eval_shape(optimizer.init, params)
-    program = jax.jit(optimizer.update).trace(params, state, params)
-
-    def outputs_of_passes(platform):
-        """The number of matrices that each function of the module returns."""
-        text = program.lower(lowering_platforms=(platform,)).as_text()
-        heads = [line for line in text.splitlines() if "func.func private" in line]
-        return {
-            head.split("@")[1].split("(")[0]: head.split("->")[1].count("512x512") for head in heads
-        }
-
-    for platform, written in (("cuda", 2), ("tpu", 0), ("cpu", 2)):
-        sums = [n for name, n in outputs_of_passes(platform).items() if "stored_and_sums" in name]
-        assert max(sums) == written
+    for text, written in zip(
+        lowered(optimizer, params, "cuda", "tpu", "cpu"), (2, 0, 2), strict=True
+    ):
+        heads = [x for x in text.splitlines() if "func.func private @stored_and_sums" in x]
+        assert max(head.split("->")[1].count("512x512") for head in heads) == written
 
 
 def test_results_of_matrices_are_read_and_not_computed_again():
@@ -188,37 +177,26 @@ def test_results_of_matrices_are_read_and_not_computed_again():
 
     def barriers(optimizer):
         params = {"kernel": jax.ShapeDtypeStruct((512, 512), "float32")}
-        program = jax.jit(optimizer.update).trace(
-            params, jax.eval_shape(optimizer.init, params), params
-        )
-        return program.lower(lowering_platforms=("cuda",)).as_text().count("optimization_barrier")
+        return lowered(optimizer, params, "cuda")[0].count("optimization_barrier")
 
     assert barriers(lb.muonh(1e-3)) == barriers(lb.muon(1e-3)) + 1
 
 
 @pytest.mark.parametrize("plan", PLANS, indirect=True)
-def test_ratios_of_identical_leaves_are_computed_as_vectors(plan):
-    """Or XLA on a GPU compiles a dozen operations on single numbers into each leaf's kernels."""
-    optimizer = lb.lans(1e-3, weight_decay=0.01)
+def test_numbers_of_identical_leaves_are_vectors(plan):
+    """Or XLA on a GPU compiles a dozen operations on single numbers into each leaf's kernels.
+
+    And it takes a kernel for each new number of the state, and one more to copy the old number.
+    """
     params = {f"bias_{index}": jnp.ones(10) for index in range(CHUNK)}
-    state = optimizer.init(params)
-    program = jax.jit(optimizer.update).lower(params, state, params).as_text()
-    of_numbers = len(re.findall(r"stablehlo.sqrt .* tensor<f32>", program))
-    of_vectors = len(re.findall(r"stablehlo.sqrt .* tensor<\dxf32>", program))
+    (ratios,) = lowered(lb.lans(1e-3, weight_decay=0.01), params, "cpu")
+    of_numbers = len(re.findall(r"stablehlo.sqrt .* tensor<f32>", ratios))
+    of_vectors = len(re.findall(r"stablehlo.sqrt .* tensor<\dxf32>", ratios))
+    (new_numbers,) = lowered(lb.scaled_adam(1e-3), params, "cpu")
     as_vectors = plan != "one TPU"
     assert (of_vectors > 0) == as_vectors
     assert (of_numbers == 0) == as_vectors
-
-
-@pytest.mark.parametrize("plan", PLANS, indirect=True)
-def test_new_numbers_of_identical_leaves_are_written_together(plan):
-    """Or XLA on a GPU takes a kernel for each, and one more to copy the old number."""
-    optimizer = lb.scaled_adam(1e-3)
-    params = {f"bias_{index}": jnp.ones(10) for index in range(CHUNK)}
-    state = optimizer.init(params)
-    program = str(jax.make_jaxpr(optimizer.update)(params, state, params))
-    as_vectors = plan != "one TPU"
-    assert ("dynamic_slice" in program) == as_vectors
+    assert ("dynamic_slice" in new_numbers) == as_vectors
 
 
 def test_a_large_leaf_waits_for_the_state_of_the_one_before_it():
@@ -228,11 +206,10 @@ def test_a_large_leaf_waits_for_the_state_of_the_one_before_it():
     """
     optimizer = lb.lars(optax.linear_schedule(1e-3, 0.0, 10))
     params = {name: jax.ShapeDtypeStruct((64, 64), "float32") for name in ("first", "second")}
-    state = jax.eval_shape(optimizer.init, params)
-    program = jax.jit(optimizer.update).trace(params, state, params)
-    for platform, waiting in (("cuda", 1), ("tpu", 1), ("cpu", 0)):
-        text = program.lower(lowering_platforms=(platform,)).as_text()
+    for text, waiting in zip(
+        lowered(optimizer, params, "cuda", "tpu", "cpu"), (1, 1, 0), strict=True
+    ):
         barriers = [line for line in text.splitlines() if "optimization_barrier" in line]
-        own = [line for line in barriers if line.count("64x64xf32") == 2]
-        assert len(own) == waiting
-        assert all("tensor<f32>" in line for line in own)
+        of_leaves = [line for line in barriers if line.count("64x64xf32") == 2]
+        assert len(of_leaves) == waiting
+        assert all("tensor<f32>" in line for line in of_leaves)

@@ -96,35 +96,6 @@ def test_what_is_declared_is_kept():
     np.testing.assert_array_equal(state.own, 2 * np.ones(3))
 
 
-def test_what_jax_has_in_its_caches_says_nothing():
-    """Two leaves compute the same; of one of them JAX forgets the inner function in between."""
-
-    @jax.jit
-    def inner(x):
-        return 2 * x + 1
-
-    def leaf(update, at):
-        def outer(x):
-            once = inner(x)
-            if update.shape == (2,):
-                jax.clear_caches()
-            return inner(once)
-
-        return update, at.state._replace(own=jax.jit(outer)(at.state.own))
-
-    declared = OneArray(own=Shared(lambda params: jnp.ones([])))
-    transform = transformation(LeafTransform(leaf, state=declared, given="parts"))
-    params = {"first": jnp.ones(2), "second": jnp.ones(3)}
-    _, state = transform.update(params, transform.init(params))
-    assert state.own == 7
-
-
-def test_a_plain_function_is_a_leaf_program():
-    transform = transformation(LeafTransform(lambda update, at: (2 * update, at.state)))
-    updates, _ = transform.update(jnp.ones(3), transform.init(jnp.ones(3)))
-    np.testing.assert_array_equal(updates, 2 * np.ones(3))
-
-
 def yields_an_array(update, at):
     yield update
     return update, at.state

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
-import optax
 import pytest
 
 import optax_largebatch as lb
@@ -19,14 +18,8 @@ from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, S
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.testing import reference
-from tests.conftest import as_users_have_it
-from tests.engine.plans import use_plan
+from tests.engine.steps import compiled_step, large_kernels, on_shards, use_plan
 from tests.optimizers.registry import LONG, named
-
-several_devices = pytest.mark.skipif(
-    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map",
-)
 
 KERNELS = lb.matching("kernel")
 GROUPS = lb.param_groups({"params": lb.matching("conv"), "weight_decay": 0.5})
@@ -145,20 +138,9 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name", ["lamb", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lans", "lars", "eve"))]
-)
-@pytest.mark.usefixtures("cores")
-def test_at_every_threshold(name):
-    optimizer, params, gradients = on_both_sides_of_thresholds(name)
-    step = jax.jit(optimizer.update)
-    _, state = step(gradients, optimizer.init(params), params)
-    found = step(gradients, state, params)
-    chex.assert_trees_all_close(found, as_the_reference_steps(name), rtol=2e-5, atol=1e-7)
-
-
-def on_both_sides_of_thresholds(name):
-    """An optimizer, parameters and gradients."""
+@functools.cache
+def at_every_threshold(name):
+    """An optimizer, parameters, gradients, and the reference's second step for any cores."""
     stacked = lb.stacked_layers({"^stack": 0})
     optimizer = getattr(lb, name)(0.1, stacked=stacked)
     shapes = {f"leaf_{size}": (size,) for size in SIZES}
@@ -167,16 +149,25 @@ def on_both_sides_of_thresholds(name):
         key: jnp.cos(jnp.arange(np.prod(shape), dtype="float32")).reshape(shape) + 0.5
         for key, shape in shapes.items()
     }
-    return optimizer, params, jax.tree.map(lambda x: jnp.sin(3 * x) + 0.1, params)
+    gradients = jax.tree.map(lambda x: jnp.sin(3 * x) + 0.1, params)
+    expected = second_step(optimizer, reference(optimizer).update, params, gradients)
+    return optimizer, params, gradients, expected
 
 
-@functools.cache
-def as_the_reference_steps(name):
-    """Its second step, with any number of cores."""
-    optimizer, params, gradients = on_both_sides_of_thresholds(name)
-    step = jax.jit(reference(optimizer).update)
+def second_step(optimizer, update, params, gradients):
+    step = jax.jit(update)
     _, state = step(gradients, optimizer.init(params), params)
     return step(gradients, state, params)
+
+
+@pytest.mark.parametrize(
+    "name", ["lamb", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lans", "lars", "eve"))]
+)
+@pytest.mark.usefixtures("cores")
+def test_at_every_threshold(name):
+    optimizer, params, gradients, expected = at_every_threshold(name)
+    found = second_step(optimizer, optimizer.update, params, gradients)
+    chex.assert_trees_all_close(found, expected, rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.usefixtures("cores")
@@ -187,16 +178,7 @@ def test_an_empty_leaf_may_come_first():
     np.testing.assert_allclose(updates["b"], -0.1, rtol=1e-5)
 
 
-def compiled_step(optimizer, params):
-    def step(params, state, gradients):
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    arguments = (params, jax.eval_shape(optimizer.init, params), params)
-    return jax.jit(step, donate_argnums=(0, 1)).lower(*arguments).compile(as_users_have_it)
-
-
-LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(8)}
+LARGE = large_kernels(8)
 BYTES = 8 * 4 * 2048 * 2048
 
 
@@ -268,10 +250,10 @@ def test_a_norm_of_leaves_of_two_precisions(name):
     optimizer = getattr(lb, name)(0.1, **more)
     params = {"wide": jnp.linspace(1.0, 2.0, 5), "narrow": jnp.linspace(1, 3, 4, dtype="float32")}
     gradients = jax.tree.map(jnp.cos, params)
-    state = plain_state = optimizer.init(params)
-    for _ in range(2):
-        updates, state = jax.jit(optimizer.update)(gradients, state, params)
-        expected, plain_state = jax.jit(reference(optimizer).update)(gradients, plain_state, params)
+    (updates, _), (expected, _) = (
+        second_step(optimizer, update, params, gradients)
+        for update in (optimizer.update, reference(optimizer).update)
+    )
     chex.assert_trees_all_close(updates, expected, rtol=1e-6)
     assert [x.dtype for x in jax.tree.leaves(updates)] == ["float32", "float64"]
 
@@ -285,13 +267,13 @@ def test_operations_are_named_after_their_link():
     assert "chain(" not in program.as_text()
 
 
-@pytest.mark.parametrize("told", [False, pytest.param(True, marks=several_devices)])
-def test_numbers_that_are_known_already_are_one_constant(told):
+@pytest.mark.parametrize("specs_known", [False, pytest.param(True, marks=on_shards)])
+def test_numbers_that_are_known_already_are_one_constant(specs_known):
     """XLA would take long to put a thousand of them together, and on a mesh send them around."""
     transform = lb.scale_by_learning_rate(0.1)
     params = {f"bias_{index}": jnp.ones(8 * index + 8) for index in range(5)}
     specs = {}
-    if told:
+    if specs_known:
         mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
         params = jax.device_put(params, NamedSharding(mesh, P("data")))
         specs = {"partition_specs": jax.tree.map(lambda x: x.sharding, params)}

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
-import pytest
 
 import optax_largebatch
+from tests.engine.steps import on_shards, several_devices, since_types_know_meshes
 
 PACKAGE = Path(optax_largebatch.__file__).parent
 SECTION = re.search(
@@ -23,11 +23,6 @@ SECTION = re.search(
 )[1]
 INSIDES = ("jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jaxlib")
 """The modules of which JAX does not promise that they stay."""
-
-several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-since_types_know_meshes = pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="it is new in jax 0.10"
-)
 
 
 def rows(columns):
@@ -129,8 +124,7 @@ def test_a_type_knows_of_what_devices_its_mesh_is():
     assert platforms == ["cpu"]
 
 
-@several_devices
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+@on_shards
 def test_inside_shard_map_a_type_knows_along_which_axes_devices_differ():
     mesh = jax.make_mesh((4, 2), ("data", "copies"), axis_types=(AxisType.Auto,) * 2)
     seen = []

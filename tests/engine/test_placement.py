@@ -15,23 +15,18 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import execution_plans
+from optax_largebatch.engine import LeafTransform, execution_plans, transformation
 from optax_largebatch.engine.execution_plans import ONE_CPU
-from tests.conftest import as_users_have_it
+from tests.engine.steps import (
+    compiled_step,
+    large_kernels,
+    lowered,
+    several_devices,
+    since_types_know_meshes,
+    step_of,
+)
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-LARGE = {f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32") for index in range(4)}
-BYTES = 4 * 4 * 2048 * 2048
-
-several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-
-
-def step_of(optimizer):
-    def step(params, state, gradients):
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state
-
-    return step
 
 
 def functions_in(module):
@@ -93,20 +88,14 @@ def test_a_module_for_three_platforms_has_the_program_of_each(name):
     assert alone["cpu"]["outlined call"] > 0 == alone["tpu"]["outlined call"]
 
 
-def compiled(optimizer, params, **options):
-    state = jax.eval_shape(optimizer.init, params)
-    step = jax.jit(step_of(optimizer), donate_argnums=(0, 1), **options)
-    return step.lower(params, state, params).compile(as_users_have_it)
-
-
 @several_devices
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA keeps one leaf")
 @pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
 def test_one_of_eight_devices_has_the_program_of_one(name):
     one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
-    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), LARGE)
-    program = compiled(getattr(lb, name)(1e-3, weight_decay=0.01), params)
-    assert program.memory_analysis().temp_size_in_bytes < 0.01 * BYTES
+    params = large_kernels(4, one)
+    program = compiled_step(getattr(lb, name)(1e-3, weight_decay=0.01), params)
+    assert program.memory_analysis().temp_size_in_bytes < 0.01 * 4 * 4 * 2048 * 2048
     assert re.search(r" call\(.*inlineable=.?\"false", program.as_text())
 
 
@@ -170,11 +159,9 @@ def test_a_step_is_traced_for_the_place_alone(monkeypatch):
     seen = ways(monkeypatch)
     optimizer = lb.lamb(1e-3)
     params = {"kernel": jnp.ones((4, 4))}
-    traced = jax.jit(optimizer.update).trace(params, optimizer.init(params), params)
+    lowered(optimizer, params, "tpu")
     assert not seen
-    traced.lower(lowering_platforms=("tpu",))
-    assert not seen
-    traced.lower(lowering_platforms=("cpu",))
+    lowered(optimizer, params, "cpu")
     assert seen
 
 
@@ -190,7 +177,6 @@ def test_updates_without_jit_are_compiled_once(monkeypatch):
 
 def test_a_hyperparameter_that_a_program_closes_over_is_no_constant():
     """It is no argument of the leaf program, so JAX must find it there."""
-    from optax_largebatch.engine import LeafTransform, transformation
 
     def scale(factor):
         return transformation(LeafTransform(lambda update, at: (factor * update, at.state)))
@@ -244,33 +230,29 @@ def test_derivatives_do_not_wait_for_each_other():
 
 
 @several_devices
-@pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="types do not say of what devices a mesh is"
-)
+@since_types_know_meshes
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("told", [False, True])
-def test_the_types_on_a_mesh_say_how_gpus_take_sums(kind, told, monkeypatch):
+@pytest.mark.parametrize("specs_known", [False, True])
+def test_the_types_on_a_mesh_say_how_gpus_take_sums(kind, specs_known, monkeypatch):
     """Side by side, unless the compiler alone knows how leaves are split; at once on shards."""
     _as_on_gpus(monkeypatch)
     optimizer = lb.lamb(0.1)
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(kind,))
     split = NamedSharding(mesh, P("fsdp"))
     params = {key: jax.ShapeDtypeStruct((32,), "float32", sharding=split) for key in "abc"}
-    extra = {"partition_specs": P("fsdp")} if told else {}
+    extra = {"partition_specs": P("fsdp")} if specs_known else {}
     update = functools.partial(optimizer.update, **extra)
     with jax.set_mesh(mesh):
         state = jax.eval_shape(optimizer.init, params)
         text = jax.jit(update).lower(params, state, params).as_text()
-    side_by_side = f"tensor<3x{4 if told else 32}xf32>" in text
-    assert side_by_side == (told or kind is AxisType.Explicit)
+    side_by_side = f"tensor<3x{4 if specs_known else 32}xf32>" in text
+    assert side_by_side == (specs_known or kind is AxisType.Explicit)
     at_once = re.search(r"stablehlo\.reduce\([^)]*\), \(", text) is not None
-    assert at_once == told
+    assert at_once == specs_known
 
 
 @several_devices
-@pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="types do not say of what devices a mesh is"
-)
+@since_types_know_meshes
 def test_sums_at_once_inside_shard_map(monkeypatch):
     """They get the types of sums that differ between devices; and the numbers are the same."""
     optimizer = lb.lans(0.1, weight_decay=0.01)

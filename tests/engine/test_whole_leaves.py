@@ -23,11 +23,9 @@ from optax_largebatch.engine import (
     sums_over_devices,
     transformation,
 )
+from tests.engine.steps import on_shards
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7"),
-    pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
-]
+pytestmark = on_shards
 
 STACKED = lb.stacked_layers({"layers": 0})
 PARAMS = {"layers": jnp.sin(jnp.arange(8.0 * 16 * 8)).reshape(8, 16, 8), "bias": jnp.arange(8.0)}
@@ -87,7 +85,7 @@ def whitening():
     return optimizer, state, jax.device_get(expected)
 
 
-@pytest.mark.parametrize("way", ["jit", "jit, told", "shard_map", "explicit"])
+@pytest.mark.parametrize("way", ["jit", "jit, specs", "shard_map", "explicit"])
 @pytest.mark.parametrize("name", SPECS)
 def test_the_numbers_of_one_device(name, way, whitening):
     optimizer, state, expected = whitening
@@ -96,8 +94,8 @@ def test_the_numbers_of_one_device(name, way, whitening):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(axis_type,))
     split = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
     grads, params = jax.device_put(GRADS, split), jax.device_put(PARAMS, split)
+    moments = (State(P(), specs, P()), lb.states.ScaleByTrustRatioState(P()))
     if way == "shard_map":
-        moments = (State(P(), specs, P()), lb.states.ScaleByTrustRatioState(P()))
 
         def step(*own):
             return two_steps(optimizer, *own, partition_specs=specs)
@@ -107,9 +105,8 @@ def test_the_numbers_of_one_device(name, way, whitening):
         )
         own = jax.jit(step)(grads, params, state)
     else:
-        told = {"partition_specs": split} if way == "jit, told" else {}
+        told = {"partition_specs": split} if way == "jit, specs" else {}
         if way == "explicit":
-            moments = (State(P(), specs, P()), lb.states.ScaleByTrustRatioState(P()))
             state = jax.tree.map(
                 lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)), state, moments
             )

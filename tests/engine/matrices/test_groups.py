@@ -15,11 +15,8 @@ import pytest
 from optax_largebatch import orthogonalize_momentum
 from optax_largebatch.engine.matrices import groups
 from tests.conftest import enable_x64
+from tests.engine.steps import on_shards
 
-several_devices = pytest.mark.skipif(
-    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map",
-)
 AXES = ("fsdp", "tensor")
 
 
@@ -28,9 +25,9 @@ def network(shapes):
     return {name: jnp.asarray(source.normal(size=shape)) for name, shape in shapes.items()}
 
 
-def step(gradients, matrix_axes=None, settings=(), **told):
+def step(gradients, matrix_axes=None, settings=(), **specs):
     optimizer = orthogonalize_momentum(matrix_axes=matrix_axes, **dict(settings))
-    return optimizer.update(gradients, optimizer.init(gradients), **told)[0]
+    return optimizer.update(gradients, optimizer.init(gradients), **specs)[0]
 
 
 @pytest.fixture
@@ -101,8 +98,8 @@ def on_one_device(case):
     return gradients, axes, jax.jit(functools.partial(step, matrix_axes=axes))(gradients)
 
 
-@several_devices
-@pytest.mark.parametrize("way", ["told", "shard_map", "explicit"])
+@on_shards
+@pytest.mark.parametrize("way", ["specs", "shard_map", "explicit"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_group_steps_as_one_device(case, way, sending_is_free, chosen):
     sizes, arrays, group = CASES[case]
@@ -114,59 +111,51 @@ def test_a_group_steps_as_one_device(case, way, sending_is_free, chosen):
         gradients, axes, expected = on_one_device(case)
         run = functools.partial(step, matrix_axes=axes)
         if way == "shard_map":
-            told = functools.partial(run, partition_specs=specs)
-            run = jax.shard_map(told, mesh=mesh, in_specs=(specs,), out_specs=specs)
-        elif way == "told":
+            run = functools.partial(run, partition_specs=specs)
+            run = jax.shard_map(run, mesh=mesh, in_specs=(specs,), out_specs=specs)
+        elif way == "specs":
             run = functools.partial(run, partition_specs=shardings)
         found = jax.jit(run)(jax.device_put(gradients, shardings))
         chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-10)
     assert chosen == {group}
 
 
-@several_devices
-@pytest.mark.parametrize("preconditioning", ["frobenius", "aol", "schatten"])
-def test_what_a_matrix_is_divided_by_is_that_of_the_whole(preconditioning, sending_is_free, chosen):
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
-    settings = (("preconditioning", preconditioning), ("ns_coeffs", "polar_express"))
+@on_shards
+@pytest.mark.parametrize(
+    ("preconditioning", "groups_chosen"),
+    [*((name, {("fsdp", 8)}) for name in ("frobenius", "aol", "schatten")), ("spectral", set())],
+)
+def test_what_a_matrix_is_divided_by_is_that_of_the_whole(
+    preconditioning, groups_chosen, sending_is_free, chosen
+):
+    """A singular value decomposition, for `"spectral"`, gets whole matrices."""
+    settings = {"preconditioning": preconditioning}
+    if groups_chosen:
+        settings["ns_coeffs"] = "polar_express"
     with enable_x64(True):
-        gradients = network({"w": (16, 24)})
+        gradients, run, split = on_eight_devices(settings)
         expected = step(gradients, settings=settings)
-        run = jax.jit(functools.partial(step, settings=settings, partition_specs=sharding))
-        found = run(jax.device_put(gradients, sharding))
-        chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-10)
-    assert chosen == {("fsdp", 8)}
+        chex.assert_trees_all_close(jax.device_get(run(split)), expected, rtol=0, atol=1e-10)
+    assert chosen == groups_chosen
 
 
-@several_devices
-def test_a_function_of_whole_matrices_gets_them(sending_is_free, chosen):
-    """A singular value decomposition."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
-    settings = (("preconditioning", "spectral"),)
-    gradients = network({"w": (8, 12)})
-    expected = step(gradients, settings=settings)
-    run = jax.jit(functools.partial(step, settings=settings, partition_specs=sharding))
-    found = run(jax.device_put(gradients, sharding))
-    chex.assert_trees_all_close(jax.device_get(found), expected, atol=1e-5)
-    assert not chosen
-
-
-@several_devices
+@on_shards
 def test_small_matrices_are_not_shared(chosen):
     """Their products take less time than it would to send them."""
-    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
-    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
-    gradients = network({"w": (16, 24)})
-    text = (
-        jax.jit(functools.partial(step, partition_specs=sharding))
-        .lower(jax.device_put(gradients, sharding))
-        .compile()
-        .as_text()
-    )
+    _, run, split = on_eight_devices({})
+    text = run.lower(split).compile().as_text()
     found = Counter(re.findall(r" (all-gather|all-to-all|reduce-scatter)\(", text))
     assert found == {"all-to-all": 2}
     assert not chosen
+
+
+def on_eight_devices(settings):
+    """The gradient of a matrix, a step for its rows on eight devices, and the rows."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    sharding = {"w": NamedSharding(mesh, P("fsdp"))}
+    gradients = network({"w": (16, 24)})
+    run = jax.jit(functools.partial(step, settings=settings, partition_specs=sharding))
+    return gradients, run, jax.device_put(gradients, sharding)
 
 
 def cheapest(number, sides, axes, itemsize=2):

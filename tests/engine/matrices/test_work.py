@@ -12,11 +12,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
-
-several_devices = pytest.mark.skipif(
-    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map",
-)
+from tests.engine.steps import on_shards, since_types_know_meshes
 
 
 def programs_in(equation) -> Iterator[Jaxpr]:
@@ -48,7 +44,7 @@ def waits_for(jaxpr, of_inputs, found):
     return [known.get(x, nothing) if isinstance(x, Var) else nothing for x in jaxpr.outvars]
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_the_next_matrices_travel_during_the_work_on_these(kind):
     """They wait until these have arrived, or all would be in memory at once."""
@@ -70,8 +66,8 @@ def test_the_next_matrices_travel_during_the_work_on_these(kind):
     assert len(found) == 4
 
 
-@several_devices
-@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="types do not know an automatic mesh")
+@on_shards
+@since_types_know_meshes
 @pytest.mark.filterwarnings("ignore:The update works on whole matrices")
 @pytest.mark.parametrize(
     ("axes", "shape", "spec"),
