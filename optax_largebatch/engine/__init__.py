@@ -1,9 +1,9 @@
 """The engine for transformations written leaf by leaf, also for your own. Experimental.
 
-A `LeafTransform` describes what happens to one leaf (one array of the parameters), `transformation`
-makes an optax transformation of it, and `optax_largebatch.testing.check` tests it. The guide "Your
-own optimizer" shows how; README.md beside this file explains what happens inside. Names and
-arguments here may change with every minor version.
+A leaf program says what happens to one leaf (one array of the parameters), `transformation` makes
+an optax transformation of it, and `optax_largebatch.testing.check` tests it. The guide "Your own
+optimizer" shows how; README.md beside this file explains what happens inside. Names and arguments
+here may change with every minor version.
 """
 
 from optax_largebatch.engine.blocks import NumberPerBlock, VectorOfBlocks

@@ -1,5 +1,6 @@
 """Leaf transforms as the transformations of optax."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -21,9 +22,16 @@ class Transformation(optax.GradientTransformationExtraArgs):
         return f"<{made_of.name}>" if made_of else super().__repr__()
 
 
-def transformation(transform: LeafTransform) -> optax.GradientTransformationExtraArgs:
-    """The leaf transform as a transformation of optax; `leaf_transform_of` finds it again."""
-    bound = _Bound(transform)
+def transformation(
+    leaf: LeafTransform | Callable[..., Any], **fields: Any
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation of optax; `leaf_transform_of` finds its leaf transform again.
+
+    Args:
+        leaf: a leaf program, or a leaf transform that has been made already.
+        **fields: with a leaf program, the other fields of its `LeafTransform`.
+    """
+    bound = _Bound(leaf if isinstance(leaf, LeafTransform) else LeafTransform(leaf, **fields))
     return Transformation(bound.init, bound.update)
 
 

@@ -299,14 +299,12 @@ def scale_by_second_moment(
         return factor * direction, at.state._replace(nu=nu)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ScaleBySecondMomentState, count=engine.Counter(), nu=engine.PerParameter()
-            ),
-            scalars=scalars,
-            choices=lambda leaves: have_several_elements(leaves, stacks),
-            given="parts",
-            facts=of_all({"direction": "adam"}),
-        )
+        leaf,
+        state=engine.declare(
+            ScaleBySecondMomentState, count=engine.Counter(), nu=engine.PerParameter()
+        ),
+        scalars=scalars,
+        choices=lambda leaves: have_several_elements(leaves, stacks),
+        given="parts",
+        facts=of_all({"direction": "adam"}),
     )

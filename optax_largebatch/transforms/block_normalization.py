@@ -56,10 +56,8 @@ def normalize_by_block_norm(
         return update * scale, at.state
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            scalars=lambda state: eps,
-            stacked=stacks,
-            given="parts",
-        )
+        leaf,
+        scalars=lambda state: eps,
+        stacked=stacks,
+        given="parts",
     )

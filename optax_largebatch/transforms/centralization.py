@@ -66,4 +66,4 @@ def centralize_gradients(
         (mean,) = yield engine.block_means(update, kept=at.choice)
         return update - mean, at.state
 
-    return engine.transformation(engine.LeafTransform(leaf, choices=choices, given="parts"))
+    return engine.transformation(leaf, choices=choices, given="parts")

@@ -75,12 +75,10 @@ def clamp_parameters(
         return jnp.where(is_due, clamped, update), at.state
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(ClampParametersState, count=engine.Counter()),
-            scalars=lambda state: (max_value, state.count % period == 0),
-            choices=choices,
-            needs_params=True,
-            given="parts",
-        )
+        leaf,
+        state=engine.declare(ClampParametersState, count=engine.Counter()),
+        scalars=lambda state: (max_value, state.count % period == 0),
+        choices=choices,
+        needs_params=True,
+        given="parts",
     )

@@ -41,9 +41,7 @@ def clip_by_value(max_value: Scalar | None) -> optax.GradientTransformationExtra
         limit = at.scalars
         return update if limit is None else jnp.clip(update, -limit, limit), at.state
 
-    return engine.transformation(
-        engine.LeafTransform(leaf, scalars=lambda state: max_value, given="parts")
-    )
+    return engine.transformation(leaf, scalars=lambda state: max_value, given="parts")
 
 
 def clip_by_global_norm(max_norm: Scalar | None) -> optax.GradientTransformationExtraArgs:
@@ -83,6 +81,4 @@ def clip_by_global_norm(max_norm: Scalar | None) -> optax.GradientTransformation
         (divisor,) = yield engine.hoist(jnp.maximum(norm / at.scalars, 1))
         return update / divisor, at.state
 
-    return engine.transformation(
-        engine.LeafTransform(leaf, scalars=lambda state: max_norm, given="parts")
-    )
+    return engine.transformation(leaf, scalars=lambda state: max_norm, given="parts")

@@ -82,15 +82,13 @@ def add_decayed_weights(
         return decay.add(update, at.param, at.scalars, at.choice), at.state
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(AddDecayedWeightsState, count=engine.Counter()),
-            scalars=lambda state: decay.values.at(state.count),
-            choices=lambda leaves: decay.choices(leaves.tree),
-            needs_params=True,
-            given="parts",
-            facts=decay.facts,
-        )
+        leaf,
+        state=engine.declare(AddDecayedWeightsState, count=engine.Counter()),
+        scalars=lambda state: decay.values.at(state.count),
+        choices=lambda leaves: decay.choices(leaves.tree),
+        needs_params=True,
+        given="parts",
+        facts=decay.facts,
     )
 
 
@@ -159,16 +157,14 @@ def decay_to_target_rms(
         return update - share * at.param, at.state
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(DecayToTargetRmsState, count=engine.Counter()),
-            scalars=lambda state: (decay.values.at(state.count), target_rms),
-            choices=choices,
-            needs_params=True,
-            stacked=stacks,
-            given="parts",
-            facts=decay.facts,
-        )
+        leaf,
+        state=engine.declare(DecayToTargetRmsState, count=engine.Counter()),
+        scalars=lambda state: (decay.values.at(state.count), target_rms),
+        choices=choices,
+        needs_params=True,
+        stacked=stacks,
+        given="parts",
+        facts=decay.facts,
     )
 
 

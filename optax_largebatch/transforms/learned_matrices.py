@@ -185,22 +185,20 @@ def scale_by_learned_matrices(
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ScaleByLearnedMatricesState,
-                count=engine.Counter(),
-                mu=engine.PerParameter(mu_dtype),
-                nu=engine.NumberPerBlock(),
-                matrices=engine.PerAxis(identities),
-                covariances=engine.PerAxis(zeros),
-            ),
-            scalars=scalars,
-            choices=choices,
-            stacked=stacks,
-            given="shards",
-            facts=of_all({"direction": "learned matrices"}),
-        )
+        leaf,
+        state=engine.declare(
+            ScaleByLearnedMatricesState,
+            count=engine.Counter(),
+            mu=engine.PerParameter(mu_dtype),
+            nu=engine.NumberPerBlock(),
+            matrices=engine.PerAxis(identities),
+            covariances=engine.PerAxis(zeros),
+        ),
+        scalars=scalars,
+        choices=choices,
+        stacked=stacks,
+        given="shards",
+        facts=of_all({"direction": "learned matrices"}),
     )
 
 

@@ -60,16 +60,14 @@ def scale_by_learning_rate(learning_rate: Hyperparameter) -> optax.GradientTrans
         return -rate * update, at.state._replace(learning_rates=rate)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ScaleByLearningRateState,
-                count=engine.Counter(),
-                learning_rates=engine.VectorOfBlocks(),
-            ),
-            scalars=lambda state: values.at(state.count),
-            choices=lambda leaves: values.indices(leaves.tree),
-            given="parts",
-            facts=lambda params: [{"rate": rate} for rate in values.of_each(params)],
-        )
+        leaf,
+        state=engine.declare(
+            ScaleByLearningRateState,
+            count=engine.Counter(),
+            learning_rates=engine.VectorOfBlocks(),
+        ),
+        scalars=lambda state: values.at(state.count),
+        choices=lambda leaves: values.indices(leaves.tree),
+        given="parts",
+        facts=lambda params: [{"rate": rate} for rate in values.of_each(params)],
     )

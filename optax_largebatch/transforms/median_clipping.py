@@ -119,21 +119,19 @@ def clip_by_median_norm(
         return clipped, at.state._replace(rms=rms, norms=norms, threshold=threshold)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ClipByMedianNormState,
-                count=engine.Counter(),
-                rms=engine.NumberPerBlock(),
-                norms=engine.Shared(no_norms),
-                threshold=engine.Shared(no_threshold),
-            ),
-            scalars=scalars,
-            choices=lambda leaves: have_several_elements(leaves, stacks),
-            needs_params=True,
-            stacked=stacks,
-            given="parts",
-        )
+        leaf,
+        state=engine.declare(
+            ClipByMedianNormState,
+            count=engine.Counter(),
+            rms=engine.NumberPerBlock(),
+            norms=engine.Shared(no_norms),
+            threshold=engine.Shared(no_threshold),
+        ),
+        scalars=scalars,
+        choices=lambda leaves: have_several_elements(leaves, stacks),
+        needs_params=True,
+        stacked=stacks,
+        given="parts",
     )
 
 

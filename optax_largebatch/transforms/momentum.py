@@ -66,13 +66,9 @@ def accumulate_momentum(
         return update + decay * trace if nesterov else trace, at.state._replace(trace=trace)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                AccumulateMomentumState, trace=engine.PerParameter(accumulator_dtype)
-            ),
-            scalars=lambda state: (momentum, 1 - momentum if averaging else 1.0),
-            given="parts",
-            facts=of_all({"direction": "momentum"}),
-        )
+        leaf,
+        state=engine.declare(AccumulateMomentumState, trace=engine.PerParameter(accumulator_dtype)),
+        scalars=lambda state: (momentum, 1 - momentum if averaging else 1.0),
+        given="parts",
+        facts=of_all({"direction": "momentum"}),
     )

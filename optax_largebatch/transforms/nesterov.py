@@ -140,17 +140,15 @@ def nesterov_split(
         return list(zip(branch.choose(leaves), rates.indices(leaves.tree), strict=True))
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                NesterovSplitState,
-                moments=engine.StateOf(adam),
-                momentum_branch=engine.StateOf(branch),
-                gradient_branch=engine.StateOf(branch),
-            ),
-            scalars=scalars,
-            choices=choices,
-            needs_params=branch.needs_params or order == "sequential",
-            given=given_of([adam, branch]),
-        )
+        leaf,
+        state=engine.declare(
+            NesterovSplitState,
+            moments=engine.StateOf(adam),
+            momentum_branch=engine.StateOf(branch),
+            gradient_branch=engine.StateOf(branch),
+        ),
+        scalars=scalars,
+        choices=choices,
+        needs_params=branch.needs_params or order == "sequential",
+        given=given_of([adam, branch]),
     )

@@ -122,18 +122,16 @@ def scale_by_trust_ratio(
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ScaleByTrustRatioState, trust_ratios=engine.VectorOfBlocks(initial=1.0)
-            ),
-            scalars=lambda state: scalars,
-            choices=lambda leaves: adapted(leaves.tree),
-            needs_params=True,
-            stacked=stacks,
-            given="parts",
-            facts=lambda params: ratio_facts(adapted(params), trust_ratio_bounds),
-        )
+        leaf,
+        state=engine.declare(
+            ScaleByTrustRatioState, trust_ratios=engine.VectorOfBlocks(initial=1.0)
+        ),
+        scalars=lambda state: scalars,
+        choices=lambda leaves: adapted(leaves.tree),
+        needs_params=True,
+        stacked=stacks,
+        given="parts",
+        facts=lambda params: ratio_facts(adapted(params), trust_ratio_bounds),
     )
 
 
@@ -301,22 +299,20 @@ def scale_by_lars(
         return ratio * update, at.state._replace(trust_ratios=ratio)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ScaleByLarsState,
-                count=engine.Counter(),
-                trust_ratios=engine.VectorOfBlocks(initial=1.0),
-            ),
-            scalars=lambda state: (
-                constants,
-                decay.values.at(state.count),
-                limits.at(state.count),
-            ),
-            choices=choices,
-            needs_params=True,
-            stacked=stacks,
-            given="parts",
-            facts=facts,
-        )
+        leaf,
+        state=engine.declare(
+            ScaleByLarsState,
+            count=engine.Counter(),
+            trust_ratios=engine.VectorOfBlocks(initial=1.0),
+        ),
+        scalars=lambda state: (
+            constants,
+            decay.values.at(state.count),
+            limits.at(state.count),
+        ),
+        choices=choices,
+        needs_params=True,
+        stacked=stacks,
+        given="parts",
+        facts=facts,
     )

@@ -41,8 +41,8 @@ def length_of_param(update, at):
 def steps(transform, size, **more):
     """One step of a transform and a norm after it, and the same by the reference executor."""
     chained = lb.chain(
-        transformation(LeafTransform(transform, **more)),
-        transformation(LeafTransform(length_of_param, needs_params=True, given="parts")),
+        transformation(transform, **more),
+        transformation(length_of_param, needs_params=True, given="parts"),
     )
     params = {"leaf": jnp.linspace(1.0, 2.0, size)}
     gradients = {"leaf": jnp.cos(jnp.arange(size, dtype="float32")) + 0.25}
@@ -70,7 +70,7 @@ def test_what_is_shared_may_be_computed_in_a_call_that_closes_over_a_constant():
         return update, at.state._replace(own=times(at.state.own))
 
     initial = Shared(lambda params: jnp.ones([]))
-    transform = transformation(LeafTransform(leaf, state=OneArray(initial)))
+    transform = transformation(leaf, state=OneArray(initial))
     params = {"a": jnp.ones(3), "b": jnp.ones((2, 3))}
     _, state = transform.update(params, transform.init(params))
     assert state.own == 2
@@ -89,7 +89,7 @@ def test_what_is_declared_is_kept():
     def leaf(update, at):
         return update, at.state._replace(own=at.state.own + update)
 
-    transform = transformation(LeafTransform(leaf, state=OneArray(own=PerParameter())))
+    transform = transformation(leaf, state=OneArray(own=PerParameter()))
     state = transform.init(jnp.zeros(3))
     for _ in range(2):
         _, state = transform.update(jnp.ones(3), state)
@@ -138,7 +138,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_a_leaf_program_may_not_do(name):
     leaf, more, message = WRONG[name]
-    transform = transformation(LeafTransform(leaf, name="mine", **more))
+    transform = transformation(leaf, name="mine", **more)
     with pytest.raises((TypeError, ValueError), match=rf"^(mine: .*)?{message}"):
         transform.update(jnp.ones(3), transform.init(jnp.ones(3)))
 
@@ -148,9 +148,7 @@ def test_a_vector_of_blocks_takes_a_number_from_each_leaf():
         (norm,) = yield block_norms(update)
         return update, at.state._replace(own=norm)
 
-    transform = transformation(
-        LeafTransform(leaf, state=OneArray(own=VectorOfBlocks(initial=1.0)), given="parts")
-    )
+    transform = transformation(leaf, state=OneArray(own=VectorOfBlocks(initial=1.0)), given="parts")
     params = {"a": jnp.ones(4), "b": jnp.zeros([])}
     state = transform.init(params)
     np.testing.assert_array_equal(state.own, [1.0, 1.0])

@@ -16,7 +16,6 @@ import optax_largebatch as lb
 from optax_largebatch.engine import identical_leaves, sums, tiles
 from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL_DEVICES
 from optax_largebatch.engine.to_optax import transformation
-from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.testing import reference
 from tests.engine.steps import compiled_step, large_kernels, on_shards, use_plan
 from tests.optimizers.registry import LONG, named
@@ -226,7 +225,7 @@ def test_leaves_of_one_signature_are_traced_once():
         traced.append(update.shape)
         return update, at.state
 
-    optimizer = transformation(LeafTransform(noting))
+    optimizer = transformation(noting)
     params = {f"leaf_{index}": jnp.ones((2, 3)) for index in range(20)} | {"other": jnp.ones(3)}
     jax.jit(optimizer.update)(params, optimizer.init(params), params)
     # Once to see what it asks for, and once for its only pass.

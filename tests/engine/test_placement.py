@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import LeafTransform, execution_plans, transformation
+from optax_largebatch.engine import execution_plans, transformation
 from optax_largebatch.engine.execution_plans import ONE_CPU
 from tests.engine.steps import (
     compiled_step,
@@ -179,7 +179,7 @@ def test_a_hyperparameter_that_a_program_closes_over_is_no_constant():
     """It is no argument of the leaf program, so JAX must find it there."""
 
     def scale(factor):
-        return transformation(LeafTransform(lambda update, at: (factor * update, at.state)))
+        return transformation(lambda update, at: (factor * update, at.state))
 
     optimizer = optax.inject_hyperparams(scale)(factor=2.0)
     state = optimizer.init(jnp.ones(3))

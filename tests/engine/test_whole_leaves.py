@@ -14,7 +14,6 @@ import optax_largebatch as lb
 from optax_largebatch.engine import (
     Counter,
     Layers,
-    LeafTransform,
     PerParameter,
     VectorOfBlocks,
     block_norms,
@@ -53,12 +52,10 @@ def whiten():
         return at.param + new / length, at.state._replace(mu=mu, lengths=length)
 
     return transformation(
-        LeafTransform(
-            leaf,
-            state=declare(State, count=Counter(), mu=PerParameter(), lengths=VectorOfBlocks()),
-            stacked=STACKED,
-            needs_params=True,
-        )
+        leaf,
+        state=declare(State, count=Counter(), mu=PerParameter(), lengths=VectorOfBlocks()),
+        stacked=STACKED,
+        needs_params=True,
     )
 
 
@@ -122,7 +119,7 @@ def test_sums_of_terms_count_each_part_once(given):
         (total,) = yield sums_over_devices(jnp.sum(update, axis=-1, keepdims=True))
         return update / total, at.state
 
-    transform = transformation(LeafTransform(leaf, given=given))
+    transform = transformation(leaf, given=given)
     specs = {"layers": P(None, None, "data"), "bias": P("data")}
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     step = jax.shard_map(

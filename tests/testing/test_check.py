@@ -13,7 +13,6 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.engine import (
-    LeafTransform,
     NumberPerBlock,
     PerParameter,
     Shared,
@@ -49,7 +48,7 @@ class OneArray(NamedTuple):
 
 
 def mine(leaf, **settings):
-    return transformation(LeafTransform(leaf, name="mine", **settings))
+    return transformation(leaf, name="mine", **settings)
 
 
 def in_parts(leaf, **settings):

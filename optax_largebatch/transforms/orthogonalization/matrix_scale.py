@@ -97,10 +97,8 @@ def scale_by_matrix_shape(
         return at.scalars * at.choice * update, at.state
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
-            choices=choices,
-            given="parts",
-        )
+        leaf,
+        scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
+        choices=choices,
+        given="parts",
     )

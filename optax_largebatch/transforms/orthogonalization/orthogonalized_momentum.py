@@ -206,16 +206,14 @@ def orthogonalize_momentum(
         return [{"direction": "muon", "matrices": one.shape} for one in found]
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                OrthogonalizeMomentumState,
-                count=engine.Counter(),
-                mu=engine.PerParameter(mu_dtype),
-            ),
-            scalars=scalars,
-            choices=matrices,
-            given="parts",
-            facts=facts,
-        )
+        leaf,
+        state=engine.declare(
+            OrthogonalizeMomentumState,
+            count=engine.Counter(),
+            mu=engine.PerParameter(mu_dtype),
+        ),
+        scalars=scalars,
+        choices=matrices,
+        given="parts",
+        facts=facts,
     )

@@ -132,19 +132,17 @@ def scale_by_factored_parameter_rms(
         return estimate * update, at.state._replace(factors=tuple(factors))
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ScaleByFactoredParameterRmsState,
-                count=engine.Counter(),
-                factors=engine.PerAxis(ones),
-            ),
-            scalars=lambda state: (state.count, eps),
-            choices=choices,
-            needs_params=True,
-            given="shards",
-            facts=of_all({"length": "size"}),
-        )
+        leaf,
+        state=engine.declare(
+            ScaleByFactoredParameterRmsState,
+            count=engine.Counter(),
+            factors=engine.PerAxis(ones),
+        ),
+        scalars=lambda state: (state.count, eps),
+        choices=choices,
+        needs_params=True,
+        given="shards",
+        facts=of_all({"length": "size"}),
     )
 
 

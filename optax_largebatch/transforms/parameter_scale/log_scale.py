@@ -164,22 +164,20 @@ def learn_log_scale(
         return change * at.param, state
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                LearnLogScaleState,
-                count=engine.Counter(),
-                total=engine.NumberPerBlock(),
-                total_of_squares=engine.NumberPerBlock(),
-                mu=engine.NumberPerBlock(),
-                nu=engine.NumberPerBlock(),
-            ),
-            scalars=scalars,
-            choices=choices,
-            needs_params=True,
-            stacked=stacks,
-            given="parts",
-        )
+        leaf,
+        state=engine.declare(
+            LearnLogScaleState,
+            count=engine.Counter(),
+            total=engine.NumberPerBlock(),
+            total_of_squares=engine.NumberPerBlock(),
+            mu=engine.NumberPerBlock(),
+            nu=engine.NumberPerBlock(),
+        ),
+        scalars=scalars,
+        choices=choices,
+        needs_params=True,
+        stacked=stacks,
+        given="parts",
     )
 
 

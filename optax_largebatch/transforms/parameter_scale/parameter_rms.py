@@ -82,16 +82,14 @@ def scale_by_parameter_rms(
         return factor * update, at.state._replace(rms=rms)
 
     return engine.transformation(
-        engine.LeafTransform(
-            leaf,
-            state=engine.declare(
-                ScaleByParameterRmsState, count=engine.Counter(), rms=engine.NumberPerBlock()
-            ),
-            scalars=lambda state: (min_rms, scalar_scale, is_due(state.count, period)),
-            choices=lambda leaves: have_several_elements(leaves, stacks),
-            needs_params=True,
-            stacked=stacks,
-            given="parts",
-            facts=of_all({"length": "size"}),
-        )
+        leaf,
+        state=engine.declare(
+            ScaleByParameterRmsState, count=engine.Counter(), rms=engine.NumberPerBlock()
+        ),
+        scalars=lambda state: (min_rms, scalar_scale, is_due(state.count, period)),
+        choices=lambda leaves: have_several_elements(leaves, stacks),
+        needs_params=True,
+        stacked=stacks,
+        given="parts",
+        facts=of_all({"length": "size"}),
     )
