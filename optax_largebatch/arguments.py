@@ -97,6 +97,17 @@ def number_at(step: jax.Array, name: str, value: Any, allowed: str = "[0, inf)")
     return number
 
 
+def check_decay_rates(**values: Any) -> None:
+    """Checks that arguments, by their names, are decay rates in [0, 1) or schedules of them."""
+    for name, value in values.items():
+        check_number_or_schedule(name, value, "[0, 1)")
+
+
+def decay_rate_at(step: jax.Array, name: str, value: Any) -> Any:
+    """The decay rate, such as `b1`, that a number or a schedule gives at a step."""
+    return number_at(step, name, value, "[0, 1)")
+
+
 def check_integer(name: str, value: Any, at_least: int) -> None:
     """Checks that `value` is a Python integer of `at_least` or more."""
     if isinstance(value, bool | jax.Array | np.ndarray) or not hasattr(value, "__index__"):

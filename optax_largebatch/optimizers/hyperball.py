@@ -42,8 +42,8 @@ SHARE_OF_ADAM = 3 / 13
 def adamh(
     learning_rate: Scalar | optax.Schedule,
     *,
-    b1: Scalar = 0.9,
-    b2: Scalar = 0.95,
+    b1: Scalar | optax.Schedule = 0.9,
+    b2: Scalar | optax.Schedule = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
     radius: Radius = "now",
@@ -69,8 +69,8 @@ def adamh(
             the rate :math:`\eta_0` and the decay :math:`\lambda`, begin at :math:`\sqrt{\eta_0
             \lambda}`. :math:`\eta`, 0 or more; a float or a schedule.
         b1: decay rate of the first moment: 0.9 to 0.91 for the last layers of Marin's runs. In [0,
-            1).
-        b2: decay rate of the second moment: 0.95 in all recipes. In [0, 1).
+            1); a float or a schedule.
+        b2: decay rate of the second moment: 0.95 in all recipes. In [0, 1); a float or a schedule.
         eps: keeps the division finite where the gradient has been near 0: almost 0 (4e-15 to 6e-15)
             in Marin's runs. :math:`\epsilon`, 0 or more.
         mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
@@ -184,15 +184,15 @@ def muonh(
     *,
     ns_coeffs: Any = "polar_express",
     ns_steps: int | None = None,
-    beta: Scalar = 0.95,
+    beta: Scalar | optax.Schedule = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
     nesterov: bool = True,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
     radius: Radius = "now",
-    b1: Scalar = 0.9,
-    b2: Scalar = 0.95,
+    b1: Scalar | optax.Schedule = 0.9,
+    b2: Scalar | optax.Schedule = 0.95,
     adam_eps: Scalar = 1e-8,
     others: optax.GradientTransformation | None = None,
     adamh_mask: Mask = None,
@@ -230,7 +230,8 @@ def muonh(
         ns_steps: how many iterations, 1 or more. More bring the singular values nearer to 1 and
             cost as many more products. None for 5, or for as many as the coefficients were
             published with; 5 in most recipes.
-        beta: decay rate of the momentum: 0.95 in all recipes. :math:`\beta`, in [0, 1).
+        beta: decay rate of the momentum: 0.95 in all recipes. :math:`\beta`, in [0, 1); a float or
+            a schedule.
         eps: added to the norm that a matrix is divided by before the iterations: 1e-8 to 1e-7 in
             the recipes. 0 or more.
         mu_dtype: dtype in which the momentum and Adam's first moment are kept: bfloat16 saves two
@@ -243,8 +244,10 @@ def muonh(
             see `orthogonalize_momentum`.
         radius: the norm that a matrix keeps: `"now"` for that before the step, `"start"` for that
             at its first step, or a number for all; see `hyperball`.
-        b1: decay rate of Adam's first moment: 0.8 to 0.91 in the recipes. In [0, 1).
-        b2: decay rate of Adam's second moment: 0.95 in all recipes. In [0, 1).
+        b1: decay rate of Adam's first moment: 0.8 to 0.91 in the recipes. In [0, 1); a float or a
+            schedule.
+        b2: decay rate of Adam's second moment: 0.95 in all recipes. In [0, 1); a float or a
+            schedule.
         adam_eps: keeps Adam's division finite where the gradient has been near 0: 1e-10 or less in
             the recipes. :math:`\epsilon`, 0 or more.
         others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam at

@@ -169,8 +169,8 @@ def scaled_adam(
 def eve(
     learning_rate: Scalar | optax.Schedule = 1e-3,
     *,
-    b1: Scalar = 0.9,
-    b2: Scalar = 0.98,
+    b1: Scalar | optax.Schedule = 0.9,
+    b2: Scalar | optax.Schedule = 0.98,
     eps: Scalar = 1e-8,
     weight_decay: Scalar | optax.Schedule = 1e-3,
     weight_decay_mask: Mask = None,
@@ -194,9 +194,9 @@ def eve(
     Args:
         learning_rate: length of a step in each element, as in Adam: 0.003 with `eden`, for which it
             was made. :math:`\eta`, 0 or more; a float or a schedule.
-        b1: decay rate of the first moment: 0.9 in icefall. In [0, 1).
+        b1: decay rate of the first moment: 0.9 in icefall. In [0, 1); a float or a schedule.
         b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps: 0.98
-            in icefall. In [0, 1).
+            in icefall. In [0, 1); a float or a schedule.
         eps: keeps the division finite where the gradient has been near 0: 1e-8 in icefall.
             :math:`\epsilon`, positive.
         weight_decay: the fraction of the weights that a step takes away; it is not multiplied by

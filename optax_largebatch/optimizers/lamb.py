@@ -32,8 +32,8 @@ from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 @renamed(mask="weight_decay_mask")
 def lamb(
     learning_rate: Scalar | optax.Schedule,
-    b1: Scalar = 0.9,
-    b2: Scalar = 0.999,
+    b1: Scalar | optax.Schedule = 0.9,
+    b2: Scalar | optax.Schedule = 0.999,
     eps: Scalar = 1e-6,
     eps_root: Scalar = 0.0,
     weight_decay: Scalar | optax.Schedule = 0.0,
@@ -73,10 +73,10 @@ def lamb(
             schedule.
         b1: decay rate of the first moment, an average over about :math:`1 / (1 - b_1)` steps: 0.9
             in most recipes, 0.62 to 0.88 in those of MLPerf's BERT at a batch of 1536 or more. In
-            [0, 1).
+            [0, 1); a float or a schedule.
         b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps:
             0.999 in most recipes. Take less, such as 0.98, for a run of few thousand steps whose
-            loss is unsteady. In [0, 1).
+            loss is unsteady. In [0, 1); a float or a schedule.
         eps: keeps the division finite where the gradient has been near 0; elements whose gradients
             are far below it move less. 1e-6 in most recipes. :math:`\epsilon`, 0 or more.
         eps_root: the same inside the root: 0 in all recipes. :math:`\bar\epsilon`, 0 or more.

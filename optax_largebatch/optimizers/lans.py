@@ -34,8 +34,8 @@ _LINKS = (
 def lans(
     learning_rate: Scalar | optax.Schedule,
     *,
-    b1: Scalar = 0.9,
-    b2: Scalar = 0.999,
+    b1: Scalar | optax.Schedule = 0.9,
+    b2: Scalar | optax.Schedule = 0.999,
     eps: Scalar = 1e-6,
     weight_decay: Scalar | optax.Schedule = 0.0,
     weight_decay_mask: Mask = None,
@@ -72,10 +72,10 @@ def lans(
             at 98,304. :math:`\eta`, 0 or more; a float or a schedule (the paper's is
             `warmup_decay`).
         b1: decay rate of the first moment, and the share of its half of the step: 0.9 in the paper.
-            0.8 took somewhat fewer steps in our small runs. In [0, 1).
+            0.8 took somewhat fewer steps in our small runs. In [0, 1); a float or a schedule.
         b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps:
             0.999 in the paper. Take less, such as 0.98, for a run of few thousand steps whose loss
-            is unsteady. In [0, 1).
+            is unsteady. In [0, 1); a float or a schedule.
         eps: keeps the division finite where the gradient has been near 0: 1e-6 in the paper.
             :math:`\epsilon`, positive.
         weight_decay: how much of the parameters is added to both directions, before the ratios set

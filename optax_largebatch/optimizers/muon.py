@@ -42,7 +42,7 @@ def muon(
     learning_rate: Scalar | optax.Schedule,
     ns_coeffs: Any = "standard",
     ns_steps: int | None = None,
-    beta: Scalar = 0.95,
+    beta: Scalar | optax.Schedule = 0.95,
     eps: Scalar = 1e-8,
     weight_decay: Scalar | optax.Schedule = 0.0,
     weight_decay_mask: Mask = None,
@@ -100,7 +100,7 @@ def muon(
             cost as many more products. None for 5, or for as many as the coefficients were
             published with; 5 in most recipes.
         beta: decay rate of the momentum: 0.95 in most recipes, 0.9 to 0.97 in all. :math:`\beta`,
-            in [0, 1).
+            in [0, 1); a float or a schedule.
         eps: added to the norm that a matrix is divided by first, and :math:`\epsilon` of Adam: 1e-7
             to 1e-6 in most recipes. 0 or more.
         weight_decay: how much of the matrices is added to the direction; decoupled, as AdamW's.

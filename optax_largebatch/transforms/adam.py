@@ -10,9 +10,11 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import (
     Scalar,
     check_choice,
+    check_decay_rates,
     check_dtypes,
     check_flags,
     check_numbers,
+    decay_rate_at,
     number_at,
     without_nu_dtype,
 )
@@ -50,7 +52,7 @@ class AdamMoments(NamedTuple):
 
     def check(self) -> None:
         """Raises on an argument out of its range."""
-        check_numbers("[0, 1)", b1=self.b1, b2=self.b2)
+        check_decay_rates(b1=self.b1, b2=self.b2)
         check_numbers("[0, inf)", eps=self.eps, eps_root=self.eps_root)
         check_choice("bias_correction", self.bias_correction, ("full", "none", "step_size"))
         check_flags(grad_averaging=self.grad_averaging, nesterov=self.nesterov)
@@ -64,19 +66,20 @@ class AdamMoments(NamedTuple):
     def scalars(self, count: jax.Array) -> "AdamScalars":
         """The numbers of the step that comes after `count` steps."""
         t = count + 1
-        bc1, bc2 = correction_of(self.b1, t), correction_of(self.b2, t)
-        corrected, gradient_scale = momentum_weights(self.b1, t, self.nesterov)
+        b1, b2 = decay_rate_at(count, "b1", self.b1), decay_rate_at(count, "b2", self.b2)
+        bc1, bc2 = correction_of(b1, t), correction_of(b2, t)
+        corrected, gradient_scale = momentum_weights(b1, t, self.nesterov)
         mu_scale, nu_scale = {
             "full": (corrected, 1 / bc2),
             "none": (1.0, 1.0),
             "step_size": (jnp.sqrt(bc2) / bc1, 1.0),
         }[self.bias_correction]
-        mu_weight = 1 - self.b1 if self.grad_averaging else 1.0
+        mu_weight = 1 - b1 if self.grad_averaging else 1.0
         return AdamScalars(
-            self.b1,
-            self.b2,
+            b1,
+            b2,
             mu_weight,
-            1 - self.b2,
+            1 - b2,
             self.eps,
             self.eps_root,
             mu_scale,
@@ -112,8 +115,8 @@ class AdamScalars(NamedTuple):
 
 @without_nu_dtype
 def scale_by_adam(
-    b1: Scalar = 0.9,
-    b2: Scalar = 0.999,
+    b1: Scalar | optax.Schedule = 0.9,
+    b2: Scalar | optax.Schedule = 0.999,
     eps: Scalar = 1e-8,
     eps_root: Scalar = 0.0,
     mu_dtype: jax.typing.DTypeLike | None = None,
@@ -131,9 +134,10 @@ def scale_by_adam(
 
     Args:
         b1: decay rate of the first moment, an average over about :math:`1 / (1 - b_1)` steps:
-            usually 0.9, at large batches down to 0.6. In [0, 1).
+            usually 0.9, at large batches down to 0.6. A number in [0, 1) or a schedule; the
+            divisions by :math:`1 - b^t` then take the :math:`b` of the step.
         b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps:
-            0.999, or 0.95 to 0.98 for large batches and short runs. In [0, 1).
+            0.999, or 0.95 to 0.98 for large batches and short runs. In the same form.
         eps: keeps the division finite where the gradient has been near 0, outside the root: 1e-8 to
             1e-6. :math:`\epsilon`, 0 or more.
         eps_root: the same inside the root: usually 0. :math:`\bar\epsilon`, 0 or more. If both are
@@ -215,8 +219,11 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
     def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
             value = number_at(jnp.asarray(count), "learning_rate", rate)
+            b1_at, b2_at = (
+                decay_rate_at(jnp.asarray(count), name, b) for name, b in (("b1", b1), ("b2", b2))
+            )
             t = jnp.asarray(count) + 1
-            return value * jnp.sqrt(correction_of(b2, t)) / correction_of(b1, t)
+            return value * jnp.sqrt(correction_of(b2_at, t)) / correction_of(b1_at, t)
 
         return schedule
 
@@ -234,7 +241,7 @@ class ScaleBySecondMomentState(NamedTuple):
 
 @without_nu_dtype
 def scale_by_second_moment(
-    b2: Scalar = 0.98,
+    b2: Scalar | optax.Schedule = 0.98,
     *,
     eps: Scalar = 1e-8,
     bias_correction: Literal["full", "early", "lagged"] = "full",
@@ -249,7 +256,7 @@ def scale_by_second_moment(
 
     Args:
         b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps: 0.98
-            in icefall, 0.999 in Adam. In [0, 1).
+            in icefall, 0.999 in Adam. A number in [0, 1) or a schedule.
         eps: keeps the division finite where the gradient has been near 0: usually 1e-8.
             :math:`\epsilon`, 0 or more. With 0 an element whose gradient has been 0 so far stays 0.
         bias_correction: `"full"` as above; `"early"` leaves out the division by :math:`1 - b_2^t`
@@ -274,22 +281,23 @@ def scale_by_second_moment(
     References:
         icefall, `optim.py`: `ScaledAdam` (`"early"`) and, in July 2022, `Cain` (`"lagged"`).
     """
-    check_numbers("[0, 1)", b2=b2)
+    check_decay_rates(b2=b2)
     check_numbers("[0, inf)", eps=eps)
     check_choice("bias_correction", bias_correction, ("full", "early", "lagged"))
     stacks = check_stacked(stacked)
 
     def scalars(state: ScaleBySecondMomentState) -> tuple[Any, ...]:
-        corrected = correction_of(b2, state.count + 1)
+        decay = decay_rate_at(state.count, "b2", b2)
+        corrected = correction_of(decay, state.count + 1)
         nu_scale = ramp = ramp_of_one = 1.0
         if bias_correction == "full":
             nu_scale = 1 / corrected
         elif bias_correction == "early":
             nu_scale = jnp.where(corrected < 0.99, 1 / corrected, 1.0)
         else:
-            ramp = jnp.where(state.count > 0, correction_of(b2, state.count), 0.0)
+            ramp = jnp.where(state.count > 0, correction_of(decay, state.count), 0.0)
             ramp_of_one = jnp.sqrt(ramp)
-        return b2, 1 - b2, eps, nu_scale, (ramp, ramp_of_one)
+        return decay, 1 - decay, eps, nu_scale, (ramp, ramp_of_one)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         decay, weight, eps, nu_scale, (ramp, ramp_of_one) = at.scalars

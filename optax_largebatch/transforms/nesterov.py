@@ -33,8 +33,8 @@ class NesterovSplitState(NamedTuple):
 def nesterov_split(
     inner: optax.GradientTransformationExtraArgs,
     *,
-    b1: Scalar = 0.9,
-    b2: Scalar = 0.999,
+    b1: Scalar | optax.Schedule = 0.9,
+    b2: Scalar | optax.Schedule = 0.999,
     eps: Scalar = 1e-6,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
@@ -58,9 +58,10 @@ def nesterov_split(
     Args:
         inner: the transformation of both directions, a chain of transformations of this library;
             for LANS, weight decay and trust ratio.
-        b1: decay rate of the first moment, and its share of the step: usually 0.9. In [0, 1).
+        b1: decay rate of the first moment, and its share of the step: usually 0.9. A
+            number in [0, 1) or a schedule, as in `scale_by_adam`.
         b2: decay rate of the second moment, an average over about :math:`1 / (1 - b_2)` steps:
-            usually 0.999. In [0, 1).
+            usually 0.999. In the same form.
         eps: keeps the division finite where the gradient has been near 0: 1e-6 in LANS.
             :math:`\epsilon`, positive.
         bias_correction: what makes up for moments that start at 0: `"full"` divides as above,

@@ -10,9 +10,11 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import (
     Scalar,
     check_choice,
+    check_decay_rates,
     check_dtypes,
     check_flags,
     check_numbers,
+    decay_rate_at,
     renamed,
 )
 from optax_largebatch.engine.recorded_states import Facts
@@ -51,7 +53,7 @@ class _Scalars(NamedTuple):
 
 @renamed(weight_dimension_numbers="matrix_axes")
 def orthogonalize_momentum(
-    beta: Scalar = 0.95,
+    beta: Scalar | optax.Schedule = 0.95,
     *,
     eps: Scalar = 1e-8,
     nesterov: bool = True,
@@ -88,7 +90,7 @@ def orthogonalize_momentum(
 
     Args:
         beta: decay rate of the momentum: 0.95 in most recipes, 0.9 to 0.97 in all. :math:`\beta`,
-            in [0, 1).
+            in [0, 1); a float or a schedule, whose number of the step the divisions take.
         eps: added to the norm that a matrix is divided by, so that tiny gradients give shorter
             steps: 1e-8 to 1e-7 in most recipes. :math:`\epsilon`, 0 or more.
         nesterov: whether a direction looks one step ahead, as in most recipes. False leaves the
@@ -153,7 +155,7 @@ def orthogonalize_momentum(
         Grishina et al., *Accelerating Newton-Schulz Iteration for Orthogonalization via
         Chebyshev-type Polynomials*, arXiv 2506.10935, for `"schatten"`.
     """
-    check_numbers("[0, 1)", beta=beta)
+    check_decay_rates(beta=beta)
     check_numbers("[0, inf)", eps=eps)
     check_choice("bias_correction", bias_correction, ("full", "none"))
     check_choice("preconditioning", preconditioning, get_args(Preconditioning))
@@ -178,13 +180,14 @@ def orthogonalize_momentum(
         return matrices_of(matrix_axes, stacks, leaves, "orthogonalize_momentum")
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
-        mu_weight = 1 - beta if grad_averaging else 1.0
+        decay = decay_rate_at(state.count, "beta", beta)
+        mu_weight = 1 - decay if grad_averaging else 1.0
         if bias_correction == "none":
-            weights = (beta, mu_weight) if nesterov else (1.0, 0.0)
+            weights = (decay, mu_weight) if nesterov else (1.0, 0.0)
         else:
-            of_mean, of_gradient = momentum_weights(beta, state.count + 1, nesterov)
-            weights = of_mean, of_gradient if grad_averaging else of_gradient / (1 - beta)
-        return _Scalars(beta, mu_weight, *weights, eps)
+            of_mean, of_gradient = momentum_weights(decay, state.count + 1, nesterov)
+            weights = of_mean, of_gradient if grad_averaging else of_gradient / (1 - decay)
+        return _Scalars(decay, mu_weight, *weights, eps)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         step: _Scalars = at.scalars

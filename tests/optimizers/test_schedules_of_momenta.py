@@ -1,0 +1,142 @@
+"""Schedules of b1, b2 and beta: a plain loop in float64, in stacks, on a mesh, and resumed."""
+
+import functools
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from tests.conftest import enable_x64
+
+STEPS = 6
+
+
+def b1(step):
+    return jnp.where(step < 2, 0.9, 0.6 + 0.02 * jnp.asarray(step, float))
+
+
+def b2(step):
+    return 0.99 - 0.01 * jnp.asarray(step, float)
+
+
+def beta(step):
+    """As nanochat's: up, then down."""
+    return jnp.where(step < 3, 0.85 + 0.04 * jnp.asarray(step, float), 0.9)
+
+
+CHAINS = {
+    "adam": lambda m, b, s: lb.scale_by_adam(m, b),
+    "nadam": lambda m, b, s: lb.scale_by_adam(m, b, nesterov=True),
+    "adam by step size": lambda m, b, s: lb.scale_by_adam(m, b, bias_correction="step_size"),
+    "second moment": lambda m, b, s: lb.scale_by_second_moment(b, stacked=s),
+    "lamb": lambda m, b, s: lb.lamb(0.1, m, b, weight_decay=0.1, stacked=s),
+    "lamb by step size": lambda m, b, s: lb.lamb(0.1, m, b, bias_correction="step_size", stacked=s),
+    "lans": lambda m, b, s: lb.lans(0.1, b1=m, b2=b, weight_decay=0.1, stacked=s),
+    "lans sequential": lambda m, b, s: lb.lans(0.1, b1=m, b2=b, order="sequential", stacked=s),
+    "muon": lambda m, b, s: lb.muon(0.1, beta=m, others=optax.sgd(0.1), stacked=s),
+    "muonh": lambda m, b, s: lb.muonh(0.1, beta=m, b1=m, b2=b, stacked=s),
+    "adamh": lambda m, b, s: lb.adamh(0.1, b1=m, b2=b, stacked=s),
+    "eve": lambda m, b, s: lb.eve(0.1, b1=m, b2=b),
+}
+STACKED = {"layers": 0}
+rng = np.random.default_rng(0)
+PARAMS = {
+    "layers": rng.normal(size=(2, 8, 4)),
+    "kernel": rng.normal(size=(8, 8)),
+    "b": rng.normal(size=8),
+}
+GRADIENTS = [{name: rng.normal(size=x.shape) for name, x in PARAMS.items()} for _ in range(STEPS)]
+
+
+def trained(optimizer_at, params, stop=STEPS, start=0, state=None, step=None):
+    """The parameters after some steps of an optimizer that may be another one in each step."""
+    state = optimizer_at(0).init(params) if state is None else state
+    for t in range(start, stop):
+        updates, state = (step or optimizer_at(t).update)(
+            {name: GRADIENTS[t][name] for name in params}, state, params
+        )
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with enable_x64(True):
+        yield
+
+
+def assert_close(one, other):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12), one, other)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_each_step_has_the_numbers_of_its_own(name):
+    """In each step an optimizer that is built with the numbers of that step takes over."""
+    build = functools.partial(CHAINS[name], s=STACKED)
+    whole = build(m=b1, b=b2)
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    found, state = trained(lambda t: whole, params)
+    expected, other = trained(lambda t: build(m=float(b1(t)), b=float(b2(t))), params)
+    assert_close(found, expected)
+    assert jax.tree.structure(state) == jax.tree.structure(other)
+    constant, _ = trained(lambda t: build(m=0.9, b=0.99), params)
+    assert not np.allclose(found["kernel"], constant["kernel"], rtol=1e-3)
+
+
+def test_adam_is_a_plain_loop():
+    found, _ = trained(lambda t: lb.scale_by_adam(b1, b2, 0.0), {"b": jnp.asarray(PARAMS["b"])})
+    x, m, v = PARAMS["b"], 0.0, 0.0
+    for t, gradients in enumerate(GRADIENTS):
+        m = float(b1(t)) * m + (1 - float(b1(t))) * gradients["b"]
+        v = float(b2(t)) * v + (1 - float(b2(t))) * gradients["b"] ** 2
+        corrections = 1 - float(b1(t)) ** (t + 1), 1 - float(b2(t)) ** (t + 1)
+        x = x + m / corrections[0] / np.sqrt(v / corrections[1])
+    np.testing.assert_allclose(found["b"], x, rtol=1e-12)
+
+
+def test_muons_momentum_is_a_plain_loop():
+    """The orthogonal factor of the direction that the loop gives."""
+    coefficients = {"ns_coeffs": (1.5, -0.5, 0.0), "ns_steps": 40, "eps": 0.0}
+    transform = lb.orthogonalize_momentum(beta, **coefficients)
+    state, m = transform.init({"kernel": jnp.asarray(PARAMS["kernel"])}), 0.0
+    for t, gradients in enumerate(GRADIENTS):
+        g, b = gradients["kernel"], float(beta(t))
+        m = b * m + (1 - b) * g
+        updates, state = transform.update({"kernel": jnp.asarray(g)}, state)
+        direction = b * m / (1 - b ** (t + 2)) + (1 - b) * g / (1 - b ** (t + 1))
+        left, _, right = np.linalg.svd(direction)
+        np.testing.assert_allclose(updates["kernel"], left @ right, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "muon", "muonh"])
+def test_on_a_mesh_and_resumed_in_the_middle(name):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    optimizer = CHAINS[name](b1, b2, STACKED)
+    params = jax.tree.map(jnp.asarray, PARAMS)
+    expected, _ = trained(lambda t: optimizer, params)
+    specs = {"layers": (None, "data", "model"), "kernel": ("data", None), "b": ("model",)}
+    shardings = {key: jax.NamedSharding(mesh, jax.P(*spec)) for key, spec in specs.items()}
+    sharded = jax.device_put(params, shardings)
+    half, state = trained(lambda t: optimizer, sharded, stop=3, step=jax.jit(optimizer.update))
+    state = jax.tree.map(jnp.asarray, pickle.loads(pickle.dumps(jax.tree.map(np.asarray, state))))
+    found, _ = trained(
+        lambda t: optimizer, half, start=3, state=state, step=jax.jit(optimizer.update)
+    )
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("wrong", [lambda step: 1.5, lambda step: jnp.ones(3)])
+def test_what_a_schedule_returns_is_checked(wrong):
+    optimizer = lb.lamb(0.1, b1=wrong)
+    with pytest.raises(ValueError, match="b1: what the schedule returns must be"):
+        optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+
+
+def test_sixteen_bits_are_refused():
+    optimizer = lb.muonh(0.1, beta=lambda step: jnp.bfloat16(0.9999), stacked=STACKED)
+    with pytest.raises(ValueError, match=r"beta: what the schedule .* must be .* 32 bits"):
+        optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
