@@ -70,8 +70,13 @@ def planned(name: str) -> lb.BatchPlan:
     return lb.batch_plan(
         STAGES[name],
         total=EXAMPLES,
-        learning_rate=lb.PlannedRate(1.0, total=EXAMPLES, warmup=WARMUP, decay="linear"),
-        reference_batch_size=MICRO_BATCH,
+        run=lb.TunedRun(
+            "adamw",
+            batch_size=MICRO_BATCH,
+            total=EXAMPLES,
+            learning_rate=lb.PlannedRate(1.0, warmup=WARMUP, decay="linear"),
+        ),
+        law="sqrt",
         micro_batch_size=MICRO_BATCH,
     )
 

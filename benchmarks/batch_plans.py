@@ -38,7 +38,7 @@ EXAMPLES = 50_000
 BATCH_SIZES = (16, 64, 256, 1024, 4096)
 GROWTH = 8
 PEAKS = tuple(2.0 ** (power / 8) for power in range(-24, 41))
-COUPLINGS = {"normalised SGD": "sqrt", "SGD": "linear"}
+LAWS = {"normalised SGD": "sqrt", "SGD": "sgd"}
 DECAYS = ("linear", "cosine")
 
 
@@ -64,14 +64,19 @@ class Row(NamedTuple):
     """The loss at the end of the constant batch that takes as many steps as Seesaw."""
 
 
-def plans(stages: Any, optimizer: str, decay: Any) -> list[lb.BatchPlan]:
-    """A plan for each peak rate of the grid."""
+def plans(batch_size: int, optimizer: str, decay: Any, stages: Any = None) -> list[lb.BatchPlan]:
+    """A plan for each peak rate of the grid, constant or with stages from a batch size on."""
     return [
         lb.batch_plan(
-            stages,
+            stages or batch_size,
             total=EXAMPLES,
-            learning_rate=lb.PlannedRate(peak, total=EXAMPLES, decay=decay),
-            coupling=COUPLINGS[optimizer],
+            run=lb.TunedRun(
+                "sgd",
+                batch_size=batch_size,
+                total=EXAMPLES,
+                learning_rate=lb.PlannedRate(peak, decay=decay),
+            ),
+            law=LAWS[optimizer],
         )
         for peak in PEAKS
     ]
@@ -140,13 +145,13 @@ def least_steps(target: float) -> float:
 def compared() -> list[Row]:
     """All rows of the table."""
     rows = []
-    for optimizer, decay in itertools.product(COUPLINGS, DECAYS):
+    for optimizer, decay in itertools.product(LAWS, DECAYS):
         constant = {batch: _run(batch, optimizer, decay) for batch in BATCH_SIZES}
         critical = critical_batch_size(constant[min(BATCH_SIZES)][1].min())
         for batch_size, (steps, losses) in constant.items():
             largest = GROWTH * batch_size
             growth = lb.seesaw(batch_size, largest_batch=largest)
-            seesaw_steps, seesaw = _run(growth, optimizer, decay)
+            seesaw_steps, seesaw = _run(batch_size, optimizer, decay, growth)
             _, same_steps = _run(round(EXAMPLES / seesaw_steps), optimizer, decay)
             best = int(losses.argmin())
             rows.append(
@@ -158,9 +163,9 @@ def compared() -> list[Row]:
     return rows
 
 
-def _run(stages: Any, optimizer: str, decay: str) -> tuple[int, np.ndarray]:
+def _run(batch_size: int, optimizer: str, decay: str, stages: Any = None) -> tuple[int, np.ndarray]:
     """The steps, and the loss at the end for each peak rate."""
-    own = plans(stages, optimizer, decay)
+    own = plans(batch_size, optimizer, decay, stages)
     return own[0].total_steps, final_losses(own, optimizer == "normalised SGD")
 
 

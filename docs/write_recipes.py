@@ -8,13 +8,15 @@ import contextlib
 import io
 from pathlib import Path
 import re
+from typing import Any
 
 from benchmarks.critical_batch_of_published_runs import fits_table
 from benchmarks.harness.pages import with_tables
 import optax_largebatch as lb
+from optax_largebatch.plans.law import LAWS
+from optax_largebatch.plans.tuned_run import FAMILIES
 from optax_largebatch.recipes.catalogue import FIELDS, Entry, lines, published, rows
 from optax_largebatch.recipes.lookup import STATED_RULES
-from optax_largebatch.recipes.scaling_rules import RULES
 
 DOCS = Path(__file__).parent
 
@@ -59,7 +61,7 @@ def ramps_table() -> str:
     table = _head(("Ramp", "batch sizes", "the last from", "rate", "[to be passed]"))
     for line in lines("ramps"):
         missing = f"[{line.not_said}]" if line.not_said else ""
-        cells = (line.batch_sizes, line.length, published()[line.name]["coupling"], missing)
+        cells = (line.batch_sizes, line.length, published()[line.name]["law"], missing)
         table.append(f"| `{line.name}` | {' | '.join(cells)} |")
     return "\n".join(table)
 
@@ -80,7 +82,7 @@ def _rate(entry: Entry) -> str:
 def rules_table() -> str:
     """What the rules make of the smallest published batch, beside what was published."""
     lines = [
-        "| Recipe | from, at | to | published rate | `sqrt` | `linear` |",
+        "| Recipe | from, at | to | published rate | root | linear |",
         "|---|---|---|---|---|---|",
     ]
     pairs = {
@@ -89,14 +91,12 @@ def rules_table() -> str:
     }
     for name, (small, larges) in pairs.items():
         rate = lb.recipes.get(name, small).learning_rate
-        settings = lb.Hyperparameters(learning_rate=rate)
+        run = lb.TunedRun("lamb", batch_size=small, total="1B", learning_rate=rate)
         for large in larges:
             published = lb.recipes.get(name, large).learning_rate
             guesses = [
-                lb.scale_hyperparameters(
-                    settings, from_batch=small, to_batch=large, rule=rule
-                ).settings.learning_rate
-                for rule in ("sqrt", "linear")
+                lb.batch_plan(large, total="1B", run=run, law=law).rates[2]
+                for law in ("sqrt", "sgd")
             ]
             cells = " | ".join(f"{guess:.3g}, x {guess / published:.2f}" for guess in guesses)
             lines.append(f"| `{name}` | {small}, {rate:g} | {large} | {published:.3g} | {cells} |")
@@ -104,29 +104,25 @@ def rules_table() -> str:
 
 
 def at_32_table() -> str:
-    """What each rule makes of one run at 32 times the batch."""
-    lines = [
-        "| Rule | rate | weight decay 0.1 | `b1` 0.9 | `b2` 0.95 | `b2` 0.999 | `eps` 1e-8 "
-        "| warm-up 1000 | steps 100000 |",
-        "|---" * 9 + "|",
-    ]
-    for rule in RULES:
-        small, large = (
-            lb.scale_hyperparameters(
-                lb.Hyperparameters(
-                    learning_rate=1.0, weight_decay=0.1, b1=0.9, b2=b2, eps=1e-8,
-                    warmup_steps=1000, total_steps=100_000,
-                ),
-                from_batch=256, to_batch=8192, rule=rule,
-            ).settings
-            for b2 in (0.95, 0.999)
-        )  # fmt: skip
-        numbers = (
-            large.weight_decay, large.b1, small.b2, large.b2, large.eps, large.warmup_steps,
-            large.total_steps,
-        )  # fmt: skip
-        cells = " | ".join(f"{number:.4g}" for number in numbers)
-        lines.append(f"| `{rule}` | x {large.learning_rate:.4g} | {cells} |")
+    """What each law makes of one run at 32 times the batch, over as many examples."""
+    start = {"weight_decay": 0.1, "momentum": 0.95, "b1": 0.9, "b2": 0.999, "eps": 1e-8}
+    head = ["law", "learning rate", *(f"{name} {value:g}" for name, value in start.items())]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for law in LAWS:
+        optimizer: Any = law if law in FAMILIES else "adamw"
+        numbers = {name: start[name] for name in FAMILIES[optimizer][1]}
+        run = lb.TunedRun(
+            optimizer, batch_size=256, total="10M", learning_rate=1.0, weight_decay=0.1, **numbers
+        )
+        moved = lb.batch_plan(8192, total="10M", run=run, law=law).moved(8192)
+        cells = [
+            f"{moved[name].value * (0.1 if name == 'weight_decay' else 1):.4g}"
+            if name in moved
+            else ""
+            for name in start
+        ]
+        rate = f"x {moved['learning_rate'].value:.4g}"
+        lines.append(f"| {' | '.join([f'`{law}`', rate, *cells])} |")
     return "\n".join(lines)
 
 

@@ -39,15 +39,12 @@ from optax_largebatch.params.rules import Rule, at_least_ndim, matching, matchin
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.growth import Growth, seesaw
+from optax_largebatch.plans.law import scale_batch_size
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage
-from optax_largebatch.recipes.scaling import (
-    ScaledHyperparameters,
-    scale_batch_size,
-    scale_hyperparameters,
-)
-from optax_largebatch.recipes.scaling_rules import Hyperparameters
+from optax_largebatch.plans.tuned_run import TunedRun
+from optax_largebatch.recipes.planned_optimizer import planned_optimizer
 from optax_largebatch.schedules.eden import eden, eden2, values_schedule
 from optax_largebatch.schedules.warmup import (
     large_batch_warmup,
@@ -106,16 +103,15 @@ __all__ = [
     "CriticalBatchSize",
     "Explanation",
     "Growth",
-    "Hyperparameters",
     "MeasuredCriticalBatchSize",
     "NoiseScale",
     "ParamGroups",
     "PlannedRate",
     "Rule",
-    "ScaledHyperparameters",
     "SmallBatches",
     "Stacked",
     "Stage",
+    "TunedRun",
     "accumulate_gradients",
     "accumulate_momentum",
     "adamh",
@@ -166,6 +162,7 @@ __all__ = [
     "optimizer_state_shardings",
     "orthogonalize_momentum",
     "param_groups",
+    "planned_optimizer",
     "plots",
     "recipes",
     "scale_batch_size",
@@ -177,7 +174,6 @@ __all__ = [
     "scale_by_parameter_rms",
     "scale_by_second_moment",
     "scale_by_trust_ratio",
-    "scale_hyperparameters",
     "scaled_adam",
     "seesaw",
     "skip_bad_steps",

@@ -12,9 +12,10 @@ from typing import Any
 
 from optax_largebatch import __version__, recipes
 from optax_largebatch.plans.batch_plan import batch_plan
-from optax_largebatch.plans.coupling import DECAY_KINDS, POWERS
 from optax_largebatch.plans.growth import seesaw
+from optax_largebatch.plans.law import DECAY_KINDS, LAWS
 from optax_largebatch.plans.planned_rate import PlannedRate
+from optax_largebatch.plans.tuned_run import FAMILIES, TunedRun
 from optax_largebatch.recipes.catalogue import find
 from optax_largebatch.schedules.warmup import SHAPES
 
@@ -24,6 +25,8 @@ LONGEST_ERROR = 1000
 
 Options = dict[str, tuple[Any, str]]
 """The type or the choices of each option, and its help."""
+
+PUBLISHED = [name for name in LAWS if name not in FAMILIES]
 
 RECIPE_OPTIONS: Options = {
     "batch_size": (int, "examples in a step"),
@@ -41,17 +44,26 @@ RAMP_OPTIONS: Options = {
 }
 PLAN_OPTIONS: Options = {
     "sequence_length": (int, "tokens in an example; all lengths are then in tokens"),
-    "coupling": (tuple(POWERS), "how the learning rate follows the batch size"),
-    "learning_rate": (float, "peak, for the reference batch size"),
-    "warmup": (str, "examples of the warm-up, such as 200k"),
-    "decay": (tuple(SHAPES), "shape of the rate after the warm-up; the default is cosine"),
-    "end_value": (float, "learning rate at the end; the default is 0"),
-    "weight_decay": (float, "for the reference batch size"),
-    "decay_kind": (DECAY_KINDS, "decoupled (AdamW), independent, l2 (SGD) or rescaled (LAMB)"),
-    "reference_batch_size": (str, "the default is the first batch size"),
     "micro_batch_size": (int, "examples of a micro-batch on each device"),
     "devices": (int, "devices that share a batch; the default is 1"),
     "seesaw": (str, "doubles the batch size where the rate halves, up to this one"),
+    "law": (str, f"how the numbers move; one of an optimizer, or {', '.join(PUBLISHED)}"),
+    "to": (("muon", "muonh"), "the optimizer to plan for, from adamw"),
+}
+RUN_OPTIONS: Options = {
+    "optimizer": (tuple(FAMILIES), "of the run that was tuned; the next options are its numbers"),
+    "tuned_batch_size": (str, "the batch size that the numbers are for"),
+    "tuned_total": (str, "its examples; the default is --total"),
+    "learning_rate": (float, "peak"),
+    "warmup": (str, "examples of its warm-up, such as 200k"),
+    "decay": (tuple(SHAPES), "shape of the rate after the warm-up; the default is cosine"),
+    "end_value": (float, "learning rate at the end; the default is 0"),
+    "weight_decay": (float, "0 is the default"),
+    "decay_kind": (DECAY_KINDS, "decoupled (AdamW), independent, l2 (SGD) or rescaled (LAMB)"),
+    "momentum": (float, "of Muon, MuonH, LARS and SGD"),
+    "b1": (float, "of Adam, LAMB and LANS"),
+    "b2": (float, "likewise"),
+    "eps": (float, "likewise"),
 }
 
 
@@ -100,15 +112,33 @@ def _recipes(name: str | None = None, as_json: bool = False, **settings: Any) ->
 
 
 def _plan(stages: str, as_json: bool = False, **settings: Any) -> str:
-    largest = settings.pop("seesaw", None)
-    shape = {key: settings.pop(key) for key in ("warmup", "decay", "end_value") if key in settings}
-    if "learning_rate" in settings:
-        settings["learning_rate"] = PlannedRate(settings["learning_rate"], **shape)
-    elif shape or largest is not None:
-        raise ValueError("--learning-rate must be given with --seesaw or a shape of the rate.")
-    plan_stages = stages if largest is None else seesaw(stages, largest_batch=largest)
-    plan = batch_plan(plan_stages, **settings)
+    largest, to = settings.pop("seesaw", None), settings.pop("to", None)
+    numbers = {key: settings.pop(key) for key in RUN_OPTIONS if key in settings}
+    if numbers or to:
+        run = _run(numbers, settings["total"])
+        settings["run"] = run if to is None else run.to(to)
+    plan = batch_plan(
+        stages if largest is None else seesaw(stages, largest_batch=largest), **settings
+    )
     return plan.to_json() if as_json else str(plan)
+
+
+def _run(numbers: dict[str, Any], total: str) -> TunedRun:
+    for option in ("optimizer", "tuned_batch_size", "learning_rate"):
+        if option not in numbers:
+            raise ValueError(
+                f"--{option.replace('_', '-')} must be given for a plan of the learning rate: a "
+                "run that was tuned has an optimizer, a batch size and a rate."
+            )
+    shape = {key: numbers.pop(key) for key in ("warmup", "decay", "end_value") if key in numbers}
+    rate = PlannedRate(numbers.pop("learning_rate"), **shape)
+    return TunedRun(
+        numbers.pop("optimizer"),
+        batch_size=numbers.pop("tuned_batch_size"),
+        total=numbers.pop("tuned_total", total),
+        learning_rate=rate,
+        **numbers,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,8 +168,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     added.add_argument("name", nargs="?", help="a name, or a part of names, such as lars or ramps")
     added = command(
-        "plan", _plan, PLAN_OPTIONS, "plan the batch size over a run",
-        "'0:512 2M:2048' --total 20M --learning-rate 1e-3",
+        "plan", _plan, PLAN_OPTIONS | RUN_OPTIONS, "plan the batch size over a run",
+        "16384 --total 20M \\\n    --optimizer lamb "
+        "--tuned-batch-size 512 --learning-rate 0.01",
     )  # fmt: skip
     added.add_argument("stages", help="where each batch size begins, or one batch size")
     added.add_argument("--total", required=True, help="examples of the run, such as 20M")

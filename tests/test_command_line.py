@@ -81,10 +81,8 @@ def test_prints_a_recipe(printed, words, name, given):
     ("words", "name", "given"),
     [
         ("olmo", "olmo-1b", {}),
-        ("gpt-3 --learning-rate 0.1 --total 400B", "gpt-3/megatron",
-         {"learning_rate": 0.1, "total": "400B"}),
-        ("glm-4.5 --total 1T --increment 4096 --weight-decay 0.1", "glm-4.5",
-         {"total": "1T", "increment": 4096, "weight_decay": 0.1}),
+        ("gpt-3 --total 400B", "gpt-3/megatron", {"total": "400B"}),
+        ("glm-4.5 --total 1T --increment 4096", "glm-4.5", {"total": "1T", "increment": 4096}),
     ],
 )  # fmt: skip
 def test_prints_the_plan_of_a_ramp(printed, words, name, given):
@@ -94,6 +92,13 @@ def test_prints_the_plan_of_a_ramp(printed, words, name, given):
 
 
 RATE = lb.PlannedRate(1e-3, warmup="500k", decay="linear", end_value=1e-4)
+ADAMW = lb.TunedRun(
+    "adamw", batch_size=512, total="20M", learning_rate=RATE, weight_decay=0.1, b1=0.95
+)
+SGD = lb.TunedRun(
+    "sgd", batch_size=2048, total="4B", learning_rate=lb.PlannedRate(1e-3), weight_decay=0.1,
+    decay_kind="decoupled",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -102,21 +107,19 @@ RATE = lb.PlannedRate(1e-3, warmup="500k", decay="linear", end_value=1e-4)
         ("512 --total 2M", lb.batch_plan(512, total="2M")),
         ("'0:512 2M:2048' --total 20M", lb.batch_plan("0:512 2M:2048", total="20M")),
         (
-            "512 --total 20M --seesaw 4096 --learning-rate 1e-3 --warmup 500k --decay linear "
-            "--end-value 1e-4 --weight-decay 0.1 --micro-batch-size 8 --devices 8",
+            "512 --total 20M --seesaw 4096 --optimizer adamw --tuned-batch-size 512 --to muonh "
+            "--learning-rate 1e-3 --warmup 500k --decay linear --end-value 1e-4 --b1 0.95 "
+            "--weight-decay 0.1 --micro-batch-size 8 --devices 8",
             lb.batch_plan(
-                lb.seesaw(512, largest_batch=4096), total="20M", learning_rate=RATE,
-                weight_decay=0.1, micro_batch_size=8, devices=8,
+                lb.seesaw(512, largest_batch=4096), total="20M", run=ADAMW.to("muonh"),
+                micro_batch_size=8, devices=8,
             ),
         ),
         (
-            "'0:512 1B:2048' --total 8B --sequence-length 1024 --learning-rate 1e-3 "
-            "--coupling linear --weight-decay 0.1 --decay-kind l2 --reference-batch-size 2048",
-            lb.batch_plan(
-                "0:512 1B:2048", total="8B", sequence_length=1024, coupling="linear",
-                learning_rate=lb.PlannedRate(1e-3), weight_decay=0.1, decay_kind="l2",
-                reference_batch_size=2048,
-            ),
+            "'0:512 1B:2048' --total 8B --sequence-length 1024 --learning-rate 1e-3 --law sqrt "
+            "--weight-decay 0.1 --decay-kind decoupled --tuned-batch-size 2048 --tuned-total 4B "
+            "--optimizer sgd",
+            lb.batch_plan("0:512 1B:2048", total="8B", sequence_length=1024, run=SGD, law="sqrt"),
         ),
     ],
 )  # fmt: skip
@@ -144,8 +147,10 @@ HUGE = "9" * 400
         ("recipes resnet50/lamb/you --batch-size 65536", "batch_size must be within"),
         (f"recipes resnet50/sgd/linear --batch-size 256 --total-steps {HUGE}",
          "a number is too large or too small"),
-        ("plan 512 --total 20M --warmup 10k", "--learning-rate must be given"),
-        ("plan 512 --total 20M --seesaw 4096", "--learning-rate must be given"),
+        ("plan 512 --total 20M --warmup 10k", "--optimizer must be given"),
+        ("plan 512 --total 20M --optimizer lamb", "--tuned-batch-size must be given"),
+        ("plan 512 --total 20M --to muonh", "--optimizer must be given"),
+        ("plan 512 --total 20M --seesaw 4096", "must be a schedule"),
         ("plan 0:512 --total 20M --devices 7", "devices = 1 x 7 = 7, got 512"),
     ],
 )  # fmt: skip
@@ -167,7 +172,7 @@ def test_help_has_all_options_and_an_example_that_runs(command, terminal, printe
     assert all(action.help for action in COMMANDS[command]._actions)
     text = COMMANDS[command].format_help()
     assert max(map(len, text.splitlines())) <= 80
-    (example,) = text.partition("example:\n")[2].splitlines()
+    example = text.partition("example:\n")[2].replace("\\\n", " ")
     program, words = example.split(maxsplit=1)
     assert program == PROGRAM
     assert printed(words)

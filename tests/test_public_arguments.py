@@ -33,7 +33,7 @@ PUBLIC = {name: getattr(lb, name) for name in lb.__all__}
 PUBLIC |= {f"recipes.{name}": getattr(lb.recipes, name) for name in lb.recipes.__all__}
 FUNCTIONS = {name: own for name, own in PUBLIC.items() if inspect.isfunction(own)}
 FUNCTIONS["small_batches_of_devices"] = on_two_devices
-FUNCTIONS |= {"Hyperparameters": lb.Hyperparameters, "PlannedRate": lb.PlannedRate}
+FUNCTIONS |= {"PlannedRate": lb.PlannedRate, "TunedRun": lb.TunedRun}
 """The other classes are what functions return."""
 
 
@@ -83,10 +83,10 @@ POSITIVE = number("(0, inf)")
 WRONG = {
     argument: wrong
     for these, wrong in (
-        ("b1 b2 b2_ceiling b2_floor beta decay momentum smoothing", number("[0, 1)")),
+        ("b1 b2 beta decay momentum smoothing", number("[0, 1)")),
         ("backoff_factor confidence factor", number("(0, 1)")),
         ("warmup_start", number("[0, 1]")),
-        ("length_power target", number("(-inf, inf)")),
+        ("target", number("(-inf, inf)")),
         ("warmup_begin_step", number("(-inf, 0]")),
         ("growth_factor", number("(1, inf)")),
         ("initial_scale", number("[1, 1e38]")),
@@ -101,19 +101,19 @@ WRONG = {
         ("param_min_rms power radius rms_eps run_length scalar_max steps_per_epoch", POSITIVE),
         ("times trust_coefficient updates_per_epoch", POSITIVE),
         ("batch_scale batch_size clipping_update_period devices epochs", integer(1)),
-        ("evaluate_every every examples from_batch growth_interval increment", integer(1)),
+        ("evaluate_every every examples growth_interval increment", integer(1)),
         ("itemsize lr_est_period max_in_a_row max_steps", integer(1)),
         ("micro_batch_size ns_steps number period runs", integer(1)),
-        ("sequence_length size_update_period steps_per_stair to_batch total_steps", integer(1)),
+        ("sequence_length size_update_period steps_per_stair total_steps", integer(1)),
         ("decay_begin_step hold_steps max_fullcov_size ndim seed step warmup_steps", integer(0)),
         ("output_axis", integer(-1)),
         ("window", integer(2)),
-        ("largest_batch reference_batch_size total", count(1)),
+        ("largest_batch total", count(1)),
         ("warmup", count(0)),
         ("adaptive averaging clip eps_is_floor grad_averaging", FLAG),
         ("learning_rate_in_momentum nesterov scalars_only", FLAG),
-        ("at_bounds bias_correction coupling decay_kind denominator of", CHOICE),
-        ("order preconditioning rule shape_factor strategy", CHOICE),
+        ("at_bounds bias_correction decay_kind denominator of", CHOICE),
+        ("law optimizer order preconditioning shape_factor strategy", CHOICE),
         ("warmup_strategy zero_ratio", CHOICE),
         ("accumulator_dtype dtype mu_dtype ns_dtype", DTYPE),
         ("param_norm_bounds rms_bounds trust_ratio_bounds", BOUNDS),
@@ -134,10 +134,13 @@ WRONG = {
 """For each argument, wherever it is, wrong values. None is one unless it is the default."""
 
 WRONG_IN = {
-    ("Hyperparameters", "learning_rate"): POSITIVE,
     ("PlannedRate", "decay"): CHOICE,
+    ("TunedRun", "batch_size"): count(1),
+    ("TunedRun", "learning_rate"): [*RATE, None],
+    ("TunedRun", "note"): [1, [], None],
     ("PlannedRate", "peak_value"): POSITIVE,
     ("accumulate_gradients", "small_batches"): [0, -1, 1.5, "2", None, jnp.asarray(2)],
+    ("batch_plan", "run"): [0.1, "adamw", {}],
     ("batch_plan", "stages"): [0, -1, 1.5, "0:0", "5:8", "0:8 0:8", [], [(0, 0)], {1: 8}, None],
     ("decay_to_target_rms", "weight_decay"): number("[0, 0.1]"),
     ("eve", "weight_decay"): number("[0, 0.1]"),
@@ -149,8 +152,6 @@ WRONG_IN = {
     ("matrix_groups", "sides"): [5, (4,), (4, 0), (4, 1.5), "ab", None],
     ("scale_batch_size", "power"): number("(-inf, inf)"),
     ("scale_by_factored_parameter_rms", "eps"): POSITIVE,
-    ("scale_hyperparameters", "noise_scale"): number("(0, inf]"),
-    ("scale_hyperparameters", "settings"): [{}, 0.1, None],
     ("seesaw", "batch_size"): count(1),
     ("clip_by_median_norm", "window"): integer(1),
     ("small_batches_of_devices", "batch_size"): POSITIVE,
@@ -175,6 +176,7 @@ OPERANDS = {
     "optimizer_state progress",
     "noise_scale": "state",
     "param_groups": "groups",
+    "planned_optimizer": "plan params embeddings head not_decayed arguments",
     "recipes.batch_sizes": "name",
     "recipes.examples_to_target": "name",
     "recipes.get": "name",
@@ -202,9 +204,13 @@ VALID = {
     "accumulate_gradients": {"every": 2},
     "adopt_state": TRAINED | {"step": 1},
     "at_least_ndim": {"ndim": 2},
+    "TunedRun": {"optimizer": "lamb", "batch_size": 8, "total": 1000},
     "average_weights": {"half_life": 10.0},
-    "batch_plan": {"stages": 8, "total": 1000},
-        "chain": {"transforms": LAMB},
+    "batch_plan": {
+        "stages": 8, "total": 1000,
+        "run": lb.TunedRun("lamb", batch_size=8, total=1000, learning_rate=0.1),
+    },
+    "chain": {"transforms": LAMB},
     "clamp_parameters": {"max_value": 1.0},
     "clip_by_global_norm": {"max_norm": 1.0},
     "clip_by_median_norm": {"clipping_scale": 2.0},
@@ -223,13 +229,15 @@ VALID = {
     },
     "nesterov_split": {"inner": lb.chain(lb.add_decayed_weights(0.1), lb.scale_by_trust_ratio())},
     "noise_scale": {"state": MEASURED},
+    "planned_optimizer": {
+        "params": {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)},
+        "plan": lb.batch_plan(
+            8, total=1000, run=lb.TunedRun("lamb", batch_size=8, total=1000, learning_rate=0.1)
+        ),
+    },
     "recipes.get": {"name": "bert-large/lamb/mlperf", "batch_size": 8192},
     "recipes.ramp": {"name": "deepseek-v3", "increment": 3072},
     "scale_batch_size": {"batch_size": 8, "run_length": 2.0},
-    "scale_hyperparameters": {
-        "settings": lb.Hyperparameters(learning_rate=0.1), "from_batch": 8, "to_batch": 16,
-        "rule": "sqrt",
-    },
     "seesaw": {"batch_size": 8, "largest_batch": 64},
     "small_batches_of_devices": {
         "gradients": PARAMS, "params": PARAMS, "axis_name": "data", "mean": PARAMS,
@@ -449,7 +457,8 @@ def is_transform(name):
     return is_one and (name == "nesterov_split" or "inner" not in arguments(name))
 
 
-TRANSFORMS = [name for name in FUNCTIONS if is_transform(name) and name != "measure_noise_scale"]
+OF_THEIR_OWN = ("measure_noise_scale", "planned_optimizer")
+TRANSFORMS = [name for name in FUNCTIONS if is_transform(name) and name not in OF_THEIR_OWN]
 SCHEDULES = [
     name for name in FUNCTIONS if name.startswith(("eden", "large_", "values_", "warmup_"))
 ]

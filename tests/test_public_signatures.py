@@ -41,6 +41,7 @@ OPERANDS = {
     "layer_noise_scales": "state params",
     "measure_critical_batch_size": "params loss make_optimizer",
     "optimizer_state_shardings": "optimizer params mesh",
+    "planned_optimizer": "plan params",
     "small_batches_of_devices": "gradients params",
     "small_batches_of_examples": "gradients params",
     "step_metrics": "state params",

@@ -10,18 +10,19 @@ import optax_largebatch as lb
 WARMUP = 1 / 8
 
 
-def schedule(stages: str | lb.Growth, examples: int) -> lb.BatchPlan:
-    """The plan of a run over so many examples."""
-    warmup = round(WARMUP * examples)
-    rate = lb.PlannedRate(1.0, total=examples, warmup=warmup, decay="linear")
-    return lb.batch_plan(stages, total=examples, learning_rate=rate, weight_decay=1.0)
+def schedule(batch_size: int, examples: int, stages: str | lb.Growth | None = None) -> lb.BatchPlan:
+    """The plan of a run over so many examples, constant or from a first batch size on."""
+    rate = lb.PlannedRate(1.0, warmup=round(WARMUP * examples), decay="linear")
+    run = lb.TunedRun(
+        "adamw", batch_size=batch_size, total=examples, learning_rate=rate, weight_decay=1.0
+    )
+    return lb.batch_plan(stages or batch_size, total=examples, run=run, law="sqrt")
 
 
 def constant(steps: dict[int, int]) -> dict[str, lb.BatchPlan]:
     """Plans of one batch size each, from the steps at each."""
     return {
-        str(batch_size): schedule(f"0:{batch_size}", batch_size * own)
-        for batch_size, own in steps.items()
+        str(batch_size): schedule(batch_size, batch_size * own) for batch_size, own in steps.items()
     }
 
 
@@ -29,10 +30,10 @@ def ramps(batch_size: int, examples: int) -> dict[str, lb.BatchPlan]:
     """Plans of as many examples: a constant batch, four times that, and two ways between them."""
     small, large = batch_size, 4 * batch_size
     return {
-        "constant": schedule(f"0:{small}", examples),
-        "four_times": schedule(f"0:{large}", examples),
-        "two_stages": schedule(f"0:{small} {examples // 4}:{large}", examples),
-        "seesaw": schedule(lb.seesaw(small, largest_batch=8 * small), examples),
+        "constant": schedule(small, examples),
+        "four_times": schedule(large, examples),
+        "two_stages": schedule(small, examples, f"0:{small} {examples // 4}:{large}"),
+        "seesaw": schedule(small, examples, lb.seesaw(small, largest_batch=8 * small)),
     }
 
 

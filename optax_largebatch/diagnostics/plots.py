@@ -154,12 +154,13 @@ def schedule_preview(
 
 
 def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Sequence[Axes]":
-    r"""A plan before the run: batch size, learning rate and weight decay against what was seen.
+    r"""A plan before the run: its batch size and its numbers against what was seen.
 
     Args:
         plan: the plan.
-        axes: where to draw, one above the other: the batch size, then the learning rate and the
-            weight decay, if the plan has them; None for a new figure.
+        axes: where to draw, one above the other: the batch size, and if the plan has a run, the
+            learning rate, the weight decay unless it is 0, and the momentum or b1; None for a new
+            figure.
 
     Returns:
         The axes.
@@ -171,20 +172,21 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
     Examples:
         >>> import matplotlib
         >>> matplotlib.use("Agg")
-        >>> from optax_largebatch import PlannedRate, batch_plan, plots
-        >>> rate = PlannedRate(1e-3, total="2M")
-        >>> axes = plots.batch_plan(batch_plan("0:512 1M:1024", total="2M", learning_rate=rate))
+        >>> from optax_largebatch import PlannedRate, TunedRun, batch_plan, plots
+        >>> run = TunedRun("lamb", batch_size=512, total="2M", learning_rate=PlannedRate(1e-3))
+        >>> axes = plots.batch_plan(batch_plan("0:512 1M:1024", total="2M", run=run))
         >>> print([ax.get_ylabel() for ax in axes])
-        ['batch size', 'learning rate']
+        ['batch size', 'learning rate', 'b1']
     """
     if not isinstance(plan, BatchPlan):
         raise TypeError(f"plan must be a BatchPlan, got {plan!r}.")
     plt = _pyplot()
     from matplotlib.ticker import EngFormatter
 
-    schedules = {"learning rate": plan.learning_rate} if plan.rate is not None else {}
-    if plan.decay is not None:
-        schedules["weight decay"] = plan.weight_decay
+    names = [] if plan.run is None else ["learning_rate", next(iter(plan.run.numbers))]
+    if plan.run is not None and plan.run.weight_decay != 0:
+        names.insert(1, "weight_decay")
+    schedules = {name.replace("_", " "): getattr(plan, name) for name in names}
     rows = 1 + len(schedules)
     if axes is None:
         size = (6, 1 + 1.5 * rows)

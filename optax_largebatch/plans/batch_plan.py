@@ -2,39 +2,56 @@
 
 from typing import Any
 
-from optax_largebatch.arguments import check_integer
+from optax_largebatch.arguments import check_choice, check_integer, refused
 from optax_largebatch.plans.counts import Count, count
-from optax_largebatch.plans.coupling import Coupling, DecayKind
 from optax_largebatch.plans.growth import Growth
+from optax_largebatch.plans.law import LAWS
 from optax_largebatch.plans.plan import BatchPlan
-from optax_largebatch.plans.planned_rate import planned
 from optax_largebatch.plans.stages import Start, stages_of, starts_of
+from optax_largebatch.plans.tuned_run import TunedRun
+
+_IN_A_RUN = (
+    "It is one of a TunedRun, which says for which batch size the numbers are: "
+    'batch_plan(..., run=TunedRun("adamw", batch_size=..., total=..., learning_rate=...)).'
+)
 
 
+@refused(
+    learning_rate=_IN_A_RUN,
+    weight_decay=_IN_A_RUN,
+    decay_kind=_IN_A_RUN,
+    reference_batch_size=_IN_A_RUN,
+    coupling="Give a law: 'sqrt' is \"sqrt\", 'linear' is \"sgd\", 'none' is \"kept\".",
+)
 def batch_plan(
     stages: "Growth | str | dict[Count, Count] | list[Start] | int",
     *,
     total: Count,
     sequence_length: int | None = None,
-    learning_rate: Any = None,
-    coupling: Coupling = "sqrt",
-    weight_decay: Any = None,
-    decay_kind: DecayKind = "decoupled",
-    reference_batch_size: Count | None = None,
+    run: TunedRun | None = None,
+    law: str | None = None,
     micro_batch_size: int | None = None,
     devices: int = 1,
 ) -> BatchPlan:
-    r"""Plans the batch size over a run, and the learning rate and weight decay that go with it.
+    r"""Plans the batch size over a run, and moves the numbers of a tuned run to it.
 
-    The batch size is that of the last stage whose start was seen before the step. After :math:`x`
-    examples, with the batch size :math:`B`, and :math:`B_0` the reference:
+    The batch size is that of the last stage whose start was seen before the step; a constant batch
+    is a plan of one stage. With :math:`k` the batch size of a step over that of the tuned run,
+    :math:`r` the examples of the new run over those of the tuned one, and :math:`S(x)` its rate
+    after :math:`x` examples:
 
     .. math::
 
-        \eta = S(x) (B / B_0)^p, \qquad \lambda = \Lambda(x) (B / B_0)^{1 - p}
+        \begin{array}{ll}
+        \text{learning rate} & \sqrt{k}\, r^{-0.32}\, S(x / r) \\
+        \text{momentum, } b_1 & 1 - b \to (1 - b)\, k / \sqrt{r}, \quad b \ge 0.7 \\
+        b_2 & b_2 \to b_2^k, \quad 0.95 \le b_2 \le 0.9999 \\
+        \text{decay} & B / (\eta \lambda) \text{ stays the same part of the run} \\
+        \epsilon & \epsilon \to \epsilon \sqrt{r / k}
+        \end{array}
 
-    :math:`p` is 1/2 (`"sqrt"`), 1 (`"linear"`) or 0 (`"none"`). The decay of each example then
-    stays what it is at the reference: its timescale :math:`B / (\eta \lambda)` is kept.
+    so the warm-up stays the same part of the run. This is the row of AdamW, Muon, MuonH, LAMB and
+    LANS; `law` chooses another.
 
     Args:
         stages: where each batch size begins. A string in the way of Megatron,
@@ -44,52 +61,53 @@ def batch_plan(
             than a batch of the stage before may have no step.
         total: the examples of the run; an integer, or a string such as `"100M"`.
         sequence_length: the tokens of an example. If it is given, the starts of stages, `total` and
-            what schedules are called with are numbers of tokens. Batch sizes stay examples.
-        learning_rate: :math:`S`, for the reference batch size: a number, or a schedule of the
-            *examples seen* and not of steps, such as `PlannedRate`. For optax's schedules give
-            lengths beyond 2 billion as floats, such as 1e13.
-        coupling: how the learning rate follows the batch size. `"sqrt"` for Adam, Muon, LAMB and
-            all that normalise the gradient; `"linear"` for SGD.
-        weight_decay: :math:`\Lambda`, a number or a schedule of the examples seen. It is taken for
-            one beside a learning rate that follows `coupling`, even if that is not given here.
-        decay_kind: `"decoupled"` as above, for decay that is multiplied by the learning rate, as in
-            AdamW and Muon. `"independent"`, where the parameters shrink by the decay itself or by
-            its product with the shape of the schedule, as in midGPT and nanodo: it follows
-            :math:`B / B_0`. Others are kept: `"l2"`, which is a part of the loss, and
-            `"rescaled"`, for LAMB and LARS, whose trust ratio rescales the step together with the
-            decay.
-        reference_batch_size: the batch size at which your `learning_rate` and `weight_decay` were
-            tuned. :math:`B_0`; None for that of the first stage.
+            the numbers of `run` are numbers of tokens. Batch sizes stay examples.
+        run: the run whose numbers are moved; None for a plan of batch sizes alone. A plan for
+            another optimizer takes `run.to("muonh")`.
+        law: how the numbers move; None for the row of the optimizer. `"kept"` keeps them all, to
+            compare with. Published ones: `"sqrt"`, `"adam_sde"`, `"legew"`, `"token_half_life"`,
+            `"marin"`, `"nanochat"`; `"sgd"` is the linear rule.
         micro_batch_size: the examples of a micro-batch on one device, if gradients are accumulated.
         devices: the devices that share each micro-batch.
 
     Returns:
-        The plan.
+        The plan: print it for its table, what was moved, and why.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range; a stage begins after the end; a batch is not a
-            whole number of micro-batches on all devices.
-
-    Examples:
-        >>> from optax_largebatch import PlannedRate, batch_plan
-        >>> plan = batch_plan(
-        ...     "0:512 200k:2048 500k:8192", total="2M", weight_decay=0.1,
-        ...     learning_rate=PlannedRate(1e-3, total="2M", warmup="50k", decay="cosine"))
-        >>> print(plan)
-        from  batch  examples
-        step   size      seen        learning rate  weight decay
-           0    512         0        0 to 0.000986           0.1
-         391   2048    200.2k   0.00197 to 0.00175           0.2
-         538   8192    501.2k  0.00349 to 1.58e-07           0.4
+        from  batch  examples             learning  weight
+        step   size      seen                 rate   decay   b1
+           0    512         0        0 to 0.000986     0.1  0.9
+         391   2048    200.2k   0.00197 to 0.00175     0.2  0.7
+         538   8192    501.2k  0.00349 to 1.58e-07     0.4  0.7
         721 steps for 2M examples.
         A constant batch of 512 takes 3907 steps; the plan 18% of that.
         The learning rate is at most 0.00349, near step 538.
+        From adamw at 512 to 8192 by the law 'adamw' (k = 16):
+          learning_rate  0.001 -> 0.004    times sqrt(k) r^-0.32
+          weight_decay   0.1 -> 0.4        keeps B / (rate decay examples)
+          b1             0.9 -> 0.7        (1 - b) times k r^-0.5, at least 0.7
+          b2             0.999 -> 0.9841   same half-life in examples
+          eps            1e-08 -> 2.5e-09  times 1/sqrt(k) r^0.5
+        Valid while the batch is below the critical one, and for networks of the same
+        width.
+        Epsilon is that of the last stage: it cannot move during a run.
+        If you can search, try the peaks 0.001, 0.002, 0.004, 0.008.
+            whole number of micro-batches on all devices.
+
+    Examples:
+        >>> from optax_largebatch import PlannedRate, TunedRun, batch_plan
+        >>> run = TunedRun(
+        ...     "adamw", batch_size=512, total="2M", weight_decay=0.1,
+        ...     learning_rate=PlannedRate(1e-3, warmup="50k"))
+        >>> plan = batch_plan("0:512 200k:2048 500k:8192", total="2M", run=run)
+        >>> print(plan)
 
     References:
-        The timescale of weight decay: Wang and Aitchison, *How to set AdamW's weight decay as you
-        scale model and dataset size*, arXiv 2405.13698. Batch warm-up: Merrill et al., *Critical
-        Batch Size Revisited*, arXiv 2505.23971.
+        The sources of each row are in `optax_largebatch.plans.law.LAWS`. The timescale of weight
+        decay: Wang and Aitchison, *How to set AdamW's weight decay as you scale model and dataset
+        size*, arXiv 2405.13698. Batch warm-up: Merrill et al., *Critical Batch Size Revisited*,
+        arXiv 2505.23971.
     """
     lengths = {"sequence_length": sequence_length, "micro_batch_size": micro_batch_size}
     given = {name: value for name, value in lengths.items() if value is not None}
@@ -97,14 +115,20 @@ def batch_plan(
         check_integer(name, value, at_least=1)
 
     seen = count("total", total, at_least=1)
-    rate = planned("learning_rate", learning_rate, seen)
+    if not isinstance(run, TunedRun | None):
+        raise TypeError(f"run must be a TunedRun(...) or None, got {run!r}.")
+    if law is not None and run is None:
+        raise ValueError(f"run must be given with law={law!r}, which moves its numbers; got None.")
+    if run is not None:
+        law = run.optimizer if law is None else law
+        check_choice("law", law, tuple(LAWS))
     grown = isinstance(stages, Growth)
-    if grown and stages.is_coupled and coupling == "none":
+    if grown and stages.is_coupled and law and not LAWS[law].learning_rate.batch:
         raise ValueError(
-            "coupling must be 'sqrt' or 'linear' for seesaw, got 'none': where the batch doubles, "
-            "the learning rate must not halve as well. (linear is for SGD.)"
+            f"law must move the learning rate with the batch for seesaw, got {law!r}: where the "
+            "batch doubles, the learning rate must not halve as well."
         )
-    starts = starts_of(stages.starts(seen, rate) if grown else stages)
+    starts = starts_of(stages.starts(seen, _rate_over(run, seen)) if grown else stages)
     if starts[-1][0] >= seen:
         raise ValueError(
             f"stages must all begin before the end of the run, {seen}; the last one begins at "
@@ -114,18 +138,22 @@ def batch_plan(
     examples = -(-seen // tokens)
     in_examples = [(-(-start // tokens), batch) for start, batch in starts]
     found, total_steps = stages_of(in_examples, examples)
-    reference = found[0].batch_size if reference_batch_size is None else reference_batch_size
     return BatchPlan(
         stages=found,
         total_steps=total_steps,
         examples=examples,
         sequence_length=sequence_length,
-        rate=rate,
-        decay=planned("weight_decay", weight_decay, seen),
-        coupling=coupling,
-        decay_kind=decay_kind,
-        reference_batch_size=count("reference_batch_size", reference, at_least=1),
+        run=run,
+        law=law,
         micro_batch_size=micro_batch_size,
         devices=devices,
         note=stages.note if grown else "",
     )
+
+
+def _rate_over(run: TunedRun | None, total: int) -> Any:
+    """The learning rate of a run, over a run of another length."""
+    if run is None or not callable(run.learning_rate):
+        return run and run.learning_rate
+    times = total / int(run.total)
+    return lambda seen: run.learning_rate(seen / times)

@@ -56,9 +56,11 @@ def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
         ValueError: an argument is out of its range.
 
     Examples:
-        >>> from optax_largebatch import PlannedRate, batch_plan, seesaw
-        >>> rate = PlannedRate(1e-3, total=1_000_000, decay="linear")
-        >>> plan = batch_plan(seesaw(500, largest_batch=2000), total=1_000_000, learning_rate=rate)
+        >>> from optax_largebatch import PlannedRate, TunedRun, batch_plan, seesaw
+        >>> run = TunedRun(
+        ...     "adamw", batch_size=500, total="1M",
+        ...     learning_rate=PlannedRate(1e-3, decay="linear"))
+        >>> plan = batch_plan(seesaw(500, largest_batch=2000), total="1M", run=run)
         >>> print([stage.batch_size for stage in plan.stages], plan.total_steps)
         [500, 1000, 2000] 1375
 
@@ -73,8 +75,8 @@ def seesaw(batch_size: Count, *, largest_batch: Count) -> Growth:
         if not callable(learning_rate):
             raise ValueError(
                 "learning_rate must be a schedule of the examples seen for seesaw, which doubles "
-                f"the batch where it halves; got {learning_rate!r}. Pass PlannedRate(...) to "
-                "batch_plan."
+                f"the batch where it halves; got {learning_rate!r}. Pass "
+                "run=TunedRun(..., learning_rate=PlannedRate(...)) to batch_plan."
             )
         places = _halvings(learning_rate, total, (largest // first).bit_length() - 1)
         # A schedule of stairs may fall to a quarter at once: of two doublings in one place the

@@ -9,15 +9,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.arguments import check_choice
+from optax_largebatch.arguments import check_choice, known_number
 from optax_largebatch.plans.counts import Count, count, integer
-from optax_largebatch.plans.coupling import DECAY_KINDS, POWERS, Coupling, DecayKind
-from optax_largebatch.plans.planned_rate import PlannedRate, planned
+from optax_largebatch.plans.law import (
+    LAWS,
+    Moved,
+    moved_b2,
+    moved_decay,
+    moved_eps,
+    moved_momentum,
+    moved_rate,
+)
+from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage, stages_of, starts_of
 from optax_largebatch.plans.table import table
+from optax_largebatch.plans.tuned_run import TunedRun
 
 LARGEST_INT32 = 2**31 - 1
 """Steps and batch sizes are int32; numbers of examples, which grow faster, are floats."""
+
+SEARCHED = (0.25, 0.5, 1.0, 2.0)
+"""The rates of a search over the plan's own: the law more often overshoots."""
+OWN = SEARCHED.index(1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,16 +57,10 @@ class BatchPlan:
     """The examples that were asked for; the last batch may end a little later."""
     sequence_length: int | None
     """The tokens of an example, if the plan counts tokens."""
-    rate: Any
-    """The learning rate for `reference_batch_size`: a number, a schedule, or None."""
-    decay: Any
-    """The weight decay for `reference_batch_size`: a number, a schedule, or None."""
-    coupling: Coupling
-    """The power of the batch size that the learning rate follows."""
-    decay_kind: DecayKind
-    """The kind of the weight decay: a decoupled one keeps its timescale, others their value."""
-    reference_batch_size: int
-    """The batch size that `rate` and `decay` are for."""
+    run: TunedRun | None
+    """The run whose numbers are moved to the batch sizes; None in a plan of batch sizes alone."""
+    law: str | None
+    """The row of `LAWS` by which they move; None without a run."""
     micro_batch_size: int | None
     """The examples of a micro-batch on each device, if gradients are accumulated."""
     devices: int
@@ -62,12 +69,14 @@ class BatchPlan:
     """Where the stages come from, in words."""
 
     def __post_init__(self) -> None:
-        check_choice("coupling", self.coupling, tuple(POWERS))
-        check_choice("decay_kind", self.decay_kind, DECAY_KINDS)
+        if not isinstance(self.run, TunedRun | None):
+            raise TypeError(f"run must be a TunedRun or None, got {self.run!r}.")
+        if self.run is not None:
+            check_choice("law", self.law, tuple(LAWS))
         if not isinstance(self.note, str):
             raise TypeError(f"note must be a string, got {self.note!r}.")
         # Also what a text of JSON says, and `dataclasses.replace`, become integers of Python here.
-        names = ["examples", "reference_batch_size", "devices"]
+        names = ["examples", "devices"]
         optional = ("sequence_length", "micro_batch_size")
         names += [name for name in optional if getattr(self, name) is not None]
         checked: dict[str, Any] = {
@@ -83,12 +92,10 @@ class BatchPlan:
                 "make the plan."
             )
         checked |= {"stages": stages, "total_steps": total_steps}
-        length = examples * checked.get("sequence_length", 1)
-        checked |= {name: planned(name, getattr(self, name), length) for name in ("rate", "decay")}
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-        own = (self.micro_batch_size or 1) * self.devices
+        step = (self.micro_batch_size or 1) * self.devices
         for stage in self.stages:
             if stage.batch_size > LARGEST_INT32:
                 raise ValueError(
@@ -96,12 +103,12 @@ class BatchPlan:
                     f"them are int32, got {stage.batch_size}. If you count tokens, give batch "
                     "sizes in examples, and sequence_length."
                 )
-            if stage.batch_size % own:
-                lower = stage.batch_size // own * own
+            if stage.batch_size % step:
+                lower = stage.batch_size // step * step
                 raise ValueError(
                     "stages must have batch sizes that are multiples of micro_batch_size x devices "
-                    f"= {self.micro_batch_size or 1} x {self.devices} = {own}, got "
-                    f"{stage.batch_size}. Take {f'{lower} or ' if lower else ''}{lower + own}, or "
+                    f"= {self.micro_batch_size or 1} x {self.devices} = {step}, got "
+                    f"{stage.batch_size}. Take {f'{lower} or ' if lower else ''}{lower + step}, or "
                     "another micro-batch."
                 )
         if self.total_steps > LARGEST_INT32:
@@ -109,6 +116,8 @@ class BatchPlan:
                 f"the run has {self.total_steps} steps, more than the {LARGEST_INT32} that the "
                 "counter of an optimizer holds. Take larger batches, or a smaller total."
             )
+        if self.run is not None:
+            self._warmed_up()
 
     @overload
     def batch_size(self, step: int) -> int: ...
@@ -129,17 +138,89 @@ class BatchPlan:
                 "micro_batch_size must be given to batch_plan for micro_batches: the examples of a "
                 "micro-batch on each device."
             )
-        own = self.micro_batch_size * self.devices
-        return self._at(step, [stage.batch_size // own for stage in self.stages])
+        return self._at(step, self._micro_batches)
+
+    @property
+    def calls(self) -> int:
+        """The calls of `update` in the run: micro-batches, if gradients are accumulated."""
+        return self.call_of_step(self.total_steps)
+
+    def call_of_step(self, step: int) -> int:
+        """The calls of `update` before a step."""
+        known = _known(step)
+        ends = [stage.first_step for stage in self.stages[1:]] + [max(known, self.total_steps)]
+        return sum(
+            max(0, min(end, known) - stage.first_step) * each
+            for stage, end, each in zip(self.stages, ends, self._micro_batches, strict=True)
+        )
+
+    def step_of_call(self, call: int) -> int:
+        """The step that a call of `update` belongs to; the first call is 0."""
+        known = _known(call)
+        first_calls = [self.call_of_step(stage.first_step) for stage in self.stages]
+        index = bisect.bisect_right(first_calls, known) - 1
+        steps = (known - first_calls[index]) // self._micro_batches[index]
+        return self.stages[index].first_step + steps
 
     def learning_rate(self, step: jax.typing.ArrayLike) -> jax.Array:
-        """The learning rate at a step, coupled to its batch size."""
-        return self._coupled("learning_rate", self.rate, step, POWERS[self.coupling])
+        """The learning rate at a step."""
+        return self._schedule("learning_rate", self._warmed_up(), step)
 
     def weight_decay(self, step: jax.typing.ArrayLike) -> jax.Array:
         """The weight decay at a step."""
-        powers = {"decoupled": 1 - POWERS[self.coupling], "independent": 1.0}
-        return self._coupled("weight_decay", self.decay, step, powers.get(self.decay_kind, 0.0))
+        return self._schedule("weight_decay", self._run("weight_decay").weight_decay, step)
+
+    def momentum(self, step: jax.typing.ArrayLike) -> jax.Array:
+        """The decay rate of the momentum (Muon's `beta`) at a step."""
+        return self._schedule("momentum", 1.0, step)
+
+    def b1(self, step: jax.typing.ArrayLike) -> jax.Array:
+        """The decay rate of the first moment at a step."""
+        return self._schedule("b1", 1.0, step)
+
+    def b2(self, step: jax.typing.ArrayLike) -> jax.Array:
+        """The decay rate of the second moment at a step."""
+        return self._schedule("b2", 1.0, step)
+
+    @property
+    def eps(self) -> float:
+        """Adam's epsilon, that of the last stage: optimizers take no schedule of it."""
+        return self._of_stages("eps")[-1]
+
+    @property
+    def length(self) -> float:
+        """The examples of the run over those of the run that was tuned."""
+        tokens = self.sequence_length or 1
+        return self.examples / -(-int(self._run("length").total) // tokens)
+
+    @property
+    def rates(self) -> tuple[float, float, float, float]:
+        """Four peaks of the learning rate for a search: the plan's own is the third."""
+        peak = self._run("rates").peak
+        if peak is None:
+            raise ValueError(
+                "learning_rate must be a number or a PlannedRate for rates, whose peak is known; "
+                f"got {self._run('rates').learning_rate!r}."
+            )
+        largest = peak * max(self._of_stages("learning_rate"))
+        lowest, low, own, high = (largest * times for times in SEARCHED)
+        return lowest, low, own, high
+
+    def with_peak(self, learning_rate: float) -> "BatchPlan":
+        """The plan with another peak of the learning rate, such as one of `rates`."""
+        times = known_number("learning_rate", learning_rate, "(0, inf)") / self.rates[OWN]
+        run = self._run("with_peak")
+        return dataclasses.replace(self, run=run.with_peak(times * (run.peak or 0.0)))
+
+    def moved(self, batch_size: int) -> dict[str, Moved]:
+        """The numbers at a batch size, each with its reason; of rate and decay the factors."""
+        run = self._run("moved")
+        law, k, r = LAWS[str(self.law)], batch_size / int(run.batch_size), self.length
+        moves = {"momentum": moved_momentum, "b1": moved_momentum, "b2": moved_b2, "eps": moved_eps}
+        return {
+            "learning_rate": moved_rate(law, k, r),
+            "weight_decay": moved_decay(law, run.kind, k, r),
+        } | {name: moves[name](law, value, k, r) for name, value in run.numbers.items()}
 
     def examples_at(self, step: Any) -> int:
         """The examples that were seen before a step; exact, for any number of them.
@@ -171,11 +252,11 @@ class BatchPlan:
             TypeError: the learning rate or the weight decay is a function; a number and
                 `PlannedRate` are data.
         """
-        for name in ("rate", "decay"):
-            if callable(value := getattr(self, name)) and type(value) is not PlannedRate:
+        for name in ("learning_rate", "weight_decay") if self.run else ():
+            if callable(value := getattr(self.run, name)) and type(value) is not PlannedRate:
                 raise TypeError(
-                    f"a plan with the schedule {value!r} cannot be written as JSON. Pass a number "
-                    "or PlannedRate(...) as learning_rate and weight_decay."
+                    f"a plan with the schedule {value!r} cannot be written as JSON. Give the run a "
+                    f"number or PlannedRate(...) as {name}."
                 )
         return json.dumps(dataclasses.asdict(self))
 
@@ -193,9 +274,11 @@ class BatchPlan:
         if not _is_a_plan(read):
             raise ValueError(f"text must be what BatchPlan.to_json has written, got {text!r:.60}.")
         read["stages"] = tuple(Stage(*stage) for stage in read["stages"])
-        for name in ("rate", "decay"):
-            if isinstance(read[name], dict):
-                read[name] = PlannedRate(**read[name])
+        if run := read["run"]:
+            for name in ("learning_rate", "weight_decay"):
+                if isinstance(run[name], dict):
+                    run[name] = PlannedRate(**run[name])
+            read["run"] = TunedRun(run.pop("optimizer"), **run)
         return cls(**read)
 
     def __str__(self) -> str:
@@ -236,29 +319,62 @@ class BatchPlan:
         first_steps = jnp.asarray([stage.first_step for stage in self.stages], jnp.int32)
         return jnp.maximum(jnp.searchsorted(first_steps, step, side="right") - 1, 0)
 
-    def _coupled(self, name: str, value: Any, step: Any, power: float) -> jax.Array:
-        """A number or schedule for the reference batch, at the batch size of a step."""
-        if value is None:
-            raise ValueError(f"{name} must be given to batch_plan: the plan has none.")
+    @property
+    def _micro_batches(self) -> list[int]:
+        """The micro-batches in a step of each stage; one if gradients are not accumulated."""
+        each = self.micro_batch_size and self.micro_batch_size * self.devices
+        return [stage.batch_size // each if each else 1 for stage in self.stages]
+
+    def _run(self, name: str) -> TunedRun:
+        if self.run is None:
+            raise ValueError(
+                f"run must be given to batch_plan for {name}: a TunedRun says for which batch size "
+                "the numbers are, and the plan moves them."
+            )
+        return self.run
+
+    def _warmed_up(self) -> Any:
+        """The learning rate of the tuned run, with another warm-up if the law asks for one."""
+        run = self._run("learning_rate")
+        rate: Any = run.learning_rate
+        if not LAWS[str(self.law)].keeps_warmup_steps or not isinstance(rate, PlannedRate):
+            return rate
+        batch = self.stages[-1].batch_size
+        steps = round(int(rate.warmup) / int(run.batch_size))
+        if steps * batch >= self.examples * (self.sequence_length or 1):
+            raise ValueError(
+                f"law: legew keeps the {steps} steps of the warm-up, and the run has "
+                f"{self.total_steps} of {batch} examples. Take a smaller batch, or 'sqrt'."
+            )
+        return dataclasses.replace(rate, warmup=round(steps * batch / self.length))
+
+    def _of_stages(self, name: str) -> list[float]:
+        """A number at each stage; of rate and decay the factor."""
+        run = self._run(name)
+        if "_" not in name and name not in run.numbers:
+            raise ValueError(f"{run.optimizer} has no {name}: it has {', '.join(run.numbers)}.")
+        return [self.moved(stage.batch_size)[name].value for stage in self.stages]
+
+    def _schedule(self, name: str, value: Any, step: Any) -> jax.Array:
+        """A number or a schedule of the tuned run, moved to the batch size of a step."""
         step = self._held(step)
         index = self._index(step)
-        factors = [(x.batch_size / self.reference_batch_size) ** power for x in self.stages]
-        factor = jnp.asarray(factors, float)[index]
+        factor = jnp.asarray(self._of_stages(name), float)[index]
         if not callable(value):
             return factor * value
         try:
-            own: Any = value(self._seen(step, index))
+            there: Any = value(self._seen(step, index) / self.length)
         except OverflowError as error:
             raise ValueError(
                 f"{name}: the schedule does not take so many examples as integers of 32 bits. Give "
                 "its lengths as floats, such as 1e13, or use PlannedRate."
             ) from error
-        if jnp.shape(own) not in ((), step.shape):
+        if jnp.shape(there) not in ((), step.shape):
             raise ValueError(
                 f"{name}: what the schedule returns must be one number, got an array of the shape "
-                f"{jnp.shape(own)}."
+                f"{jnp.shape(there)}."
             )
-        return factor * own
+        return factor * there
 
     def _seen(self, step: jax.Array, index: jax.Array) -> jax.Array:
         """The examples (or tokens) before a step. As floats: they do not fit into int32."""
@@ -290,11 +406,15 @@ def _is_a_plan(read: Any) -> bool:
         _has_fields(read, BatchPlan)
         and isinstance(read["stages"], list)
         and all(isinstance(x, list) and len(x) == len(Stage._fields) for x in read["stages"])
-        and all(
-            _has_fields(read[name], PlannedRate)
-            for name in ("rate", "decay")
-            if isinstance(read[name], dict)
-        )
+        and (read["run"] is None or _is_a_run(read["run"]))
+    )
+
+
+def _is_a_run(read: Any) -> bool:
+    return _has_fields(read, TunedRun) and all(
+        _has_fields(read[name], PlannedRate)
+        for name in ("learning_rate", "weight_decay")
+        if isinstance(read[name], dict)
     )
 
 

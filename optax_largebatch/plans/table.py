@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.plans.counts import written
+from optax_largebatch.plans.law import KEPT, LAWS
 
 WIDTH = 80
 HEAD = 2
@@ -47,13 +48,16 @@ def _columns(plan: Any, numbers: list[int]) -> Iterator[tuple[tuple[str, str], l
     # The first and the last step of each stage, one after the other.
     edges = [(stage.first_step, ends[i] - 1) for stage, i in zip(stages, numbers, strict=True)]
     steps = jnp.asarray([*itertools.chain(*edges)], jnp.int32)
-    for head, value, at in (
-        ("learning rate", plan.rate, plan.learning_rate),
-        ("weight decay", plan.decay, plan.weight_decay),
-    ):
-        if value is not None:
-            both = np.asarray(at(steps), float).reshape(-1, 2).tolist()
-            yield ("", head), [_between(*pair, constant=not callable(value)) for pair in both]
+    if plan.run is None:
+        return
+    momentum = next(iter(plan.run.numbers))  # or b1; the account has the others
+    for name in ("learning_rate", "weight_decay", momentum):
+        value = getattr(plan.run, name)
+        if name == "weight_decay" and value == 0:
+            continue
+        both = np.asarray(getattr(plan, name)(steps), float).reshape(-1, 2).tolist()
+        upper, _, lower = name.rpartition("_")
+        yield (upper, lower), [_between(*pair, constant=not callable(value)) for pair in both]
 
 
 def _between(first: float, last: float, constant: bool) -> str:
@@ -71,11 +75,48 @@ def _summary(plan: Any) -> Iterator[str]:
     if constant != plan.total_steps:
         share = plan.total_steps / constant
         yield f"A constant batch of {first} takes {constant} steps; the plan {share:.0%} of that."
-    if callable(plan.rate):
+    if plan.run is not None and callable(plan.run.learning_rate):
         yield from _of_the_rate(plan)
     if plan.note:
-        note = f"Stages: {plan.note}."
-        yield from textwrap.wrap(note, WIDTH, break_long_words=False, break_on_hyphens=False)
+        yield from _wrapped(f"Stages: {plan.note}.")
+    if plan.run is not None:
+        yield from _account(plan, plan.run)
+
+
+def _account(plan: Any, run: Any) -> Iterator[str]:
+    """What moved from the tuned run to the last stage, and why."""
+    batch = plan.stages[-1].batch_size
+    r = "" if plan.length == 1 else f", examples times r = {plan.length:.4g}"
+    law = LAWS[plan.law]
+    yield from _wrapped(
+        f"From {run.optimizer} at {run.batch_size} to {batch} by the law {plan.law!r} "
+        f"(k = {batch / run.batch_size:.4g}{r}):"
+    )
+    rows = []
+    for name, (after, why) in plan.moved(batch).items():
+        before = getattr(run, name) if "_" in name else run.numbers[name]
+        if "_" in name:  # a factor
+            before = run.peak if name == "learning_rate" else before
+            before = None if callable(before) else before
+            after = after if before is None else before * after
+        if before == 0:
+            continue
+        change = f"times {after:.4g}" if before is None else f"{before:.4g} -> {after:.4g}"
+        rows.append((name, f"{before:.4g} (kept)" if before == after else change, why))
+    width = max(len(change) for _, change, _ in rows)
+    yield from (f"  {name:<13}  {change:<{width}}  {why}".rstrip() for name, change, why in rows)
+    yield from _wrapped(law.valid)
+    if len(plan.stages) > 1 and law.eps != KEPT and "eps" in run.numbers:
+        yield "Epsilon is that of the last stage: it cannot move during a run."
+    if run.note:
+        yield from _wrapped(run.note)
+    if run.peak:
+        rates = ", ".join(f"{rate:.2g}" for rate in plan.rates)
+        yield from _wrapped(f"If you can search, try the peaks {rates}.")
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _of_the_rate(plan: Any) -> Iterator[str]:

@@ -21,9 +21,8 @@ def ramp(
 
     .. math:: B(x) = B_0 + b \left\lfloor \frac{x (B_1 - B_0)}{N b} \right\rfloor, \qquad x \le N
 
-    The learning rate follows the batch size as it did in the run. No source says that the weight
-    decay did, so pass it to the optimizer as a number; one that is passed to the plan keeps its
-    timescale. If a source leaves out a setting, nothing is filled in: you have to pass it.
+    With a `run`, the learning rate follows the batch size as it did in the published run. If a
+    source leaves out a setting, nothing is filled in: you have to pass it.
 
     Args:
         name: one of `names("ramps")`, or a part that no other name has.
@@ -31,8 +30,7 @@ def ramp(
             the published run. The ramp stays where it was, unless its source counts in parts of
             the run.
         increment: what a linear ramp adds to the batch size at once; None for that of the source.
-        **settings: other arguments of `batch_plan`: `learning_rate`, `weight_decay`,
-            `micro_batch_size`, `devices`, ..., and another `coupling`.
+        **settings: other arguments of `batch_plan`: `run`, another `law`, `micro_batch_size`, ...
 
     Returns:
         The plan. Its `note` names the run and the source.
@@ -43,7 +41,7 @@ def ramp(
 
     Examples:
         >>> from optax_largebatch import recipes
-        >>> plan = recipes.ramp("olmo-1b", learning_rate=0.0004 * 2**0.5)
+        >>> plan = recipes.ramp("olmo-1b")
         >>> print([stage.batch_size for stage in plan.stages], plan.total_steps)
         [1024, 2048, 4096] 86249
         >>> plan = recipes.ramp("deepseek-v3", increment=3072, micro_batch_size=4, devices=256)
@@ -76,7 +74,7 @@ def ramp(
         Growth(note, lambda seen, rate: starts),
         total=end,
         sequence_length=entry["sequence_length"],
-        **{"coupling": entry["coupling"]} | settings,
+        **({"law": entry["law"]} if settings.get("run") is not None else {}) | settings,
     )
 
 

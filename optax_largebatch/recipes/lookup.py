@@ -32,7 +32,7 @@ LEAST = {"batch_size": 1, "epochs": 1, "examples": 1, "total_steps": 1, "warmup_
 
 @refused(
     extrapolate="Take the nearest published batch size, and pass the learning_rate and total_steps "
-    "that scale_hyperparameters gives."
+    "that batch_plan gives."
 )
 def get(
     name: str,
@@ -188,7 +188,7 @@ def _at(name: str, entry: Entry, runs: list[Entry], passed: Numbers) -> tuple[Nu
         raise ValueError(
             f"batch_size must be within the batch sizes at which {name!r} was published, {sizes}; "
             f"got {wanted}. Nobody has shown that it trains beyond them. Take {nearest}, and pass "
-            f"other learning_rate and total_steps, for example those of scale_hyperparameters."
+            f"other learning_rate and total_steps, for example those of batch_plan."
         )
     return _in_steps(name, entry, known[nearest], passed), (
         f"extrapolated from the published batch size {nearest} by the rule of the source, "

@@ -161,7 +161,8 @@ def warmup_decay(
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = as_float(step)
-        t = jnp.floor(t / stair) * stair
+        if steps_per_stair > 1:  # a plan asks between two steps, too
+            t = jnp.floor(t / stair) * stair
         grown = (t - warmup_begin_step) / max(float(warmup_steps), 1)
         rising = warmup_begin_value + (peak_value - warmup_begin_value) * grown
         r = jnp.clip((t - decay_begin) / max(end - decay_begin, 1), 0, 1)

@@ -20,22 +20,27 @@ ROWS = read(COMMITTED, batch_plans.Row)
 BELOW = [row for row in ROWS if row.largest_batch < row.critical_batch_size / 2]
 
 
-def run(row, stages, coupling=None):
+def run(row, stages, law=None):
     """Steps and loss at the end of the plan with the committed peak rate."""
     plan = lb.batch_plan(
         stages,
         total=batch_plans.EXAMPLES,
-        learning_rate=lb.PlannedRate(row.peak_rate, total=batch_plans.EXAMPLES, decay=row.decay),
-        coupling=coupling or batch_plans.COUPLINGS[row.optimizer],
+        run=lb.TunedRun(
+            "sgd",
+            batch_size=row.batch_size,
+            total=batch_plans.EXAMPLES,
+            learning_rate=lb.PlannedRate(row.peak_rate, decay=row.decay),
+        ),
+        law=law or batch_plans.LAWS[row.optimizer],
     )
     (loss,) = batch_plans.final_losses([plan], row.optimizer == "normalised SGD")
     return plan.total_steps, loss
 
 
-def both(row, coupling=None):
+def both(row, law=None):
     """The constant batch and Seesaw."""
     growth = lb.seesaw(row.batch_size, largest_batch=row.largest_batch)
-    return run(row, row.batch_size), run(row, growth, coupling)
+    return run(row, row.batch_size), run(row, growth, law)
 
 
 def name(row):
@@ -44,21 +49,21 @@ def name(row):
 
 @pytest.mark.parametrize("row", BELOW, ids=name)
 def test_below_the_critical_batch(row):
-    """Seesaw ends within a hundredth in seven tenths of the steps; other couplings do not."""
+    """Seesaw ends within a hundredth in seven tenths of the steps; other laws do not."""
     (steps, loss), (seesaw_steps, seesaw_loss) = both(row)
     assert abs(seesaw_loss / loss - 1) < 0.01
     assert seesaw_steps <= 0.7 * steps
     assert (row.steps, row.seesaw_steps) == (steps, seesaw_steps)
     np.testing.assert_allclose([row.loss, row.seesaw_loss], [loss, seesaw_loss], rtol=1e-4)
-    for coupling in {"sqrt", "linear"} - {batch_plans.COUPLINGS[row.optimizer]}:
-        (_, loss), (_, seesaw_loss) = both(row, coupling)
+    for law in {"sqrt", "sgd"} - {batch_plans.LAWS[row.optimizer]}:
+        (_, loss), (_, seesaw_loss) = both(row, law)
         assert abs(seesaw_loss / loss - 1) > 0.01
 
 
 def test_has_every_row_and_no_best_rate_is_at_an_edge_below_the_critical_batch():
     own = [(row.optimizer, row.decay, row.batch_size) for row in ROWS]
     assert own == list(
-        itertools.product(batch_plans.COUPLINGS, batch_plans.DECAYS, batch_plans.BATCH_SIZES)
+        itertools.product(batch_plans.LAWS, batch_plans.DECAYS, batch_plans.BATCH_SIZES)
     )
     assert len(BELOW) == 8
     peaks = {row.peak_rate for row in BELOW}
@@ -68,7 +73,11 @@ def test_has_every_row_and_no_best_rate_is_at_an_edge_below_the_critical_batch()
 @pytest.mark.parametrize("normalised", [False, True])
 def test_the_loss_is_the_mean_of_sampled_runs(normalised):
     rate, batch_size, steps = 0.3, 16, 40
-    plan = lb.batch_plan(batch_size, total=batch_size * steps, learning_rate=rate)
+    plan = lb.batch_plan(
+        batch_size,
+        total=batch_size * steps,
+        run=lb.TunedRun("sgd", batch_size=batch_size, total=batch_size * steps, learning_rate=rate),
+    )
     (loss,) = batch_plans.final_losses([plan], normalised)
     random = np.random.default_rng(0)
     weights = np.ones((4000, len(CURVATURES)))
@@ -118,7 +127,7 @@ def test_the_numbers_of_the_guide():
     near, _, near_in_as_many = over_the_constant(1, "normalised SGD") - 1
     assert np.isinf(over_the_constant(1, "SGD")[0]).all()
     (peak,) = {row.peak_rate for row in ROWS if (row.optimizer, row.batch_size) == ("SGD", 256)}
-    above = np.concatenate([over_the_constant(4, name)[1] for name in batch_plans.COUPLINGS])
+    above = np.concatenate([over_the_constant(4, name)[1] for name in batch_plans.LAWS])
     page = " ".join(PAGE.read_text().split())
     for said in (
         f"in {min(shares):.0f} to {max(shares):.0f}% of the steps",

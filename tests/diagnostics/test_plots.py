@@ -125,21 +125,24 @@ def test_without_matplotlib():
 
 def test_a_plan_of_the_batch():
     rate = lb.PlannedRate(1e-3, total=10_000, warmup=1000, decay="linear")
-    plan = lb.batch_plan("0:64 3k:256", total=10_000, learning_rate=rate, weight_decay=0.1)
-    sizes, rates, decays = map(drawn, plots.batch_plan(plan))
+    run = lb.TunedRun("muon", batch_size=64, total=10_000, learning_rate=rate, weight_decay=0.1)
+    plan = lb.batch_plan("0:64 3k:256", total=10_000, run=run)
+    sizes, rates, decays, momenta = map(drawn, plots.batch_plan(plan))
     seen, batches = sizes.lines[0].get_data()
     for step in (0, 46, 47, plan.total_steps - 1):
         (place,) = np.flatnonzero(seen == plan.examples_at(step))
         assert batches[place] == plan.batch_size(step)
-        for ax, schedule in ((rates, plan.learning_rate), (decays, plan.weight_decay)):
+        for ax, schedule in (
+            (rates, plan.learning_rate), (decays, plan.weight_decay), (momenta, plan.momentum)
+        ):  # fmt: skip
             np.testing.assert_allclose(ax.lines[0].get_ydata()[place], float(schedule(step)))
     assert [label.get_text() for label in sizes.get_yticklabels()] == ["64", "256"]
     assert rates.get_ylabel() == "learning rate"
-    assert decays.get_xlabel() == "examples seen"
+    assert momenta.get_xlabel() == "examples seen"
     assert seen[-1] == plan.examples_at(plan.total_steps)  # the last step has a width
     with pytest.raises(TypeError, match="must be a BatchPlan"):
         plots.batch_plan("0:64")
-    with pytest.raises(ValueError, match="axes must be 3 for this plan, got 1"):
+    with pytest.raises(ValueError, match="axes must be 4 for this plan, got 1"):
         plots.batch_plan(plan, axes=[sizes])
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import optax_largebatch as lb
-from optax_largebatch.recipes.scaling_rules import RULES
+from optax_largebatch.plans.law import LAWS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -11,7 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_names_every_recipe_ramp_and_rule():
     names = {
         "recipes.md": lb.recipes.names(),
-        "guides/scaling_rules.md": RULES,
+        "guides/scaling_rules.md": LAWS,
     }
     for path, names_of_page in names.items():
         assert not [

@@ -14,8 +14,12 @@ from tests.conftest import enable_x64
 MICRO = 4
 RATE = lb.PlannedRate(0.05, total=96, warmup=8, decay="linear")
 PLAN = lb.batch_plan(
-    "0:4 12:8 40:16", total=96, learning_rate=RATE, weight_decay=0.1, micro_batch_size=MICRO
-)
+    "0:4 12:8 40:16", total=96, micro_batch_size=MICRO,
+    run=lb.TunedRun(
+        "lamb", batch_size=4, total=96, learning_rate=RATE, weight_decay=0.1,
+        decay_kind="decoupled",
+    ),
+)  # fmt: skip
 EXAMPLES = np.random.default_rng(0).normal(size=(96 + 16, 3)).astype(np.float32)
 
 

@@ -12,12 +12,15 @@ from tests.conftest import enable_x64
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 PLAN = lb.batch_plan(
-    "0:64 128:128", total=1000, learning_rate=lb.PlannedRate(1.0, decay="linear", end_value=0.5),
-    weight_decay=0.1, micro_batch_size=32,
+    "0:64 128:128", total=1000, micro_batch_size=32,
+    run=lb.TunedRun(
+        "adamw", batch_size=64, total=1000, weight_decay=0.1,
+        learning_rate=lb.PlannedRate(1.0, decay="linear", end_value=0.5),
+    ),
 )  # fmt: skip
 READ = json.loads(PLAN.to_json())
 CONSTANT = lb.PlannedRate(0.1)
-OF_STEPS = ("batch_size", "micro_batches", "learning_rate", "weight_decay")
+OF_STEPS = ("batch_size", "micro_batches", "learning_rate", "weight_decay", "b1", "b2")
 
 NO_NUMBERS = (None, "x", "", "1e3", "1_000", "\u0665", "\uff15", "\xb2", "2\u212a", True, [5], {},
               1j, object(), np.bool_(True), np.asarray(True), np.asarray([5]),
@@ -29,6 +32,12 @@ NOT_WHOLE = (*NO_NUMBERS, 1.5, np.float32(5), np.asarray(1.5), jnp.float32(5), j
 
 def plan(stages=8, total=10**15, **options):
     return lb.batch_plan(stages, total=total, **options)
+
+
+def tuned(batch_size=8, total=1000, learning_rate=0.1, **numbers):
+    return lb.TunedRun(
+        "adamw", batch_size=batch_size, total=total, learning_rate=learning_rate, **numbers
+    )
 
 
 WHOLE = {
@@ -105,8 +114,9 @@ def test_a_batch_that_no_array_of_32_bits_holds(batch):
 def test_the_largest_counts():
     """No float of 32 bits is infinite, whatever the product."""
     large = lb.batch_plan(
-        2**31 - 1, total=2**62, sequence_length=2**62, learning_rate=CONSTANT, weight_decay=0.1
-    )
+        2**31 - 1, total=2**62, sequence_length=2**62,
+        run=tuned(2**31 - 1, 2**62, CONSTANT, weight_decay=0.1),
+    )  # fmt: skip
     assert large.total_steps == 1
     assert np.isfinite(large.learning_rate(np.asarray([0, 1, 10**18]))).all()
     assert "learning rate is at most 0.1" in str(large)
@@ -142,11 +152,12 @@ def test_a_planned_rate_is_called_with_numbers(value, error):
 )  # fmt: skip
 def test_seesaw_of_a_schedule_that_is_none(schedule, says):
     with pytest.raises(ValueError, match=f"learning_rate.*{says}"):
-        lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, learning_rate=schedule)
+        lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, run=tuned(learning_rate=schedule))
 
 
 STAGES = READ["stages"]
-RATE = READ["rate"]
+RUN = READ["run"]
+RATE = RUN["learning_rate"]
 NO_PLANS = {
     "no JSON": "{",
     "a number": 5,
@@ -164,19 +175,21 @@ NO_PLANS = {
     "more steps": {"total_steps": READ["total_steps"] + 1},
     "no steps": {"total_steps": None},
     "nan steps": {"total_steps": np.nan},
-    "a rate that lacks a field": {"rate": {"peak_value": 1.0}},
-    "a rate with one more": {"rate": RATE | {"x": 1}},
-    "a peak that is a word": {"rate": RATE | {"peak_value": "1"}},
-    "a shape that is none": {"rate": RATE | {"decay": "cubic"}},
-    "a list of rates": {"rate": [1, 2]},
-    "a decay below 0": {"decay": -0.1},
+    "a rate that lacks a field": {"run": RUN | {"learning_rate": {"peak_value": 1.0}}},
+    "a rate with one more": {"run": RUN | {"learning_rate": RATE | {"x": 1}}},
+    "a peak that is a word": {"run": RUN | {"learning_rate": RATE | {"peak_value": "1"}}},
+    "a shape that is none": {"run": RUN | {"learning_rate": RATE | {"decay": "cubic"}}},
+    "a list of rates": {"run": RUN | {"learning_rate": [1, 2]}},
+    "a decay below 0": {"run": RUN | {"weight_decay": -0.1}},
     "a note that is a list": {"note": []},
-    "another kind": {"decay_kind": "L2"},
+    "another kind": {"run": RUN | {"decay_kind": "L2"}},
+    "a law that is none": {"law": "L2"},
+    "an optimizer that is none": {"run": RUN | {"optimizer": "adam"}},
+    "a run that is a word": {"run": "adamw"},
     "a field more": {"more": 1},
 } | {
     f"{name} {value!r}": {name: value}
-    for name in ("examples", "sequence_length", "reference_batch_size", "micro_batch_size",
-                 "devices")
+    for name in ("examples", "sequence_length", "micro_batch_size", "devices")
     for value in (0, -1, 0.5, "x", [1], False, np.inf)
 }  # fmt: skip
 """What differs from a plan as it was written; or the whole text."""

@@ -4,6 +4,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch import recipes
+from optax_largebatch.plans.law import LAWS
 from optax_largebatch.recipes import batch_ramps
 from optax_largebatch.recipes.catalogue import published
 
@@ -11,6 +12,10 @@ NAMES = recipes.names("ramps")
 GIVEN = {"increment": 768, "total": "10.4T"}
 """What tests give in place of what a source does not say."""
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def tuned(batch_size, **numbers):
+    return lb.TunedRun("adamw", batch_size=batch_size, total="1T", learning_rate=1.0, **numbers)
 
 
 def given(name, **settings):
@@ -158,10 +163,10 @@ def test_millions_of_tokens_are_powers_of_two(name, millions):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_data_are_whole(name):
     entry = published()[name]
-    needed = {"field", "task", "source", "note", "sequence_length", "coupling"}
+    needed = {"field", "task", "source", "note", "sequence_length", "law"}
     assert needed <= set(entry) <= needed | {"not_said", "total", "stages", "linear", "counted_in"}
     assert ("stages" in entry) != ("linear" in entry)
-    assert entry["coupling"] in ("sqrt", "linear", "none")
+    assert entry["law"] in LAWS
     assert entry.get("counted_in", "percent") == "percent"
     missing = {
         said for said in ("total", "increment") if said not in entry | entry.get("linear", {})
@@ -179,13 +184,13 @@ def test_the_plan_names_run_and_source():
 
 
 def test_the_rate_follows_as_in_the_run():
-    olmo = recipes.ramp("olmo-1b", learning_rate=1.0)
+    olmo = recipes.ramp("olmo-1b", run=tuned(1024))
     assert [float(olmo.learning_rate(step)) for step in (0, 40_055, 79_990)] == pytest.approx(
         [1.0, 2**0.5, 2.0]
     )
-    palm = recipes.ramp("palm-540b", learning_rate=1.0)
+    palm = recipes.ramp("palm-540b", run=tuned(512))
     assert float(palm.learning_rate(200_000)) == 1.0
-    coupled = recipes.ramp("palm-540b", learning_rate=1.0, coupling="sqrt")
+    coupled = recipes.ramp("palm-540b", run=tuned(512), law="sqrt")
     assert float(coupled.learning_rate(200_000)) == pytest.approx(2.0)
 
 
@@ -203,10 +208,10 @@ def test_another_total():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_prints_in_80_columns(name):
-    plan = recipes.ramp(name, **given(name, learning_rate=1e-3, weight_decay=0.1, devices=16))
+    plan = recipes.ramp(name, **given(name, run=tuned(512, weight_decay=0.1), devices=16))
     lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 80
-    assert len(lines) < 30
+    assert len(lines) < 40
     assert lb.BatchPlan.from_json(plan.to_json()) == plan
 
 

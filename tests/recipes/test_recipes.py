@@ -340,7 +340,7 @@ def test_refuses_to_go_beyond(batch_size):
     with pytest.raises(ValueError, match=r"batch_size must be within") as caught:
         lb.recipes.get("bert-large/lamb/mlperf", batch_size)
     nearest = min(max(batch_size, 256), 16384)
-    for said in ("256, 448", f"got {batch_size}", f"Take {nearest}", "scale_hyperparameters"):
+    for said in ("256, 448", f"got {batch_size}", f"Take {nearest}", "batch_plan"):
         assert said in str(caught.value)
     with pytest.raises(TypeError, match="extrapolate"):
         lb.recipes.get("bert-large/lamb/mlperf", batch_size, extrapolate=True)

@@ -1,0 +1,236 @@
+"""The laws by which the numbers of a run follow its batch size and its length, as data.
+
+Every law is one row. With the batch `k` times as large and `r` times the examples, a number moves
+by powers of the two.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from optax_largebatch.arguments import check_integer, known_number
+
+DecayKind = Literal["decoupled", "independent", "l2", "rescaled"]
+"""Weight decay that is multiplied by the learning rate, as in AdamW and Muon; that is multiplied by
+the shape of its schedule alone, as in midGPT; that is a part of the loss; or of a step that norms
+rescale, as in LAMB, LARS and on spheres."""
+
+DECAY_KINDS: tuple[DecayKind, ...] = ("decoupled", "independent", "l2", "rescaled")
+
+
+class Moved(NamedTuple):
+    """A number of the new run."""
+
+    value: float
+    why: str
+    """The reason, in at most 33 characters: a line of the account has 80 columns."""
+
+
+class Power(NamedTuple):
+    """The factor `k**batch * r**length`."""
+
+    batch: float = 0.0
+    length: float = 0.0
+
+    def factor(self, k: float, r: float) -> float:
+        """The factor of a number that follows it."""
+        return k**self.batch * r**self.length
+
+    def words(self, r: float) -> str:
+        """The factor in words; without the length of the run if that stays."""
+        roots = {1.0: "k", 0.5: "sqrt(k)", 0.0: "", -0.5: "1/sqrt(k)"}
+        parts = [roots.get(self.batch, f"k^{self.batch:g}")]
+        parts += [f"r^{self.length:g}"] if self.length and r != 1 else []
+        return " ".join(["times", *filter(None, parts)]) if any(parts) else "kept"
+
+
+KEPT = Power()
+
+
+class Law(NamedTuple):
+    """How each number of a run moves; decay moves by its kind, see `decay_factor`."""
+
+    learning_rate: Power
+    momentum: Power = KEPT
+    """The power of `1 - b`, for `b1` and for `momentum`."""
+    momentum_floor: float = 0.7
+    """The least momentum that the law makes."""
+    b2: Power | Literal["half-life"] = "half-life"
+    """The power of `1 - b2`; or `b2**k`, whose half-life in examples stays."""
+    eps: Power = KEPT
+    keeps_decay: bool = False
+    """Whether the weight decay stays, whatever its kind."""
+    keeps_warmup_steps: bool = False
+    """Whether the warm-up keeps its steps; it is the same part of the run otherwise."""
+    valid: str = ""
+    """Where the law holds, or what is not known."""
+    source: str = ""
+
+
+CEILING = 0.99
+"""The largest momentum that a law makes, for batches that get smaller."""
+B2_BOUNDS = (0.95, 0.9999)
+"""Marin's runs were unsteady without the lower bound (marin-community/marin#2447)."""
+
+_OURS = Law(
+    learning_rate=Power(0.5, -0.32),
+    momentum=Power(1.0, -0.5),
+    eps=Power(-0.5, 0.5),
+    valid="Valid while the batch is below the critical one, and for networks of the same width.",
+    source="rate: arXiv 1404.5997, 2603.28743 (length); momentum: arXiv 2603.15958; b2: arXiv "
+    "2507.07101; decay: arXiv 2405.13698; measured by benchmarks.transfer",
+)
+
+LAWS: Mapping[str, Law] = {
+    "adamw": _OURS,
+    "muon": _OURS,
+    "muonh": _OURS,
+    "lamb": _OURS,
+    "lans": _OURS,
+    "lars": Law(
+        learning_rate=Power(0.5),
+        valid="Valid while the batch is below the critical one. Nobody measured its momentum.",
+        source="arXiv 1404.5997",
+    ),
+    "sgd": Law(
+        learning_rate=Power(1.0),
+        valid="Valid for SGD with a warm-up, while the batch is well below the critical one: on "
+        "ImageNet its authors saw it hold up to 8192, and accuracy fall from 16384 on.",
+        source="arXiv 1706.02677",
+    ),
+    "sqrt": Law(
+        learning_rate=Power(0.5),
+        b2=KEPT,
+        valid="Valid for optimizers that normalise the gradient, below the critical batch size.",
+        source="arXiv 1404.5997",
+    ),
+    "kept": Law(
+        learning_rate=KEPT,
+        b2=KEPT,
+        keeps_decay=True,
+        valid="All numbers are kept, to compare with.",
+    ),
+    "adam_sde": Law(
+        learning_rate=Power(0.5),
+        momentum=Power(1.0),
+        momentum_floor=0.6,
+        b2=Power(1.0),
+        eps=Power(-0.5),
+        valid="Valid while the noise of the gradient outweighs the gradient, and no b is at a "
+        "bound.",
+        source="arXiv 2205.10287",
+    ),
+    "legew": Law(
+        learning_rate=Power(0.5),
+        b2=KEPT,
+        keeps_warmup_steps=True,
+        valid="Valid for LARS and LAMB while the batch is below the critical one.",
+        source="arXiv 1901.08256",
+    ),
+    "token_half_life": Law(
+        learning_rate=KEPT,
+        valid="The law concerns b2. The learning rate is kept, and yours to tune.",
+        source="arXiv 2507.07101",
+    ),
+    "marin": Law(
+        learning_rate=Power(0.5, -0.395),
+        eps=Power(-0.5, 0.5),
+        valid="Fitted by Marin for MuonH and AdamH.",
+        source="marin-community/marin@6019f395 heuristic_muonh.py",
+    ),
+    "nanochat": Law(
+        learning_rate=Power(0.5),
+        b2=KEPT,
+        valid="nanochat's rules for Muon and AdamW.",
+        source="karpathy/nanochat@92d63d4e scripts/base_train.py",
+    ),
+}
+"""A row for each family of optimizers, and those that others published."""
+
+
+def moved_rate(law: Law, k: float, r: float) -> Moved:
+    """The factor of the learning rate."""
+    return Moved(law.learning_rate.factor(k, r), law.learning_rate.words(r))
+
+
+def moved_momentum(law: Law, old: float, k: float, r: float) -> Moved:
+    """The momentum, or `b1`, of the new run."""
+    moved = 1 - (1 - old) * law.momentum.factor(k, r)
+    return _within(moved, old, law.momentum_floor, CEILING, f"(1 - b) {law.momentum.words(r)}")
+
+
+def moved_b2(law: Law, old: float, k: float, r: float) -> Moved:
+    """The `b2` of the new run."""
+    if isinstance(law.b2, Power):
+        return _within(
+            1 - (1 - old) * law.b2.factor(k, r), old, *B2_BOUNDS, f"(1 - b) {law.b2.words(r)}"
+        )
+    return _within(old**k, old, *B2_BOUNDS, "same half-life in examples")
+
+
+def moved_eps(law: Law, old: float, k: float, r: float) -> Moved:
+    """The epsilon of the new run."""
+    return Moved(old * law.eps.factor(k, r), law.eps.words(r))
+
+
+def moved_decay(law: Law, kind: DecayKind, k: float, r: float) -> Moved:
+    """The factor of the weight decay.
+
+    Decoupled decay keeps its timescale `B / (rate decay)` as a part of the run, and independent
+    decay `B / decay`.
+    """
+    if law.keeps_decay:
+        return Moved(1.0, "kept")
+    if kind == "decoupled":
+        rate = law.learning_rate.factor(k, r)
+        return Moved(k / (r * rate), "keeps B / (rate decay examples)")
+    if kind == "independent":
+        return Moved(k / r, "keeps B / (decay examples)")
+    return Moved(1.0, {"l2": "a part of the loss", "rescaled": "norms rescale the step"}[kind])
+
+
+def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:
+    """A decay rate within its bounds. They do not move one that was outside before."""
+    if moved == old:
+        return Moved(old, "kept")
+    if moved < old <= floor or moved > old >= ceiling:
+        return Moved(old, f"kept: beyond {floor if moved < old else ceiling:g}")
+    if moved < floor:
+        return Moved(floor, f"{why}, at least {floor:g}")
+    if moved > ceiling:
+        return Moved(ceiling, f"{why}, at most {ceiling:g}")
+    return Moved(moved, why)
+
+
+def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383) -> int:
+    r"""The batch size for a shorter or longer run, by a power law.
+
+    .. math:: B \to B\, r^{0.383}
+
+    The best batch size of language models grew with the examples :math:`D` of the run as
+    :math:`D^{0.383}`, whatever their size. nanochat takes the nearest power of two.
+
+    Args:
+        batch_size: a batch size that was good for the old run, 1 or more.
+        run_length: the examples of the new run over those of the old one, positive.
+        power: the power of `run_length`.
+
+    Returns:
+        The batch size for the new run, rounded; at least 1.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Examples:
+        >>> from optax_largebatch import scale_batch_size
+        >>> scale_batch_size(512, run_length=8)
+        1135
+
+    References:
+        Bergsma et al., *Power Lines: Scaling Laws for Weight Decay and Batch Size in LLM
+        Pre-training*, arXiv 2505.13738.
+    """
+    check_integer("batch_size", batch_size, at_least=1)
+    run_length = known_number("run_length", run_length, "(0, inf)")
+    power = known_number("power", power, "(-inf, inf)")
+    return max(1, round(batch_size * run_length**power))

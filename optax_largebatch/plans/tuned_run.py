@@ -1,0 +1,241 @@
+"""A run whose numbers are known, from which others are planned."""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import textwrap
+from typing import Any, Literal
+
+from optax_largebatch.arguments import check_choice, known_number
+from optax_largebatch.plans.counts import Count, count, written
+from optax_largebatch.plans.law import DECAY_KINDS, DecayKind
+from optax_largebatch.plans.planned_rate import PlannedRate, planned
+
+Family = Literal["adamw", "muon", "muonh", "lamb", "lans", "lars", "sgd"]
+
+FAMILIES: Mapping[str, tuple[DecayKind, Mapping[str, float]]] = {
+    "adamw": ("decoupled", {"b1": 0.9, "b2": 0.999, "eps": 1e-8}),
+    "muon": ("decoupled", {"momentum": 0.95, "b1": 0.9, "b2": 0.999, "eps": 1e-8}),
+    "muonh": ("rescaled", {"momentum": 0.95, "b1": 0.9, "b2": 0.95, "eps": 1e-8}),
+    "lamb": ("rescaled", {"b1": 0.9, "b2": 0.999, "eps": 1e-6}),
+    "lans": ("rescaled", {"b1": 0.9, "b2": 0.999, "eps": 1e-6}),
+    "lars": ("rescaled", {"momentum": 0.9}),
+    "sgd": ("l2", {"momentum": 0.9}),
+}
+"""The kind of weight decay that an optimizer has, and its other numbers if nobody gives them."""
+
+SETTLED = 0.1
+"""How far a decay has to shrink the weights over a run to balance their growth."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedRun:
+    r"""A run that works: its optimizer and its numbers at its batch size.
+
+    `batch_plan` moves the numbers to another batch size, or to one that grows. Print the run to
+    see what was given and what was assumed.
+
+    Of several learning rates that are about equally good, give the lowest. The rates of a small
+    batch are often good over a wide range, and the law multiplies what you give: from the highest
+    of them it overshoots.
+
+    Args:
+        optimizer: `"adamw"` (also NAdam), `"muon"`, `"muonh"` (also AdamH), `"lamb"`, `"lans"`,
+            `"lars"` or `"sgd"`.
+        batch_size: the examples in a step, for which the numbers are tuned.
+        total: the examples of the run, or its tokens if plans count tokens; an integer, or a string
+            such as `"100M"`.
+        learning_rate: the learning rate over the run: a `PlannedRate`, a number for a constant
+            rate, or a function of the examples (or tokens) seen.
+        weight_decay: a number, or a schedule in the same form.
+        decay_kind: `"decoupled"` for decay that is multiplied by the learning rate, as in
+            `optax.adamw` and PyTorch. `"independent"`, where the parameters shrink by the decay
+            itself or by its product with the shape of the schedule
+            (`add_decayed_weights` after `scale(learning_rate)`), as in midGPT, big_vision and
+            nanodo: 1e-4 there is a decoupled 0.1 at a rate of 1e-3. `"l2"`, which is added to the
+            gradient, and `"rescaled"`, for LAMB and LARS. None for what the optimizer usually has.
+        momentum: decay rate of the momentum of Muon, MuonH, LARS or SGD, in [0, 1). None for the
+            default of the optimizer, as the next three.
+        b1: decay rate of the first moment, in [0, 1).
+        b2: decay rate of the second moment, in [0, 1).
+        eps: Adam's epsilon, 0 or more.
+
+    Raises:
+        ValueError: an argument is out of its range, or the optimizer has no such number.
+
+    Examples:
+        >>> from optax_largebatch import PlannedRate, TunedRun
+        >>> run = TunedRun(
+        ...     "adamw", batch_size=512, total="51.2M", weight_decay=0.01, b1=0.9,
+        ...     learning_rate=PlannedRate(3e-4, warmup="1M"))
+        >>> print(run)
+        adamw at batch 512, total 51.2M:
+          learning_rate  0.0003, warm-up 1M, then cosine to 0
+          weight_decay   0.01, decoupled (assumed)
+          b1             0.9
+          b2             0.999 (assumed)
+          eps            1e-08 (assumed)
+        If a lower rate is about as good at 512, give that: it carries over better.
+        >>> print(run.to("muonh").peak)
+        0.0017320508075688772
+    """
+
+    optimizer: Family
+    _: dataclasses.KW_ONLY
+    batch_size: Count
+    total: Count
+    learning_rate: Any
+    weight_decay: Any = 0.0
+    decay_kind: DecayKind | None = None
+    momentum: float | None = None
+    b1: float | None = None
+    b2: float | None = None
+    eps: float | None = None
+    note: str = dataclasses.field(default="", kw_only=True)
+    """Where the numbers come from, if not from a search; the printed run has it."""
+
+    def __post_init__(self) -> None:
+        check_choice("optimizer", self.optimizer, tuple(FAMILIES))
+        if self.decay_kind is not None:
+            check_choice("decay_kind", self.decay_kind, DECAY_KINDS)
+        total = count("total", self.total, at_least=1)
+        checked: dict[str, Any] = {
+            "batch_size": count("batch_size", self.batch_size, at_least=1),
+            "total": total,
+            "learning_rate": planned("learning_rate", self.learning_rate, total),
+            "weight_decay": planned("weight_decay", self.weight_decay, total),
+        }
+        for name in ("learning_rate", "weight_decay"):
+            if checked[name] is None:
+                raise TypeError(f"{name} must be a number or a schedule, got None.")
+        known = FAMILIES[self.optimizer][1]
+        for name, allowed in (
+            ("momentum", "[0, 1)"), ("b1", "[0, 1)"), ("b2", "[0, 1)"), ("eps", "[0, inf)"),
+        ):  # fmt: skip
+            if (value := getattr(self, name)) is None:
+                continue
+            if name not in known:
+                raise ValueError(
+                    f"{name} must be None for {self.optimizer!r}, which has {', '.join(known)}; "
+                    f"got {value!r}."
+                )
+            checked[name] = known_number(name, value, allowed)
+        if not isinstance(self.note, str):
+            raise TypeError(f"note must be a string, got {self.note!r}.")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def kind(self) -> DecayKind:
+        """The kind of the weight decay, assumed if it was not given."""
+        return self.decay_kind or FAMILIES[self.optimizer][0]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The momenta and epsilon, those of the optimizer if they were not given."""
+        defaults = FAMILIES[self.optimizer][1]
+        given = {name: getattr(self, name) for name in defaults}
+        return {
+            name: value if given[name] is None else given[name] for name, value in defaults.items()
+        }
+
+    @property
+    def peak(self) -> float | None:
+        """The largest learning rate, if it is known: that of a number or of a `PlannedRate`."""
+        if isinstance(self.learning_rate, PlannedRate):
+            return self.learning_rate.peak_value
+        return None if callable(self.learning_rate) else self.learning_rate
+
+    def with_peak(self, learning_rate: float) -> "TunedRun":
+        """The run with another peak of the learning rate, in the same shape."""
+        changed: Any = learning_rate
+        if isinstance(rate := self.learning_rate, PlannedRate):
+            end = rate.end_value * learning_rate / rate.peak_value
+            changed = dataclasses.replace(rate, peak_value=learning_rate, end_value=end)
+        return dataclasses.replace(self, learning_rate=changed)
+
+    def to(self, optimizer: Family) -> "TunedRun":
+        r"""The run with MuonH or Muon in the place of AdamW, at the same batch size.
+
+        Once a decoupled decay has settled, a step of AdamW with the rate :math:`\eta` and the decay
+        :math:`\lambda` turns the weights by about :math:`\sqrt{\eta \lambda}`. That angle is the
+        rate of MuonH. Muon with `consistent_rms=0.2` has steps as long as Adam's, and keeps both.
+
+        Args:
+            optimizer: `"muonh"` or `"muon"`, from `"adamw"`.
+
+        Returns:
+            The run; its `note` says how its rate was found, and when not to trust it.
+
+        Raises:
+            ValueError: there is no known way between the two optimizers.
+        """
+        check_choice("optimizer", optimizer, tuple(FAMILIES))
+        if optimizer == self.optimizer:
+            return self
+        if self.optimizer != "adamw" or optimizer not in ("muon", "muonh"):
+            raise ValueError(
+                f"optimizer must be {self.optimizer!r}, or 'muon' or 'muonh' from 'adamw', got "
+                f"{optimizer!r}: nobody knows its numbers from those of {self.optimizer}. Begin "
+                "with those of a published recipe, see recipes.names()."
+            )
+        if optimizer == "muon":
+            note = "Rate and decay are those of adamw: pass consistent_rms=0.2 to muon."
+            return dataclasses.replace(self, optimizer="muon", note=note)
+        rate, decay = self.peak, self.weight_decay
+        if rate is None or callable(decay) or self.kind != "decoupled" or not decay:
+            raise ValueError(
+                "weight_decay must be a decoupled one above 0, and learning_rate a number or a "
+                "PlannedRate, for the rate of muonh, sqrt(rate x decay); got "
+                f"{self.weight_decay!r} ({self.kind}) and {self.learning_rate!r}. Give "
+                "TunedRun('muonh', ...) with a rate of your own: published ones are 0.003 to 0.02."
+            )
+        angle = math.sqrt(rate * decay)
+        settled = rate * decay * int(self.total) / int(self.batch_size)
+        note = "The rate is the angle of a step of adamw, sqrt(rate x decay)."
+        if settled < SETTLED:
+            note += (
+                f" Do not trust it: the decay shrinks the weights by {settled:.2g} of their length "
+                "over the run, too little to settle. Search from 0.005 to 0.04."
+            )
+        return dataclasses.replace(
+            self.with_peak(angle),
+            optimizer="muonh",
+            weight_decay=0.0,
+            decay_kind=None,
+            note=note,
+        )
+
+    def __str__(self) -> str:
+        decay = _shown(self.weight_decay)
+        if self.weight_decay != 0:
+            decay += f", {self.kind}" + ("" if self.decay_kind else " (assumed)")
+        constant = "" if callable(self.learning_rate) else ", constant"
+        lines = {
+            "learning_rate": _shown(self.learning_rate) + constant,
+            "weight_decay": decay,
+        } | {
+            name: f"{value:g}" + (" (assumed)" if getattr(self, name) is None else "")
+            for name, value in self.numbers.items()
+        }
+        said = [
+            self.note,
+            f"If a lower rate is about as good at {self.batch_size}, give that: it carries over "
+            "better.",
+        ]
+        return "\n".join(
+            [
+                f"{self.optimizer} at batch {self.batch_size}, total {written(int(self.total))}:",
+                *(f"  {name:<13}  {line}" for name, line in lines.items()),
+                *(textwrap.fill(one, 80, break_on_hyphens=False) for one in said if one),
+            ]
+        )
+
+
+def _shown(value: Any) -> str:
+    """A rate or a decay in words."""
+    if not isinstance(value, PlannedRate):
+        return "a schedule of its own" if callable(value) else f"{value:g}"
+    warmup = f", warm-up {written(int(value.warmup))}" if value.warmup else ""
+    then = "constant" if value.decay == "constant" else f"{value.decay} to {value.end_value:g}"
+    return f"{value.peak_value:g}{warmup}, then {then}"

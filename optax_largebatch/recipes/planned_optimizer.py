@@ -1,0 +1,149 @@
+"""The optimizer of a plan, for some parameters."""
+
+from typing import Any, Literal
+
+import jax
+import optax
+
+from optax_largebatch.optimizers.hyperball import muonh
+from optax_largebatch.optimizers.lamb import lamb
+from optax_largebatch.optimizers.lans import lans
+from optax_largebatch.optimizers.lars import lars
+from optax_largebatch.optimizers.muon import muon
+from optax_largebatch.params.rules import Rule, matching, matching_kinds
+from optax_largebatch.params.stacked import Stacks
+from optax_largebatch.plans.plan import BatchPlan
+from optax_largebatch.transforms.adam import scale_by_adam
+from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.decay import add_decayed_weights
+from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
+from optax_largebatch.transforms.momentum import accumulate_momentum
+from optax_largebatch.wrappers.accumulation import accumulate_gradients
+
+LAYERWISE = {"lamb": lamb, "lans": lans, "lars": lars}
+
+
+def planned_optimizer(
+    plan: BatchPlan,
+    params: Any,
+    *,
+    stacked: Stacks = None,
+    embeddings: Rule | Literal["by name"] | None = "by name",
+    head: Rule | Literal["by name"] | None = "by name",
+    not_decayed: Rule | None = None,
+    **arguments: Any,
+) -> optax.GradientTransformationExtraArgs:
+    r"""The optimizer that a plan is for, with its schedules.
+
+    Print `explain(optimizer, params)` to see what moves each parameter. Muon and MuonH move the
+    matrices of the layers; Adam moves the embeddings, the last layer and vectors, at 3/13 of the
+    rate of MuonH. Beside Muon it has Muon's rate, whose steps are as long as Adam's
+    (`consistent_rms=0.2`). Gradients are accumulated if the plan has a `micro_batch_size`.
+
+    Args:
+        plan: a plan with a `run`, from `batch_plan`.
+        params: the parameters, or their shapes from `jax.eval_shape`.
+        stacked: the parameters that stack layers, see `stacked_layers`; None if there are none.
+        embeddings: for Muon and MuonH, the embeddings: a rule, or None if there are none. By name,
+            those with "embed"; it is an error if no parameter has such a name.
+        head: for Muon and MuonH, the last layer, in the same form. By name, those with "head".
+        not_decayed: the parameters without weight decay and trust ratio; None for biases and the
+            scales of norms, see `matching_kinds`.
+        **arguments: any other argument of the optimizer, such as `ns_dtype`, `matrix_axes` or
+            `others`; it takes the place of what is chosen here.
+
+    Returns:
+        The optimizer. Its `update` needs the parameters.
+
+    Raises:
+        ValueError: the plan has no run, a rule or a name selects no parameter, or the optimizer
+            cannot move these parameters.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import TunedRun, batch_plan, explain, planned_optimizer
+        >>> params = {"embed": jnp.ones((8, 4)), "mlp": {"kernel": jnp.ones((4, 4)),
+        ...           "bias": jnp.ones(4)}, "head": jnp.ones((4, 8))}
+        >>> run = TunedRun(
+        ...     "adamw", batch_size=512, total="1M", learning_rate=1e-3, weight_decay=0.1)
+        >>> plan = batch_plan(4096, total="1M", run=run.to("muonh"))
+        >>> print(explain(planned_optimizer(plan, params), params))
+        parameter   shape  blocks    direction  length  decay  rate
+        embed       8x4    1         adam       -       -      0.231
+        head        4x8    1         adam       -       -      0.231
+        mlp/bias    4      1         adam       -       -      0.231
+        mlp/kernel  4x4    1 of 4x4  muon       sphere  -      1
+        4 parameters, 84 numbers (adam: 68; muon, sphere: 16)
+    """
+    if not isinstance(plan, BatchPlan):
+        raise TypeError(f"plan must be a BatchPlan, got {plan!r} of type {type(plan).__name__}.")
+    if plan.run is None:
+        raise ValueError("plan must have a run: give batch_plan a TunedRun, got a plan without.")
+    family = plan.run.optimizer
+    decayed = ~(matching_kinds("bias", "norm") if not_decayed is None else not_decayed)
+    numbers = {name: _number(plan, name) for name in plan.run.numbers}
+    rate, decay = plan.learning_rate, plan.weight_decay if plan.run.weight_decay != 0 else 0.0
+
+    def adamw() -> optax.GradientTransformationExtraArgs:
+        moments = scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"])
+        return chain(
+            moments,
+            add_decayed_weights(decay, decayed, stacked=stacked),
+            scale_by_learning_rate(rate),
+        )
+
+    if family == "adamw":
+        optimizer = adamw()
+    elif family == "sgd":
+        optimizer = chain(
+            add_decayed_weights(decay, decayed, stacked=stacked),
+            accumulate_momentum(numbers["momentum"]),
+            scale_by_learning_rate(rate),
+        )
+    elif family in LAYERWISE:
+        masks = {"weight_decay_mask": decayed, "trust_ratio_mask": decayed, "stacked": stacked}
+        named: dict[str, Any] = numbers | masks | {"weight_decay": decay}
+        optimizer = LAYERWISE[family](rate, **(named | arguments))
+    else:
+        layers = _layers(params, embeddings=embeddings, head=head)
+        named = {"matrix_mask": layers, "stacked": stacked, "beta": numbers["momentum"]}
+        if family == "muon":
+            named |= {"consistent_rms": 0.2, "weight_decay": decay, "others": adamw()}
+            optimizer = muon(rate, **(named | arguments))
+        else:
+            named |= {"b1": numbers["b1"], "b2": numbers["b2"], "adam_eps": numbers["eps"]}
+            optimizer = muonh(rate, **(named | arguments))
+    if plan.micro_batch_size is not None:
+        optimizer = accumulate_gradients(optimizer, every=plan.micro_batches)
+    jax.eval_shape(optimizer.init, params)
+    return optimizer
+
+
+def _number(plan: BatchPlan, name: str) -> Any:
+    """A momentum, as a schedule if it moves during the run; or epsilon."""
+    values = {plan.moved(stage.batch_size)[name].value for stage in plan.stages}
+    if name == "eps":
+        return plan.eps
+    return values.pop() if len(values) == 1 else getattr(plan, name)
+
+
+def _layers(params: Any, **places: Any) -> Rule | None:
+    """The rule of what is neither embedding nor head; None if there are none of them."""
+    found = []
+    for name, rule in places.items():
+        if rule is None:
+            continue
+        word = {"embeddings": "embed"}.get(name, name)
+        if rule == "by name":
+            rule = matching(word)
+            try:
+                rule.mask(params)
+            except ValueError as error:
+                raise ValueError(
+                    f"{name} must be given: no parameter has {word!r} in its name. Pass "
+                    f'{name}=matching("..."), or {name}=None if there are none. {error}'
+                ) from None
+        found.append(rule)
+    if not found:
+        return None
+    return ~(found[0] | found[1]) if len(found) == 2 else ~found[0]

@@ -1,0 +1,248 @@
+"""The rows of the law by numbers worked out by hand, and plans against them."""
+
+import dataclasses
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax.numpy as jnp
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.plans.law import LAWS, Power
+from optax_largebatch.plans.tuned_run import FAMILIES
+
+NUMBERS = {"momentum": 0.95, "b1": 0.9, "b2": 0.999, "eps": 1e-8}
+
+
+def tuned(optimizer="adamw", batch_size=256, total=4_096_000, **changes):
+    known = {name: NUMBERS[name] for name in FAMILIES[optimizer][1]}
+    rate = lb.PlannedRate(1e-3, warmup=256_000)
+    numbers = {"learning_rate": rate, "weight_decay": 0.1} | known | changes
+    return lb.TunedRun(optimizer, batch_size=batch_size, total=total, **numbers)
+
+
+def moved(run, batch, law=None, times=1):
+    """The numbers of a constant batch, in a run `times` as long."""
+    plan = lb.batch_plan(batch, total=times * run.total, run=run, law=law)
+    factors = {"learning_rate": run.peak, "weight_decay": run.weight_decay}
+    return {name: after.value * factors.get(name, 1) for name, after in plan.moved(batch).items()}
+
+
+# From 256 to 1024, k = 4: what each row changes. The rest stays.
+OURS = {"learning_rate": 2e-3, "weight_decay": 0.2, "b1": 0.7, "b2": 0.996005996, "eps": 5e-9}
+EXPECTED = {
+    "adamw": OURS,
+    "muon": OURS | {"momentum": 0.8},
+    "muonh": OURS | {"momentum": 0.8, "weight_decay": 0.1},
+    "lamb": OURS | {"weight_decay": 0.1},
+    "lans": OURS | {"weight_decay": 0.1},
+    "lars": {"learning_rate": 2e-3},
+    "sgd": {"learning_rate": 4e-3},
+}
+OF_ADAMW = {
+    "sqrt": {"learning_rate": 2e-3, "weight_decay": 0.2},
+    "kept": {},
+    "adam_sde": {"learning_rate": 2e-3, "weight_decay": 0.2, "b1": 0.6, "b2": 0.996, "eps": 5e-9},
+    "legew": {"learning_rate": 2e-3, "weight_decay": 0.2},
+    "token_half_life": {"weight_decay": 0.4, "b2": 0.996005996},
+    "marin": {"learning_rate": 2e-3, "weight_decay": 0.2, "b2": 0.996005996, "eps": 5e-9},
+    "nanochat": {"learning_rate": 2e-3, "weight_decay": 0.2},
+}
+START = {"learning_rate": 1e-3, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize("optimizer", FAMILIES)
+def test_the_row_of_each_optimizer(optimizer):
+    run = tuned(optimizer)
+    assert moved(run, 1024) == pytest.approx(START | run.numbers | EXPECTED[optimizer], rel=1e-8)
+
+
+@pytest.mark.parametrize("law", OF_ADAMW)
+def test_the_rows_of_others(law):
+    run = tuned()
+    expected = START | run.numbers | OF_ADAMW[law]
+    assert moved(run, 1024, law) == pytest.approx(expected, rel=1e-8)
+
+
+def test_every_row_has_numbers_here():
+    assert set(LAWS) == set(EXPECTED) | set(OF_ADAMW)
+    assert all(law.source for name, law in LAWS.items() if name != "kept")
+
+
+def test_the_length_of_the_run():
+    """Four times the batch and nine times the examples."""
+    run = tuned(b1=0.98)
+    long = moved(run, 1024, times=9)
+    assert long["learning_rate"] == pytest.approx(2e-3 * 9**-0.32)
+    assert long["b1"] == pytest.approx(1 - 0.02 * 4 / 3)
+    assert long["eps"] == pytest.approx(1e-8 * math.sqrt(9 / 4))
+    # The timescale of the decay as a part of the run, B / (rate decay examples).
+    before, after = 256 / (1e-3 * 0.1), 1024 / (long["learning_rate"] * long["weight_decay"] * 9)
+    assert after == pytest.approx(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("decoupled", 0.2), ("independent", 0.4), ("l2", 0.1), ("rescaled", 0.1)],
+)
+def test_decay_moves_by_its_kind(kind, expected):
+    assert moved(tuned(decay_kind=kind), 1024)["weight_decay"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("b1", "b2", "batch", "expected"),
+    [(0.9, 0.999, 8192, (0.7, 0.968491)), (0.6, 0.94, 8192, (0.6, 0.94)),
+     (0.95, 0.999, 1 << 20, (0.7, 0.95)), (0.995, 0.99999, 64, (0.995, 0.99999)),
+     (0.9, 0.999, 8, (0.99, 0.9999)), (0.9, 0.999, 256, (0.9, 0.999))],
+)  # fmt: skip
+def test_bounds(b1, b2, batch, expected):
+    """They stop what moves, and never move what was beyond them."""
+    after = moved(tuned(b1=b1, b2=b2), batch)
+    assert (after["b1"], after["b2"]) == pytest.approx(expected, abs=1e-6)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    optimizer=st.sampled_from(sorted(FAMILIES)),
+    law=st.sampled_from([None, *sorted(LAWS.keys() - {"legew"})]),  # which may refuse
+    old=st.integers(1, 2**16),
+    batches=st.lists(st.integers(1, 2**16), min_size=1, max_size=3),
+    times=st.floats(0.02, 50),
+)
+def test_a_stage_has_the_numbers_of_a_constant_batch(optimizer, law, old, batches, times):
+    """A plan of one stage is the law at that batch, and a ramp is it stage by stage."""
+    run = tuned(optimizer, batch_size=old, total=2**24)
+    total = round(2**24 * times)
+    edge = total // (2 * len(batches))
+    ramp = lb.batch_plan(
+        [(i * edge, batch) for i, batch in enumerate(batches)], total=total, run=run, law=law
+    )
+    assert max(map(len, str(ramp).splitlines())) <= 80
+    for stage in ramp.stages:
+        one = lb.batch_plan(stage.batch_size, total=total, run=run, law=law)
+        assert one.moved(stage.batch_size) == ramp.moved(stage.batch_size)
+        for name in run.numbers.keys() - {"eps"}:
+            expected = ramp.moved(stage.batch_size)[name].value
+            assert float(getattr(ramp, name)(stage.first_step)) == pytest.approx(expected)
+            assert float(getattr(one, name)(0)) == pytest.approx(expected)
+        factor = one.moved(stage.batch_size)["weight_decay"].value
+        assert float(ramp.weight_decay(stage.first_step)) == pytest.approx(0.1 * factor)
+    if "eps" in run.numbers:
+        assert ramp.eps == ramp.moved(ramp.stages[-1].batch_size)["eps"].value
+
+
+def test_the_warm_up_is_the_same_part_of_the_run():
+    run = tuned()
+    plan = lb.batch_plan(4096, total=8 * run.total, run=run)
+    peak = 1e-3 * 4 * 8**-0.32
+    steps = 8 * 256_000 // 4096
+    assert float(plan.learning_rate(steps)) == pytest.approx(peak, rel=1e-5)
+    assert float(plan.learning_rate(steps // 2)) == pytest.approx(peak / 2, rel=1e-5)
+    assert float(plan.learning_rate(plan.total_steps - 1)) < 0.01 * peak
+
+
+def test_legew_keeps_the_steps_of_the_warm_up():
+    plan = lb.batch_plan(1024, total=4_096_000, run=tuned("lamb"), law="legew")
+    rates = [float(plan.learning_rate(step)) for step in (500, 1000, 1100)]
+    assert rates[:2] == pytest.approx([1e-3, 2e-3], rel=1e-5)
+    assert rates[2] < 2e-3
+    with pytest.raises(ValueError, match=r"legew keeps the 1000 steps .* the run has 250 of 16384"):
+        lb.batch_plan(16384, total=4_096_000, run=tuned("lamb"), law="legew")
+
+
+class TestTo:
+    def test_muonh_has_the_angle_of_adamw(self):
+        run = tuned(total="51.2M", decay_kind="decoupled").to("muonh")
+        assert run.peak == pytest.approx(math.sqrt(1e-3 * 0.1))
+        assert run.learning_rate.warmup == 256_000
+        assert (run.weight_decay, run.b1, run.b2, run.momentum) == (0.0, 0.9, 0.999, None)
+        assert "sqrt(rate x decay)" in str(run)
+        assert "Do not trust" not in str(run)
+
+    def test_a_decay_that_has_no_time_to_settle(self):
+        assert "Do not trust it" in str(tuned(total=51_200, learning_rate=1e-3).to("muonh"))
+
+    def test_the_end_of_the_rate_follows(self):
+        rate = lb.PlannedRate(1e-3, end_value=1e-4)
+        run = tuned(learning_rate=rate).to("muonh")
+        assert run.learning_rate.end_value == pytest.approx(run.peak / 10)
+        assert tuned(learning_rate=1e-3).to("muonh").learning_rate == pytest.approx(0.01)
+
+    def test_muon_keeps_rate_and_decay(self):
+        run = tuned()
+        assert dataclasses.replace(run.to("muon"), optimizer="adamw", note="") == run
+        assert run.to("adamw") is run
+
+    @pytest.mark.parametrize(
+        "changes",
+        [{"weight_decay": 0.0}, {"decay_kind": "independent"}, {"learning_rate": lambda x: x}],
+    )
+    def test_what_gives_no_angle(self, changes):
+        with pytest.raises(ValueError, match=r"for the rate of muonh, sqrt\(rate x decay\)"):
+            tuned(**changes).to("muonh")
+
+    def test_nobody_knows_the_rest(self):
+        with pytest.raises(ValueError, match="optimizer must be 'adamw', or 'muon' or 'muonh'"):
+            tuned().to("lamb")
+        with pytest.raises(ValueError, match="optimizer must be 'lamb'"):
+            tuned("lamb").to("muonh")
+
+
+class TestTunedRun:
+    def test_says_what_is_assumed(self):
+        text = str(lb.TunedRun("lans", batch_size=64, total="1M", learning_rate=0.1, b1=0.8))
+        assert "b1             0.8\n" in text
+        assert "b2             0.999 (assumed)" in text
+        assert "0.1, constant" in text
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "words"),
+        [({"optimizer": "adam"}, ValueError, "optimizer must be one of 'adamw'"),
+         ({"momentum": 0.9}, ValueError, "momentum must be None for 'adamw', which has b1, b2"),
+         ({"b1": 1.0}, ValueError, r"b1 must be in \[0, 1\)"),
+         ({"b2": jnp.float32(1)}, ValueError, r"b2 must be in \[0, 1\)"),
+         ({"learning_rate": None}, TypeError, "learning_rate must be"),
+         ({"decay_kind": "L2"}, ValueError, "decay_kind must be one of 'decoupled'")],
+    )  # fmt: skip
+    def test_refuses(self, changes, error, words):
+        numbers = {"optimizer": "adamw", "batch_size": 8, "total": 100, "learning_rate": 0.1}
+        with pytest.raises(error, match=words):
+            lb.TunedRun(**(numbers | changes))
+
+
+def test_four_rates_around_the_plan():
+    plan = lb.batch_plan("0:256 1M:4096", total=4_096_000, run=tuned())
+    assert plan.rates == pytest.approx((1e-3, 2e-3, 4e-3, 8e-3))
+    assert "try the peaks 0.001, 0.002, 0.004, 0.008." in str(plan)
+    half = plan.with_peak(plan.rates[1])
+    for step in (1000, plan.total_steps - 100):
+        assert float(half.learning_rate(step)) == pytest.approx(
+            0.5 * float(plan.learning_rate(step)), rel=1e-5
+        )
+    assert half.rates[2] == pytest.approx(2e-3)
+    with pytest.raises(ValueError, match="whose peak is known"):
+        lb.batch_plan(8, total=100, run=tuned(learning_rate=lambda seen: seen)).rates  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("power", "r", "words"),
+    [(Power(), 2, "kept"), (Power(1), 2, "times k"), (Power(0.25), 2, "times k^0.25"),
+     (Power(0.5, -0.32), 2, "times sqrt(k) r^-0.32"), (Power(0.5, -0.32), 1, "times sqrt(k)")],
+)  # fmt: skip
+def test_powers_in_words(power, r, words):
+    assert power.words(r) == words
+
+
+def test_a_batch_size_for_the_length_of_a_run():
+    assert lb.scale_batch_size(512, run_length=1) == 512
+    assert lb.scale_batch_size(512, run_length=8) == round(512 * 8**0.383)
+    assert lb.scale_batch_size(512, run_length=4, power=0.5) == 1024
+    assert lb.scale_batch_size(1, run_length=1e-9) == 1
+    for change, words in (
+        ({"batch_size": 0}, "batch_size must be >= 1"),
+        ({"run_length": -1}, "run_length must be in"),
+        ({"power": math.inf}, "power must be in"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            lb.scale_batch_size(**({"batch_size": 8, "run_length": 2.0} | change))

@@ -1,0 +1,125 @@
+"""The optimizer of a plan is the one that one would write by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+
+PARAMS = {
+    "embed": jnp.ones((8, 4)),
+    "layer": {
+        "kernel": jnp.arange(16.0).reshape(4, 4) + jnp.eye(4),
+        "bias": jnp.ones(4),
+        "norm": {"scale": jnp.ones(4)},
+    },
+    "head": jnp.ones((4, 8)),
+}
+DECAYED = ~lb.matching_kinds("bias", "norm")
+BATCH, TOTAL = 64, 6400
+
+
+def planned(optimizer, batch=256, law=None, **options):
+    rate = lb.PlannedRate(0.01, warmup=640)
+    run = lb.TunedRun(
+        optimizer, batch_size=BATCH, total=TOTAL, learning_rate=rate, weight_decay=0.1
+    )
+    return lb.batch_plan(batch, total=TOTAL, run=run, law=law, **options)
+
+
+def by_hand(optimizer, plan):
+    """The same optimizers, from the numbers that four times the batch gives."""
+    rate = plan.learning_rate
+    adam = {"b1": 0.7, "b2": 0.999**4}
+    decay = {"decoupled": 0.2, "rescaled": 0.1, "l2": 0.1}[plan.run.kind]
+    masks = {"weight_decay_mask": DECAYED, "trust_ratio_mask": DECAYED}
+    adamw = optax.adamw(rate, **adam, eps=5e-9, weight_decay=decay, mask=DECAYED.mask)
+    layers = ~lb.matching("embed|head")
+    return {
+        "adamw": lambda: adamw,
+        "lamb": lambda: lb.lamb(rate, **adam, eps=5e-7, weight_decay=decay, **masks),
+        "lans": lambda: lb.lans(rate, **adam, eps=5e-7, weight_decay=decay, **masks),
+        "lars": lambda: lb.lars(rate, decay, momentum=0.9, **masks),
+        "sgd": lambda: optax.chain(
+            optax.add_decayed_weights(decay, DECAYED.mask), optax.sgd(rate, momentum=0.9)
+        ),
+        "muon": lambda: lb.muon(
+            rate, beta=0.8, weight_decay=decay, consistent_rms=0.2, others=adamw, matrix_mask=layers
+        ),
+        "muonh": lambda: lb.muonh(
+            rate, beta=0.8, b1=0.7, b2=0.95, adam_eps=5e-9, matrix_mask=layers
+        ),
+    }[optimizer]()
+
+
+def trained(optimizer, calls):
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for call in range(calls):
+        gradients = jax.tree.map(lambda x, call=call: jnp.cos(x + call), params)
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh"])
+def test_is_the_optimizer_written_by_hand(optimizer):
+    plan = planned(optimizer)
+    found = trained(lb.planned_optimizer(plan, PARAMS), 5)
+    with jax.numpy_dtype_promotion("standard"):  # for optax.adamw
+        expected = trained(by_hand(optimizer, plan), 5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5), found, expected)
+
+
+def test_accumulates_micro_batches():
+    plan = planned("lamb", micro_batch_size=64)
+    optimizer = lb.planned_optimizer(plan, PARAMS)
+    state = optimizer.init(PARAMS)
+    for call in range(8):
+        _, state = optimizer.update(PARAMS, state, PARAMS)
+        assert int(state.macro_step) == plan.step_of_call(call + 1)
+
+
+def test_what_the_names_do_not_say_is_asked_for():
+    other = {"wte": PARAMS["embed"], "layer": PARAMS["layer"], "lm": PARAMS["head"]}
+    plan = planned("muonh")
+    with pytest.raises(ValueError, match=r"embeddings must be given: no parameter has 'embed'"):
+        lb.planned_optimizer(plan, other)
+    with pytest.raises(ValueError, match=r"head must be given: .*head=None if there are none"):
+        lb.planned_optimizer(plan, other, embeddings=lb.matching("wte"))
+    places = {"embeddings": lb.matching("wte"), "head": lb.matching("lm")}
+    found = lb.explain(lb.planned_optimizer(plan, other, **places), other)
+    assert str(found).count("muon") == 2  # the kernel, and the summary
+    alone = lb.explain(lb.planned_optimizer(plan, other, embeddings=None, head=None), other)
+    assert str(alone).count("muon") == 4
+    one = lb.explain(
+        lb.planned_optimizer(plan, other, embeddings=None, head=lb.matching("lm")), other
+    )
+    assert str(one).count("muon") == 3
+
+
+def test_other_arguments_go_to_the_optimizer():
+    plan = planned("muonh")
+    optimizer = lb.planned_optimizer(plan, PARAMS, adamh_mask=lb.matching("head"))
+    (line,) = [line for line in str(lb.explain(optimizer, PARAMS)).splitlines() if "head" in line]
+    assert "sphere" in line
+    with pytest.raises(TypeError, match="weight_decay"):
+        lb.planned_optimizer(plan, PARAMS, weight_decay=0.1)
+
+
+def test_stacked_layers_that_are_not_declared():
+    layers = {
+        name: jnp.stack([x, x]) for name, x in (("kernel", jnp.eye(4)), ("bias", jnp.ones(4)))
+    }
+    params = {"embed": PARAMS["embed"], "layers": layers, "head": PARAMS["head"]}
+    with pytest.raises(ValueError, match="stacked"):
+        lb.planned_optimizer(planned("muonh"), params)
+    lb.planned_optimizer(planned("muonh"), params, stacked={"layers/": 0})
+
+
+def test_refuses_a_plan_without_a_run():
+    with pytest.raises(ValueError, match="plan must have a run"):
+        lb.planned_optimizer(lb.batch_plan(8, total=100), PARAMS)
+    with pytest.raises(TypeError, match="plan must be a BatchPlan"):
+        lb.planned_optimizer(0.1, PARAMS)
