@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 import re
 
-from benchmarks.compiled_step.switches import PLACES, lines_of_readme, switches_of
+from benchmarks.compiled_step.switches import PLANS, lines_of_readme, switches_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "compiled" / "switches.csv"
@@ -16,7 +16,7 @@ def test_each_switch_that_is_on_was_compiled_without():
     for row in ROWS:
         step = (row["target"], row["case"], row["optimizer"])
         found.setdefault(step, []).append(row["without"])
-    assert found == {step: ["", *switches_of(place)] for step, place in PLACES.items()}
+    assert found == {step: ["", *switches_of(plan)] for step, plan in PLANS.items()}
 
 
 def test_the_table_is_what_was_compiled():

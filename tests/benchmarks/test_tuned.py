@@ -365,12 +365,12 @@ def test_plans_of_a_ramp_have_equal_examples_and_end_at_0():
 
 
 def test_steps_of_a_plan():
-    plan = schedule("0:32 128:64", 512)
-    own = steps_of(plan)
-    assert own.start[: plan.total_steps].tolist() == [0, 32, 64, 96, 128, 192, 256, 320, 384, 448]
-    assert own.batch_size[: plan.total_steps].tolist() == [32] * 4 + [64] * 6
-    np.testing.assert_allclose(own.learning_rate[3], plan.learning_rate(3))
-    np.testing.assert_allclose(own.weight_decay[5], plan.weight_decay(5))
+    plan = schedule(32, 512, "0:32 128:64")
+    steps = steps_of(plan)
+    assert steps.start[: plan.total_steps].tolist() == [0, 32, 64, 96, 128, 192, 256, 320, 384, 448]
+    assert steps.batch_size[: plan.total_steps].tolist() == [32] * 4 + [64] * 6
+    np.testing.assert_allclose(steps.learning_rate[3], plan.learning_rate(3))
+    np.testing.assert_allclose(steps.weight_decay[5], plan.weight_decay(5))
 
 
 TINY = causal.SMALL._replace(layers=2, width=8, length=8)

@@ -12,9 +12,9 @@ MOST_WORDS = 2500
 TONIGHT, ADOPTING = "guides/from_adamw_to_16k.md", "guides/adopting.md"
 QUESTIONS = {
     # An engineer with AdamW at 512, who wants 16k tonight.
-    "What rate do I start with?": (TONIGHT, "The rates to start with"),
-    "What becomes of my weight decay?": (TONIGHT, "The numbers of AdamW"),
-    "How many steps will it take?": (TONIGHT, "How many steps"),
+    "What rate do I start with?": (TONIGHT, "The search that remains"),
+    "What becomes of my weight decay?": ("guides/scaling_rules.md", "The law"),
+    "How many steps will it take?": (TONIGHT, "Three statements"),
     "What do I look at first?": (TONIGHT, "The first 200 steps"),
     "When do I stay with AdamW?": (TONIGHT, "When to stop, and stay with AdamW"),
     "Do I begin with the large batch?": (
