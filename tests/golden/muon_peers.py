@@ -403,6 +403,7 @@ def marin_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
             others=adamw_of_marin(case, own),
             matrix_mask=labelled(case, "muon"),
             matrix_axes=matrix_axes(case),
+            stacked=stacks(case),
         ),
     )
 
