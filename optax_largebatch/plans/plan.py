@@ -282,7 +282,8 @@ class BatchPlan:
         return cls(**read)
 
     def __str__(self) -> str:
-        return table(self)
+        with jax.ensure_compile_time_eval():  # a plan may be printed while a program is traced
+            return table(self)
 
     def _stage(self, step: int) -> Stage:
         first_steps = [stage.first_step for stage in self.stages]

@@ -54,14 +54,62 @@ assert all(leaf.is_deleted() for leaf in given)
 """
 
 
+# AdamW at 512 becomes a ramp of MuonH to 16,384, in three statements.
+PLANNED = """
+run = lb.TunedRun(
+    "adamw", batch_size=512, total="1M", learning_rate=lb.PlannedRate(3e-3), weight_decay=0.1
+)
+plan = lb.batch_plan(
+    "0:512 2048:4096 10240:16384", total=59_392, run=run.to("muonh"), micro_batch_size=512
+)
+optimizer = lb.planned_optimizer(plan, PARAMS, stacked={"layers/": 0})
+assert plan.calls == 116
+print(run, plan, lb.explain(optimizer, PARAMS), sep="\\n")
+"""
+MACRO_STEP = {
+    "nnx": """nnx.state(optimizer)["opt_state"]["macro_step"].get_value()""",
+    "linen": """optax.tree.get(state, "macro_step")""",
+}
+OPTIMIZER = re.compile(
+    r"^( *)rate = lb.warmup_decay.*every=MICRO_BATCHES\)\n", re.DOTALL | re.MULTILINE
+)
+
+
+def planned(name):
+    """The program with the optimizer of a plan."""
+    params = {"nnx": "nnx.state(model, nnx.Param)", "linen": "params"}[name]
+    three = PLANNED.replace("PARAMS", params)
+
+    def indented(found):
+        lines = three + ("accumulated = optimizer\n" if name == "nnx" else "")
+        return re.sub(r"^(?=.)", found[1], lines, flags=re.MULTILINE)
+
+    program, number = OPTIMIZER.subn(indented, source(name))
+    assert number == 1
+    return program
+
+
+def source(name):
+    return (ROOT / "examples" / f"program_{name}.py").read_text()
+
+
 @functools.cache
 def losses_of(name, devices):
-    """The losses that it prints, in a process of its own, in which a warning is an error."""
-    program = (ROOT / "examples" / f"program_{name}.py").read_text()
+    """The losses that a program prints."""
+    program = source(name)
     assert program.count(DEVICES) == 1
     program = program.replace(DEVICES, f'("jax_num_cpu_devices", {devices})')
     if devices > 1:
         program += BEFORE[name] + AFTERWARDS
+    return losses_in(printed_by(program))
+
+
+def losses_in(text):
+    return np.array(re.findall(r"^step +\d+  loss ([\d.]+)$", text, re.M), float)
+
+
+def printed_by(program):
+    """What a program prints in a process of its own, in which a warning is an error."""
     flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
     finished = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
@@ -71,7 +119,7 @@ def losses_of(name, devices):
         timeout=1500,
     )
     assert finished.returncode == 0, finished.stderr
-    return np.array(re.findall(r"^step +\d+  loss ([\d.]+)$", finished.stdout, re.M), float)
+    return finished.stdout
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -85,6 +133,17 @@ def test_trains_on_eight_devices(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_has_the_losses_of_one_device(name):
     np.testing.assert_allclose(losses_of(name, 8), losses_of(name, 1), rtol=2e-3)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_takes_the_optimizer_of_a_plan(name):
+    """The batch grows, and with it the momentum moves; one layer is one matrix."""
+    printed = printed_by(planned(name) + f"\nprint('steps taken:', int({MACRO_STEP[name]}))\n")
+    losses = losses_in(printed)
+    assert losses[-5:].mean() < 0.9 * losses[0], losses
+    assert re.search(r"layers/up/kernel +4x64x256 +4 of 64x256 +muon +sphere", printed)
+    assert "momentum       0.95 -> 0.7" in printed
+    assert "steps taken: 9" in printed  # in 120 calls
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -333,6 +333,13 @@ def test_the_table_fits_the_terminal():
     assert "A constant batch of 12288 takes 198683 steps" in str(plan)
 
 
+def test_is_printed_while_a_program_is_traced():
+    plan = lb.batch_plan("0:8 50:16", total=100, run=tuned(RATE, 8, 100_000))
+    said = []
+    jax.eval_shape(lambda: said.append(str(plan)))
+    assert said == [str(plan)]
+
+
 WRONG = {
     "no beginning": (("5:512", 100), ValueError, "begin with a batch size for 0"),
     "not in order": (("0:512 20:64 10:32", 100), ValueError, "got 10 after 20"),
