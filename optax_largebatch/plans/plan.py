@@ -245,6 +245,15 @@ class BatchPlan:
         stage = self.stages[bisect.bisect_left(starts, wanted, lo=1) - 1]
         return stage.first_step + -(-(wanted - stage.first_example) // stage.batch_size)
 
+    def in_steps(self, examples: Count) -> Any:
+        """A length in examples (or tokens) as a schedule of steps, which fall as the batch grows.
+
+        It is the half-life of an average of the weights: `average_weights(...,
+        half_life=plan.in_steps("1M"))` keeps it in examples.
+        """
+        length = float(count("examples", examples, at_least=1)) / (self.sequence_length or 1)
+        return lambda step: length / jnp.asarray(self.batch_size(step), float)
+
     def to_json(self) -> str:
         """The plan as JSON; `from_json` reads it.
 

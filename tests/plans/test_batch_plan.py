@@ -131,6 +131,15 @@ def test_calls_of_update():
     assert alone.calls == alone.total_steps
 
 
+def test_a_half_life_in_examples():
+    plan = lb.batch_plan("0:100 5k:400", total="10k")
+    half_life = plan.in_steps(2000)
+    assert [float(half_life(step)) for step in (0, 49, 50)] == [20, 20, 5]
+    assert float(jax.jit(half_life)(jnp.int32(50))) == 5
+    tokens = lb.batch_plan("0:100 5k:400", total="10k", sequence_length=10)
+    assert float(tokens.in_steps(2000)(0)) == 2
+
+
 def test_past_the_end_the_last_values_hold():
     rate = lb.PlannedRate(1e-3, total=10_000, decay="linear", end_value=1e-4)
     plan = lb.batch_plan(

@@ -1,0 +1,160 @@
+"""What following a law costs: settings of a small batch, moved to a large one without a search.
+
+    python -m benchmarks.transfer --keep --workload bert                  # an hour on two CPU cores
+    python -m benchmarks.transfer --keep --workload bert --optimizer muonh --pair 32 2048   # a cell
+    python -m benchmarks.transfer --report                                # only the table
+
+The start is what the search of `benchmarks.tuned` chose at the small batch; the end is the loss of
+the search at the large one. In between are the same settings kept, moved by the root of the batch
+alone, by the law of `batch_plan` with the momentum kept, and by the law with several floors of the
+momentum. Seeds, networks and numbers of steps are those of the search, which had seen none of
+these seeds. Writes one line for each run; the same command after an interruption continues.
+"""
+
+import argparse
+from collections.abc import Iterator
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from benchmarks.harness.machine import folder
+from benchmarks.harness.results import COMMITTED, RUNS, append, read
+from benchmarks.tuned.intervals import Difference, difference
+from benchmarks.tuned.results import Results, measured
+from benchmarks.tuned.search import Settings
+from benchmarks.tuned.sweep import Row as Trial
+from benchmarks.tuned.sweep import table_of
+from benchmarks.tuned.training import prepare
+from benchmarks.tuned.workloads import ON_A_CPU, Workload
+from optax_largebatch.plans.law import KEPT, LAWS, Law, moved_decay, moved_momentum, moved_rate
+from optax_largebatch.plans.tuned_run import FAMILIES
+
+OPTIMIZERS = ("muonh", "muon", "adamw", "lans", "lamb")
+PAIRS = ((32, 512), (32, 2048), (128, 2048), (32, 128), (128, 512), (512, 2048))
+OURS = LAWS["muonh"]
+WAYS: dict[str, Law] = {
+    "law": OURS,
+    "kept": LAWS["kept"],
+    "sqrt": LAWS["sqrt"],
+    "momentum kept": OURS._replace(momentum=KEPT),
+} | {f"floor {floor}": OURS._replace(momentum_floor=floor) for floor in (0.5, 0.6, 0.8, 0.9)}
+"""The laws that are compared; the law itself has a floor of 0.7."""
+
+
+class Row(NamedTuple):
+    """A run: a line of the table."""
+
+    workload: str
+    optimizer: str
+    small: int
+    large: int
+    way: str
+    learning_rate: float
+    weight_decay: float
+    momentum: float
+    seed: int
+    test_loss: float
+
+    @property
+    def place(self) -> tuple[str, str, int, int, str]:
+        """What was run, but for the seed."""
+        return self[:5]
+
+
+def moved(
+    workload: Workload, optimizer: str, start: Settings, small: int, large: int, law: Law
+) -> Settings:
+    """The settings at the large batch."""
+    examples = [workload.plans[str(batch)].examples for batch in (small, large)]
+    k, r = large / small, examples[1] / examples[0]
+    return start._replace(
+        learning_rate=start.learning_rate * moved_rate(law, k, r).value,
+        weight_decay=start.weight_decay * moved_decay(law, FAMILIES[optimizer][0], k, r).value,
+        momentum=moved_momentum(law, start.momentum, k, r).value,
+    )
+
+
+def run(args: argparse.Namespace, path: Path, tuned: Path) -> None:
+    """Runs what is left, and appends it to the table."""
+    done = {(*row.place, row.seed) for row in read(path, Row)}
+    for workload in (ON_A_CPU[name] for name in args.workload):
+        results = measured(workload, read(table_of(workload, tuned), Trial))
+        cells = itertools.product(args.optimizer, args.pair or PAIRS, args.way)
+        left = [
+            (optimizer, small, large, way, seed)
+            for optimizer, (small, large), way in cells
+            if str(small) in results.get(optimizer, {})
+            for seed in workload.budget.final_seeds
+            if (workload.name, optimizer, small, large, way, seed) not in done
+        ]
+        for optimizer, small, large, way, seed in tqdm(left, desc=workload.name, unit="run"):
+            start = results[optimizer][str(small)].settings
+            settings = moved(workload, optimizer, start, small, large, WAYS[way])
+            losses = prepare(workload.task(), optimizer)(workload.plans[str(large)], settings, seed)
+            place = (workload.name, optimizer, small, large, way)
+            append(path, Row(*place, *settings[1:], seed, losses.test))
+
+
+def compared(rows: list[Row], results: Results) -> Iterator[tuple[str, ...]]:
+    """A line for each optimizer and pair: the search, and the difference of each way from it."""
+    losses: dict[tuple[str, str, int, int, str], dict[int, float]] = {}
+    for row in rows:
+        losses.setdefault(row.place, {})[row.seed] = row.test_loss
+    for place in dict.fromkeys(place[:4] for place in losses):
+        _, optimizer, small, large = place
+        target = results.get(optimizer, {}).get(str(large))
+        if target is None:
+            continue
+        ways = [_over(losses.get((*place, way)), target.losses) for way in WAYS]
+        yield (f"{small} to {large}", f"`{optimizer}`", f"{target.mean:.3f}", *map(str, ways))
+
+
+def _over(found: dict[int, float] | None, search: dict[int, float]) -> Difference | str:
+    return difference(found, search) if found and found.keys() == search.keys() else ""
+
+
+def report(path: Path, tuned: Path) -> str:
+    """The table of each workload: losses over those of a search at the large batch."""
+    rows = read(path, Row)
+    parts = ["# What following the law costs", EXPLANATION]
+    for workload in ON_A_CPU.values():
+        own = [row for row in rows if row.workload == workload.name]
+        if own:
+            results = measured(workload, read(table_of(workload, tuned), Trial))
+            head = ["batch", "optimizer", "search", *WAYS]
+            lines = [head, ["---"] * len(head), *compared(own, results)]
+            parts += [f"## {workload.title}", "\n".join(f"| {' | '.join(x)} |" for x in lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+EXPLANATION = """\
+Written by `python -m benchmarks.transfer --report`. `search` is the test loss of a search at the
+large batch, in the mean over its seeds. The others are losses over it, seed by seed: below 0 is
+better than the search. In brackets is the interval of Student's distribution that holds 95%, which
+covers seeds and not the choice of settings; in bold those whose interval leaves out 0."""
+
+
+def main() -> None:
+    """Runs what is left, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workload", nargs="+", choices=("bert", "causal"), default=["bert"])
+    parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
+    parser.add_argument("--pair", nargs=2, type=int, action="append", metavar=("SMALL", "LARGE"))
+    parser.add_argument("--way", nargs="+", choices=tuple(WAYS), default=["law", "kept", "sqrt"])
+    parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
+    parser.add_argument("--report", action="store_true", help="only the table")
+    args = parser.parse_args()
+    tuned = COMMITTED / folder() / "tuned"
+    output = COMMITTED / folder() if args.keep or args.report else RUNS
+    path = output / "transfer.csv"
+    if not args.report:
+        run(args, path, tuned)
+    text = report(path, tuned)
+    path.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
