@@ -193,7 +193,8 @@ def _within(moved: float, old: float, floor: float, ceiling: float, why: str) ->
     if moved == old:
         return Moved(old, "kept")
     if moved < old <= floor or moved > old >= ceiling:
-        return Moved(old, f"kept: beyond {floor if moved < old else ceiling:g}")
+        name, bound = ("floor", floor) if moved < old else ("ceiling", ceiling)
+        return Moved(old, f"kept: its {name} is {bound:g}")
     if moved < floor:
         return Moved(floor, f"{why}, at least {floor:g}")
     if moved > ceiling:
