@@ -75,24 +75,6 @@ def batch_plan(
 
     Raises:
         ValueError: an argument is out of its range; a stage begins after the end; a batch is not a
-        from  batch  examples             learning  weight
-        step   size      seen                 rate   decay   b1
-           0    512         0        0 to 0.000986     0.1  0.9
-         391   2048    200.2k   0.00197 to 0.00175     0.2  0.7
-         538   8192    501.2k  0.00349 to 1.58e-07     0.4  0.7
-        721 steps for 2M examples.
-        A constant batch of 512 takes 3907 steps; the plan 18% of that.
-        The learning rate is at most 0.00349, near step 538.
-        From adamw at 512 to 8192 by the law 'adamw' (k = 16):
-          learning_rate  0.001 -> 0.004    times sqrt(k) r^-0.32
-          weight_decay   0.1 -> 0.4        keeps B / (rate decay examples)
-          b1             0.9 -> 0.7        (1 - b) times k r^-0.5, at least 0.7
-          b2             0.999 -> 0.9841   same half-life in examples
-          eps            1e-08 -> 2.5e-09  times 1/sqrt(k) r^0.5
-        Valid while the batch is below the critical one, and for networks of the same
-        width.
-        Epsilon is that of the last stage: it cannot move during a run.
-        If you can search, try the peaks 0.001, 0.002, 0.004, 0.008.
             whole number of micro-batches on all devices.
 
     Examples:

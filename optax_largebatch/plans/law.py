@@ -5,7 +5,7 @@ by powers of the two.
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from optax_largebatch.arguments import check_integer, known_number
 
@@ -14,7 +14,7 @@ DecayKind = Literal["decoupled", "independent", "l2", "rescaled"]
 the shape of its schedule alone, as in midGPT; that is a part of the loss; or of a step that norms
 rescale, as in LAMB, LARS and on spheres."""
 
-DECAY_KINDS: tuple[DecayKind, ...] = ("decoupled", "independent", "l2", "rescaled")
+DECAY_KINDS: tuple[DecayKind, ...] = get_args(DecayKind)
 
 
 class Moved(NamedTuple):
@@ -47,7 +47,7 @@ KEPT = Power()
 
 
 class Law(NamedTuple):
-    """How each number of a run moves; decay moves by its kind, see `decay_factor`."""
+    """How each number of a run moves; decay moves by its kind."""
 
     learning_rate: Power
     momentum: Power = KEPT
@@ -64,6 +64,43 @@ class Law(NamedTuple):
     valid: str = ""
     """Where the law holds, or what is not known."""
     source: str = ""
+
+    def moved(
+        self, numbers: Mapping[str, float], kind: DecayKind, k: float, r: float
+    ) -> dict[str, Moved]:
+        """The numbers of the new run; of learning rate and weight decay the factors."""
+        rate = self.learning_rate
+        return {
+            "learning_rate": Moved(rate.factor(k, r), rate.words(r)),
+            "weight_decay": self._decay(kind, k, r),
+        } | {name: self._number(name, old, k, r) for name, old in numbers.items()}
+
+    def _decay(self, kind: DecayKind, k: float, r: float) -> Moved:
+        """The factor of the weight decay.
+
+        Decoupled decay keeps its timescale `B / (rate decay)` as a part of the run, and independent
+        decay `B / decay`.
+        """
+        if self.keeps_decay:
+            return Moved(1.0, "kept")
+        if kind == "decoupled":
+            rate = self.learning_rate.factor(k, r)
+            return Moved(k / (r * rate), "keeps B / (rate decay examples)")
+        if kind == "independent":
+            return Moved(k / r, "keeps B / (decay examples)")
+        return Moved(1.0, {"l2": "a part of the loss", "rescaled": "norms rescale the step"}[kind])
+
+    def _number(self, name: str, old: float, k: float, r: float) -> Moved:
+        """A momentum, `b1`, `b2` or epsilon."""
+        if name == "eps":
+            return Moved(old * self.eps.factor(k, r), self.eps.words(r))
+        power, bounds = self.momentum, (self.momentum_floor, CEILING)
+        if name == "b2":
+            power, bounds = self.b2, B2_BOUNDS
+        if power == "half-life":
+            return _within(old**k, old, *bounds, "same half-life in examples")
+        moved = 1 - (1 - old) * power.factor(k, r)
+        return _within(moved, old, *bounds, f"(1 - b) {power.words(r)}")
 
 
 CEILING = 0.99
@@ -145,47 +182,6 @@ LAWS: Mapping[str, Law] = {
     ),
 }
 """A row for each family of optimizers, and those that others published."""
-
-
-def moved_rate(law: Law, k: float, r: float) -> Moved:
-    """The factor of the learning rate."""
-    return Moved(law.learning_rate.factor(k, r), law.learning_rate.words(r))
-
-
-def moved_momentum(law: Law, old: float, k: float, r: float) -> Moved:
-    """The momentum, or `b1`, of the new run."""
-    moved = 1 - (1 - old) * law.momentum.factor(k, r)
-    return _within(moved, old, law.momentum_floor, CEILING, f"(1 - b) {law.momentum.words(r)}")
-
-
-def moved_b2(law: Law, old: float, k: float, r: float) -> Moved:
-    """The `b2` of the new run."""
-    if isinstance(law.b2, Power):
-        return _within(
-            1 - (1 - old) * law.b2.factor(k, r), old, *B2_BOUNDS, f"(1 - b) {law.b2.words(r)}"
-        )
-    return _within(old**k, old, *B2_BOUNDS, "same half-life in examples")
-
-
-def moved_eps(law: Law, old: float, k: float, r: float) -> Moved:
-    """The epsilon of the new run."""
-    return Moved(old * law.eps.factor(k, r), law.eps.words(r))
-
-
-def moved_decay(law: Law, kind: DecayKind, k: float, r: float) -> Moved:
-    """The factor of the weight decay.
-
-    Decoupled decay keeps its timescale `B / (rate decay)` as a part of the run, and independent
-    decay `B / decay`.
-    """
-    if law.keeps_decay:
-        return Moved(1.0, "kept")
-    if kind == "decoupled":
-        rate = law.learning_rate.factor(k, r)
-        return Moved(k / (r * rate), "keeps B / (rate decay examples)")
-    if kind == "independent":
-        return Moved(k / r, "keeps B / (decay examples)")
-    return Moved(1.0, {"l2": "a part of the loss", "rescaled": "norms rescale the step"}[kind])
 
 
 def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:

@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import json
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +11,7 @@ import numpy as np
 
 from optax_largebatch.arguments import check_choice, known_number
 from optax_largebatch.plans.counts import Count, count, integer
-from optax_largebatch.plans.law import (
-    LAWS,
-    Moved,
-    moved_b2,
-    moved_decay,
-    moved_eps,
-    moved_momentum,
-    moved_rate,
-)
+from optax_largebatch.plans.law import LAWS, Moved
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage, stages_of, starts_of
 from optax_largebatch.plans.table import table
@@ -119,19 +111,11 @@ class BatchPlan:
         if self.run is not None:
             self._warmed_up()
 
-    @overload
-    def batch_size(self, step: int) -> int: ...
-    @overload
-    def batch_size(self, step: jax.typing.ArrayLike) -> Any: ...
-    def batch_size(self, step: Any) -> Any:
+    def batch_size(self, step: jax.typing.ArrayLike) -> Any:
         """The examples in a step."""
         return self._at(step, [stage.batch_size for stage in self.stages])
 
-    @overload
-    def micro_batches(self, step: int) -> int: ...
-    @overload
-    def micro_batches(self, step: jax.typing.ArrayLike) -> Any: ...
-    def micro_batches(self, step: Any) -> Any:
+    def micro_batches(self, step: jax.typing.ArrayLike) -> Any:
         """The micro-batches in a step: `every` of `accumulate_gradients`."""
         if self.micro_batch_size is None:
             raise ValueError(
@@ -215,12 +199,8 @@ class BatchPlan:
     def moved(self, batch_size: int) -> dict[str, Moved]:
         """The numbers at a batch size, each with its reason; of rate and decay the factors."""
         run = self._run("moved")
-        law, k, r = LAWS[str(self.law)], batch_size / int(run.batch_size), self.length
-        moves = {"momentum": moved_momentum, "b1": moved_momentum, "b2": moved_b2, "eps": moved_eps}
-        return {
-            "learning_rate": moved_rate(law, k, r),
-            "weight_decay": moved_decay(law, run.kind, k, r),
-        } | {name: moves[name](law, value, k, r) for name, value in run.numbers.items()}
+        k = batch_size / int(run.batch_size)
+        return LAWS[str(self.law)].moved(run.numbers, run.kind, k, self.length)
 
     def examples_at(self, step: Any) -> int:
         """The examples that were seen before a step; exact, for any number of them.
@@ -278,17 +258,17 @@ class BatchPlan:
         """
         try:
             read: Any = json.loads(text)
-        except (TypeError, ValueError):
-            read = None
-        if not _is_a_plan(read):
-            raise ValueError(f"text must be what BatchPlan.to_json has written, got {text!r:.60}.")
-        read["stages"] = tuple(Stage(*stage) for stage in read["stages"])
-        if run := read["run"]:
-            for name in ("learning_rate", "weight_decay"):
-                if isinstance(run[name], dict):
-                    run[name] = PlannedRate(**run[name])
-            read["run"] = TunedRun(run.pop("optimizer"), **run)
-        return cls(**read)
+            if run := read["run"]:
+                for name in ("learning_rate", "weight_decay"):
+                    if isinstance(run[name], dict):
+                        run[name] = PlannedRate(**run[name])
+                read["run"] = TunedRun(**run)
+            read["stages"] = tuple(Stage(*stage) for stage in read["stages"])
+            return cls(**read)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(
+                f"text must be what BatchPlan.to_json has written, got {text!r:.60}."
+            ) from error
 
     def __str__(self) -> str:
         with jax.ensure_compile_time_eval():  # a plan may be printed while a program is traced
@@ -408,25 +388,3 @@ def _known(step: Any) -> int:
 
 def _no_step(step: Any) -> str:
     return f"step must be an integer of 0 or more, got {step!r}."
-
-
-def _is_a_plan(read: Any) -> bool:
-    """Whether JSON has the fields of a plan, of its stages and of its schedules."""
-    return (
-        _has_fields(read, BatchPlan)
-        and isinstance(read["stages"], list)
-        and all(isinstance(x, list) and len(x) == len(Stage._fields) for x in read["stages"])
-        and (read["run"] is None or _is_a_run(read["run"]))
-    )
-
-
-def _is_a_run(read: Any) -> bool:
-    return _has_fields(read, TunedRun) and all(
-        _has_fields(read[name], PlannedRate)
-        for name in ("learning_rate", "weight_decay")
-        if isinstance(read[name], dict)
-    )
-
-
-def _has_fields(read: Any, kind: Any) -> bool:
-    return isinstance(read, dict) and set(read) == {x.name for x in dataclasses.fields(kind)}

@@ -175,7 +175,7 @@ NO_PLANS = {
     "more steps": {"total_steps": READ["total_steps"] + 1},
     "no steps": {"total_steps": None},
     "nan steps": {"total_steps": np.nan},
-    "a rate that lacks a field": {"run": RUN | {"learning_rate": {"peak_value": 1.0}}},
+    "a rate without a peak": {"run": RUN | {"learning_rate": {"warmup": 1}}},
     "a rate with one more": {"run": RUN | {"learning_rate": RATE | {"x": 1}}},
     "a peak that is a word": {"run": RUN | {"learning_rate": RATE | {"peak_value": "1"}}},
     "a shape that is none": {"run": RUN | {"learning_rate": RATE | {"decay": "cubic"}}},
