@@ -31,7 +31,10 @@ from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
 from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
 from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_parameter_rms
 
+_AS_ICEFALL = "It has icefall's value."
 
+
+@refused(scalar_max=_AS_ICEFALL, size_update_period=_AS_ICEFALL, clipping_update_period=_AS_ICEFALL)
 @without_nu_dtype
 def scaled_adam(
     learning_rate: Scalar | optax.Schedule = 0.03,
@@ -43,9 +46,6 @@ def scaled_adam(
     scalar_lr_scale: Scalar = 0.1,
     param_min_rms: Scalar = 1e-5,
     param_max_rms: Scalar = 3.0,
-    scalar_max: Scalar = 10.0,
-    size_update_period: int = 4,
-    clipping_update_period: int = 100,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
     mu_dtype: Any = None,
@@ -59,12 +59,12 @@ def scaled_adam(
             + \sigma_t w_t \\
         w_{t+1} &= w_t + \Delta_t, \qquad \Delta_t = b_1 \Delta_{t-1} + (1 - b_1) D_t
 
-    Every :math:`T` steps :math:`r` is measured again, and :math:`\sigma_t` is a step of RMSprop on
+    Every four steps :math:`r` is measured again, and :math:`\sigma_t` is a step of RMSprop on
     the logarithm of the block's scale (see `learn_log_scale`), at most 0.1. A block is an array, or
     one layer of an array that stacks layers. This step does not shrink a block below
     :math:`r_{\min}` or grow it beyond :math:`r_{\max}`. In all other steps :math:`\sigma_t = 0`.
     Blocks of one element have no size: they move by :math:`\eta` times `scalar_lr_scale` and are
-    clamped.
+    clamped to :math:`[-10, 10]`.
 
     The learning rate is a relative change, the same for small and large tensors, so it needs no
     tuning to the size of the model. ScaledAdam was made for the schedule `eden` (or `eden2`), and
@@ -88,11 +88,6 @@ def scaled_adam(
             zero move; raise it if they take too long. :math:`r_{\min}`, positive.
         param_max_rms: size, as root mean square, above which a parameter shrinks: 3 in icefall.
             :math:`r_{\max}`, positive.
-        scalar_max: the largest magnitude of a block of one element: 10 in icefall. Positive.
-        size_update_period: how many steps are between two updates of the sizes: 4 in icefall.
-            :math:`T`, 1 or more.
-        clipping_update_period: how many norms of gradients the median is taken of: 100 in icefall.
-            1 or more.
         groups: groups of parameters with another learning rate, from `param_groups`; None for one
             group. There is no weight decay.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
@@ -123,28 +118,17 @@ def scaled_adam(
     check_numbers("[0, 1)", b1=b1)
     check_numbers("[0, inf)", scalar_lr_scale=scalar_lr_scale)
     sizes = {"param_min_rms": param_min_rms, "param_max_rms": param_max_rms}
-    check_numbers("(0, inf)", **sizes, scalar_max=scalar_max)
+    check_numbers("(0, inf)", **sizes)
     check_order(**sizes)
     check_dtypes(mu_dtype=mu_dtype)
-    check_integer("size_update_period", size_update_period, at_least=1)
-    check_integer("clipping_update_period", clipping_update_period, at_least=1)
     rate = groups.per_group("learning_rate", learning_rate)
     return chain(
-        clip_by_median_norm(
-            clipping_scale,
-            window=clipping_update_period,
-            scalar_scale=scalar_lr_scale,
-            period=size_update_period,
-            stacked=stacked,
-        ),
+        clip_by_median_norm(clipping_scale, scalar_scale=scalar_lr_scale, stacked=stacked),
         sum_of(
             chain(
                 scale_by_second_moment(b2, eps=eps, bias_correction="early"),
                 scale_by_parameter_rms(
-                    param_min_rms,
-                    period=size_update_period,
-                    scalar_scale=scalar_lr_scale,
-                    stacked=stacked,
+                    param_min_rms, period=4, scalar_scale=scalar_lr_scale, stacked=stacked
                 ),
                 scale_by_learning_rate(rate),
             ),
@@ -153,14 +137,14 @@ def scaled_adam(
                 b2=b2,
                 eps=eps,
                 speed=scalar_lr_scale,
-                period=size_update_period,
+                period=4,
                 max_change=0.1,
                 rms_bounds=(param_min_rms, param_max_rms),
                 stacked=stacked,
             ),
         ),
         accumulate_momentum(b1, averaging=True, accumulator_dtype=mu_dtype),
-        clamp_parameters(scalar_max, scalars_only=True, stacked=stacked),
+        clamp_parameters(10.0, scalars_only=True, stacked=stacked),
     )
 
 
@@ -242,6 +226,7 @@ def eve(
     )
 
 
+@refused(scale_speed="It is 0.05: icefall ignores what is passed.")
 @without_nu_dtype
 def cain(
     learning_rate: Scalar | optax.Schedule = 1e-2,
@@ -249,7 +234,6 @@ def cain(
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,
     eps: Scalar = 1e-8,
-    scale_speed: Scalar = 0.05,
     rms_eps: Scalar = 1e-5,
     param_max: Scalar = 20.0,
     groups: ParamGroups | None = None,
@@ -284,8 +268,6 @@ def cain(
             0.98 in icefall. In [0, 1).
         eps: keeps the division finite where the gradient has been near 0: 1e-8 in icefall.
             :math:`\epsilon`, 0 or more; with 0, :math:`0/0` counts as 0.
-        scale_speed: how fast scales are learned, relative to the learning rate: 0.05 in icefall.
-            :math:`\gamma`, 0 or more.
         rms_eps: least size that a step is measured against, so that parameters that start at zero
             move; raise it if they take too long. Positive.
         param_max: the largest magnitude of an element of a parameter: 20 in icefall. Positive.
@@ -309,20 +291,19 @@ def cain(
         >>> import jax.numpy as jnp
         >>> from optax_largebatch import cain
         >>> params = jnp.array([[10.0, 10.0, 10.0], [100.0, 100.0, 100.0]])
-        >>> optimizer = cain(1e-2, scale_speed=0.0)
+        >>> optimizer = cain(1e-2)
         >>> state = optimizer.init(params)
         >>> grads = jnp.ones((2, 3))
         >>> for _ in range(20):
         ...     updates, state = optimizer.update(grads, state, params)
-        >>> print(updates[:, 0].round(2))  # a larger step for larger parameters
-        [-0.04 -0.39]
+        >>> print([f"{x:.2f}" for x in updates[:, 0]])  # a larger step for larger parameters
+        ['-0.04', '-0.43']
 
     References:
         icefall, `optim.py` of July 2022: `Cain`, which ignores its argument `scale_speed`.
     """
     groups = check_groups(groups, stacked, "weight_decay")
     check_numbers("[0, 1)", b1=b1)
-    check_numbers("[0, inf)", scale_speed=scale_speed)
     check_numbers("(0, inf)", rms_eps=rms_eps, param_max=param_max)
     check_dtypes(mu_dtype=mu_dtype)
     rate = groups.per_group("learning_rate", learning_rate)
@@ -333,14 +314,11 @@ def cain(
                 scale_by_factored_parameter_rms(rms_eps, stacked=stacked),
                 scale_by_learning_rate(rate),
             ),
-            learn_log_scale(rate, b2=b2, eps=eps, speed=scale_speed, stacked=stacked),
+            learn_log_scale(rate, b2=b2, eps=eps, speed=0.05, stacked=stacked),
         ),
         accumulate_momentum(b1, averaging=True, accumulator_dtype=mu_dtype),
         clamp_parameters(param_max, period=10),
     )
-
-
-_AS_ICEFALL = "This experiment has icefall's value."
 
 
 @refused(

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import warnings
 
 import jax
-from jax.sharding import PartitionSpec
 import numpy as np
 
+from optax_largebatch.arguments import refused
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.paths import (
@@ -34,8 +34,8 @@ class Stacked:
 
     description: str = dataclasses.field(compare=False)
     resolve: Callable[[Any], list[Axes]]
-    if_forgotten: Literal["nothing", "warning", "warning beside stacks", "error"] = "nothing"
-    """What happens at `init` if stacks seem to be forgotten, or those in a module with a stack."""
+    if_forgotten: Literal["nothing", "warning", "error"] = "nothing"
+    """What happens at `init` if stacks seem to be forgotten."""
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
@@ -81,11 +81,7 @@ class Stacked:
             one
             for one in likely
             if one.number not in said
-            and (
-                _module(one.name) == _module(one.beside)
-                if one.beside
-                else self.if_forgotten != "warning beside stacks"
-            )
+            and (not one.beside or _module(one.name) == _module(one.beside))
         ]
         if not stacks:
             return
@@ -167,7 +163,11 @@ NOT_SAID = Stacked("None", _ByPatterns(()), if_forgotten="warning")
 """The same, where nobody has said so."""
 
 
-def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) -> Stacked:
+@refused(
+    named="Patterns stack biases too, which have no metadata: stacked_layers({'layers/': 0}). Or "
+    "give a tree of axes."
+)
+def stacked_layers(where: Any) -> Stacked:
     r"""Says which parameters stack layers, so that each slice has its own norm and trust ratio.
 
     `flax.linen.scan`, `nnx.vmap`, `equinox.filter_vmap` and mixtures of experts keep the
@@ -183,10 +183,7 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
               several patterns has the axes of all. None says that a parameter is no stack, though
               it may look like one; `{}` says so of all;
             - a tree of axes like the parameters (or a prefix of it), None where there are none;
-            - a function of the parameters that returns such a tree;
-            - with `named`, a tree of `PartitionSpec` or of boxed parameters (`nn.Partitioned`).
-        named: the name, or names, of stacked axes in `where`: for `flax.linen.scan`, the name in
-            `metadata_params={nn.PARTITION_NAME: ...}`.
+            - a function of the parameters that returns such a tree.
 
     Returns:
         The argument `stacked` of an optimizer or a transformation. Patterns alone may be passed
@@ -210,18 +207,6 @@ def stacked_layers(where: Any, *, named: str | tuple[str, ...] | None = None) ->
         >>> print(state.trust_ratios)
         [5.  0.5]
     """
-    if named is not None:
-        names = (named,) if isinstance(named, str) else tuple(named)
-        if callable(where):
-            raise TypeError("named= needs a tree of PartitionSpec or boxed parameters in `where`.")
-        _check_names(names, where)
-        axes = jax.tree.map(lambda spec: _named_axes(spec, names), where, is_leaf=_has_names)
-        # Biases without the name are usually not adapted, so only their neighbours tell of them.
-        return Stacked(
-            f"stacked_layers(..., named={named!r})",
-            _ByTree.of(axes),
-            if_forgotten="warning beside stacks",
-        )
     if _is_patterns(where):
         rules = ((matching(pattern), _as_tuple(where[pattern])) for pattern in sorted(where))
         by_patterns = _ByPatterns(tuple(rules))
@@ -288,37 +273,6 @@ def _no_axes(node: Any) -> str:
 
 def _as_tuple(axes: Axes) -> tuple[int, ...]:
     return () if axes is None else tuple(map(int, axes if isinstance(axes, tuple) else (axes,)))
-
-
-def _has_names(node: Any) -> bool:
-    return isinstance(node, PartitionSpec) or hasattr(node, "names")
-
-
-def _check_names(names: tuple[str, ...], where: Any) -> None:
-    """Checks that some axis has each of the names."""
-    specs = jax.tree.leaves(where, is_leaf=_has_names)
-    known = {name for spec in specs for axis in _axis_names(spec) for name in axis}
-    for name in names:
-        if name not in known:
-            listed = ", ".join(sorted(repr(name) for name in known if name is not None)) or "none"
-            raise ValueError(
-                f"named must be a name that an axis in `where` has; these are {listed}, got "
-                f"{name!r}. nn.get_partition_spec of flax.linen knows the names of parameters that "
-                "were made with nn.with_partitioning."
-            )
-
-
-def _named_axes(spec: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """The axes of a `PartitionSpec`, or a box of Flax, that have one of the names."""
-    return tuple(axis for axis, known in enumerate(_axis_names(spec)) if set(names) & set(known))
-
-
-def _axis_names(spec: Any) -> list[tuple[Any, ...]]:
-    """The names of each axis of a `PartitionSpec` or a box of Flax."""
-    if not _has_names(spec):
-        return []
-    entries = spec if isinstance(spec, PartitionSpec) else spec.names
-    return [entry if isinstance(entry, tuple) else (entry,) for entry in entries]
 
 
 def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:

@@ -103,7 +103,6 @@ OPTIMIZERS = {
         lb.scaled_adam,
         {"learning_rate": 1e-2, "clipping_scale": 2.0},
         peak=0.1,
-        static_args=("size_update_period", "clipping_update_period"),
     ),
 }
 

@@ -89,8 +89,8 @@ def test_copies_of_a_state():
 
 
 def test_another_window_of_norms():
-    state = lb.scaled_adam(0.1, clipping_scale=2.0).init(PARAMS)
-    optimizer = lb.scaled_adam(0.1, clipping_scale=2.0, clipping_update_period=50)
+    state = lb.clip_by_median_norm(2.0).init(PARAMS)
+    optimizer = lb.clip_by_median_norm(2.0, window=50)
     with pytest.raises(ValueError, match=r"the state's norms has the shape \(100,\), and not \(50"):
         updated(optimizer, state)
 

@@ -97,7 +97,7 @@ STACKED = {
         0.05, period=3, max_fullcov_size=4, param_max_rms=1.2, stacked=stacked
     ),
     "scaled_adam": lambda stacked: lb.scaled_adam(
-        0.05, clipping_scale=0.6, param_max_rms=1.2, scalar_max=1.5, stacked=stacked
+        0.05, clipping_scale=0.6, param_max_rms=1.2, stacked=stacked
     ),
 }
 

@@ -8,7 +8,6 @@ import sys
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 import numpy as np
 import pytest
 
@@ -47,9 +46,6 @@ MAKERS = {
     "stacks by patterns": lambda: lb.stacked_layers({"layers/": 0, "layers/kernel": 1}),
     "stacks by a tree": lambda: lb.stacked_layers({"dense": None, "layers": 0}),
     "stacks by a function": lambda: lb.stacked_layers(on_the_first_axis),
-    "stacks by a name": lambda: lb.stacked_layers(
-        {"dense": None, "layers": PartitionSpec("layers", None)}, named="layers"
-    ),
     "matrices": lambda: Matrices((0,), (1,), Layout((2, 3), ((), ("fsdp",)))),
 }
 

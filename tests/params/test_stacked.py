@@ -3,7 +3,6 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
@@ -42,30 +41,6 @@ def test_every_form_gives_the_same_axes(form):
     assert stacked.sizes(PARAMS) == [6, 1, 3, 3]
 
 
-def test_names_in_partition_specs():
-    specs = {
-        "experts": {"kernel": P("layers", "experts", "in", "out")},
-        "head": {"kernel": P()},
-        "layers": {"bias": P("layers"), "kernel": P(None, ("layers", "heads"))},
-    }
-    assert lb.stacked_layers(specs, named=("layers", "experts")).axes(PARAMS) == AXES
-    assert lb.stacked_layers(specs, named="layers").axes(PARAMS) == [(0,), (), (0,), (1,)]
-
-
-@pytest.mark.parametrize(
-    ("specs", "named", "known"),
-    [
-        ({"kernel": P("layers", "in")}, "layer", "'in', 'layers'"),
-        ({"kernel": P("layers", "in")}, ("layers", "layer"), "'in', 'layers'"),
-        ({"kernel": nn.Partitioned(jnp.ones((3, 5)), ("layers", None))}, "layer", "'layers'"),
-        ({"kernel": P()}, "layer", "none"),
-    ],
-)
-def test_name_that_no_axis_has(specs, named, known):
-    with pytest.raises(ValueError, match=f"these are {known}, got 'layer'"):
-        lb.stacked_layers(specs, named=named)
-
-
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="flax's scan fails on jax 0.6")
 @pytest.mark.parametrize("axis", [0, 1])
 def test_metadata_of_a_linen_scan(axis):
@@ -89,17 +64,8 @@ def test_metadata_of_a_linen_scan(axis):
             return nn.Dense(2, name="head")(x)
 
     boxed = Network().init(jax.random.key(0), jnp.ones((1, 4)))["params"]
-    params = nn.unbox(boxed)
-    expected = {"bias": (), "kernel": (axis,)}  # the bias has no box, so no names
-    shape = "3, 4" if axis == 0 else "4, 3"
-    left_out = rf"1 of 4 .* such as 'layers/Dense_0/bias' of shape \({shape}\)"
-    for source in (boxed, nn.get_partition_spec(boxed)):
-        stacked = lb.stacked_layers(source, named="layers")
-        for tree in (params, boxed):
-            assert stacked.axes(tree) == [(), (), *expected.values()]
-            with pytest.warns(UserWarning, match=left_out):
-                stacked.check_none_forgotten(tree)
-    assert lb.stacked_layers({"layers/": axis}).axes(boxed) == [(), (), (axis,), (axis,)]
+    for tree in (boxed, nn.unbox(boxed)):
+        assert lb.stacked_layers({"layers/": axis}).axes(tree) == [(), (), (axis,), (axis,)]
 
 
 def test_rules_and_mask_functions_see_one_layer():
@@ -243,11 +209,6 @@ def test_an_optimizer_takes_the_patterns_alone(name):
 def test_other_stacks_are_an_error(wrong):
     with pytest.raises(TypeError, match=r"patterns .* as in {'layers/': 0}, or .* got "):
         lb.lamb(0.1, stacked=wrong)
-
-
-def test_a_name_needs_a_tree_with_names():
-    with pytest.raises(TypeError, match="named= needs a tree"):
-        lb.stacked_layers(lambda params: params, named="layers")
 
 
 def test_other_stacks_than_at_init_are_an_error():
