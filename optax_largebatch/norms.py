@@ -76,6 +76,20 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
     return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
 
 
+def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
+    """Checks that an extra argument of `update` is the same on all devices, as far as types say.
+
+    Raises:
+        ValueError: it differs between the devices of a surrounding `jax.shard_map`.
+    """
+    axes = varying_axes(value) if isinstance(value, jax.Array) else None
+    if axes:
+        raise ValueError(
+            f"{name} must be the same on all devices; it differs along the mesh axes "
+            f"{', '.join(map(repr, sorted(axes)))}. {remedy}"
+        )
+
+
 def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> dict[Key, jax.Array]:
     """Sums over whole blocks, from the sums over the shards of each device.
 

@@ -173,7 +173,7 @@ OPERANDS = {
     "matching": "patterns",
     "matrix_groups": "axes",
     "measure_critical_batch_size": "params loss make_optimizer batch_sizes learning_rates evaluate "
-    "optimizer_state progress",
+    "optimizer_state",
     "noise_scale": "state",
     "param_groups": "groups",
     "planned_optimizer": "plan params embeddings head not_decayed arguments",
@@ -186,7 +186,7 @@ OPERANDS = {
     "optimizer_state_shardings": "optimizer params mesh axis",
     "small_batches_of_devices": "gradients params axis_name mean partition_specs",
     "small_batches_of_examples": "gradients params mean partition_specs",
-    "stacked_layers": "where named",
+    "stacked_layers": "where",
     "step_metrics": "state params gradients updates",
     "trust_ratios": "optimizer state params",
     "with_partition_specs": "partition_specs",

@@ -7,19 +7,17 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import norms
+from optax_largebatch.arguments import refused
 from optax_largebatch.diagnostics.noise_scale import noise_scale
 from optax_largebatch.diagnostics.optimizer_facts import LAYER_WISE, Optimizer
-from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.owners import (
     Part,
-    by_parameter,
     check_one_model,
     labels,
     parts_of_kinds,
     unboxed,
 )
-from optax_largebatch.params.rules import Rule
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
@@ -42,13 +40,13 @@ SCALARS = {
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
+@refused(groups="The rate of a group is that of its schedule; the largest is here.")
 def step_metrics(
     state: Any,
     params: Any = None,
     *,
     gradients: Any = None,
     updates: Any = None,
-    groups: ParamGroups | None = None,
 ) -> dict[str, jax.Array]:
     r"""The metrics of a step for a training loop to log: scalars in a flat dictionary.
 
@@ -58,7 +56,6 @@ def step_metrics(
     ================================ ==============================================================
     `learning_rate`                  learning rate of the last step; the largest, if parts of the
                                      optimizer or groups of parameters have their own
-    `learning_rate/<rule>`           learning rate of each group, if `groups` are given
     `gradient_norm`, `update_norm`,  L2 norms of all of `gradients`, `updates` and `params`, as far
     `param_norm`                     as they are given
     `trust_ratio/min`, `.../median`, trust ratios of the last step, over all layers. Ratios of
@@ -81,18 +78,16 @@ def step_metrics(
 
     Args:
         state: the optimizer's state after the step.
-        params: the parameters, for their norm and for `groups`; None if neither is wanted.
+        params: the parameters; None for no norm.
         gradients: the gradients of the step; None for no norm.
         updates: the updates from the optimizer; None for no norm.
-        groups: the argument of the optimizer, for the learning rate of each group.
 
     Returns:
         Scalars by name.
 
     Raises:
         TypeError: the first argument is an optimizer.
-        ValueError: the state is that of many models, of `jax.vmap` or `jax.pmap`; `groups` are
-            given and `params` are not; or the state does not belong to these parameters.
+        ValueError: the state is that of many models, of `jax.vmap` or `jax.pmap`.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -118,7 +113,7 @@ def step_metrics(
         )
     trees = {"gradient_norm": gradients, "update_norm": updates, "param_norm": params}
     return {
-        **_learning_rates(state, params, check_groups(groups)),
+        **_learning_rates(state),
         **{name: _norm(name, tree) for name, tree in trees.items() if tree is not None},
         **_spread(state, "trust_ratio", "trust_ratios", *LAYER_WISE, not_adapted=1),
         **_spread(state, "angle", "angles", HyperballState, not_adapted=0),
@@ -127,8 +122,8 @@ def step_metrics(
     }
 
 
-def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, jax.Array]:
-    """The learning rates in the parts of a state, and those of groups of parameters.
+def _learning_rates(state: Any) -> dict[str, jax.Array]:
+    """The learning rates in the parts of a state.
 
     The largest of all comes first, under the same name whatever the optimizer.
     """
@@ -150,29 +145,10 @@ def _learning_rates(state: Any, params: Any, groups: ParamGroups) -> dict[str, j
         if not rates.size:  # there are no parameters for this part
             continue
         largest.append(metrics.setdefault(name, jnp.max(rates)))
-        for rule, entry in _first_of_each_group(part, state, params, groups):
-            metrics[f"{name}/{rule}"] = rates[entry]
     if not largest:
         return {}
     dtype = norms.accumulation_dtype(*(x.dtype for x in largest))
     return {"learning_rate": jnp.max(jnp.stack([x.astype(dtype) for x in largest]))} | metrics
-
-
-def _first_of_each_group(
-    part: Part, state: Any, params: Any, groups: ParamGroups
-) -> list[tuple[Rule, int]]:
-    """The entry of the first member of each group, for groups with members in a part."""
-    if not groups.rules:
-        return []
-    if params is None:
-        raise ValueError(
-            "params must be given with groups, whose rules select them by name; got None. Call "
-            "step_metrics(state, params, groups=groups)."
-        )
-    members = groups.indices(params)
-    entries = by_parameter([part], "learning_rates", state, params)
-    first = {members[one.number]: one.entries.start for one in reversed(entries)}
-    return [(rule, first[index]) for index, rule in enumerate(groups.rules) if index in first]
 
 
 def _norm(name: str, tree: Any) -> jax.Array:

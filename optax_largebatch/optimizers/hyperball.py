@@ -166,17 +166,10 @@ _DIRECTION = (
 
 
 @refused(
-    preconditioning=_DIRECTION,
-    eps_is_floor=_DIRECTION,
-    adaptive=_NO_SCALE,
-    consistent_rms=_NO_SCALE,
-    shape_factor=_NO_SCALE,
-    trust_ratio=_NO_SCALE,
-    weight_decay=NO_DECAY,
-    weight_decay_mask=NO_DECAY,
-    adam_eps_root=_OWN_OPTIMIZER,
-    adam_weight_decay=_OWN_OPTIMIZER,
-    adam_learning_rate=_OWN_OPTIMIZER,
+    **dict.fromkeys(("preconditioning", "eps_is_floor"), _DIRECTION),
+    **dict.fromkeys(("adaptive", "consistent_rms", "shape_factor", "trust_ratio"), _NO_SCALE),
+    **dict.fromkeys(("weight_decay", "weight_decay_mask"), NO_DECAY),
+    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), _OWN_OPTIMIZER),
 )
 @renamed(adam_b1="b1", adam_b2="b2", muon_weight_dimension_numbers="matrix_axes")
 def muonh(

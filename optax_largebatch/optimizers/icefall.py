@@ -31,10 +31,12 @@ from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
 from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
 from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_parameter_rms
 
-_AS_ICEFALL = "It has icefall's value."
 
-
-@refused(scalar_max=_AS_ICEFALL, size_update_period=_AS_ICEFALL, clipping_update_period=_AS_ICEFALL)
+@refused(
+    scalar_max="Single numbers are clamped to [-10, 10], as in icefall.",
+    size_update_period="Sizes are updated every 4 steps, as in icefall.",
+    clipping_update_period="The median is that of 100 norms. Chain clip_by_median_norm for others.",
+)
 @without_nu_dtype
 def scaled_adam(
     learning_rate: Scalar | optax.Schedule = 0.03,
@@ -321,13 +323,12 @@ def cain(
     )
 
 
+_AS_ICEFALL = "This experiment has icefall's value."
+
+
 @refused(
-    size_lr_scale=_AS_ICEFALL,
-    meta_lr_scale=_AS_ICEFALL,
-    param_min_rms=_AS_ICEFALL,
-    param_max_rms=_AS_ICEFALL,
-    max_step_scale=_AS_ICEFALL,
-    size_update_period=_AS_ICEFALL,
+    **dict.fromkeys(("size_lr_scale", "meta_lr_scale", "max_step_scale"), _AS_ICEFALL),
+    **dict.fromkeys(("param_min_rms", "param_max_rms", "size_update_period"), _AS_ICEFALL),
 )
 def learned_gradient(
     learning_rate: Scalar | optax.Schedule = 0.03,

@@ -22,13 +22,10 @@ _LINKS = (
 )
 
 
-@refused(
-    trust_ratio_bounds=_LINKS,
-    clip_gradient=_LINKS,
-    normalization_eps=_LINKS,
-    bias_correction=_LINKS,
-    grad_averaging=_LINKS,
-)
+_IN_LINKS = "trust_ratio_bounds clip_gradient normalization_eps bias_correction grad_averaging"
+
+
+@refused(**dict.fromkeys(_IN_LINKS.split(), _LINKS))
 @without_nu_dtype
 @renamed(mask="weight_decay_mask")
 def lans(

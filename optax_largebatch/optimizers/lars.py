@@ -22,9 +22,7 @@ _LINKS = (
 @renamed(mask="weight_decay_mask")
 @refused(
     momentum_of="'steps' is learning_rate_in_momentum=True, 'directions' is False.",
-    trust_ratio_bounds=_LINKS,
-    zero_ratio=_LINKS,
-    clip_gradient=_LINKS,
+    **dict.fromkeys(("trust_ratio_bounds", "zero_ratio", "clip_gradient"), _LINKS),
 )
 def lars(
     learning_rate: Scalar | optax.Schedule,

@@ -31,11 +31,8 @@ _OWN_OPTIMIZER = (
 
 @refused(
     trust_ratio="muonh gives each step the length of its matrix, and keeps the norms, too.",
-    adam_b1=_OWN_OPTIMIZER,
-    adam_b2=_OWN_OPTIMIZER,
-    adam_eps_root=_OWN_OPTIMIZER,
-    adam_weight_decay=_OWN_OPTIMIZER,
-    adam_learning_rate=_OWN_OPTIMIZER,
+    **dict.fromkeys(("adam_b1", "adam_b2"), _OWN_OPTIMIZER),
+    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), _OWN_OPTIMIZER),
 )
 @renamed(mask="weight_decay_mask", muon_weight_dimension_numbers="matrix_axes")
 def muon(

@@ -17,10 +17,9 @@ _IN_A_RUN = (
 
 
 @refused(
-    learning_rate=_IN_A_RUN,
-    weight_decay=_IN_A_RUN,
-    decay_kind=_IN_A_RUN,
-    reference_batch_size=_IN_A_RUN,
+    **dict.fromkeys(
+        ("learning_rate", "weight_decay", "decay_kind", "reference_batch_size"), _IN_A_RUN
+    ),
     coupling="Give a law: 'sqrt' is \"sqrt\", 'linear' is \"sgd\", 'none' is \"kept\".",
 )
 def batch_plan(

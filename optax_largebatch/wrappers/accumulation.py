@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import arguments
-from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.norms import accumulation_dtype, check_same_everywhere
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
@@ -21,7 +21,7 @@ from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
     block_square_norms,
 )
-from optax_largebatch.wrappers.inner import check_inner, check_same_everywhere, switch
+from optax_largebatch.wrappers.inner import check_inner, switch
 
 
 class AccumulateGradientsState(NamedTuple):

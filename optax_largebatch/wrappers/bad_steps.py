@@ -9,7 +9,7 @@ import optax
 from optax_largebatch import arguments, norms
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.wrappers.inner import all_finite, check_inner, check_same_everywhere, step_if
+from optax_largebatch.wrappers.inner import all_finite, check_inner, step_if
 
 _NORMAL = 1.4826
 """The standard deviation of normal numbers divided by their median absolute deviation."""
@@ -175,5 +175,5 @@ def _loss(loss: Any = None, **others: Any) -> jax.Array:
         )
     scalar = jnp.asarray(loss)
     arguments.check_number("loss", scalar, "(-inf, inf)")
-    check_same_everywhere("loss", scalar, "Call jax.lax.pmean(loss, ...) first.")
+    norms.check_same_everywhere("loss", scalar, "Call jax.lax.pmean(loss, ...) first.")
     return scalar

@@ -27,20 +27,6 @@ def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(inner)
 
 
-def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
-    """Checks that an extra argument of `update` is the same on all devices, as far as types say.
-
-    Raises:
-        ValueError: it differs between the devices of a surrounding `jax.shard_map`.
-    """
-    axes = norms.varying_axes(value) if isinstance(value, jax.Array) else None
-    if axes:
-        raise ValueError(
-            f"{name} must be the same on all devices; it differs along the mesh axes "
-            f"{', '.join(map(repr, sorted(axes)))}. {remedy}"
-        )
-
-
 def switch(condition: jax.Array, step: Callable[[], T], wait: Callable[[], T]) -> T:
     """The result of `step` or of `wait`; arrays that `wait` passes on stay in place.
 

@@ -95,24 +95,6 @@ def test_before_the_first_step():
     assert_metrics(metrics(optimizer.init(PARAMS)), **expected)
 
 
-GROUPS = lb.param_groups(
-    {"params": lb.matching("embed"), "learning_rate": optax.linear_schedule(0.4, 0.0, 4)},
-    {"params": lb.matching("bias"), "weight_decay": 0.0},
-)
-
-
-@pytest.mark.parametrize(
-    "wrap", [lambda x: x, lambda x: optax.masked(x, dict.fromkeys(PARAMS, True))]
-)
-def test_the_rate_of_each_group(wrap):
-    state = trained(wrap(lb.lamb(RAMP, groups=GROUPS)), steps=2)
-    found = metrics(state, PARAMS, groups=GROUPS)
-    of_groups = {"/matching('embed')": 0.3, "/matching('bias')": 0.09}
-    assert rates_in(found) == pytest.approx({"": 0.3, **of_groups})
-    with pytest.raises(ValueError, match="params must be given with groups"):
-        lb.step_metrics(state, groups=GROUPS)
-
-
 def test_parts_of_a_partition_have_names():
     optimizer = optax.partition(
         {"fast": lb.lamb(RAMP), "slow": lb.skip_bad_steps(lb.lars(0.01))}, labels

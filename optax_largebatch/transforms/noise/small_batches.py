@@ -272,13 +272,8 @@ def _small_batches(
 def _check_when(when: Any) -> None:
     """Checks that `when` says the same on all devices, as far as is known before it runs."""
     check_condition("when", when)
-    axes = norms.varying_axes(when) if isinstance(when, jax.Array) else None
-    if axes:
-        raise ValueError(
-            "when must be the same on all devices; it differs along the mesh axes "
-            f"{', '.join(map(repr, sorted(axes)))}. Compute it from a step count "
-            "that is the same on all."
-        )
+    remedy = "Compute it from a step count that is the same on all."
+    norms.check_same_everywhere("when", when, remedy)
 
 
 def _checked(gradients: Any, leaves: Leaves, first: tuple[int, ...]) -> list[Any]:
