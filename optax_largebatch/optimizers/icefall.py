@@ -4,16 +4,8 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import (
-    Scalar,
-    check_dtypes,
-    check_integer,
-    check_numbers,
-    check_order,
-    refused,
-    renamed,
-    without_nu_dtype,
-)
+from optax_largebatch import arguments
+from optax_largebatch.arguments import Scalar, refused, renamed, without_nu_dtype
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacks
@@ -117,12 +109,12 @@ def scaled_adam(
         `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`.
     """
     groups = check_groups(groups, stacked, "weight_decay")
-    check_numbers("[0, 1)", b1=b1)
-    check_numbers("[0, inf)", scalar_lr_scale=scalar_lr_scale)
+    arguments.check_numbers("[0, 1)", b1=b1)
+    arguments.check_numbers("[0, inf)", scalar_lr_scale=scalar_lr_scale)
     sizes = {"param_min_rms": param_min_rms, "param_max_rms": param_max_rms}
-    check_numbers("(0, inf)", **sizes)
-    check_order(**sizes)
-    check_dtypes(mu_dtype=mu_dtype)
+    arguments.check_numbers("(0, inf)", **sizes)
+    arguments.check_order(**sizes)
+    arguments.check_dtypes(mu_dtype=mu_dtype)
     rate = groups.per_group("learning_rate", learning_rate)
     return chain(
         clip_by_median_norm(clipping_scale, scalar_scale=scalar_lr_scale, stacked=stacked),
@@ -305,9 +297,9 @@ def cain(
         icefall, `optim.py` of July 2022: `Cain`, which ignores its argument `scale_speed`.
     """
     groups = check_groups(groups, stacked, "weight_decay")
-    check_numbers("[0, 1)", b1=b1)
-    check_numbers("(0, inf)", rms_eps=rms_eps, param_max=param_max)
-    check_dtypes(mu_dtype=mu_dtype)
+    arguments.check_numbers("[0, 1)", b1=b1)
+    arguments.check_numbers("(0, inf)", rms_eps=rms_eps, param_max=param_max)
+    arguments.check_dtypes(mu_dtype=mu_dtype)
     rate = groups.per_group("learning_rate", learning_rate)
     return chain(
         sum_of(
@@ -404,7 +396,7 @@ def learned_gradient(
         icefall, `optim.py` of July 2022: `LearnedGradient`, which cannot run.
     """
     groups = check_groups(groups, stacked, "weight_decay")
-    check_integer("lr_est_period", lr_est_period, at_least=1)
+    arguments.check_integer("lr_est_period", lr_est_period, at_least=1)
     rate = groups.per_group("learning_rate", learning_rate)
     return sum_of(
         chain(

@@ -4,15 +4,8 @@ from typing import Any
 
 import optax
 
-from optax_largebatch.arguments import (
-    Bounds,
-    Scalar,
-    check_choice,
-    check_numbers,
-    check_optional_number,
-    renamed,
-    without_nu_dtype,
-)
+from optax_largebatch import arguments
+from optax_largebatch.arguments import Bounds, Scalar, renamed, without_nu_dtype
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacks
@@ -138,9 +131,9 @@ def lamb(
         arXiv 1904.00962 (v5), Algorithm 2.
     """
     groups = check_groups(groups, stacked)
-    check_numbers("[0, inf)", trust_ratio_eps=trust_ratio_eps)
-    check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
-    check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
+    arguments.check_numbers("[0, inf)", trust_ratio_eps=trust_ratio_eps)
+    arguments.check_optional_number("max_grad_norm", max_grad_norm, "(0, inf)")
+    arguments.check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.per_group("learning_rate", learning_rate)
     if bias_correction == "step_size":
         rate, bias_correction = bias_corrected_step_size(rate, b1, b2), "none"

@@ -7,16 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import engine
-from optax_largebatch.arguments import (
-    Scalar,
-    check_choice,
-    check_integer,
-    check_numbers,
-    check_state,
-    refused,
-    renamed,
-)
+from optax_largebatch import arguments, engine
+from optax_largebatch.arguments import Scalar, refused, renamed
 from optax_largebatch.params.groups import Grouped, ParamGroups, as_grouped, check_groups
 from optax_largebatch.params.masks import Mask, check_mask
 from optax_largebatch.params.stacked import Stacks
@@ -126,10 +118,10 @@ def lbsgd(
         MXNet `LBSGD` (pull request 8918; in MXNet up to 1.9.1).
     """
     groups = check_groups(groups, stacked)
-    check_integer("batch_scale", batch_scale, at_least=1)
-    check_choice("warmup_strategy", warmup_strategy, ("linear", "power2", "sqrt", "lars"))
-    check_numbers("[0, inf)", warmup_epochs=warmup_epochs)
-    check_numbers("(0, inf)", updates_per_epoch=updates_per_epoch)
+    arguments.check_integer("batch_scale", batch_scale, at_least=1)
+    arguments.check_choice("warmup_strategy", warmup_strategy, ("linear", "power2", "sqrt", "lars"))
+    arguments.check_numbers("[0, inf)", warmup_epochs=warmup_epochs)
+    arguments.check_numbers("(0, inf)", updates_per_epoch=updates_per_epoch)
     check_mask("trust_ratio_mask", trust_ratio_mask)
     adapts = warmup_strategy == "lars"
     # Where the trust ratio sets the size of a step, the rate does not grow: a scale of 1.
@@ -226,7 +218,7 @@ def count_micro_batches(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
-        check_state("lbsgd", AccumulateGradientsState, state)
+        arguments.check_state("lbsgd", AccumulateGradientsState, state)
         state = state._replace(inner_state=tuple(map(counted, state.inner_state)))
         return accumulated.update(updates, state, params, **extra_args)
 

@@ -7,12 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from optax_largebatch.arguments import (
-    Scalar,
-    check_number,
-    check_number_or_schedule,
-    number_at,
-)
+from optax_largebatch import arguments
+from optax_largebatch.arguments import Scalar
 from optax_largebatch.params.masks import select_leaves
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.rules import Rule
@@ -85,7 +81,9 @@ class Grouped:
 
     def at(self, count: jax.Array) -> tuple[Any, ...]:
         """The values at the step `count`, schedules evaluated."""
-        return tuple(number_at(count, self.name, value, self.allowed) for value in self.values)
+        return tuple(
+            arguments.number_at(count, self.name, value, self.allowed) for value in self.values
+        )
 
 
 def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
@@ -167,7 +165,7 @@ def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     known = isinstance(value, Grouped)
     grouped = value if known else Grouped(name, ParamGroups((), ()).indices, (value,))
     for one in grouped.values:
-        check_number_or_schedule(name, one, allowed)
+        arguments.check_number_or_schedule(name, one, allowed)
     return dataclasses.replace(grouped, allowed=allowed)
 
 
@@ -196,9 +194,9 @@ def scaled_rate(rate: Any, scale: Scalar | None) -> Any:
     """A learning rate, or a schedule of it, times a factor; None if there is no rate."""
     if scale is None:
         return rate
-    check_number_or_schedule("learning_rate", rate, "[0, inf)")
+    arguments.check_number_or_schedule("learning_rate", rate, "[0, inf)")
     if callable(rate):
-        return lambda count: scale * number_at(count, "learning_rate", rate)
+        return lambda count: scale * arguments.number_at(count, "learning_rate", rate)
     return scale * rate
 
 
@@ -227,7 +225,7 @@ def _check_group(group: Mapping[str, Any]) -> tuple[Rule, Mapping[str, Any]]:
         as_grouped(f"a group's {key!r}", setting.get(key, 0.0))
     if "learning_rate_scale" in setting:
         scale = setting["learning_rate_scale"]
-        check_number("a group's 'learning_rate_scale'", scale, "[0, inf)")
+        arguments.check_number("a group's 'learning_rate_scale'", scale, "[0, inf)")
     return rule, setting
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from optax_largebatch.params.paths import is_box, leaf_names
+from optax_largebatch.params.paths import inside, is_box, leaf_names
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
 Keys = tuple[str, ...]
@@ -259,8 +259,7 @@ def children(node: Any) -> dict[str, Any]:
     """The nodes directly below a node of a tree, by their keys; none below an array."""
     if _is_boxed(node):
         return {}
-    pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
-    return {_key(path[-1]): child for path, child in pairs if path}
+    return {_key(path[-1]): child for path, child in inside(node) if path}
 
 
 def unboxed(node: Any) -> Any:

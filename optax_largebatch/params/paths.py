@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from jax.tree_util import FlattenedIndexKey, GetAttrKey
 import optax
 
 
@@ -62,10 +62,10 @@ def stands_for_all(params: Any) -> bool:
 
 def wraps_one_array(node: Any) -> bool:
     """Whether a node is there for one array alone: a box of Flax, or a named array of Haliax."""
-    inside, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    if len(inside) != 1:
+    children = inside(node)
+    if len(children) != 1:
         return False
-    (path, child) = inside[0]
+    (path, child) = children[0]
     has_no_keys = bool(path) and isinstance(path[-1], FlattenedIndexKey)
     return is_box(node) or (has_no_keys and len(jax.tree.leaves(child, is_leaf=is_hidden)) == 1)
 
@@ -78,20 +78,15 @@ def _wraps_one_array(tree: Any, path: tuple[Any, ...], key: Any) -> bool:
 
 
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """The node at a path, or None where a key does not say how to get there."""
+    """The node at a path."""
     for key in path:
-        match key:
-            case DictKey():
-                tree = tree[key.key]
-            case SequenceKey():
-                tree = tree[key.idx]
-            case GetAttrKey():
-                tree = getattr(tree, key.name)
-            case FlattenedIndexKey():
-                tree = jax.tree.leaves(tree, is_leaf=lambda x, node=tree: x is not node)[key.key]
-            case _:
-                return None
+        tree = dict(inside(tree))[key,]
     return tree
+
+
+def inside(node: Any) -> list[tuple[Any, Any]]:
+    """What is directly inside of a node, with the path to it."""
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
 
 
 def is_box(node: Any) -> bool:
@@ -99,8 +94,7 @@ def is_box(node: Any) -> bool:
     modules = [base.__module__ for base in type(node).__mro__]
     if not any(module.startswith(("flax.core.meta", "flax.nnx")) for module in modules):
         return False
-    inside, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    return [path for path, _ in inside] == [(GetAttrKey("value"),)]
+    return [path for path, _ in inside(node)] == [(GetAttrKey("value"),)]
 
 
 def broadcast_prefix(

@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch.arguments import (
-    Scalar,
-    check_choice,
-    check_integer,
-    check_number,
-    check_optional_number,
-    refused,
-    renamed,
-)
+from optax_largebatch import arguments
+from optax_largebatch.arguments import Scalar, refused, renamed
 
 SHAPES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "linear": lambda r: 1 - r,
@@ -126,21 +119,21 @@ def warmup_decay(
         Durations*, arXiv 2405.18392. Polynomial: MXNet `PolyScheduler`. Power: modded-nanogpt, pull
         request 345 (:math:`p` = 0.4). A negative begin: MLPerf Training, BERT reference.
     """
-    check_number("peak_value", peak_value, "[0, inf)")
-    check_integer("total_steps", total_steps, at_least=1)
-    check_choice("decay", decay, (*SHAPES, *POWERS))
+    arguments.check_number("peak_value", peak_value, "[0, inf)")
+    arguments.check_integer("total_steps", total_steps, at_least=1)
+    arguments.check_choice("decay", decay, (*SHAPES, *POWERS))
     if (power is None) == (decay in POWERS):
         raise ValueError(
             f"power must be a number for the decays 'polynomial' and 'power', and None for all "
             f"others; got {power!r} for {decay!r}."
         )
-    check_optional_number("power", power, "(0, inf)")
-    check_number("end_value", end_value, "[0, inf)")
-    check_integer("warmup_steps", warmup_steps, at_least=0)
-    check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
-    check_number("warmup_begin_step", warmup_begin_step, "(-inf, 0]")
-    check_integer("hold_steps", hold_steps, at_least=0)
-    check_integer("steps_per_stair", steps_per_stair, at_least=1)
+    arguments.check_optional_number("power", power, "(0, inf)")
+    arguments.check_number("end_value", end_value, "[0, inf)")
+    arguments.check_integer("warmup_steps", warmup_steps, at_least=0)
+    arguments.check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
+    arguments.check_number("warmup_begin_step", warmup_begin_step, "(-inf, 0]")
+    arguments.check_integer("hold_steps", hold_steps, at_least=0)
+    arguments.check_integer("steps_per_stair", steps_per_stair, at_least=1)
     warmup_end = max(warmup_begin_step + warmup_steps, 0)
     hold_end = warmup_end + hold_steps
     if total_steps < hold_end:
@@ -149,7 +142,7 @@ def warmup_decay(
             f"got {total_steps!r}."
         )
     if decay_begin_step is not None:
-        check_integer("decay_begin_step", decay_begin_step, at_least=0)
+        arguments.check_integer("decay_begin_step", decay_begin_step, at_least=0)
         if decay_begin_step > hold_end:
             raise ValueError(
                 f"decay_begin_step must be no later than the end of the hold, {hold_end}; got "
@@ -214,14 +207,14 @@ def warmup_drops(
     References:
         Goyal et al., *Accurate, Large Minibatch SGD*, arXiv 1706.02677, section 5.1.
     """
-    check_number("peak_value", peak_value, "[0, inf)")
-    check_number("factor", factor, "(0, 1)")
-    check_integer("warmup_steps", warmup_steps, at_least=0)
-    check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
+    arguments.check_number("peak_value", peak_value, "[0, inf)")
+    arguments.check_number("factor", factor, "(0, 1)")
+    arguments.check_integer("warmup_steps", warmup_steps, at_least=0)
+    arguments.check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
     if not hasattr(drop_steps, "__len__"):
         raise TypeError(f"drop_steps must be a sequence of steps, got {drop_steps!r}.")
     for index, drop in enumerate(drop_steps):
-        check_integer(f"drop_steps[{index}]", drop, at_least=1)
+        arguments.check_integer(f"drop_steps[{index}]", drop, at_least=1)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = as_float(step)
@@ -257,8 +250,8 @@ def warmup_inverse_sqrt(peak_value: Scalar, *, warmup_steps: int) -> optax.Sched
     References:
         Vaswani et al., *Attention Is All You Need*, arXiv 1706.03762, equation 3.
     """
-    check_number("peak_value", peak_value, "[0, inf)")
-    check_integer("warmup_steps", warmup_steps, at_least=1)
+    arguments.check_number("peak_value", peak_value, "[0, inf)")
+    arguments.check_integer("warmup_steps", warmup_steps, at_least=1)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = as_float(step)
@@ -306,10 +299,10 @@ def large_batch_warmup(
         MXNet `LBSGD`; Goyal et al., *Accurate, Large Minibatch SGD*, arXiv 1706.02677,
         section 2.2, for the linear form.
     """
-    check_number("learning_rate", learning_rate, "[0, inf)")
-    check_number("batch_scale", batch_scale, "[1, inf)")
-    check_number("warmup_steps", warmup_steps, "[0, inf)")
-    check_choice("strategy", strategy, ("linear", "power2", "sqrt"))
+    arguments.check_number("learning_rate", learning_rate, "[0, inf)")
+    arguments.check_number("batch_scale", batch_scale, "[1, inf)")
+    arguments.check_number("warmup_steps", warmup_steps, "[0, inf)")
+    arguments.check_choice("strategy", strategy, ("linear", "power2", "sqrt"))
     shape = {"linear": lambda x: x, "power2": jnp.square, "sqrt": jnp.sqrt}[strategy]
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:

@@ -6,18 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import engine
-from optax_largebatch.arguments import (
-    Scalar,
-    check_choice,
-    check_decay_rates,
-    check_dtypes,
-    check_flags,
-    check_numbers,
-    decay_rate_at,
-    number_at,
-    without_nu_dtype,
-)
+from optax_largebatch import arguments, engine
+from optax_largebatch.arguments import Scalar, without_nu_dtype
 from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.numerics import bias_correction as correction_of
 from optax_largebatch.numerics import momentum_weights, positive, quotient, root
@@ -52,21 +42,26 @@ class AdamMoments(NamedTuple):
 
     def check(self) -> None:
         """Raises on an argument out of its range."""
-        check_decay_rates(b1=self.b1, b2=self.b2)
-        check_numbers("[0, inf)", eps=self.eps, eps_root=self.eps_root)
-        check_choice("bias_correction", self.bias_correction, ("full", "none", "step_size"))
-        check_flags(grad_averaging=self.grad_averaging, nesterov=self.nesterov)
+        arguments.check_decay_rates(b1=self.b1, b2=self.b2)
+        arguments.check_numbers("[0, inf)", eps=self.eps, eps_root=self.eps_root)
+        arguments.check_choice(
+            "bias_correction", self.bias_correction, ("full", "none", "step_size")
+        )
+        arguments.check_flags(grad_averaging=self.grad_averaging, nesterov=self.nesterov)
         if self.nesterov and not (self.bias_correction == "full" and self.grad_averaging):
             raise ValueError(
                 "nesterov=True needs bias_correction='full' and grad_averaging=True, got "
                 f"{self.bias_correction!r} and {self.grad_averaging!r}."
             )
-        check_dtypes(mu_dtype=self.mu_dtype)
+        arguments.check_dtypes(mu_dtype=self.mu_dtype)
 
     def scalars(self, count: jax.Array) -> "AdamScalars":
         """The numbers of the step that comes after `count` steps."""
         t = count + 1
-        b1, b2 = decay_rate_at(count, "b1", self.b1), decay_rate_at(count, "b2", self.b2)
+        b1, b2 = (
+            arguments.decay_rate_at(count, "b1", self.b1),
+            arguments.decay_rate_at(count, "b2", self.b2),
+        )
         bc1, bc2 = correction_of(b1, t), correction_of(b2, t)
         corrected, gradient_scale = momentum_weights(b1, t, self.nesterov)
         mu_scale, nu_scale = {
@@ -218,9 +213,10 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
 
     def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-            value = number_at(jnp.asarray(count), "learning_rate", rate)
+            value = arguments.number_at(jnp.asarray(count), "learning_rate", rate)
             b1_at, b2_at = (
-                decay_rate_at(jnp.asarray(count), name, b) for name, b in (("b1", b1), ("b2", b2))
+                arguments.decay_rate_at(jnp.asarray(count), name, b)
+                for name, b in (("b1", b1), ("b2", b2))
             )
             t = jnp.asarray(count) + 1
             return value * jnp.sqrt(correction_of(b2_at, t)) / correction_of(b1_at, t)
@@ -281,13 +277,13 @@ def scale_by_second_moment(
     References:
         icefall, `optim.py`: `ScaledAdam` (`"early"`) and, in July 2022, `Cain` (`"lagged"`).
     """
-    check_decay_rates(b2=b2)
-    check_numbers("[0, inf)", eps=eps)
-    check_choice("bias_correction", bias_correction, ("full", "early", "lagged"))
+    arguments.check_decay_rates(b2=b2)
+    arguments.check_numbers("[0, inf)", eps=eps)
+    arguments.check_choice("bias_correction", bias_correction, ("full", "early", "lagged"))
     stacks = check_stacked(stacked)
 
     def scalars(state: ScaleBySecondMomentState) -> tuple[Any, ...]:
-        decay = decay_rate_at(state.count, "b2", b2)
+        decay = arguments.decay_rate_at(state.count, "b2", b2)
         corrected = correction_of(decay, state.count + 1)
         nu_scale = ramp = ramp_of_one = 1.0
         if bias_correction == "full":

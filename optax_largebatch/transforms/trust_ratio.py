@@ -7,17 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import engine
-from optax_largebatch.arguments import (
-    Bounds,
-    Scalar,
-    check_bounds,
-    check_choice,
-    check_numbers,
-    check_optional_number,
-    is_zero,
-    renamed,
-)
+from optax_largebatch import arguments, engine
+from optax_largebatch.arguments import Bounds, Scalar, renamed
 from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.numerics import clip, one_is_zero, positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -98,14 +89,14 @@ def scale_by_trust_ratio(
         You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*,
         arXiv 1904.00962, Algorithm 2 and, for :math:`\phi`, section 3.
     """
-    check_numbers("[0, inf)", min_norm=min_norm, eps=eps)
-    check_numbers("(0, inf)", trust_coefficient=trust_coefficient)
-    check_bounds("param_norm_bounds", param_norm_bounds)
-    check_bounds("trust_ratio_bounds", trust_ratio_bounds)
-    check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
+    arguments.check_numbers("[0, inf)", min_norm=min_norm, eps=eps)
+    arguments.check_numbers("(0, inf)", trust_coefficient=trust_coefficient)
+    arguments.check_bounds("param_norm_bounds", param_norm_bounds)
+    arguments.check_bounds("trust_ratio_bounds", trust_ratio_bounds)
+    arguments.check_choice("zero_ratio", zero_ratio, ("one", "coefficient"))
     stacks = check_stacked(stacked)
     adapted = adapted_leaves(trust_ratio_mask, stacks)
-    norm_bounds = None if is_zero(min_norm) else (min_norm, None)
+    norm_bounds = None if arguments.is_zero(min_norm) else (min_norm, None)
     scalars = (norm_bounds, trust_coefficient, eps, param_norm_bounds, trust_ratio_bounds)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
@@ -248,14 +239,14 @@ def scale_by_lars(
     stacks = check_stacked(stacked)
     decay = WeightDecay(weight_decay, weight_decay_mask, stacks)
     adapted = adapted_leaves(trust_ratio_mask, stacks)
-    check_numbers("(0, inf)", trust_coefficient=trust_coefficient)
-    check_numbers("[0, inf)", eps=eps)
-    check_choice("denominator", denominator, get_args(Denominator))
-    check_bounds("trust_ratio_bounds", trust_ratio_bounds)
-    check_choice("zero_ratio", zero_ratio, get_args(ZeroRatio))
-    if zero_ratio == "formula" and is_zero(eps):
+    arguments.check_numbers("(0, inf)", trust_coefficient=trust_coefficient)
+    arguments.check_numbers("[0, inf)", eps=eps)
+    arguments.check_choice("denominator", denominator, get_args(Denominator))
+    arguments.check_bounds("trust_ratio_bounds", trust_ratio_bounds)
+    arguments.check_choice("zero_ratio", zero_ratio, get_args(ZeroRatio))
+    if zero_ratio == "formula" and arguments.is_zero(eps):
         raise ValueError("zero_ratio='formula' divides by eps where both norms are 0; got eps=0.")
-    check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
+    arguments.check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
     is_larc = larc_learning_rate is not None
     limits = as_grouped("larc_learning_rate", larc_learning_rate if is_larc else 1.0)
     constants = (trust_coefficient, eps, trust_ratio_bounds, clip_gradient)

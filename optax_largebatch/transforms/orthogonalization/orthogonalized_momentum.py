@@ -6,17 +6,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import optax
 
-from optax_largebatch import engine
-from optax_largebatch.arguments import (
-    Scalar,
-    check_choice,
-    check_decay_rates,
-    check_dtypes,
-    check_flags,
-    check_numbers,
-    decay_rate_at,
-    renamed,
-)
+from optax_largebatch import arguments, engine
+from optax_largebatch.arguments import Scalar, renamed
 from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.leaves import Leaves, leaves_of
@@ -155,17 +146,17 @@ def orthogonalize_momentum(
         Grishina et al., *Accelerating Newton-Schulz Iteration for Orthogonalization via
         Chebyshev-type Polynomials*, arXiv 2506.10935, for `"schatten"`.
     """
-    check_decay_rates(beta=beta)
-    check_numbers("[0, inf)", eps=eps)
-    check_choice("bias_correction", bias_correction, ("full", "none"))
-    check_choice("preconditioning", preconditioning, get_args(Preconditioning))
-    check_flags(
+    arguments.check_decay_rates(beta=beta)
+    arguments.check_numbers("[0, inf)", eps=eps)
+    arguments.check_choice("bias_correction", bias_correction, ("full", "none"))
+    arguments.check_choice("preconditioning", preconditioning, get_args(Preconditioning))
+    arguments.check_flags(
         nesterov=nesterov,
         grad_averaging=grad_averaging,
         eps_is_floor=eps_is_floor,
         adaptive=adaptive,
     )
-    check_dtypes(ns_dtype=ns_dtype, mu_dtype=mu_dtype)
+    arguments.check_dtypes(ns_dtype=ns_dtype, mu_dtype=mu_dtype)
     check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
     orthogonal = functools.partial(
@@ -180,7 +171,7 @@ def orthogonalize_momentum(
         return matrices_of(matrix_axes, stacks, leaves, "orthogonalize_momentum")
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
-        decay = decay_rate_at(state.count, "beta", beta)
+        decay = arguments.decay_rate_at(state.count, "beta", beta)
         mu_weight = 1 - decay if grad_averaging else 1.0
         if bias_correction == "none":
             weights = (decay, mu_weight) if nesterov else (1.0, 0.0)

@@ -6,16 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import engine
-from optax_largebatch.arguments import (
-    Bounds,
-    Scalar,
-    check_bounds,
-    check_choice,
-    check_integer,
-    check_numbers,
-    check_optional_number,
-)
+from optax_largebatch import arguments, engine
+from optax_largebatch.arguments import Bounds, Scalar
 from optax_largebatch.engine.requests import Request, Statistic
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -109,12 +101,12 @@ def learn_log_scale(
         July 2022 also `Cain` and `LearnedGradient`.
     """
     rates = as_grouped("learning_rate", learning_rate)
-    check_numbers("[0, 1)", b1=b1, b2=b2)
-    check_numbers("[0, inf)", eps=eps, speed=speed)
-    check_integer("period", period, at_least=1)
-    check_optional_number("max_change", max_change, "(0, inf)")
-    check_bounds("rms_bounds", rms_bounds)
-    check_choice("at_bounds", at_bounds, ("stop", "return"))
+    arguments.check_numbers("[0, 1)", b1=b1, b2=b2)
+    arguments.check_numbers("[0, inf)", eps=eps, speed=speed)
+    arguments.check_integer("period", period, at_least=1)
+    arguments.check_optional_number("max_change", max_change, "(0, inf)")
+    arguments.check_bounds("rms_bounds", rms_bounds)
+    arguments.check_choice("at_bounds", at_bounds, ("stop", "return"))
     stacks = check_stacked(stacked)
 
     def scalars(state: LearnLogScaleState) -> tuple[Any, ...]:
