@@ -39,11 +39,6 @@ class RecordedState(NamedTuple):
     params: Any
     """The parameters that the transform was given."""
 
-    @property
-    def declaration(self) -> Any:
-        """The state's NamedTuple, with a `Field` in the place of each of its arrays."""
-        return self.transform.state
-
 
 _RECORD: contextvars.ContextVar[list[RecordedState] | None] = contextvars.ContextVar(
     "record", default=None

@@ -98,7 +98,7 @@ def planned(name: str, value: Any, total: int) -> Any:
     """A rate or a decay as data: a number as a float, and a `PlannedRate` with its total."""
     if isinstance(value, PlannedRate) and value.total is None:
         return dataclasses.replace(value, total=total)
-    if value is None or callable(value):
+    if callable(value):
         return value
     try:
         return known_number(name, value, "[0, inf)")

@@ -105,13 +105,8 @@ class TunedRun:
             "learning_rate": planned("learning_rate", self.learning_rate, total),
             "weight_decay": planned("weight_decay", self.weight_decay, total),
         }
-        for name in ("learning_rate", "weight_decay"):
-            if checked[name] is None:
-                raise TypeError(f"{name} must be a number or a schedule, got None.")
         known = FAMILIES[self.optimizer][1]
-        for name, allowed in (
-            ("momentum", "[0, 1)"), ("b1", "[0, 1)"), ("b2", "[0, 1)"), ("eps", "[0, inf)"),
-        ):  # fmt: skip
+        for name in ("momentum", "b1", "b2", "eps"):
             if (value := getattr(self, name)) is None:
                 continue
             if name not in known:
@@ -119,7 +114,7 @@ class TunedRun:
                     f"{name} must be None for {self.optimizer!r}, which has {', '.join(known)}; "
                     f"got {value!r}."
                 )
-            checked[name] = known_number(name, value, allowed)
+            checked[name] = known_number(name, value, "[0, inf)" if name == "eps" else "[0, 1)")
         if not isinstance(self.note, str):
             raise TypeError(f"note must be a string, got {self.note!r}.")
         for name, value in checked.items():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.arguments import Scalar, check_number
+from optax_largebatch.arguments import Scalar, check_number, check_numbers, check_optional_number
 from optax_largebatch.schedules.warmup import as_float
 
 
@@ -69,10 +69,8 @@ def eden(
         icefall, `optim.Eden`.
     """
     check_number("learning_rate", learning_rate, "[0, inf)")
-    check_number("lr_batches", lr_batches, "(0, inf)")
-    check_number("lr_epochs", lr_epochs, "(0, inf)")
-    if steps_per_epoch is not None:
-        check_number("steps_per_epoch", steps_per_epoch, "(0, inf)")
+    check_numbers("(0, inf)", lr_batches=lr_batches, lr_epochs=lr_epochs)
+    check_optional_number("steps_per_epoch", steps_per_epoch, "(0, inf)")
     warmup = _warmup(warmup_batches, warmup_start)
 
     def schedule(

@@ -6,12 +6,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import engine
-from optax_largebatch.arguments import Scalar, check_integer, check_numbers, check_optional_number
+from optax_largebatch import arguments, engine
+from optax_largebatch.arguments import Scalar, refused
 from optax_largebatch.engine.state import check_shape
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
 from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
+
+MEASURE_PERIOD = 4
+"""How many steps are between two measurements of the parameters."""
 
 _FIRST_ESTIMATES = (10, 20, 40)
 """Numbers of steps, within the first window, after which a first threshold is set."""
@@ -32,12 +35,12 @@ class ClipByMedianNormState(NamedTuple):
     """The largest norm that is not clipped, shape (); the largest number of the dtype at first."""
 
 
+@refused(period="The parameters are measured every 4 steps, as in icefall.")
 def clip_by_median_norm(
     clipping_scale: Scalar | None,
     *,
     window: int = 100,
     scalar_scale: Scalar = 0.1,
-    period: int = 4,
     stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shrinks the whole gradient where its norm exceeds a multiple of the median norm.
@@ -61,8 +64,6 @@ def clip_by_median_norm(
         window: how many norms the median is taken of: 100 in icefall. 1 or more.
         scalar_scale: what blocks of one element have in place of the root mean square, since the
             size of one element says little: 0.1 in icefall. 0 or more.
-        period: how many steps are between two measurements of the parameters: 4 in icefall. 1 or
-            more.
         stacked: the parameters that stack layers, so that each layer is treated on its own:
             patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
             there are none.
@@ -86,10 +87,9 @@ def clip_by_median_norm(
         icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`, the argument
         `clipping_scale`.
     """
-    check_optional_number("clipping_scale", clipping_scale, "(0, inf)")
-    check_integer("window", window, at_least=1)
-    check_numbers("[0, inf)", scalar_scale=scalar_scale)
-    check_integer("period", period, at_least=1)
+    arguments.check_optional_number("clipping_scale", clipping_scale, "(0, inf)")
+    arguments.check_integer("window", window, at_least=1)
+    arguments.check_numbers("[0, inf)", scalar_scale=scalar_scale)
     stacks = check_stacked(stacked)
 
     def no_norms(params: optax.Params) -> jax.Array:
@@ -100,7 +100,7 @@ def clip_by_median_norm(
 
     def scalars(state: ClipByMedianNormState) -> tuple[Any, ...]:
         check_shape("norms", state.norms, (window,))
-        return state.count, clipping_scale, scalar_scale, is_due(state.count, period)
+        return state.count, clipping_scale, scalar_scale, is_due(state.count, MEASURE_PERIOD)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         count, clipping_scale, weight, is_measured = at.scalars
