@@ -27,11 +27,6 @@ class LikelyStack(NamedTuple):
     """A pattern for `stacked_layers` that declares the parameter."""
 
     @property
-    def layers(self) -> int:
-        """The number of layers."""
-        return self.shape[self.axis]
-
-    @property
     def entry(self) -> str:
         """Code for its entry in the argument of `stacked_layers`."""
         return f"{self.pattern!r}: {self.axis}"

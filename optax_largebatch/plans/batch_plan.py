@@ -65,7 +65,7 @@ def batch_plan(
             another optimizer takes `run.to("muonh")`.
         law: how the numbers move; None for the row of the optimizer. `"kept"` keeps them all, to
             compare with. Published ones: `"sqrt"`, `"adam_sde"`, `"legew"`, `"token_half_life"`,
-            `"marin"`, `"nanochat"`; `"sgd"` is the linear rule.
+            `"marin"`; `"sgd"` is the linear rule.
         micro_batch_size: the examples of a micro-batch on one device, if gradients are accumulated.
         devices: the devices that share each micro-batch.
 

@@ -138,7 +138,7 @@ LAWS: Mapping[str, Law] = {
         learning_rate=Power(0.5),
         b2=KEPT,
         valid="Valid for optimizers that normalise the gradient, below the critical batch size.",
-        source="arXiv 1404.5997",
+        source="arXiv 1404.5997; karpathy/nanochat@92d63d4e scripts/base_train.py",
     ),
     "kept": Law(
         learning_rate=KEPT,
@@ -173,12 +173,6 @@ LAWS: Mapping[str, Law] = {
         eps=Power(-0.5, 0.5),
         valid="Fitted by Marin for MuonH and AdamH.",
         source="marin-community/marin@6019f395 heuristic_muonh.py",
-    ),
-    "nanochat": Law(
-        learning_rate=Power(0.5),
-        b2=KEPT,
-        valid="nanochat's rules for Muon and AdamW.",
-        source="karpathy/nanochat@92d63d4e scripts/base_train.py",
     ),
 }
 """A row for each family of optimizers, and those that others published."""

@@ -20,7 +20,9 @@ def found(tree, stacked=None):
     """The names of likely stacks, each with its axis and the entry that declares it."""
     params = shapes(tree)
     axes = (stacked or lb.stacked_layers(lambda params: None)).axes(params)
-    return {one.name: (one.axis, one.layers, one.entry) for one in likely_stacks(params, axes)}
+    return {
+        one.name: (one.axis, one.shape[one.axis], one.entry) for one in likely_stacks(params, axes)
+    }
 
 
 DENSE = {"bias": (8,), "kernel": (8, 8)}

@@ -47,7 +47,6 @@ OF_ADAMW = {
     "legew": {"learning_rate": 2e-3, "weight_decay": 0.2},
     "token_half_life": {"weight_decay": 0.4, "b2": 0.996005996},
     "marin": {"learning_rate": 2e-3, "weight_decay": 0.2, "b2": 0.996005996, "eps": 5e-9},
-    "nanochat": {"learning_rate": 2e-3, "weight_decay": 0.2},
 }
 START = {"learning_rate": 1e-3, "weight_decay": 0.1}
 

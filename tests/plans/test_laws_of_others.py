@@ -86,7 +86,7 @@ PARAMETERS = {depth: depth * 12 * (64 * depth) ** 2 + 64 * depth * 32_768 for de
 def nanochat(batch, run_length):
     total = 8 * PARAMETERS[12]
     run = lb.TunedRun("muon", batch_size=2**19, total=total, learning_rate=0.02, weight_decay=0.28)
-    return lb.batch_plan(batch, total=round(total * run_length), run=run, law="nanochat")
+    return lb.batch_plan(batch, total=round(total * run_length), run=run, law="sqrt")
 
 
 def test_recipe_of_nanochat():
