@@ -69,7 +69,5 @@ def check_gradient_reduction(
         for gradient, leaf in zip(given, leaves.arrays, strict=True)
     ]
     _, slope = jax.jvp(loss, (params,), (leaves.rebuild(direction),))
-    squares = {index: norms.sum_of_squares(x) for index, x in enumerate(direction)}
-    squares = norms.over_shards(squares, {index: leaves.split(index) for index in squares})
     slope = jax.lax.pmean(slope.astype(norms.accumulation_dtype(slope.dtype)), axis_name)
-    return norms.total(list(squares.values())) / slope
+    return leaves.sum_of_squares(direction) / slope

@@ -154,9 +154,7 @@ def _learning_rates(state: Any) -> dict[str, jax.Array]:
 def _norm(name: str, tree: Any) -> jax.Array:
     """The L2 norm of a tree, the same on all devices that share it."""
     leaves = leaves_of(name.removesuffix("_norm"), tree)
-    squares = {index: norms.sum_of_squares(x) for index, x in enumerate(leaves.arrays)}
-    squares = norms.over_shards(squares, {index: leaves.split(index) for index in squares})
-    return norms.from_sum_of_squares(norms.total([jnp.zeros([]), *squares.values()]))
+    return norms.from_sum_of_squares(leaves.sum_of_squares(leaves.arrays))
 
 
 def _spread(

@@ -15,7 +15,10 @@ from optax_largebatch.norms import (
     gathered,
     is_bound,
     local_shard,
+    over_shards,
     placed,
+    sum_of_squares,
+    total,
     varying_axes,
     with_spec,
 )
@@ -145,6 +148,16 @@ class Leaves:
         parts = [devices_along(axes) if axes and self.mesh is None else 1 for axes in names]
         shape = tuple(size * part for size, part in zip(array.shape, parts, strict=True))
         return Layout(shape, tuple(names))
+
+    def sum_of_squares(self, arrays: list[Any]) -> jax.Array:
+        """The sum of the squares of all elements of arrays that are split like the leaves.
+
+        Args:
+            arrays: one for each leaf; None for one that does not count.
+        """
+        squares = {i: sum_of_squares(x) for i, x in enumerate(arrays) if x is not None}
+        whole = over_shards(squares, {i: self.split(i) for i in squares})
+        return total([*whole.values()] or [jnp.zeros([], jnp.float32)])
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""

@@ -119,7 +119,7 @@ def warmup_decay(
         Durations*, arXiv 2405.18392. Polynomial: MXNet `PolyScheduler`. Power: modded-nanogpt, pull
         request 345 (:math:`p` = 0.4). A negative begin: MLPerf Training, BERT reference.
     """
-    arguments.check_number("peak_value", peak_value, "[0, inf)")
+    arguments.check_numbers("[0, inf)", peak_value=peak_value, end_value=end_value)
     arguments.check_integer("total_steps", total_steps, at_least=1)
     arguments.check_choice("decay", decay, (*SHAPES, *POWERS))
     if (power is None) == (decay in POWERS):
@@ -128,7 +128,6 @@ def warmup_decay(
             f"others; got {power!r} for {decay!r}."
         )
     arguments.check_optional_number("power", power, "(0, inf)")
-    arguments.check_number("end_value", end_value, "[0, inf)")
     arguments.check_integer("warmup_steps", warmup_steps, at_least=0)
     arguments.check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
     arguments.check_number("warmup_begin_step", warmup_begin_step, "(-inf, 0]")
@@ -299,9 +298,8 @@ def large_batch_warmup(
         MXNet `LBSGD`; Goyal et al., *Accurate, Large Minibatch SGD*, arXiv 1706.02677,
         section 2.2, for the linear form.
     """
-    arguments.check_number("learning_rate", learning_rate, "[0, inf)")
+    arguments.check_numbers("[0, inf)", learning_rate=learning_rate, warmup_steps=warmup_steps)
     arguments.check_number("batch_scale", batch_scale, "[1, inf)")
-    arguments.check_number("warmup_steps", warmup_steps, "[0, inf)")
     arguments.check_choice("strategy", strategy, ("linear", "power2", "sqrt"))
     shape = {"linear": lambda x: x, "power2": jnp.square, "sqrt": jnp.sqrt}[strategy]
 

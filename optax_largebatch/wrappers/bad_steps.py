@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import arguments, norms
-from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
+from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import all_finite, check_inner, step_if
 
@@ -124,7 +124,7 @@ def skip_bad_steps(
         if deviations is None:
             good = all_finite(leaves, gradients)
         elif of == "gradient_norm":  # it is finite only if all gradients are
-            good, state = _judged(_norm(leaves, gradients), state, deviations)
+            good, state = _judged(jnp.sqrt(leaves.sum_of_squares(gradients)), state, deviations)
         else:
             good, state = _judged(_loss(**extra_args), state, deviations)
             good &= all_finite(leaves, gradients)
@@ -156,14 +156,6 @@ def _judged(
     values = jnp.where(finite, state.values.at[state.seen % window].set(value), state.values)
     seen = jnp.where(finite, optax.safe_increment(state.seen), state.seen)
     return good, state._replace(values=values, seen=seen)
-
-
-def _norm(leaves: Leaves, gradients: list[Any]) -> jax.Array:
-    """The norm of the whole gradient, the same on all devices."""
-    given = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
-    squares = {index: norms.sum_of_squares(gradient) for index, gradient in given.items()}
-    whole = norms.over_shards(squares, {index: leaves.split(index) for index in squares})
-    return jnp.sqrt(norms.total(list(whole.values()))) if whole else jnp.zeros([])
 
 
 def _loss(loss: Any = None, **others: Any) -> jax.Array:
