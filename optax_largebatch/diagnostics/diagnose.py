@@ -8,15 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.diagnostics.optimizer_facts import (
-    Optimizer,
-    OptimizerFacts,
-    Ratio,
-    block_norms,
-    facts_about,
-    forgotten_stacks,
-    ratios_of,
-)
+from optax_largebatch.diagnostics import optimizer_facts
 from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.owners import by_parameter, parts_of_kinds
 from optax_largebatch.params.paths import leaf_names
@@ -57,7 +49,7 @@ FAR_BELOW = (
 )
 
 
-def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
+def diagnose(optimizer: optimizer_facts.Optimizer, state: Any, params: Any) -> list[str]:
     r"""Finds common mistakes in a run with layer-wise steps, and says what to do.
 
     It finds what `explain` marks before a run: biases and scales that have a trust ratio, stacks of
@@ -97,9 +89,9 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
         ...     print(sentence[:71])
         1 of 1 parameters with a single axis are adapted, such as 'bias' (ratio
     """
-    facts, leaves = facts_about(optimizer, params), jax.tree.leaves(params)
-    ratios = [ratio for ratio in ratios_of(facts, state, params) if ratio.adapted]
-    lengths = (float(block_norms(x)) for x in leaves)
+    facts, leaves = optimizer_facts.facts_about(optimizer, params), jax.tree.leaves(params)
+    ratios = [ratio for ratio in optimizer_facts.ratios_of(facts, state, params) if ratio.adapted]
+    lengths = (float(optimizer_facts.block_norms(x)) for x in leaves)
     norms = list(zip(leaf_names(params), lengths, strict=True))
     return [
         *_nothing_layer_wise(facts),
@@ -117,7 +109,7 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     ]
 
 
-def _nothing_layer_wise(facts: OptimizerFacts) -> Iterator[str]:
+def _nothing_layer_wise(facts: optimizer_facts.OptimizerFacts) -> Iterator[str]:
     if not facts.has_muon and OF_ZEROS.keys().isdisjoint(facts.lengths):
         yield (
             "There is nothing layer-wise here: no parameter has a trust ratio, stays on a sphere "
@@ -125,7 +117,7 @@ def _nothing_layer_wise(facts: OptimizerFacts) -> Iterator[str]:
         )
 
 
-def _not_finite_ratios(ratios: list[Ratio]) -> Iterator[str]:
+def _not_finite_ratios(ratios: list[optimizer_facts.Ratio]) -> Iterator[str]:
     """Ratios that are not finite, or 0, which is what an infinite norm of the gradient makes."""
     bad = [(one.name, x) for one in ratios for x in _blocks([one]) if not np.isfinite(x) or x == 0]
     if bad:
@@ -145,8 +137,8 @@ def _not_finite_weights(norms: list[tuple[str, float]]) -> Iterator[str]:
         )
 
 
-def _forgotten_stacks(facts: OptimizerFacts, params: Any) -> Iterator[str]:
-    stacks = forgotten_stacks(facts, params)
+def _forgotten_stacks(facts: optimizer_facts.OptimizerFacts, params: Any) -> Iterator[str]:
+    stacks = optimizer_facts.forgotten_stacks(facts, params)
     if stacks:
         harm = "layers with small weights are moved too far, those with large ones not far enough"
         if facts.has_muon:
@@ -158,7 +150,9 @@ def _forgotten_stacks(facts: OptimizerFacts, params: Any) -> Iterator[str]:
         )
 
 
-def _adapted_vectors(ratios: list[Ratio], params: Any, facts: OptimizerFacts) -> Iterator[str]:
+def _adapted_vectors(
+    ratios: list[optimizer_facts.Ratio], params: Any, facts: optimizer_facts.OptimizerFacts
+) -> Iterator[str]:
     pairs = zip(jax.tree.leaves(params), facts.axes, strict=True)
     vectors = [number for number, (x, axes) in enumerate(pairs) if np.ndim(x) - len(axes) < 2]
     largest: dict[int, float] = {}
@@ -176,7 +170,7 @@ def _adapted_vectors(ratios: list[Ratio], params: Any, facts: OptimizerFacts) ->
         )
 
 
-def _zero(norms: list[tuple[str, float]], facts: OptimizerFacts) -> Iterator[str]:
+def _zero(norms: list[tuple[str, float]], facts: optimizer_facts.OptimizerFacts) -> Iterator[str]:
     for length, harm in OF_ZEROS.items():
         pairs = zip(norms, facts.lengths, strict=True)
         zero = [name for (name, norm), of_leaf in pairs if norm == 0 and of_leaf == length]
@@ -184,10 +178,12 @@ def _zero(norms: list[tuple[str, float]], facts: OptimizerFacts) -> Iterator[str
             yield f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: {harm}"
 
 
-def _at_a_bound(ratios: list[Ratio], leaves: list[Any]) -> Iterator[str]:
+def _at_a_bound(ratios: list[optimizer_facts.Ratio], leaves: list[Any]) -> Iterator[str]:
     found: dict[str, int] = {}
     for one in ratios:
-        norms = np.ravel(block_norms(leaves[one.number], one.about.axes[one.number]))
+        norms = np.ravel(
+            optimizer_facts.block_norms(leaves[one.number], one.about.axes[one.number])
+        )
         bounds = one.about.bounds or (None, None)
         for end, bound in zip(("a lower", "an upper"), bounds, strict=True):
             if bound is not None:
@@ -202,7 +198,7 @@ def _at_a_bound(ratios: list[Ratio], leaves: list[Any]) -> Iterator[str]:
             )
 
 
-def _far_from_the_median(ratios: list[Ratio]) -> Iterator[str]:
+def _far_from_the_median(ratios: list[optimizer_facts.Ratio]) -> Iterator[str]:
     """Ratios that are far above or far below the median of those that are not exactly 1."""
     adapted = [(one.name, [x for x in _blocks([one]) if x != 1]) for one in ratios]
     finite = [x for _, values in adapted for x in values if np.isfinite(x)]
@@ -220,7 +216,7 @@ def _far_from_the_median(ratios: list[Ratio]) -> Iterator[str]:
             )
 
 
-def _blocks(ratios: list[Ratio]) -> np.ndarray:
+def _blocks(ratios: list[optimizer_facts.Ratio]) -> np.ndarray:
     """The ratios of all blocks."""
     return np.concatenate([np.zeros(0), *(np.ravel(one.values) for one in ratios)])
 

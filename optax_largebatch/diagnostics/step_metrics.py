@@ -10,14 +10,8 @@ from optax_largebatch import norms
 from optax_largebatch.arguments import refused
 from optax_largebatch.diagnostics.noise_scale import noise_scale
 from optax_largebatch.diagnostics.optimizer_facts import LAYER_WISE, Optimizer
+from optax_largebatch.params import owners
 from optax_largebatch.params.leaves import leaves_of
-from optax_largebatch.params.owners import (
-    Part,
-    check_one_model,
-    labels,
-    parts_of_kinds,
-    unboxed,
-)
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
@@ -127,10 +121,10 @@ def _learning_rates(state: Any) -> dict[str, jax.Array]:
 
     The largest of all comes first, under the same name whatever the optimizer.
     """
-    ours = parts_of_kinds(state, ScaleByLearningRateState, HyperballState)
+    ours = owners.parts_of_kinds(state, ScaleByLearningRateState, HyperballState)
     injected = [
         part
-        for part in parts_of_kinds(state, *INJECTED)
+        for part in owners.parts_of_kinds(state, *INJECTED)
         if "learning_rate" in part.fields["hyperparams"]
         and not any(one.keys[: len(part.keys)] == part.keys for one in ours)
     ]
@@ -139,9 +133,9 @@ def _learning_rates(state: Any) -> dict[str, jax.Array]:
     metrics = {}
     for part, name in zip(found, _named("learning_rate", found), strict=True):
         if part in injected:
-            rates = jnp.asarray(unboxed(part.fields["hyperparams"]["learning_rate"]))
+            rates = jnp.asarray(owners.unboxed(part.fields["hyperparams"]["learning_rate"]))
         else:
-            rates = check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
+            rates = owners.check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
         if not rates.size:  # there are no parameters for this part
             continue
         largest.append(metrics.setdefault(name, jnp.max(rates)))
@@ -169,8 +163,8 @@ def _spread(
         *kinds: the parts that have them.
         not_adapted: the entry of a block that does not count; if none counts, all three are that.
     """
-    found = parts_of_kinds(state, *kinds)
-    vectors = [check_one_model(field, part.array(field), ndim=1) for part in found]
+    found = owners.parts_of_kinds(state, *kinds)
+    vectors = [owners.check_one_model(field, part.array(field), ndim=1) for part in found]
     if not any(vector.size for vector in vectors):
         return {}
     numbers = jnp.concatenate(vectors)
@@ -190,9 +184,9 @@ def _scalars(state: Any) -> dict[str, jax.Array]:
     """The metrics that are fields of a state."""
     metrics = {}
     for name, fields in SCALARS.items():
-        found = parts_of_kinds(state, *fields)
+        found = owners.parts_of_kinds(state, *fields)
         arrays = [jnp.asarray(part.array(fields[part.kind])) for part in found]
-        values = [check_one_model(name, array, ndim=0) for array in arrays]
+        values = [owners.check_one_model(name, array, ndim=0) for array in arrays]
         if name == "skipped_steps" and values:  # all wrappers of one optimizer count together
             metrics[name] = sum(values[1:], values[0])
         else:
@@ -202,11 +196,13 @@ def _scalars(state: Any) -> dict[str, jax.Array]:
 
 def _noise_scales(state: Any) -> dict[str, jax.Array]:
     """The gradient noise scale of each part that measures one."""
-    found = parts_of_kinds(state, MeasureNoiseScaleState)
+    found = owners.parts_of_kinds(state, MeasureNoiseScaleState)
     values = [noise_scale(part.fields).noise_scale for part in found]
     return dict(zip(_named("noise_scale", found), values, strict=True))
 
 
-def _named(name: str, found: list[Part]) -> list[str]:
+def _named(name: str, found: list[owners.Part]) -> list[str]:
     """A metric's name for each part that has it."""
-    return [f"{name}/{label}" if label else name for label in labels([x.keys for x in found])]
+    return [
+        f"{name}/{label}" if label else name for label in owners.labels([x.keys for x in found])
+    ]

@@ -9,19 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from optax_largebatch.norms import (
-    Split,
-    devices_along,
-    gathered,
-    is_bound,
-    local_shard,
-    over_shards,
-    placed,
-    sum_of_squares,
-    total,
-    varying_axes,
-    with_spec,
-)
+from optax_largebatch import norms
 from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
 
 
@@ -79,7 +67,7 @@ class Leaves:
                 )
         return parts
 
-    def split(self, index: int, kept: tuple[int, ...] = ()) -> Split:
+    def split(self, index: int, kept: tuple[int, ...] = ()) -> norms.Split:
         """How a leaf is split, if its blocks are the slices along the axes `kept`.
 
         Args:
@@ -95,11 +83,11 @@ class Leaves:
         if self.specs is not None and self.mesh is None:
             axes = range(self.arrays[index].ndim)
             names = {axis: frozenset(self.axes_along(index, axis)) for axis in axes}
-            return Split(
+            return norms.Split(
                 within=frozenset().union(*(names[axis] for axis in axes if axis not in kept)),
                 between=frozenset().union(*(names[axis] for axis in kept)),
             )
-        varying = varying_axes(self.arrays[index])
+        varying = norms.varying_axes(self.arrays[index])
         if kept and varying:
             name = leaf_names(self.tree)[index]
             raise ValueError(
@@ -108,7 +96,7 @@ class Leaves:
                 f"{kept}, which are not summed over. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
-        return Split(within=varying)
+        return norms.Split(within=varying)
 
     def axes_along(self, index: int, axis: int) -> tuple[str, ...]:
         """The mesh axes along which `specs` splits one axis of a leaf that is a shard."""
@@ -119,7 +107,7 @@ class Leaves:
         """Whether the blocks of a leaf have one element each (or none), on all devices together."""
         shape = enumerate(self.arrays[index].shape)
         here = math.prod(size for axis, size in shape if axis not in kept)
-        return here * (devices_along(self.split(index, kept).within) if here == 1 else 1) <= 1
+        return here * (norms.devices_along(self.split(index, kept).within) if here == 1 else 1) <= 1
 
     def layout(self, index: int, who: str) -> "Layout":
         """How the axes of a leaf are split, for transformations that work along axes.
@@ -135,7 +123,7 @@ class Leaves:
             ValueError: the type of a leaf says that it is split, but not along which axis.
         """
         array = self.arrays[index]
-        varying = varying_axes(array)
+        varying = norms.varying_axes(array)
         if self.specs is None and varying:
             raise ValueError(
                 f"partition_specs must be given to `update`, because {who}, and the type of "
@@ -145,7 +133,7 @@ class Leaves:
             )
         spec = () if self.specs is None else self.specs[index]
         names = [mesh_axes(spec[axis]) if axis < len(spec) else () for axis in range(array.ndim)]
-        parts = [devices_along(axes) if axes and self.mesh is None else 1 for axes in names]
+        parts = [norms.devices_along(axes) if axes and self.mesh is None else 1 for axes in names]
         shape = tuple(size * part for size, part in zip(array.shape, parts, strict=True))
         return Layout(shape, tuple(names))
 
@@ -155,9 +143,9 @@ class Leaves:
         Args:
             arrays: one for each leaf; None for one that does not count.
         """
-        squares = {i: sum_of_squares(x) for i, x in enumerate(arrays) if x is not None}
-        whole = over_shards(squares, {i: self.split(i) for i in squares})
-        return total([*whole.values()] or [jnp.zeros([], jnp.float32)])
+        squares = {i: norms.sum_of_squares(x) for i, x in enumerate(arrays) if x is not None}
+        whole = norms.over_shards(squares, {i: self.split(i) for i in squares})
+        return norms.total([*whole.values()] or [jnp.zeros([], jnp.float32)])
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""
@@ -180,7 +168,7 @@ class Layout(NamedTuple):
             axes: the axes along which it is one; None for all.
         """
         for axis in range(len(self.mesh_axes)) if axes is None else axes:
-            x = gathered(x, axis, self.mesh_axes[axis])
+            x = norms.gathered(x, axis, self.mesh_axes[axis])
         return x
 
     def placed(self, x: jax.Array, axes: Iterable[int]) -> jax.Array:
@@ -193,13 +181,13 @@ class Layout(NamedTuple):
             axes: the axes along which it is one.
         """
         for axis in axes:
-            x = placed(x, axis, self.mesh_axes[axis])
-        return with_spec(x, PartitionSpec())
+            x = norms.placed(x, axis, self.mesh_axes[axis])
+        return norms.with_spec(x, PartitionSpec())
 
     def local_shard(self, x: jax.Array) -> jax.Array:
         """This device's part of a whole array like the leaf; axes of length 1 are kept."""
         for axis, names in enumerate(self.mesh_axes):
-            x = local_shard(x, axis, names) if x.shape[axis] > 1 else x
+            x = norms.local_shard(x, axis, names) if x.shape[axis] > 1 else x
         return x
 
 
@@ -280,7 +268,7 @@ def gradients_of(
                 f"{leaf_names(params)[index]!r} has a gradient of shape "
                 f"{gradients[index].shape} and a parameter of shape {param.shape}."
             )
-        unreduced = varying_axes(gradients[index]) - varying_axes(param)
+        unreduced = norms.varying_axes(gradients[index]) - norms.varying_axes(param)
         if unreduced:
             axes = _listed(unreduced)
             raise ValueError(
@@ -340,7 +328,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
                 "parameter that every device has whole."
             )
         said = frozenset(axis for entry in spec for axis in mesh_axes(entry))
-        varying = varying_axes(array)
+        varying = norms.varying_axes(array)
         split_along |= said
         if len(spec) > array.ndim:
             raise ValueError(
@@ -353,7 +341,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
                 f"by its type it differs along the mesh axes {_listed(varying)}. Give the spec "
                 "that shard_map has for it."
             )
-    if any(map(is_bound, split_along)):
+    if any(map(norms.is_bound, split_along)):
         return dataclasses.replace(leaves, specs=specs)
     mesh = next((one.mesh for one in given if isinstance(one, NamedSharding)), None)
     mesh = mesh or jax.sharding.get_abstract_mesh()
