@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
+from optax_largebatch.engine import passes
 from optax_largebatch.engine.compilation import (
     allow_inlining,
     barrier,
@@ -24,12 +25,6 @@ from optax_largebatch.engine.compilation import (
 from optax_largebatch.engine.execution_plans import ExecutionPlan
 from optax_largebatch.engine.identical_leaves import batch_identical, chunked, group_leaves
 from optax_largebatch.engine.matrices.work import matrices_round
-from optax_largebatch.engine.passes import (
-    hoisted_numbers,
-    inputs_of_each,
-    stored_and_sums,
-    unstacked,
-)
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import Round
 from optax_largebatch.engine.sums import is_large
@@ -62,8 +57,8 @@ class Execution:
         self.inputs = dict.fromkeys(self._batches, PassInputs())
         """The inputs of the next pass over each batch."""
         self._results: dict[int, tuple[jax.Array, Any]] = {}
-        self._pass = jax.jit(allow_inlining(stored_and_sums), static_argnums=(0, 1, 2))
-        self._hoisted = jax.jit(allow_inlining(hoisted_numbers), static_argnums=0)
+        self._pass = jax.jit(allow_inlining(passes.stored_and_sums), static_argnums=(0, 1, 2))
+        self._hoisted = jax.jit(allow_inlining(passes.hoisted_numbers), static_argnums=0)
         self._finish = jax.jit(allow_inlining(Program.result), static_argnums=0)
         self._in_a_call = jax.jit(allow_inlining(self._local_rounds), static_argnums=0)
 
@@ -199,7 +194,7 @@ class Execution:
             answers = jax.tree.map(lambda *x: jnp.stack(x), *[inputs[i].answers for i in chunk])
             of_all = first._replace(answers=answers)
             vectors = self._hoisted(program, [leaves[i] for i in chunk], scalars, of_all)
-            numbers = [unstacked(program, k, vector) for k, vector in enumerate(vectors)]
+            numbers = [passes.unstacked(program, k, vector) for k, vector in enumerate(vectors)]
             for k, i in enumerate(chunk):  # there may be none yet, before a later round
                 inputs[i] = inputs[i]._replace(hoisted=tuple([x[k] for x in numbers]))
         return inputs
@@ -222,7 +217,7 @@ class Execution:
                 continue
             program, scalars = self._programs[first], self._scalars
             of_batch = self._with_hoisted(first, self._leaves, scalars, self.inputs[first])
-            of_each = inputs_of_each(program, of_batch, scalars, len(self._batches[first]))
+            of_each = passes.inputs_of_each(program, of_batch, scalars, len(self._batches[first]))
             for i, (inputs, scalars) in zip(self._batches[first], of_each, strict=True):
                 leaf = self._leaves[i]
                 if self._computes_several(first) and not self._is_several(first):

@@ -10,15 +10,9 @@ import jax
 import numpy as np
 
 from optax_largebatch.arguments import refused
+from optax_largebatch.params import paths
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import declaration, likely_stacks
-from optax_largebatch.params.paths import (
-    broadcast_prefix,
-    is_hidden,
-    leaf_names,
-    named_leaves,
-    path_name,
-)
 from optax_largebatch.params.rules import Rule, matching
 
 Axes = int | tuple[int, ...] | None
@@ -47,7 +41,7 @@ class Stacked:
             try:
                 checked.append(() if axes is None else _checked_axes(leaf, axes))
             except (TypeError, ValueError) as error:
-                name = leaf_names(params)[index]
+                name = paths.leaf_names(params)[index]
                 raise type(error)(f"stacked_layers: the parameter {name!r} {error}") from None
         return checked
 
@@ -87,11 +81,11 @@ class Stacked:
             return
         first = stacks[0]
         message = (
-            f"{len(stacks)} of {len(leaf_names(params))} parameters look like stacks of layers, "
-            f"such as {first.name!r} of shape {first.shape}, and stacked={self} does not declare "
-            "them. Each would count as one layer, or as no matrix, and a stack of biases as a "
-            f"matrix. Declare them: stacked={declaration(one.entry for one in stacks)}. If one is "
-            f"no stack, say so by None in place of the axis: {{{first.pattern!r}: None}}."
+            f"{len(stacks)} of {len(paths.leaf_names(params))} parameters look like stacks of "
+            f"layers, such as {first.name!r} of shape {first.shape}, and stacked={self} does not "
+            "declare them. Each would count as one layer, or as no matrix, and a stack of biases "
+            f"as a matrix. Declare them: stacked={declaration(one.entry for one in stacks)}. If "
+            f"one is no stack, say so by None in place of the axis: {{{first.pattern!r}: None}}."
         )
         if self.if_forgotten == "error":
             raise ValueError(message)
@@ -114,7 +108,7 @@ class _ByPatterns:
     def __call__(self, params: Any) -> list[Axes]:
         if not self.rules:
             return [None] * len(jax.tree.leaves(params))
-        named = named_leaves(params)
+        named = paths.named_leaves(params)
         found: list[tuple[int, ...]] = [()] * len(named)
         for rule, axes in self.rules:
             try:
@@ -122,7 +116,9 @@ class _ByPatterns:
             except ValueError as error:
                 raise ValueError(f"stacked_layers: {error}") from None
             found = [old + axes if new else old for old, new in zip(found, chosen, strict=True)]
-        return [axes for axes, (_, leaf) in zip(found, named, strict=True) if not is_hidden(leaf)]
+        return [
+            axes for axes, (_, leaf) in zip(found, named, strict=True) if not paths.is_hidden(leaf)
+        ]
 
     def not_stacked(self, params: Any) -> set[int]:
         """The numbers of the leaves that a pattern says are no stacks."""
@@ -215,7 +211,7 @@ def stacked_layers(where: Any) -> Stacked:
         return Stacked(f"stacked_layers({where!r})", _ByFunction(where))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
         if not _is_axes(axes):
-            at = f" {path_name(where, path)!r}" if path else ""
+            at = f" {paths.path_name(where, path)!r}" if path else ""
             raise TypeError(f"stacked_layers:{at} {_no_axes(axes)}")
     return Stacked("stacked_layers(a tree of axes)", _ByTree.of(where))
 
@@ -245,7 +241,7 @@ def _module(name: str) -> str:
 
 
 def _like(tree: Any, params: Any) -> list[Axes]:
-    return broadcast_prefix("stacked_layers: the axes", tree, params, _is_axes)
+    return paths.broadcast_prefix("stacked_layers: the axes", tree, params, _is_axes)
 
 
 def _is_patterns(where: Any) -> bool:
