@@ -20,6 +20,7 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.engine import execution_plans
 from optax_largebatch.engine.execution_plans import SEVERAL_GPUS
+from tests import helpers
 from tests.conftest import enable_x64
 from tests.optimizers.registry import OPTIMIZERS
 
@@ -127,15 +128,13 @@ def optimizer_of(name, stacked):
     return lb.chain(entry.make(stacked=stacked, **masks), lb.clip_by_global_norm(0.1))
 
 
-def trained(optimizer, params, state, **extra_args):
-    def step(carry, index):
-        params, state = carry
-        gradients = jax.tree.map(lambda x: 0.3 * x + 0.2 * jnp.cos(3 * x + index), params)
-        updates, state = optimizer.update(gradients, state, params, **extra_args)
-        return (optax.apply_updates(params, updates), state), None
+def gradients_at(params, index):
+    return jax.tree.map(lambda x: 0.3 * x + 0.2 * jnp.cos(3 * x + index), params)
 
+
+def trained(optimizer, params, state, **extra_args):
     indices = jnp.arange(STEPS, dtype=jax.tree.leaves(params)[0].dtype)
-    return jax.lax.scan(step, (params, state), indices)[0]
+    return helpers.trained(optimizer, params, gradients_at, indices, state, **extra_args)[0]
 
 
 @functools.cache

@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import optax_largebatch as lb
 from tests.golden import learned_gradient
+from tests.helpers import compiled, given, trained
 from tests.optimizers.registry import named
 
 STEPS = 30
@@ -39,19 +39,7 @@ def network(shapes):
 
 def trajectory(optimizer, params, gradients):
     """The parameters after each step."""
-
-    def step(carry, gradients):
-        params, state = carry
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), params
-
-    return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1]
-
-
-def compiled(function):
-    """The compiler need not optimise what runs so briefly."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return trained(optimizer, params, given, gradients)[1]
 
 
 def assert_same(ours, theirs):
@@ -137,16 +125,9 @@ def test_stacked_layers_equal_layers_apart(name, x64):
 )
 def test_a_zero_bias_grows_from_the_floor(optimizer):
     """It takes about `log(1 / floor) / lr` steps to a size of 1; here 230."""
-
-    def step(carry, _):
-        bias, state = carry
-        updates, state = optimizer.update(bias - 1.0, state, bias)
-        bias = optax.apply_updates(bias, updates)
-        return (bias, state), bias[0]
-
-    bias = jnp.zeros(8)
-    run = compiled(lambda carry: jax.lax.scan(step, carry, length=800)[1])
-    path = run((bias, optimizer.init(bias)))
+    to_one = lambda bias, _: bias - 1.0  # noqa: E731
+    run = compiled(lambda bias: trained(optimizer, bias, to_one, jnp.arange(800))[1][:, 0])
+    path = run(jnp.zeros(8))
     assert float(path[2]) < 1e-3
     assert float(jnp.max(path[:30])) < 0.05
     assert abs(float(path[-1]) - 1) < 0.1

@@ -183,13 +183,6 @@ def test_among_masked_parameters():
         assert optax.tree.get(state, "trust_ratios").shape == (12,)
 
 
-def test_optax_can_map_over_the_moments():
-    optimizer = lb.lamb(0.1, stacked=lb.stacked_layers({"layers/": 0}))
-    state = optimizer.init(PARAMS)
-    mapped = optax.tree.map_params(optimizer, lambda x: x + 1, state)
-    np.testing.assert_array_equal(optax.tree.get(mapped, "mu")["head"]["kernel"], 1)
-
-
 @pytest.mark.parametrize(
     ("where", "kind", "message"),
     [

@@ -13,7 +13,6 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.conftest import enable_x64
 
 POWERS = {"sqrt": (0.5, 0), "sgd": (1, 0), "kept": (0, 0), "adamw": (0.5, -0.32)}
 MOST_STEPS = 2000
@@ -183,23 +182,6 @@ def test_counts_beyond_31_bits():
     assert plan.examples_at(plan.total_steps) > 2**31
     assert plan.step_at(tokens="10T") == plan.total_steps
     assert plan.step_at(tokens=10**12) == first
-
-
-def test_steps_that_no_counter_of_32_bits_holds():
-    """They are past the end of every run."""
-    plan = lb.batch_plan(
-        "0:512 1M:2048", total="2M", micro_batch_size=256,
-        run=tuned(lb.PlannedRate(1e-3, end_value=1e-4), 512, "2M"),
-    )  # fmt: skip
-    with enable_x64(True):
-        late = [jnp.uint32(2**31 + 5), jnp.int64(2**32), np.int64(2**31 + 5), 2**31, 10**12]
-        for step in late:
-            assert int(plan.batch_size(step)) == 2048
-            assert int(plan.micro_batches(step)) == 8
-            assert float(plan.learning_rate(step)) == pytest.approx(2e-4)
-    assert plan.learning_rate(2**40) == plan.learning_rate(10**6)
-    with pytest.raises(ValueError, match="the run has 3000000000 steps"):
-        lb.batch_plan(1, total="3B")
 
 
 def test_what_is_written():

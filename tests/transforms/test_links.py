@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import trained
 
 PARAMS = {
     "dense": {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.zeros(3)},
@@ -168,16 +169,6 @@ class TestAdam:
         )
         chex.assert_trees_all_close(updates, expected, rtol=1e-6)
 
-    def test_second_moment_of_a_constant_gradient_in_bfloat16_training(self):
-        params = jnp.zeros(2, "bfloat16")
-        transform = lb.scale_by_adam()
-
-        def step(state, _):
-            return transform.update(jnp.ones_like(params), state)[1], None
-
-        run = jax.jit(lambda state: jax.lax.scan(step, state, length=3000)[0])
-        np.testing.assert_allclose(run(transform.init(params)).nu, 1 - 0.999**3000, rtol=0.01)
-
 
 class TestTrustRatio:
     @staticmethod
@@ -213,15 +204,6 @@ class TestTrustRatio:
     def test_settings(self, settings, big, small, zero):
         expected = {"big": big, "small": small, "zero": zero}
         chex.assert_trees_all_close(self.ratios(**settings), expected, rtol=1e-6)
-
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    def test_norms_beyond_the_dtype(self, dtype):
-        """The norm of these float16 ones squared is 2**20, sixteen times the largest float16."""
-        ones = jnp.ones((1024, 1024), dtype)
-        transform = lb.scale_by_trust_ratio()
-        updates, state = transform.update(1e-3 * ones, transform.init(ones), ones)
-        np.testing.assert_allclose(state.trust_ratios, 1000.0, rtol=1e-2)
-        np.testing.assert_allclose(np.asarray(updates, "float32"), 1.0, rtol=1e-2)
 
 
 class TestLars:
@@ -273,16 +255,8 @@ def test_lamb_learns_a_zero_bias_only_without_adaptation():
 
     def learned(**settings):
         optimizer = lb.lamb(1e-3, **settings)
-        params = {"bias": jnp.zeros(4)}
-
-        def step(carry, _):
-            params, state = carry
-            gradients = jax.tree.map(lambda x: x - 1.0, params)
-            updates, state = optimizer.update(gradients, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=2000)[0])
-        return float(run((params, optimizer.init(params)))[0]["bias"][0])
+        run = jax.jit(lambda bias: trained(optimizer, bias, lambda x, _: x - 1.0, jnp.arange(2000)))
+        return float(run(jnp.zeros(4))[0][0][0])
 
     assert learned() < 0.01
     assert learned(trust_ratio_mask=lambda params: False) > 0.97

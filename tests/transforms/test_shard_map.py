@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
-import optax
 import pytest
 
 import optax_largebatch as lb
+from tests import helpers
 from tests.optimizers.registry import OPTIMIZERS, named
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
@@ -28,19 +28,15 @@ def mesh():
 
 
 def network():
-    rng = np.random.default_rng(0)
-    return {name: jnp.asarray(rng.normal(size=(8, 4)), "float32") for name in SPECS}
+    return helpers.drawn(dict.fromkeys(SPECS, (8, 4)))
+
+
+def gradients_at(params, index):
+    return jax.tree.map(lambda x: jnp.cos(x * (1 + index)), params)
 
 
 def trained(optimizer, params):
-    def step(carry, index):
-        params, state = carry
-        gradients = jax.tree.map(lambda x: jnp.cos(x * (1 + index)), params)
-        updates, state = optimizer.update(gradients, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    indices = jnp.arange(6, dtype="float32")
-    return jax.lax.scan(step, (params, optimizer.init(params)), indices)[0][0]
+    return helpers.trained(optimizer, params, gradients_at, jnp.arange(6.0))[0][0]
 
 
 def everything(name):

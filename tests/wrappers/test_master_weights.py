@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import compiled
 from tests.optimizers.registry import OPTIMIZERS, named
-from tests.optimizers.test_common import compiled
 from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
 # `optax.apply_updates` adds a float32 update to a bfloat16 parameter.

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-import numpy as np
 import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import drawn
 
 several_devices = pytest.mark.skipif(
     jax.device_count() < 8 or not hasattr(jax, "shard_map"),
@@ -27,9 +27,7 @@ def mesh_of_two_axes():
 
 
 def network():
-    rng = np.random.default_rng(0)
-    shapes = {"bias": (16,), "first": (8, 16), "second": (8, 16)}
-    return {name: jnp.asarray(rng.normal(size=shape), "float32") for name, shape in shapes.items()}
+    return drawn({"bias": (16,), "first": (8, 16), "second": (8, 16)})
 
 
 def shardings_on(mesh):
