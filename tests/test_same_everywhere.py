@@ -158,6 +158,13 @@ def mesh_of(shape, names, kind=AxisType.Auto):
     return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
 
 
+def shapes_on(mesh, params, specs):
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
+        for name, x in params.items()
+    }
+
+
 def on_one_device(optimizer, params):
     return jax.jit(functools.partial(trained, optimizer))(params, optimizer.init(params))
 
@@ -179,10 +186,7 @@ def on_a_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, partition_spe
 
 def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
     mesh = mesh or mesh_of((8,), ("fsdp",))
-    like = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
-        for name, x in params.items()
-    }
+    like = shapes_on(mesh, params, specs)
     shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
     state_specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     step = jax.shard_map(
@@ -198,10 +202,7 @@ def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
 def in_pmap(optimizer, params):
     """Parameters split by hand, with a first axis for the devices."""
     mesh = mesh_of((8,), ("fsdp",))
-    like = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, FSDP[name]))
-        for name, x in params.items()
-    }
+    like = shapes_on(mesh, params, FSDP)
     shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
 
     def split(x, sharding):

@@ -67,20 +67,6 @@ def test_is_answered_two_clicks_from_the_front_page(question):
     assert page in first | set().union(*(links(target) for target in markdown))
 
 
-@pytest.mark.parametrize(
-    ("words", "page"),
-    {
-        "gradient accumulation": "guides/macro_batches_and_precision.md",
-        "MultiSteps": "guides/macro_batches_and_precision.md",
-        "ZeRO": "guides/jit_on_a_mesh.md",
-        "FSDP": "guides/jit_on_a_mesh.md",
-    }.items(),
-)
-def test_a_search_finds_it_in_a_heading(words, page):
-    headings = re.findall(r"^#+ .+$", (DOCS / page).read_text(), re.MULTILINE)
-    assert any(words.lower() in heading.lower() for heading in headings)
-
-
 def test_the_table_of_algorithms_has_every_page():
     assert links("algorithms.md") >= {
         f"algorithms/{page.name}" for page in (DOCS / "algorithms").glob("*.md")

@@ -22,7 +22,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import OPTIMIZERS, WRAPPERS
 
 pytestmark = [
     pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
@@ -69,19 +69,13 @@ def mesh_of_two_axes():
     return jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
 
 
-WRAPPERS = {
+AROUND = WRAPPERS | {
     "accumulate_gradients": lambda inner: lb.accumulate_gradients(
         lb.chain(lb.measure_noise_scale(stacked=STACKED), inner),
         every=2,
         small_batches=True,
         stacked=STACKED,
     ),
-    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
-    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
-    "master_weights": lb.master_weights,
-    "skip_bad_steps": lb.skip_bad_steps,
-    "skip_bad_steps, spikes": lambda inner: lb.skip_bad_steps(inner, deviations=6),
-    "stochastic_rounding": lb.stochastic_rounding,
     "a clip, and a frozen part": lambda inner: optax.partition(
         {"all": optax.chain(optax.clip_by_global_norm(1.0), inner), "none": optax.set_to_zero()},
         lambda params: jax.tree.map_with_path(
@@ -109,7 +103,7 @@ MADE |= {
 }
 MADE |= {
     f"{wrapper} of {inner}": lambda wrap=wrap, inner=inner: wrap(of_registry(inner))
-    for wrapper, wrap in WRAPPERS.items()
+    for wrapper, wrap in AROUND.items()
     for inner in ("muonh", "lamb")
 }
 

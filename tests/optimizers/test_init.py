@@ -12,17 +12,7 @@ import pytest
 import optax_largebatch as lb
 from tests.helpers import compiled
 from tests.optimizers.checkpointed import CHECKPOINTED, parameters
-from tests.optimizers.registry import OPTIMIZERS, named
-
-WRAPPERS = {
-    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=2),
-    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
-    "dynamic_loss_scale": lb.dynamic_loss_scale,
-    "master_weights": lb.master_weights,
-    "skip_bad_steps": lb.skip_bad_steps,
-    "skip_bad_steps, spikes": lambda inner: lb.skip_bad_steps(inner, deviations=6),
-    "stochastic_rounding": lb.stochastic_rounding,
-}
+from tests.optimizers.registry import OPTIMIZERS, WRAPPERS, named
 
 several_devices = pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 

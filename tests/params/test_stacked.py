@@ -232,12 +232,6 @@ def test_an_optimizer_takes_the_patterns_alone(name):
     assert short != apart or name == "eve"  # which keeps no norms
 
 
-@pytest.mark.parametrize("wrong", [0, {"layers": {"kernel": 0}}, {"layers/": "0"}])
-def test_other_stacks_are_an_error(wrong):
-    with pytest.raises(TypeError, match=r"patterns .* as in {'layers/': 0}, or .* got "):
-        lb.lamb(0.1, stacked=wrong)
-
-
 def test_a_name_needs_a_tree_with_names():
     with pytest.raises(TypeError, match="named= needs a tree"):
         lb.stacked_layers(lambda params: params, named="layers")

@@ -13,16 +13,11 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.plans.runs import tuned
 
 POWERS = {"sqrt": (0.5, 0), "sgd": (1, 0), "kept": (0, 0), "adamw": (0.5, -0.32)}
 MOST_STEPS = 2000
 RATE = lb.PlannedRate(1e-3, total=100_000, warmup=10_000, decay="linear")
-
-
-def tuned(learning_rate, batch_size, total, **numbers):
-    return lb.TunedRun(
-        "adamw", batch_size=batch_size, total=total, learning_rate=learning_rate, **numbers
-    )
 
 
 def loop(starts, total, run, rate, law, tokens):

@@ -14,6 +14,7 @@ import pytest
 
 import optax_largebatch as lb
 from tests.helpers import drawn
+from tests.optimizers.registry import WRAPPERS as REGISTERED
 
 several_devices = pytest.mark.skipif(
     jax.device_count() < 8 or not hasattr(jax, "shard_map"),
@@ -73,15 +74,9 @@ def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     chex.assert_trees_all_close(found, step(alone).params, rtol=1e-5, atol=1e-6)
 
 
-WRAPPERS = {
+WRAPPERS = REGISTERED | {
     "alone": lambda inner: inner,
-    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=1),
-    "accumulate_gradients, summed": lambda inner: lb.accumulate_gradients(inner, every=2),
-    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
-    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
-    "master_weights": lb.master_weights,
-    "skip_bad_steps": lb.skip_bad_steps,
-    "stochastic_rounding": lb.stochastic_rounding,
+    "accumulate_gradients of 1": lambda inner: lb.accumulate_gradients(inner, every=1),
 }
 AROUND = WRAPPERS | {
     "optax.chain": lambda inner: optax.chain(optax.clip(1.0), inner),
