@@ -11,7 +11,7 @@ import optax_largebatch as lb
 from tests.conftest import enable_x64
 from tests.migration.old_runs import go_on
 from tests.migration.switches import CONTRIB, HEAD, MUON, MUONH, PARAMS, SCHEDULE, state_after
-from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, theirs
+from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, numbers_of_optax, theirs
 
 STEPS = 5
 
@@ -20,9 +20,7 @@ STEPS = 5
 @pytest.mark.parametrize("told_by", ["numbers", "rules"])
 @pytest.mark.parametrize("ours_first", [False, True], ids=["from optax", "to optax"])
 def test_a_run_goes_on_as_that_of_optax_would(ours_first, told_by):
-    dimensions = optax.contrib.MuonDimensionNumbers
-    numbers = dict.fromkeys(("high", "square", "wide"), dimensions())
-    numbers |= {"bias": None, "conv": dimensions((0, 1, 2), 3), "layers": dimensions(1, 2)}
+    numbers = numbers_of_optax()
     told = {"matrix_axes": numbers}
     if told_by == "rules":
         told = {"matrix_axes": CONVOLUTION, "stacked": STACKED}

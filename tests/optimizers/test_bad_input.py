@@ -59,6 +59,12 @@ def test_a_decay_of_what_keeps_its_norm(name):
     says = rf"{name}\(\) has no argument 'weight_decay', got 0.1\. .*it would do nothing"
     with pytest.raises(TypeError, match=says):
         OPTIMIZERS[name].make(weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in OPTIMIZERS.items() if "weight_decay" not in entry.arguments]
+)
+def test_groups_that_decay_where_nothing_does(name):
     groups = lb.param_groups({"params": RULE, "weight_decay": 0.1})
     with pytest.raises(ValueError, match="sets 'weight_decay', which this optimizer does not have"):
         OPTIMIZERS[name].make(groups=groups)

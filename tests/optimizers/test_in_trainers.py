@@ -159,21 +159,15 @@ def boxed(box):
     return lambda arrays: jax.tree.map(box, arrays, AXES)
 
 
-class Way:
-    """A way to hold parameters, and to lay out whatever stands around them."""
-
-    def __init__(self, hold, layout):
-        self.hold, self.layout = hold, layout
-
-
 WAYS = {
-    "names of axes": Way(boxed(NamedArray), by_names_of_axes),
-    "boxes of linen": Way(
+    "names of axes": (boxed(NamedArray), by_names_of_axes),
+    "boxes of linen": (
         boxed(lambda x, axes: linen.Partitioned(x, names=axes)),
         lambda tree: linen.get_sharding(tree, mesh_of_two_axes()),
     ),
-    "patterns": Way(lambda arrays: arrays, by_patterns),
+    "patterns": (lambda arrays: arrays, by_patterns),
 }
+"""Ways to hold parameters, and to lay out whatever stands around them."""
 
 
 def first(optimizer, hold):
@@ -217,7 +211,7 @@ def assert_trained(name, params):
 @pytest.mark.parametrize("name", MADE)
 def test_a_state_is_laid_out_by_what_is_around_the_parameters(name, way):
     """A sharding that does not fit an array is an error here, as it is in the trainer."""
-    hold, layout = WAYS[way].hold, WAYS[way].layout
+    hold, layout = WAYS[way]
     tree = jax.eval_shape(lambda: first(MADE[name](), hold))
     shardings = jax.tree.broadcast(layout(tree), tree)
     for sharding, leaf in zip(*map(jax.tree.leaves, (shardings, tree)), strict=True):
@@ -231,7 +225,7 @@ def test_a_state_is_laid_out_by_what_is_around_the_parameters(name, way):
 @pytest.mark.parametrize("name", MADE)
 def test_trains_as_on_one_device(name, way):
     optimizer = MADE[name]()
-    hold, layout = WAYS[way].hold, WAYS[way].layout
+    hold, layout = WAYS[way]
     start = lambda: first(optimizer, hold)  # noqa: E731
     shardings = layout(jax.eval_shape(start))
     carry = jax.jit(start, out_shardings=shardings)()

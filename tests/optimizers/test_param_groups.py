@@ -115,12 +115,6 @@ def test_the_masks_hold_inside_the_groups(x64):
     assert_same(run(optimizer, WEIGHTS, GRADIENTS), theirs)
 
 
-@pytest.mark.parametrize("factory", [lb.lamb, lb.lans, lb.lars, lb.larc, lb.lbsgd])
-def test_groups_do_not_change_the_layout_of_the_state(factory):
-    with_groups, without = (factory(LR, groups=groups).init(WEIGHTS) for groups in (GROUPS, None))
-    assert jax.tree.structure(with_groups) == jax.tree.structure(without)
-
-
 BIAS = lb.matching("bias")
 KEYS = ("params", "learning_rate", "learning_rate_scale", "weight_decay")
 BAD_GROUPS = {

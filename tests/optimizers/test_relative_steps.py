@@ -1,7 +1,5 @@
 """The laws of the optimizers whose steps are relative to the size of the parameters."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,51 +68,6 @@ def test_units_of_the_parameters_and_of_the_loss_do_not_matter(name, x64):
     assert_same(other_units, theirs)
 
 
-STACKS = {
-    "bias": ((3, 8), (0,)),
-    "conv": ((2, 3, 4, 3), (1,)),
-    "experts": ((2, 3, 3, 4), (0, 1)),
-    "few": ((4, 2), (1,)),
-    "kernel": ((3, 6, 5), (0,)),
-    "scale": ((3,), (0,)),
-}
-STACKED = {
-    "eve": lambda stacked: lb.eve(0.05, weight_decay=0.05, target_rms=0.8, stacked=stacked),
-    "cain": lambda stacked: lb.cain(0.05, rms_eps=1e-2, param_max=2.0, stacked=stacked),
-    "learned_gradient": lambda stacked: learned_gradient(
-        0.05, period=3, max_fullcov_size=4, param_max_rms=1.2, stacked=stacked
-    ),
-    "scaled_adam": lambda stacked: lb.scaled_adam(
-        0.05, clipping_scale=0.6, param_max_rms=1.2, scalar_max=1.5, stacked=stacked
-    ),
-}
-
-
-def unstacked(tree, time=0):
-    """Each layer as a leaf of its own; the axes of `time` come before those of the parameters."""
-    layers = {}
-    for name, (shape, axes) in STACKS.items():
-        axes = [axis + time for axis in axes]
-        first = np.moveaxis(tree[name], axes, range(len(axes)))
-        for index in np.ndindex(*first.shape[: len(axes)]):
-            layers[f"{name}{index}"] = jnp.asarray(first[index])
-        assert first.ndim == len(shape) + time
-    return layers
-
-
-@pytest.mark.parametrize("name", named(STACKED))
-def test_stacked_layers_equal_layers_apart(name, x64):
-    params, gradients = network({leaf: shape for leaf, (shape, _) in STACKS.items()})
-    for leaf, (shape, axes) in STACKS.items():  # layers of very different size
-        sizes = [n if axis in axes else 1 for axis, n in enumerate(shape)]
-        params[leaf] = params[leaf] * jnp.geomspace(0.1, 3, np.prod(sizes)).reshape(sizes)
-    stacked = lb.stacked_layers({leaf: axes for leaf, (_, axes) in STACKS.items()})
-    together = compiled(functools.partial(trajectory, STACKED[name](stacked)))
-    apart = compiled(functools.partial(trajectory, STACKED[name](None)))
-    ours = unstacked(together(params, gradients), time=1)
-    assert_same(ours, apart(unstacked(params), unstacked(gradients, time=1)))
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -131,19 +84,3 @@ def test_a_zero_bias_grows_from_the_floor(optimizer):
     assert float(path[2]) < 1e-3
     assert float(jnp.max(path[:30])) < 0.05
     assert abs(float(path[-1]) - 1) < 0.1
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_groups_have_rates_but_no_decay(name):
-    factory = getattr(lb, name)
-    params = {"bias": jnp.ones(8), "kernel": jnp.ones(8)}
-    frozen = lb.param_groups({"params": lb.matching("bias"), "learning_rate": 0.0})
-    optimizer = factory(0.1, groups=frozen)
-    state = optimizer.init(params)
-    for _ in range(2):
-        updates, state = optimizer.update(params, state, params)
-    np.testing.assert_array_equal(updates["bias"], 0)
-    assert np.all(np.asarray(updates["kernel"]) < 0)
-    decayed = lb.param_groups({"params": lb.matching("bias"), "weight_decay": 0.0})
-    with pytest.raises(ValueError, match=r"groups: .*'bias'.* sets 'weight_decay'"):
-        factory(0.1, groups=decayed)

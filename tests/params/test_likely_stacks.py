@@ -1,10 +1,7 @@
 """Which parameters look like stacks of layers that nobody declared."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import pytest
 
 import optax_largebatch as lb
@@ -99,18 +96,3 @@ def test_a_parameter_beside_a_declared_stack(axis):
 def test_parameters_of_other_lengths_beside_a_declared_stack():
     tree = {"experts": {"kernel": (4, 8, 8)}, "router": (8, 4), "scale": (8,)}
     assert found(tree, lb.stacked_layers({"experts/": 0})) == {}
-
-
-def test_names_that_leave_out_a_part_of_a_module_are_told():
-    params = shapes({"head": DENSE, "layers": LAYER})
-    specs = jax.tree.map(lambda x: P(*(["layers"] if len(x.shape) == 3 else [])), params)
-    stacked = lb.stacked_layers(specs, named="layers")
-    assert stacked.axes(params) == [(), (), (), (0,), ()]
-    with pytest.warns(UserWarning, match="2 of 5 .* such as 'layers/dense/bias'"):
-        stacked.check_none_forgotten(params)
-    complete = jax.tree.map(lambda x: P("layers"), params["layers"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        stacked = lb.stacked_layers(specs | {"layers": complete}, named="layers")
-        stacked.check_none_forgotten(params)
-    assert stacked.axes(params) == [(), (), (0,), (0,), (0,)]

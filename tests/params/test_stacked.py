@@ -159,16 +159,6 @@ def test_one_norm_for_layers_that_differ_a_hundredfold_moves_the_smallest_fifty_
         np.testing.assert_allclose(lengths[0] / lengths[1], farther, rtol=0.04)
 
 
-def test_a_leaf_without_gradient_keeps_the_ratios_of_its_layers():
-    params = {"head": jnp.ones(2), "layers": jnp.ones((3, 4)), "tail": jnp.ones(2)}
-    transform = lb.scale_by_trust_ratio(stacked=lb.stacked_layers({"layers": 0}))
-    state = transform.init(params)
-    state = state._replace(trust_ratios=jnp.arange(5.0))
-    updates = {"head": jnp.full(2, 0.5), "layers": None, "tail": jnp.full(2, 0.25)}
-    _, state = transform.update(updates, state, params)
-    np.testing.assert_allclose(state.trust_ratios, [2, 1, 2, 3, 4], rtol=1e-6)
-
-
 def test_among_masked_parameters():
     """The trees that `optax.partition` makes of the parameters hide some of them."""
     stacked = lb.stacked_layers({"experts/": (0, 1), "layers/bias": 0, "layers/kernel": 1})

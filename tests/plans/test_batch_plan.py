@@ -195,13 +195,6 @@ def test_a_stage_shorter_than_a_batch_has_no_step():
     assert plan.stages == (lb.Stage(0, 0, 100), lb.Stage(1, 100, 50), lb.Stage(2, 150, 10))
 
 
-def test_a_run_at_the_largest_batch():
-    run = tuned(0.4, 1024, 4000, weight_decay=0.1)
-    plan = lb.batch_plan("0:256 1k:1024", total=4000, run=run)
-    assert [float(plan.learning_rate(step)) for step in (0, 5)] == pytest.approx([0.2, 0.4])
-    assert [float(plan.weight_decay(step)) for step in (0, 5)] == pytest.approx([0.05, 0.1])
-
-
 def test_any_schedule_of_optax():
     """A schedule is called with the examples, under jit as outside."""
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10_000, 100_000)
@@ -297,26 +290,6 @@ def test_the_table_says_what_a_schedule_does_within_a_stage():
     assert "It is 0" not in text
     in_steps = optax.cosine_decay_schedule(1e-3, 2442)
     assert "It is 0 from about step" in str(planned(in_steps, "0:512 1M:2048", **lengths))
-
-
-def test_the_table_fits_the_terminal():
-    plan = lb.batch_plan(
-        "0:12288 250B:24576 500B:49152",
-        total="10T",
-        sequence_length=4096,
-        run=lb.TunedRun(
-            "muon",
-            batch_size=1024,
-            total="333B",
-            weight_decay=lb.PlannedRate(0.28),
-            learning_rate=lb.PlannedRate(3.291e-3, warmup="1B"),
-        ),
-        micro_batch_size=2,
-        devices=128,
-    )
-    lines = str(plan).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "A constant batch of 12288 takes 198683 steps" in str(plan)
 
 
 def test_is_printed_while_a_program_is_traced():
