@@ -23,6 +23,7 @@ from optax_largebatch.transforms.orthogonalization.coefficients import PUBLISHED
 from optax_largebatch.transforms.orthogonalization.newton_schulz import newton_schulz
 from tests import helpers
 from tests.conftest import enable_x64
+from tests.engine.steps import on_shards, since_types_know_meshes
 from tests.helpers import drawn
 
 SHAPES = {
@@ -36,13 +37,6 @@ SHAPES = {
 STACKED = lb.stacked_layers({"layers": 0})
 CONVOLUTION = {"conv": ((0, 1, 2), 3)}
 
-several_devices = pytest.mark.skipif(
-    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map",
-)
-since_types_know_the_mesh = pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="types know the mesh since jax 0.10"
-)
 theirs = pytest.mark.skipif(
     not hasattr(optax.contrib, "MuonDimensionNumbers"), reason="optax 0.2.6 has it"
 )
@@ -201,18 +195,6 @@ def test_a_stack_is_worked_on_some_at_a_time(number, monkeypatch):
     assert ("stablehlo.while" in compiled) == (number > 2)
 
 
-@pytest.mark.parametrize("coefficients", ["standard", "dion", "polar_express"])
-def test_published_coefficients_make_singular_values_near_one(coefficients):
-    gradient = network("float32", {"w": (40, 64)})["w"] * np.geomspace(1, 30, 40)[:, None].astype(
-        "f"
-    )
-    transform = lb.orthogonalize_momentum(ns_coeffs=coefficients)
-    updates, _ = transform.update(gradient, transform.init(gradient))
-    values = np.linalg.svd(updates, compute_uv=False)
-    assert values.min() > 0.6
-    assert values.max() < 1.3
-
-
 def test_bfloat16_iterations_keep_a_float32_momentum():
     params = network("bfloat16")
     optimizer = lb.muon(0.02, ns_dtype="bfloat16", matrix_axes=CONVOLUTION, stacked=STACKED)
@@ -283,7 +265,7 @@ def on_one_device(settings):
     return gradients, jax.jit(functools.partial(step_of_split, settings=settings))(gradients, 3.0)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize(
     ("way", "settings"),
     [
@@ -333,7 +315,7 @@ def test_a_mesh_may_have_one_device(tell):
     chex.assert_trees_all_close(jax.device_get(found), step(params), atol=1e-6)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_devices_that_train_networks_of_their_own_do_not_share_work(check_vma):
     """Unless types or specs say that they have copies."""
@@ -383,8 +365,8 @@ def test_many_parameters_are_named_once():
     assert len(names) < 10 * len(params)
 
 
-@several_devices
-@since_types_know_the_mesh
+@on_shards
+@since_types_know_meshes
 @pytest.mark.parametrize("shape", [(8, 16), (6, 20)], ids=["rows divide", "rows do not"])
 def test_alike_matrices_may_be_split_along_one_axis_and_along_two(shape):
     """XLA refused its own program, where nobody says how they are split."""
@@ -403,7 +385,7 @@ def test_alike_matrices_may_be_split_along_one_axis_and_along_two(shape):
     chex.assert_trees_all_close(jax.device_get(found), step(params), atol=1e-5)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("told", ["how they are split", "that they are whole"])
 def test_who_says_how_matrices_are_split_is_not_warned(told):
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
@@ -447,7 +429,7 @@ def collectives(*arguments, **settings):
 ROWS = {"bias": P(), **{f"layer_{k}": P("fsdp") for k in range(5)}, "stack": P(None, "fsdp")}
 
 
-@several_devices
+@on_shards
 def test_matrices_of_one_shape_are_exchanged_together():
     """High ones too: a layer of the stack is a matrix of the others, turned."""
     assert collectives(ROWS, tell=True) == {"all-to-all": 2}
@@ -467,7 +449,7 @@ def test_vectors_of_the_head_are_not_on_a_sphere():
         lb.muonh(0.1, adamh_mask=lb.matching("bias")).init(params)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
@@ -496,21 +478,21 @@ def test_sums_and_means_of_gradients_have_the_same_direction(x64):
         chex.assert_trees_all_close(of_sums, of_means, rtol=0, atol=1e-12)
 
 
-@several_devices
+@on_shards
 def test_types_say_how_to_exchange():
     assert collectives(ROWS, tell=False, kind=AxisType.Explicit) == {"all-to-all": 2}
 
 
-@several_devices
-@since_types_know_the_mesh
+@on_shards
+@since_types_know_meshes
 def test_matrices_are_not_gathered_where_nobody_says_how_they_are_split():
     found = collectives(ROWS, tell=False)
     assert not found["all-gather"]
     assert found["all-to-all"] <= 2 * 2
 
 
-@several_devices
-@pytest.mark.parametrize("tell", [True, pytest.param(False, marks=since_types_know_the_mesh)])
+@on_shards
+@pytest.mark.parametrize("tell", [True, pytest.param(False, marks=since_types_know_meshes)])
 def test_a_stack_that_is_split_between_its_layers_does_not_move(tell):
     """Another matrix of the shape does, which is split by rows."""
     specs = {"bias": P(), "layer": P("fsdp"), "stack": P("fsdp")}
@@ -518,7 +500,7 @@ def test_a_stack_that_is_split_between_its_layers_does_not_move(tell):
     assert collectives(specs, tell, shapes=shapes) == {"all-to-all": 2}
 
 
-@several_devices
+@on_shards
 def test_matrices_that_are_cut_alike_go_by_themselves_if_they_fill_all_devices():
     """Else a part of the devices would look at each matrix in a way that is not its own."""
     stacks = {"high": P(None, "fsdp"), "wide": P(None, "fsdp")}

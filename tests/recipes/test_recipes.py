@@ -337,10 +337,6 @@ def test_refuses_to_go_beyond(batch_size):
         lb.recipes.get("bert-large/lamb/mlperf", batch_size, extrapolate=True)
 
 
-def test_one_published_size_needs_no_argument():
-    assert lb.recipes.get("resnet50/lamb/you").batch_size == 32768
-
-
 def test_a_recipe_is_frozen_plain_and_says_its_source():
     recipe = lb.recipes.get("resnet50/lars/mlperf", 32768)
     with pytest.raises(dataclasses.FrozenInstanceError):

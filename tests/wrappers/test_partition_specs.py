@@ -13,13 +13,10 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.engine.steps import on_shards
 from tests.helpers import drawn
 from tests.optimizers.registry import WRAPPERS as REGISTERED
 
-several_devices = pytest.mark.skipif(
-    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map",
-)
 SPECS = {"bias": P(), "first": P("x", "y"), "second": P("y", "x")}
 
 
@@ -50,7 +47,7 @@ class Recorder:
         return updates, state
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("told_as", ["tree", "function"])
 def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     """Flax's TrainState calls `update(gradients, state, params)`."""
@@ -99,7 +96,7 @@ def test_the_specs_reach_the_optimizer_in_every_wrapper(name, outside):
     assert recorder.given == [P()]
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_specs_of_a_call_reach_the_optimizer_inside_of_shard_map(name):
     """Without them LAMB would take the norm of each device's part for that of the whole."""
@@ -126,7 +123,7 @@ def test_wrappers_that_need_the_parameters(name):
         optimizer.update(params, optimizer.init(params))
 
 
-@several_devices
+@on_shards
 def test_specs_in_the_boxes_of_nnx():
     """As MaxText has them: `nnx.get_partition_spec` leaves a Variable around each."""
     mesh = mesh_of_two_axes()
