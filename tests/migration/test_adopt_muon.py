@@ -1,7 +1,6 @@
 """Muon in the middle of a run: its momentum is a mean of gradients, and so is Adam's."""
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -71,12 +70,6 @@ def test_the_momentum_takes_the_dtype_of_the_new_state(old):
     state = lb.adopt_state(optimizer, PARAMS, state_after(old))
     chex.assert_trees_all_equal_dtypes(state, optimizer.init(PARAMS))
     assert jnp.all(state[0].inner_states["muon"].inner_state[0].mu["kernel"] != 0)
-
-
-def test_inside_of_jit():
-    state = state_after(CONTRIB)
-    compiled = jax.jit(lambda state: lb.adopt_state(MUONH, PARAMS, state, step=2))(state)
-    chex.assert_trees_all_equal(compiled, lb.adopt_state(MUONH, PARAMS, state))
 
 
 WITHOUT_SECOND_MOMENTS = {

@@ -157,11 +157,6 @@ def test_a_bad_group_is_refused(case):
 
 @pytest.mark.parametrize("factory", [lb.lamb, lb.lans, lb.lars, lb.larc, lb.lbsgd])
 class TestOptimizersRefuse:
-    def test_groups_that_are_no_param_groups(self, factory):
-        with pytest.raises(TypeError) as raised:
-            factory(LR, groups=[NORM])
-        assert_all_in(("groups", "list", "None", "param_groups(...)"), raised)
-
     def test_a_pattern_that_matches_nothing(self, factory):
         groups = lb.param_groups({"params": lb.matching("bias", "scale")})
         with pytest.raises(ValueError, match="matches no parameter") as raised:
