@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import state_on
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 
@@ -53,12 +54,7 @@ def all_reduces(optimizer, way):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split), transformer()
     )
     assert len(jax.tree.leaves(params)) == 18
-    shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
-    state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        jax.eval_shape(optimizer.init, params),
-        shardings,
-    )
+    state, shardings = state_on(mesh, optimizer, params)
 
     def step(params, state, gradients):
         told = {"partition_specs": split} if way == "jit, told" else {}

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 import functools
 import itertools
-import operator
 from typing import Any
 
 import equinox as eqx
@@ -283,8 +282,6 @@ OPTIMIZERS = {
     "larc": lb.larc(0.03, **MASKED_DECAY),
     "lbsgd": lb.lbsgd(0.01, momentum=0.9, **MASKED_DECAY, batch_scale=2, warmup_strategy="lars"),
 }
-DISTINCT = [name for name in OPTIMIZERS if name != "larc"]
-"""Without LARC, whose links are those of LARS."""
 BUFFERS = {"lamb": 2, "lans": 2, "lars": 1, "larc": 1, "lbsgd": 2}
 """How many trees like the parameters there are in a state."""
 
@@ -426,13 +423,6 @@ def test_a_step_keeps_boxes_and_frozen_dictionaries(name, net, wrap):
     assert len(trees_like(params, state)) == BUFFERS[name]
 
 
-def test_the_boxes_of_a_state_say_how_to_shard_it():
-    state = linen_state(OPTIMIZERS["lars"], BOXED_NET)
-    (momentum,) = trees_like(state.params, state.opt_state)
-    spec = linen.get_partition_spec(momentum)["blocks_0"]["dense"]["kernel"]
-    assert spec == jax.sharding.PartitionSpec(None, "model")
-
-
 @pytest.mark.parametrize("framework", ["boxed linen", "frozen linen"])
 def test_boxes_and_frozen_dictionaries_train_exactly_as_others(framework):
     assert_same(trained(framework, "lamb"), trained("plain", "lamb"))
@@ -516,7 +506,6 @@ def test_an_unfiltered_model_is_refused(optimizer, other, what):
 
 # Wrappers of optax that hide parameters.
 
-GRADIENTS = jax.tree.map(lambda leaf: random_array(4, *leaf.shape), PLAIN_PARAMS)
 MATRICES = lb.at_least_ndim(2)
 LAMB_OF_MATRICES = lb.lamb(
     0.003,
@@ -531,31 +520,6 @@ LARS_OF_VECTORS = lb.lars(
     trust_ratio_mask=lb.matching("norm"),
 )
 PARTITIONED = optax.partition({True: LAMB_OF_MATRICES, False: LARS_OF_VECTORS}, MATRICES.mask)
-
-
-def last_updates(optimizer):
-    def step(state, grads):
-        updates, state = optimizer.update(grads, state, PLAIN_PARAMS)
-        return state, updates
-
-    _, updates = jax.lax.scan(step, optimizer.init(PLAIN_PARAMS), GRADIENTS)
-    return weights_of(jax.tree.map(lambda steps: steps[-1], updates))
-
-
-@pytest.mark.parametrize("name", DISTINCT)
-def test_patterns_may_match_only_what_optax_masked_hides(name):
-    """The decay excludes `norm`, and no other parameter is hidden."""
-    masked = last_updates(optax.masked(OPTIMIZERS[name], MATRICES.mask))
-    unmasked = last_updates(OPTIMIZERS[name])
-    passed = weights_of(jax.tree.map(lambda steps: steps[-1], GRADIENTS))
-    expected = {weight: (unmasked if weight in KERNELS else passed)[weight] for weight in WEIGHTS}
-    assert_same(masked, expected, 1e-6)
-
-
-def test_a_partition_gives_each_part_what_its_optimizer_gives_alone():
-    matrices, vectors = last_updates(LAMB_OF_MATRICES), last_updates(LARS_OF_VECTORS)
-    expected = {name: (matrices if name in KERNELS else vectors)[name] for name in WEIGHTS}
-    assert_same(last_updates(PARTITIONED), expected, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -579,36 +543,3 @@ def test_a_pattern_that_matches_nothing_is_an_error_under_a_mask_too():
     optimizer = lb.lamb(0.1, weight_decay_mask=~lb.matching("nrom"))
     with pytest.raises(ValueError, match="'nrom' matches no parameter"):
         optax.masked(optimizer, MATRICES.mask).init(PLAIN_PARAMS)
-
-
-# Scans and ensembles.
-
-
-@functools.cache
-def scanned(name):
-    """All steps of linen's training as one function of the initial parameters."""
-
-    @jax.jit
-    def train(params):
-        state = TrainState.create(apply_fn=LINEN_NET.apply, params=params, tx=OPTIMIZERS[name])
-        stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *BATCHES)
-        state, _ = jax.lax.scan(lambda *args: (linen_step(*args), None), state, stacked)
-        return state.params
-
-    return train
-
-
-@pytest.mark.parametrize("name", DISTINCT)
-def test_a_scan_over_steps_is_the_loop_over_them(name):
-    after = scanned(name)(linen_params(LINEN_NET))
-    assert_same(weights_of(after), trained("linen", name), 1e-6)
-
-
-@pytest.mark.parametrize("name", DISTINCT)
-def test_an_ensemble_under_vmap_is_the_loop_over_its_seeds(name):
-    seeds = jax.random.split(jax.random.key(1), 3)
-    members = jax.vmap(lambda seed: LINEN_NET.init(seed, BATCHES[0][0])["params"])(seeds)
-    ensemble = jax.vmap(scanned(name))(members)
-    for number in range(len(seeds)):
-        before, after = jax.tree.map(operator.itemgetter(number), (members, ensemble))
-        assert_same(weights_of(after), weights_of(scanned(name)(before)), 1e-6)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from tests import golden
 from tests.golden import muon_peers
+from tests.helpers import given, trained
 
 
 def cases(dtype: str) -> list[object]:
@@ -30,18 +30,8 @@ class Difference(NamedTuple):
 
 def largest_difference(case: golden.Case, dtype: str) -> Difference:
     """The largest error at any step."""
-    optimizer = case.optimizer
-
-    def step(carry, grads):
-        params, state = carry
-        updates, state = optimizer.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), params
-
     params, grads = jax.tree.map(lambda x: jnp.asarray(x, dtype), (case.params, case.grads))
-    _, trajectory = jax.jit(lambda p, g: jax.lax.scan(step, (p, optimizer.init(p)), g))(
-        params, grads
-    )
+    _, trajectory = jax.jit(lambda p, g: trained(case.optimizer, p, given, g))(params, grads)
 
     def difference(path, ours, theirs):
         largest = np.abs(theirs).max() or 1.0  # a leaf may stay at zero

@@ -539,9 +539,3 @@ def test_a_recipe_prints_each_number_by_its_name(name):
     said = dataclasses.replace(recipe, **numbers).summary()
     for own, value in numbers.items():
         assert re.findall(rf"\b{own} ([\d.]+\d)", said)[0] == f"{value:.3f}", own
-
-
-def test_a_parameter_in_three_groups():
-    groups = lb.param_groups(*({"params": lb.matching(own)} for own in ("kernel", "ker", "k")))
-    with pytest.raises(ValueError, match=r"'kernel' is in .* groups, matching\('kernel'\) and"):
-        lb.lamb(0.1, groups=groups).init(PARAMS)

@@ -117,10 +117,7 @@ def test_a_keyword_of_a_relative_in_optax(name, argument, here):
     ("name", "here"),
     [
         ("excluding", "~matching"),
-        ("named", "matching"),
         ("ScaleByAdamState", "states.ScaleByAdamState"),
-        ("shard_optimizer_state", "optimizer_state_shardings"),
-        ("warmup_polynomial", "warmup_decay"),
         ("MultiSteps", "accumulate_gradients"),
         ("apply_if_finite", "skip_bad_steps"),
     ],

@@ -20,6 +20,7 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.engine import execution_plans
 from optax_largebatch.engine.execution_plans import SEVERAL_GPUS
+from tests import helpers
 from tests.conftest import enable_x64
 from tests.optimizers.registry import OPTIMIZERS
 
@@ -127,15 +128,13 @@ def optimizer_of(name, stacked):
     return lb.chain(entry.make(stacked=stacked, **masks), lb.clip_by_global_norm(0.1))
 
 
-def trained(optimizer, params, state, **extra_args):
-    def step(carry, index):
-        params, state = carry
-        gradients = jax.tree.map(lambda x: 0.3 * x + 0.2 * jnp.cos(3 * x + index), params)
-        updates, state = optimizer.update(gradients, state, params, **extra_args)
-        return (optax.apply_updates(params, updates), state), None
+def gradients_at(params, index):
+    return jax.tree.map(lambda x: 0.3 * x + 0.2 * jnp.cos(3 * x + index), params)
 
+
+def trained(optimizer, params, state, **extra_args):
     indices = jnp.arange(STEPS, dtype=jax.tree.leaves(params)[0].dtype)
-    return jax.lax.scan(step, (params, state), indices)[0]
+    return helpers.trained(optimizer, params, gradients_at, indices, state, **extra_args)[0]
 
 
 @functools.cache
@@ -159,6 +158,13 @@ def mesh_of(shape, names, kind=AxisType.Auto):
     return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape))
 
 
+def shapes_on(mesh, params, specs):
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
+        for name, x in params.items()
+    }
+
+
 def on_one_device(optimizer, params):
     return jax.jit(functools.partial(trained, optimizer))(params, optimizer.init(params))
 
@@ -180,10 +186,7 @@ def on_a_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, partition_spe
 
 def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
     mesh = mesh or mesh_of((8,), ("fsdp",))
-    like = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, specs[name]))
-        for name, x in params.items()
-    }
+    like = shapes_on(mesh, params, specs)
     shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
     state_specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
     step = jax.shard_map(
@@ -199,10 +202,7 @@ def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
 def in_pmap(optimizer, params):
     """Parameters split by hand, with a first axis for the devices."""
     mesh = mesh_of((8,), ("fsdp",))
-    like = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, FSDP[name]))
-        for name, x in params.items()
-    }
+    like = shapes_on(mesh, params, FSDP)
     shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
 
     def split(x, sharding):

@@ -1,7 +1,6 @@
 """Where the state of an optimizer lies."""
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import optax
@@ -42,17 +41,6 @@ def spec_of_moment(shape, spec=None, axis=None, optimizer=None):
 )
 def test_moments_lie_where_their_parameter_lies_or_split_further(shape, spec, axis, expected):
     assert spec_of_moment(shape, spec, axis) == expected
-
-
-@pytest.mark.parametrize("make", [lb.lbsgd, optax.adamw, optax.lars])
-def test_of_any_transformation(make):
-    params = {"w": jnp.ones((8, 12))}
-    optimizer = make(0.1)
-    shardings = lb.optimizer_state_shardings(optimizer, params, mesh(), axis="data")
-    with jax.numpy_dtype_promotion("standard"):
-        state = jax.jit(optimizer.init, out_shardings=shardings)(params)
-    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(shardings), strict=True):
-        assert sharding.spec == (P(None, "data") if leaf.shape == (8, 12) else P())
 
 
 def test_an_axis_that_the_mesh_does_not_have():

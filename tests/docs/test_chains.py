@@ -24,18 +24,6 @@ def test_has_an_equation_for_each_link_and_for_no_other(optimizer):
     assert {*names(read_chain(optimizer)), "apply_updates"} == set(equations[optimizer])
 
 
-def test_reads_branches_and_what_is_off_by_default():
-    links = {name: read_chain(name) for name in ("lans", "cain", "scaled_adam")}
-    split = next(link for link in links["lans"] if link.name == "nesterov_split")
-    assert [link.name for link in split.branches[0]] == [
-        "add_decayed_weights",
-        "scale_by_trust_ratio",
-    ]
-    assert [len(branch) for branch in links["cain"][0].branches] == [3, 1]
-    off = [link.name for link in links["scaled_adam"] if link.optional]
-    assert off == ["clip_by_median_norm"]
-
-
 def test_draws_a_picture_no_wider_than_a_telephone(tmp_path):
     SCRIPT["draw"]("lamb").savefig(tmp_path / "lamb.svg")
     head = (tmp_path / "lamb.svg").read_text().split("viewBox=")[0]

@@ -48,14 +48,6 @@ def test_has_no_house_word_before_its_definition(page):
     assert not house_words_before_their_definition(prose(page.read_text()))
 
 
-def test_finds_a_house_word():
-    find = house_words_before_their_definition
-    assert find("Every leaf has a norm.") == ["leaf"]
-    assert find("*Adapted* is what has a ratio. The adapted ones are kernels.") == []
-    assert find("The block of a *block*.") == ["block"]
-    assert find("See [Dialects](dialects.md).") == []
-
-
 def test_the_glossary_defines_each():
     headings = re.findall(r"^## (.+)$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
     assert set(HOUSE_WORDS) <= {heading.lower() for heading in headings}

@@ -49,6 +49,14 @@ def compiled_step(optimizer, params):
     return step.lower(params, state, params).compile(as_users_have_it)
 
 
+def some_steps(optimizer, update, params, gradients_at, count):
+    """The updates and the state of each step."""
+    step, state = jax.jit(lambda *args: update(*args)), optimizer.init(params)
+    for index in range(count):
+        updates, state = step(gradients_at(index), state, params)
+        yield updates, state
+
+
 def large_kernels(number, sharding=None):
     return {
         f"kernel_{index}": jax.ShapeDtypeStruct((2048, 2048), "float32", sharding=sharding)

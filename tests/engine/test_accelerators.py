@@ -19,7 +19,7 @@ from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.sums import variadic
 from optax_largebatch.testing import reference
 from tests.conftest import enable_x64
-from tests.engine.steps import lowered, use_plan
+from tests.engine.steps import lowered, some_steps, use_plan
 
 CHUNK, GROUP = 4, 2**10
 BATCH = 3  # of leaves that LAMB and LANS pass over, which have four arrays
@@ -86,13 +86,9 @@ def stacked_optimizer(name):
 
 
 def two_steps(optimizer, update, dtype):
-    """The updates and the state of each step."""
     params = network(dtype)
-    step, state = jax.jit(lambda *args: update(*args)), optimizer.init(params)
-    for index in range(2):
-        gradients = jax.tree.map(lambda x, i=index: jnp.sin(3 * x + i) + 0.1, params)
-        updates, state = step(gradients, state, params)
-        yield updates, state
+    waves = lambda index: jax.tree.map(lambda x: jnp.sin(3 * x + index) + 0.1, params)  # noqa: E731
+    return some_steps(optimizer, update, params, waves, 2)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from optax_largebatch.engine import identical_leaves, sums, tiles
 from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL_DEVICES
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.testing import reference
-from tests.engine.steps import compiled_step, large_kernels, on_shards, use_plan
+from tests.engine.steps import compiled_step, large_kernels, on_shards, some_steps, use_plan
 from tests.optimizers.registry import LONG, named
 
 KERNELS = lb.matching("kernel")
@@ -105,12 +105,8 @@ CASES = [pytest.param(name, way, marks=marks_of(name, way)) for name in OPTIMIZE
 
 
 def four_steps(optimizer, update):
-    """The updates and the state of each step."""
-    step, state = jax.jit(lambda *args: update(*args)), optimizer.init(PARAMS)
-    for index in range(4):
-        gradients = jax.tree.map(lambda x, i=index: jnp.cos(3 * x + i), PARAMS)
-        updates, state = step(gradients, state, PARAMS)
-        yield updates, state
+    waves = lambda index: jax.tree.map(lambda x: jnp.cos(3 * x + index), PARAMS)  # noqa: E731
+    return some_steps(optimizer, update, PARAMS, waves, 4)
 
 
 @functools.cache

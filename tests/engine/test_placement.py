@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import re
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
@@ -125,21 +124,6 @@ def test_several_devices_share_the_leaves(said_by):
     assert reductions == 1 if jax.__version_info__ >= (0, 8) else reductions  # combined since then
     assert " while(" not in program
     assert " all-gather(" not in program
-
-
-@several_devices
-@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
-def test_the_same_numbers_on_one_device_and_on_eight(name):
-    optimizer = getattr(lb, name)(1e-2, weight_decay=0.01)
-    params = {"kernel": jnp.linspace(-1.0, 2.0, 2**15).reshape(256, 128), "bias": jnp.ones(16)}
-    gradients = jax.tree.map(lambda x: jnp.cos(7 * x), params)
-    split = NamedSharding(mesh_of_eight(), P("data"))
-    step = jax.jit(optimizer.update)
-    results = []
-    for place in (jax.devices()[5], split):
-        own = jax.device_put((gradients, params), place)
-        results.append(jax.device_get(step(own[0], optimizer.init(params), own[1])))
-    chex.assert_trees_all_close(*results, rtol=2e-6, atol=1e-8)
 
 
 def ways(monkeypatch):

@@ -1,11 +1,8 @@
 """The trip of one gradient, as engine/README.md describes it, and what it costs to trace."""
 
-import ast
-import io
 from pathlib import Path
 import re
 import sys
-import tokenize
 import traceback
 
 import jax
@@ -14,6 +11,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch import norms
+from tests.size import lines_of_code
 
 PACKAGE = Path(lb.__file__).parent
 ENGINE = PACKAGE / "engine"
@@ -87,23 +85,6 @@ def test_calls_of_python_when_a_step_is_traced_and_lowered(optimizer, params, mo
     finally:
         sys.setprofile(None)
     assert calls <= most
-
-
-def lines_of_code(file):
-    """The lines of a file that are not blank, a comment or a docstring."""
-    source = file.read_text()
-    words = {
-        node.value.lineno + k
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        for k in range(node.value.end_lineno - node.value.lineno + 1)
-    }
-    no_code = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in (*no_code, tokenize.ENDMARKER):
-            lines |= {*range(token.start[0], token.end[0] + 1)}
-    return len(lines - words)
 
 
 def test_the_engine_is_small():

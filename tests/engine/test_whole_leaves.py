@@ -130,18 +130,3 @@ def test_sums_of_terms_count_each_part_once(given):
     )
     expected = jax.tree.map(lambda x: x / jnp.sum(x, axis=-1, keepdims=True), PARAMS)
     chex.assert_trees_all_close(jax.jit(step)(PARAMS), expected, rtol=1e-5)
-
-
-def test_without_specs_it_says_what_it_needs():
-    optimizer = whiten()
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    state = optimizer.init(PARAMS)
-    specs = SPECS["rows"]
-    step = jax.shard_map(
-        lambda grads, params: optimizer.update(grads, state, params)[0],
-        mesh=mesh,
-        in_specs=(specs, specs),
-        out_specs=specs,
-    )
-    with pytest.raises(ValueError, match=r"partition_specs must be given.*whiten works on whole"):
-        jax.jit(step)(GRADS, PARAMS)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 import optax_largebatch as lb
+from tests.golden.muon_peers import whole
 
 Settings = dict[str, Any]
 
@@ -262,11 +263,6 @@ def rates_of_groups(case: Settings) -> lb.ParamGroups:
 def all_but(leaves: list[str]) -> lb.Rule | None:
     """All leaves but these."""
     return ~lb.matching(*map(whole, leaves)) if leaves else None
-
-
-def whole(leaf: str) -> str:
-    """The pattern of one leaf's whole name."""
-    return f"^{re.escape(leaf)}$"
 
 
 DIALECTS = {

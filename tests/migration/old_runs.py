@@ -1,7 +1,4 @@
-"""Runs that began with version 0.1.0, whose states had another layout.
-
-`python -m tests.migration.old_runs` records them, with that version installed.
-"""
+"""Runs that began with version 0.1.0, whose states had another layout, recorded with it."""
 
 import json
 import pathlib
@@ -17,12 +14,6 @@ FILE = pathlib.Path(__file__).with_name("old_runs.npz")
 BEFORE, AFTER = 4, 3
 """Updates with version 0.1.0 before the change, and updates after it."""
 
-SHAPES = {
-    "embed": (5, 4),
-    "head": (3, 5),
-    "layers": {"bias": (2, 3), "kernel": (2, 4, 3)},
-    "scale": (),
-}
 RATE = optax.linear_schedule(0.1, 0.02, 8)
 STACKED = {"layers/": 0}
 ON_SPHERES = {"radius": "start", "stacked": STACKED}
@@ -51,15 +42,6 @@ RUNS = {
 }
 
 
-def first_parameters():
-    rng = np.random.default_rng(0)
-
-    def draw(shape):
-        return jnp.asarray(rng.normal(size=shape), jnp.float32)
-
-    return jax.tree.map(draw, SHAPES, is_leaf=lambda x: isinstance(x, tuple))
-
-
 def go_on(optimizer, params, state, first, count):
     """The parameters and the state after some more updates."""
     update = jax.jit(optimizer.update)
@@ -86,23 +68,3 @@ def recorded(name):
         node[last] = jnp.asarray(numbers[start : start + size].reshape(shape), dtype)
         start += size
     return tree["params"], tree["state"], tree["end"]
-
-
-def record():
-    layouts, vectors = {}, {}
-    for name, build in RUNS.items():
-        optimizer, params = build(), first_parameters()
-        params, state = go_on(optimizer, params, optimizer.init(params), 0, BEFORE)
-        end, _ = go_on(optimizer, params, state, BEFORE, AFTER)
-        tree = {"params": params, "state": state, "end": end}
-        found = [
-            (jax.tree_util.keystr(path, simple=True, separator="/"), np.asarray(x))
-            for path, x in jax.tree.leaves_with_path(tree)
-        ]
-        layouts[name] = [(path, str(x.dtype), x.shape) for path, x in found]
-        vectors[name] = np.concatenate([x.ravel().astype(np.float64) for _, x in found])
-    np.savez_compressed(FILE, layouts=json.dumps(layouts), **vectors)
-
-
-if __name__ == "__main__":
-    record()

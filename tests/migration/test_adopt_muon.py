@@ -1,7 +1,6 @@
 """Muon in the middle of a run: its momentum is a mean of gradients, and so is Adam's."""
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,7 +10,7 @@ import optax_largebatch as lb
 from tests.conftest import enable_x64
 from tests.migration.old_runs import go_on
 from tests.migration.switches import CONTRIB, HEAD, MUON, MUONH, PARAMS, SCHEDULE, state_after
-from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, theirs
+from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, numbers_of_optax, theirs
 
 STEPS = 5
 
@@ -20,9 +19,7 @@ STEPS = 5
 @pytest.mark.parametrize("told_by", ["numbers", "rules"])
 @pytest.mark.parametrize("ours_first", [False, True], ids=["from optax", "to optax"])
 def test_a_run_goes_on_as_that_of_optax_would(ours_first, told_by):
-    dimensions = optax.contrib.MuonDimensionNumbers
-    numbers = dict.fromkeys(("high", "square", "wide"), dimensions())
-    numbers |= {"bias": None, "conv": dimensions((0, 1, 2), 3), "layers": dimensions(1, 2)}
+    numbers = numbers_of_optax()
     told = {"matrix_axes": numbers}
     if told_by == "rules":
         told = {"matrix_axes": CONVOLUTION, "stacked": STACKED}
@@ -73,12 +70,6 @@ def test_the_momentum_takes_the_dtype_of_the_new_state(old):
     state = lb.adopt_state(optimizer, PARAMS, state_after(old))
     chex.assert_trees_all_equal_dtypes(state, optimizer.init(PARAMS))
     assert jnp.all(state[0].inner_states["muon"].inner_state[0].mu["kernel"] != 0)
-
-
-def test_inside_of_jit():
-    state = state_after(CONTRIB)
-    compiled = jax.jit(lambda state: lb.adopt_state(MUONH, PARAMS, state, step=2))(state)
-    chex.assert_trees_all_equal(compiled, lb.adopt_state(MUONH, PARAMS, state))
 
 
 WITHOUT_SECOND_MOMENTS = {

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 import optax_largebatch as lb
+from tests.helpers import compiled
 from tests.optimizers.registry import OPTIMIZERS
 
 
@@ -44,7 +45,7 @@ def parameters():
 
 @functools.cache
 def step_of(optimizer):
-    """A compiled step; the compiler need not optimise what runs so briefly."""
+    """A compiled step."""
 
     def step(params, state, number):
         gradients = jax.tree.map(lambda x: jnp.cos(x * number.astype(x.dtype)), params)
@@ -52,7 +53,7 @@ def step_of(optimizer):
         with jax.numpy_dtype_promotion("standard"):
             return optax.apply_updates(params, updates), state
 
-    return jax.jit(step, compiler_options={"xla_backend_optimization_level": 0})
+    return compiled(step)
 
 
 def trained(optimizer, params, state, steps):

@@ -110,3 +110,14 @@ OPTIMIZERS = {
 def named(names: Iterable[str]) -> list[Any]:
     """The names as parameters of a test, the long ones marked as slow."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in names]
+
+
+WRAPPERS = {
+    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=2),
+    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
+    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
+    "master_weights": lb.master_weights,
+    "skip_bad_steps": lb.skip_bad_steps,
+    "skip_bad_steps, spikes": lambda inner: lb.skip_bad_steps(inner, deviations=6),
+    "stochastic_rounding": lb.stochastic_rounding,
+}

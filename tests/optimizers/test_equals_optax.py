@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import enable_x64
+from tests.helpers import drawn, given, trained
 
 SHAPES = {"kernel": (6, 5), "bias": (5,), "conv": (3, 3, 2, 4), "scale": (), "empty": (0, 3)}
 STEPS = 50
@@ -31,24 +33,15 @@ PAIRS = {
 
 def trajectory(optimizer, dtype, strict):
     """All parameters after every step, flattened leaf by leaf."""
-    rng = np.random.default_rng(0)
-    start = {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in SHAPES.items()}
+    start = drawn(SHAPES, dtype)
     start["bias"] = jnp.zeros_like(start["bias"])
-    gradients = {
-        name: jnp.asarray(rng.normal(size=(STEPS, *shape)), dtype) for name, shape in SHAPES.items()
-    }
-
-    def step(carry, gradient):
-        params, state = carry
-        updates, state = optimizer.update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), params
-
+    gradients = drawn({name: (STEPS, *shape) for name, shape in SHAPES.items()}, dtype, seed=1)
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
-        run = jax.jit(lambda carry, gradient: jax.lax.scan(step, carry, gradient)[1])
-        return jax.tree.map(
-            lambda x: np.asarray(x, "float64"), run((start, optimizer.init(start)), gradients)
-        )
+        run = jax.jit(lambda start, gradients: trained(optimizer, start, given, gradients)[1])
+        return jax.tree.map(lambda x: np.asarray(x, "float64"), run(start, gradients))
+
+
+LARGEST = {"float32": 2e-5, "float64": 1e-12, "bfloat16": 0.04}
 
 
 def largest_difference(ours, theirs):
@@ -60,34 +53,16 @@ def largest_difference(ours, theirs):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_float32(pair):
-    ours, theirs = PAIRS[pair]
-    difference = largest_difference(
-        trajectory(ours, "float32", strict=True), trajectory(theirs, "float32", strict=False)
-    )
-    assert difference < 2e-5
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_float64(pair, x64):
-    ours, theirs = PAIRS[pair]
-    difference = largest_difference(
-        trajectory(ours, "float64", strict=True), trajectory(theirs, "float64", strict=False)
-    )
-    assert difference < 1e-12
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_bfloat16(pair):
-    """Equal to a few roundings: optax's moments are bfloat16 here and ours are float32.
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_the_parameters_of_every_step(pair, dtype):
+    """In bfloat16 to a few roundings: optax's moments are bfloat16 then and ours are float32.
 
     One rounding is 4e-3 of a value; a momentum buffer that starts at zero adds up ten of them.
     """
-    ours, theirs = (
-        trajectory(optimizer, "bfloat16", strict)
-        for optimizer, strict in zip(PAIRS[pair], (True, False), strict=True)
-    )
-    assert largest_difference(ours, theirs) < 0.04
+    ours, theirs = PAIRS[pair]
+    with enable_x64(dtype == "float64"):
+        found, expected = trajectory(ours, dtype, True), trajectory(theirs, dtype, False)
+    assert largest_difference(found, expected) < LARGEST[dtype]
 
 
 def test_bias_correction_of_small_steps_is_exact():

@@ -22,7 +22,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.optimizers.registry import OPTIMIZERS
+from tests.optimizers.registry import OPTIMIZERS, WRAPPERS
 
 pytestmark = [
     pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices"),
@@ -69,19 +69,13 @@ def mesh_of_two_axes():
     return jax.make_mesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
 
 
-WRAPPERS = {
+AROUND = WRAPPERS | {
     "accumulate_gradients": lambda inner: lb.accumulate_gradients(
         lb.chain(lb.measure_noise_scale(stacked=STACKED), inner),
         every=2,
         small_batches=True,
         stacked=STACKED,
     ),
-    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
-    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
-    "master_weights": lb.master_weights,
-    "skip_bad_steps": lb.skip_bad_steps,
-    "skip_bad_steps, spikes": lambda inner: lb.skip_bad_steps(inner, deviations=6),
-    "stochastic_rounding": lb.stochastic_rounding,
     "a clip, and a frozen part": lambda inner: optax.partition(
         {"all": optax.chain(optax.clip_by_global_norm(1.0), inner), "none": optax.set_to_zero()},
         lambda params: jax.tree.map_with_path(
@@ -109,7 +103,7 @@ MADE |= {
 }
 MADE |= {
     f"{wrapper} of {inner}": lambda wrap=wrap, inner=inner: wrap(of_registry(inner))
-    for wrapper, wrap in WRAPPERS.items()
+    for wrapper, wrap in AROUND.items()
     for inner in ("muonh", "lamb")
 }
 
@@ -165,21 +159,15 @@ def boxed(box):
     return lambda arrays: jax.tree.map(box, arrays, AXES)
 
 
-class Way:
-    """A way to hold parameters, and to lay out whatever stands around them."""
-
-    def __init__(self, hold, layout):
-        self.hold, self.layout = hold, layout
-
-
 WAYS = {
-    "names of axes": Way(boxed(NamedArray), by_names_of_axes),
-    "boxes of linen": Way(
+    "names of axes": (boxed(NamedArray), by_names_of_axes),
+    "boxes of linen": (
         boxed(lambda x, axes: linen.Partitioned(x, names=axes)),
         lambda tree: linen.get_sharding(tree, mesh_of_two_axes()),
     ),
-    "patterns": Way(lambda arrays: arrays, by_patterns),
+    "patterns": (lambda arrays: arrays, by_patterns),
 }
+"""Ways to hold parameters, and to lay out whatever stands around them."""
 
 
 def first(optimizer, hold):
@@ -223,7 +211,7 @@ def assert_trained(name, params):
 @pytest.mark.parametrize("name", MADE)
 def test_a_state_is_laid_out_by_what_is_around_the_parameters(name, way):
     """A sharding that does not fit an array is an error here, as it is in the trainer."""
-    hold, layout = WAYS[way].hold, WAYS[way].layout
+    hold, layout = WAYS[way]
     tree = jax.eval_shape(lambda: first(MADE[name](), hold))
     shardings = jax.tree.broadcast(layout(tree), tree)
     for sharding, leaf in zip(*map(jax.tree.leaves, (shardings, tree)), strict=True):
@@ -237,7 +225,7 @@ def test_a_state_is_laid_out_by_what_is_around_the_parameters(name, way):
 @pytest.mark.parametrize("name", MADE)
 def test_trains_as_on_one_device(name, way):
     optimizer = MADE[name]()
-    hold, layout = WAYS[way].hold, WAYS[way].layout
+    hold, layout = WAYS[way]
     start = lambda: first(optimizer, hold)  # noqa: E731
     shardings = layout(jax.eval_shape(start))
     carry = jax.jit(start, out_shardings=shardings)()

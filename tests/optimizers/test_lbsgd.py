@@ -28,15 +28,3 @@ def test_the_warm_up_counts_micro_batches_under_flush(counted):
     expected = 1 + (SCALE - 1) * np.minimum(counts / WARMUP, 1)
     np.testing.assert_allclose(list(steps.values()), expected, rtol=1e-6)
     assert int(state.inner_state[1].micro_batches) == counted + 15
-
-
-def test_an_older_state_goes_on():
-    """What the changelog says of a checkpoint whose rate counted macro-batches alone."""
-    optimizer = lb.lbsgd(1.0, batch_scale=SCALE, warmup_epochs=4, updates_per_epoch=WARMUP // 4)
-    params = jnp.zeros(1)
-    state = optimizer.init(params)
-    for _ in range(SCALE + 1):
-        _, state = optimizer.update(jnp.ones(1), state, params)
-    found = state.inner_state[1]
-    micro_batches = SCALE * found.rate.count + state.micro_step
-    assert lb.states.ScaleByWarmedUpRateState(found.rate, micro_batches) == found

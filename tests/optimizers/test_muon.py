@@ -21,7 +21,10 @@ from optax_largebatch.params import paths
 from optax_largebatch.params.matrices import axes_of_matrices
 from optax_largebatch.transforms.orthogonalization.coefficients import PUBLISHED
 from optax_largebatch.transforms.orthogonalization.newton_schulz import newton_schulz
+from tests import helpers
 from tests.conftest import enable_x64
+from tests.engine.steps import on_shards, since_types_know_meshes
+from tests.helpers import drawn
 
 SHAPES = {
     "bias": (5,),
@@ -34,36 +37,24 @@ SHAPES = {
 STACKED = lb.stacked_layers({"layers": 0})
 CONVOLUTION = {"conv": ((0, 1, 2), 3)}
 
-several_devices = pytest.mark.skipif(
-    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map",
-)
-since_types_know_the_mesh = pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="types know the mesh since jax 0.10"
-)
 theirs = pytest.mark.skipif(
     not hasattr(optax.contrib, "MuonDimensionNumbers"), reason="optax 0.2.6 has it"
 )
 
 
 def network(dtype, shapes=SHAPES):
-    rng = np.random.default_rng(0)
-    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in shapes.items()}
+    return drawn(shapes, dtype)
+
+
+def gradients_at(params, index):
+    return jax.tree.map(lambda x: 0.3 * x + jnp.cos(3 * x + index), params)
 
 
 def trained(optimizer, params, steps=50):
-    def step(carry, index):
-        params, state = carry
-        gradients = jax.tree.map(lambda x: 0.3 * x + jnp.cos(3 * x + index), params)
-        updates, state = optimizer.update(gradients, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    def run(params):
-        indices = jnp.arange(steps, dtype=params["bias"].dtype)
-        return jax.lax.scan(step, (params, optimizer.init(params)), indices)[0][0]
-
+    indices = jnp.arange(steps, dtype=params["bias"].dtype)
     with jax.numpy_dtype_promotion("standard"):  # optax's is not strict
-        return jax.jit(run)(params)
+        run = jax.jit(lambda x: helpers.trained(optimizer, x, gradients_at, indices)[0][0])
+        return run(params)
 
 
 SETTINGS = {
@@ -204,25 +195,6 @@ def test_a_stack_is_worked_on_some_at_a_time(number, monkeypatch):
     assert ("stablehlo.while" in compiled) == (number > 2)
 
 
-@pytest.mark.parametrize("coefficients", ["standard", "dion", "polar_express"])
-def test_published_coefficients_make_singular_values_near_one(coefficients):
-    gradient = network("float32", {"w": (40, 64)})["w"] * np.geomspace(1, 30, 40)[:, None].astype(
-        "f"
-    )
-    transform = lb.orthogonalize_momentum(ns_coeffs=coefficients)
-    updates, _ = transform.update(gradient, transform.init(gradient))
-    values = np.linalg.svd(updates, compute_uv=False)
-    assert values.min() > 0.6
-    assert values.max() < 1.3
-
-
-def test_steps_have_the_root_mean_square_that_is_asked_for():
-    params = network("float32", {"bias": (4,), "w": (64, 16)})
-    optimizer = lb.muon(1.0, ns_coeffs="polar_express", consistent_rms=0.2)
-    updates, _ = optimizer.update(params, optimizer.init(params), params)
-    assert jnp.sqrt(jnp.mean(updates["w"] ** 2)) == pytest.approx(0.2, rel=0.1)
-
-
 def test_bfloat16_iterations_keep_a_float32_momentum():
     params = network("bfloat16")
     optimizer = lb.muon(0.02, ns_dtype="bfloat16", matrix_axes=CONVOLUTION, stacked=STACKED)
@@ -293,7 +265,7 @@ def on_one_device(settings):
     return gradients, jax.jit(functools.partial(step_of_split, settings=settings))(gradients, 3.0)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize(
     ("way", "settings"),
     [
@@ -343,7 +315,7 @@ def test_a_mesh_may_have_one_device(tell):
     chex.assert_trees_all_close(jax.device_get(found), step(params), atol=1e-6)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_devices_that_train_networks_of_their_own_do_not_share_work(check_vma):
     """Unless types or specs say that they have copies."""
@@ -393,8 +365,8 @@ def test_many_parameters_are_named_once():
     assert len(names) < 10 * len(params)
 
 
-@several_devices
-@since_types_know_the_mesh
+@on_shards
+@since_types_know_meshes
 @pytest.mark.parametrize("shape", [(8, 16), (6, 20)], ids=["rows divide", "rows do not"])
 def test_alike_matrices_may_be_split_along_one_axis_and_along_two(shape):
     """XLA refused its own program, where nobody says how they are split."""
@@ -413,7 +385,7 @@ def test_alike_matrices_may_be_split_along_one_axis_and_along_two(shape):
     chex.assert_trees_all_close(jax.device_get(found), step(params), atol=1e-5)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("told", ["how they are split", "that they are whole"])
 def test_who_says_how_matrices_are_split_is_not_warned(told):
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
@@ -439,12 +411,7 @@ def on_eight_devices(
         for name, shape in shapes.items()
     }
     optimizer = make(0.1, stacked=lb.stacked_layers({stacked: 0}), **settings)
-    layout = lb.optimizer_state_shardings(optimizer, params, mesh)
-    state = jax.tree.map(
-        lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
-        jax.eval_shape(optimizer.init, params),
-        layout,
-    )
+    state, layout = helpers.state_on(mesh, optimizer, params)
     told = {"partition_specs": shardings} if tell else {}
     step = jax.jit(
         lambda g, s, p: optimizer.update(g, s, p, **told), out_shardings=(shardings, layout)
@@ -462,7 +429,7 @@ def collectives(*arguments, **settings):
 ROWS = {"bias": P(), **{f"layer_{k}": P("fsdp") for k in range(5)}, "stack": P(None, "fsdp")}
 
 
-@several_devices
+@on_shards
 def test_matrices_of_one_shape_are_exchanged_together():
     """High ones too: a layer of the stack is a matrix of the others, turned."""
     assert collectives(ROWS, tell=True) == {"all-to-all": 2}
@@ -482,7 +449,7 @@ def test_vectors_of_the_head_are_not_on_a_sphere():
         lb.muonh(0.1, adamh_mask=lb.matching("bias")).init(params)
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
@@ -511,21 +478,21 @@ def test_sums_and_means_of_gradients_have_the_same_direction(x64):
         chex.assert_trees_all_close(of_sums, of_means, rtol=0, atol=1e-12)
 
 
-@several_devices
+@on_shards
 def test_types_say_how_to_exchange():
     assert collectives(ROWS, tell=False, kind=AxisType.Explicit) == {"all-to-all": 2}
 
 
-@several_devices
-@since_types_know_the_mesh
+@on_shards
+@since_types_know_meshes
 def test_matrices_are_not_gathered_where_nobody_says_how_they_are_split():
     found = collectives(ROWS, tell=False)
     assert not found["all-gather"]
     assert found["all-to-all"] <= 2 * 2
 
 
-@several_devices
-@pytest.mark.parametrize("tell", [True, pytest.param(False, marks=since_types_know_the_mesh)])
+@on_shards
+@pytest.mark.parametrize("tell", [True, pytest.param(False, marks=since_types_know_meshes)])
 def test_a_stack_that_is_split_between_its_layers_does_not_move(tell):
     """Another matrix of the shape does, which is split by rows."""
     specs = {"bias": P(), "layer": P("fsdp"), "stack": P("fsdp")}
@@ -533,7 +500,7 @@ def test_a_stack_that_is_split_between_its_layers_does_not_move(tell):
     assert collectives(specs, tell, shapes=shapes) == {"all-to-all": 2}
 
 
-@several_devices
+@on_shards
 def test_matrices_that_are_cut_alike_go_by_themselves_if_they_fill_all_devices():
     """Else a part of the devices would look at each matrix in a way that is not its own."""
     stacks = {"high": P(None, "fsdp"), "wide": P(None, "fsdp")}

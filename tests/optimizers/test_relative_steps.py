@@ -1,15 +1,13 @@
 """The laws of the optimizers whose steps are relative to the size of the parameters."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import optax_largebatch as lb
 from tests.golden import learned_gradient
+from tests.helpers import compiled, given, trained
 from tests.optimizers.registry import named
 
 STEPS = 30
@@ -39,19 +37,7 @@ def network(shapes):
 
 def trajectory(optimizer, params, gradients):
     """The parameters after each step."""
-
-    def step(carry, gradients):
-        params, state = carry
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-        return (params, state), params
-
-    return jax.lax.scan(step, (params, optimizer.init(params)), gradients)[1]
-
-
-def compiled(function):
-    """The compiler need not optimise what runs so briefly."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+    return trained(optimizer, params, given, gradients)[1]
 
 
 def assert_same(ours, theirs):
@@ -82,51 +68,6 @@ def test_units_of_the_parameters_and_of_the_loss_do_not_matter(name, x64):
     assert_same(other_units, theirs)
 
 
-STACKS = {
-    "bias": ((3, 8), (0,)),
-    "conv": ((2, 3, 4, 3), (1,)),
-    "experts": ((2, 3, 3, 4), (0, 1)),
-    "few": ((4, 2), (1,)),
-    "kernel": ((3, 6, 5), (0,)),
-    "scale": ((3,), (0,)),
-}
-STACKED = {
-    "eve": lambda stacked: lb.eve(0.05, weight_decay=0.05, target_rms=0.8, stacked=stacked),
-    "cain": lambda stacked: lb.cain(0.05, rms_eps=1e-2, param_max=2.0, stacked=stacked),
-    "learned_gradient": lambda stacked: learned_gradient(
-        0.05, period=3, max_fullcov_size=4, param_max_rms=1.2, stacked=stacked
-    ),
-    "scaled_adam": lambda stacked: lb.scaled_adam(
-        0.05, clipping_scale=0.6, param_max_rms=1.2, stacked=stacked
-    ),
-}
-
-
-def unstacked(tree, time=0):
-    """Each layer as a leaf of its own; the axes of `time` come before those of the parameters."""
-    layers = {}
-    for name, (shape, axes) in STACKS.items():
-        axes = [axis + time for axis in axes]
-        first = np.moveaxis(tree[name], axes, range(len(axes)))
-        for index in np.ndindex(*first.shape[: len(axes)]):
-            layers[f"{name}{index}"] = jnp.asarray(first[index])
-        assert first.ndim == len(shape) + time
-    return layers
-
-
-@pytest.mark.parametrize("name", named(STACKED))
-def test_stacked_layers_equal_layers_apart(name, x64):
-    params, gradients = network({leaf: shape for leaf, (shape, _) in STACKS.items()})
-    for leaf, (shape, axes) in STACKS.items():  # layers of very different size
-        sizes = [n if axis in axes else 1 for axis, n in enumerate(shape)]
-        params[leaf] = params[leaf] * jnp.geomspace(0.1, 3, np.prod(sizes)).reshape(sizes)
-    stacked = lb.stacked_layers({leaf: axes for leaf, (_, axes) in STACKS.items()})
-    together = compiled(functools.partial(trajectory, STACKED[name](stacked)))
-    apart = compiled(functools.partial(trajectory, STACKED[name](None)))
-    ours = unstacked(together(params, gradients), time=1)
-    assert_same(ours, apart(unstacked(params), unstacked(gradients, time=1)))
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -137,32 +78,9 @@ def test_stacked_layers_equal_layers_apart(name, x64):
 )
 def test_a_zero_bias_grows_from_the_floor(optimizer):
     """It takes about `log(1 / floor) / lr` steps to a size of 1; here 230."""
-
-    def step(carry, _):
-        bias, state = carry
-        updates, state = optimizer.update(bias - 1.0, state, bias)
-        bias = optax.apply_updates(bias, updates)
-        return (bias, state), bias[0]
-
-    bias = jnp.zeros(8)
-    run = compiled(lambda carry: jax.lax.scan(step, carry, length=800)[1])
-    path = run((bias, optimizer.init(bias)))
+    to_one = lambda bias, _: bias - 1.0  # noqa: E731
+    run = compiled(lambda bias: trained(optimizer, bias, to_one, jnp.arange(800))[1][:, 0])
+    path = run(jnp.zeros(8))
     assert float(path[2]) < 1e-3
     assert float(jnp.max(path[:30])) < 0.05
     assert abs(float(path[-1]) - 1) < 0.1
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_groups_have_rates_but_no_decay(name):
-    factory = getattr(lb, name)
-    params = {"bias": jnp.ones(8), "kernel": jnp.ones(8)}
-    frozen = lb.param_groups({"params": lb.matching("bias"), "learning_rate": 0.0})
-    optimizer = factory(0.1, groups=frozen)
-    state = optimizer.init(params)
-    for _ in range(2):
-        updates, state = optimizer.update(params, state, params)
-    np.testing.assert_array_equal(updates["bias"], 0)
-    assert np.all(np.asarray(updates["kernel"]) < 0)
-    decayed = lb.param_groups({"params": lb.matching("bias"), "weight_decay": 0.0})
-    with pytest.raises(ValueError, match=r"groups: .*'bias'.* sets 'weight_decay'"):
-        factory(0.1, groups=decayed)

@@ -87,31 +87,6 @@ def test_each_step_has_the_numbers_of_its_own(name):
     assert not np.allclose(found["kernel"], constant["kernel"], rtol=1e-3)
 
 
-def test_adam_is_a_plain_loop():
-    found, _ = trained(lambda t: lb.scale_by_adam(b1, b2, 0.0), {"b": jnp.asarray(PARAMS["b"])})
-    x, m, v = PARAMS["b"], 0.0, 0.0
-    for t, gradients in enumerate(GRADIENTS):
-        m = float(b1(t)) * m + (1 - float(b1(t))) * gradients["b"]
-        v = float(b2(t)) * v + (1 - float(b2(t))) * gradients["b"] ** 2
-        corrections = 1 - float(b1(t)) ** (t + 1), 1 - float(b2(t)) ** (t + 1)
-        x = x + m / corrections[0] / np.sqrt(v / corrections[1])
-    np.testing.assert_allclose(found["b"], x, rtol=1e-12)
-
-
-def test_muons_momentum_is_a_plain_loop():
-    """The orthogonal factor of the direction that the loop gives."""
-    coefficients = {"ns_coeffs": (1.5, -0.5, 0.0), "ns_steps": 40, "eps": 0.0}
-    transform = lb.orthogonalize_momentum(beta, **coefficients)
-    state, m = transform.init({"kernel": jnp.asarray(PARAMS["kernel"])}), 0.0
-    for t, gradients in enumerate(GRADIENTS):
-        g, b = gradients["kernel"], float(beta(t))
-        m = b * m + (1 - b) * g
-        updates, state = transform.update({"kernel": jnp.asarray(g)}, state)
-        direction = b * m / (1 - b ** (t + 2)) + (1 - b) * g / (1 - b ** (t + 1))
-        left, _, right = np.linalg.svd(direction)
-        np.testing.assert_allclose(updates["kernel"], left @ right, atol=1e-9)
-
-
 @pytest.mark.parametrize("name", ["lamb", "lans", "muon", "muonh"])
 def test_on_a_mesh_and_resumed_in_the_middle(name):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -55,20 +55,6 @@ def test_a_function_that_says_false_means_it():
     jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), updates)
 
 
-NOTHING = {
-    "rule": lb.at_least_ndim(3),
-    "function": lambda params: jax.tree.map(lambda leaf: leaf.ndim > 2, params),
-    "function giving a prefix": lambda params: {"dense": False, "scale": False},
-    "tree": {"dense": False, "scale": False},
-}
-
-
-@pytest.mark.parametrize("form", NOTHING)
-def test_a_mask_that_selects_nothing_is_an_error(form):
-    with pytest.raises(ValueError, match=r"mask: .* selects no parameter.*dense/kernel"):
-        select_leaves("mask", NOTHING[form], PARAMS)
-
-
 def test_what_is_hidden_may_be_what_is_meant():
     """`optax.partition` builds one optimizer for matrices and one for vectors, both alike."""
     parts = dict.fromkeys(("matrix", "vector"), lb.lamb(0.1, weight_decay_mask=lb.at_least_ndim(2)))

@@ -63,11 +63,6 @@ def test_is_no_callable_and_so_no_schedule():
     assert not callable(lb.matching("bias"))
 
 
-def test_pattern_without_a_match_lists_the_names():
-    with pytest.raises(ValueError, match=r"'beta' matches no parameter.*layers/0/dense/kernel"):
-        (~lb.matching("bias", "beta")).mask(PARAMS)
-
-
 def test_long_lists_of_names_are_cut():
     params = {f"layer_{index}": jnp.ones(1) for index in range(40)}
     with pytest.raises(ValueError, match=r"layer_1, .* and 28 more"):

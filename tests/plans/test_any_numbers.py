@@ -9,14 +9,12 @@ import pytest
 
 import optax_largebatch as lb
 from tests.conftest import enable_x64
+from tests.plans.runs import tuned
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 PLAN = lb.batch_plan(
     "0:64 128:128", total=1000, micro_batch_size=32,
-    run=lb.TunedRun(
-        "adamw", batch_size=64, total=1000, weight_decay=0.1,
-        learning_rate=lb.PlannedRate(1.0, decay="linear", end_value=0.5),
-    ),
+    run=tuned(lb.PlannedRate(1.0, decay="linear", end_value=0.5), 64, weight_decay=0.1),
 )  # fmt: skip
 READ = json.loads(PLAN.to_json())
 CONSTANT = lb.PlannedRate(0.1)
@@ -32,12 +30,6 @@ NOT_WHOLE = (*NO_NUMBERS, 1.5, np.float32(5), np.asarray(1.5), jnp.float32(5), j
 
 def plan(stages=8, total=10**15, **options):
     return lb.batch_plan(stages, total=total, **options)
-
-
-def tuned(batch_size=8, total=1000, learning_rate=0.1, **numbers):
-    return lb.TunedRun(
-        "adamw", batch_size=batch_size, total=total, learning_rate=learning_rate, **numbers
-    )
 
 
 WHOLE = {
@@ -115,7 +107,7 @@ def test_the_largest_counts():
     """No float of 32 bits is infinite, whatever the product."""
     large = lb.batch_plan(
         2**31 - 1, total=2**62, sequence_length=2**62,
-        run=tuned(2**31 - 1, 2**62, CONSTANT, weight_decay=0.1),
+        run=tuned(CONSTANT, 2**31 - 1, 2**62, weight_decay=0.1),
     )  # fmt: skip
     assert large.total_steps == 1
     assert np.isfinite(large.learning_rate(np.asarray([0, 1, 10**18]))).all()

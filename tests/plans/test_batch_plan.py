@@ -13,17 +13,11 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.conftest import enable_x64
+from tests.plans.runs import tuned
 
 POWERS = {"sqrt": (0.5, 0), "sgd": (1, 0), "kept": (0, 0), "adamw": (0.5, -0.32)}
 MOST_STEPS = 2000
 RATE = lb.PlannedRate(1e-3, total=100_000, warmup=10_000, decay="linear")
-
-
-def tuned(learning_rate, batch_size, total, **numbers):
-    return lb.TunedRun(
-        "adamw", batch_size=batch_size, total=total, learning_rate=learning_rate, **numbers
-    )
 
 
 def loop(starts, total, run, rate, law, tokens):
@@ -185,23 +179,6 @@ def test_counts_beyond_31_bits():
     assert plan.step_at(tokens=10**12) == first
 
 
-def test_steps_that_no_counter_of_32_bits_holds():
-    """They are past the end of every run."""
-    plan = lb.batch_plan(
-        "0:512 1M:2048", total="2M", micro_batch_size=256,
-        run=tuned(lb.PlannedRate(1e-3, end_value=1e-4), 512, "2M"),
-    )  # fmt: skip
-    with enable_x64(True):
-        late = [jnp.uint32(2**31 + 5), jnp.int64(2**32), np.int64(2**31 + 5), 2**31, 10**12]
-        for step in late:
-            assert int(plan.batch_size(step)) == 2048
-            assert int(plan.micro_batches(step)) == 8
-            assert float(plan.learning_rate(step)) == pytest.approx(2e-4)
-    assert plan.learning_rate(2**40) == plan.learning_rate(10**6)
-    with pytest.raises(ValueError, match="the run has 3000000000 steps"):
-        lb.batch_plan(1, total="3B")
-
-
 def test_what_is_written():
     plan = lb.batch_plan("0:512 2M:2048 20M:16384", total="1.5B")
     assert [stage.batch_size for stage in plan.stages] == [512, 2048, 16384]
@@ -216,13 +193,6 @@ def test_what_is_written():
 def test_a_stage_shorter_than_a_batch_has_no_step():
     plan = lb.batch_plan("0:100 10:20 30:50 150:10", total=200)
     assert plan.stages == (lb.Stage(0, 0, 100), lb.Stage(1, 100, 50), lb.Stage(2, 150, 10))
-
-
-def test_a_run_at_the_largest_batch():
-    run = tuned(0.4, 1024, 4000, weight_decay=0.1)
-    plan = lb.batch_plan("0:256 1k:1024", total=4000, run=run)
-    assert [float(plan.learning_rate(step)) for step in (0, 5)] == pytest.approx([0.2, 0.4])
-    assert [float(plan.weight_decay(step)) for step in (0, 5)] == pytest.approx([0.05, 0.1])
 
 
 def test_any_schedule_of_optax():
@@ -320,26 +290,6 @@ def test_the_table_says_what_a_schedule_does_within_a_stage():
     assert "It is 0" not in text
     in_steps = optax.cosine_decay_schedule(1e-3, 2442)
     assert "It is 0 from about step" in str(planned(in_steps, "0:512 1M:2048", **lengths))
-
-
-def test_the_table_fits_the_terminal():
-    plan = lb.batch_plan(
-        "0:12288 250B:24576 500B:49152",
-        total="10T",
-        sequence_length=4096,
-        run=lb.TunedRun(
-            "muon",
-            batch_size=1024,
-            total="333B",
-            weight_decay=lb.PlannedRate(0.28),
-            learning_rate=lb.PlannedRate(3.291e-3, warmup="1B"),
-        ),
-        micro_batch_size=2,
-        devices=128,
-    )
-    lines = str(plan).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "A constant batch of 12288 takes 198683 steps" in str(plan)
 
 
 def test_is_printed_while_a_program_is_traced():

@@ -6,11 +6,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-
-
-def run(learning_rate, batch_size, total=1_000_000):
-    """A run whose plan has its rates times the root of the batch: the length stays."""
-    return lb.TunedRun("adamw", batch_size=batch_size, total=total, learning_rate=learning_rate)
+from tests.plans.runs import tuned
 
 
 def sizes(plan):
@@ -21,7 +17,8 @@ def sizes(plan):
 @pytest.mark.parametrize("warmup", [0, 100_000])
 def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
     rate = lb.PlannedRate(0.4, total=1_000_000, warmup=warmup, decay=decay)
-    plan = lb.batch_plan(lb.seesaw(10, largest_batch=85), total=1_000_000, run=run(rate, 10))
+    run = tuned(rate, 10, "1M")
+    plan = lb.batch_plan(lb.seesaw(10, largest_batch=85), total="1M", run=run)
     assert sizes(plan) == [10, 20, 40, 80]
     for j, stage in enumerate(plan.stages[1:], start=1):
         before, after = (float(rate(stage.first_example - back)) for back in (40, 0))
@@ -35,7 +32,8 @@ def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
 
 def test_seesaw_saves_a_third_of_the_steps_of_a_linear_decay():
     rate = lb.PlannedRate(1.0, total=1_000_000, decay="linear")
-    plan = lb.batch_plan(lb.seesaw(100, largest_batch=800), total=1_000_000, run=run(rate, 100))
+    run = tuned(rate, 100, "1M")
+    plan = lb.batch_plan(lb.seesaw(100, largest_batch=800), total="1M", run=run)
     assert plan.total_steps == 5000 + 1250 + 313 + 156
     assert "Stages: Seesaw from 100, at most 800." in str(plan)
 
@@ -43,7 +41,7 @@ def test_seesaw_saves_a_third_of_the_steps_of_a_linear_decay():
 def test_seesaw_of_stairs():
     """The rate falls to a tenth at once: three doublings in one place."""
     stairs = optax.piecewise_constant_schedule(1.0, {500: 0.1, 800: 0.1})
-    plan = lb.batch_plan(lb.seesaw(1, largest_batch=64), total=1000, run=run(stairs, 1, 1000))
+    plan = lb.batch_plan(lb.seesaw(1, largest_batch=64), total=1000, run=tuned(stairs, 1, 1000))
     assert sizes(plan) == [1, 8, 64]
     assert [stage.first_example for stage in plan.stages] == [0, 500, 804]
 
@@ -52,7 +50,7 @@ def test_seesaw_without_a_fall():
     plan = lb.batch_plan(
         lb.seesaw(8, largest_batch=64),
         total=1000,
-        run=run(lb.PlannedRate(1.0, end_value=0.6), 8, 1000),
+        run=tuned(lb.PlannedRate(1.0, end_value=0.6), 8, 1000),
     )
     assert sizes(plan) == [8]
 
@@ -63,7 +61,7 @@ def test_seesaw_with_tokens():
         lb.seesaw(1024, largest_batch=4096),
         total="1T",
         sequence_length=4096,
-        run=run(rate, 1024, "1T"),
+        run=tuned(rate, 1024, "1T"),
     )
     halves = [stage.first_example * 4096 for stage in plan.stages[1:]]
     np.testing.assert_allclose(halves, [5e11, 7.5e11], rtol=1e-4)
@@ -72,7 +70,7 @@ def test_seesaw_with_tokens():
 def test_seesaw_after_a_short_warmup():
     """The peak lies between two of the points that are looked at first."""
     rate = lb.PlannedRate(1.0, total="2M", warmup=100, decay="linear")
-    plan = lb.batch_plan(lb.seesaw(1, largest_batch=2), total="2M", run=run(rate, 1, "2M"))
+    plan = lb.batch_plan(lb.seesaw(1, largest_batch=2), total="2M", run=tuned(rate, 1, "2M"))
     assert plan.stages[1].first_example == pytest.approx(1_000_050, abs=3)
 
 
@@ -80,15 +78,15 @@ def test_seesaw_needs_a_rate_that_follows():
     rate = lb.PlannedRate(1.0, total="2M")
     growth = lb.seesaw(1, largest_batch=2)
     with pytest.raises(ValueError, match="law must move the learning rate with the batch"):
-        lb.batch_plan(growth, total="2M", run=run(rate, 1, "2M"), law="kept")
+        lb.batch_plan(growth, total="2M", run=tuned(rate, 1, "2M"), law="kept")
     with pytest.raises(ValueError, match="above 0 somewhere"):
-        lb.batch_plan(growth, total="2M", run=run(lambda seen: 0 * seen, 1, "2M"))
+        lb.batch_plan(growth, total="2M", run=tuned(lambda seen: 0 * seen, 1, "2M"))
 
 
 @pytest.mark.parametrize("rate", [None, 0.1])
 def test_seesaw_needs_a_schedule(rate):
     with pytest.raises(ValueError, match="must be a schedule of the examples seen for seesaw"):
-        lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, run=rate and run(rate, 8, 1000))
+        lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, run=rate and tuned(rate, 8, 1000))
 
 
 def test_seesaw_refuses_a_largest_batch_below_the_first():

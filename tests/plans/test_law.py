@@ -5,7 +5,6 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-import jax.numpy as jnp
 import pytest
 
 import optax_largebatch as lb
@@ -195,19 +194,9 @@ class TestTunedRun:
         assert "b2             0.999 (assumed)" in text
         assert "0.1, constant" in text
 
-    @pytest.mark.parametrize(
-        ("changes", "error", "words"),
-        [({"optimizer": "adam"}, ValueError, "optimizer must be one of 'adamw'"),
-         ({"momentum": 0.9}, ValueError, "momentum must be None for 'adamw', which has b1, b2"),
-         ({"b1": 1.0}, ValueError, r"b1 must be in \[0, 1\)"),
-         ({"b2": jnp.float32(1)}, ValueError, r"b2 must be in \[0, 1\)"),
-         ({"learning_rate": None}, TypeError, "learning_rate must be"),
-         ({"decay_kind": "L2"}, ValueError, "decay_kind must be one of 'decoupled'")],
-    )  # fmt: skip
-    def test_refuses(self, changes, error, words):
-        numbers = {"optimizer": "adamw", "batch_size": 8, "total": 100, "learning_rate": 0.1}
-        with pytest.raises(error, match=words):
-            lb.TunedRun(**(numbers | changes))
+    def test_refuses_a_number_that_the_optimizer_does_not_have(self):
+        with pytest.raises(ValueError, match="momentum must be None for 'adamw', which has b1, b2"):
+            tuned(momentum=0.9)
 
 
 def test_four_rates_around_the_plan():
@@ -238,10 +227,3 @@ def test_a_batch_size_for_the_length_of_a_run():
     assert lb.scale_batch_size(512, run_length=8) == round(512 * 8**0.383)
     assert lb.scale_batch_size(512, run_length=4, power=0.5) == 1024
     assert lb.scale_batch_size(1, run_length=1e-9) == 1
-    for change, words in (
-        ({"batch_size": 0}, "batch_size must be >= 1"),
-        ({"run_length": -1}, "run_length must be in"),
-        ({"power": math.inf}, "power must be in"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            lb.scale_batch_size(**({"batch_size": 8, "run_length": 2.0} | change))

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tests import helpers
+
 
 class ResNet(linen.Module):
     """A residual network of bottlenecks: with the defaults ResNet-50."""
@@ -129,22 +131,14 @@ def flat(tree):
 
 def trained(optimizer, params, gradients):
     """The parameters after a step with each gradient of a stack."""
-
-    def step(carry, gradient):
-        params, state = carry
-        updates, state = optimizer.update(gradient, state, params)
-        return (jax.tree.map(lambda p, u: p + u, params, updates), state), None
-
-    run = jax.jit(lambda carry: jax.lax.scan(step, carry, gradients)[0][0])
-    return run((params, optimizer.init(params)))
+    return jax.jit(lambda x: helpers.trained(optimizer, x, helpers.given, gradients)[0][0])(params)
 
 
 def takes_a_step(recipe, kind, **rules):
     """Two steps with the gradient of a network: a warm-up may begin with a rate of 0."""
     params, gradients = trainable(kind)
     optimizer = recipe.optimizer(params, **rules)
-    options = {"xla_backend_optimization_level": 0}
-    update = jax.jit(optimizer.update, compiler_options=options)
+    update = helpers.compiled(optimizer.update)
     _, state = update(gradients, optimizer.init(params), params)
     updates, _ = update(gradients, state, params)
     for leaf, moved in flat(updates).items():

@@ -98,26 +98,3 @@ def test_every_dialect_is_a_row_of_the_page():
     of_repositories = [entry for entry in published().values() if "dialect" in entry]
     assert len(of_repositories) >= 44
     assert {entry["dialect"] for entry in of_repositories} <= dialects
-
-
-@pytest.mark.parametrize(
-    ("name", "both"),
-    [
-        ("simclr", ("1e-4", "1e-6")), ("simclr", ("0.075 sqrt(B)", "0.3 B / 256")),
-        ("vicreg", ("0.3", "0.4")), ("swav", ("0.3 B / 256", "0.6 B / 256")),
-        ("simsiam", ("66.0", "67.8")), ("detcon-b", ("warmup_epochs=10", "num_epochs // 100")),
-        ("nvidia-large-multi-node", ("0.0002", "0.0001")),
-        ("eva02-b16", ("DeepSpeed", "a LAMB of")),
-        ("vit-s16/lamb/deit-iii", ("1e-8", "1e-6")),
-        ("caformer/lamb/metaformer", ("caformer_s36",)),
-        ("electra-base/lamb/nvidia-phase1", ("--skip_adaptive",)),
-        ("vissl-simclr", ("original",)),
-        ("marin-phase1", ("8.01e-19", "5.3e-15")), ("marin-phase2", ("3.75e-15",)),
-        ("nvidia-defaults", ("0.95", "0.9 of the command line")),
-        ("barlow-twins", ("1e-6", "1.5e-6")), ("bart/lamb/nvidia-phase1", ("NVLAMB",)),
-    ],
-)  # fmt: skip
-def test_contradictions_are_told_with_both_values(name, both):
-    (entry,) = [own for key, own in published().items() if name in (key, *key.split("/"))]
-    for value in both:
-        assert value in entry["note"]

@@ -15,7 +15,6 @@ SHAPES = {
     "clip": networks.shapes(networks.TwoTowers(), 8, 8, 3),
 }
 RESNET_NORMS = 53 * 2
-VIT_LAYER_NORMS = 25
 
 
 def explained(name, network, **given):

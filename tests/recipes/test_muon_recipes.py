@@ -522,8 +522,3 @@ def test_another_rate_or_length_changes_the_others_too():
 def test_summaries_have_the_settings(part, expected):
     said = recipe_of(part).summary()
     assert all(one in said for one in expected)
-
-
-@pytest.mark.parametrize("said", ["0.85 to 0.97", "equal norms", "cautious", "NorMuon"])
-def test_nanochats_note_says_what_is_not_expressed(said):
-    assert said in recipe_of("nanochat").note

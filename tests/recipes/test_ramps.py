@@ -7,6 +7,7 @@ from optax_largebatch import recipes
 from optax_largebatch.plans.law import LAWS
 from optax_largebatch.recipes import batch_ramps
 from optax_largebatch.recipes.catalogue import published
+from tests.plans import runs
 
 NAMES = recipes.names("ramps")
 GIVEN = {"increment": 768, "total": "10.4T"}
@@ -15,7 +16,7 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def tuned(batch_size, **numbers):
-    return lb.TunedRun("adamw", batch_size=batch_size, total="1T", learning_rate=1.0, **numbers)
+    return runs.tuned(1.0, batch_size, "1T", **numbers)
 
 
 def given(name, **settings):

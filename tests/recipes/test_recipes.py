@@ -12,7 +12,6 @@ import pytest
 
 import optax_largebatch as lb
 from tests import reference
-from tests.recipes import networks
 from tests.recipes.networks import flat, trained
 
 IMAGES = 1281167
@@ -45,9 +44,11 @@ def lans_paper(peak, warmup, hold, total):
     return rate
 
 
-def polynomial(peak, power, warmup, total):
+def polynomial(peak, power, warmup, total, end=0.0):
     return lambda t: (
-        peak * (t / warmup if t < warmup else (1 - (t - warmup) / (total - warmup)) ** power)
+        peak * t / warmup
+        if t < warmup
+        else end + (peak - end) * (1 - (t - warmup) / (total - warmup)) ** power
     )
 
 
@@ -96,10 +97,10 @@ MLPERF_RESNET = [
 ]
 
 
-def points(warmup, total):
-    """Six steps: both ends, within the warm-up and at its end, and within what follows."""
-    return tuple(sorted({0, warmup // 2, max(warmup - 1, 1), warmup, (warmup + total) // 2,
-                         (warmup + 9 * total) // 10, total}))  # fmt: skip
+def points(warmup, total, *more):
+    """Both ends, within the warm-up and around its end, and within what follows."""
+    within = {0, 1, warmup // 2, max(warmup - 1, 0), warmup, warmup + 1, total}
+    return tuple(sorted({*within, (warmup + total) // 2, (warmup + 9 * total) // 10, *more}))
 
 
 def published_schedules():
@@ -130,7 +131,7 @@ def published_schedules():
         (1, 98304, 0.00675, 0.4265, 0.2735, 3519), (2, 33792, 0.005, 0.192, 0.108, 782)
     ):  # fmt: skip
         warmup, hold = round(ratio * total), round(held * total)
-        steps = (*points(warmup, total), warmup + hold, warmup + hold + 1)
+        steps = points(warmup, total, warmup + hold, warmup + hold + 1)
         name = f"bert-large/lans/paper-phase{phase}"
         yield (name, size), lans_paper(peak, warmup, hold, total), steps
     yield ("resnet50/lamb/you", 32768), polynomial(0.04, 1, 782, 3519), points(782, 3519)
@@ -256,16 +257,6 @@ def test_optimizer_is_the_published_one(name, batch_size, x64):
         np.testing.assert_allclose(ours[leaf] - start[leaf], moved, rtol=2e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TEN)
-def test_takes_a_step_on_a_network_of_its_kind(name):
-    kind = "resnet" if name.startswith("resnet50") else "transformer"
-    *others, batch_size = lb.recipes.batch_sizes(name)
-    networks.takes_a_step(lb.recipes.get(name, batch_size), kind)
-    for other in others:
-        lb.recipes.get(name, other).optimizer(networks.trainable(kind)[0])
-
-
 def test_lans_leaves_biases_unadapted(x64):
     """The formula above has no such switch: a bias at zero has nothing that it could adapt to."""
     params = jax.tree.map(jnp.zeros_like, small_model("bert"))
@@ -344,10 +335,6 @@ def test_refuses_to_go_beyond(batch_size):
         assert said in str(caught.value)
     with pytest.raises(TypeError, match="extrapolate"):
         lb.recipes.get("bert-large/lamb/mlperf", batch_size, extrapolate=True)
-
-
-def test_one_published_size_needs_no_argument():
-    assert lb.recipes.get("resnet50/lamb/you").batch_size == 32768
 
 
 def test_a_recipe_is_frozen_plain_and_says_its_source():

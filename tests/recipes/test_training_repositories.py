@@ -12,7 +12,7 @@ import optax_largebatch as lb
 from tests import reference
 from tests.recipes import networks
 from tests.recipes.networks import at_step, trained
-from tests.recipes.test_recipes import TEN
+from tests.recipes.test_recipes import TEN, points, polynomial
 
 IMAGES = 1281167
 
@@ -74,25 +74,12 @@ def half_constant(peak, total):
     return lambda t: peak if t < half else after(t - half)
 
 
-def polynomial(peak, power, warmup, total, end=0.0):
-    return lambda t: (
-        peak * t / warmup
-        if t < warmup
-        else end + (peak - end) * (1 - (t - warmup) / (total - warmup)) ** power
-    )
-
-
 def albert(t):
     return 0.00176 * (t / 3125 if t < 3125 else 1 - t / 125000)
 
 
 def fastpitch(t):
     return 0.1 * (t / 1000**1.5 if t < 1000 else t**-0.5)
-
-
-def points(warmup, total, *more):
-    within = {0, 1, warmup // 2, max(warmup - 1, 0), warmup, warmup + 1, total}
-    return tuple(sorted({*within, (warmup + total) // 2, (warmup + 9 * total) // 10, *more}))
 
 
 def published():
@@ -361,11 +348,15 @@ KINDS = {
 }  # fmt: skip
 
 
+ASKED = {run.name: run.asked for run in FIRST}
+ASKED |= {name: {"batch_size": lb.recipes.batch_sizes(name)[-1]} for name in TEN}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("run", FIRST, ids=lambda run: run.name)
-def test_takes_a_step_on_a_network_of_its_kind(run):
-    kind = KINDS.get(run.name.split("/")[0], "transformer")
-    networks.takes_a_step(lb.recipes.get(run.name, **run.asked), kind)
+@pytest.mark.parametrize("name", ASKED)
+def test_takes_a_step_on_a_network_of_its_kind(name):
+    kind = KINDS.get(name.split("/")[0], "transformer")
+    networks.takes_a_step(lb.recipes.get(name, **ASKED[name]), kind)
 
 
 CODE = {

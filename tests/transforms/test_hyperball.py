@@ -51,16 +51,6 @@ def test_says_by_which_angle_it_has_turned(rate, x64):
     assert state.learning_rates[0] == pytest.approx(rate)
 
 
-def test_each_layer_of_a_stack_has_its_own_sphere():
-    (param, direction), stacked = arrays((3, 8, 6)), lb.stacked_layers({"w": 0})
-    transform = lb.hyperball(0.1, stacked=stacked)
-    found, state = step(transform, {"w": param}, {"w": direction})
-    apart = [step(lb.hyperball(0.1), param[i], direction[i]) for i in range(3)]
-    chex.assert_trees_all_close(found["w"], jnp.stack([x for x, _ in apart]), rtol=1e-5)
-    angles = jnp.concatenate([own.angles for _, own in apart])
-    chex.assert_trees_all_close(state.angles, angles, rtol=1e-5)
-
-
 @pytest.mark.parametrize("radius", ["now", "start", 2.0])
 def test_does_not_turn_without_a_direction_and_stays_at_zero(radius):
     """A radius that is given is where the first step brings a block, with a direction or not."""

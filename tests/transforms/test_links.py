@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import trained
 
 PARAMS = {
     "dense": {"kernel": jnp.arange(1.0, 7.0).reshape(2, 3), "bias": jnp.zeros(3)},
@@ -129,29 +130,6 @@ def test_a_mask_does_not_part_a_leaf_from_the_global_norm():
 
 
 class TestAdam:
-    @pytest.mark.parametrize("mode", ["full", "none", "step_size"])
-    def test_bias_correction(self, mode):
-        b1, b2, eps = 0.9, 0.99, 0.1
-        updates, _ = steps(lb.scale_by_adam(b1, b2, eps, bias_correction=mode))
-        g = np.asarray(GRADS["conv"], "float64")
-        mu = nu = 0.0
-        for t in (1, 2, 3):
-            mu = b1 * mu + (1 - b1) * t * g
-            nu = b2 * nu + (1 - b2) * (t * g) ** 2
-        bc1, bc2 = 1 - b1**3, 1 - b2**3
-        expected = {
-            "full": mu / bc1 / (np.sqrt(nu / bc2) + eps),
-            "none": mu / (np.sqrt(nu) + eps),
-            "step_size": mu / (np.sqrt(nu) + eps) * np.sqrt(bc2) / bc1,
-        }[mode]
-        np.testing.assert_allclose(updates["conv"], expected, rtol=1e-5)
-
-    def test_without_gradient_averaging(self):
-        _, state = steps(lb.scale_by_adam(0.5, grad_averaging=False))
-        np.testing.assert_allclose(
-            state.mu["conv"], (3 + 0.5 * 2 + 0.25) * GRADS["conv"], rtol=1e-6
-        )
-
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_storage_dtypes(self, dtype):
         updates, state = steps(lb.scale_by_adam(mu_dtype=dtype))
@@ -167,16 +145,6 @@ class TestAdam:
             lambda mu, nu: mu.astype("float32") / (jnp.sqrt(nu) + 1e-3), state.mu, state.nu
         )
         chex.assert_trees_all_close(updates, expected, rtol=1e-6)
-
-    def test_second_moment_of_a_constant_gradient_in_bfloat16_training(self):
-        params = jnp.zeros(2, "bfloat16")
-        transform = lb.scale_by_adam()
-
-        def step(state, _):
-            return transform.update(jnp.ones_like(params), state)[1], None
-
-        run = jax.jit(lambda state: jax.lax.scan(step, state, length=3000)[0])
-        np.testing.assert_allclose(run(transform.init(params)).nu, 1 - 0.999**3000, rtol=0.01)
 
 
 class TestTrustRatio:
@@ -213,15 +181,6 @@ class TestTrustRatio:
     def test_settings(self, settings, big, small, zero):
         expected = {"big": big, "small": small, "zero": zero}
         chex.assert_trees_all_close(self.ratios(**settings), expected, rtol=1e-6)
-
-    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-    def test_norms_beyond_the_dtype(self, dtype):
-        """The norm of these float16 ones squared is 2**20, sixteen times the largest float16."""
-        ones = jnp.ones((1024, 1024), dtype)
-        transform = lb.scale_by_trust_ratio()
-        updates, state = transform.update(1e-3 * ones, transform.init(ones), ones)
-        np.testing.assert_allclose(state.trust_ratios, 1000.0, rtol=1e-2)
-        np.testing.assert_allclose(np.asarray(updates, "float32"), 1.0, rtol=1e-2)
 
 
 class TestLars:
@@ -273,16 +232,8 @@ def test_lamb_learns_a_zero_bias_only_without_adaptation():
 
     def learned(**settings):
         optimizer = lb.lamb(1e-3, **settings)
-        params = {"bias": jnp.zeros(4)}
-
-        def step(carry, _):
-            params, state = carry
-            gradients = jax.tree.map(lambda x: x - 1.0, params)
-            updates, state = optimizer.update(gradients, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        run = jax.jit(lambda carry: jax.lax.scan(step, carry, length=2000)[0])
-        return float(run((params, optimizer.init(params)))[0]["bias"][0])
+        run = jax.jit(lambda bias: trained(optimizer, bias, lambda x, _: x - 1.0, jnp.arange(2000)))
+        return float(run(jnp.zeros(4))[0][0][0])
 
     assert learned() < 0.01
     assert learned(trust_ratio_mask=lambda params: False) > 0.97
@@ -297,12 +248,14 @@ def test_centralization_along_an_axis(axis):
 
 
 def test_gradients_that_are_none_leave_their_leaf_alone():
-    transform = lb.chain(lb.scale_by_adam(), lb.scale_by_trust_ratio())
-    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    """And the ratios of its layers."""
+    transform = lb.chain(lb.scale_by_adam(), lb.scale_by_trust_ratio(stacked={"b": 0}))
+    params = {"a": jnp.ones(2), "b": jnp.arange(1.0, 7.0).reshape(3, 2)}
     state = transform.init(params)
     state = transform.update(jax.tree.map(jnp.cos, params), state, params)[1]
     updates, after = transform.update({"a": jnp.ones(2), "b": None}, state, params)
     assert updates["b"] is None
+    assert len(set(after[1].trust_ratios.tolist())) == 4
     np.testing.assert_array_equal(after[0].mu["b"], state[0].mu["b"])
-    np.testing.assert_array_equal(after[1].trust_ratios[1], state[1].trust_ratios[1])
+    np.testing.assert_array_equal(after[1].trust_ratios[1:], state[1].trust_ratios[1:])
     assert bool(jnp.any(after[0].mu["a"] != state[0].mu["a"]))

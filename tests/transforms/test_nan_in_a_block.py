@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import drawn
 
 STACKED = lb.stacked_layers({"layers": 0})
 OPTIMIZERS = {
@@ -26,9 +27,7 @@ OPTIMIZERS = {
 
 
 def network(seed):
-    rng = np.random.default_rng(seed)
-    shapes = {"bias": (4,), "layers": (3, 4, 4), "zero": (4, 2)}
-    tree = {name: jnp.asarray(rng.normal(size=shape), "float32") for name, shape in shapes.items()}
+    tree = drawn({"bias": (4,), "layers": (3, 4, 4), "zero": (4, 2)}, seed=seed)
     return tree | ({"zero": jnp.zeros((4, 2))} if seed == 0 else {})
 
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import numpy as np
-import optax
 import pytest
 
 import optax_largebatch as lb
+from tests import helpers
 from tests.optimizers.registry import OPTIMIZERS, named
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
@@ -28,19 +28,15 @@ def mesh():
 
 
 def network():
-    rng = np.random.default_rng(0)
-    return {name: jnp.asarray(rng.normal(size=(8, 4)), "float32") for name in SPECS}
+    return helpers.drawn(dict.fromkeys(SPECS, (8, 4)))
+
+
+def gradients_at(params, index):
+    return jax.tree.map(lambda x: jnp.cos(x * (1 + index)), params)
 
 
 def trained(optimizer, params):
-    def step(carry, index):
-        params, state = carry
-        gradients = jax.tree.map(lambda x: jnp.cos(x * (1 + index)), params)
-        updates, state = optimizer.update(gradients, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    indices = jnp.arange(6, dtype="float32")
-    return jax.lax.scan(step, (params, optimizer.init(params)), indices)[0][0]
+    return helpers.trained(optimizer, params, gradients_at, jnp.arange(6.0))[0][0]
 
 
 def everything(name):
@@ -100,24 +96,6 @@ def sizes_sent(text):
     return [math.prod(int(n) for n in x.split("x") if n) for x in sent]
 
 
-def test_gradient_that_was_not_reduced():
-    optimizer = lb.lamb(0.1)
-
-    def step(params, batch):
-        return optimizer.update({"w": batch.sum(0)}, optimizer.init(params), params)[0]
-
-    sharded = jax.shard_map(
-        step,
-        mesh=mesh(),
-        in_specs=(PartitionSpec(), PartitionSpec("fsdp")),
-        out_specs=PartitionSpec(),
-    )
-    with pytest.raises(
-        ValueError, match=r"mesh axis 'fsdp': .* 'w' .* jax.lax.pmean\(grads, 'fsdp'"
-    ):
-        sharded({"w": jnp.ones(3)}, jnp.ones((4, 3)))
-
-
 STACKED = lb.lamb(0.1, stacked=lb.stacked_layers({"w": 0}))
 WRONG_SPECS = {
     "a stack whose type does not say along what it is split": (STACKED, None, "must be given"),
@@ -139,15 +117,6 @@ def test_wrong_specs_are_errors(case):
     sharded = jax.shard_map(step, mesh=mesh(), in_specs=split, out_specs=split)
     with pytest.raises((TypeError, ValueError), match=message):
         sharded({"w": jnp.ones((8, 4))})
-
-
-def test_specs_without_a_mesh_are_an_error():
-    optimizer = lb.lamb(0.1)
-    params = {"w": jnp.ones((8, 4))}
-    with pytest.raises(ValueError, match=r"names the mesh axis 'fsdp', .* tree of NamedSharding"):
-        optimizer.update(
-            params, optimizer.init(params), params, partition_specs=PartitionSpec("fsdp")
-        )
 
 
 @pytest.mark.parametrize("name", named(n for n, x in OPTIMIZERS.items() if x.needs_specs))
@@ -182,14 +151,5 @@ class TestAlongAxes:
         ours = jax.jit(self.step(name, PartitionSpec()))(network())
         optimizer = OPTIMIZERS[name].make()
         expected = jax.jit(lambda params: trained(optimizer, params))(network())
-        for leaf in SPECS:
-            np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
-
-    @pytest.mark.filterwarnings("ignore:The update works on whole matrices on a mesh with the axes")
-    def test_split_under_jit(self, name):
-        shardings = {leaf: NamedSharding(mesh(), spec) for leaf, spec in SPECS.items()}
-        optimizer = OPTIMIZERS[name].make()
-        run = jax.jit(lambda params: trained(optimizer, params))
-        ours, expected = run(jax.device_put(network(), shardings)), run(network())
         for leaf in SPECS:
             np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)

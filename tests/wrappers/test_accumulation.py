@@ -108,22 +108,6 @@ def test_a_reused_gradient_buffer_does_not_corrupt_the_sum():
     np.testing.assert_allclose(updates, [-2.0 * 2.0])
 
 
-def test_interrupted_macro_batch_resumes_from_its_state():
-    optimizer = lb.lbsgd(0.1, momentum=0.9, batch_scale=3)
-    gradients = micro_gradients(7)
-
-    def run(state, params, gradients):
-        for gradient in gradients:
-            updates, state = optimizer.update(gradient, state, params)
-            params = optax.apply_updates(params, updates)
-        return state, params
-
-    expected = run(optimizer.init(PARAMS), PARAMS, gradients)
-    half = run(optimizer.init(PARAMS), PARAMS, gradients[:4])
-    restored = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), half)
-    chex.assert_trees_all_equal(run(*restored, gradients[4:]), expected)
-
-
 def values(optimizer, micro_batches):
     """The parameter after each micro-batch: a gradient and the extra arguments of `update`."""
     step = jax.jit(optimizer.update)

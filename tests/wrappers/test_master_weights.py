@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import compiled, trained
 from tests.optimizers.registry import OPTIMIZERS, named
-from tests.optimizers.test_common import compiled
 from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
 # `optax.apply_updates` adds a float32 update to a bfloat16 parameter.
@@ -113,20 +113,19 @@ def test_under_scan_and_unrolled_in_one_computation():
     optimizer = lb.master_weights(lb.lamb(0.01))
     start = jnp.linspace(-1.0, 1.0, 1000).astype("bfloat16")
 
-    def step(carry, _):
-        params, state = carry
-        updates, state = optimizer.update(jnp.cos(3 * params), state, params)
-        return (optax.apply_updates(params, updates), state), None
+    def waves(params, _):
+        return jnp.cos(3 * params)
 
-    def loop(carry):
+    def loop(params):
+        state = optimizer.init(params)
         for _ in range(5):
-            carry, _ = step(carry, None)
-        return carry
+            updates, state = optimizer.update(waves(params, None), state, params)
+            params = optax.apply_updates(params, updates)
+        return params, state
 
-    carry = start, optimizer.init(start)
-    scanned, state = jax.jit(lambda carry: jax.lax.scan(step, carry, length=5)[0])(carry)
+    scanned, state = jax.jit(lambda x: trained(optimizer, x, waves, jnp.arange(5))[0])(start)
     np.testing.assert_array_equal(scanned, state.master.astype("bfloat16"))
-    unrolled, state = jax.jit(loop)(carry)
+    unrolled, state = jax.jit(loop)(start)
     np.testing.assert_array_equal(unrolled, state.master.astype("bfloat16"))
     np.testing.assert_allclose(scanned.astype("float32"), unrolled.astype("float32"), rtol=1e-2)
 

@@ -9,16 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-import numpy as np
 import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.engine.steps import on_shards
+from tests.helpers import drawn
+from tests.optimizers.registry import WRAPPERS as REGISTERED
 
-several_devices = pytest.mark.skipif(
-    jax.device_count() < 8 or not hasattr(jax, "shard_map"),
-    reason="needs eight devices, and jax.shard_map",
-)
 SPECS = {"bias": P(), "first": P("x", "y"), "second": P("y", "x")}
 
 
@@ -27,9 +25,7 @@ def mesh_of_two_axes():
 
 
 def network():
-    rng = np.random.default_rng(0)
-    shapes = {"bias": (16,), "first": (8, 16), "second": (8, 16)}
-    return {name: jnp.asarray(rng.normal(size=shape), "float32") for name, shape in shapes.items()}
+    return drawn({"bias": (16,), "first": (8, 16), "second": (8, 16)})
 
 
 def shardings_on(mesh):
@@ -51,7 +47,7 @@ class Recorder:
         return updates, state
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("told_as", ["tree", "function"])
 def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     """Flax's TrainState calls `update(gradients, state, params)`."""
@@ -75,15 +71,9 @@ def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     chex.assert_trees_all_close(found, step(alone).params, rtol=1e-5, atol=1e-6)
 
 
-WRAPPERS = {
+WRAPPERS = REGISTERED | {
     "alone": lambda inner: inner,
-    "accumulate_gradients": lambda inner: lb.accumulate_gradients(inner, every=1),
-    "accumulate_gradients, summed": lambda inner: lb.accumulate_gradients(inner, every=2),
-    "average_weights": lambda inner: lb.average_weights(inner, half_life=2),
-    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
-    "master_weights": lb.master_weights,
-    "skip_bad_steps": lb.skip_bad_steps,
-    "stochastic_rounding": lb.stochastic_rounding,
+    "accumulate_gradients of 1": lambda inner: lb.accumulate_gradients(inner, every=1),
 }
 AROUND = WRAPPERS | {
     "optax.chain": lambda inner: optax.chain(optax.clip(1.0), inner),
@@ -106,7 +96,7 @@ def test_the_specs_reach_the_optimizer_in_every_wrapper(name, outside):
     assert recorder.given == [P()]
 
 
-@several_devices
+@on_shards
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_specs_of_a_call_reach_the_optimizer_inside_of_shard_map(name):
     """Without them LAMB would take the norm of each device's part for that of the whole."""
@@ -133,7 +123,7 @@ def test_wrappers_that_need_the_parameters(name):
         optimizer.update(params, optimizer.init(params))
 
 
-@several_devices
+@on_shards
 def test_specs_in_the_boxes_of_nnx():
     """As MaxText has them: `nnx.get_partition_spec` leaves a Variable around each."""
     mesh = mesh_of_two_axes()

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import trained
 from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
 LOW = ("bfloat16", "float16")
@@ -93,21 +94,13 @@ def test_steps_that_are_lost_otherwise_add_up():
     params = {"low": jnp.ones(1000, "bfloat16"), "full": jnp.ones(1000)}
     optimizer = lb.stochastic_rounding(optax.sgd(2**-7 / 50))
 
-    @jax.jit
-    def train(params):
-        def step(carry, _):
-            params, state = carry
-            updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (params, optimizer.init(params)), length=1000)[0]
-
-    trained, state = train(params)
+    ones = lambda params, _: jax.tree.map(jnp.ones_like, params)  # noqa: E731
+    end, state = jax.jit(lambda x: trained(optimizer, x, ones, jnp.arange(1000))[0])(params)
     assert state.steps == 1000
-    np.testing.assert_allclose(trained["full"], 1 - 1000 * 2**-7 / 50, rtol=1e-4)
+    np.testing.assert_allclose(end["full"], 1 - 1000 * 2**-7 / 50, rtol=1e-4)
     # A random walk: each step has a variance of less than 1/50 of a squared unit of 1/128.
     sigma = 2**-7 * np.sqrt(1000 / 50) / np.sqrt(1000)
-    assert abs(trained["low"].astype("float32").mean() - (1 - 1000 * 2**-7 / 50)) < 4 * sigma
+    assert abs(end["low"].astype("float32").mean() - (1 - 1000 * 2**-7 / 50)) < 4 * sigma
 
 
 def patterns(seed, steps):

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests import helpers
 from tests.conftest import read_back
 from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
@@ -24,9 +25,7 @@ SPECS = {"kernel": P("fsdp"), "bias": P("fsdp")}
 
 
 def network(dtype="float32"):
-    rng = np.random.default_rng(0)
-    shapes = {"kernel": (8, 4), "bias": (8,)}
-    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in shapes.items()}
+    return helpers.drawn({"kernel": (8, 4), "bias": (8,)}, dtype)
 
 
 def gradients_of(params, index):
@@ -35,17 +34,7 @@ def gradients_of(params, index):
 
 def trained(optimizer, params, steps=STEPS, **extra_args):
     """The carry after some steps, and the weights after each."""
-
-    def step(carry, index):
-        params, state = carry
-        gradients = gradients_of(params, index)
-        updates, state = optimizer.update(gradients, state, params, **extra_args)
-        with jax.numpy_dtype_promotion("standard"):
-            params = optax.apply_updates(params, updates)
-        return (params, state), params
-
-    indices = jnp.arange(steps, dtype="float32")
-    return jax.lax.scan(step, (params, optimizer.init(params)), indices)
+    return helpers.trained(optimizer, params, gradients_of, jnp.arange(float(steps)), **extra_args)
 
 
 def expected(trajectory, half_lives):
@@ -145,17 +134,6 @@ def test_goes_on_from_a_checkpoint(tmp_path):
     for again in (typed, read_back(state, tmp_path)):
         found = lb.averaged_params(optimizer, again, params)
         jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_parameters_and_state_can_be_used_up():
-    optimizer = averaging(lb.lamb(0.1))
-
-    def step(params, state):
-        updates, state = optimizer.update(params, state, params)
-        return optax.apply_updates(params, updates), state
-
-    params = network()
-    jax.jit(step, donate_argnums=(0, 1))(params, optimizer.init(params))
 
 
 def test_a_layer_on_a_sphere_has_the_norm_of_the_sphere():

@@ -6,23 +6,17 @@ import re
 
 import chex
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-import numpy as np
 import pytest
 
 from optax_largebatch import orthogonalize_momentum
 from optax_largebatch.engine.matrices import groups
 from tests.conftest import enable_x64
 from tests.engine.steps import on_shards
+from tests.helpers import drawn
 
 AXES = ("fsdp", "tensor")
-
-
-def network(shapes):
-    source = np.random.default_rng(0)
-    return {name: jnp.asarray(source.normal(size=shape)) for name, shape in shapes.items()}
 
 
 def step(gradients, matrix_axes=None, settings=(), **specs):
@@ -94,7 +88,7 @@ def on_one_device(case):
     _, arrays, _ = CASES[case]
     axes = {name: ((0, 1, 2), 3) for name in arrays if name == "filters"}
     axes |= {name: (1, 2) for name, (shape, _) in arrays.items() if len(shape) == 3}
-    gradients = network({name: shape for name, (shape, _) in arrays.items()})
+    gradients = drawn({name: shape for name, (shape, _) in arrays.items()}, float)
     return gradients, axes, jax.jit(functools.partial(step, matrix_axes=axes))(gradients)
 
 
@@ -153,7 +147,7 @@ def on_eight_devices(settings):
     """The gradient of a matrix, a step for its rows on eight devices, and the rows."""
     mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
     sharding = {"w": NamedSharding(mesh, P("fsdp"))}
-    gradients = network({"w": (16, 24)})
+    gradients = drawn({"w": (16, 24)}, float)
     run = jax.jit(functools.partial(step, settings=settings, partition_specs=sharding))
     return gradients, run, jax.device_put(gradients, sharding)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from tests.helpers import drawn
 
 needs_shard_map = pytest.mark.skipif(
     not hasattr(jax.lax, "pcast"), reason="jax.lax.pcast, used inside jax.shard_map, is jax 0.8"
@@ -21,9 +22,7 @@ NOISE = {"bias": [2.0], "kernel": [1.0], "layers": [0.5, 1.0, 2.0, 1.5]}
 
 
 def network():
-    rng = np.random.default_rng(0)
-    shapes = {"bias": (5,), "kernel": (8, 4), "layers": (4, 8, 2)}
-    return {name: jnp.asarray(rng.normal(size=shape), "float32") for name, shape in shapes.items()}
+    return drawn({"bias": (5,), "kernel": (8, 4), "layers": (4, 8, 2)})
 
 
 def truth(names=tuple(NOISE), layer=slice(None)):

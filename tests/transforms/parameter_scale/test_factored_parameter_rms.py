@@ -63,17 +63,6 @@ def test_one_axis_a_step_and_all_after_a_period(monkeypatch):
     assert changed == [everything, *(of_axis[t % 3] for t in range(1, 5)), everything, of_axis[0]]
 
 
-def test_layers_have_factors_of_their_own():
-    stack = jnp.stack([PRODUCT, 10 * PRODUCT[::-1]], axis=1)
-    transform = lb.scale_by_factored_parameter_rms(stacked=lb.stacked_layers({"w": 1}))
-    updates, state = transform.update(
-        {"w": jnp.ones_like(stack)}, transform.init({"w": stack}), {"w": stack}
-    )
-    np.testing.assert_allclose(updates["w"], stack, rtol=1e-5)
-    shapes = [factor.shape for factor in state.factors[0]]
-    assert shapes == [(4, 2, 1, 1), (1, 2, 3, 1), (1, 2, 1, 5)]
-
-
 @pytest.mark.skipif(
     jax.__version_info__ < (0, 10), reason="the text has the branches of other platforms too"
 )

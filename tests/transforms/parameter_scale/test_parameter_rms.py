@@ -10,7 +10,6 @@ PARAMS = {
     "big": 6 * jnp.array([1.0, -1.0]),
     "zero": jnp.zeros(2),
     "scalar": jnp.asarray(5.0),
-    "layers": jnp.array([[3.0, 3.0], [0.3, -0.3]]),
 }
 ONES = {name: jnp.ones_like(leaf) for name, leaf in PARAMS.items()}
 
@@ -34,11 +33,6 @@ def test_settings(settings, big, zero, scalar):
     np.testing.assert_allclose(updates["big"], big, rtol=1e-6)
     np.testing.assert_allclose(updates["zero"], zero, rtol=1e-6)
     np.testing.assert_allclose(updates["scalar"], scalar, rtol=1e-6)
-
-
-def test_each_layer_for_itself():
-    updates = factors(stacked=lb.stacked_layers({"layers": 0}))
-    np.testing.assert_allclose(updates["layers"], [[3.0, 3.0], [0.3, 0.3]], rtol=1e-6)
 
 
 def test_looks_in_the_first_step_and_at_the_end_of_each_period():

@@ -30,11 +30,6 @@ def test_only_blocks_above_the_target():
     np.testing.assert_array_equal(fractions["scalar"], [0.0])
 
 
-def test_each_layer_for_itself():
-    fractions = decayed(stacked=lb.stacked_layers({"kernel": 0}))
-    np.testing.assert_allclose(fractions["kernel"], [0.0, 0.01])
-
-
 def test_a_mask_and_a_schedule():
     schedule = lb.values_schedule([0.01, 0.02, 0.03])
     assert decayed(3, weight_decay=schedule)["kernel"] == pytest.approx([0.03])

@@ -1,0 +1,58 @@
+"""What many tests do: draw a network, train it, and lay a state out on a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import optax_largebatch as lb
+
+
+def drawn(shapes, dtype="float32", seed=0):
+    """For each name an array of normal numbers."""
+    rng = np.random.default_rng(seed)
+    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in shapes.items()}
+
+
+def compiled(function, **settings):
+    """The compiler need not optimise what runs so briefly."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
+
+
+def trained(optimizer, params, gradients, over, state=None, **extra_args):
+    """Parameters and state after a scan, and the parameters after each step.
+
+    Args:
+        optimizer: what makes updates of gradients.
+        params: the parameters at first.
+        gradients: a function of the parameters and of an element of `over`.
+        over: what is scanned, such as the numbers of the steps.
+        state: the state at first, by default that of `init`.
+        **extra_args: for each `update`.
+    """
+
+    def step(carry, x):
+        params, state = carry
+        updates, state = optimizer.update(gradients(params, x), state, params, **extra_args)
+        with jax.numpy_dtype_promotion("standard"):  # of optax
+            params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    state = optimizer.init(params) if state is None else state
+    return jax.lax.scan(step, (params, state), over)
+
+
+def given(params, gradients):
+    """For `trained`, where what is scanned are the gradients."""
+    return gradients
+
+
+def state_on(mesh, optimizer, params):
+    """The shapes of the state of parameters on a mesh, each with its sharding, and the layout."""
+    layout = lb.optimizer_state_shardings(optimizer, params, mesh)
+    state = jax.tree.map(
+        lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own),
+        jax.eval_shape(optimizer.init, params),
+        layout,
+    )
+    return state, layout
