@@ -59,6 +59,7 @@ compiled-short:  ## a part of the same, if the compilers can be had
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.size
 
 types: $(READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python

@@ -28,7 +28,7 @@ from benchmarks.tuned.sweep import Row as Trial
 from benchmarks.tuned.sweep import table_of
 from benchmarks.tuned.training import prepare
 from benchmarks.tuned.workloads import ON_A_CPU, Workload
-from optax_largebatch.plans.law import KEPT, LAWS, Law, moved_decay, moved_momentum, moved_rate
+from optax_largebatch.plans.law import KEPT, LAWS, Law
 from optax_largebatch.plans.tuned_run import FAMILIES
 
 OPTIMIZERS = ("muonh", "muon", "adamw", "lans", "lamb")
@@ -69,10 +69,11 @@ def moved(
     """The settings at the large batch."""
     examples = [workload.plans[str(batch)].examples for batch in (small, large)]
     k, r = large / small, examples[1] / examples[0]
+    new = law.moved({"momentum": start.momentum}, FAMILIES[optimizer][0], k, r)
     return start._replace(
-        learning_rate=start.learning_rate * moved_rate(law, k, r).value,
-        weight_decay=start.weight_decay * moved_decay(law, FAMILIES[optimizer][0], k, r).value,
-        momentum=moved_momentum(law, start.momentum, k, r).value,
+        learning_rate=start.learning_rate * new["learning_rate"].value,
+        weight_decay=start.weight_decay * new["weight_decay"].value,
+        momentum=new["momentum"].value,
     )
 
 

@@ -173,7 +173,7 @@ OPERANDS = {
     "matching": "patterns",
     "matrix_groups": "axes",
     "measure_critical_batch_size": "params loss make_optimizer batch_sizes learning_rates evaluate "
-    "optimizer_state",
+    "optimizer_state progress",
     "noise_scale": "state",
     "param_groups": "groups",
     "planned_optimizer": "plan params embeddings head not_decayed arguments",

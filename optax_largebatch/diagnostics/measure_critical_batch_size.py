@@ -1,6 +1,6 @@
 """The critical batch size, measured by runs that start from one training state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.arguments import check_integer, check_number, refused
+from optax_largebatch.arguments import check_integer, check_number
 from optax_largebatch.diagnostics.critical_batch_size import (
     CriticalBatchSize,
     different_sizes,
@@ -73,7 +73,6 @@ class MeasuredCriticalBatchSize(NamedTuple):
         return "\n".join(lines)
 
 
-@refused(progress="Print in `evaluate`: jax.debug.print(...) shows each loss as it comes.")
 def measure_critical_batch_size(
     params: Any,
     loss: Callable[[Any, jax.Array, int], jax.Array],
@@ -89,6 +88,7 @@ def measure_critical_batch_size(
     optimizer_state: Any = None,
     runs: int = 3,
     seed: int = 0,
+    progress: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> MeasuredCriticalBatchSize:
     r"""Trains from one state at several batch sizes and learning rates, and counts the steps.
 
@@ -140,6 +140,7 @@ def measure_critical_batch_size(
         runs: the number of runs at every batch size and learning rate, 1 or more. The interval of
             the fit needs several.
         seed: the seed of the keys that draw the examples.
+        progress: a function that wraps the list of tasks for a progress bar, such as `tqdm.tqdm`.
 
     Returns:
         The table of steps, with `best_learning_rates`, `best_steps`, `at_edge`, `fit`, `summary()`.
@@ -237,7 +238,7 @@ def measure_critical_batch_size(
     of_each = jnp.asarray(rates, jnp.result_type(float))
     steps = np.full((len(batches), len(rates), runs), np.inf)
     lowest = np.full_like(steps, start)
-    for index, run in itertools.product(range(len(batches)), range(runs)):
+    for index, run in progress([*itertools.product(range(len(batches)), range(runs))]):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), batches[index]), run)
         steps[index, :, run], lowest[index, :, run] = train(batches[index], of_each, key)
         if run == runs - 1:

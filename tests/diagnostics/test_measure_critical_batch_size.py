@@ -225,6 +225,18 @@ def test_runs_draw_other_examples_and_rates_the_same():
     assert np.all(one != steps(seed=1))
 
 
+def test_reports_progress():
+    seen = []
+
+    def progress(tasks):
+        for task in tasks:
+            seen.append(len(tasks))
+            yield task
+
+    measured_on_the_bowl(runs=2, progress=progress)
+    assert seen == [6] * 6
+
+
 def test_a_fit_that_fails_leaves_the_table():
     measured = measured_on_the_bowl()
     with pytest.raises(ValueError, match="hardly fall"):
