@@ -21,6 +21,10 @@ if quick:
     flags += ["--xla_cpu_parallel_codegen_split_count=1"]
 if quick and HAS_EMITTERS:
     flags += ["--xla_cpu_use_fusion_emitters=false"]
+if JAXLIB >= (0, 10):
+    # On two loaded cores eight devices may wait for each other longer than the 40 seconds after
+    # which XLA ends the process.
+    flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=600"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 
 import jax
