@@ -57,7 +57,7 @@ assert all(leaf.is_deleted() for leaf in given)
 # AdamW at 512 becomes a ramp of MuonH to 16,384, in three statements.
 PLANNED = """
 run = lb.TunedRun(
-    "adamw", batch_size=512, total="1M", learning_rate=lb.PlannedRate(3e-3), weight_decay=0.1
+    "adamw", batch_size=512, total=59_392, learning_rate=lb.PlannedRate(3e-4), weight_decay=0.1
 )
 plan = lb.batch_plan(
     "0:512 2048:4096 10240:16384", total=59_392, run=run.to("muonh"), micro_batch_size=512
