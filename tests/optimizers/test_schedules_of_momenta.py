@@ -5,6 +5,7 @@ import pickle
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import optax
 import pytest
@@ -94,7 +95,7 @@ def test_on_a_mesh_and_resumed_in_the_middle(name):
     params = jax.tree.map(jnp.asarray, PARAMS)
     expected, _ = trained(lambda t: optimizer, params)
     specs = {"layers": (None, "data", "model"), "kernel": ("data", None), "b": ("model",)}
-    shardings = {key: jax.NamedSharding(mesh, jax.P(*spec)) for key, spec in specs.items()}
+    shardings = {key: NamedSharding(mesh, PartitionSpec(*spec)) for key, spec in specs.items()}
     sharded = jax.device_put(params, shardings)
     half, state = trained(lambda t: optimizer, sharded, stop=3, step=jax.jit(optimizer.update))
     state = jax.tree.map(jnp.asarray, pickle.loads(pickle.dumps(jax.tree.map(np.asarray, state))))
