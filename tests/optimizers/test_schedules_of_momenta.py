@@ -88,6 +88,7 @@ def test_each_step_has_the_numbers_of_its_own(name):
     assert not np.allclose(found["kernel"], constant["kernel"], rtol=1e-3)
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
 @pytest.mark.parametrize("name", ["lamb", "lans", "muon", "muonh"])
 def test_on_a_mesh_and_resumed_in_the_middle(name):
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
