@@ -30,7 +30,7 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests but the nightly ones
 
-test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, users' compiler, what needs the TPU's compiler (no TPU), all tests with the lowest and the newest versions, and Levanter's jax
+test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, what is compiled for H100s and TPUs, users' compiler, all tests with the lowest and the newest versions, and Levanter's jax
 	$(BIN)/python $(PYTEST) -m nightly
 	COMPOSITIONS=2000 FIRST_COMPOSITION=$$(date +%s) $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
 	$(MAKE) compiled-short

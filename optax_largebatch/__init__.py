@@ -27,13 +27,17 @@ from optax_largebatch.diagnostics.noise_scale import (
 from optax_largebatch.diagnostics.optimizer_facts import trust_ratios
 from optax_largebatch.diagnostics.step_metrics import step_metrics
 from optax_largebatch.migration.adopt_state import adopt_state
-from optax_largebatch.optimizers.hyperball import adamh, muonh
-from optax_largebatch.optimizers.icefall import cain, eve, learned_gradient, scaled_adam
+from optax_largebatch.optimizers.adamh import adamh
+from optax_largebatch.optimizers.cain import cain
+from optax_largebatch.optimizers.eve import eve
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import larc, lars
 from optax_largebatch.optimizers.lbsgd import lbsgd
+from optax_largebatch.optimizers.learned_gradient import learned_gradient
 from optax_largebatch.optimizers.muon import muon
+from optax_largebatch.optimizers.muonh import muonh
+from optax_largebatch.optimizers.scaled_adam import scaled_adam
 from optax_largebatch.params.groups import ParamGroups, param_groups
 from optax_largebatch.params.rules import Rule, at_least_ndim, matching, matching_kinds
 from optax_largebatch.params.stacked import Stacked, stacked_layers

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from optax_largebatch.arguments import check_integer
 from optax_largebatch.diagnostics.diagnose import EXPLODED
 from optax_largebatch.plans.plan import BatchPlan
 
@@ -106,53 +104,6 @@ def trust_ratios(
     return ax
 
 
-def schedule_preview(
-    schedule: optax.Schedule,
-    total_steps: int,
-    *,
-    label: str | None = None,
-    ax: "Axes | None" = None,
-) -> "Axes":
-    r"""A schedule before the run: its value at every step.
-
-    Args:
-        schedule: step (0 first) to value.
-        total_steps: how many steps to show, 1 or more.
-        label: its name, for a legend; pass the same `ax` to compare several.
-        ax: where to draw; None for a new figure.
-
-    Returns:
-        The axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: `total_steps` is out of its range.
-
-    Examples:
-        >>> import matplotlib
-        >>> matplotlib.use("Agg")
-        >>> from optax_largebatch import plots, recipes
-        >>> recipe = recipes.get("bert-large/lamb/mlperf", batch_size=8192)
-        >>> ax = plots.schedule_preview(recipe.schedule(), recipe.total_steps, label=recipe.name)
-        >>> print(ax.get_ylabel())
-        value
-    """
-    check_integer("total_steps", total_steps, at_least=1)
-    if not callable(schedule):
-        raise TypeError(f"schedule must be a function of the step, got {schedule!r}.")
-    ax = ax or _new_axes(6, 3.2)
-    # No more points than the columns of a wide screen.
-    steps = np.unique(np.linspace(0, total_steps, min(total_steps, 4000) + 1).astype(np.int32))
-    values = jax.vmap(schedule)(jnp.asarray(steps))
-    colour = COLOURS[len(ax.lines) % len(COLOURS)]
-    ax.plot(steps, np.asarray(values), color=colour, label=label)
-    ax.set(xlabel="step", ylabel="value")
-    _plain(ax)
-    if label is not None:
-        ax.legend(frameon=False, fontsize=8)
-    return ax
-
-
 def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Sequence[Axes]":
     r"""A plan before the run: its batch size and its numbers against what was seen.
 
@@ -220,7 +171,7 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
 
 def __getattr__(name: str) -> Any:
     message = f"module {__name__!r} has no attribute {name!r}"
-    if name in ("colours", "loss_curves", "steps_to_target"):
+    if name in ("colours", "loss_curves", "schedule_preview", "steps_to_target"):
         message += "; draw it with matplotlib"
     raise AttributeError(message)
 

@@ -114,7 +114,7 @@ _OURS = Law(
     eps=Power(-0.5, 0.5),
     valid="Valid while the batch is below the critical one, and for networks of the same width.",
     source="rate: arXiv 1404.5997, 2603.28743 (length); momentum: arXiv 2603.15958; b2: arXiv "
-    "2507.07101; decay: arXiv 2405.13698; measured by benchmarks.transfer",
+    "2507.07101; decay: arXiv 2405.13698",
 )
 
 LAWS: Mapping[str, Law] = {

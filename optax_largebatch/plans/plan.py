@@ -178,23 +178,16 @@ class BatchPlan:
         return self.examples / -(-int(self._run("length").total) // tokens)
 
     @property
-    def rates(self) -> tuple[float, float, float, float]:
+    def rates(self) -> tuple[float, ...]:
         """Four peaks of the learning rate for a search: the plan's own is the third."""
-        peak = self._run("rates").peak
-        if peak is None:
-            raise ValueError(
-                "learning_rate must be a number or a PlannedRate for rates, whose peak is known; "
-                f"got {self._run('rates').learning_rate!r}."
-            )
-        largest = peak * max(self._of_stages("learning_rate"))
-        lowest, low, own, high = (largest * times for times in SEARCHED)
-        return lowest, low, own, high
+        peak = self._run("rates").known_peak * max(self._of_stages("learning_rate"))
+        return tuple(peak * times for times in SEARCHED)
 
     def with_peak(self, learning_rate: float) -> "BatchPlan":
         """The plan with another peak of the learning rate, such as one of `rates`."""
         times = known_number("learning_rate", learning_rate, "(0, inf)") / self.rates[OWN]
         run = self._run("with_peak")
-        return dataclasses.replace(self, run=run.with_peak(times * (run.peak or 0.0)))
+        return dataclasses.replace(self, run=run.with_peak(times * run.known_peak))
 
     def moved(self, batch_size: int) -> dict[str, Moved]:
         """The numbers at a batch size, each with its reason; of rate and decay the factors."""
@@ -327,16 +320,18 @@ class BatchPlan:
         """The learning rate of the tuned run, with another warm-up if the law asks for one."""
         run = self._run("learning_rate")
         rate: Any = run.learning_rate
-        if not LAWS[str(self.law)].keeps_warmup_steps or not isinstance(rate, PlannedRate):
+        if not LAWS[str(self.law)].keeps_warmup_steps or not callable(rate):
             return rate
-        batch = self.stages[-1].batch_size
-        steps = round(int(rate.warmup) / int(run.batch_size))
-        if steps * batch >= self.examples * (self.sequence_length or 1):
+        if not isinstance(rate, PlannedRate):
+            raise ValueError(f"learning_rate must be a PlannedRate for {self.law!r}, got {rate!r}.")
+        batch, tokens = self.stages[-1].batch_size, self.sequence_length or 1
+        steps = round(int(rate.warmup) / int(run.batch_size) / tokens)
+        if steps * batch >= self.examples:
             raise ValueError(
                 f"law: legew keeps the {steps} steps of the warm-up, and the run has "
                 f"{self.total_steps} of {batch} examples. Take a smaller batch, or 'sqrt'."
             )
-        return dataclasses.replace(rate, warmup=round(steps * batch / self.length))
+        return dataclasses.replace(rate, warmup=round(steps * batch * tokens / self.length))
 
     def _of_stages(self, name: str) -> list[float]:
         """A number at each stage; of rate and decay the factor."""

@@ -40,8 +40,8 @@ class TunedRun:
     of them it overshoots.
 
     Args:
-        optimizer: `"adamw"` (also NAdam), `"muon"`, `"muonh"` (also AdamH), `"lamb"`, `"lans"`,
-            `"lars"` or `"sgd"`.
+        optimizer: `"adamw"`, `"muon"`, `"muonh"`, `"lamb"`, `"lans"`, `"lars"` or `"sgd"`. NAdam
+            moves as AdamW, and AdamH as MuonH.
         batch_size: the examples in a step, for which the numbers are tuned.
         total: the examples of the run, or its tokens if plans count tokens; an integer, or a string
             such as `"100M"`.
@@ -141,15 +141,26 @@ class TunedRun:
             return self.learning_rate.peak_value
         return None if callable(self.learning_rate) else self.learning_rate
 
+    @property
+    def known_peak(self) -> float:
+        """The same, for what needs it."""
+        if self.peak is None:
+            raise ValueError(
+                "learning_rate must be a number or a PlannedRate, whose peak is known; got "
+                f"{self.learning_rate!r}."
+            )
+        return self.peak
+
     def with_peak(self, learning_rate: float) -> "TunedRun":
         """The run with another peak of the learning rate, in the same shape."""
+        times = learning_rate / self.known_peak
         changed: Any = learning_rate
         if isinstance(rate := self.learning_rate, PlannedRate):
-            end = rate.end_value * learning_rate / rate.peak_value
+            end = rate.end_value * times
             changed = dataclasses.replace(rate, peak_value=learning_rate, end_value=end)
         return dataclasses.replace(self, learning_rate=changed)
 
-    def to(self, optimizer: Family) -> "TunedRun":
+    def to(self, optimizer: Family, *, sequence_length: int = 1) -> "TunedRun":
         r"""The run with MuonH or Muon in the place of AdamW, at the same batch size.
 
         Once a decoupled decay has settled, a step of AdamW with the rate :math:`\eta` and the decay
@@ -158,6 +169,7 @@ class TunedRun:
 
         Args:
             optimizer: `"muonh"` or `"muon"`, from `"adamw"`.
+            sequence_length: the tokens of an example, if `total` counts tokens.
 
         Returns:
             The run; its `note` says how its rate was found, and when not to trust it.
@@ -175,7 +187,7 @@ class TunedRun:
                 "with those of a published recipe, see recipes.names()."
             )
         if optimizer == "muon":
-            note = "Rate and decay are those of adamw: pass consistent_rms=0.2 to muon."
+            note = "Rate and decay are those of adamw: they are for muon's consistent_rms=0.2."
             return dataclasses.replace(self, optimizer="muon", note=note)
         rate, decay = self.peak, self.weight_decay
         if rate is None or callable(decay) or self.kind != "decoupled" or not decay:
@@ -186,7 +198,7 @@ class TunedRun:
                 "TunedRun('muonh', ...) with a rate of your own: published ones are 0.003 to 0.02."
             )
         angle = math.sqrt(rate * decay)
-        settled = rate * decay * int(self.total) / int(self.batch_size)
+        settled = rate * decay * int(self.total) / int(self.batch_size) / sequence_length
         note = "The rate is the angle of a step of adamw, sqrt(rate x decay)."
         if settled < SETTLED:
             note += (

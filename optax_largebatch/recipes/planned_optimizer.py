@@ -5,14 +5,15 @@ from typing import Any, Literal
 import jax
 import optax
 
-from optax_largebatch.optimizers.hyperball import muonh
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import lars
 from optax_largebatch.optimizers.muon import muon
+from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.params.rules import Rule, matching, matching_kinds
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.plans.plan import BatchPlan
+from optax_largebatch.plans.tuned_run import FAMILIES, TunedRun
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
@@ -50,14 +51,16 @@ def planned_optimizer(
         not_decayed: the parameters without weight decay and trust ratio; None for biases and the
             scales of norms, see `matching_kinds`.
         **arguments: any other argument of the optimizer, such as `ns_dtype`, `matrix_axes` or
-            `others`; it takes the place of what is chosen here.
+            `others`; it takes the place of what is chosen here. For AdamW those of `scale_by_adam`,
+            such as `nesterov`; for SGD those of `accumulate_momentum`.
 
     Returns:
         The optimizer. Its `update` needs the parameters.
 
     Raises:
-        ValueError: the plan has no run, a rule or a name selects no parameter, or the optimizer
-            cannot move these parameters.
+        ValueError: the plan has no run, its weight decay is of a kind that the optimizer does not
+            have, a rule or a name selects no parameter, or the optimizer cannot move these
+            parameters.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -80,24 +83,24 @@ def planned_optimizer(
     if plan.run is None:
         raise ValueError("plan must have a run: give batch_plan a TunedRun, got a plan without.")
     family = plan.run.optimizer
+    _check_decay(plan.run)
     decayed = ~(matching_kinds("bias", "norm") if not_decayed is None else not_decayed)
     numbers = {name: _number(plan, name) for name in plan.run.numbers}
     rate, decay = plan.learning_rate, plan.weight_decay if plan.run.weight_decay != 0 else 0.0
 
-    def adamw() -> optax.GradientTransformationExtraArgs:
-        moments = scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"])
+    def adamw(**settings: Any) -> optax.GradientTransformationExtraArgs:
         return chain(
-            moments,
+            scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"], **settings),
             add_decayed_weights(decay, decayed, stacked=stacked),
             scale_by_learning_rate(rate),
         )
 
     if family == "adamw":
-        optimizer = adamw()
+        optimizer = adamw(**arguments)
     elif family == "sgd":
         optimizer = chain(
             add_decayed_weights(decay, decayed, stacked=stacked),
-            accumulate_momentum(numbers["momentum"]),
+            accumulate_momentum(numbers["momentum"], **arguments),
             scale_by_learning_rate(rate),
         )
     elif family in LAYERWISE:
@@ -117,6 +120,20 @@ def planned_optimizer(
         optimizer = accumulate_gradients(optimizer, every=plan.micro_batches)
     jax.eval_shape(optimizer.init, params)
     return optimizer
+
+
+def _check_decay(run: TunedRun) -> None:
+    """Another kind of decay would be built as the usual one, many times too strong or too weak."""
+    if run.weight_decay == 0 or (family := run.optimizer) in LAYERWISE:
+        return
+    if family == "muonh":
+        raise ValueError("weight_decay must be 0 for 'muonh', whose matrices keep their norms.")
+    if run.kind != (usual := FAMILIES[family][0]):
+        raise ValueError(
+            f"decay_kind must be {usual!r} for planned_optimizer with {family!r}, got "
+            f"{run.kind!r}. An independent decay over the peak of the rate is the decoupled one. "
+            "Or build the optimizer yourself from the schedules of the plan."
+        )
 
 
 def _number(plan: BatchPlan, name: str) -> Any:

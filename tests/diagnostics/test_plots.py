@@ -92,26 +92,12 @@ def test_what_is_left_to_matplotlib_says_so():
         _ = plots.other
 
 
-def test_schedule_preview():
-    _, ax = plt.subplots()
-    schedule = lb.warmup_decay(2.0, total_steps=100, warmup_steps=10)
-    assert plots.schedule_preview(schedule, 100, label="one", ax=ax) is ax
-    plots.schedule_preview(lambda step: step, 9000, label="two", ax=drawn(ax))
-    one, two = ax.lines
-    np.testing.assert_array_equal(one.get_xdata(), np.arange(101))
-    np.testing.assert_allclose(one.get_ydata()[[0, 5, 10, 55, 100]], [0, 1, 2, 1, 0], atol=1e-6)
-    assert one.get_color() != two.get_color()
-    assert two.get_xdata()[[0, -1]].tolist() == [0, 9000]
-    with pytest.raises(TypeError, match=r"schedule must be a function of the step, got 0.1"):
-        plots.schedule_preview(0.1, 100)
-
-
 def test_without_matplotlib():
     """The library does without it, and a plot says what to install."""
     program = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import optax_largebatch as lb\n"
-        "lb.plots.schedule_preview(lambda step: 0.1 * step, 10)"
+        "lb.plots.batch_plan(lb.batch_plan(8, total=100))"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120

@@ -149,6 +149,22 @@ def test_legew_keeps_the_steps_of_the_warm_up():
         lb.batch_plan(16384, total=4_096_000, run=tuned("lamb"), law="legew")
 
 
+def test_legew_counts_tokens():
+    tokens = 16
+    rate = lb.PlannedRate(1e-3, warmup=256_000 * tokens)
+    run = tuned("lamb", total=4_096_000 * tokens, learning_rate=rate)
+    plan = lb.batch_plan(
+        1024, total=4_096_000 * tokens, sequence_length=tokens, run=run, law="legew"
+    )
+    assert float(plan.learning_rate(1000)) == pytest.approx(2e-3, rel=1e-5)
+    with pytest.raises(ValueError, match=r"legew keeps the 1000 steps .* the run has 250 of 16384"):
+        dataclasses.replace(plan, stages=(lb.Stage(0, 0, 16384),), total_steps=250)
+    with pytest.raises(ValueError, match="learning_rate must be a PlannedRate for 'legew'"):
+        lb.batch_plan(
+            1024, total=10**6, run=tuned("lamb", learning_rate=lambda seen: seen), law="legew"
+        )
+
+
 class TestTo:
     def test_muonh_has_the_angle_of_adamw(self):
         run = tuned(total="51.2M", decay_kind="decoupled").to("muonh")
@@ -166,6 +182,12 @@ class TestTo:
         run = tuned(learning_rate=rate).to("muonh")
         assert run.learning_rate.end_value == pytest.approx(run.peak / 10)
         assert tuned(learning_rate=1e-3).to("muonh").learning_rate == pytest.approx(0.01)
+
+    def test_tokens_are_not_examples(self):
+        """128 steps of 8 examples with 1024 tokens, not 131 thousand."""
+        run = tuned(batch_size=8, total=128 * 8 * 1024, learning_rate=1e-3)
+        assert "Do not trust" not in str(run.to("muonh"))
+        assert "Do not trust" in str(run.to("muonh", sequence_length=1024))
 
     def test_muon_keeps_rate_and_decay(self):
         run = tuned()
@@ -209,6 +231,8 @@ def test_four_rates_around_the_plan():
             0.5 * float(plan.learning_rate(step)), rel=1e-5
         )
     assert half.rates[2] == pytest.approx(2e-3)
+    with pytest.raises(ValueError, match="whose peak is known"):  # the schedule would be lost
+        tuned(learning_rate=lambda seen: seen).with_peak(0.1)
     with pytest.raises(ValueError, match="whose peak is known"):
         lb.batch_plan(8, total=100, run=tuned(learning_rate=lambda seen: seen)).rates  # noqa: B018
 

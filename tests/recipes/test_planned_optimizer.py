@@ -21,10 +21,16 @@ DECAYED = ~lb.matching_kinds("bias", "norm")
 BATCH, TOTAL = 64, 6400
 
 
-def planned(optimizer, batch=256, law=None, **options):
+def planned(optimizer, batch=256, law=None, kind=None, **options):
     rate = lb.PlannedRate(0.01, warmup=640)
+    decay = 0.0 if optimizer == "muonh" else 0.1
     run = lb.TunedRun(
-        optimizer, batch_size=BATCH, total=TOTAL, learning_rate=rate, weight_decay=0.1
+        optimizer,
+        batch_size=BATCH,
+        total=TOTAL,
+        learning_rate=rate,
+        weight_decay=decay,
+        decay_kind=kind,
     )
     return lb.batch_plan(batch, total=TOTAL, run=run, law=law, **options)
 
@@ -106,6 +112,33 @@ def test_other_arguments_go_to_the_optimizer():
     assert "sphere" in line
     with pytest.raises(TypeError, match="weight_decay"):
         lb.planned_optimizer(plan, PARAMS, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_arguments_of_a_chain_are_not_left_out(optimizer):
+    found, nesterov = (
+        trained(lb.planned_optimizer(planned(optimizer), PARAMS, **arguments), 2)
+        for arguments in ({}, {"nesterov": True})
+    )
+    assert not np.allclose(found["head"], nesterov["head"], rtol=1e-3)
+    with pytest.raises(TypeError, match="ns_dtype"):
+        lb.planned_optimizer(planned(optimizer), PARAMS, ns_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind"),
+    [("adamw", "independent"), ("adamw", "l2"), ("muon", "independent"), ("sgd", "decoupled")],
+)
+def test_a_decay_that_would_be_built_as_another_kind(optimizer, kind):
+    """1e-4 of midGPT would be 1000 times too weak."""
+    with pytest.raises(ValueError, match=r"decay_kind must be .* for planned_optimizer"):
+        lb.planned_optimizer(planned(optimizer, kind=kind), PARAMS)
+
+
+def test_muonh_has_no_decay():
+    run = lb.TunedRun("muonh", batch_size=8, total=100, learning_rate=0.1, weight_decay=0.1)
+    with pytest.raises(ValueError, match="weight_decay must be 0 for 'muonh'"):
+        lb.planned_optimizer(lb.batch_plan(8, total=100, run=run), PARAMS)
 
 
 def test_stacked_layers_that_are_not_declared():

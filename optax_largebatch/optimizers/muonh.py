@@ -1,4 +1,4 @@
-"""AdamH and MuonH: optimizers whose matrices keep their norms."""
+"""MuonH: Muon whose matrices keep their norms."""
 
 from typing import Any, Literal
 
@@ -6,148 +6,19 @@ import jax
 import numpy as np
 import optax
 
-from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_numbers, refused, renamed
-from optax_largebatch.params.groups import (
-    Grouped,
-    Owners,
-    ParamGroups,
-    by_owner,
-    check_groups,
-    scaled_rate,
-)
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
+from optax_largebatch.optimizers.adamh import NO_DECAY, steps_beside_spheres
+from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
-from optax_largebatch.params.rules import at_least_ndim
-from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
-from optax_largebatch.transforms.hyperball import Radius, hyperball, hyperball_transform
+from optax_largebatch.transforms.hyperball import Radius, hyperball
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
 )
 from optax_largebatch.transforms.partitioned import check_others, partition
-
-NO_DECAY = (
-    "A decay shortens the parameters, and the projection makes them as long as before, so it would "
-    "do nothing. For the decay of all other parameters give their optimizer: others=..."
-)
-"""Why there is no weight decay on a sphere."""
-
-SHARE_OF_ADAM = 3 / 13
-"""The rate of Adam in units of the rate on spheres, in Marin's runs."""
-
-
-@refused(weight_decay=NO_DECAY, weight_decay_mask=NO_DECAY, mask=NO_DECAY)
-def adamh(
-    learning_rate: Scalar | optax.Schedule,
-    *,
-    b1: Scalar | optax.Schedule = 0.9,
-    b2: Scalar | optax.Schedule = 0.95,
-    eps: Scalar = 1e-8,
-    mu_dtype: Any = None,
-    radius: Radius = "now",
-    others: optax.GradientTransformation | None = None,
-    adamh_mask: Mask = None,
-    groups: ParamGroups | None = None,
-    stacked: Stacks = None,
-) -> optax.GradientTransformationExtraArgs:
-    r"""AdamH: Adam's direction, in steps on a sphere.
-
-    .. math::
-
-        m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad v_t = b_2 v_{t-1} + (1 - b_2) g_t^2, \qquad
-        u_t = \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t)} + \epsilon} \\
-        w' &= w_t - \eta \frac{\lVert w_t \rVert}{\lVert u_t \rVert} u_t, \qquad
-        w_{t+1} = \frac{\lVert w_t \rVert}{\lVert w' \rVert} w'
-
-    The norms of these parameters never change, so there is no weight decay to tune. Another
-    optimizer, `others`, moves the rest.
-
-    Args:
-        learning_rate: the angle of a step: 0.01 turns each layer by 0.01 radians. From AdamW with
-            the rate :math:`\eta_0` and the decay :math:`\lambda`, begin at :math:`\sqrt{\eta_0
-            \lambda}`. :math:`\eta`, 0 or more; a float or a schedule.
-        b1: decay rate of the first moment: 0.9 to 0.91 for the last layers of Marin's runs. In [0,
-            1); a float or a schedule.
-        b2: decay rate of the second moment: 0.95 in all recipes. In [0, 1); a float or a schedule.
-        eps: keeps the division finite where the gradient has been near 0: almost 0 (4e-15 to 6e-15)
-            in Marin's runs. :math:`\epsilon`, 0 or more.
-        mu_dtype: dtype in which the first moment is kept: bfloat16 saves two bytes for each
-            parameter. None for float32 (float64 for float64 parameters).
-        radius: the norm that a layer keeps: `"now"` for that before the step, `"start"` for that at
-            its first step, or a number for all layers; see `hyperball`.
-        others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam
-            with the same moments, and 3/13 of the learning rate.
-        adamh_mask: the parameters that keep their norms; None for those with two or more axes (in
-            a stack, of a layer). Leave out embeddings, `adamh_mask=~matching("embed") &
-            at_least_ndim(2)`, unless you want their norms fixed.
-        groups: groups of parameters with another learning rate, from `param_groups`; None for one
-            group. The rate applies to `others` too, if that is None.
-        stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
-            each layer has a norm of its own: patterns with their axes, `{"layers/": 0}`, or the
-            result of `stacked_layers`. None if there are none.
-
-    Returns:
-        The optimizer. Its `update` needs the parameters.
-
-    Raises:
-        TypeError: an argument has the wrong type, or `weight_decay` is given.
-        ValueError: an argument is out of its range.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> import optax
-        >>> from optax_largebatch import adamh
-        >>> params = {"kernel": jnp.array([[3.0, 4.0]]), "bias": jnp.zeros(2)}
-        >>> optimizer = adamh(0.1)
-        >>> grads = {"kernel": jnp.array([[1.0, -1.0]]), "bias": jnp.ones(2)}
-        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
-        >>> params = optax.apply_updates(params, updates)
-        >>> print(f"{jnp.linalg.norm(params['kernel']):.4f} {params['bias'].round(4)}")
-        5.0000 [-0.0231 -0.0231]
-
-    References:
-        Wen et al., *Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
-        Optimization*, arXiv 2606.16899.
-        Levanter, `AdamHConfig`, whose learning rates differ by 13/3 in Marin's runs.
-    """
-    groups = check_groups(groups, stacked, "weight_decay")
-    check_mask("adamh_mask", adamh_mask)
-    rate = groups.per_group("learning_rate", learning_rate)
-    stacks = check_stacked(stacked)
-
-    def owners(params: optax.Params) -> list[str]:
-        blocks = stacks.blocks(params)
-        if adamh_mask is None:
-            chosen = resolve_mask("adamh_mask", at_least_ndim(2), blocks)
-        else:
-            chosen = select_leaves("adamh_mask", adamh_mask, blocks)
-        return ["adamh" if keeps_norm else "others" for keeps_norm in chosen]
-
-    direction = scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
-    if others is None:
-        return chain(direction, steps_beside_spheres("adamh", owners, rate, radius, stacks))
-    check_others(others)
-    on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
-    return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
-
-
-def steps_beside_spheres(
-    who: str, owners: Owners, rate: Grouped, radius: Radius, stacks: Stacked
-) -> optax.GradientTransformationExtraArgs:
-    """`hyperball` for the parameters of one owner, and Adam's share of its rate for the others.
-
-    It is one link for all parameters, so that the layout of its state depends on no mask.
-    """
-    adams_share = rate.map(lambda one: scaled_rate(one, SHARE_OF_ADAM))
-    rates = by_owner({who: rate, "others": adams_share}, owners)
-
-    def are_kept(params: optax.Params) -> list[bool]:
-        return [owner == who for owner in owners(params)]
-
-    return engine.transformation(hyperball_transform(rates, radius, are_kept, stacks))
-
 
 _OWN_OPTIMIZER = (
     "The parameters that keep no norm have an optimizer of their own, which is an argument: "
@@ -157,8 +28,6 @@ _NO_SCALE = (
     "A step has the length learning_rate times the norm of the matrix, so a factor of its "
     "direction would do nothing. Leave it out."
 )
-
-
 _DIRECTION = (
     "It is an argument of orthogonalize_momentum. For matrices alone, this optimizer is "
     "chain(orthogonalize_momentum(...), hyperball(learning_rate))."
