@@ -30,13 +30,13 @@ test-one-device: $(READY)  ## the optimizers once more, on one device, where sum
 
 test-all: test test-one-device test-slow  ## all tests but the nightly ones
 
-test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, what is compiled for H100s and TPUs, users' compiler, all tests with the lowest and the newest versions, and Levanter's jax
+test-nightly: $(READY) compilers  ## the tests marked nightly, 2,000 compositions, what is compiled for H100s and TPUs, all tests with the lowest versions and Levanter's jax, and with the newest versions and their users' compiler
 	$(BIN)/python $(PYTEST) -m nightly
 	COMPOSITIONS=2000 FIRST_COMPOSITION=$$(date +%s) $(BIN)/python $(PYTEST) -m slow tests/test_compositions.py
 	$(MAKE) compiled-short
-	TEST_COMPILER=usual $(MAKE) test test-slow
-	$(MAKE) lowest versions-jax-0.7 newest
-	$(MAKE) newest MARK=slow
+	$(MAKE) lowest versions-jax-0.7
+	TEST_COMPILER=usual $(MAKE) newest
+	TEST_COMPILER=usual $(MAKE) newest MARK=slow
 
 # XLA's compilers for TPUs and for NVIDIA's GPUs, 1.2 GB: wheels only, no driver, no CUDA libraries.
 compilers:

@@ -1,6 +1,7 @@
 """Names of parameters, the same in every framework, and trees with an entry for each of them."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -91,10 +92,14 @@ def inside(node: Any) -> list[tuple[Any, Any]]:
 
 def is_box(node: Any) -> bool:
     """Whether `node` is a box of Flax around one array."""
-    modules = [base.__module__ for base in type(node).__mro__]
-    if not any(module.startswith(("flax.core.meta", "flax.nnx")) for module in modules):
-        return False
-    return [path for path, _ in inside(node)] == [(GetAttrKey("value"),)]
+    inner = (GetAttrKey("value"),)
+    return _is_of_flax(type(node)) and [path for path, _ in inside(node)] == [inner]
+
+
+@functools.cache
+def _is_of_flax(kind: type) -> bool:
+    modules = [base.__module__ for base in kind.__mro__]
+    return any(module.startswith(("flax.core.meta", "flax.nnx")) for module in modules)
 
 
 def broadcast_prefix(

@@ -204,14 +204,15 @@ class _Search:
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
         names = [name for name, _ in named]
-        for pattern in self.patterns:
+        found = [[re.search(pattern, name) for name in names] for pattern in self.patterns]
+        for pattern, matches in zip(self.patterns, found, strict=True):
             # No names: optax calls `init` with a placeholder in the place of parameters.
-            if names and not any(re.search(pattern, name) for name in names):
+            if names and not any(matches):
                 raise ValueError(
                     f"the pattern {pattern!r} matches no parameter. The names are: "
                     f"{listed(names)}. Correct the pattern, or leave it out."
                 )
-        return [any(re.search(pattern, name) for pattern in self.patterns) for name in names]
+        return [any(matches) for matches in zip(*found, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Stacked:
         checked = []
         for index, (leaf, axes) in enumerate(zip(leaves, self.resolve(params), strict=True)):
             try:
-                checked.append(() if axes is None else _checked_axes(leaf, axes))
+                checked.append(() if axes in (None, ()) else _checked_axes(leaf, axes))
             except (TypeError, ValueError) as error:
                 name = paths.leaf_names(params)[index]
                 raise type(error)(f"stacked_layers: the parameter {name!r} {error}") from None
@@ -284,7 +284,7 @@ def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
                 f"of shape {leaf.shape} has no axis {axis}. Correct the axis, or narrow the "
                 "pattern to the parameters that are stacked."
             )
-    counted = sorted(axis % leaf.ndim for axis in stacked)
+    counted = sorted([axis % leaf.ndim for axis in stacked])
     if len(set(counted)) < len(counted):
         raise ValueError(
             f"is given the axes {stacked}, one of them twice. Each pattern that matches a "
@@ -294,7 +294,7 @@ def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
 
 
 def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
-    shape = tuple(size for axis, size in enumerate(leaf.shape) if axis not in axes)
+    shape = [size for axis, size in enumerate(leaf.shape) if axis not in axes]
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
 

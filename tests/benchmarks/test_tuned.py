@@ -415,7 +415,7 @@ def test_the_causal_model_knows_nothing_at_the_start(tiny):
 @pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ARMS)
 def test_every_optimizer_learns_and_comes_out_the_same_again(tiny, optimizer):
-    plan = schedule("0:32 512:64", 2048)
+    plan = schedule(32, 2048, "0:32 512:64")
     settings = Settings(0, ARMS[optimizer].centre, 0.1 * ARMS[optimizer].decays, 0.9)
     run = prepare(tiny, optimizer)
     own = run(plan, settings, 3)
