@@ -54,10 +54,7 @@ class Stacked:
         axes = self.axes(params)
         if not any(axes):
             return params
-        pairs = zip(leaves, axes, strict=True)
-        return structure.unflatten(
-            [_block(leaf, stack) if stack else leaf for leaf, stack in pairs]
-        )
+        return structure.unflatten(map(_block, leaves, axes))
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""
@@ -294,8 +291,8 @@ def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
 
 
 def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
-    shape = [size for axis, size in enumerate(leaf.shape) if axis not in axes]
-    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+    shape = [size for axis, size in enumerate(np.shape(leaf)) if axis not in axes]
+    return jax.ShapeDtypeStruct(shape, leaf.dtype) if axes else leaf
 
 
 def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:

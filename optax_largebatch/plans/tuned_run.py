@@ -130,9 +130,7 @@ class TunedRun:
         """The momenta and epsilon, those of the optimizer if they were not given."""
         defaults = FAMILIES[self.optimizer][1]
         given = {name: getattr(self, name) for name in defaults}
-        return {
-            name: value if given[name] is None else given[name] for name, value in defaults.items()
-        }
+        return dict(defaults) | {name: x for name, x in given.items() if x is not None}
 
     @property
     def peak(self) -> float | None:
@@ -205,12 +203,9 @@ class TunedRun:
                 f" Do not trust it: the decay shrinks the weights by {settled:.2g} of their length "
                 "over the run, too little to settle. Search from 0.005 to 0.04."
             )
+        same = self.with_peak(angle)
         return dataclasses.replace(
-            self.with_peak(angle),
-            optimizer="muonh",
-            weight_decay=0.0,
-            decay_kind=None,
-            note=note,
+            same, optimizer="muonh", weight_decay=0.0, decay_kind=None, note=note
         )
 
     def __str__(self) -> str:
@@ -218,10 +213,8 @@ class TunedRun:
         if self.weight_decay != 0:
             decay += f", {self.kind}" + ("" if self.decay_kind else " (assumed)")
         constant = "" if callable(self.learning_rate) else ", constant"
-        lines = {
-            "learning_rate": _shown(self.learning_rate) + constant,
-            "weight_decay": decay,
-        } | {
+        lines = {"learning_rate": _shown(self.learning_rate) + constant, "weight_decay": decay}
+        lines |= {
             name: f"{value:g}" + (" (assumed)" if getattr(self, name) is None else "")
             for name, value in self.numbers.items()
         }

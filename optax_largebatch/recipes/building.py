@@ -13,6 +13,12 @@ ARGUMENTS = (
 )  # fmt: skip
 """The fields of a recipe that are arguments of its optimizer, if it has them."""
 
+SHAPE = (
+    "power", "end_value", "warmup_steps", "warmup_begin_value", "warmup_begin_step", "hold_steps",
+    "steps_per_stair",
+)  # fmt: skip
+"""The fields that are arguments of `warmup_decay`, if they are not 0."""
+
 
 def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> Call:
     """The schedule of a recipe, for its learning rate or another one."""
@@ -37,15 +43,8 @@ def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> 
     if recipe.decay == "drops":
         drops = [round(part * recipe.total_steps) for part in recipe.drops or ()]
         return Call("lb.warmup_drops", drop_steps=drops, warmup_begin_value=begin, **warmup)
-    optional = {
-        "power": recipe.power,
-        "end_value": end,
-        "warmup_steps": recipe.warmup_steps,
-        "warmup_begin_value": begin,
-        "warmup_begin_step": recipe.warmup_begin_step,
-        "hold_steps": recipe.hold_steps,
-        "steps_per_stair": recipe.steps_per_stair,
-    }
+    optional = {name: getattr(recipe, name) for name in SHAPE}
+    optional |= {"end_value": end, "warmup_begin_value": begin}
     named = {"peak_value": peak, "total_steps": recipe.total_steps, "decay": recipe.decay}
     named |= {name: value for name, value in optional.items() if value}
     if recipe.decay_from_start:

@@ -45,7 +45,7 @@ def muon_call(
         del rules["head"]
     schedule = schedule_call(recipe, recipe.learning_rate)
     named = {name: getattr(recipe, name) for name in ARGUMENTS}
-    named |= {"beta": recipe.momentum, "eps": recipe.matrix_eps}
+    named |= {"beta": _momentum(recipe), "eps": recipe.matrix_eps}
     named["weight_decay"] = _matrix_decay(recipe) if recipe.algorithm == "muon" else None
     named["matrix_mask"] = _outside([*rules.values()])
     if adamh_mask is not None:
@@ -72,13 +72,27 @@ def _outside(rules: list[Any]) -> Any:
 def _matrix_decay(recipe: Settings) -> Any:
     if not recipe.weight_decay_to_zero:
         return recipe.weight_decay
-    return Call(
-        "lb.warmup_decay",
-        peak_value=recipe.weight_decay,
-        total_steps=recipe.total_steps,
-        decay="cosine",
-        variable="weight_decay",
+    return _over_the_run(recipe, "weight_decay", decay="cosine")
+
+
+def _momentum(recipe: Settings) -> Any:
+    if recipe.momentum_begin_value is None:
+        return recipe.momentum
+    decay_begins = recipe.warmup_begin_step + recipe.warmup_steps + (recipe.hold_steps or 0)
+    return _over_the_run(
+        recipe,
+        "momentum",
+        end_value=recipe.momentum_end_value,
+        warmup_steps=recipe.momentum_warmup_steps,
+        warmup_begin_value=recipe.momentum_begin_value,
+        hold_steps=decay_begins - recipe.momentum_warmup_steps,
     )
+
+
+def _over_the_run(recipe: Settings, name: str, **shape: Any) -> Call:
+    """The schedule of another number than the rate, with the value of the recipe as its peak."""
+    named = {"peak_value": getattr(recipe, name), "total_steps": recipe.total_steps}
+    return Call("lb.warmup_decay", **named, **shape, variable=name)
 
 
 def _others(recipe: Settings, rules: dict[str, Any], stacked: Stacks) -> Call:

@@ -81,6 +81,11 @@ class Settings:
     b2: float | None = None
     eps: float | None = None
     momentum: float | None = None
+    momentum_begin_value: float | None = None
+    """Muon's momentum at the first step; None if it is the same in the whole run."""
+    momentum_warmup_steps: int = 0
+    """The steps in which it grows to `momentum`. It falls while the rate falls."""
+    momentum_end_value: float | None = None
     learning_rate_in_momentum: bool | None = None
     bias_correction: Literal["full", "none", "step_size"] | None = None
     max_grad_norm: float | None = None

@@ -55,6 +55,14 @@ def nanochat(it):
     return progress + (1 - progress) * 0.05
 
 
+def momentum_of_nanochat(it):
+    """`get_muon_momentum` of base_train.py, 5568 steps; of its peak."""
+    start = 5568 - round(0.65 * 5568)
+    if it < 400:
+        return (0.85 + it / 400 * 0.12) / 0.97
+    return 1 - 0.07 / 0.97 * max(it - start, 0) / (5568 - start)
+
+
 def levanter(total):
     """`lr_scheduler` of Levanter: linear, from 0 in int(0.01 N) steps, and to 0.05 at the end."""
     warmup = int(0.01 * total)
@@ -139,6 +147,7 @@ SCHEDULES = {
         "embeddings_schedule": (0.3, nanochat, 1e-9),
         "head_schedule": (0.008, nanochat, 1e-9),
         "rest_schedule": (0.005 * math.sqrt(2), nanochat, 1e-9),
+        "momentum": (0.97, momentum_of_nanochat, 1e-9),
         "weight_decay": (
             0.28 * math.sqrt(2) * 880_807_296 / 5_838_484_992,
             lambda it: 0.5 * (1 + math.cos(math.pi * it / 5568)),
@@ -158,7 +167,8 @@ def test_schedules_are_those_of_the_source(name, x64):
     recipe = lb.recipes.get(name, **ASKED[name])
     program = {}
     exec(recipe.code(), program)
-    schedules = {key: own for key, own in program.items() if key.endswith(("schedule", "_decay"))}
+    kinds = ("schedule", "_decay", "momentum")
+    schedules = {key: own for key, own in program.items() if key.endswith(kinds)}
     assert set(schedules) == set(SCHEDULES[name])
     steps = np.arange(recipe.total_steps)
     for key, (peak, rule, error) in SCHEDULES[name].items():
@@ -253,7 +263,8 @@ class Source:
     eps: float
     adam: tuple
     """b1, b2, epsilon."""
-    momentum: float = 0.95
+    momentum: object = 0.95
+    """A number, or a function of the step."""
     is_sum: bool = False
     nesterov: bool = True
     floor: bool = False
@@ -298,7 +309,7 @@ SOURCES = {
     "moonlight-16b/muon/moonshot-cooldown": MOONLIGHT,
     "moonlight-16b/muon/moonshot-pretraining": MOONLIGHT,
     "nanochat-d24/muon/speedrun": Source(
-        POLAR, 1e-6, (0.8, 0.96, 1e-10), momentum=0.97,
+        POLAR, 1e-6, (0.8, 0.96, 1e-10), momentum=lambda t: 0.97 * momentum_of_nanochat(t),
         matrix_decay=lambda t: 0.059738424463 * 0.5 * (1 + math.cos(math.pi * t / 5568)),
         decays={"embed": 0.001, "head": 0.01, "rest": 0.05},
     ),
@@ -320,9 +331,10 @@ def trajectory(source, start, gradients, rate):
         for t, g in enumerate(gradients[name]):
             eta = rate(kind, t)
             if kind == "matrix":
-                weight = 1.0 if source.is_sum else 1 - source.momentum
-                m = source.momentum * m + weight * g
-                d = source.momentum * m + weight * g if source.nesterov else m
+                beta = source.momentum(t) if callable(source.momentum) else source.momentum
+                weight = 1.0 if source.is_sum else 1 - beta
+                m = beta * m + weight * g
+                d = beta * m + weight * g if source.nesterov else m
                 u = newton_schulz(d, source.coefficients, source.eps, floor=source.floor)
                 u = u * source.scale(w.shape)
                 decay = source.matrix_decay
