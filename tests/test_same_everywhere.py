@@ -199,10 +199,10 @@ def in_shard_map(optimizer, params, mesh=None, specs=FSDP, check_vma=True):
     return jax.jit(step)(params, optimizer.init(params))
 
 
-def in_pmap(optimizer, params):
+def in_pmap(optimizer, params, specs=FSDP):
     """Parameters split by hand, with a first axis for the devices."""
     mesh = mesh_of((8,), ("fsdp",))
-    like = shapes_on(mesh, params, FSDP)
+    like = shapes_on(mesh, params, specs)
     shardings = lb.optimizer_state_shardings(optimizer, like, mesh)
 
     def split(x, sharding):
@@ -215,7 +215,7 @@ def in_pmap(optimizer, params):
         return np.concatenate(list(x), spec.index("fsdp")) if "fsdp" in spec else x[0]
 
     param_shardings = jax.tree.map(lambda x: x.sharding, like)
-    step = jax.pmap(functools.partial(trained, optimizer, partition_specs=FSDP), axis_name="fsdp")
+    step = jax.pmap(functools.partial(trained, optimizer, partition_specs=specs), axis_name="fsdp")
     params, state = step(
         jax.tree.map(split, params, param_shardings),
         jax.tree.map(split, optimizer.init(params), shardings),

@@ -1,5 +1,6 @@
 """Explains what an optimizer will do with each parameter, before the first step."""
 
+from collections.abc import Mapping
 import dataclasses
 import math
 import re
@@ -19,6 +20,8 @@ UNKNOWN = "?"
 
 EMBEDDING, HEAD = r"embed", r"(^|/)(lm_|output_)?head(/|$)|unembed|logits"
 
+FUSED = r"qkv|kv_?(a_|b_|c_)?proj|wkv|gate_?up|up_?gate|in_proj|(^|/)wi(/|$)|w13|c_attn"
+
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedParameter:
@@ -28,8 +31,8 @@ class ExplainedParameter:
     shape: tuple[int, ...]
     blocks: int
     """The number of layers in the parameter, each with a norm of its own; 1 if it stacks none."""
-    matrices: tuple[int, int] | None
-    """The rows and columns of each of its matrices, if Muon moves it."""
+    matrices: Mapping[tuple[int, int], int]
+    """How many matrices of these rows and columns it has, if Muon moves it."""
     direction: str
     """Where its steps go: `"muon"`, `"adam"`, `"momentum"`, or `"gradient"`; `"?"` if no
     transformation of this library sees the parameter."""
@@ -58,7 +61,8 @@ class Explanation:
             (
                 printable(one.name),
                 _times(one.shape) or "scalar",
-                f"{one.blocks} of {_times(one.matrices)}" if one.matrices else str(one.blocks),
+                " + ".join(f"{number} of {_times(sides)}" for sides, number in one.matrices.items())
+                or str(one.blocks),
                 one.direction,
                 one.length or "-",
                 "yes" if one.decayed else UNKNOWN if one.direction == UNKNOWN else "-",
@@ -144,7 +148,7 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
             name,
             shape,
             math.prod(shape[axis] for axis in axes),
-            (known or {}).get("matrices"),
+            (known or {}).get("matrices", {}),
             UNKNOWN if known is None else known.get("direction", "gradient"),
             facts.lengths[number],
             "decay" in (known or {}),
@@ -153,6 +157,8 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
             forgotten.get(number, ""),
         )
         notes = _notes_on(line, leaf, len(shape) - len(axes), facts.has_muon)
+        if line.matrices and not (known or {}).get("by_text"):
+            notes += _notes_on_fused(name, shape, axes)
         lines.append(dataclasses.replace(line, notes=tuple(notes)))
     return Explanation(tuple(lines))
 
@@ -174,6 +180,22 @@ def _notes_on(one: ExplainedParameter, param: Any, ndim: int, has_muon: bool) ->
     if has_muon and ndim > 2 and one.direction == "adam":
         notes.append(f"has {ndim} axes, and is no matrix to Muon: matrix_axes says which are rows")
     return notes
+
+
+def _notes_on_fused(name: str, shape: tuple[int, ...], stack: tuple[int, ...]) -> list[str]:
+    """A question, if a matrix looks like several; `stack` are the stacked axes."""
+    sides = [length for axis, length in enumerate(shape) if axis not in stack]
+    if len(sides) != 2 or not (
+        re.search(FUSED, name, re.IGNORECASE) or max(sides) == 3 * min(sides)
+    ):
+        return []
+    words = iter(["rows", "(3 columns)"] if sides[0] <= sides[1] else ["(3 rows)", "columns"])
+    text = " ".join("layers" if axis in stack else next(words) for axis in range(len(shape)))
+    one = text.replace("(3 ", "").replace(")", "")
+    return [
+        "may be several matrices side by side, as queries, keys and values often are. Say so: "
+        f"matrix_axes={{{name!r}: {text!r}}}; or, if it is one, {one!r}"
+    ]
 
 
 def _notes_on_a_sphere(param: Any, ndim: int, is_embedding: bool) -> list[str]:

@@ -131,8 +131,9 @@ def muon(
         matrix_mask: the parameters that Muon moves, if they are matrices; None for all. Leave out
             the embeddings and the last layer: `~matching("embed", "head")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
-            as Flax's attention: see `orthogonalize_momentum`. (The argument
-            `muon_weight_dimension_numbers` of `optax.contrib.muon`.)
+            as Flax's attention, and for several matrices in one, such as queries, keys and values:
+            see `orthogonalize_momentum`. (The argument `muon_weight_dimension_numbers` of
+            `optax.contrib.muon`.)
         ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
             that name one, halves the traffic. None for float32 (float64 for float64 parameters).
         groups: groups of matrices with another learning rate or decay, from `param_groups`; None

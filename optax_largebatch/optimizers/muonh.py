@@ -120,8 +120,9 @@ def muonh(
         matrix_mask: the other parameters that this moves, if they are matrices; None for all. Leave
             out the embeddings: `~matching("embed")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
-            as Flax's attention: see `orthogonalize_momentum`. The norm is that of each block of
-            `stacked`.
+            as Flax's attention, and for several matrices in one, such as queries, keys and values:
+            see `orthogonalize_momentum`. The norm is that of each block of `stacked`, also where a
+            block has several matrices.
         ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
             that name one, halves the traffic. None for float32 (float64 for float64 parameters).
         groups: groups of parameters with another learning rate, from `param_groups`; None for one

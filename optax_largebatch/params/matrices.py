@@ -1,6 +1,9 @@
 """Matrices among the parameters: which axes are rows and which are columns."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -8,15 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_largebatch.params.fused import Fused, from_batch, read_fused, stack_of, to_batch
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.paths import broadcast_prefix, is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.rules import matching
 from optax_largebatch.params.stacked import Stacked
 
+Axes = tuple[tuple[int, ...], tuple[int, ...]] | str | None
+"""The axes of rows and those of columns; or a text that says them, and more."""
+
 MatrixAxes = Mapping[str, Any] | Callable[[Any], Any] | Any
 """Patterns, a function of the parameters, or a tree (or prefix). Each entry is a pair, the axes of
-rows and the axes of columns, or None for a parameter that is no matrix."""
+rows and the axes of columns; a text, such as `"rows (3 columns)"`, for several matrices in one; or
+None for a parameter that is no matrix."""
 
 
 class Matrices(NamedTuple):
@@ -29,6 +37,10 @@ class Matrices(NamedTuple):
     specs_known: bool = False
     """Whether `update` is given the spec of the parameter. If so, devices have the same along all
     other mesh axes; the array types may say so, too."""
+    fused: Fused | None = None
+    """What each of them is fused of, if it is."""
+    by_text: bool = False
+    """Whether a text says what they are, so that nobody has to ask."""
 
     @property
     def whole(self) -> "Matrices":
@@ -46,27 +58,76 @@ class Matrices(NamedTuple):
         return height, width
 
     @property
+    def numbers(self) -> dict[tuple[int, int], int]:
+        """How many matrices of each shape there are in the parameter."""
+        number = math.prod(self.layout.shape[axis] for axis in self.stack)
+        number *= self.fused.number if self.fused else 1
+        return {shape: number * k for shape, k in Counter(self.shapes).items()}
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The rows and columns of the matrices that one is fused of, or its own."""
+        return self.fused.shapes if self.fused else [self.shape]
+
+    def spread(self, numbers: Sequence[float], dtype: jnp.dtype) -> Any:
+        """A number for each of `shapes`, in an array that broadcasts over this device's shard."""
+        if self.fused is None or len({*numbers}) == 1:
+            return numbers[0]
+        side, vector = self.fused.spread(numbers)
+        axes = (self.rows, self.columns)[side]
+        lengths = [n if axis in axes else 1 for axis, n in enumerate(self.layout.shape)]
+        return self.layout.local_shard(jnp.asarray(vector, dtype).reshape(lengths))
+
+    @property
     def stack(self) -> tuple[int, ...]:
         """The axes that stack matrices."""
-        sides = {*self.rows, *self.columns}
-        return tuple([axis for axis in range(len(self.layout.shape)) if axis not in sides])
+        return stack_of(len(self.layout.shape), self.rows, self.columns)
 
     def to_batch(self, x: jax.Array) -> jax.Array:
         """The matrices of an array like the parameter, or their shards, as a batch."""
-        groups = (self.stack, self.rows, self.columns)
-        lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
-        return jnp.transpose(x, (*self.stack, *self.rows, *self.columns)).reshape(lengths)
+        return to_batch(x, self.rows, self.columns)
 
     def from_batch(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         """The array of this shape, the reverse of `to_batch`."""
-        order = (*self.stack, *self.rows, *self.columns)
-        turned = matrices.reshape([shape[axis] for axis in order])
-        return jnp.transpose(turned, np.argsort(order).tolist())
+        return from_batch(matrices, shape, self.rows, self.columns)
+
+    def opened(self, shape: tuple[int, ...]) -> "tuple[Matrices, tuple[int, ...]] | None":
+        """The matrices that these are fused of, by an axis for each part of an axis.
+
+        Args:
+            shape: of this device's shard.
+
+        Returns:
+            They, and the shape of the shard with all these axes; None if their lengths differ, or
+            if a shard has only pieces of some of them.
+        """
+        if self.fused is None or len(self.fused.parts) > 1:
+            return None
+        sides, lengths = (*self.rows, *self.columns), iter(self.fused.lengths)
+        pairs = zip(sides, self.fused.cuts, strict=True)
+        cut = {axis: list(itertools.islice(lengths, n)) for axis, n in pairs}
+        starts, opened, whole, mesh_axes = {}, [], [], []
+        for axis, (here, length, names) in enumerate(zip(shape, *self.layout, strict=True)):
+            first, *others = cut.get(axis, [length])
+            if here % math.prod(others):
+                return None
+            starts[axis] = len(opened)
+            opened += [here // math.prod(others), *others]
+            whole += [first, *others]
+            mesh_axes += [names, *[()] * len(others)]
+        places = [starts[axis] + k for axis in sides for k in range(len(cut[axis]))]
+        layout = Layout(tuple(whole), tuple(mesh_axes))
+        rows, columns = (
+            tuple(places[k] for k in side) for side in (self.fused.rows, self.fused.columns)
+        )
+        return self._replace(rows=rows, columns=columns, layout=layout, fused=None), tuple(opened)
 
     def map(
         self, function: Callable[..., jax.Array], x: jax.Array, *numbers: jax.Array
     ) -> jax.Array:
         """The array with `function` of each matrix and `numbers` in the place of the matrix."""
+        if self.fused is not None:
+            function = functools.partial(self.fused.map, function)
         of_each = jax.vmap(lambda matrix: function(matrix, *numbers))
         return self.from_batch(of_each(self.to_batch(x)), x.shape)
 
@@ -85,9 +146,7 @@ def check_matrix_axes(matrix_axes: Any) -> None:
         )
 
 
-def axes_of_matrices(
-    matrix_axes: MatrixAxes, stacked: Stacked, params: Any
-) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
+def axes_of_matrices(matrix_axes: MatrixAxes, stacked: Stacked, params: Any) -> list[Axes]:
     """The axes of rows and of columns of each parameter, None for a parameter that is no matrix.
 
     Args:
@@ -97,10 +156,10 @@ def axes_of_matrices(
         params: the parameters.
 
     Raises:
-        TypeError: the entry for a parameter is no pair of axes.
+        TypeError: the entry for a parameter is neither a pair of axes nor a text.
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
-    pairs = [
+    pairs: list[Any] = [
         _two_axes(np.ndim(leaf), axes)
         for leaf, axes in zip(jax.tree.leaves(params), stacked.axes(params), strict=True)
     ]
@@ -158,7 +217,13 @@ def matrices_of(
                 "layers by stacked=, or leave it to another transformation, as muon() does."
             )
         layout = leaves.layout(index, f"{who} works on whole matrices")
-        found.append(Matrices(*pair, layout, specs_known=leaves.specs is not None))
+        specs_known = leaves.specs is not None
+        if isinstance(pair, str):
+            name = leaf_names(leaves.tree)[index]
+            rows, columns, fused = _read(name, layout.shape, pair)
+            found.append(Matrices(rows, columns, layout, specs_known, fused, by_text=True))
+        else:
+            found.append(Matrices(*pair, layout, specs_known))
     return found
 
 
@@ -174,6 +239,9 @@ def _is_patterns(tree: Mapping[Any, Any]) -> bool:
 
 
 def _is_pair(node: Any) -> bool:
+    """Whether a node says which axes are rows and columns; a text does, too."""
+    if isinstance(node, str):
+        return True
     return isinstance(node, tuple) and len(node) == 2 and all(map(_is_axes, node))
 
 
@@ -182,14 +250,14 @@ def _is_axes(node: Any) -> bool:
     return bool(axes) and all(type(axis) is int for axis in axes)
 
 
-def _checked(name: str, ndim: int, pair: Any) -> Any:
+def _checked(name: str, ndim: int, pair: Any) -> Axes:
     """The axes of a parameter, counted from 0."""
-    if pair is None:
-        return None
+    if pair is None or isinstance(pair, str):
+        return pair
     if not _is_pair(pair):
         raise TypeError(
             f"matrix_axes: the entry for {name!r} must be a pair (rows, columns) of axes, such as "
-            f"(0, 1) or ((0, 1, 2), 3), or None for no matrix; got {pair!r}."
+            f"(0, 1) or ((0, 1, 2), 3), a text, or None for no matrix; got {pair!r}."
         )
     rows, columns = (tuple(x) if isinstance(x, tuple | list) else (x,) for x in pair)
     if not all(-ndim <= axis < ndim for axis in (*rows, *columns)):
@@ -204,3 +272,17 @@ def _checked(name: str, ndim: int, pair: Any) -> Any:
             "rows, to the columns, or to neither."
         )
     return rows, columns
+
+
+def _read(
+    name: str, shape: tuple[int, ...], text: str
+) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
+    """The axes of a parameter of this whole shape, and what its matrices are fused of."""
+    try:
+        return read_fused(text, shape)
+    except ValueError as error:
+        raise ValueError(
+            f"matrix_axes: {text!r} does not fit {name!r} of shape {shape}: it {error}. Write an "
+            "item for each axis: rows, columns, or another name for an axis that stacks matrices; "
+            "(3 columns) for three matrices side by side; columns=8+2+2 for unequal ones."
+        ) from None

@@ -70,7 +70,12 @@ run = lb.TunedRun(
 plan = lb.batch_plan(
     "0:512 2048:4096 10240:16384", total=59_392, run=run.to("muonh"), micro_batch_size=512
 )
-optimizer = lb.planned_optimizer(plan, PARAMS, stacked={"layers/": 0})
+optimizer = lb.planned_optimizer(
+    plan,
+    PARAMS,
+    stacked={"layers/": 0},
+    matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
+)
 assert plan.calls == 116
 print(run, plan, lb.explain(optimizer, PARAMS), sep="\\n")
 """
@@ -150,6 +155,7 @@ def test_takes_the_optimizer_of_a_plan(name):
     losses = losses_in(printed)
     assert losses[-5:].mean() < 0.9 * losses[0], losses
     assert re.search(r"layers/up/kernel +4x64x256 +4 of 64x256 +muon +sphere", printed)
+    assert re.search(r"layers/qkv/kernel +4x64x192 +48 of 64x16 +muon +sphere", printed)
     assert "momentum       0.95 -> 0.7" in printed
     assert "steps taken: 9" in printed  # in 120 calls
 

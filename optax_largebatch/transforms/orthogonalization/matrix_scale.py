@@ -85,16 +85,17 @@ def scale_by_matrix_shape(
     check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
 
-    def choices(leaves: Leaves) -> list[float]:
-        matrices = matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
-        shapes = [one.shape for one in matrices]
+    def choices(leaves: Leaves) -> list[engine.Matrices]:
+        return matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
+
+    def factor(rows: int, columns: int) -> float:
         if consistent_rms is not None:
-            return [max(shape) ** 0.5 for shape in shapes]
-        square = _SQUARES[shape_factor]
-        return [square(columns / max(rows, 1)) ** 0.5 for rows, columns in shapes]
+            return max(rows, columns) ** 0.5
+        return _SQUARES[shape_factor](columns / max(rows, 1)) ** 0.5
 
     def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, optax.EmptyState]:
-        return at.scalars * at.choice * update, at.state
+        factors = [factor(*shape) for shape in at.choice.shapes]
+        return at.scalars * at.choice.spread(factors, update.dtype) * update, at.state
 
     return engine.transformation(
         leaf,

@@ -112,7 +112,11 @@ def orthogonalize_momentum(
         matrix_axes: which axes are the rows and columns of matrices: patterns, such as
             `{"conv": ((0, 1, 2), 3)}`, a function of the parameters, or a tree or prefix of pairs
             `(rows, columns)` (also `optax.contrib.MuonDimensionNumbers`). The other axes of a
-            parameter stack matrices. A parameter that is not named must have two axes.
+            parameter stack matrices. A parameter that is not named must have two axes. A text cuts
+            axes, where a parameter has several matrices side by side: `"rows (3 columns)"` for
+            queries, keys and values, `"rows (16 columns)"` for heads, `"rows (columns 2)"` for
+            interleaved ones, `"rows columns=512+128+128"` for unequal ones. It has an item for each
+            axis; those that stack matrices have any name, as in `"layers rows (3 columns)"`.
         stacked: the parameters that stack layers, so that each layer is a matrix of its own:
             patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
             there are none.
@@ -168,7 +172,10 @@ def orthogonalize_momentum(
     splits = preconditioning != "spectral"  # which decomposes whole matrices
 
     def matrices(leaves: Leaves) -> list[engine.Matrices]:
-        return matrices_of(matrix_axes, stacks, leaves, "orthogonalize_momentum")
+        found = matrices_of(matrix_axes, stacks, leaves, "orthogonalize_momentum")
+        if adaptive and any(one.fused for one in found):
+            raise ValueError("adaptive must be False with matrix_axes that cut an axis, got True.")
+        return found
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
         decay = arguments.decay_rate_at(state.count, "beta", beta)
@@ -196,8 +203,10 @@ def orthogonalize_momentum(
         return orthogonal_parts, at.state._replace(mu=mu)
 
     def facts(params: optax.Params) -> list[Facts]:
-        found = matrices(leaves_of("params", params))
-        return [{"direction": "muon", "matrices": one.shape} for one in found]
+        return [
+            {"direction": "muon", "matrices": one.numbers, "by_text": one.by_text}
+            for one in matrices(leaves_of("params", params))
+        ]
 
     return engine.transformation(
         leaf,

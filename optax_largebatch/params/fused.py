@@ -1,0 +1,162 @@
+"""Matrices that are fused in one parameter, as queries, keys and values are, or heads."""
+
+from collections.abc import Callable, Sequence
+import itertools
+import math
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_WORD = re.compile(r"[1-9]\d*|[A-Za-z_]\w*|(rows|columns)=[1-9]\d*(\+[1-9]\d*)*")
+
+
+class Fused(NamedTuple):
+    """How a matrix is fused of others."""
+
+    sides: tuple[int, int]
+    """The rows and columns of the fused matrix."""
+    lengths: tuple[int, ...]
+    """The axes that its rows, and then its columns, are cut into."""
+    rows: tuple[int, ...]
+    """Which of these axes are rows of a matrix inside; those that are neither rows nor columns
+    count matrices."""
+    columns: tuple[int, ...]
+    """Likewise the columns."""
+    parts: tuple[int, ...]
+    """The lengths of the parts of one axis, each of which is a matrix."""
+    axis: int
+    """This axis."""
+    cuts: tuple[int, ...]
+    """Into how many axes each axis of the rows, and then of the columns, is cut."""
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The rows and columns of the matrices in each part."""
+        return [
+            tuple(
+                math.prod(part if k == self.axis else self.lengths[k] for k in side)
+                for side in (self.rows, self.columns)
+            )
+            for part in self.parts
+        ]
+
+    @property
+    def number(self) -> int:
+        """How many matrices each part has."""
+        sides = (*self.rows, *self.columns)
+        return math.prod(x for k, x in enumerate(self.lengths) if k not in sides)
+
+    def spread(self, numbers: Sequence[float]) -> tuple[int, np.ndarray]:
+        """A number for each part, along the side that has the parts: which side, and a vector."""
+        before = math.prod(self.lengths[: self.axis])
+        side = int(before * self.lengths[self.axis] > self.sides[0])  # 1 for the columns
+        before //= self.sides[0] if side else 1
+        after = self.sides[side] // (before * self.lengths[self.axis])
+        return side, np.tile(np.repeat(numbers, [part * after for part in self.parts]), before)
+
+    def map(
+        self, function: Callable[..., jax.Array], matrix: jax.Array, *numbers: Any
+    ) -> jax.Array:
+        """The fused matrix, with `function` of each matrix inside in the place of that matrix.
+
+        Args:
+            function: takes a matrix and `numbers`.
+            matrix: the fused matrix, or the transposed one.
+            *numbers: of this step.
+        """
+        is_transposed = matrix.shape != self.sides
+        x = (matrix.T if is_transposed else matrix).reshape(self.lengths)
+        of_each = jax.vmap(lambda one: function(one, *numbers))
+        done = []
+        for part in jnp.split(x, list(itertools.accumulate(self.parts))[:-1], self.axis):
+            matrices = of_each(to_batch(part, self.rows, self.columns))
+            done.append(from_batch(matrices, part.shape, self.rows, self.columns))
+        result = jnp.concatenate(done, self.axis).reshape(self.sides)
+        return result.T if is_transposed else result
+
+
+def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
+    """The matrices of an array as a batch; its other axes stack them."""
+    groups = (stack_of(x.ndim, rows, columns), rows, columns)
+    lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
+    return jnp.transpose(x, list(itertools.chain(*groups))).reshape(lengths)
+
+
+def from_batch(
+    matrices: jax.Array, shape: tuple[int, ...], rows: Sequence[int], columns: Sequence[int]
+) -> jax.Array:
+    """The array of this shape, the reverse of `to_batch`."""
+    order = [*stack_of(len(shape), rows, columns), *rows, *columns]
+    turned = matrices.reshape([shape[axis] for axis in order])
+    return jnp.transpose(turned, np.argsort(order).tolist())
+
+
+def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> tuple[int, ...]:
+    """The axes that are neither rows nor columns."""
+    return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
+
+
+class _Word(NamedTuple):
+    """A word of the text, with the length of its part of an axis."""
+
+    kind: str
+    length: int
+    parts: tuple[int, ...]
+
+
+def read_fused(
+    text: str, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
+    """The axes of rows and those of columns in a text, and what the matrices are fused of.
+
+    Args:
+        text: an item for each axis, as in `"layers rows (3 columns)"`.
+        shape: of the whole parameter.
+
+    Raises:
+        ValueError: the text cannot be read, or does not fit the shape.
+    """
+    items = re.findall(r"\([^()]*\)|[^\s()]+", text)
+    if len(items) != len(shape):
+        raise ValueError(f"has {len(items)} items for {len(shape)} axes")
+    cut = [_words(item, length) for item, length in zip(items, shape, strict=True)]
+    axes = {
+        side: tuple(axis for axis, words in enumerate(cut) if any(x.kind == side for x in words))
+        for side in ("rows", "columns")
+    }
+    order = (*axes["rows"], *axes["columns"])
+    if not all(axes.values()) or len({*order}) < len(order):
+        raise ValueError("must have an axis with rows, and another one with columns")
+    words = [word for axis in order for word in cut[axis]]
+    unequal = [k for k, word in enumerate(words) if word.parts]
+    if len(unequal) > 1:
+        raise ValueError("may have one sum of parts")
+    if len(words) == len(order) and not unequal:
+        return axes["rows"], axes["columns"], None
+    rows, columns = (tuple(k for k, word in enumerate(words) if word.kind == side) for side in axes)
+    height, width = (math.prod(shape[axis] for axis in side) for side in axes.values())
+    lengths = tuple(word.length for word in words)
+    part_axis = unequal[0] if unequal else 0
+    parts = words[part_axis].parts or lengths[:1]
+    cuts = tuple(len(cut[axis]) for axis in order)
+    return *axes.values(), Fused((height, width), lengths, rows, columns, parts, part_axis, cuts)
+
+
+def _words(item: str, length: int) -> list[_Word]:
+    """The parts that an item cuts an axis of this length into."""
+    known: list[tuple[str, int | None, tuple[int, ...]]] = []
+    for word in item.strip("()").split():
+        if not _WORD.fullmatch(word):
+            raise ValueError(f"has {word!r}, which is no number, no name, and no sum of parts")
+        name, _, written = word.partition("=")
+        parts = tuple(map(int, written.split("+"))) if written else ()
+        number = int(name) if name.isdigit() else sum(parts) or None
+        known.append((name, number, parts if len(parts) > 1 else ()))
+    rest, remainder = divmod(length, math.prod(number or 1 for _, number, _ in known))
+    unknown = sum(number is None for _, number, _ in known)
+    if remainder or unknown > 1 or (rest > 1 and not unknown):
+        raise ValueError(f"has {item} for an axis of {length}")
+    return [_Word(name, number or rest, parts) for name, number, parts in known]

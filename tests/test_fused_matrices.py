@@ -1,0 +1,193 @@
+"""Matrices that are fused in one parameter move as they would apart, wherever the step runs."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+import optax_largebatch as lb
+from tests.conftest import enable_x64
+from tests.test_same_everywhere import (
+    in_pmap,
+    in_shard_map,
+    mesh_of,
+    nothing_read_back,  # noqa: F401
+    on_a_mesh,
+    on_one_device,
+    trained,
+)
+
+pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+
+# The text, the shape, and the specs on a mesh of one axis and on one of several.
+FUSED = {
+    "qkv": ("rows (3 columns)", (8, 48), P("fsdp"), P("fsdp", "tensor")),
+    "queries_of_groups": (
+        "layers rows columns=24+8+8",
+        (3, 8, 40),
+        P(None, None, "fsdp"),
+        P(None, "tensor", "fsdp"),
+    ),
+    "gate_and_up": ("rows (columns 2)", (8, 32), P(None, "fsdp"), P(None, ("fsdp", "tensor"))),
+    "mla": ("rows (4 columns=6+4)", (8, 40), P("fsdp"), P("tensor")),
+    "odd": ("rows (3 columns)", (7, 15), P(), P()),
+    "out": ("(2 rows) columns", (16, 6), P("fsdp"), P("fsdp")),
+    "one": ("rows columns", (8, 16), P("fsdp"), P("fsdp", "tensor")),
+}
+AXES = {f"^{name}$": text for name, (text, *_) in FUSED.items()}
+ONE_AXIS = {name: spec for name, (*_, spec, _) in FUSED.items()}
+TWO_AXES = {name: spec for name, (*_, spec) in FUSED.items()}
+
+
+def network():
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=shape) for name, (_, shape, *_) in FUSED.items()}
+
+
+def apart(params):
+    """Each matrix by itself."""
+    mla = params["mla"].reshape(8, 4, 10)
+    matrices = {
+        "qkv": np.split(params["qkv"], 3, 1),
+        "queries_of_groups": [
+            x for layer in params["queries_of_groups"] for x in np.split(layer, [24, 32], 1)
+        ],
+        "gate_and_up": [params["gate_and_up"][:, k::2] for k in range(2)],
+        "mla": [mla[:, k, part] for k in range(4) for part in (slice(6), slice(6, 10))],
+        "odd": np.split(params["odd"], 3, 1),
+        "out": np.split(params["out"], 2, 0),
+        "one": [params["one"]],
+    }
+    return {f"{name}/{k}": x for name, found in matrices.items() for k, x in enumerate(found)}
+
+
+def optimizer_of(scale, **arguments):
+    return lb.muon(0.1, weight_decay=0.1, beta=0.9, **scale, **arguments)
+
+
+def fused_optimizer(scale):
+    return optimizer_of(scale, matrix_axes=AXES, stacked={"queries_of_groups": 0})
+
+
+SCALES = {"jordan": {}, "consistent": {"consistent_rms": 0.2}}
+
+
+@functools.cache
+def expected(scale):
+    with enable_x64(True):
+        optimizer = optimizer_of(SCALES[scale])
+        params = jax.tree.map(jnp.asarray, apart(network()))
+        return jax.device_get(trained(optimizer, params, optimizer.init(params))[0])
+
+
+def several(shape, names, kind=AxisType.Auto):
+    return {"mesh": mesh_of(shape, names, kind), "specs": TWO_AXES}
+
+
+WAYS = {
+    "one device": (on_one_device, dict),
+    "automatic mesh": (on_a_mesh, lambda: {"specs": ONE_AXIS}),
+    "explicit mesh": (
+        on_a_mesh,
+        lambda: {"specs": ONE_AXIS, "mesh": mesh_of((8,), ("fsdp",), AxisType.Explicit)},
+    ),
+    "explicit mesh of two axes": (
+        on_a_mesh,
+        lambda: several((4, 2), ("fsdp", "tensor"), AxisType.Explicit),
+    ),
+    "mesh, with specs": (on_a_mesh, lambda: {"specs": ONE_AXIS, "partition_specs": ONE_AXIS}),
+    "mesh of three axes, with specs": (
+        on_a_mesh,
+        lambda: several((2, 2, 2), ("data", "fsdp", "tensor")) | {"partition_specs": TWO_AXES},
+    ),
+    "shard_map": (in_shard_map, lambda: {"specs": ONE_AXIS}),
+    "shard_map of two axes": (in_shard_map, lambda: several((4, 2), ("fsdp", "tensor"))),
+    "pmap": (in_pmap, lambda: {"specs": ONE_AXIS}),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("way", WAYS)
+def test_fused_equals_apart(way, scale, x64):
+    run, given = WAYS[way]
+    params = jax.tree.map(jnp.asarray, network())
+    params, _ = run(fused_optimizer(SCALES[scale]), params, **given())
+    found = apart(jax.device_get(params))
+    for name, matrix in expected(scale).items():
+        np.testing.assert_allclose(found[name], matrix, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_what_explain_says():
+    params = {"qkv": jnp.ones((2, 4, 16)), "tall": jnp.ones((12, 4)), "kernel": jnp.ones((4, 8))}
+
+    def explained(**matrix_axes):
+        optimizer = lb.muon(0.1, matrix_axes=matrix_axes, stacked={"qkv": 0})
+        return {one.name: one for one in lb.explain(optimizer, params).parameters}
+
+    silent = explained()
+    assert ["several matrices" in "".join(silent[name].notes) for name in params] == [1, 1, 0]
+    assert "'layers rows (3 columns)'" in silent["qkv"].notes[0]
+    assert "'(3 rows) columns'}; or, if it is one, 'rows columns'" in silent["tall"].notes[0]
+    said = explained(qkv="layers rows columns=8+4+4", tall="rows columns")
+    assert said["qkv"].matrices == {(4, 8): 2, (4, 4): 4}
+    assert not said["qkv"].notes
+    assert not said["tall"].notes
+    assert explained(qkv="layers rows (2 columns)")["qkv"].matrices == {(4, 8): 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows columns", "has 2 items for 3 axes"),
+        ("", "has 0 items"),
+        ("layers rows (3 columns)", r"has \(3 columns\) for an axis of 16"),
+        ("layers rows columns=8+4", "has columns=8.4 for an axis of 16"),
+        ("layers rows (a columns)", r"has \(a columns\) for an axis"),
+        ("layers rows (2 4 2)", "must have an axis with rows"),
+        ("layers (2 rows columns=2) columns", "another one with columns"),
+        ("layers rows (columns=2+2 columns=2+2)", "may have one sum"),
+        ("layers rows 3*columns", r"has '3\*columns', which is no number"),
+        ("3 rows columns", "has 3 for an axis of 2"),
+    ],
+)
+def test_a_text_that_does_not_fit(text, message):
+    params = {"qkv": jnp.ones((2, 4, 16))}
+    optimizer = lb.muon(0.1, matrix_axes={"qkv": text}, stacked={"qkv": 0})
+    with pytest.raises(ValueError, match=f"'qkv' of shape .2, 4, 16.: it.*{message}"):
+        optimizer.init(params)
+
+
+def test_adaptive_steps_are_of_whole_matrices():
+    params = {"qkv": jnp.ones((4, 12))}
+    optimizer = lb.orthogonalize_momentum(adaptive=True, matrix_axes={"qkv": "rows (3 columns)"})
+    with pytest.raises(ValueError, match="adaptive must be False"):
+        optimizer.init(params)
+
+
+def test_devices_share_what_no_shard_cuts():
+    """Queries, keys and values of a kernel that is split by rows travel as if they stood apart."""
+    mesh = mesh_of((8,), ("fsdp",))
+    by_rows = jax.NamedSharding(mesh, P("fsdp"))
+
+    def exchanged(shapes, **arguments):
+        params = {
+            name: jax.ShapeDtypeStruct(shape, "float32", sharding=by_rows)
+            for name, shape in shapes.items()
+        }
+        optimizer = lb.muon(0.1, **arguments)
+        update = functools.partial(
+            optimizer.update, partition_specs=dict.fromkeys(shapes, P("fsdp"))
+        )
+        with jax.set_mesh(mesh):
+            text = jax.jit(update).lower(params, jax.eval_shape(optimizer.init, params), params)
+        return sorted(re.findall(r"stablehlo.all_to_all.*(tensor<\S+)$", text.as_text(), re.M))
+
+    fused = exchanged({"qkv": (16, 48)}, matrix_axes={"qkv": "rows (3 columns)"})
+    assert len(fused) == 2
+    assert fused == exchanged(dict.fromkeys("qkv", (16, 16)))
+    assert fused != exchanged({"qkv": (16, 48)}, matrix_axes={"qkv": "rows columns"})
