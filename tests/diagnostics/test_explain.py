@@ -61,12 +61,12 @@ def test_who_moves_what(name, shapes):
         name: (one.direction, one.length, one.blocks, one.matrices, round(13 * one.rate, 5))
         for name, one in of_each.items()
     } == {
-        "embed": ("adam", "", 1, None, 3),
-        "final_rmsnorm": ("adam", "", 1, None, 3),
-        "head": ("adam", "sphere", 1, None, 13),
-        "layers/bias": ("adam", "", 7, None, 3),
-        "layers/heads": ("muon", "sphere", 7, (8, 16), 13),
-        "layers/kernel": ("muon", "sphere", 7, (8, 16), 13),
+        "embed": ("adam", "", 1, {}, 3),
+        "final_rmsnorm": ("adam", "", 1, {}, 3),
+        "head": ("adam", "sphere", 1, {}, 13),
+        "layers/bias": ("adam", "", 7, {}, 3),
+        "layers/heads": ("muon", "sphere", 7, {(8, 16): 7}, 13),
+        "layers/kernel": ("muon", "sphere", 7, {(8, 16): 7}, 13),
     }
     assert not any(one.decayed or one.notes or one.undeclared for one in of_each.values())
     jax.eval_shape(lambda params: explained(WRAPPED[name], params) and params, PARAMS)  # in jit
