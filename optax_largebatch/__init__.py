@@ -76,6 +76,7 @@ from optax_largebatch.transforms.noise.small_batches import (
     small_batches_of_examples,
 )
 from optax_largebatch.transforms.orthogonalization.matrix_scale import scale_by_matrix_shape
+from optax_largebatch.transforms.orthogonalization.neurons import normalize_neurons
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
 )
@@ -114,7 +115,7 @@ __all__ = [
     "large_batch_warmup", "lars", "layer_noise_scales", "lbsgd", "learn_log_scale",
     "learned_gradient", "master_weights", "matching", "matching_kinds", "matrix_groups",
     "measure_critical_batch_size", "measure_noise_scale", "muon", "muonh", "nesterov_split",
-    "noise_scale", "normalize_by_block_norm", "optimizer_state_shardings",
+    "noise_scale", "normalize_by_block_norm", "normalize_neurons", "optimizer_state_shardings",
     "orthogonalize_momentum", "param_groups", "planned_optimizer", "plots", "recipes",
     "scale_batch_size", "scale_by_adam", "scale_by_factored_parameter_rms", "scale_by_lars",
     "scale_by_learning_rate", "scale_by_matrix_shape", "scale_by_parameter_rms",

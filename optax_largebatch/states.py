@@ -14,6 +14,7 @@ from optax_largebatch.transforms.median_clipping import ClipByMedianNormState
 from optax_largebatch.transforms.momentum import AccumulateMomentumState
 from optax_largebatch.transforms.nesterov import NesterovSplitState
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
+from optax_largebatch.transforms.orthogonalization.neurons import NormalizeNeuronsState
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     OrthogonalizeMomentumState,
 )
@@ -35,7 +36,8 @@ __all__ = [
     "AverageWeightsState", "ClampParametersState", "ClipByMedianNormState",
     "DecayToTargetRmsState", "DynamicLossScaleState", "HyperballState", "LearnLogScaleState",
     "MasterWeightsState", "MeasureNoiseScaleState", "NesterovSplitState",
-    "OrthogonalizeMomentumState", "ScaleByAdamState", "ScaleByFactoredParameterRmsState",
+    "NormalizeNeuronsState", "OrthogonalizeMomentumState", "ScaleByAdamState",
+    "ScaleByFactoredParameterRmsState",
     "ScaleByLarsState", "ScaleByLearnedMatricesState", "ScaleByLearningRateState",
     "ScaleByParameterRmsState", "ScaleBySecondMomentState", "ScaleByTrustRatioState",
     "ScaleByWarmedUpRateState", "SkipBadStepsState", "StochasticRoundingState",

@@ -110,10 +110,10 @@ WRONG = {
         ("window", integer(2)),
         ("largest_batch total", count(1)),
         ("warmup", count(0)),
-        ("adaptive averaging clip eps_is_floor grad_averaging", FLAG),
+        ("adaptive averaging cautious clip eps_is_floor grad_averaging", FLAG),
         ("learning_rate_in_momentum nesterov scalars_only", FLAG),
         ("at_bounds bias_correction decay_kind denominator of", CHOICE),
-        ("law optimizer order preconditioning shape_factor strategy", CHOICE),
+        ("law optimizer order preconditioning shape_factor side strategy", CHOICE),
         ("warmup_strategy zero_ratio", CHOICE),
         ("accumulator_dtype dtype mu_dtype ns_dtype", DTYPE),
         ("param_norm_bounds rms_bounds trust_ratio_bounds", BOUNDS),
@@ -150,6 +150,7 @@ WRONG_IN = {
     ("large_batch_warmup", "warmup_steps"): RATE,
     ("master_weights", "dtype"): [*DTYPE, None, "bfloat16"],
     ("matrix_groups", "sides"): [5, (4,), (4, 0), (4, 1.5), "ab", None],
+    ("normalize_neurons", "eps"): POSITIVE,
     ("scale_batch_size", "power"): number("(-inf, inf)"),
     ("scale_by_factored_parameter_rms", "eps"): POSITIVE,
     ("seesaw", "batch_size"): count(1),
@@ -387,6 +388,7 @@ CHANGED = {
         ("order", "sequential"),
         ("preconditioning", "spectral"),
         ("shape_factor", "spectral_norm"),
+        ("side", "longer"),
         ("strategy", "sqrt"),
         ("values", [0.5, 0.25]),
         ("warmup_begin_step", -3),
@@ -407,6 +409,7 @@ SETTINGS_OF = {
     "lbsgd": {"batch_scale": 2, "warmup_epochs": 2, "updates_per_epoch": 9},
     "muon": CUBE_AS_MATRIX,
     "muonh": CUBE_AS_MATRIX,
+    "normalize_neurons": CUBE_AS_MATRIX,
     "orthogonalize_momentum": CUBE_AS_MATRIX,
     "scale_by_matrix_shape": CUBE_AS_MATRIX,
     "warmup_decay": {"warmup_steps": 2},
@@ -432,6 +435,7 @@ WITH = {
 }
 """What else an argument of a function needs to matter, and its value if that is another."""
 WITHOUT_EFFECT = {
+    ("normalize_neurons", "stacked"),
     ("orthogonalize_momentum", "stacked"),
     ("scale_by_matrix_shape", "stacked"),
 }
@@ -471,7 +475,7 @@ def results(name, **changes):
     own = call(name, **settings | SETTINGS_OF.get(name, {}) | changes)
     if name in SCHEDULES:
         return [own(step) for step in range(12)]
-    only_matrices = name in ("orthogonalize_momentum", "scale_by_matrix_shape")
+    only_matrices = SETTINGS_OF.get(name) == CUBE_AS_MATRIX and name not in COMMON
     tree = {key: TREE[key] for key in (MATRICES if only_matrices else SHAPES)}
     own = reference(own) if leaf_transform_of(own) else own
     params, state, seen = tree, own.init(tree), []

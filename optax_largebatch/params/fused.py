@@ -24,7 +24,7 @@ class Fused(NamedTuple):
     """Which of these axes are rows of a matrix inside; those that are neither rows nor columns
     count matrices."""
     columns: tuple[int, ...]
-    """Likewise the columns."""
+    """Which of them are columns."""
     parts: tuple[int, ...]
     """The lengths of the parts of one axis, each of which is a matrix."""
     axis: int

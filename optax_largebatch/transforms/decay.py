@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import engine
-from optax_largebatch.arguments import Scalar, check_number, is_zero, renamed
+from optax_largebatch.arguments import Scalar, check_flags, check_number, is_zero, renamed
 from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
@@ -39,6 +39,7 @@ def add_decayed_weights(
     weight_decay: Hyperparameter = 0.0,
     weight_decay_mask: Mask = None,
     *,
+    cautious: bool = False,
     stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adds a multiple of the parameters to the update.
@@ -52,6 +53,8 @@ def add_decayed_weights(
             returns.
         weight_decay_mask: the parameters that are decayed; None for all. Usually all but biases and
             the scales of norms: `~matching_kinds("bias", "norm")`.
+        cautious: True decays a weight only where that takes it the way of its step,
+            :math:`u w \ge 0`, as nanochat and Dion's `cautious_wd`.
         stacked: the parameters that stack layers: patterns with their axes, `{"layers/": 0}`, or
             the result of `stacked_layers`. The mask sees the shape of one layer, so that
             `at_least_ndim(2)` leaves out a stack of biases. None if there are none.
@@ -75,11 +78,14 @@ def add_decayed_weights(
 
     References:
         Loshchilov and Hutter, *Decoupled Weight Decay Regularization*, arXiv 1711.05101.
+        Chen et al., *Cautious Weight Decay*, arXiv 2510.12402, for `cautious`.
     """
+    check_flags(cautious=cautious)
     decay = WeightDecay(weight_decay, weight_decay_mask, check_stacked(stacked))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, Any]:
-        return decay.add(update, at.param, at.scalars, at.choice), at.state
+        param = jnp.where(update * at.param >= 0, at.param, 0) if cautious else at.param
+        return decay.add(update, param, at.scalars, at.choice), at.state
 
     return engine.transformation(
         leaf,

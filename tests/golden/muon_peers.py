@@ -15,9 +15,6 @@ import optax_largebatch as lb
 Settings = dict[str, Any]
 
 NOT_REPLAYED = {
-    "dion_normuon": "NorMuon is not in this library.",
-    "modded_normuon": "NorMuon is not in this library.",
-    "nvidia_adaptive_muon": "NorMuon, AdaMuon and NAMO are not in this library.",
     "soap": "SOAP is not in this library.",
     "nvidia_soap": "SOAP is not in this library.",
 }
@@ -28,11 +25,12 @@ RADIAL_BRAKE = (
     "library: hyperball keeps the norm, and takes steps relative to it."
 )
 RUNS_NOT_REPLAYED = {
-    "dion_muon_none_flatten_cautious": "A cautious weight decay is not in this library.",
     "hook_radial_brake_adam": RADIAL_BRAKE,
     "hook_radial_brake_muon_decay": RADIAL_BRAKE,
     "hook_radial_brake_muon_default": RADIAL_BRAKE,
     "hook_radial_brake_muon_fixed_norm": RADIAL_BRAKE,
+    "nvidia_adamuon": "AdaMuon is not in this library.",
+    "nvidia_namo": "NAMO is not in this library.",
 }
 """Runs of the other dialects that the library cannot reproduce."""
 
@@ -179,20 +177,73 @@ def adamw_of_moonlight(case: Settings, own: Settings) -> optax.GradientTransform
 
 
 def dion_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
-    """The Muon in microsoft/dion."""
-    assert not own["cautious_wd"]
-    assert not own["flatten"]
+    """The Muon in microsoft/dion, whose decay may be cautious."""
+    return in_links(case, own, dion_direction(own), dion_scale(own))
+
+
+def dion_normuon(case: Settings, own: Settings) -> optax.GradientTransformation:
+    """NorMuon in microsoft/dion; matrices are flattened for the iterations alone."""
+    neurons = lb.normalize_neurons(own["muon_beta2"], matrix_axes=torch_axes)
+    return in_links(case, own, dion_direction(own), neurons, dion_scale(own))
+
+
+def dion_direction(own: Settings) -> optax.GradientTransformation:
+    """Its momentum and its iterations."""
     express = own["use_polar_express"]
-    return muon(
-        case,
-        own["weight_decay"],
+    return lb.orthogonalize_momentum(
         ns_coeffs=inside(COEFFICIENTS["dion_polar_express"], 1.02) if express else "dion",
         beta=own["mu"],
         eps=own["epsilon"] / 1.02 if express else own["epsilon"],
         nesterov=own["nesterov"],
+        bias_correction="none",
         grad_averaging=False,
-        **ADJUSTED[own["adjust_lr"]],
+        matrix_axes=flattened if own["flatten"] else torch_axes,
     )
+
+
+def dion_scale(own: Settings) -> optax.GradientTransformation:
+    """Its factor of a matrix."""
+    axes = flattened if own["flatten"] else torch_axes
+    return lb.scale_by_matrix_shape(**ADJUSTED[own["adjust_lr"]], matrix_axes=axes)
+
+
+def flattened(params: Any) -> Any:
+    """The axes of PyTorch's weights, with all inputs of an output in one row of the weight."""
+    return jax.tree.map(lambda x: (tuple(range(1, x.ndim)), 0), params)
+
+
+def modded_normuon(case: Settings, own: Settings) -> optax.GradientTransformation:
+    """NorMuon in modded-nanogpt: a decay by the square of the rate, and banks of matrices."""
+    rates = rate(case)
+    of_each = own["per_matrix_lr_mul"] or [1.0]
+    return optax.chain(
+        lb.orthogonalize_momentum(
+            ns_coeffs=inside(COEFFICIENTS["dion_polar_express"], 1.02),
+            beta=own["momentum"],
+            eps=1e-6 / 1.02,
+            bias_correction="none",
+            matrix_axes=torch_axes,
+        ),
+        lb.normalize_neurons(
+            own["beta2"], eps=1e-10, side="longer", eps_is_floor=True, matrix_axes=torch_axes
+        ),
+        lb.add_decayed_weights(
+            lambda step: rates(step) * own["weight_decay"] * own["wd_mul"], cautious=True
+        ),
+        lb.scale_by_matrix_shape(matrix_axes=torch_axes),
+        optax.stateless_with_tree_map(
+            lambda u, _: u * np.array(of_each).reshape(-1, 1, 1) if u.ndim == 3 else u
+        ),
+        lb.scale_by_learning_rate(lambda step: own["lr_mul"] * rates(step)),
+    )
+
+
+def in_links(
+    case: Settings, own: Settings, *links: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """A chain with the decay and the rates of a run."""
+    decay = lb.add_decayed_weights(own["weight_decay"], cautious=own.get("cautious_wd", False))
+    return lb.chain(*links, decay, lb.scale_by_learning_rate(rate(case)))
 
 
 def dao_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
@@ -288,6 +339,19 @@ def nvidia_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
         decays = decay if method == "decoupled" else 0.0
     ours = muon(case, decays, eps_is_floor=True, **nvidia_direction(own), **nvidia_scale(own))
     return lb.chain(lb.add_decayed_weights(decay), ours) if method == "l2" else ours
+
+
+def nvidia_adaptive_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+    """Its NorMuon."""
+    assert own["weight_decay_method"] == "decoupled"
+    direction = lb.orthogonalize_momentum(
+        bias_correction="none", eps_is_floor=True, matrix_axes=torch_axes, **nvidia_direction(own)
+    )
+    neurons = lb.normalize_neurons(
+        own["beta2"], eps=own["eps"], side="longer", eps_is_floor=True, matrix_axes=torch_axes
+    )
+    scale = lb.scale_by_matrix_shape(**nvidia_scale(own), matrix_axes=torch_axes)
+    return in_links(case, own, direction, neurons, scale)
 
 
 def nvidia_muon_hyperball(case: Settings, own: Settings) -> optax.GradientTransformation:
@@ -621,12 +685,15 @@ DIALECTS = {
     "archscale_muonh": archscale_muonh,
     "dao_muon": dao_muon,
     "dion_muon": dion_muon,
+    "dion_normuon": dion_normuon,
     "jordan_muon": jordan_muon,
     "marin_adamh": marin_adamh,
     "marin_grug_muonh": marin_muonh,
     "marin_muon": marin_muon,
     "marin_muonh": marin_muonh,
+    "modded_normuon": modded_normuon,
     "moonlight_muon": moonlight_muon,
+    "nvidia_adaptive_muon": nvidia_adaptive_muon,
     "nvidia_hook_adam": nvidia_hook_adam,
     "nvidia_hook_muon": nvidia_hook_muon,
     "nvidia_muon": nvidia_muon,

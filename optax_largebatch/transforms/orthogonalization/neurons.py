@@ -1,0 +1,135 @@
+"""Steps that are as long for each neuron: NorMuon."""
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_largebatch import engine
+from optax_largebatch.arguments import Scalar, check_choice, check_flags, check_numbers
+from optax_largebatch.norms import accumulation_dtype, sum_of_squares
+from optax_largebatch.numerics import root
+from optax_largebatch.params.leaves import Leaves, leaves_of
+from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
+from optax_largebatch.params.stacked import Stacks, check_stacked
+
+Side = Literal["columns", "longer"]
+"""What a second moment is kept for: the columns, which are the neurons of a layer, or the longer
+side of a matrix."""
+
+
+class NormalizeNeuronsState(NamedTuple):
+    """State of `normalize_neurons`."""
+
+    nu: Any
+    """For each parameter, in the order of `jax.tree.leaves`, a tuple with the second moments of its
+    neurons, shaped to broadcast."""
+
+
+def normalize_neurons(
+    b2: Scalar = 0.95,
+    *,
+    eps: Scalar = 1e-8,
+    side: Side = "columns",
+    eps_is_floor: bool = False,
+    matrix_axes: MatrixAxes = None,
+    stacked: Stacks = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Divides the step of each neuron by the root of its second moment; NorMuon's part of Muon.
+
+    .. math::
+
+        v_j &\leftarrow \beta_2 v_j + (1 - \beta_2) \operatorname{mean}_i u_{ij}^2, \qquad
+        y_{ij} = \frac{u_{ij}}{\sqrt{v_j} + \epsilon} \\
+        u &\leftarrow \frac{\lVert u \rVert}{\max(\lVert y \rVert, \epsilon)} y
+
+    The norm of a matrix stays, and is shared among its neurons in equal parts. Put it behind
+    `orthogonalize_momentum` in a chain. Only one number for each neuron is sent between devices.
+
+    Args:
+        b2: decay rate of the second moments, which start at 0: 0.95 in Dion, 0.9 in
+            modded-nanogpt. :math:`\beta_2`, in [0, 1).
+        eps: keeps divisions safe. :math:`\epsilon`, positive.
+        side: `"columns"` has a moment for each output of a layer, as the paper and Dion;
+            `"longer"` for the longer side of a matrix, as NVIDIA and modded-nanogpt.
+        eps_is_floor: True divides by :math:`\sqrt{\max(v_j, \epsilon)}`, as NVIDIA and
+            modded-nanogpt.
+        matrix_axes: which axes are the rows and columns, as in `orthogonalize_momentum`. A text may
+            not cut an axis.
+        stacked: the parameters that stack layers, so that each layer is a matrix of its own:
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
+            there are none.
+
+    Returns:
+        A transformation; its state is a `NormalizeNeuronsState`.
+
+    Raises:
+        ValueError: an argument is out of its range, a parameter is no matrix, or a text in
+            `matrix_axes` cuts an axis.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from optax_largebatch import normalize_neurons
+        >>> transform = normalize_neurons()
+        >>> update = jnp.array([[0.6, 0.8]])
+        >>> updates, _ = transform.update(update, transform.init(update))
+        >>> print(updates.round(2))
+        [[0.71 0.71]]
+
+    References:
+        Li et al., *NorMuon: Making Muon more efficient and scalable*, arXiv 2510.05491.
+    """
+    check_numbers("[0, 1)", b2=b2)
+    check_numbers("(0, inf)", eps=eps)
+    check_choice("side", side, get_args(Side))
+    check_flags(eps_is_floor=eps_is_floor)
+    check_matrix_axes(matrix_axes)
+    stacks = check_stacked(stacked)
+
+    def matrices(leaves: Leaves) -> list[engine.Matrices]:
+        found = matrices_of(matrix_axes, stacks, leaves, "normalize_neurons")
+        if any(one.fused for one in found):
+            raise ValueError("matrix_axes may not cut an axis for normalize_neurons, got a text.")
+        return found
+
+    def neurons(one: engine.Matrices) -> tuple[int, ...]:
+        """The axes of the neurons of each matrix."""
+        rows, columns = one.shape
+        return one.rows if side == "longer" and rows > columns else one.columns
+
+    def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
+        leaves = leaves_of("params", params)
+        return [
+            (
+                jnp.zeros(
+                    [n if k in (*one.stack, *neurons(one)) else 1 for k, n in enumerate(x.shape)],
+                    accumulation_dtype(x.dtype),
+                ),
+            )
+            for one, x in zip(matrices(leaves), leaves.arrays, strict=True)
+        ]
+
+    def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
+        one, (b2, eps), (nu,) = at.choice, at.scalars, at.state.nu
+        layout, axes = one.layout, neurons(one)
+        kept = tuple(sorted((*one.stack, *axes)))
+        (squares,) = yield engine.sums_over_devices(
+            layout.placed(sum_of_squares(update, kept), kept)
+        )
+        inputs = math.prod(layout.shape) // max(math.prod(nu.shape), 1)
+        nu = b2 * nu + (1 - b2) * squares / inputs
+        divisor = root(jnp.maximum(nu, eps)) if eps_is_floor else root(nu) + eps
+        norm = root(jnp.sum(squares, axes, keepdims=True))
+        new_norm = root(jnp.sum(squares / divisor**2, axes, keepdims=True))
+        factors = norm / jnp.maximum(new_norm, eps) / divisor
+        return layout.local_shard(factors) * update, at.state._replace(nu=(nu,))
+
+    return engine.transformation(
+        leaf,
+        state=engine.declare(NormalizeNeuronsState, nu=engine.PerAxis(zeros)),
+        scalars=lambda state: (b2, eps),
+        choices=matrices,
+        given="shards",
+    )
