@@ -26,9 +26,10 @@ def with_partition_specs(
 
     Args:
         inner: the optimizer, from this library or wrapped by any other.
-        partition_specs: a tree of `jax.sharding.PartitionSpec` or `NamedSharding` like the
-            parameters, or a prefix of one; also in the boxes of Flax that `nnx.get_partition_spec`
-            and the like leave around them. `PartitionSpec` needs the mesh around the step
+        partition_specs: the parameters, where they lie on a mesh, or their shapes with shardings;
+            or a tree of `jax.sharding.PartitionSpec` or `NamedSharding` like them, or a prefix of
+            one; also in the boxes of Flax that `nnx.get_partition_spec` and the like leave around
+            them. `PartitionSpec` needs the mesh around the step
             (`jax.set_mesh`), `NamedSharding` has it. A function of the parameters, if the tree is
             not known yet: it is called when the step is traced.
 
@@ -36,7 +37,7 @@ def with_partition_specs(
         The optimizer, with the state of `inner`.
 
     Raises:
-        TypeError: `inner` is no optimizer, or an entry of `partition_specs` is no spec.
+        TypeError: `inner` is no optimizer, or an entry of `partition_specs` has no spec.
 
     Examples:
         >>> import jax
@@ -45,12 +46,10 @@ def with_partition_specs(
         >>> from optax_largebatch import muon, with_partition_specs
         >>> mesh = jax.make_mesh((jax.device_count(),), ("fsdp",))
         >>> params = {"kernel": jnp.ones((8, 16)), "bias": jnp.ones(16)}
-        >>> specs = {
-        ...     "kernel": NamedSharding(mesh, PartitionSpec("fsdp")),
-        ...     "bias": NamedSharding(mesh, PartitionSpec()),
-        ... }
-        >>> optimizer = with_partition_specs(muon(0.02), specs)
-        >>> params = jax.device_put(params, specs)
+        >>> params["kernel"] = jax.device_put(
+        ...     params["kernel"], NamedSharding(mesh, PartitionSpec("fsdp")))
+        >>> params["bias"] = jax.device_put(params["bias"], NamedSharding(mesh, PartitionSpec()))
+        >>> optimizer = with_partition_specs(muon(0.02), params)
         >>> state = optimizer.init(params)
         >>> updates, state = jax.jit(optimizer.update)(params, state, params)
         >>> print(updates["bias"][:2].round(2))
@@ -77,12 +76,15 @@ def _specs(partition_specs: Any) -> Any:
     def is_spec(node: Any) -> bool:
         return isinstance(node, PartitionSpec | NamedSharding)
 
-    for path, spec in jax.tree_util.tree_leaves_with_path(partition_specs, is_leaf=is_spec):
+    def spec_of(path: Any, node: Any) -> Any:
+        spec = node if is_spec(node) else getattr(node, "sharding", None)
         if not is_spec(spec):
             raise TypeError(
-                "partition_specs must be a tree of jax.sharding.PartitionSpec or NamedSharding, or "
-                f"a function of the parameters that returns one; got {spec!r} at "
-                f"{jax.tree_util.keystr(path) or 'its root'}. With arrays: "
-                "jax.tree.map(lambda x: x.sharding, params)."
+                "partition_specs must be a tree of jax.sharding.PartitionSpec or NamedSharding, of "
+                "arrays that have a NamedSharding, or a function of the parameters that returns "
+                f"one; got {node!r} at {jax.tree_util.keystr(path) or 'its root'}."
             )
-    return jax.tree.map(unboxed, partition_specs, is_leaf=lambda x: is_spec(x) or is_box(x))
+        return spec
+
+    specs = jax.tree_util.tree_map_with_path(spec_of, partition_specs, is_leaf=is_spec)
+    return jax.tree.map(unboxed, specs, is_leaf=lambda x: is_spec(x) or is_box(x))

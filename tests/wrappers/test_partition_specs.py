@@ -48,14 +48,23 @@ class Recorder:
 
 
 @on_shards
-@pytest.mark.parametrize("told_as", ["tree", "function"])
+@pytest.mark.parametrize("told_as", ["tree", "function", "parameters", "shapes", "variables"])
 def test_a_trainer_that_passes_nothing_on_gathers_no_matrix(told_as):
     """Flax's TrainState calls `update(gradients, state, params)`."""
     mesh = mesh_of_two_axes()
     shardings = shardings_on(mesh)
-    specs = shardings if told_as == "tree" else lambda params: {x: shardings[x] for x in params}
-    optimizer = lb.with_partition_specs(lb.muon(0.02, weight_decay=0.1), specs)
     params = jax.device_put(network(), shardings)
+    shapes = jax.tree.map(
+        lambda x, own: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=own), params, shardings
+    )
+    specs = {
+        "tree": shardings,
+        "function": lambda params: {x: shardings[x] for x in params},
+        "parameters": params,
+        "shapes": shapes,
+        "variables": {name: nnx.Param(x) for name, x in params.items()},
+    }[told_as]
+    optimizer = lb.with_partition_specs(lb.muon(0.02, weight_decay=0.1), specs)
     state = TrainState.create(apply_fn=None, params=params, tx=optimizer)
 
     @jax.jit
