@@ -114,6 +114,8 @@ class Case(NamedTuple):
     """What is compiled for it; None for all."""
     target: str = ""
     """The only machine that it is compiled for, if there is one."""
+    matrix_axes: Any = None
+    """The argument of this name."""
 
     @property
     def devices(self) -> int:
@@ -130,6 +132,15 @@ def _layers(number: int, width: int, hidden: int) -> dict[str, Any]:
     square = dict.fromkeys(("key", "out", "query", "value"), (number, width, width))
     wide = (number, width, hidden)
     return {"layers": square | {"down": (number, hidden, width), "gate": wide, "up": wide}}
+
+
+def _fused() -> dict[str, Any]:
+    """Queries, keys and values of the layers of BERT-large in one array, and its other matrices."""
+    layers = _layers(LAYERS, 1024, 4096)["layers"]
+    return {
+        "layers": {name: layers[name] for name in ("down", "out", "up")}
+        | {"qkv": (LAYERS, 1024, 3072)}
+    }
 
 
 def _experts() -> dict[str, Any]:
@@ -181,6 +192,18 @@ CASES = {
         optimizers=MESH_WAYS,
         target="eight H100",
     ),
+    "24 layers stacked, heads fused, 4 x 2": Case(
+        _fused,
+        4,
+        1024 * 64,
+        _by_both,
+        STACKED,
+        has_only_matrices=True,
+        axes={"fsdp": 4, "tensor": 2},
+        optimizers=["muon", "muonh"],
+        target="eight H100",
+        matrix_axes={"qkv": "layers rows (48 columns)"},
+    ),
     "7B stacked, 8 x 1": LARGE._replace(
         exchanged=4,
         axes={"fsdp": 8, "tensor": 1},
@@ -206,6 +229,7 @@ def _ours(case: Case, dtype: Any = None, **settings: Any) -> optax.GradientTrans
         weight_decay=0.01,
         consistent_rms=0.2,
         matrix_mask=_matrices(case),
+        matrix_axes=case.matrix_axes,
         stacked=case.stacked,
         ns_dtype=dtype,
         **settings,
@@ -223,6 +247,7 @@ def _muonh(case: Case, head: Any = None) -> optax.GradientTransformationExtraArg
         ns_coeffs="standard",
         matrix_mask=_matrices(case),
         adamh_mask=head,
+        matrix_axes=case.matrix_axes,
         stacked=case.stacked,
     )
 
@@ -287,6 +312,7 @@ LIMITS = {
     "24 layers stacked, 4 x 2": MESH,
     "24 layers stacked, rows over 4 x 2": MESH,
     "experts stacked, 2 x 2 x 2": MESH,
+    "24 layers stacked, heads fused, 4 x 2": MESH,
     "7B stacked, 8 x 1": MESH,
     "7B stacked, 256 x 1": {"temporaries_of_own_parameters": 4.0, "products_of_a_share": 1.25},
     "7B stacked, 32 x 8": {"temporaries_of_own_parameters": 3.0, "products_of_a_share": 1.25},

@@ -17,14 +17,14 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of code in the package": 11_500,
+    "lines of code in the package": 11_800,
     "files in the package": 140,
     "public names": 100,
-    "arguments of public functions": 440,
+    "arguments of public functions": 446,
     "`own` as a name in the package": 20,
     "`told`, `apart`, `besides` and `beside` in the package": 32,
     "lines of code in benchmarks": 4_000,
-    "lines of code in tests": 19_500,
+    "lines of code in tests": 19_800,
     "words in docs": 40_000,
     "pages in docs": 52,
 }
