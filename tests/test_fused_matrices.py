@@ -3,6 +3,7 @@
 import functools
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.testing import check
 from tests.conftest import enable_x64
+from tests.helpers import drawn
 from tests.test_same_everywhere import (
     in_pmap,
     in_shard_map,
@@ -191,3 +194,15 @@ def test_devices_share_what_no_shard_cuts():
     assert len(fused) == 2
     assert fused == exchanged(dict.fromkeys("qkv", (16, 16)))
     assert fused != exchanged({"qkv": (16, 48)}, matrix_axes={"qkv": "rows columns"})
+
+
+def test_does_the_same_however_it_is_run():
+    params = drawn({"qkv": (4, 12), "too": (4, 12), "parts": (6, 8), "kernel": (4, 6)})
+    axes = {"qkv|too": "rows (3 columns)", "parts": "rows columns=4+2+2"}
+    check(lb.orthogonalize_momentum(matrix_axes=axes), params)
+
+
+def test_the_state_does_not_depend_on_it():
+    params = jax.tree.map(jnp.asarray, network())
+    plain = lb.muon(0.1, beta=0.9, weight_decay=0.1, stacked={"queries_of_groups": 0})
+    chex.assert_trees_all_equal(fused_optimizer({}).init(params), plain.init(params))
