@@ -70,7 +70,7 @@ optimizer = lb.muonh(
     rate,
     matrix_mask=~lb.matching("embed"),
     adamh_mask=lb.matching("head"),
-    matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},  # as heads
+    matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
     stacked={"layers/": 0},
 )
 optimizer = lb.accumulate_gradients(optimizer, every=MICRO_BATCHES)

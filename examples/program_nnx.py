@@ -69,7 +69,7 @@ def make():
         rate,
         matrix_mask=~lb.matching("embed"),
         adamh_mask=lb.matching("head"),
-        matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},  # as heads
+        matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
         stacked={"layers/": 0},
     )
     accumulated = lb.accumulate_gradients(muonh, every=MICRO_BATCHES)

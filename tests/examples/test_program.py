@@ -29,7 +29,7 @@ BEFORE = {
 first = nnx.state(make()[0], nnx.Param)
 params, state = nnx.state(model, nnx.Param), nnx.state(optimizer)["opt_state"]
 last_step = lambda: step(model, optimizer, tokens)
-macro_step = state["macro_step"].get_value()
+macro_step = state["macro_step"][...]
 """,
     "linen": """
 first = make()
@@ -80,7 +80,7 @@ assert plan.calls == 116
 print(run, plan, lb.explain(optimizer, PARAMS), sep="\\n")
 """
 MACRO_STEP = {
-    "nnx": """nnx.state(optimizer)["opt_state"]["macro_step"].get_value()""",
+    "nnx": """nnx.state(optimizer)["opt_state"]["macro_step"][...]""",
     "linen": """optax.tree.get(state, "macro_step")""",
 }
 OPTIMIZER = re.compile(

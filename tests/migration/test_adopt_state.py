@@ -1,5 +1,7 @@
 """Another optimizer in the middle of a run, as if it had been there from the start."""
 
+import warnings
+
 import chex
 from flax import nnx
 from flax.training.train_state import TrainState
@@ -47,6 +49,17 @@ def test_the_next_steps_are_those_of_one_that_was_there_from_the_start(name):
         expected = optax.apply_updates(expected, updates)
         chex.assert_trees_all_close(params, expected, rtol=1e-5, atol=1e-5)
     assert not np.allclose(params["kernel"], PARAMS["kernel"])
+
+
+def test_the_old_optimizer_is_tried_in_silence():
+    """It was warned about when it was built, and is tried on parameters of its own."""
+
+    def update(updates, state, params=None):
+        warnings.warn("once more", stacklevel=2)
+        return ADAM.update(updates, state, params)
+
+    old, state = optax.GradientTransformation(ADAM.init, update), ADAM.init(PARAMS)
+    lb.adopt_state(ADAMW, PARAMS, state, old_optimizer=old)
 
 
 def test_no_two_numbers_share_an_array():

@@ -212,6 +212,7 @@ def test_bfloat16_iterations_keep_a_float32_momentum():
     ("settings", "message"),
     [
         ({"matrix_axes": {"nothing": (0, 1)}}, "matrix_axes: "),
+        ({"matrix_axes": {"conv": (0, 1, 2)}}, "matrix_axes must have the tree structure"),
         ({"matrix_axes": {"conv": (0, 4)}}, "has 4 axes"),
         ({"matrix_axes": {"conv": ((0, 3), 3)}}, "an axis stands twice"),
         ({"matrix_mask": lb.matching("nothing")}, "matrix_mask: "),

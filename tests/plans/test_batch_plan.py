@@ -132,6 +132,8 @@ def test_a_half_life_in_examples():
     assert float(jax.jit(half_life)(jnp.int32(50))) == 5
     tokens = lb.batch_plan("0:100 5k:400", total="10k", sequence_length=10)
     assert float(tokens.in_steps(2000)(0)) == 2
+    with pytest.raises(ValueError, match="examples must be >= 1"):
+        plan.in_steps(0)
 
 
 def test_past_the_end_the_last_values_hold():

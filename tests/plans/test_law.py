@@ -175,7 +175,12 @@ class TestTo:
         assert "Do not trust" not in str(run)
 
     def test_a_decay_that_has_no_time_to_settle(self):
-        assert "Do not trust it" in str(tuned(total=51_200, learning_rate=1e-3).to("muonh"))
+        short = tuned(total=51_200, learning_rate=1e-3)
+        assert "Do not trust it" in str(short.to("muonh"))
+        settles = dataclasses.replace(short, weight_decay=0.15 * 512 / 51_200 / 1e-3)
+        assert "Do not trust it" not in str(settles.to("muonh"))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            short.batch_size = 1
 
     def test_the_end_of_the_rate_follows(self):
         rate = lb.PlannedRate(1e-3, end_value=1e-4)

@@ -142,7 +142,8 @@ def test_specs_in_the_boxes_of_nnx():
             init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("x", "y"), mesh=mesh)
             self.linear = nnx.Linear(8, 16, kernel_init=init, rngs=rngs)
 
-    boxed = nnx.state(Model(nnx.Rngs(0)), nnx.Param)
+    with jax.set_mesh(mesh):  # flax 0.12.0 does not look at the mesh of the metadata
+        boxed = nnx.state(Model(nnx.Rngs(0)), nnx.Param)
     recorder = Recorder()
     for specs in (nnx.get_partition_spec(boxed), nnx.get_named_sharding(boxed, mesh)):
         optimizer = lb.with_partition_specs(recorder.transform, specs)
