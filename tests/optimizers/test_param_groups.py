@@ -175,3 +175,10 @@ class TestOptimizersRefuse:
             factory(LR, groups=groups).init(WEIGHTS)
         parts = ("groups", "'dense/bias'", "matching('dense')", "matching('bias')", "may be in one")
         assert_all_in(parts, raised)
+
+
+def test_a_schedule_stays_in_the_range_of_its_argument():
+    params = {"kernel": jnp.ones((4, 3))}
+    optimizer = lb.eve(0.1, weight_decay=lambda step: 0.5)
+    with pytest.raises(ValueError, match=r"what the schedule returns must be in \[0, 0.1\]"):
+        optimizer.update(params, optimizer.init(params), params)

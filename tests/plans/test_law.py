@@ -177,7 +177,7 @@ class TestTo:
     def test_a_decay_that_has_no_time_to_settle(self):
         short = tuned(total=51_200, learning_rate=1e-3)
         assert "Do not trust it" in str(short.to("muonh"))
-        settles = dataclasses.replace(short, weight_decay=0.15 * 512 / 51_200 / 1e-3)
+        settles = dataclasses.replace(short, weight_decay=0.15 * 256 / 51_200 / 1e-3)
         assert "Do not trust it" not in str(settles.to("muonh"))
         with pytest.raises(dataclasses.FrozenInstanceError):
             short.batch_size = 1
