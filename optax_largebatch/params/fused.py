@@ -35,13 +35,11 @@ class Fused(NamedTuple):
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """The rows and columns of the matrices in each part."""
-        return [
-            tuple(
-                math.prod(part if k == self.axis else self.lengths[k] for k in side)
-                for side in (self.rows, self.columns)
-            )
-            for part in self.parts
-        ]
+
+        def side(axes: tuple[int, ...], part: int) -> int:
+            return math.prod(part if k == self.axis else self.lengths[k] for k in axes)
+
+        return [(side(self.rows, part), side(self.columns, part)) for part in self.parts]
 
     @property
     def number(self) -> int:
@@ -142,7 +140,8 @@ def read_fused(
     part_axis = unequal[0] if unequal else 0
     parts = words[part_axis].parts or lengths[:1]
     cuts = tuple(len(cut[axis]) for axis in order)
-    return *axes.values(), Fused((height, width), lengths, rows, columns, parts, part_axis, cuts)
+    fused = Fused((height, width), lengths, rows, columns, parts, part_axis, cuts)
+    return axes["rows"], axes["columns"], fused
 
 
 def _words(item: str, length: int) -> list[_Word]:

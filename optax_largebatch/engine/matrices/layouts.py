@@ -1,6 +1,7 @@
 """How matrices are split into the shards that devices have, and put together again."""
 
 from collections.abc import Callable, Mapping
+import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -11,6 +12,8 @@ import numpy as np
 
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.groups import SharingPlan, sharing_plans
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
+from optax_largebatch.params.fused import Fused
 from optax_largebatch.params.matrices import Matrices
 
 
@@ -144,3 +147,26 @@ def choose_plan(exchange: Exchange, numbers: Mapping[ShardLayout, int]) -> Shari
     itemsize = exchange.dtype.itemsize
     plans = sharing_plans(sum(numbers.values()), (height, width), axes, itemsize, unit)
     return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)
+
+
+def with_the_matrices_inside(task: EachMatrix, is_automatic: bool) -> EachMatrix:
+    """The task for the matrices that those of an array are fused of.
+
+    They are opened, so that devices share them, if no shard cuts one of them in pieces. On an
+    automatic mesh only the compiler knows the shards.
+    """
+    x, numbers, on = task
+    if on.matrices.fused is None:
+        return task
+    if not is_automatic and (opened := on.matrices.opened(x.shape)) is not None:
+        matrices, shape = opened
+        return EachMatrix(x.reshape(shape), numbers, on._replace(matrices=matrices))
+    function = _of_each_inside(on.matrices.fused, on.function)
+    closed = on.matrices._replace(fused=None)
+    return EachMatrix(x, numbers, MatrixFunction(function, closed, on.dtype, splits=False))
+
+
+@functools.lru_cache
+def _of_each_inside(fused: Fused, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The function of a fused matrix: one object, since equal functions move together."""
+    return functools.partial(fused.map, function)

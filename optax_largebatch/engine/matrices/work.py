@@ -5,7 +5,7 @@ move, even if devices have different layers of a stack. If `update` is not given
 types know the mesh, the compiler is asked for the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import functools
 import itertools
 import math
@@ -24,10 +24,10 @@ from optax_largebatch.engine.matrices.layouts import (
     ShardLayout,
     choose_plan,
     layout_of,
+    with_the_matrices_inside,
 )
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
-from optax_largebatch.params.fused import Fused
 from optax_largebatch.params.leaves import mesh_axes
 from optax_largebatch.params.matrices import Matrices
 
@@ -79,7 +79,7 @@ def batches(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
     """
     exchanges: dict[Exchange, dict[Key, EachMatrix]] = {}
     mesh = _mesh_of_types(tasks)
-    tasks = {key: _with_the_matrices_inside(task, mesh) for key, task in tasks.items()}
+    tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
     for key, task in tasks.items():
         exchanges.setdefault(_exchange(task.array, task.on), {})[key] = task
     if mesh is not None:
@@ -134,7 +134,7 @@ def apply_to_matrices(
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
         return _by_their_types(tasks, following, mesh)
     shapes = {key: task.array.shape for key, task in tasks.items()}
-    tasks = {key: _with_the_matrices_inside(task, mesh) for key, task in tasks.items()}
+    tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
     if mesh is not None:
         return barrier((_by_the_compiler(tasks, mesh), following))
     moving: dict[Exchange, dict[Key, EachMatrix]] = {}
@@ -153,29 +153,6 @@ def apply_to_matrices(
     if not exchanges and jax.tree.leaves(following):
         results, following = barrier((results, following))
     return {key: results[key].reshape(shapes[key]) for key in tasks}, following
-
-
-def _with_the_matrices_inside(task: EachMatrix, mesh: Any) -> EachMatrix:
-    """The task for the matrices that those of an array are fused of.
-
-    They are opened, so that devices share them, if no shard cuts one of them in pieces. Only the
-    compiler knows the shards on an automatic mesh.
-    """
-    x, numbers, on = task
-    if on.matrices.fused is None:
-        return task
-    if mesh is None and (opened := on.matrices.opened(x.shape)) is not None:
-        matrices, shape = opened
-        return EachMatrix(x.reshape(shape), numbers, on._replace(matrices=matrices))
-    function = _of_each_inside(on.matrices.fused, on.function)
-    closed = on.matrices._replace(fused=None)
-    return EachMatrix(x, numbers, MatrixFunction(function, closed, on.dtype, splits=False))
-
-
-@functools.lru_cache
-def _of_each_inside(fused: Fused, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The function of a fused matrix: one object, since equal functions move together."""
-    return functools.partial(fused.map, function)
 
 
 def _here(task: EachMatrix) -> jax.Array:
