@@ -4,6 +4,9 @@ import functools
 import re
 
 import chex
+import equinox as eqx
+from flax import linen as nn
+from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
@@ -206,3 +209,38 @@ def test_the_state_does_not_depend_on_it():
     params = jax.tree.map(jnp.asarray, network())
     plain = lb.muon(0.1, beta=0.9, weight_decay=0.1, stacked={"queries_of_groups": 0})
     chex.assert_trees_all_equal(fused_optimizer({}).init(params), plain.init(params))
+
+
+def modules():
+    """Attention as it is in Flax and Equinox: 4 heads of 4 for a width of 12."""
+    linen = nn.MultiHeadDotProductAttention(num_heads=4, qkv_features=16)
+    nnx_module = nnx.MultiHeadAttention(4, 12, 16, decode=False, rngs=nnx.Rngs(0))
+    equinox = eqx.nn.MultiheadAttention(4, 12, qk_size=4, key=jax.random.key(0))
+    return {
+        "linen": linen.init(jax.random.key(0), jnp.ones((2, 5, 12)))["params"],
+        "nnx": nnx.to_pure_dict(nnx.state(nnx_module, nnx.Param)),
+        "Equinox": eqx.filter(equinox, eqx.is_inexact_array),
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "query", "out"),
+    [
+        ("linen", "rows heads columns", "heads rows columns"),
+        ("nnx", "rows heads columns", "heads rows columns"),
+        ("Equinox", "(4 columns) rows", "columns (4 rows)"),
+    ],
+)
+def test_the_heads_of_real_modules(module, query, out):
+    params = modules()[module]
+    axes = {"query.*(kernel|weight)": query, "out.*(kernel|weight)": out}
+    if module != "Equinox":
+        axes["query/bias"] = None  # it has two axes
+    explained = lb.explain(lb.muon(0.1, matrix_axes=axes), params).parameters
+    of_query, of_out = (
+        [one for one in explained if re.search(f"{name}.*(kernel|weight)", one.name)]
+        for name in ("query", "out")
+    )
+    size = 3 if module == "Equinox" else 4
+    assert [one.matrices for one in of_query] == [{(12, 4): 4}]
+    assert [one.matrices for one in of_out] == [{(size, 12): 4}]
