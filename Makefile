@@ -77,9 +77,9 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	$(VENV)-wheel/bin/pip install --quiet dist/*.whl
 	cd dist && ../$(VENV)-wheel/bin/python -W error -c \
 	  "import optax_largebatch as lb; print(lb.__version__, len(lb.__all__), 'public names')"
-	sed -n '/^```python/,/^```$$/{/^```/d;p}' README.md > dist/readme.py
-	cd dist && ../$(VENV)-wheel/bin/python -W error readme.py
 	$(VENV)-wheel/bin/pip install --quiet ipython "$$(echo dist/*.whl)[examples]"
+	sed -n '/^```diff/,/^```$$/{/^```/d;/^-/d;s/^.//p}' README.md > dist/readme.py
+	cd dist && ../$(VENV)-wheel/bin/python -W error readme.py
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
 	  $(NO_NETWORK) $(FIRST_CELLS) $$notebook || exit 1; done
 

@@ -68,7 +68,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "causal": functools.partial(short_table, "causal"),
         "ramp": lambda: ramps_table(*tuned("bert_ramp")),
     },
-    ROOT / "README.md": {"tuned": functools.partial(short_table, "bert")},
+    ROOT / "docs" / "index.md": {"tuned": functools.partial(short_table, "bert")},
 }
 
 

@@ -25,7 +25,9 @@ PAGES = [
     ROOT / "README.md",
 ]
 FAST = ("stacked_layers", "README")
-BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^```(?:python|diff)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 END = "(end of block)"
 
 
@@ -52,6 +54,26 @@ def run(program):
         return output.read()
 
 
+def after(code, sign="+"):
+    """The program that a diff leads to, or with `-` the one that it starts from."""
+    lines = code.splitlines(keepends=True)
+    if not any(line.startswith("+") for line in lines):
+        return code
+    return "".join(line[1:] for line in lines if line.startswith((" ", sign)))
+
+
+def test_the_program_before_the_diff_runs_too():
+    (code,) = re.findall(r"^```diff\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.M)
+    before = after(code, "-")
+    assert "optax.adamw" in before
+    assert "lb." not in before
+    assert run(before) == ""
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().split()) <= 700
+
+
 @pytest.mark.parametrize(
     "guide",
     [
@@ -60,7 +82,7 @@ def run(program):
     ],
 )
 def test_prints_what_it_says(guide):
-    blocks = BLOCK.findall(guide.read_text())
+    blocks = [(after(code), text) for code, text in BLOCK.findall(guide.read_text())]
     program = "".join(f"{code}\nprint({END!r})\n" for code, _ in blocks)
     printed = run(program).split(f"{END}\n")[:-1]
     assert printed == [text for _, text in blocks]
