@@ -116,7 +116,8 @@ def _plan(stages: str, as_json: bool = False, **settings: Any) -> str:
     numbers = {key: settings.pop(key) for key in RUN_OPTIONS if key in settings}
     if numbers or to:
         run = _run(numbers, settings["total"])
-        settings["run"] = run if to is None else run.to(to)
+        length = settings.get("sequence_length", 1)
+        settings["run"] = run if to is None else run.to(to, sequence_length=length)
     plan = batch_plan(
         stages if largest is None else seesaw(stages, largest_batch=largest), **settings
     )

@@ -130,6 +130,12 @@ def test_plans_a_run(printed, words, plan):
     assert lb.BatchPlan.from_json(printed(f"plan {words} --json")) == plan
 
 
+def test_tokens_are_not_examples_when_a_decay_settles(printed):
+    words = "plan 8 --total 1M --sequence-length 1024 --to muonh --optimizer adamw "
+    words += "--tuned-batch-size 8 --learning-rate 0.001 --weight-decay 0.1"
+    assert "Do not trust it" in printed(words)
+
+
 HUGE = "9" * 400
 
 
