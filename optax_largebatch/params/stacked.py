@@ -39,7 +39,8 @@ class Stacked:
         checked = []
         for index, (leaf, axes) in enumerate(zip(leaves, self.resolve(params), strict=True)):
             try:
-                checked.append(() if axes in (None, ()) else _checked_axes(leaf, axes))
+                is_none = axes is None or (type(axes) is tuple and not axes)
+                checked.append(() if is_none else _checked_axes(leaf, axes))
             except (TypeError, ValueError) as error:
                 name = paths.leaf_names(params)[index]
                 raise type(error)(f"stacked_layers: the parameter {name!r} {error}") from None

@@ -196,7 +196,8 @@ class TunedRun:
                 "TunedRun('muonh', ...) with a rate of your own: published ones are 0.003 to 0.02."
             )
         angle = math.sqrt(rate * decay)
-        settled = rate * decay * int(self.total) / int(self.batch_size) / sequence_length
+        tokens = int(self.batch_size) * count("sequence_length", sequence_length, at_least=1)
+        settled = rate * decay * int(self.total) / tokens
         note = "The rate is the angle of a step of adamw, sqrt(rate x decay)."
         if settled < SETTLED:
             note += (

@@ -89,8 +89,9 @@ def planned_optimizer(
     rate, decay = plan.learning_rate, plan.weight_decay if plan.run.weight_decay != 0 else 0.0
 
     def adamw(**settings: Any) -> optax.GradientTransformationExtraArgs:
+        moments = {name: numbers[name] for name in ("b1", "b2", "eps")}
         return chain(
-            scale_by_adam(numbers["b1"], numbers["b2"], numbers["eps"], **settings),
+            scale_by_adam(**(moments | settings)),
             add_decayed_weights(decay, decayed, stacked=stacked),
             scale_by_learning_rate(rate),
         )
@@ -100,7 +101,7 @@ def planned_optimizer(
     elif family == "sgd":
         optimizer = chain(
             add_decayed_weights(decay, decayed, stacked=stacked),
-            accumulate_momentum(numbers["momentum"], **arguments),
+            accumulate_momentum(**({"momentum": numbers["momentum"]} | arguments)),
             scale_by_learning_rate(rate),
         )
     elif family in LAYERWISE:

@@ -29,9 +29,9 @@ def with_partition_specs(
         partition_specs: the parameters, where they lie on a mesh, or their shapes with shardings;
             or a tree of `jax.sharding.PartitionSpec` or `NamedSharding` like them, or a prefix of
             one; also in the boxes of Flax that `nnx.get_partition_spec` and the like leave around
-            them. `PartitionSpec` needs the mesh around the step
-            (`jax.set_mesh`), `NamedSharding` has it. A function of the parameters, if the tree is
-            not known yet: it is called when the step is traced.
+            them. `PartitionSpec` needs the mesh around the step (`jax.set_mesh`), `NamedSharding`
+            has it. A function of the parameters, if the tree is not known yet: it is called when
+            the step is traced.
 
     Returns:
         The optimizer, with the state of `inner`.

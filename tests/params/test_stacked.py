@@ -173,6 +173,7 @@ def test_integers_of_numpy_are_axes():
     written = {"layers/": np.int64(0), "experts": (np.int32(0), 1)}
     params = {"layers": {"bias": jnp.ones((3, 5))}, "experts": jnp.ones((2, 3, 4))}
     assert lb.stacked_layers(written).axes(params) == [(0, 1), (0,)]
+    assert lb.stacked_layers(lambda params: np.int64(0)).axes(params) == [(0,), (0,)]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -193,6 +193,8 @@ class TestTo:
         run = tuned(batch_size=8, total=128 * 8 * 1024, learning_rate=1e-3)
         assert "Do not trust" not in str(run.to("muonh"))
         assert "Do not trust" in str(run.to("muonh", sequence_length=1024))
+        with pytest.raises(ValueError, match="sequence_length must be >= 1"):
+            run.to("muonh", sequence_length=0)
 
     def test_muon_keeps_rate_and_decay(self):
         run = tuned()

@@ -114,13 +114,14 @@ def test_other_arguments_go_to_the_optimizer():
         lb.planned_optimizer(plan, PARAMS, weight_decay=0.1)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_arguments_of_a_chain_are_not_left_out(optimizer):
-    found, nesterov = (
+@pytest.mark.parametrize(("optimizer", "momentum"), [("adamw", "b1"), ("sgd", "momentum")])
+def test_arguments_of_a_chain_are_not_left_out(optimizer, momentum):
+    found, nesterov, slow = (
         trained(lb.planned_optimizer(planned(optimizer), PARAMS, **arguments), 2)
-        for arguments in ({}, {"nesterov": True})
+        for arguments in ({}, {"nesterov": True}, {momentum: 0.5})
     )
     assert not np.allclose(found["head"], nesterov["head"], rtol=1e-3)
+    assert not np.allclose(found["head"], slow["head"], rtol=1e-3)
     with pytest.raises(TypeError, match="ns_dtype"):
         lb.planned_optimizer(planned(optimizer), PARAMS, ns_dtype="bfloat16")
 

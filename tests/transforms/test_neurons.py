@@ -59,7 +59,7 @@ def test_the_norm_stays_and_neurons_become_equal():
 
 def test_a_matrix_that_is_cut():
     transform = lb.normalize_neurons(matrix_axes={"qkv": "rows (3 columns)"})
-    with pytest.raises(ValueError, match="matrix_axes may not cut an axis"):
+    with pytest.raises(ValueError, match="matrix_axes must not cut an axis"):
         transform.init({"qkv": jnp.ones((4, 12))})
 
 

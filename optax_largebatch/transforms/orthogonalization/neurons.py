@@ -91,7 +91,10 @@ def normalize_neurons(
     def matrices(leaves: Leaves) -> list[engine.Matrices]:
         found = matrices_of(matrix_axes, stacks, leaves, "normalize_neurons")
         if any(one.fused for one in found):
-            raise ValueError("matrix_axes may not cut an axis for normalize_neurons, got a text.")
+            raise ValueError(
+                f"matrix_axes must not cut an axis for normalize_neurons, got {matrix_axes!r}. "
+                "Give each matrix a parameter of its own, or leave normalize_neurons out."
+            )
         return found
 
     def neurons(one: engine.Matrices) -> tuple[int, ...]:
