@@ -11,7 +11,7 @@ from optax_largebatch.optimizers.adamh import NO_DECAY, steps_beside_spheres
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
@@ -167,7 +167,7 @@ def muonh(
     def movers(params: optax.Params) -> list[str]:
         """What moves each parameter: Muon or Adam on a sphere, or the others."""
         matrices = are_matrices(matrix_axes, stacks, params, matrix_mask)
-        heads = _heads(adamh_mask, stacks.blocks(params))
+        heads = _heads(adamh_mask, stacks, params)
         kinds = zip(heads, matrices, strict=True)
         return ["adamh" if head else "muonh" if matrix else "others" for head, matrix in kinds]
 
@@ -202,10 +202,11 @@ def muonh(
     return partition("muonh", {"muonh": on_spheres, "others": others}, owners, stacks)
 
 
-def _heads(adamh_mask: Mask, blocks: Any) -> list[bool]:
+def _heads(adamh_mask: Mask, stacks: Stacked, params: optax.Params) -> list[bool]:
     """The parameters of the mask but its vectors: on a sphere a bias of zeros would never move."""
     if adamh_mask is None:
-        return [False] * len(jax.tree.leaves(blocks))
+        return [False] * len(jax.tree.leaves(params))
+    blocks = stacks.blocks(params)
     chosen = select_leaves("adamh_mask", adamh_mask, blocks)
     arrays = jax.tree.leaves(blocks)
     heads = [flag and np.ndim(x) > 1 for flag, x in zip(chosen, arrays, strict=True)]

@@ -30,6 +30,8 @@ class ParamGroups:
 
     def indices(self, params: Any) -> list[int]:
         """The number of each leaf's group, or -1 for a parameter that is in no group."""
+        if not self.rules:
+            return [-1] * len(jax.tree.leaves(params))
         blocks = self.stacked.blocks(params)
         members = [
             select_leaves("groups", rule, blocks, "Leave the group out.") for rule in self.rules
@@ -44,7 +46,7 @@ class ParamGroups:
                     f"{first} and {second}. Each parameter may be in one: narrow one of the rules."
                 )
             indices.append(chosen[0] if chosen else -1)
-        return indices or [-1] * len(jax.tree.leaves(params))
+        return indices
 
     def per_group(self, name: str, default: Any) -> "Grouped":
         """The hyperparameter `name`, with `default` for the groups that do not set it."""

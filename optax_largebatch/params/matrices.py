@@ -188,6 +188,8 @@ def are_matrices(
 ) -> list[bool]:
     """Whether each parameter is a matrix, or stacks matrices, and `matrix_mask` chooses it."""
     axes = axes_of_matrices(matrix_axes, stacked, params)
+    if mask is None:
+        return [pair is not None for pair in axes]
     chosen = select_leaves("matrix_mask", mask, stacked.blocks(params))
     return [flag and pair is not None for flag, pair in zip(chosen, axes, strict=True)]
 

@@ -59,7 +59,8 @@ def test_the_trip_of_a_gradient(monkeypatch, platform):
 
 
 TWO_LEAVES = {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}
-STACKS = {name: jnp.ones((3, 4, 6)) for name in ("in", "out")} | {"bias": jnp.ones(6)}
+SHAPES = {"in": (3, 4, 6), "out": (3, 6, 6), "bias": (6,), "embed": (10, 6)}
+STACKS = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
 
 
 @pytest.mark.parametrize(
