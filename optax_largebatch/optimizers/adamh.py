@@ -10,6 +10,7 @@ from optax_largebatch.params.groups import (
     Grouped,
     Owners,
     ParamGroups,
+    as_grouped,
     by_owner,
     check_groups,
     scaled_rate,
@@ -20,7 +21,7 @@ from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball, hyperball_transform
-from optax_largebatch.transforms.partitioned import check_others, partition
+from optax_largebatch.transforms.partitioned import Others, is_optimizer, partition
 
 NO_DECAY = (
     "A decay shortens the parameters, and the projection makes them as long as before, so it would "
@@ -41,7 +42,7 @@ def adamh(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
     radius: Radius = "now",
-    others: optax.GradientTransformation | None = None,
+    others: Others = None,
     adamh_mask: Mask = None,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
@@ -71,8 +72,9 @@ def adamh(
             parameter. None for float32 (float64 for float64 parameters).
         radius: the norm that a layer keeps: `"now"` for that before the step, `"start"` for that at
             its first step, or a number for all layers; see `hyperball`.
-        others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam
-            with the same moments, and 3/13 of the learning rate.
+        others: the optimizer of all other parameters, such as `optax.adamw(...)`; or a learning
+            rate or schedule, for Adam with the same moments. None for that Adam at 3/13 of the
+            learning rate.
         adamh_mask: the parameters that keep their norms; None for those with two or more axes (in
             a stack, of a layer). Leave out embeddings, `adamh_mask=~matching("embed") &
             at_least_ndim(2)`, unless you want their norms fixed.
@@ -120,22 +122,29 @@ def adamh(
         return ["adamh" if keeps_norm else "others" for keeps_norm in chosen]
 
     direction = scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
-    if others is None:
-        return chain(direction, steps_beside_spheres("adamh", owners, rate, radius, stacks))
-    check_others(others)
-    on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
-    return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
+    if is_optimizer(others):
+        on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
+        return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
+    return chain(direction, steps_beside_spheres("adamh", owners, rate, others, radius, stacks))
 
 
 def steps_beside_spheres(
-    who: str, owners: Owners, rate: Grouped, radius: Radius, stacks: Stacked
+    who: str,
+    owners: Owners,
+    rate: Grouped,
+    others: Others,
+    radius: Radius,
+    stacks: Stacked,
 ) -> optax.GradientTransformationExtraArgs:
-    """`hyperball` for the parameters of one owner, and Adam's share of its rate for the others.
+    """`hyperball` for the parameters of one owner, and steps at another rate for the others.
 
     It is one link for all parameters, so that the layout of its state depends on no mask.
     """
-    adams_share = rate.map(lambda one: scaled_rate(one, SHARE_OF_ADAM))
-    rates = by_owner({who: rate, "others": adams_share}, owners)
+    if others is None:
+        of_others = rate.map(lambda one: scaled_rate(one, SHARE_OF_ADAM))
+    else:
+        of_others = as_grouped("others", others)
+    rates = by_owner({who: rate, "others": of_others}, owners)
 
     def are_kept(params: optax.Params) -> list[bool]:
         return [owner == who for owner in owners(params)]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import optax
 
 from optax_largebatch.arguments import Scalar, refused, renamed
-from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.groups import ParamGroups, as_grouped, by_owner, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
 from optax_largebatch.params.stacked import Stacks, check_stacked
@@ -21,18 +21,13 @@ from optax_largebatch.transforms.orthogonalization.newton_schulz import Precondi
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
 )
-from optax_largebatch.transforms.partitioned import check_others, partition
-
-_OWN_OPTIMIZER = (
-    "The parameters that are no matrices have an optimizer of their own, which is an argument: "
-    "others=optax.nadamw(learning_rate, b1=..., b2=..., eps_root=..., weight_decay=...)."
-)
+from optax_largebatch.transforms.partitioned import OF_OTHERS, Others, is_optimizer, partition
 
 
 @refused(
     trust_ratio="muonh gives each step the length of its matrix, and keeps the norms, too.",
-    **dict.fromkeys(("adam_b1", "adam_b2"), _OWN_OPTIMIZER),
-    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), _OWN_OPTIMIZER),
+    **dict.fromkeys(("adam_b1", "adam_b2"), OF_OTHERS),
+    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), OF_OTHERS),
 )
 @renamed(mask="weight_decay_mask", muon_weight_dimension_numbers="matrix_axes")
 def muon(
@@ -53,7 +48,7 @@ def muon(
     eps_is_floor: bool = False,
     consistent_rms: Scalar | None = None,
     shape_factor: ShapeFactor = "jordan",
-    others: optax.GradientTransformation | None = None,
+    others: Others = None,
     matrix_mask: Mask = None,
     matrix_axes: MatrixAxes = None,
     ns_dtype: Any = None,
@@ -126,8 +121,8 @@ def muon(
             `"spectral_norm"`, as in Dion and Scion, for :math:`s = \sqrt{n_\text{columns} /
             n_\text{rows}}`, `"none"` for 1.
         others: the optimizer of all parameters that are no matrices, such as `optax.adamw(3e-4)` or
-            `lamb(...)`; None for Adam with this learning rate and Nesterov's momentum, which suits
-            `consistent_rms=0.2`.
+            `lamb(...)`; or a learning rate or schedule, for Adam with Nesterov's momentum. None for
+            that Adam with the rate of the matrices, which suits `consistent_rms=0.2`.
         matrix_mask: the parameters that Muon moves, if they are matrices; None for all. Leave out
             the embeddings and the last layer: `~matching("embed", "head")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
@@ -190,7 +185,6 @@ def muon(
             groups.per_group("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
         ),
     )
-    step = scale_by_learning_rate(rate)
     stacks = check_stacked(stacked)
 
     def owners(params: optax.Params) -> list[str]:
@@ -198,9 +192,11 @@ def muon(
         chosen = are_matrices(matrix_axes, stacks, params, matrix_mask)
         return ["muon" if is_matrix else "others" for is_matrix in chosen]
 
-    if others is not None:
-        check_others(others)
-        parts = {"muon": chain(matrices, step), "others": others}
+    if is_optimizer(others):
+        parts = {"muon": chain(matrices, scale_by_learning_rate(rate)), "others": others}
         return partition("muon", parts, owners, stacks)
+    if others is not None:
+        rate = by_owner({"muon": rate, "others": as_grouped("others", others)}, owners)
     adam = scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype)
-    return chain(partition("muon", {"muon": matrices, "others": adam}, owners, stacks), step)
+    directions = partition("muon", {"muon": matrices, "others": adam}, owners, stacks)
+    return chain(directions, scale_by_learning_rate(rate))

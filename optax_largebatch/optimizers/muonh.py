@@ -18,12 +18,8 @@ from optax_largebatch.transforms.hyperball import Radius, hyperball
 from optax_largebatch.transforms.orthogonalization.orthogonalized_momentum import (
     orthogonalize_momentum,
 )
-from optax_largebatch.transforms.partitioned import check_others, partition
+from optax_largebatch.transforms.partitioned import OF_OTHERS, Others, is_optimizer, partition
 
-_OWN_OPTIMIZER = (
-    "The parameters that keep no norm have an optimizer of their own, which is an argument: "
-    "others=optax.adamw(learning_rate, b1=..., b2=..., eps_root=..., weight_decay=...)."
-)
 _NO_SCALE = (
     "A step has the length learning_rate times the norm of the matrix, so a factor of its "
     "direction would do nothing. Leave it out."
@@ -38,7 +34,7 @@ _DIRECTION = (
     **dict.fromkeys(("preconditioning", "eps_is_floor"), _DIRECTION),
     **dict.fromkeys(("adaptive", "consistent_rms", "shape_factor", "trust_ratio"), _NO_SCALE),
     **dict.fromkeys(("weight_decay", "weight_decay_mask"), NO_DECAY),
-    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), _OWN_OPTIMIZER),
+    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), OF_OTHERS),
 )
 @renamed(adam_b1="b1", adam_b2="b2", muon_weight_dimension_numbers="matrix_axes")
 def muonh(
@@ -56,7 +52,7 @@ def muonh(
     b1: Scalar | optax.Schedule = 0.9,
     b2: Scalar | optax.Schedule = 0.95,
     adam_eps: Scalar = 1e-8,
-    others: optax.GradientTransformation | None = None,
+    others: Others = None,
     adamh_mask: Mask = None,
     matrix_mask: Mask = None,
     matrix_axes: MatrixAxes = None,
@@ -112,8 +108,9 @@ def muonh(
             schedule.
         adam_eps: keeps Adam's division finite where the gradient has been near 0: 1e-10 or less in
             the recipes. :math:`\epsilon`, 0 or more.
-        others: the optimizer of all other parameters, such as `optax.adamw(...)`; None for Adam at
-            3/13 of the learning rate, as in Marin's runs.
+        others: the optimizer of all other parameters, such as `optax.adamw(...)`; or a learning
+            rate or schedule, for Adam. None for Adam at 3/13 of the learning rate, as in Marin's
+            runs. `groups` gives the head a rate of its own.
         adamh_mask: the parameters that keep their norms and take Adam's direction, usually the last
             layer: `matching("head")`; None for none. Vectors among them go to `others`, because a
             bias that starts at zero would never move on a sphere.
@@ -195,11 +192,10 @@ def muonh(
         lambda params: ["muon" if mover == "muonh" else "adam" for mover in movers(params)],
         stacks,
     )
-    if others is None:
-        return chain(directions, steps_beside_spheres("muonh", owners, rate, radius, stacks))
-    check_others(others)
-    on_spheres = chain(directions, hyperball(rate, radius=radius, stacked=stacked))
-    return partition("muonh", {"muonh": on_spheres, "others": others}, owners, stacks)
+    if is_optimizer(others):
+        on_spheres = chain(directions, hyperball(rate, radius=radius, stacked=stacked))
+        return partition("muonh", {"muonh": on_spheres, "others": others}, owners, stacks)
+    return chain(directions, steps_beside_spheres("muonh", owners, rate, others, radius, stacks))
 
 
 def _heads(adamh_mask: Mask, stacks: Stacked, params: optax.Params) -> list[bool]:

@@ -24,7 +24,9 @@ def path_name(tree: Any, path: tuple[Any, ...]) -> str:
     Returns:
         The keys joined by `/`.
     """
-    while path and _wraps_one_array(tree, path[:-1], path[-1]):
+    while path and (path[-1] == GetAttrKey("value") or isinstance(path[-1], FlattenedIndexKey)):
+        if not wraps_one_array(_node_at(tree, path[:-1])):
+            break
         path = path[:-1]
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
@@ -69,13 +71,6 @@ def wraps_one_array(node: Any) -> bool:
     (path, child) = children[0]
     has_no_keys = bool(path) and isinstance(path[-1], FlattenedIndexKey)
     return is_box(node) or (has_no_keys and len(jax.tree.leaves(child, is_leaf=is_hidden)) == 1)
-
-
-def _wraps_one_array(tree: Any, path: tuple[Any, ...], key: Any) -> bool:
-    """Whether the node at a path is there for the one array alone that it has at `key`."""
-    if key == GetAttrKey("value") or isinstance(key, FlattenedIndexKey):
-        return wraps_one_array(_node_at(tree, path))
-    return False
 
 
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:

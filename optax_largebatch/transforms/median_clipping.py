@@ -92,9 +92,6 @@ def clip_by_median_norm(
     arguments.check_numbers("[0, inf)", scalar_scale=scalar_scale)
     stacks = check_stacked(stacked)
 
-    def no_norms(params: optax.Params) -> jax.Array:
-        return jnp.zeros(window, _dtype(params))
-
     def no_threshold(params: optax.Params) -> jax.Array:
         return jnp.asarray(jnp.finfo(_dtype(params)).max, _dtype(params))
 
@@ -124,7 +121,7 @@ def clip_by_median_norm(
             ClipByMedianNormState,
             count=engine.Counter(),
             rms=engine.NumberPerBlock(),
-            norms=engine.Shared(no_norms),
+            norms=engine.Shared(lambda params: jnp.zeros(window, _dtype(params))),
             threshold=engine.Shared(no_threshold),
         ),
         scalars=scalars,

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import optax
 
 from optax_largebatch import engine
-from optax_largebatch.arguments import check_state
+from optax_largebatch.arguments import Scalar, check_number_or_schedule, check_state
 from optax_largebatch.engine.state import Field
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import Leaves, check_params, gradients_of, leaves_of
@@ -16,6 +16,14 @@ from optax_largebatch.params.paths import wraps_one_array
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.params.stacked import Stacked, Stacks
 from optax_largebatch.transforms.chain import given_of
+
+Others = optax.GradientTransformation | Scalar | optax.Schedule | None
+"""What `others` may be: an optimizer, a learning rate for Adam, or None for Adam's usual one."""
+
+OF_OTHERS = (
+    "The other parameters have an optimizer of their own, which is an argument: others=0.0003 for "
+    "Adam, or others=optax.nadamw(0.0003, b1=..., b2=..., eps_root=..., weight_decay=...)."
+)
 
 
 def partition(
@@ -78,16 +86,18 @@ def partition(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def check_others(others: Any) -> None:
-    """Checks the argument `others`, an optimizer for the parameters that one does not move itself.
+def is_optimizer(others: Others) -> TypeGuard[optax.GradientTransformation]:
+    """Whether `others` is an optimizer.
 
     Raises:
-        TypeError: it is no optimizer.
+        TypeError: it is nothing that `Others` says.
+        ValueError: the learning rate is negative.
     """
-    if not isinstance(others, optax.GradientTransformation):
-        raise TypeError(
-            f"others must be an optimizer, such as lamb(1e-3), or None for Adam; got {others!r}."
-        )
+    if isinstance(others, optax.GradientTransformation):
+        return True
+    if others is not None:
+        check_number_or_schedule("others, if it is no optimizer,", others, "[0, inf)")
+    return False
 
 
 def partitioned(

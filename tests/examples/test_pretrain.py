@@ -4,7 +4,6 @@ import csv
 import multiprocessing
 import os
 from pathlib import Path
-import re
 import signal
 import subprocess
 import sys
@@ -163,22 +162,6 @@ def test_one_device_and_eight_have_the_same_losses(text, tmp_path):
     for name in ("loss", "param_norm", "trust_ratio/median", "noise_scale"):
         one, eight = (column(tmp_path / devices, name) for devices in ("1", "8"))
         np.testing.assert_allclose(one, eight, rtol=1e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_a_log_file_gets_lines_and_no_bar(text, tmp_path):
-    arguments = "--steps 8 --log-every 4"
-    log = tmp_path / "log.txt"
-    with log.open("w") as file:
-        own = options(arguments, text, tmp_path / "log")
-        assert started(own, 1, stdout=file, stderr=file).wait(timeout=200) == 0
-    lines = log.read_text().splitlines()
-    assert "\r" not in log.read_text()
-    assert [line[:8] for line in lines if line.startswith("step")] == ["step 4/8", "step 8/8"]
-    assert re.search(
-        r"loss \d.* held out \d.* rate .* trust ratio .* noise scale .* steps/s", lines[-2]
-    )
-    assert lines[-1].endswith("curves.png the curves")
 
 
 def last_checkpoint(output):

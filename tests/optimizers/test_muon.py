@@ -450,6 +450,26 @@ def test_vectors_of_the_head_are_not_on_a_sphere():
         lb.muonh(0.1, adamh_mask=lb.matching("bias")).init(params)
 
 
+@pytest.mark.parametrize(
+    ("make", "adam"),
+    [
+        (lb.muon, {"eps": 1e-8, "nesterov": True}),
+        (lb.muonh, {"b2": 0.95, "eps": 1e-8}),
+        (lb.adamh, {"b2": 0.95, "eps": 1e-8}),
+    ],
+)
+def test_others_may_be_a_learning_rate(make, adam):
+    params = network("float32", {"bias": (5,), "square": (6, 6)})
+    schedule = optax.linear_schedule(0.3, 0.0, 4)
+    others = lb.chain(lb.scale_by_adam(**adam), lb.scale_by_learning_rate(schedule))
+    found = make(0.1, others=schedule)
+    expected = trained(make(0.1, others=others), params)
+    chex.assert_trees_all_close(trained(found, params), expected, atol=1e-6)
+    chex.assert_trees_all_equal_structs(found.init(params), make(0.1).init(params))
+    with pytest.raises(TypeError, match="others, if it is no optimizer, must be a number"):
+        make(0.1, others="adam")
+
+
 @on_shards
 @pytest.mark.parametrize(
     ("make", "settings"),
