@@ -1,4 +1,4 @@
-"""A transformer in Flax linen and MuonH: FSDP, scanned layers and accumulation.
+"""From AdamW to MuonH in Flax linen: FSDP, scanned layers, a batch that grows.
 
     python examples/program_linen.py
 
@@ -19,7 +19,7 @@ import optax
 import optax_largebatch as lb
 
 jax.config.update("jax_num_cpu_devices", 8)  # to try it without GPUs or TPUs
-LAYERS, WIDTH, HEADS, LENGTH, BATCH, MICRO_BATCHES, STEPS = 4, 64, 4, 32, 16, 4, 30
+LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4, 64, 4, 32, 16
 mesh = jax.make_mesh((jax.device_count(),), ("fsdp",), axis_types=(AxisType.Auto,))
 by_example = NamedSharding(mesh, P("fsdp"))
 
@@ -65,15 +65,24 @@ def make():
 shardings = jax.tree.map(split_last_axis, jax.eval_shape(make))
 params = jax.jit(make, out_shardings=shardings)()
 
-rate = lb.warmup_decay(0.02, total_steps=STEPS, warmup_steps=3)
-optimizer = lb.muonh(
-    rate,
-    matrix_mask=~lb.matching("embed"),
-    adamh_mask=lb.matching("head"),
-    matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
-    stacked={"layers/": 0},
+# AdamW works at batch 16; MuonH takes it to 64. Yours may be 512 and 16,384.
+run = lb.TunedRun(
+    "adamw",
+    batch_size=16,
+    total=1280,
+    learning_rate=lb.PlannedRate(4e-3, warmup=64, decay="linear"),
+    weight_decay=0.4,
 )
-optimizer = lb.accumulate_gradients(optimizer, every=MICRO_BATCHES)
+batches = "0:16 256:64"  # 64 from example 256 on
+plan = lb.batch_plan(batches, total=1920, run=run.to("muonh"), micro_batch_size=16)
+print(plan)
+optimizer = lb.planned_optimizer(
+    plan,
+    params,
+    stacked={"layers/": 0},
+    matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
+)
+print(lb.explain(optimizer, params))
 optimizer = lb.with_partition_specs(optimizer, shardings)
 state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
 state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
@@ -97,9 +106,9 @@ step = jax.jit(step, donate_argnums=(0, 1), out_shardings=results)
 files = sorted(Path(os.__file__).parent.glob("*.py"))
 text = np.frombuffer(b"".join(map(Path.read_bytes, files)), np.uint8)
 rng = np.random.default_rng(0)
-for number in range(1, STEPS * MICRO_BATCHES + 1):
+for call in range(plan.calls):
     starts = rng.integers(len(text) - LENGTH, size=(BATCH, 1))
     tokens = text[starts + np.arange(LENGTH + 1)].astype(np.int32)
     params, state, loss = step(params, state, jax.device_put(tokens, by_example))
-    if number % MICRO_BATCHES == 0:
-        print(f"step {number // MICRO_BATCHES:2}  loss {loss:.3f}")
+    if plan.step_of_call(call + 1) > plan.step_of_call(call):
+        print(f"step {plan.step_of_call(call):2}  loss {loss:.3f}")

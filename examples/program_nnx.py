@@ -1,4 +1,4 @@
-"""A transformer in Flax nnx and MuonH: FSDP, scanned layers and accumulation.
+"""From AdamW to MuonH in Flax nnx: FSDP, scanned layers, a batch that grows.
 
     python examples/program_nnx.py
 
@@ -19,7 +19,7 @@ import optax
 import optax_largebatch as lb
 
 jax.config.update("jax_num_cpu_devices", 8)  # to try it without GPUs or TPUs
-LAYERS, WIDTH, HEADS, LENGTH, BATCH, MICRO_BATCHES, STEPS = 4, 64, 4, 32, 16, 4, 30
+LAYERS, WIDTH, HEADS, LENGTH, BATCH = 4, 64, 4, 32, 16
 mesh = jax.make_mesh((jax.device_count(),), ("fsdp",), axis_types=(AxisType.Auto,))
 by_example = NamedSharding(mesh, P("fsdp"))
 BY_COLUMN, UNNAMED = (None, "fsdp"), {nnx.PARTITION_NAME: None}
@@ -62,20 +62,30 @@ class Transformer(nnx.Module):
         return self.head(self.norm(through(self.embed(tokens), self.layers)))
 
 
+# AdamW works at batch 16; MuonH takes it to 64. Yours may be 512 and 16,384.
+run = lb.TunedRun(
+    "adamw",
+    batch_size=16,
+    total=1280,
+    learning_rate=lb.PlannedRate(4e-3, warmup=64, decay="linear"),
+    weight_decay=0.4,
+)
+batches = "0:16 256:64"  # 64 from example 256 on
+plan = lb.batch_plan(batches, total=1920, run=run.to("muonh"), micro_batch_size=16)
+print(plan)
+
+
 def make():
     model = Transformer(nnx.Rngs(0))
-    rate = lb.warmup_decay(0.02, total_steps=STEPS, warmup_steps=3)
-    muonh = lb.muonh(
-        rate,
-        matrix_mask=~lb.matching("embed"),
-        adamh_mask=lb.matching("head"),
-        matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
+    params = nnx.state(model, nnx.Param)
+    muonh = lb.planned_optimizer(
+        plan,
+        params,
         stacked={"layers/": 0},
+        matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
     )
-    accumulated = lb.accumulate_gradients(muonh, every=MICRO_BATCHES)
-    shardings = nnx.get_named_sharding(nnx.state(model, nnx.Param), mesh)
-    told = lb.with_partition_specs(accumulated, shardings)
-    return model, nnx.Optimizer(model, told, wrt=nnx.Param)
+    muonh = lb.with_partition_specs(muonh, nnx.get_named_sharding(params, mesh))
+    return model, nnx.Optimizer(model, muonh, wrt=nnx.Param)
 
 
 # Shapes come first, so that no device ever holds the whole model.
@@ -84,6 +94,7 @@ graph, shapes = nnx.split(nnx.eval_shape(make))
 shardings = nnx.get_named_sharding(shapes, mesh)
 start = jax.jit(lambda: nnx.state(make()), out_shardings=shardings)()
 model, optimizer = nnx.merge(graph, start)
+print(lb.explain(optimizer.tx, nnx.state(model, nnx.Param)))
 
 
 @nnx.jit(donate_argnums=(0, 1))
@@ -101,9 +112,9 @@ def step(model, optimizer, tokens):
 files = sorted(Path(os.__file__).parent.glob("*.py"))
 text = np.frombuffer(b"".join(map(Path.read_bytes, files)), np.uint8)
 rng = np.random.default_rng(0)
-for number in range(1, STEPS * MICRO_BATCHES + 1):
+for call in range(plan.calls):
     starts = rng.integers(len(text) - LENGTH, size=(BATCH, 1))
     tokens = text[starts + np.arange(LENGTH + 1)].astype(np.int32)
     loss = step(model, optimizer, jax.device_put(tokens, by_example))
-    if number % MICRO_BATCHES == 0:
-        print(f"step {number // MICRO_BATCHES:2}  loss {loss:.3f}")
+    if plan.step_of_call(call + 1) > plan.step_of_call(call):
+        print(f"step {plan.step_of_call(call):2}  loss {loss:.3f}")

@@ -122,10 +122,10 @@ def adamh(
         return ["adamh" if keeps_norm else "others" for keeps_norm in chosen]
 
     direction = scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
-    if is_optimizer(others):
-        on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
-        return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
-    return chain(direction, steps_beside_spheres("adamh", owners, rate, others, radius, stacks))
+    if not is_optimizer(others):
+        return chain(direction, steps_beside_spheres("adamh", owners, rate, others, radius, stacks))
+    on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
+    return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
 
 
 def steps_beside_spheres(

@@ -192,10 +192,11 @@ def muonh(
         lambda params: ["muon" if mover == "muonh" else "adam" for mover in movers(params)],
         stacks,
     )
-    if is_optimizer(others):
-        on_spheres = chain(directions, hyperball(rate, radius=radius, stacked=stacked))
-        return partition("muonh", {"muonh": on_spheres, "others": others}, owners, stacks)
-    return chain(directions, steps_beside_spheres("muonh", owners, rate, others, radius, stacks))
+    if not is_optimizer(others):
+        steps = steps_beside_spheres("muonh", owners, rate, others, radius, stacks)
+        return chain(directions, steps)
+    on_spheres = chain(directions, hyperball(rate, radius=radius, stacked=stacked))
+    return partition("muonh", {"muonh": on_spheres, "others": others}, owners, stacks)
 
 
 def _heads(adamh_mask: Mask, stacks: Stacked, params: optax.Params) -> list[bool]:

@@ -22,6 +22,8 @@ QUESTIONS = {
         "The batch over the run",
     ),
     "Has somebody trained my model at this batch?": ("recipes.md", "Language"),
+    "Who moves what, and how do I log the rate?": (TONIGHT, "Three statements"),
+    "My qkv is fused, what now?": ("algorithms/muon.md", "Several matrices in one parameter"),
     "What does a whole program look like?": ("guides/your_program.md", "What the lines are for"),
     # The owner of a code base.
     "What do I depend on?": (ADOPTING, "What you depend on"),
@@ -29,7 +31,7 @@ QUESTIONS = {
     "How do I leave again?": (ADOPTING, "Leaving again"),
     "Where does MaxText build it?": (ADOPTING, "Where your code base builds its optimizer"),
     "What does it cost on an H100?": ("measured.md", "GPUs and TPUs, as compiled"),
-    "What was never run?": ("stability.md", "Status"),
+    "Did it run on a GPU?": ("stability.md", "Status"),
     "Which JAX does it need?": ("stability.md", "Which versions of JAX"),
     "What if JAX changes?": ("stability.md", "What we use of JAX's insides"),
     # A researcher with a paper, and a network on many devices.

@@ -53,7 +53,7 @@ arrays = [leaf for leaf in jax.tree.leaves((params, state)) if leaf.size > 4 * 2
 assert len(arrays) == 4 * 6 - 4, len(arrays)  # Muon has one moment of each stack
 for leaf in arrays:
     assert 8 * leaf.addressable_shards[0].data.size == leaf.size, leaf.sharding
-assert macro_step == STEPS
+assert macro_step == 42
 
 # What a step is given, it uses up.
 given = jax.tree.leaves((params, state))
@@ -62,44 +62,13 @@ assert all(leaf.is_deleted() for leaf in given)
 """
 
 
-# AdamW at 512 becomes a ramp of MuonH to 16,384, in three statements.
-PLANNED = """
-run = lb.TunedRun(
-    "adamw", batch_size=512, total=59_392, learning_rate=lb.PlannedRate(3e-4), weight_decay=0.1
-)
-plan = lb.batch_plan(
-    "0:512 2048:4096 10240:16384", total=59_392, run=run.to("muonh"), micro_batch_size=512
-)
-optimizer = lb.planned_optimizer(
-    plan,
-    PARAMS,
-    stacked={"layers/": 0},
-    matrix_axes={"qkv/kernel": f"layers rows ({3 * HEADS} columns)"},
-)
-assert plan.calls == 116
-print(run, plan, lb.explain(optimizer, PARAMS), sep="\\n")
-"""
-MACRO_STEP = {
-    "nnx": """nnx.state(optimizer)["opt_state"]["macro_step"][...]""",
-    "linen": """optax.tree.get(state, "macro_step")""",
+# The run of the program with these numbers: AdamW at 512 becomes a ramp of MuonH to 16,384.
+TO_16K = {
+    "batch_size=16": "batch_size=512",
+    "0:16 256:64": "0:512 2048:4096 10240:16384",
+    "total=1280": "total=59_392",
+    "total=1920": "total=59_392",
 }
-OPTIMIZER = re.compile(
-    r"^( *)rate = lb.warmup_decay.*every=MICRO_BATCHES\)\n", re.DOTALL | re.MULTILINE
-)
-
-
-def planned(name):
-    """The program with the optimizer of a plan."""
-    params = {"nnx": "nnx.state(model, nnx.Param)", "linen": "params"}[name]
-    three = PLANNED.replace("PARAMS", params)
-
-    def indented(found):
-        lines = three + ("accumulated = optimizer\n" if name == "nnx" else "")
-        return re.sub(r"^(?=.)", found[1], lines, flags=re.MULTILINE)
-
-    program, number = OPTIMIZER.subn(indented, source(name))
-    assert number == 1
-    return program
 
 
 def source(name):
@@ -138,8 +107,8 @@ def printed_by(program):
 @pytest.mark.parametrize("name", RUN)
 def test_trains_on_eight_devices(name):
     losses = losses_of(name, 8)
-    assert len(losses) == 30
-    assert losses[-5:].mean() < 0.75 * losses[0], losses
+    assert len(losses) == 42
+    assert losses[-5:].mean() < 0.5 * losses[0], losses
 
 
 @pytest.mark.slow
@@ -149,15 +118,19 @@ def test_has_the_losses_of_one_device(name):
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_takes_the_optimizer_of_a_plan(name):
-    """The batch grows, and with it the momentum moves; one layer is one matrix."""
-    printed = printed_by(planned(name) + f"\nprint('steps taken:', int({MACRO_STEP[name]}))\n")
+def test_goes_from_512_to_16k(name):
+    """The batch grows, and with it the momentum moves; one head is one matrix."""
+    program = source(name)
+    for old, new in TO_16K.items():
+        assert old in program
+        program = program.replace(old, new)
+    printed = printed_by(program)
     losses = losses_in(printed)
-    assert losses[-5:].mean() < 0.9 * losses[0], losses
+    assert len(losses) == 9
+    assert losses[-3:].mean() < 0.9 * losses[0], losses
     assert re.search(r"layers/up/kernel +4x64x256 +4 of 64x256 +muon +sphere", printed)
     assert re.search(r"layers/qkv/kernel +4x64x192 +48 of 64x16 +muon +sphere", printed)
     assert "momentum       0.95 -> 0.7" in printed
-    assert "steps taken: 9" in printed  # in 120 calls
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
