@@ -12,7 +12,10 @@ PYTEST = -m pytest -n $(WORKERS) --dist worksteal -q
 FIRST_CELLS = ../$(VENV)-wheel/bin/python ../tests/notebooks/first_cells.py
 NO_NETWORK = http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
 
-.PHONY: compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest newest clean
+.PHONY: help compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs wheel lowest newest clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*  ## ' Makefile | sed 's/:.*  ## /: /'
 
 demo: $(DEMO)/.ready  ## the main job: adamw, lamb, lans and muonh at a small and a large batch
 	$(DEMO)/bin/python examples/train_digits.py
