@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.tuned.arms import ARMS
+from benchmarks.tuned.arms import ARMS, Arm
 from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.search import Settings
 import optax_largebatch as lb
@@ -62,8 +62,13 @@ def mean_gradient(task: Bert, params: Any, key: Any, start: Any, batch_size: Any
     return jax.tree.map(lambda leaf: leaf / number, total)
 
 
-@functools.cache
 def prepare(task: Bert, optimizer: str) -> Run:
+    """Compiles the runs of an optimizer, by its name."""
+    return compiled(task, ARMS[optimizer])
+
+
+@functools.cache
+def compiled(task: Bert, arm: Arm) -> Run:
     """Compiles the runs of an optimizer: all plans, settings and seeds in one program.
 
     A seed draws the same parameters and the same examples for every optimizer, in an order that
@@ -73,7 +78,7 @@ def prepare(task: Bert, optimizer: str) -> Run:
 
     @jax.jit
     def train(params: Any, steps: Any, table: Steps, settings: Settings, key: Any) -> Any:
-        transformation = ARMS[optimizer].build(
+        transformation = arm.build(
             lambda step: settings.learning_rate * table.learning_rate[step],
             lambda step: settings.weight_decay * table.weight_decay[step],
             settings.momentum,

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.fused_heads import FusedModel
 from benchmarks.harness import machine
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned import bert, causal, report, results, search, tables
@@ -22,7 +23,7 @@ from benchmarks.tuned.provenance import record
 from benchmarks.tuned.schedules import constant, ramps, schedule, written
 from benchmarks.tuned.search import Budget, Settings
 from benchmarks.tuned.sweep import Row, cells_of, sweep, table_of
-from benchmarks.tuned.training import Losses, prepare, steps_of
+from benchmarks.tuned.training import Losses, compiled, prepare, steps_of
 from benchmarks.tuned.workloads import QUICK, WORKLOADS, Workload
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -392,6 +393,14 @@ def test_scanned_layers_are_the_layers():
     assert (0,) in network.stacked.axes(params)
 
 
+def test_the_model_with_fused_attention_is_the_same_model(tiny):
+    fused = FusedModel(TINY, held_out=16)
+    key = jax.random.key(0)
+    losses = [model.loss(model.init(key), tiny.test) for model in (tiny, fused)]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    assert fused.init(key)["layers"]["qkv"]["kernel"].shape == (2, 8, 24)
+
+
 @pytest.mark.parametrize("kind", [causal.CausalModel, Bert])
 def test_only_the_causal_model_is_blind_to_what_follows(kind):
     network = kind(TINY, held_out=16)
@@ -420,7 +429,7 @@ def test_every_optimizer_learns_and_comes_out_the_same_again(tiny, optimizer):
     run = prepare(tiny, optimizer)
     own = run(plan, settings, 3)
     assert own.test < np.log(256) - 0.5
-    prepare.cache_clear()
+    compiled.cache_clear()
     assert prepare(tiny, optimizer)(plan, settings, 3) == own
     assert run(plan, settings, 4) != own
     other = run(plan, settings._replace(weight_decay=1.0), 3)

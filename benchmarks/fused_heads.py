@@ -1,0 +1,140 @@
+"""Where one matrix ends: queries, keys and values in one array, and MuonH.
+
+    python -m benchmarks.fused_heads --keep       # twenty minutes on two CPU cores
+    python -m benchmarks.fused_heads --report     # only the table
+
+The causal model of `benchmarks.tuned` with its three matrices of attention in one array, as most
+programs have them. MuonH takes this array for one matrix, for three, or for one for each head, with
+the settings that the search chose for three matrices, and the same seeds and numbers of steps.
+Writes one line for each run; the same command after an interruption continues.
+"""
+
+import argparse
+import functools
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+from benchmarks.harness.machine import folder
+from benchmarks.harness.results import COMMITTED, RUNS, append, read
+from benchmarks.tuned import causal
+from benchmarks.tuned.arms import ARMS, B2, LAYERS, Arm
+from benchmarks.tuned.causal import CausalModel
+from benchmarks.tuned.intervals import difference
+from benchmarks.tuned.results import measured
+from benchmarks.tuned.sweep import Row as Trial
+from benchmarks.tuned.sweep import table_of
+from benchmarks.tuned.training import compiled
+from benchmarks.tuned.workloads import CAUSAL, HELD_OUT
+import optax_largebatch as lb
+
+BATCHES = ("512", "2048")
+NAMES = ("query", "key", "value")
+MATRICES = len(NAMES) * causal.SMALL.heads
+WAYS: dict[str, Any] = {
+    "three matrices": {"qkv/kernel": "layers rows (3 columns)"},
+    "one matrix": None,
+    "one for each head": {"qkv/kernel": f"layers rows ({MATRICES} columns)"},
+}
+
+
+class FusedModel(CausalModel):
+    """The model with queries, keys and values in one array; it starts with the same numbers."""
+
+    def init(self, key: jax.Array) -> Any:
+        """The parameters, with an array `qkv` in each layer."""
+        params = super().init(key)
+        layers = params["layers"]
+        three = [layers.pop(name) for name in NAMES]
+        fused = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, -1), *three)
+        return params | {"layers": layers | {"qkv": fused}}
+
+    def hidden(self, params: Any, tokens: jax.Array) -> jax.Array:
+        """What comes out of the last layer, for every token."""
+        parts = jax.tree.map(lambda array: jnp.split(array, 3, -1), params["layers"]["qkv"])
+        three = {
+            name: {kind: arrays[k] for kind, arrays in parts.items()}
+            for k, name in enumerate(NAMES)
+        }
+        return super().hidden(params | {"layers": params["layers"] | three}, tokens)
+
+
+@functools.cache
+def arm(way: str) -> Arm:
+    """MuonH as in `benchmarks.tuned`, with the matrices of a way."""
+    return ARMS["muonh"]._replace(
+        build=lambda rate, _, momentum, stacked: lb.muonh(
+            rate,
+            beta=momentum,
+            b1=momentum,
+            b2=B2,
+            matrix_mask=LAYERS,
+            matrix_axes=WAYS[way],
+            stacked=stacked,
+        )
+    )
+
+
+class Row(NamedTuple):
+    """A run: a line of the table."""
+
+    batch: str
+    way: str
+    seed: int
+    test_loss: float
+
+
+def run(path: Path, tuned: Path) -> None:
+    """Runs what is left, and appends it to the table."""
+    model = FusedModel(causal.SMALL, HELD_OUT)
+    chosen = measured(CAUSAL, read(table_of(CAUSAL, tuned), Trial))["muonh"]
+    done = {row[:3] for row in read(path, Row)}
+    cells = itertools.product(BATCHES, WAYS, CAUSAL.budget.final_seeds)
+    for batch, way, seed in tqdm([cell for cell in cells if cell not in done], unit="run"):
+        trained = compiled(model, arm(way))
+        losses = trained(CAUSAL.plans[batch], chosen[batch].settings, seed)
+        append(path, Row(batch, way, seed, losses.test))
+
+
+def report(path: Path) -> str:
+    """The table: the losses of three matrices, and the differences of the others from them."""
+    losses: dict[tuple[str, str], dict[int, float]] = {}
+    for row in read(path, Row):
+        losses.setdefault((row.batch, row.way), {})[row.seed] = row.test_loss
+    first, *others = WAYS
+    lines = [["batch", first, *others], ["---"] * (2 + len(others))]
+    for batch in BATCHES:
+        three = losses[batch, first]
+        apart = [str(difference(losses[batch, way], three)) for way in others]
+        lines.append([batch, f"{sum(three.values()) / len(three):.3f}", *apart])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"# Where one matrix ends\n\n{EXPLANATION}\n\n{table}\n"
+
+
+EXPLANATION = """\
+Written by `python -m benchmarks.fused_heads --report`: test loss with MuonH, in the mean over five
+seeds. The others are differences from it, seed by seed: below 0 is better. In brackets is the
+interval of Student's distribution that holds 95%; in bold those that leave out 0."""
+
+
+def main() -> None:
+    """Runs what is left, and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
+    parser.add_argument("--report", action="store_true", help="only the table")
+    args = parser.parse_args()
+    results = COMMITTED / folder()
+    path = (results if args.keep or args.report else RUNS) / "fused_heads.csv"
+    if not args.report:
+        run(path, results / "tuned")
+    text = report(path)
+    path.with_suffix(".md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
