@@ -1,53 +1,103 @@
-"""Draws the picture of the front page from what notebook 03 computes on eight devices.
+"""Draws the picture of the front page: layers in a stack, and a law beside a search.
 
 python -m docs.draw_front_page
 """
 
-from collections.abc import Mapping
-import json
 from pathlib import Path
-from typing import Any
 
+import jax
+import jax.numpy as jnp
 import matplotlib
 
 matplotlib.use("Agg")
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+import numpy as np
+import optax
 
+from benchmarks.harness.results import COMMITTED, read
+from benchmarks.transfer import Row
+from benchmarks.tuned.results import measured
+from benchmarks.tuned.sweep import Row as Trial
+from benchmarks.tuned.sweep import table_of
+from benchmarks.tuned.workloads import BERT
+import optax_largebatch as lb
 from optax_largebatch.diagnostics.plots import COLOURS
 
-DOCS = Path(__file__).parent
-NOTEBOOK = DOCS.parent / "notebooks" / "03_many_devices.ipynb"
-PICTURE = DOCS / "static" / "same_everywhere.png"
-INSTALLATION = 1  # the number of the cell that installs the package in Colab
+RESULTS = COMMITTED / "cpu-2-cores"
+PICTURE = Path(__file__).parent / "static" / "front_page.png"
+RATIOS = (0.62, 1.14, 1.66, 2.26, 2.08, 3.49, 4.73, 6.85)
+"""The trust ratios within one stack, at the worst moment of the runs of "Stacked layers"."""
+SMALL, LARGE = 32, 2048
 
 
-def distances() -> tuple[dict[str, float], set[str]]:
-    """How far each way to train ends from the result of one device, and which ways are wrong."""
-    cells = json.loads(NOTEBOOK.read_text())["cells"]
-    names: dict[str, Any] = {}
-    for cell in cells[INSTALLATION + 1 :]:
-        if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), names)
-    return names["differences"], names["wrong"]
+def steps_of_layers(optimizer: optax.GradientTransformation) -> np.ndarray:
+    """The step of each layer of a stack, over its step in an array of its own."""
+    kernels = jax.random.normal(jax.random.key(0), (len(RATIOS), 64, 64))
+    kernels *= (jnp.array(RATIOS) / jnp.sqrt(jnp.mean(kernels**2, axis=(1, 2))))[:, None, None]
+    gradients = jax.random.normal(jax.random.key(1), kernels.shape)
+
+    @jax.jit
+    def step(optimizer_params: jax.Array, optimizer_gradients: jax.Array) -> jax.Array:
+        state = optimizer.init(optimizer_params)
+        return optimizer.update(optimizer_gradients, state, optimizer_params)[0]
+
+    norms = [jnp.linalg.norm(x, axis=(-2, -1)) for x in (step(kernels, gradients), kernels)]
+    return np.asarray(norms[0] / norms[1] / 0.1)
 
 
-def draw(values: Mapping[str, float], wrong: set[str]) -> Figure:
-    """A dot for each way to train, those that lose the norm of a layer in orange."""
-    figure = Figure(figsize=(4.6, 2.7), layout="constrained")
-    axis = figure.subplots()
-    names = sorted(values, key=lambda name: -values[name])
-    for row, name in enumerate(names):
-        axis.plot(values[name], row, "o", color=COLOURS[name in wrong])
+def draw_stacks(axis: Axes) -> None:
+    """A dot for each layer, of an optimizer that knows nothing of stacks and of ours."""
+    layers = np.arange(1, len(RATIOS) + 1)
+    ours = lb.lamb(0.1, stacked=lb.stacked_layers(lambda params: 0))
+    axis.axhline(1, color="black", linewidth=0.8)
+    for name, optimizer, colour in (
+        ("optax.lamb: one norm for all", optax.lamb(0.1), COLOURS[1]),
+        ("lamb(stacked=...)", ours, COLOURS[0]),
+    ):
+        axis.plot(layers, steps_of_layers(optimizer), "o-", color=colour, label=name)
+    axis.set(yscale="log", xticks=layers, xlabel="layer", ylabel="step, over the right one")
+    axis.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
+    axis.minorticks_off()
+    axis.set_title("Eight scanned layers in one array", loc="left")
+    axis.legend(frameon=False)
+
+
+def draw_law(axis: Axes) -> None:
+    """For each optimizer the loss at a batch 64 times as large, by several ways to get there."""
+    searched = measured(BERT, read(table_of(BERT, RESULTS / "tuned"), Trial))
+    rows = [
+        row
+        for row in read(RESULTS / "transfer.csv", Row)
+        if (row.workload, row.small, row.large) == (BERT.name, SMALL, LARGE)
+    ]
+    names = list(dict.fromkeys(row.optimizer for row in rows))
+    ways = {"kept": "settings kept", "sqrt": "root of the batch", "law": "our law"}
+    for (way, label), colour in zip(ways.items(), ("#999999", COLOURS[1], COLOURS[0]), strict=True):
+        means = [
+            np.mean([x.test_loss for x in rows if (x.optimizer, x.way) == (name, way)])
+            for name in names
+        ]
+        axis.plot(means, range(len(names)), "o", color=colour, label=label)
+    means = [searched[name][str(LARGE)].mean for name in names]
+    axis.plot(means, range(len(names)), "|", color="black", markersize=14, label="a search there")
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.grid(axis="y", color="#e5e5e5")
-    axis.set(xscale="log", xlim=(1e-8, 2), xlabel="distance from the result of one device")
-    axis.axvline(1e-5, color="black", linewidth=0.8)
-    axis.text(1.4e-5, len(names) - 1.5, "left: rounding of float32", fontsize=8, va="center")
-    axis.tick_params(axis="y", length=0)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("test loss, lower is better")
+    axis.set_title(f"From batch {SMALL} to {LARGE}, without a search", loc="left")
+    axis.legend(frameon=False)
+
+
+def draw() -> Figure:
+    """Both, one above the other, so that a telephone shows them."""
+    figure = Figure(figsize=(4.6, 5.6), layout="constrained")
+    above, below = figure.subplots(2)
+    draw_stacks(above)
+    draw_law(below)
+    for axis in (above, below):
+        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 if __name__ == "__main__":
-    draw(*distances()).savefig(PICTURE, dpi=200)
+    draw().savefig(PICTURE, dpi=200)
