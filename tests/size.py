@@ -17,7 +17,7 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of code in the package": 11_800,
+    "lines of code in the package": 11_849,
     "files in the package": 140,
     "public names": 100,
     "arguments of public functions": 446,

@@ -72,21 +72,32 @@ def apart(params):
     return {f"{name}/{k}": x for name, found in matrices.items() for k, x in enumerate(found)}
 
 
-def optimizer_of(scale, **arguments):
-    return lb.muon(0.1, weight_decay=0.1, beta=0.9, **scale, **arguments)
+def muon(**arguments):
+    return lb.muon(0.1, weight_decay=0.1, beta=0.9, **arguments)
 
 
-def fused_optimizer(scale):
-    return optimizer_of(scale, matrix_axes=AXES, stacked={"queries_of_groups": 0})
+def normuon(**arguments):
+    return lb.chain(
+        lb.orthogonalize_momentum(0.9, **arguments),
+        lb.normalize_neurons(**arguments),
+        lb.scale_by_learning_rate(0.1),
+    )
 
 
-SCALES = {"jordan": {}, "consistent": {"consistent_rms": 0.2}}
+OPTIMIZERS = {
+    "muon": muon,
+    "of Adam's size": functools.partial(muon, consistent_rms=0.2),
+    "muonh": functools.partial(lb.muonh, 0.1, beta=0.9),
+    "muonh, radius 2": functools.partial(lb.muonh, 0.1, radius=2.0),
+    "normuon": normuon,
+}
+LAYERS = {"queries_of_groups": 0}
 
 
 @functools.cache
-def expected(scale):
+def expected(name):
     with enable_x64(True):
-        optimizer = optimizer_of(SCALES[scale])
+        optimizer = OPTIMIZERS[name](stacked={})
         params = jax.tree.map(jnp.asarray, apart(network()))
         return jax.device_get(trained(optimizer, params, optimizer.init(params))[0])
 
@@ -117,15 +128,17 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("way", WAYS)
-def test_fused_equals_apart(way, scale, x64):
+def test_fused_equals_apart(way, name, x64):
     run, given = WAYS[way]
     params = jax.tree.map(jnp.asarray, network())
-    params, _ = run(fused_optimizer(SCALES[scale]), params, **given())
+    axes = AXES | ({"^out$": "rows columns"} if name == "normuon" else {})
+    params, _ = run(OPTIMIZERS[name](matrix_axes=axes, stacked=LAYERS), params, **given())
     found = apart(jax.device_get(params))
-    for name, matrix in expected(scale).items():
-        np.testing.assert_allclose(found[name], matrix, rtol=1e-12, atol=1e-12, err_msg=name)
+    for matrix, wanted in expected(name).items():
+        if name != "normuon" or not matrix.startswith("out"):
+            np.testing.assert_allclose(found[matrix], wanted, 1e-12, 1e-12, err_msg=matrix)
 
 
 def test_what_explain_says():
@@ -205,10 +218,21 @@ def test_does_the_same_however_it_is_run():
     check(lb.orthogonalize_momentum(matrix_axes=axes), params)
 
 
-def test_the_state_does_not_depend_on_it():
+@pytest.mark.parametrize("make", [muon, OPTIMIZERS["muonh"]])
+def test_the_state_does_not_depend_on_it(make):
     params = jax.tree.map(jnp.asarray, network())
-    plain = lb.muon(0.1, beta=0.9, weight_decay=0.1, stacked={"queries_of_groups": 0})
-    chex.assert_trees_all_equal(fused_optimizer({}).init(params), plain.init(params))
+    states = [make(matrix_axes=axes, stacked=LAYERS).init(params) for axes in (AXES, None)]
+    chex.assert_trees_all_equal(*states)
+
+
+def test_what_has_one_radius_or_neurons_on_the_other_side():
+    params = {"out": jnp.ones((8, 4))}
+    optimizer = lb.muonh(0.1, radius="start", matrix_axes={"out": "(2 rows) columns"})
+    with pytest.raises(ValueError, match="radius must be 'now' or a number"):
+        optimizer.update(params, optimizer.init(params), params)
+    for text in ("(2 rows) columns", "(2 rows) (2 columns)"):
+        with pytest.raises(ValueError, match="matrix_axes must"):
+            lb.normalize_neurons(matrix_axes={"out": text}).init(params)
 
 
 def modules():

@@ -118,8 +118,8 @@ def muonh(
             out the embeddings: `~matching("embed")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
             as Flax's attention, and for several matrices in one, such as queries, keys and values:
-            see `orthogonalize_momentum`. The norm is that of each block of `stacked`, also where a
-            block has several matrices.
+            see `orthogonalize_momentum`. A matrix that is cut out of an axis keeps its own norm;
+            all else that a block of `stacked` has keeps one.
         ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
             that name one, halves the traffic. None for float32 (float64 for float64 parameters).
         groups: groups of parameters with another learning rate, from `param_groups`; None for one
@@ -193,10 +193,11 @@ def muonh(
         stacks,
     )
     if not is_optimizer(others):
-        steps = steps_beside_spheres("muonh", owners, rate, others, radius, stacks)
+        steps = steps_beside_spheres("muonh", owners, rate, others, radius, stacks, matrix_axes)
         return chain(directions, steps)
-    on_spheres = chain(directions, hyperball(rate, radius=radius, stacked=stacked))
-    return partition("muonh", {"muonh": on_spheres, "others": others}, owners, stacks)
+    spheres = hyperball(rate, radius=radius, matrix_axes=matrix_axes, stacked=stacked)
+    parts = {"muonh": chain(directions, spheres), "others": others}
+    return partition("muonh", parts, owners, stacks)
 
 
 def _heads(adamh_mask: Mask, stacks: Stacked, params: optax.Params) -> list[bool]:

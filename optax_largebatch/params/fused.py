@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 import itertools
 import math
+import operator
 import re
 from typing import Any, NamedTuple
 
@@ -54,6 +55,26 @@ class Fused(NamedTuple):
         before //= self.sides[0] if side else 1
         after = self.sides[side] // (before * self.lengths[self.axis])
         return side, np.tile(np.repeat(numbers, [part * after for part in self.parts]), before)
+
+    def numbered(self) -> tuple[int, np.ndarray]:
+        """The side that is cut, and for each index along it the number of its matrix.
+
+        Raises:
+            ValueError: rows and columns are cut.
+        """
+        sides = (*self.rows, *self.columns)
+        counted = {k: np.arange(n) for k, n in enumerate(self.lengths) if k not in sides}
+        if len(self.parts) > 1:
+            counted[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
+        side_of = [int(x > self.sides[0]) for x in itertools.accumulate(self.lengths, operator.mul)]
+        if len({side_of[k] for k in counted}) > 1:
+            raise ValueError("matrix_axes must not cut both rows and columns here.")
+        side, number = side_of[min(counted)], np.zeros((), int)
+        for k, matrices in sorted(counted.items()):
+            along = [-1 if axis == k else 1 for axis in range(len(self.lengths))]
+            number = number * (matrices.max() + 1) + matrices.reshape(along)
+        lengths = [n if its == side else 1 for n, its in zip(self.lengths, side_of, strict=True)]
+        return side, np.broadcast_to(number, lengths).ravel()
 
     def map(
         self, function: Callable[..., jax.Array], matrix: jax.Array, *numbers: Any

@@ -122,6 +122,20 @@ class Matrices(NamedTuple):
         )
         return self._replace(rows=rows, columns=columns, layout=layout, fused=None), tuple(opened)
 
+    @property
+    def cut_axes(self) -> tuple[int, ...]:
+        """The axes that are cut between matrices inside."""
+        return (self.rows, self.columns)[self.fused.numbered()[0]] if self.fused else ()
+
+    def sums_of_each(self, sums: jax.Array) -> jax.Array:
+        """Sums for each index along a side of the matrices, added up for each matrix."""
+        if self.fused is None:
+            return jnp.sum(sums, (*self.rows, *self.columns), keepdims=True)
+        side, number = self.fused.numbered()
+        batch = jnp.moveaxis(self.to_batch(sums), 1 + side, 0)
+        of_matrices = jax.ops.segment_sum(batch, number, number.max() + 1)
+        return self.from_batch(jnp.moveaxis(of_matrices[number], 0, 1 + side), sums.shape)
+
     def map(
         self, function: Callable[..., jax.Array], x: jax.Array, *numbers: jax.Array
     ) -> jax.Array:
@@ -218,15 +232,30 @@ def matrices_of(
                 "rows and columns by matrix_axes={'pattern': (rows, columns)}, or its stacked "
                 "layers by stacked=, or leave it to another transformation, as muon() does."
             )
-        layout = leaves.layout(index, f"{who} works on whole matrices")
-        specs_known = leaves.specs is not None
-        if isinstance(pair, str):
-            name = leaf_names(leaves.tree)[index]
-            rows, columns, fused = _read(name, layout.shape, pair)
-            found.append(Matrices(rows, columns, layout, specs_known, fused, by_text=True))
-        else:
-            found.append(Matrices(*pair, layout, specs_known))
+        found.append(_matrices(leaves, index, pair, who))
     return found
+
+
+def fused_matrices(
+    matrix_axes: MatrixAxes, stacked: Stacked, leaves: Leaves, who: str
+) -> list[Matrices | None]:
+    """The matrices of each parameter in which a text cuts an axis; None for all others."""
+    if matrix_axes is None:
+        return [None] * len(leaves.arrays)
+    axes = axes_of_matrices(matrix_axes, stacked, leaves.tree)
+    found = [
+        _matrices(leaves, k, x, who) if isinstance(x, str) else None for k, x in enumerate(axes)
+    ]
+    return [one if one and one.fused else None for one in found]
+
+
+def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
+    """The matrices of one parameter."""
+    layout = leaves.layout(index, f"{who} works on whole matrices")
+    by_text = isinstance(pair, str)
+    name = leaf_names(leaves.tree)[index] if by_text else ""
+    rows, columns, fused = _read(name, layout.shape, pair) if by_text else (*pair, None)
+    return Matrices(rows, columns, layout, leaves.specs is not None, fused, by_text)
 
 
 def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:

@@ -73,7 +73,7 @@ class Stacked:
             one
             for one in likely
             if one.number not in said
-            and (not one.beside or _module(one.name) == _module(one.beside))
+            and (not one.beside or one.name.split("/")[0] == one.beside.split("/")[0])
         ]
         if not stacks:
             return
@@ -231,11 +231,6 @@ def check_stacked(stacked: Any, if_forgotten: Literal["warning", "error"] = "war
         "stacked must be None, patterns with their stacked axes, as in {'layers/': 0}, or what "
         f"stacked_layers(...) returns; got {stacked!r} of type {type(stacked).__name__}."
     )
-
-
-def _module(name: str) -> str:
-    """The outermost module of a parameter; its whole name at the root."""
-    return name.split("/")[0]
 
 
 def _like(tree: Any, params: Any) -> list[Axes]:

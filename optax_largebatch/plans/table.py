@@ -57,12 +57,8 @@ def _columns(plan: Any, numbers: list[int]) -> Iterator[tuple[tuple[str, str], l
             continue
         both = np.asarray(getattr(plan, name)(steps), float).reshape(-1, 2).tolist()
         upper, _, lower = name.rpartition("_")
-        yield (upper, lower), [_between(*pair, constant=not callable(value)) for pair in both]
-
-
-def _between(first: float, last: float, constant: bool) -> str:
-    """The values at both ends of a stage, or the one that the whole stage has."""
-    return f"{first:.3g}" if constant else f"{first:.3g} to {last:.3g}"
+        text = "{:.3g} to {:.3g}" if callable(value) else "{:.3g}"
+        yield (upper, lower), [text.format(*pair) for pair in both]
 
 
 def _summary(plan: Any) -> Iterator[str]:

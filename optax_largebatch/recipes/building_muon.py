@@ -46,7 +46,9 @@ def muon_call(
     schedule = schedule_call(recipe, recipe.learning_rate)
     named = {name: getattr(recipe, name) for name in ARGUMENTS}
     named |= {"beta": _momentum(recipe), "eps": recipe.matrix_eps}
-    named["weight_decay"] = _matrix_decay(recipe) if recipe.algorithm == "muon" else None
+    named["weight_decay"] = recipe.weight_decay if recipe.algorithm == "muon" else None
+    if named["weight_decay"] and recipe.weight_decay_to_zero:
+        named["weight_decay"] = _over_the_run(recipe, "weight_decay", decay="cosine")
     named["matrix_mask"] = _outside([*rules.values()])
     if adamh_mask is not None:
         named |= {"b1": recipe.b1, "b2": recipe.b2, "adam_eps": recipe.eps}
@@ -67,12 +69,6 @@ def _outside(rules: list[Any]) -> Any:
     if all(isinstance(rule, Call) for rule in rules):
         return Call("~lb.matching", *(rule.arguments[0] for rule in rules))
     return ~functools.reduce(operator.or_, map(_made, rules))
-
-
-def _matrix_decay(recipe: Settings) -> Any:
-    if not recipe.weight_decay_to_zero:
-        return recipe.weight_decay
-    return _over_the_run(recipe, "weight_decay", decay="cosine")
 
 
 def _momentum(recipe: Settings) -> Any:

@@ -57,12 +57,6 @@ def test_the_norm_stays_and_neurons_become_equal():
         np.testing.assert_allclose(jnp.linalg.norm(found), jnp.linalg.norm(update), rtol=1e-5)
 
 
-def test_a_matrix_that_is_cut():
-    transform = lb.normalize_neurons(matrix_axes={"qkv": "rows (3 columns)"})
-    with pytest.raises(ValueError, match="matrix_axes must not cut an axis"):
-        transform.init({"qkv": jnp.ones((4, 12))})
-
-
 def decayed(cautious):
     params = {"w": jnp.array([1.0, -1.0, 1.0, 2.0])}
     transform = lb.add_decayed_weights(0.1, cautious=cautious)

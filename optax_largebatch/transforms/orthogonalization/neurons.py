@@ -57,7 +57,7 @@ def normalize_neurons(
         eps_is_floor: True divides by :math:`\sqrt{\max(v_j, \epsilon)}`, as NVIDIA and
             modded-nanogpt.
         matrix_axes: which axes are the rows and columns, as in `orthogonalize_momentum`. A text may
-            not cut an axis.
+            cut the axis of the neurons.
         stacked: the parameters that stack layers, so that each layer is a matrix of its own:
             patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
             there are none.
@@ -67,7 +67,7 @@ def normalize_neurons(
 
     Raises:
         ValueError: an argument is out of its range, a parameter is no matrix, or a text in
-            `matrix_axes` cuts an axis.
+            `matrix_axes` cuts another axis.
 
     Examples:
         >>> import jax.numpy as jnp
@@ -90,16 +90,15 @@ def normalize_neurons(
 
     def matrices(leaves: Leaves) -> list[engine.Matrices]:
         found = matrices_of(matrix_axes, stacks, leaves, "normalize_neurons")
-        if any(one.fused for one in found):
+        if any(one.fused and one.cut_axes != neurons(one) for one in found):
             raise ValueError(
-                f"matrix_axes must not cut an axis for normalize_neurons, got {matrix_axes!r}. "
-                "Give each matrix a parameter of its own, or leave normalize_neurons out."
+                f"matrix_axes must cut the axis of the neurons alone, got {matrix_axes!r}."
             )
         return found
 
     def neurons(one: engine.Matrices) -> tuple[int, ...]:
         """The axes of the neurons of each matrix."""
-        rows, columns = one.shape
+        rows, columns = one.shapes[0]
         return one.rows if side == "longer" and rows > columns else one.columns
 
     def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
@@ -116,16 +115,14 @@ def normalize_neurons(
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         one, (b2, eps), (nu,) = at.choice, at.scalars, at.state.nu
-        layout, axes = one.layout, neurons(one)
-        kept = tuple(sorted((*one.stack, *axes)))
+        layout, kept = one.layout, tuple(sorted((*one.stack, *neurons(one))))
         (squares,) = yield engine.sums_over_devices(
             layout.placed(sum_of_squares(update, kept), kept)
         )
         inputs = math.prod(layout.shape) // max(math.prod(nu.shape), 1)
         nu = b2 * nu + (1 - b2) * squares / inputs
         divisor = root(jnp.maximum(nu, eps)) if eps_is_floor else root(nu) + eps
-        norm = root(jnp.sum(squares, axes, keepdims=True))
-        new_norm = root(jnp.sum(squares / divisor**2, axes, keepdims=True))
+        norm, new_norm = (root(one.sums_of_each(x)) for x in (squares, squares / divisor**2))
         factors = norm / jnp.maximum(new_norm, eps) / divisor
         return layout.local_shard(factors) * update, at.state._replace(nu=(nu,))
 
