@@ -326,8 +326,8 @@ def test_a_call_of_muon_replays_the_system_itself(dialect, call, run, x64):
 
 
 def test_the_calls_of_icefall_replay_it(x64):
-    for *_, call, run in table("icefall"):
-        (case,) = [case for case in golden.cases() if case.name == run.strip("`")]
+    for *_, call, recorded in table("icefall"):
+        (case,) = [case for case in golden.cases() if case.name == recorded.strip("`")]
         assert_close(case._replace(optimizer=eval(call.strip("`"))), "float64", 1e-11)
 
 
