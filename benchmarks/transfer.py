@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from benchmarks.harness.machine import folder
+from benchmarks.harness.pages import markdown
 from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Results, measured
@@ -98,8 +99,19 @@ def run(args: argparse.Namespace, path: Path, tuned: Path) -> None:
             append(path, Row(*place, *settings[1:], seed, losses.test))
 
 
-def compared(rows: list[Row], results: Results) -> Iterator[tuple[str, ...]]:
+def law_table(workload: Workload, rows: list[Row], results: Results) -> str:
     """A line for each optimizer and pair: the search, and the difference of each way from it."""
+    lines = list(_lines([row for row in rows if row.workload == workload.name], results))
+    columns = [
+        column
+        for column in zip(["batch", "optimizer", "search", *WAYS], *lines, strict=True)
+        if any(column[1:])
+    ]
+    head, *cells = zip(*columns, strict=True)
+    return markdown(head, cells)
+
+
+def _lines(rows: list[Row], results: Results) -> Iterator[tuple[str, ...]]:
     losses: dict[tuple[str, str, int, int, str], dict[int, float]] = {}
     for row in rows:
         losses.setdefault(row.place, {})[row.seed] = row.test_loss
@@ -121,12 +133,9 @@ def report(path: Path, tuned: Path) -> str:
     rows = read(path, Row)
     parts = ["# What following the law costs", EXPLANATION]
     for workload in ON_A_CPU.values():
-        own = [row for row in rows if row.workload == workload.name]
-        if own:
+        if any(row.workload == workload.name for row in rows):
             results = measured(workload, read(table_of(workload, tuned), Trial))
-            head = ["batch", "optimizer", "search", *WAYS]
-            lines = [head, ["---"] * len(head), *compared(own, results)]
-            parts += [f"## {workload.title}", "\n".join(f"| {' | '.join(x)} |" for x in lines)]
+            parts += [f"## {workload.title}", law_table(workload, rows, results)]
     return "\n\n".join(parts) + "\n"
 
 
