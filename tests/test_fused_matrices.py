@@ -215,7 +215,12 @@ def test_devices_share_what_no_shard_cuts():
 def test_does_the_same_however_it_is_run():
     params = drawn({"qkv": (4, 12), "too": (4, 12), "parts": (6, 8), "kernel": (4, 6)})
     axes = {"qkv|too": "rows (3 columns)", "parts": "rows columns=4+2+2"}
-    check(lb.orthogonalize_momentum(matrix_axes=axes), params)
+    for link in (
+        lb.orthogonalize_momentum,
+        functools.partial(lb.hyperball, 0.1),
+        lb.normalize_neurons,
+    ):
+        check(link(matrix_axes=axes), params)
 
 
 @pytest.mark.parametrize("make", [muon, OPTIMIZERS["muonh"]])
