@@ -215,11 +215,8 @@ def test_devices_share_what_no_shard_cuts():
 def test_does_the_same_however_it_is_run():
     params = drawn({"qkv": (4, 12), "too": (4, 12), "parts": (6, 8), "kernel": (4, 6)})
     axes = {"qkv|too": "rows (3 columns)", "parts": "rows columns=4+2+2"}
-    for link in (
-        lb.orthogonalize_momentum,
-        functools.partial(lb.hyperball, 0.1),
-        lb.normalize_neurons,
-    ):
+    links = lb.orthogonalize_momentum, functools.partial(lb.hyperball, 0.1), lb.normalize_neurons
+    for link in links:
         check(link(matrix_axes=axes), params)
 
 

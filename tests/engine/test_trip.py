@@ -58,21 +58,21 @@ def test_the_trip_of_a_gradient(monkeypatch, platform):
     assert without_returns == (listed[:-1] if platform == "cuda" else listed)
 
 
-TWO_LEAVES = {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}
-SHAPES = {"in": (3, 4, 6), "out": (3, 6, 6), "bias": (6,), "embed": (10, 6)}
-STACKS = {name: jnp.ones(shape) for name, shape in SHAPES.items()}
+TWO = {"kernel": (4, 6), "bias": (6,)}
+FOUR = {"in": (3, 4, 6), "out": (3, 6, 6), "bias": (6,), "embed": (10, 6)}
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "params", "most"),
+    ("optimizer", "shapes", "most"),
     [
-        (lb.lamb(1e-3, weight_decay=0.01), TWO_LEAVES, 1700),
-        (lb.muonh(1e-3, stacked=lb.stacked_layers({"in|out": 0})), STACKS, 4000),
+        (lb.lamb(1e-3, weight_decay=0.01), TWO, 1700),
+        (lb.muonh(1e-3, stacked=lb.stacked_layers({"in|out": 0})), FOUR, 4000),
     ],
     ids=["LAMB", "MuonH in stacks"],
 )
-def test_calls_of_python_when_a_step_is_traced_and_lowered(optimizer, params, most):
+def test_calls_of_python_when_a_step_is_traced_and_lowered(optimizer, shapes, most):
     """Requests are checked in the first run alone, and each program is read once."""
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
     state, calls = optimizer.init(params), 0
 
     def count(frame, event, _):

@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DEVICES = '("jax_num_cpu_devices", 8)'
 
-PROGRAMS = ("nnx", "linen")
 RUN = [
     pytest.param(
         "nnx",
@@ -132,7 +131,7 @@ def test_goes_from_512_to_16k(name):
     assert "momentum       0.95 -> 0.7" in printed
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ["nnx", "linen"])
 def test_fits_the_page(name):
     lines = (ROOT / "examples" / f"program_{name}.py").read_text().splitlines()
     assert max(map(len, lines)) <= 84
