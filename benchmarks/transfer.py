@@ -115,7 +115,8 @@ def _lines(rows: list[Row], results: Results) -> Iterator[tuple[str, ...]]:
     losses: dict[tuple[str, str, int, int, str], dict[int, float]] = {}
     for row in rows:
         losses.setdefault(row.place, {})[row.seed] = row.test_loss
-    for place in dict.fromkeys(place[:4] for place in losses):
+    places = {place[:4] for place in losses}
+    for place in sorted(places, key=lambda x: (PAIRS.index(x[2:]), OPTIMIZERS.index(x[1]))):
         _, optimizer, small, large = place
         target = results.get(optimizer, {}).get(str(large))
         if target is None:

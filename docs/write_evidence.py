@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import functools
 from pathlib import Path
 
+from benchmarks import transfer
 from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import read
 from benchmarks.tuned.intervals import Difference, difference
@@ -61,11 +62,19 @@ def gap_table() -> str:
     return markdown(heads, lines)
 
 
+def law_table(name: str) -> str:
+    """What settings that a law moves to a larger batch lose, compared with a search there."""
+    workload, results = tuned(name)
+    rows = read(RESULTS.parent / "transfer.csv", transfer.Row)
+    return transfer.law_table(workload, rows, results)
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         "tuned": functools.partial(short_table, "bert"),
         "gap": gap_table,
         "causal": functools.partial(short_table, "causal"),
+        "law": functools.partial(law_table, "bert"),
         "ramp": lambda: ramps_table(*tuned("bert_ramp")),
     },
     ROOT / "docs" / "index.md": {"tuned": functools.partial(short_table, "bert")},
