@@ -42,6 +42,7 @@ QUESTIONS = {
         "Parameters split over devices (FSDP)",
     ),
     "Is it better than Adam?": ("evidence.md", "Does the gap grow with the batch?"),
+    "How far is the law from a search?": ("evidence.md", "What does following the law cost?"),
     "What do other libraries have?": ("libraries.md", "What each is best at"),
     "How do I write my own?": ("guides/your_own_optimizer.md", "How to test it"),
 }
