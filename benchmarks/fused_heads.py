@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from benchmarks.harness.machine import folder
+from benchmarks.harness.pages import markdown
 from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.tuned import causal
 from benchmarks.tuned.arms import ARMS, B2, LAYERS, Arm
@@ -100,19 +101,18 @@ def run(path: Path, tuned: Path) -> None:
         append(path, Row(batch, way, seed, losses.test))
 
 
-def report(path: Path) -> str:
-    """The table: the losses of three matrices, and the differences of the others from them."""
+def table(rows: list[Row]) -> str:
+    """The losses of three matrices, and the differences of the others from them."""
     losses: dict[tuple[str, str], dict[int, float]] = {}
-    for row in read(path, Row):
+    for row in rows:
         losses.setdefault((row.batch, row.way), {})[row.seed] = row.test_loss
     first, *others = WAYS
-    lines = [["batch", first, *others], ["---"] * (2 + len(others))]
+    lines = []
     for batch in BATCHES:
         three = losses[batch, first]
-        apart = [str(difference(losses[batch, way], three)) for way in others]
-        lines.append([batch, f"{sum(three.values()) / len(three):.3f}", *apart])
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"# Where one matrix ends\n\n{EXPLANATION}\n\n{table}\n"
+        differences = [str(difference(losses[batch, way], three)) for way in others]
+        lines.append([batch, f"{sum(three.values()) / len(three):.3f}", *differences])
+    return markdown(["batch", first, *others], lines)
 
 
 EXPLANATION = """\
@@ -131,7 +131,7 @@ def main() -> None:
     path = (results if args.keep or args.report else RUNS) / "fused_heads.csv"
     if not args.report:
         run(path, results / "tuned")
-    text = report(path)
+    text = f"# Where one matrix ends\n\n{EXPLANATION}\n\n{table(read(path, Row))}\n"
     path.with_suffix(".md").write_text(text)
     print(text)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import functools
 from pathlib import Path
 
-from benchmarks import transfer
+from benchmarks import fused_heads, transfer
 from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import read
 from benchmarks.tuned.intervals import Difference, difference
@@ -76,6 +76,11 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "causal": functools.partial(short_table, "causal"),
         "law": functools.partial(law_table, "bert"),
         "ramp": lambda: ramps_table(*tuned("bert_ramp")),
+    },
+    ROOT / "docs" / "algorithms" / "muon.md": {
+        "fused": lambda: fused_heads.table(
+            read(RESULTS.parent / "fused_heads.csv", fused_heads.Row)
+        )
     },
     ROOT / "docs" / "index.md": {"tuned": functools.partial(short_table, "bert")},
 }
