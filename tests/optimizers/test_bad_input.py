@@ -32,7 +32,7 @@ WRONG = [
     (lb.scaled_adam, "param_min_rms", 5.0, ValueError, "at most param_max_rms, got 5.0 and 3.0"),
     (lb.muon, "ns_coeffs", (1, 2), ValueError, "three numbers for all iterations"),
     (lb.muon, "matrix_axes", 3, TypeError, "pairs (rows, columns) of axes"),
-    (lb.muon, "others", 0.1, TypeError, "such as lamb(1e-3), or None"),
+    (lb.muon, "others", "adam", TypeError, "others, if it is no optimizer, must be a number"),
     (lb.muonh, "radius", "end", ValueError, "'now', 'start', got 'end'"),
 ]
 
