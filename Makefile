@@ -59,12 +59,12 @@ compiled-short:  ## a part of the same, if the compilers can be had
 	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check --target "eight H100" \
 	  --case "BERT-large stacked, layers" "BERT-large stacked, rows" --optimizer "muon, bfloat16"
 
-lint: $(READY)
+lint: $(READY)  ## style, and the limits of size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tests.size
 
-types: $(READY)
+types: $(READY)  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 contract: $(READY)  ## imports go down the list of rooms

@@ -38,9 +38,8 @@ def steps_of_layers(optimizer: optax.GradientTransformation) -> np.ndarray:
     gradients = jax.random.normal(jax.random.key(1), kernels.shape)
 
     @jax.jit
-    def step(optimizer_params: jax.Array, optimizer_gradients: jax.Array) -> jax.Array:
-        state = optimizer.init(optimizer_params)
-        return optimizer.update(optimizer_gradients, state, optimizer_params)[0]
+    def step(params: jax.Array, gradients: jax.Array) -> jax.Array:
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
 
     norms = [jnp.linalg.norm(x, axis=(-2, -1)) for x in (step(kernels, gradients), kernels)]
     return np.asarray(norms[0] / norms[1] / 0.1)

@@ -43,7 +43,7 @@ FUSED = {
     "mla": ("rows (4 columns=6+4)", (8, 40), P("fsdp"), P("tensor")),
     "odd": ("rows (3 columns)", (7, 15), P(), P()),
     "out": ("(2 rows) columns", (16, 6), P("fsdp"), P("fsdp")),
-    "one": ("rows columns", (8, 16), P("fsdp"), P("fsdp", "tensor")),
+    "one": ("rows (1 columns)", (8, 16), P("fsdp"), P("fsdp", "tensor")),
 }
 AXES = {f"^{name}$": text for name, (text, *_) in FUSED.items()}
 ONE_AXIS = {name: spec for name, (*_, spec, _) in FUSED.items()}

@@ -13,14 +13,11 @@ import numpy as np
 import optax
 
 from optax_largebatch import norms
-from optax_largebatch.engine.compilation import barrier
+from optax_largebatch.engine.compilation import barrier, chunked
 from optax_largebatch.engine.state import Field
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.params.stacked import Stacked, check_stacked
-
-MAX_CHUNK = 32
-"""The numbers of one concatenation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +146,7 @@ def _one_vector(vectors: Sequence[jax.Array]) -> jax.Array:
     BERT-base with LAMB then moves 39.9 bytes for each parameter on a v5e, in chunks 31.2. Without
     the barrier XLA would make one kernel of them again.
     """
-    starts = range(0, len(vectors), MAX_CHUNK)
-    chunks = [jnp.concatenate(vectors[start : start + MAX_CHUNK]) for start in starts]
+    chunks = [jnp.concatenate(chunk) for chunk in chunked(vectors)]
     return jnp.concatenate(barrier(chunks)) if len(chunks) > 1 else chunks[0]
 
 

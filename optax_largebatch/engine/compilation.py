@@ -20,6 +20,10 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 
 from optax_largebatch import norms
 
+MAX_CHUNK = 32
+"""The numbers that one kernel computes. XLA makes a kernel of each of many more."""
+
+Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")
@@ -70,6 +74,11 @@ def allow_inlining(function: Callable[..., Result]) -> Callable[..., Result]:
     Otherwise each `jnp.where` in it, which is a jitted function too, would be a call.
     """
     return _inlining()(function)
+
+
+def chunked(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """The items in order, in chunks of which one kernel can take all."""
+    return [items[start : start + MAX_CHUNK] for start in range(0, len(items), MAX_CHUNK)]
 
 
 @contextlib.contextmanager

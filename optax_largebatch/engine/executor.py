@@ -19,11 +19,12 @@ from optax_largebatch.engine import passes
 from optax_largebatch.engine.compilation import (
     allow_inlining,
     barrier,
+    chunked,
     no_inline,
     reduction_barrier,
 )
 from optax_largebatch.engine.execution_plans import ExecutionPlan
-from optax_largebatch.engine.identical_leaves import batch_identical, chunked, group_leaves
+from optax_largebatch.engine.identical_leaves import batch_identical, group_leaves
 from optax_largebatch.engine.matrices.work import matrices_round
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import Round

@@ -8,17 +8,12 @@ itself. The leaves of a batch read their numbers from one vector, so XLA merges 
 
 from collections.abc import Mapping, Sequence
 import itertools
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
 from optax_largebatch.engine.execution_plans import ExecutionPlan
 from optax_largebatch.engine.program import LeafArrays, Program
-
-Item = TypeVar("Item")
-
-MAX_CHUNK = 32
-"""The numbers that one kernel computes. XLA makes a kernel of each of many more."""
 
 MAX_BATCHED_LEAF = 2**18
 """The elements of a leaf in a batch; a pass over more keeps a GPU busy."""
@@ -68,12 +63,6 @@ def group_leaves(sizes: Mapping[int, int], group_size: int | None) -> list[list[
         groups[-1].append(i)
         room -= size
     return groups
-
-
-def chunked(items: Sequence[Item]) -> list[Sequence[Item]]:
-    """The items in order, in chunks of which one kernel can take all."""
-    starts = range(0, len(items), MAX_CHUNK)
-    return [items[start : start + MAX_CHUNK] for start in starts]
 
 
 def even_chunks(items: Sequence[int], most: int) -> list[list[int]]:

@@ -1,9 +1,9 @@
 """Matrices that are fused in one parameter, as queries, keys and values are, or heads."""
 
 from collections.abc import Callable, Sequence
+import functools
 import itertools
 import math
-import operator
 import re
 from typing import Any, NamedTuple
 
@@ -50,11 +50,7 @@ class Fused(NamedTuple):
 
     def spread(self, numbers: Sequence[float]) -> tuple[int, np.ndarray]:
         """A number for each part, along the side that has the parts: which side, and a vector."""
-        before = math.prod(self.lengths[: self.axis])
-        side = int(before * self.lengths[self.axis] > self.sides[0])  # 1 for the columns
-        before //= self.sides[0] if side else 1
-        after = self.sides[side] // (before * self.lengths[self.axis])
-        return side, np.tile(np.repeat(numbers, [part * after for part in self.parts]), before)
+        return self._along_side(self.axis, np.repeat(numbers, self.parts))
 
     def numbered(self) -> tuple[int, np.ndarray]:
         """The side that is cut, and for each index along it the number of its matrix.
@@ -63,18 +59,22 @@ class Fused(NamedTuple):
             ValueError: rows and columns are cut.
         """
         sides = (*self.rows, *self.columns)
-        counted = {k: np.arange(n) for k, n in enumerate(self.lengths) if k not in sides}
+        matrices = {k: np.arange(n) for k, n in enumerate(self.lengths) if k not in sides}
         if len(self.parts) > 1:
-            counted[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
-        side_of = [int(x > self.sides[0]) for x in itertools.accumulate(self.lengths, operator.mul)]
-        if len({side_of[k] for k in counted}) > 1:
-            raise ValueError("matrix_axes must not cut both rows and columns here.")
-        side, number = side_of[min(counted)], np.zeros((), int)
-        for k, matrices in sorted(counted.items()):
-            along = [-1 if axis == k else 1 for axis in range(len(self.lengths))]
-            number = number * (matrices.max() + 1) + matrices.reshape(along)
-        lengths = [n if its == side else 1 for n, its in zip(self.lengths, side_of, strict=True)]
-        return side, np.broadcast_to(number, lengths).ravel()
+            matrices[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
+        found = [self._along_side(k, x) for k, x in sorted(matrices.items())]
+        if len({side for side, _ in found}) > 1:
+            raise ValueError("matrix_axes must cut only rows or only columns here, got both.")
+        vectors = (vector for _, vector in found)
+        return found[0][0], functools.reduce(lambda n, x: n * (x.max() + 1) + x, vectors)
+
+    def _along_side(self, axis: int, values: Any) -> tuple[int, np.ndarray]:
+        """Values along one of the axes, for each index along its side: which side, and a vector."""
+        before = math.prod(self.lengths[:axis])
+        side = int(before >= self.sides[0])  # 1 for the columns
+        before //= self.sides[0] if side else 1
+        after = self.sides[side] // (before * self.lengths[axis])
+        return side, np.tile(np.repeat(values, after), before)
 
     def map(
         self, function: Callable[..., jax.Array], matrix: jax.Array, *numbers: Any

@@ -189,7 +189,8 @@ def by_owner(parts: Mapping[str, Grouped], owners: Owners) -> Grouped:
         ]
 
     first = next(iter(parts.values()))
-    return dataclasses.replace(first, indices=indices, values=tuple(x for _, x in values))
+    name = " or ".join(dict.fromkeys(part.name for part in parts.values()))  # for errors
+    return Grouped(name, indices, tuple(x for _, x in values), first.allowed)
 
 
 def scaled_rate(rate: Any, scale: Scalar | None) -> Any:

@@ -152,7 +152,9 @@ def hyperball_transform(
     def choices(leaves: Leaves) -> list[tuple[int, bool, engine.Matrices | None]]:
         fused = fused_matrices(matrix_axes, stacks, leaves, "hyperball")
         if kind == "start" and any(fused):
-            raise ValueError("radius must be 'now' or a number if matrix_axes cuts an axis.")
+            raise ValueError(
+                "radius must be 'now' or a number if matrix_axes cuts an axis, got 'start'."
+            )
         return list(zip(rates.indices(leaves.tree), are_kept(leaves.tree), fused, strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
@@ -211,6 +213,7 @@ def hyperball_transform(
         choices=choices,
         needs_params=True,
         stacked=stacks,
+        # The sums of a matrix inside are taken along an axis, of which a tile has a piece.
         given="parts" if matrix_axes is None else "shards",
         facts=facts,
         name="hyperball",

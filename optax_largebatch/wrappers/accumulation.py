@@ -284,8 +284,7 @@ def _step_or_wait(
         for x, written in zip(batch.sums, is_mean, strict=True)
     ]
     params = batch.leaves.arrays
-    pairs = [(param.dtype, x.dtype) for param, x in zip(params, sums, strict=True)]
-    dtypes = [max(pair, key=lambda dtype: jnp.finfo(dtype).bits) for pair in pairs]
+    dtypes = [_wider(x.dtype, param.dtype) for x, param in zip(sums, params, strict=True)]
 
     def cast(arrays: list[Any]) -> list[Any]:
         return [x.astype(dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
@@ -361,6 +360,11 @@ def _check_all_given(leaves: Leaves, gradients: list[Any]) -> None:
                 "`update` only the parameters that have gradients (equinox: the same filter for "
                 "both), hide the others with optax.partition or optax.masked, or give zeros."
             )
+
+
+def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
+    """`dtype` if it holds all numbers of `other`, and `other` if not."""
+    return dtype if jnp.finfo(dtype).bits > jnp.finfo(other).bits else other
 
 
 def _micro_batches(every: Any, macro_step: jax.Array) -> Any:

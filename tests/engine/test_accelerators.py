@@ -12,9 +12,10 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import execution_plans, identical_leaves, step
+from optax_largebatch.engine import compilation, execution_plans, identical_leaves, step
+from optax_largebatch.engine.compilation import chunked
 from optax_largebatch.engine.execution_plans import ONE_GPU, ONE_TPU, SEVERAL_DEVICES
-from optax_largebatch.engine.identical_leaves import chunked, even_chunks, group_leaves
+from optax_largebatch.engine.identical_leaves import even_chunks, group_leaves
 from optax_largebatch.engine.requests import Statistic
 from optax_largebatch.engine.sums import variadic
 from optax_largebatch.testing import reference
@@ -29,7 +30,7 @@ PLANS = {"several devices": SEVERAL_DEVICES, "one GPU": ONE_GPU, "one TPU": ONE_
 @pytest.fixture(autouse=True)
 def thresholds(monkeypatch):
     """Lower, so that a few small leaves lie on both sides of each."""
-    monkeypatch.setattr(identical_leaves, "MAX_CHUNK", CHUNK)
+    monkeypatch.setattr(compilation, "MAX_CHUNK", CHUNK)
     monkeypatch.setattr(identical_leaves, "MAX_BATCHED_LEAF", GROUP)
     monkeypatch.setattr(identical_leaves, "MAX_KERNEL_ARRAYS", 7 * BATCH)
     monkeypatch.setattr(identical_leaves, "MAX_BATCH", 2 * GROUP)

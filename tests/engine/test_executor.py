@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine import identical_leaves, sums, tiles
+from optax_largebatch.engine import compilation, identical_leaves, sums, tiles
 from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL_DEVICES
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.testing import reference
@@ -78,7 +78,7 @@ def way(request, monkeypatch):
     if plan.group_size:
         plan = dataclasses.replace(plan, group_size=20)
     use_plan(monkeypatch, plan)
-    monkeypatch.setattr(identical_leaves, "MAX_CHUNK", 2)
+    monkeypatch.setattr(compilation, "MAX_CHUNK", 2)
     monkeypatch.setattr(identical_leaves, "MAX_BATCHED_LEAF", 20)
     monkeypatch.setattr(sums, "has_few_cores", lambda: request.param == "tiles")
     if request.param != "few":
