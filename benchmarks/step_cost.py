@@ -46,10 +46,10 @@ FLOORS = {name: optimizer.floor for name, optimizer in (OPTIMIZERS | PEERS).item
 
 def prepare(tree: str, name: str, gradients: Any) -> Running | RunningPeer:
     """An optimizer, ready to take steps."""
-    network = TREES[tree]
+    params = jax.tree.map(jnp.copy, gradients)
     if name in PEERS:
-        return running_peer(PEERS[name], network.arrays(), gradients)
-    return start_update(made_for(name, network), network.arrays(), gradients)
+        return running_peer(PEERS[name], params, gradients)
+    return start_update(made_for(name, TREES[tree]), params, gradients)
 
 
 def compare(

@@ -14,34 +14,43 @@ these seeds. Writes one line for each run; the same command after an interruptio
 import argparse
 from collections.abc import Iterator
 import itertools
+import math
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 from tqdm import tqdm
 
 from benchmarks.harness.machine import folder
 from benchmarks.harness.pages import markdown
 from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.tuned.intervals import Difference, difference
-from benchmarks.tuned.results import Results, measured
+from benchmarks.tuned.results import Measured, Results, measured
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import Row as Trial
 from benchmarks.tuned.sweep import table_of
 from benchmarks.tuned.training import prepare
-from benchmarks.tuned.workloads import ON_A_CPU, Workload
+from benchmarks.tuned.workloads import WORKLOADS, Workload
 from optax_largebatch.plans.law import KEPT, LAWS, Law
 from optax_largebatch.plans.tuned_run import FAMILIES
 
 OPTIMIZERS = ("muonh", "muon", "adamw", "lans", "lamb")
-PAIRS = ((32, 512), (32, 2048), (128, 2048), (32, 128), (128, 512), (512, 2048))
+PAIRS = (
+    *(("32", "512"), ("32", "2048"), ("128", "2048")),
+    *(("32", "128"), ("128", "512"), ("512", "2048")),
+    *(("constant", name) for name in ("two_stages", "seesaw", "four_times")),
+)
 OURS = LAWS["muonh"]
 WAYS: dict[str, Law] = {
     "law": OURS,
     "kept": LAWS["kept"],
     "sqrt": LAWS["sqrt"],
     "momentum kept": OURS._replace(momentum=KEPT),
-} | {f"floor {floor}": OURS._replace(momentum_floor=floor) for floor in (0.5, 0.6, 0.8, 0.9)}
+    "lowest rate": OURS,
+} | {f"floor {floor}": OURS._replace(momentum_floor=floor) for floor in (0, 0.5, 0.6, 0.8, 0.9)}
 """The laws that are compared; the law itself has a floor of 0.7."""
+AS_GOOD = 0.05
+"""What the start of `lowest rate` may lose at the small batch."""
 
 
 class Row(NamedTuple):
@@ -49,8 +58,8 @@ class Row(NamedTuple):
 
     workload: str
     optimizer: str
-    small: int
-    large: int
+    small: str
+    large: str
     way: str
     learning_rate: float
     weight_decay: float
@@ -59,17 +68,17 @@ class Row(NamedTuple):
     test_loss: float
 
     @property
-    def place(self) -> tuple[str, str, int, int, str]:
+    def place(self) -> tuple[str, str, str, str, str]:
         """What was run, but for the seed."""
         return self[:5]
 
 
 def moved(
-    workload: Workload, optimizer: str, start: Settings, small: int, large: int, law: Law
+    workload: Workload, optimizer: str, start: Settings, small: str, large: str, law: Law
 ) -> Settings:
-    """The settings at the large batch."""
-    examples = [workload.plans[str(batch)].examples for batch in (small, large)]
-    k, r = large / small, examples[1] / examples[0]
+    """The settings at the large batch, or at the first batch of a ramp."""
+    old, plan = (workload.plans[name] for name in (small, large))
+    k, r = plan.batch_size(0) / old.batch_size(0), plan.examples / old.examples
     new = law.moved({"momentum": start.momentum}, FAMILIES[optimizer][0], k, r)
     return start._replace(
         learning_rate=start.learning_rate * new["learning_rate"].value,
@@ -78,25 +87,44 @@ def moved(
     )
 
 
+def start(found: Measured, way: str) -> Settings:
+    """The settings at the small batch: the best, or the lowest rate that is about as good."""
+    if way != "lowest rate":
+        return found.settings
+    best = found.searched[found.settings]
+    good = [own for own, loss in found.searched.items() if loss <= best + AS_GOOD]
+    return min(good, key=lambda own: own.learning_rate)
+
+
 def run(args: argparse.Namespace, path: Path, tuned: Path) -> None:
     """Runs what is left, and appends it to the table."""
     done = {(*row.place, row.seed) for row in read(path, Row)}
-    for workload in (ON_A_CPU[name] for name in args.workload):
+    for workload in (WORKLOADS[name] for name in args.workload):
         results = measured(workload, read(table_of(workload, tuned), Trial))
-        cells = itertools.product(args.optimizer, args.pair or PAIRS, args.way)
-        left = [
-            (optimizer, small, large, way, seed)
-            for optimizer, (small, large), way in cells
-            if str(small) in results.get(optimizer, {})
-            for seed in workload.budget.final_seeds
-            if (workload.name, optimizer, small, large, way, seed) not in done
-        ]
-        for optimizer, small, large, way, seed in tqdm(left, desc=workload.name, unit="run"):
-            start = results[optimizer][str(small)].settings
-            settings = moved(workload, optimizer, start, small, large, WAYS[way])
-            losses = prepare(workload.task(), optimizer)(workload.plans[str(large)], settings, seed)
-            place = (workload.name, optimizer, small, large, way)
-            append(path, Row(*place, *settings[1:], seed, losses.test))
+        jobs: dict[tuple[str, str, bool], list[tuple[Row, Settings]]] = {}
+        for optimizer, pair, way in itertools.product(args.optimizer, args.pair or PAIRS, args.way):
+            small, large = pair
+            found = results.get(optimizer, {}).get(small)
+            if found is None or large not in workload.plans:
+                continue
+            follows = len(workload.plans[large].stages) > 1 and WAYS[way].momentum != KEPT
+            settings = moved(workload, optimizer, start(found, way), small, large, WAYS[way])
+            for seed in workload.budget.final_seeds:
+                row = Row(workload.name, optimizer, *pair, way, *settings[1:], seed, math.nan)
+                if (*row.place, seed) not in done:
+                    jobs.setdefault((optimizer, large, follows), []).append((row, settings))
+        total = sum(map(len, jobs.values()))
+        with tqdm(total=total, desc=workload.name, unit="run") as progress:
+            for (optimizer, large, follows), own in jobs.items():
+                trained = prepare(workload.task(), optimizer, workload.budget.trials, follows)
+                step = 1 if jax.default_backend() == "cpu" else workload.budget.trials
+                for begin in range(0, len(own), step):
+                    rows = own[begin : begin + step]
+                    runs = [(settings, row.seed) for row, settings in rows]
+                    losses = trained(workload.plans[large], runs)
+                    for (row, _), loss in zip(rows, losses, strict=True):
+                        append(path, row._replace(test_loss=loss.test))
+                        progress.update()
 
 
 def law_table(workload: Workload, rows: list[Row], results: Results) -> str:
@@ -112,13 +140,13 @@ def law_table(workload: Workload, rows: list[Row], results: Results) -> str:
 
 
 def _lines(rows: list[Row], results: Results) -> Iterator[tuple[str, ...]]:
-    losses: dict[tuple[str, str, int, int, str], dict[int, float]] = {}
+    losses: dict[tuple[str, str, str, str, str], dict[int, float]] = {}
     for row in rows:
         losses.setdefault(row.place, {})[row.seed] = row.test_loss
     places = {place[:4] for place in losses}
     for place in sorted(places, key=lambda x: (PAIRS.index(x[2:]), OPTIMIZERS.index(x[1]))):
         _, optimizer, small, large = place
-        target = results.get(optimizer, {}).get(str(large))
+        target = results.get(optimizer, {}).get(large)
         if target is None:
             continue
         ways = [_over(losses.get((*place, way)), target.losses) for way in WAYS]
@@ -133,7 +161,7 @@ def report(path: Path, tuned: Path) -> str:
     """The table of each workload: losses over those of a search at the large batch."""
     rows = read(path, Row)
     parts = ["# What following the law costs", EXPLANATION]
-    for workload in ON_A_CPU.values():
+    for workload in WORKLOADS.values():
         if any(row.workload == workload.name for row in rows):
             results = measured(workload, read(table_of(workload, tuned), Trial))
             parts += [f"## {workload.title}", law_table(workload, rows, results)]
@@ -150,9 +178,9 @@ covers seeds and not the choice of settings; in bold those whose interval leaves
 def main() -> None:
     """Runs what is left, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workload", nargs="+", choices=("bert", "causal"), default=["bert"])
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["bert"])
     parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
-    parser.add_argument("--pair", nargs=2, type=int, action="append", metavar=("SMALL", "LARGE"))
+    parser.add_argument("--pair", nargs=2, action="append", metavar=("SMALL", "LARGE"))
     parser.add_argument("--way", nargs="+", choices=tuple(WAYS), default=["law", "kept", "sqrt"])
     parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
     parser.add_argument("--report", action="store_true", help="only the table")

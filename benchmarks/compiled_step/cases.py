@@ -7,7 +7,7 @@ import jax
 import optax
 
 from benchmarks.harness.optimizers import OPTIMIZERS, made_for
-from benchmarks.harness.trees import TREES, Tree, bert, is_shape, stacked_bert
+from benchmarks.harness.trees import TREES, Tree, bert, is_shape
 import optax_largebatch as lb
 
 OURS = ("lamb", "lans", "lars")
@@ -70,15 +70,13 @@ MASTERS = {"optax.adamw": 30, "lamb": 42, "lans": 46, "lars": 28}
 ACCUMULATING = {name: FLOAT32[name] + 24 for name in FLOAT32}
 CLIPPED = {name: FLOAT32[name] + 4 for name in ("optax.adamw", "lamb", "lars")} | {"lans": 52}
 
-LARGE_GPT = Tree(lambda: stacked_bert(24, 2048), stacked={"^layers/": 0})
-
 CASES = {
     "bert-base": Case(TREES["bert-base"], FLOAT32),
     "bert-base, specs": Case(TREES["bert-base"], FLOAT32, told=True),
     "bert-large": Case(TREES["bert-large"], FLOAT32),
     "300 small leaves": Case(TREES["small"], FLOAT32),
     "1000 leaves": Case(TREES["1000 leaves"], FLOAT32),
-    "1.3B, stacked": Case(LARGE_GPT, FLOAT32),
+    "1.3B, stacked": Case(TREES["1.3B, stacked"], FLOAT32),
     "bert-base, clipped": Case(TREES["bert-base"], CLIPPED, _clipped),
     "bert-base, bfloat16": Case(TREES["bert-base, bfloat16"], BFLOAT16),
     "bert-base, masters": Case(TREES["bert-base, bfloat16"], MASTERS, _with_masters),

@@ -8,22 +8,20 @@ itself. Writes `switches.csv`.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.compiled_step.__main__ import measure
 from benchmarks.compiled_step.targets import TARGETS
+from benchmarks.harness.plan_switches import switches_of, without
 from benchmarks.harness.results import add_output, report
-from optax_largebatch.engine import sums
 from optax_largebatch.engine.execution_plans import (
     ONE_GPU,
     ONE_TPU,
     SEVERAL_DEVICES,
     SHARDS_ON_GPUS,
-    ExecutionPlan,
 )
 
 PLANS = {
@@ -39,36 +37,6 @@ PLANS = {
     ("v5e 2x4", "two layers", "lans"): SEVERAL_DEVICES,
 }
 """Steps, and the plans by which they run."""
-
-OFF: dict[str, Any] = {
-    "sums": sums.plain,
-    "serialize_groups": False,
-    "smallest_first": False,
-    "batch_identical": False,
-    "batch_hoisted": False,
-    "defer_state_writes": False,
-    "fuse_reductions": False,
-}
-"""Each switch as it is when it is off. Those of a CPU are in `benchmarks.versions --without`."""
-
-
-def switches_of(plan: ExecutionPlan) -> list[str]:
-    """The switches of a plan that are on."""
-    return [name for name, off in OFF.items() if getattr(plan, name) != off]
-
-
-@contextlib.contextmanager
-def without(plan: ExecutionPlan, name: str) -> Iterator[None]:
-    """One switch off, of a plan that is frozen for everybody else."""
-    before = getattr(plan, name) if name else None
-    try:
-        if name:
-            object.__setattr__(plan, name, OFF[name])
-        yield
-    finally:
-        if name:
-            object.__setattr__(plan, name, before)
-
 
 def main() -> None:
     """Compiles and reports."""

@@ -75,9 +75,9 @@ def is_shape(node: Any) -> bool:
 
 def arrays(shapes: Any, dtype: str = "float32") -> Any:
     """Normal numbers of the size of weights, the same for the same shapes."""
-    rng = np.random.default_rng(0)
+    keys = map(jax.random.key, itertools.count())
     return jax.tree.map(
-        lambda shape: jnp.asarray(0.02 * rng.standard_normal(shape, "float32"), dtype),
+        lambda shape: (0.02 * jax.random.normal(next(keys), shape)).astype(dtype),
         shapes,
         is_leaf=is_shape,
     )
@@ -101,6 +101,7 @@ TREES = {
     "bert-base, bfloat16": Tree(lambda: bert(12, 768), "bfloat16"),
     "bert-base, stacked": Tree(lambda: stacked_bert(12, 768), stacked={"^layers/": 0}),
     "bert-large": Tree(lambda: bert(24, 1024)),
+    "1.3B, stacked": Tree(lambda: stacked_bert(24, 2048), stacked={"^layers/": 0}),
     "small": Tree(small_leaves),
     "1000 leaves": Tree(lambda: small_leaves(1000)),
     "tiny": Tree(lambda: bert(1, 32, 256)),  # shows in seconds that a command works

@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(2, 32, 2, 16, 32, stacked=False)
-LARGE = Sizes(12, 512, 8, 64, 128, stacked=True)  # for a GPU
+LARGE = Sizes(4, 128, 4, 32, 32, stacked=True)  # for a GPU
 
 
 class Examples(NamedTuple):

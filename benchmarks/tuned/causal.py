@@ -11,7 +11,6 @@ from benchmarks.tuned.bert import MASK, Bert, dense, layer_norm
 
 BEGIN = MASK  # the token before the first byte of a window; nothing is masked here
 SMALL = bert.SMALL._replace(layers=4, width=24, stacked=True)
-LARGE = bert.LARGE._replace(length=128, micro_batch=64)
 
 
 class CausalModel(Bert):

@@ -41,23 +41,21 @@ class Cell:
             self.space = search_space(self.arm.centre, self.arm.decays, self.budget.trials)
         self.results: dict[Job, Losses] = {}
 
-    def jobs(self) -> Iterator[Job]:
-        """All runs, in order. To go on after one, its result must be there."""
+    def parts(self) -> Iterator[list[Job]]:
+        """All runs, in order. The runs of a part do not depend on each other.
+
+        To go on after a part, its results must be there.
+        """
         first, *further = self.budget.search_seeds
-        for settings in self.space:
-            yield Job("search", settings, first)
-        for settings in self.finalists:
-            for seed in further:
-                yield Job("again", settings, seed)
-        chosen = self.chosen
-        for seed in self.budget.final_seeds:
-            yield Job("final", chosen, seed)
+        yield [Job("search", settings, first) for settings in self.space]
+        yield [Job("again", settings, seed) for settings in self.finalists for seed in further]
+        chosen, seeds = self.chosen, self.budget.final_seeds
+        yield [Job("final", chosen, seed) for seed in seeds]
         if self.batches in self.workload.around:
-            for seed in self.budget.final_seeds[: self.budget.around]:
-                for settings in other_rates(chosen):
-                    yield Job("rate", settings, seed)
-                for settings in other_decays(chosen, self.arm.decays):
-                    yield Job("decay", settings, seed)
+            others = [("rate", x) for x in other_rates(chosen)]
+            others += [("decay", x) for x in other_decays(chosen, self.arm.decays)]
+            seeds = seeds[: self.budget.around]
+            yield [Job(role, settings, seed) for seed in seeds for role, settings in others]
 
     @property
     def expected(self) -> int:
@@ -68,9 +66,12 @@ class Cell:
         return self.budget.runs + self.budget.around * others
 
     @property
-    def left(self) -> Job | None:
-        """The next run, or None if the cell is complete."""
-        return next((job for job in self.jobs() if job not in self.results), None)
+    def left(self) -> list[Job]:
+        """What is left of the first part that is not complete."""
+        for part in self.parts():
+            if left := [job for job in part if job not in self.results]:
+                return left
+        return []
 
     @property
     def finalists(self) -> list[Settings]:

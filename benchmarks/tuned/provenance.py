@@ -1,6 +1,7 @@
 """What a table of runs was made with, beside it: machine, versions, commands, plan."""
 
 import datetime
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -18,7 +19,17 @@ def record(path: Path, workload: Workload) -> None:
 
     A plan may get more optimizers and batch sizes: what has been run stays as it is.
     """
-    noted = json.loads(path.read_text()) if path.exists() else {"plans": {}, "runs": []}
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # pieces may run side by side
+        file.seek(0)
+        noted = _noted(file.read(), path, workload)
+        file.truncate(0)
+        file.write(json.dumps(noted, indent=2) + "\n")
+
+
+def _noted(text: str, path: Path, workload: Workload) -> dict[str, Any]:
+    """What is noted, and this run."""
+    noted = json.loads(text) if text else {"plans": {}, "runs": []}
     before = noted["plans"].get(workload.name, workload.plan)
     changed = [key for key, now in workload.plan.items() if not _continues(before.get(key), now)]
     if changed:
@@ -37,7 +48,7 @@ def record(path: Path, workload: Workload) -> None:
             "python": platform.python_version(),
         }
     )
-    path.write_text(json.dumps(noted, indent=2) + "\n")
+    return noted
 
 
 def _continues(before: Any, now: Any) -> bool:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.tuned.cell import Cell
+from benchmarks.tuned.cell import Cell, Job
 from benchmarks.tuned.search import Settings, on_edge
 from benchmarks.tuned.sweep import Row, cells_of
 from benchmarks.tuned.workloads import Workload
@@ -14,6 +14,8 @@ class Measured(NamedTuple):
     """An optimizer, tuned for some batches."""
 
     settings: Settings
+    searched: dict[Settings, float]
+    """The validation losses of all trials, with the first seed."""
     losses: dict[int, float]
     """The test losses by seed."""
     edge: bool
@@ -43,6 +45,7 @@ def measured(workload: Workload, rows: list[Row]) -> Results:
         if cell.is_measured:
             own = Measured(
                 cell.chosen,
+                {x: cell.results[Job("search", x, 0)].validation for x in cell.space},
                 cell.losses(cell.chosen, "final"),
                 on_edge(cell.chosen, cell.arm.centre),
             )

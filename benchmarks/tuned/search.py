@@ -20,13 +20,13 @@ DECAYS = (0.0, 0.01, 0.1, 0.3, 1.0)  # in the place of the best one, for the sam
 class Budget(NamedTuple):
     """The runs that an optimizer has in each cell. No seed is used for two purposes."""
 
-    trials: int = 16
+    trials: int = 64
     """Settings that are run with the first seed."""
-    finalists: int = 3
+    finalists: int = 4
     """The best of these, which are run again."""
-    again: int = 1
+    again: int = 2
     """Further seeds of each finalist; the best in the mean is chosen."""
-    finals: int = 5
+    finals: int = 8
     """New seeds of the chosen settings, which are what is reported."""
     around: int = 2
     """How many of those seeds are also run with other rates and decays, where that is asked for."""
@@ -96,5 +96,13 @@ def other_decays(best: Settings, decays: bool) -> list[Settings]:
 
 
 def on_edge(best: Settings, centre: float) -> bool:
-    """Whether the rate is in an outer tenth of its range: a better one may lie outside."""
-    return abs(math.log10(best.learning_rate / centre)) > 0.4 * DECADES
+    """Whether a setting is in an outer tenth of its range: a better one may lie outside.
+
+    There is nothing below a weight decay of 0.
+    """
+    rate = math.log10(best.learning_rate / centre) / DECADES
+    least, most = (math.log(1 - end) for end in MOMENTA[::-1])
+    momentum = (math.log(1 - best.momentum) - least) / (most - least) - 0.5
+    smallest, largest = WEIGHT_DECAYS
+    decay = math.log(max(best.weight_decay, smallest) / smallest, largest / smallest) - 0.5
+    return max(abs(rate), abs(momentum), decay) > 0.4

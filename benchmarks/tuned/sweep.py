@@ -14,7 +14,7 @@ from benchmarks.tuned.search import Settings
 from benchmarks.tuned.training import Losses, Run, prepare
 from benchmarks.tuned.workloads import Workload
 
-Prepare = Callable[[Bert, str], Run]
+Prepare = Callable[[Bert, str, int], Run]
 
 
 class Row(NamedTuple):
@@ -51,7 +51,7 @@ def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, str], Cell]
     cells = {place: Cell(workload, *place, settings) for place, settings in tried.items()}
     for row in rows:
         cell = cells[row.optimizer, row.batches]
-        if row.job != cell.left:
+        if [row.job] != cell.left[:1]:
             raise ValueError(
                 f"{row.optimizer} with batches {row.batches} of {workload.name} has a run that is "
                 f"not the next of its budget: {row}."
@@ -81,12 +81,11 @@ def sweep(
     ) as progress:
         for cell in cells:
             progress.set_postfix_str(f"{cell.optimizer} {cell.batches}")
-            run = prepare(workload.task(), cell.optimizer)
-            while (job := cell.left) is not None:
-                losses = run(workload.plans[cell.batches], job.settings, job.seed)
-                cell.results[job] = losses
-                append(
-                    path,
-                    Row(cell.optimizer, cell.batches, job.role, *job.settings, job.seed, *losses),
-                )
-                progress.update()
+            run = prepare(workload.task(), cell.optimizer, workload.budget.trials)
+            while left := cell.left:
+                jobs = [(job.settings, job.seed) for job in left]
+                for job, losses in zip(left, run(workload.plans[cell.batches], jobs), strict=True):
+                    cell.results[job] = losses
+                    place = (cell.optimizer, cell.batches, job.role)
+                    append(path, Row(*place, *job.settings, job.seed, *losses))
+                    progress.update()

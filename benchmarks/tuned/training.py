@@ -1,7 +1,12 @@
-"""A run: an optimizer trains a network through all the batches of a plan."""
+"""A run: an optimizer trains a network through all the batches of a plan.
 
-from collections.abc import Callable
+A CPU takes one run at a time, and gradients of a micro-batch. Others take runs with many settings
+and seeds side by side, and a gradient over as much of a batch as every batch of the plan has.
+"""
+
+from collections.abc import Callable, Sequence
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +17,7 @@ from benchmarks.tuned.arms import ARMS, Arm
 from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.search import Settings
 import optax_largebatch as lb
+from optax_largebatch.plans.law import LAWS
 
 
 class Losses(NamedTuple):
@@ -31,79 +37,118 @@ class Steps(NamedTuple):
     batch_size: jax.Array
     learning_rate: jax.Array
     weight_decay: jax.Array
+    growth: jax.Array
+    """The batch over the first one, if the momentum follows it; 1 otherwise."""
 
 
-Run = Callable[[lb.BatchPlan, Settings, int], Losses]
+Run = Callable[[lb.BatchPlan, Sequence[tuple[Settings, int]]], list[Losses]]
+"""From settings and seeds to losses."""
+
 CHUNK = 2048  # plans of as many such chunks of steps, begun or full, share a program
+SIDE_BY_SIDE = 512  # the examples of a gradient, but on a CPU
+FLOOR = LAWS["muonh"].momentum_floor
 
 
 @functools.cache
-def steps_of(plan: lb.BatchPlan) -> Steps:
+def steps_of(plan: lb.BatchPlan, momentum_moves: bool = False) -> Steps:
     """The steps of a plan."""
     chunks = -(-plan.total_steps // CHUNK)
     steps = range(chunks * CHUNK)
+    batch_size = jnp.asarray([plan.batch_size(step) for step in steps])
     return Steps(
         jnp.asarray([plan.examples_at(step) for step in steps]),
-        jnp.asarray([plan.batch_size(step) for step in steps]),
+        batch_size,
         jax.vmap(plan.learning_rate)(jnp.asarray(steps)),
         jax.vmap(plan.weight_decay)(jnp.asarray(steps)),
+        batch_size / batch_size[0] if momentum_moves else jnp.ones(len(steps)),
     )
 
 
-def mean_gradient(task: Bert, params: Any, key: Any, start: Any, batch_size: Any) -> Any:
-    """The gradient of a batch: the mean over its micro-batches."""
+def mean_gradient(
+    task: Bert, params: Any, key: Any, start: Any, batch_size: Any, together: int
+) -> Any:
+    """The gradient of a batch: the mean over its parts, of so many micro-batches each."""
+    part = together * task.micro_batch
 
     def add(index: jax.Array, total: Any) -> Any:
-        examples = task.examples(key, start + index * task.micro_batch)
+        starts = start + index * part + task.micro_batch * jnp.arange(together)
+        examples = jax.vmap(lambda own: task.examples(key, own))(starts)
+        examples = jax.tree.map(lambda x: x.reshape(part, *x.shape[2:]), examples)
         return jax.tree.map(jnp.add, total, jax.grad(task.loss)(params, examples))
 
-    number = batch_size // task.micro_batch
+    number = batch_size // part
     total = jax.lax.fori_loop(0, number, add, jax.tree.map(jnp.zeros_like, params))
     return jax.tree.map(lambda leaf: leaf / number, total)
 
 
-def prepare(task: Bert, optimizer: str) -> Run:
-    """Compiles the runs of an optimizer, by its name."""
-    return compiled(task, ARMS[optimizer])
+def prepare(task: Bert, optimizer: str, side_by_side: int, momentum_moves: bool = False) -> Run:
+    """Compiles the runs of an optimizer, by its name.
+
+    Args:
+        task: the network.
+        optimizer: one of `ARMS`.
+        side_by_side: the runs that a device takes at once, but on a CPU.
+        momentum_moves: whether the momentum follows a batch that grows.
+    """
+    return compiled(task, ARMS[optimizer], side_by_side, momentum_moves)
 
 
 @functools.cache
-def compiled(task: Bert, arm: Arm) -> Run:
-    """Compiles the runs of an optimizer: all plans, settings and seeds in one program.
+def compiled(task: Bert, arm: Arm, side_by_side: int, momentum_moves: bool = False) -> Run:
+    """Compiles the runs of an optimizer: all plans, settings and seeds in a few programs.
 
     A seed draws the same parameters and the same examples for every optimizer, in an order that
     does not depend on the batch size.
     """
-    init, loss = jax.jit(task.init), jax.jit(task.loss)
+    on_cpu = jax.default_backend() == "cpu"
+    lanes = 1 if on_cpu else side_by_side
 
-    @jax.jit
-    def train(params: Any, steps: Any, table: Steps, settings: Settings, key: Any) -> Any:
+    def train(
+        steps: Any, table: Steps, together: int, settings: Settings, key: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        def momentum(step: jax.Array) -> jax.Array:
+            moved = 1 - (1 - settings.momentum) * table.growth[step]
+            return jnp.maximum(moved, jnp.minimum(settings.momentum, FLOOR))
+
         transformation = arm.build(
             lambda step: settings.learning_rate * table.learning_rate[step],
             lambda step: settings.weight_decay * table.weight_decay[step],
-            settings.momentum,
+            momentum if momentum_moves else settings.momentum,
             task.stacked,
         )
+        for_params, for_examples = jax.random.split(key)
 
         def train_step(step: jax.Array, carry: Any) -> Any:
             params, state = carry
             start, batch_size = table.start[step], table.batch_size[step]
-            gradient = mean_gradient(task, params, key, start, batch_size)
+            gradient = mean_gradient(task, params, for_examples, start, batch_size, together)
             updates, state = transformation.update(gradient, state, params)
             return optax.apply_updates(params, updates), state
 
+        params = task.init(for_params)
         carry = (params, transformation.init(params))
-        return jax.lax.fori_loop(0, steps, train_step, carry)[0]
+        params, _ = jax.lax.fori_loop(0, steps, train_step, carry)
+        return task.loss(params, task.validation), task.loss(params, task.test)
 
-    def run(plan: lb.BatchPlan, settings: Settings, seed: int) -> Losses:
-        for stage in plan.stages:
-            if stage.batch_size % task.micro_batch:
-                raise ValueError(
-                    f"batch sizes must be multiples of {task.micro_batch}, got {stage.batch_size}."
-                )
-        for_params, for_examples = jax.random.split(jax.random.key(seed))
-        params = train(init(for_params), plan.total_steps, steps_of(plan), settings, for_examples)
-        losses = (loss(params, examples) for examples in (task.validation, task.test))
-        return Losses(*(float(f"{float(x):.6g}") for x in losses))
+    @functools.partial(jax.jit, static_argnums=2)
+    def train_all(steps: Any, table: Steps, together: int, settings: Settings, keys: Any) -> Any:
+        return jax.vmap(functools.partial(train, steps, table, together))(settings, keys)
+
+    def run(plan: lb.BatchPlan, jobs: Sequence[tuple[Settings, int]]) -> list[Losses]:
+        sizes = [stage.batch_size for stage in plan.stages]
+        part = math.gcd(*sizes, task.micro_batch if on_cpu else SIDE_BY_SIDE)
+        if part % task.micro_batch:
+            raise ValueError(f"batch sizes must be multiples of {task.micro_batch}, got {sizes}.")
+        losses = []
+        for begin in range(0, len(jobs), lanes):
+            own = jobs[begin : begin + lanes]
+            filled = [*own, *own[:1] * (lanes - len(own))]
+            settings = Settings(*map(jnp.asarray, zip(*(x for x, _ in filled), strict=True)))
+            keys = jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in filled]))
+            table = steps_of(plan, momentum_moves)
+            found = train_all(plan.total_steps, table, part // task.micro_batch, settings, keys)
+            pairs = [[float(f"{float(x):.6g}") for x in pair] for pair in zip(*found, strict=True)]
+            losses += [Losses(*pair) for pair in pairs[: len(own)]]
+        return losses
 
     return run
