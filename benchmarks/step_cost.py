@@ -34,7 +34,7 @@ from tqdm import tqdm
 from benchmarks.harness.colours import COLOURS, GREY
 from benchmarks.harness.machine import machine
 from benchmarks.harness.optimizers import BASELINE, MULTIPLYING, OPTIMIZERS, made_for
-from benchmarks.harness.results import add_output, report
+from benchmarks.harness.results import add_output, report, write_csv
 from benchmarks.harness.steps import Running, start, start_update
 from benchmarks.harness.torch_peers import PEERS, RunningPeer, running_peer
 from benchmarks.harness.trees import TREES
@@ -150,17 +150,20 @@ def main() -> None:
     usual = [name for name in OPTIMIZERS if name not in MULTIPLYING]
     parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=usual)
     parser.add_argument(
-        "--peers", action="store_true", help="also those of PyTorch that are installed"
+        "--peers", action="store_true", help="on the first tree, also those of PyTorch"
     )
     parser.add_argument("--bandwidth", action="store_true", help="also the bytes of each second")
     parser.add_argument("--rounds", type=int, default=20, help="steps of each optimizer")
     add_output(parser, "step_cost")
     args = parser.parse_args()
     names = [BASELINE, *(name for name in args.optimizer if name != BASELINE)]
-    if args.peers:
-        names += [name for name, peer in PEERS.items() if peer.is_installed]
-    measured = [pair for tree in args.tree for pair in measure(tree, names, args.rounds)]
-    rows = [row for row, _ in measured]
+    peers = [name for name, peer in PEERS.items() if args.peers and peer.is_installed]
+    measured = []
+    for tree in args.tree:
+        # PyTorch keeps the memory that it once had, which larger trees need.
+        measured += measure(tree, [*names, *peers] if tree == args.tree[0] else names, args.rounds)
+        rows = [row for row, _ in measured]
+        write_csv(rows, args.output / "step_cost.csv")
     report(rows, args.output / "step_cost.csv")
     if args.bandwidth:
         report(list(bandwidths(measured, args.rounds)), args.output / "bandwidth.csv")

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace, path: Path, tuned: Path) -> None:
                 continue
             follows = len(workload.plans[large].stages) > 1 and WAYS[way].momentum != KEPT
             settings = moved(workload, optimizer, start(found, way), small, large, WAYS[way])
-            for seed in workload.budget.final_seeds:
+            for seed in workload.budget.final_seeds[: args.seeds]:
                 row = Row(workload.name, optimizer, *pair, way, *settings[1:], seed, math.nan)
                 if (*row.place, seed) not in done:
                     jobs.setdefault((optimizer, large, follows), []).append((row, settings))
@@ -181,11 +181,13 @@ def main() -> None:
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["bert"])
     parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
     parser.add_argument("--pair", nargs=2, action="append", metavar=("SMALL", "LARGE"))
-    parser.add_argument("--way", nargs="+", choices=tuple(WAYS), default=["law", "kept", "sqrt"])
+    parser.add_argument("--way", nargs="+", choices=tuple(WAYS), default=[*WAYS])
+    parser.add_argument("--seeds", type=int, help="default: all that the search has not seen")
+    parser.add_argument("--tuned", type=Path, help="the searches; default: of this chip")
     parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
     parser.add_argument("--report", action="store_true", help="only the table")
     args = parser.parse_args()
-    tuned = COMMITTED / folder() / "tuned"
+    tuned = args.tuned or COMMITTED / folder() / "tuned"
     output = COMMITTED / folder() if args.keep or args.report else RUNS
     path = output / "transfer.csv"
     if not args.report:
