@@ -27,8 +27,7 @@ from benchmarks.tuned.arms import ARMS, B2, LAYERS, Arm
 from benchmarks.tuned.causal import CausalModel
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import measured
-from benchmarks.tuned.sweep import Row as Trial
-from benchmarks.tuned.sweep import table_of
+from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.training import compiled
 from benchmarks.tuned.workloads import CAUSAL, HELD_OUT
 import optax_largebatch as lb
@@ -89,15 +88,15 @@ class Row(NamedTuple):
     test_loss: float
 
 
-def run(path: Path, tuned: Path) -> None:
+def run(path: Path) -> None:
     """Runs what is left, and appends it to the table."""
     model = FusedModel(causal.SMALL, HELD_OUT)
-    chosen = measured(CAUSAL, read(table_of(CAUSAL, tuned), Trial))["muonh"]
+    chosen = measured(CAUSAL, committed(CAUSAL))["muonh"]
     done = {row[:3] for row in read(path, Row)}
     cells = itertools.product(BATCHES, WAYS, CAUSAL.budget.final_seeds)
     for batch, way, seed in tqdm([cell for cell in cells if cell not in done], unit="run"):
-        trained = compiled(model, arm(way))
-        losses = trained(CAUSAL.plans[batch], chosen[batch].settings, seed)
+        trained = compiled(model, arm(way), CAUSAL.budget.trials)
+        (losses,) = trained(CAUSAL.plans[batch], [(chosen[batch].settings, seed)])
         append(path, Row(batch, way, seed, losses.test))
 
 
@@ -130,7 +129,7 @@ def main() -> None:
     results = COMMITTED / folder()
     path = (results if args.keep or args.report else RUNS) / "fused_heads.csv"
     if not args.report:
-        run(path, results / "tuned")
+        run(path)
     text = f"# Where one matrix ends\n\n{EXPLANATION}\n\n{table(read(path, Row))}\n"
     path.with_suffix(".md").write_text(text)
     print(text)

@@ -58,7 +58,9 @@ def measure(tree: str, name: str, rounds: int) -> list[dict[str, Any]]:
         with without(ONE_GPU, switch):
             lowered[switch] = jax.jit(step, donate_argnums=(0, 1)).lower(*arrays)
     with ThreadPoolExecutor() as threads:
-        compiled = dict(zip(lowered, threads.map(lambda x: x.compile(), lowered.values())))
+        compiled = dict(
+            zip(lowered, threads.map(lambda x: x.compile(), lowered.values()), strict=True)
+        )
     variants = {switch: Variant(own, arrays) for switch, own in compiled.items()}
     # The plan stands twice: what the two differ by is noise.
     seconds = in_turns(variants | {"nothing": variants[""]}, rounds)

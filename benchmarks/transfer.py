@@ -12,13 +12,12 @@ these seeds. Writes one line for each run; the same command after an interruptio
 """
 
 import argparse
-from collections.abc import Iterator
 import itertools
 import math
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
+import numpy as np
 from tqdm import tqdm
 
 from benchmarks.harness.machine import folder
@@ -27,15 +26,15 @@ from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Measured, Results, measured
 from benchmarks.tuned.search import Settings
-from benchmarks.tuned.sweep import Row as Trial
-from benchmarks.tuned.sweep import table_of
+from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.training import prepare
-from benchmarks.tuned.workloads import WORKLOADS, Workload
+from benchmarks.tuned.workloads import BERT, WORKLOADS, Workload
 from optax_largebatch.plans.law import KEPT, LAWS, Law
 from optax_largebatch.plans.tuned_run import FAMILIES
 
 OPTIMIZERS = ("muonh", "muon", "adamw", "lans", "lamb")
-PAIRS = (
+Pairs = tuple[tuple[str, str], ...]
+PAIRS: Pairs = (
     *(("32", "512"), ("32", "2048"), ("128", "2048")),
     *(("32", "128"), ("128", "512"), ("512", "2048")),
     *(("constant", name) for name in ("two_stages", "seesaw", "four_times")),
@@ -49,6 +48,7 @@ WAYS: dict[str, Law] = {
     "lowest rate": OURS,
 } | {f"floor {floor}": OURS._replace(momentum_floor=floor) for floor in (0, 0.5, 0.6, 0.8, 0.9)}
 """The laws that are compared; the law itself has a floor of 0.7."""
+SHOWN = ("law", "kept", "sqrt", "momentum kept", "lowest rate")
 AS_GOOD = 0.05
 """What the start of `lowest rate` may lose at the small batch."""
 
@@ -96,11 +96,11 @@ def start(found: Measured, way: str) -> Settings:
     return min(good, key=lambda own: own.learning_rate)
 
 
-def run(args: argparse.Namespace, path: Path, tuned: Path) -> None:
+def run(args: argparse.Namespace, path: Path) -> None:
     """Runs what is left, and appends it to the table."""
     done = {(*row.place, row.seed) for row in read(path, Row)}
     for workload in (WORKLOADS[name] for name in args.workload):
-        results = measured(workload, read(table_of(workload, tuned), Trial))
+        results = measured(workload, committed(workload))
         jobs: dict[tuple[str, str, bool], list[tuple[Row, Settings]]] = {}
         for optimizer, pair, way in itertools.product(args.optimizer, args.pair or PAIRS, args.way):
             small, large = pair
@@ -117,54 +117,79 @@ def run(args: argparse.Namespace, path: Path, tuned: Path) -> None:
         with tqdm(total=total, desc=workload.name, unit="run") as progress:
             for (optimizer, large, follows), own in jobs.items():
                 trained = prepare(workload.task(), optimizer, workload.budget.trials, follows)
-                step = 1 if jax.default_backend() == "cpu" else workload.budget.trials
-                for begin in range(0, len(own), step):
-                    rows = own[begin : begin + step]
-                    runs = [(settings, row.seed) for row, settings in rows]
-                    losses = trained(workload.plans[large], runs)
-                    for (row, _), loss in zip(rows, losses, strict=True):
-                        append(path, row._replace(test_loss=loss.test))
-                        progress.update()
+                losses = trained(workload.plans[large], [(x, row.seed) for row, x in own])
+                for (row, _), loss in zip(own, losses, strict=True):
+                    append(path, row._replace(test_loss=loss.test))
+                    progress.update()
 
 
-def law_table(workload: Workload, rows: list[Row], results: Results) -> str:
+Losses = dict[tuple[str, ...], dict[int, float]]
+
+
+def losses_of(rows: list[Row], workload: Workload) -> Losses:
+    """The test losses by seed of everything that was run."""
+    losses: Losses = {}
+    for row in rows:
+        if row.workload == workload.name:
+            losses.setdefault(row.place, {})[row.seed] = row.test_loss
+    return losses
+
+
+def searched(losses: Losses, place: tuple[str, ...], results: Results) -> dict[int, float]:
+    """The losses of what the search chose at the target, on the machine of the other runs."""
+    workload, optimizer, _, large = place
+    again = losses.get((workload, optimizer, large, large, "kept"))
+    return again or results[optimizer][large].losses
+
+
+def law_table(workload: Workload, rows: list[Row], results: Results, pairs: Pairs = PAIRS) -> str:
     """A line for each optimizer and pair: the search, and the difference of each way from it."""
-    lines = list(_lines([row for row in rows if row.workload == workload.name], results))
-    columns = [
-        column
-        for column in zip(["batch", "optimizer", "search", *WAYS], *lines, strict=True)
-        if any(column[1:])
-    ]
-    head, *cells = zip(*columns, strict=True)
+    losses = losses_of(rows, workload)
+    places = {place[:4] for place in losses if place[2:4] in pairs}
+    lines = []
+    for place in sorted(places, key=lambda x: (pairs.index(x[2:]), OPTIMIZERS.index(x[1]))):
+        search = searched(losses, place, results)
+        ways = [_over(losses.get((*place, way)), search) for way in SHOWN]
+        loss = f"{sum(search.values()) / len(search):.3f}"
+        lines.append((" to ".join(place[2:]), f"`{place[1]}`", loss, *map(str, ways)))
+    columns = zip(["batch", "optimizer", "search", *SHOWN], *lines, strict=True)
+    head, *cells = zip(*(column for column in columns if any(column[1:])), strict=True)
     return markdown(head, cells)
 
 
-def _lines(rows: list[Row], results: Results) -> Iterator[tuple[str, ...]]:
-    losses: dict[tuple[str, str, str, str, str], dict[int, float]] = {}
-    for row in rows:
-        losses.setdefault(row.place, {})[row.seed] = row.test_loss
-    places = {place[:4] for place in losses}
-    for place in sorted(places, key=lambda x: (PAIRS.index(x[2:]), OPTIMIZERS.index(x[1]))):
-        _, optimizer, small, large = place
-        target = results.get(optimizer, {}).get(large)
-        if target is None:
-            continue
-        ways = [_over(losses.get((*place, way)), target.losses) for way in WAYS]
-        yield (f"{small} to {large}", f"`{optimizer}`", f"{target.mean:.3f}", *map(str, ways))
+def floors_table(workload: Workload, rows: list[Row], results: Results) -> str:
+    """The differences from the search with each floor of the momentum, in the mean over all."""
+    losses = losses_of(rows, workload)
+    ways = ["floor 0", "floor 0.5", "floor 0.6", "law", "floor 0.8", "floor 0.9", "momentum kept"]
+    lines: dict[float, list[list[float]]] = {}
+    for place in dict.fromkeys(place[:4] for place in losses):
+        search = searched(losses, place, results)
+        found = [_over(losses.get((*place, way)), search) for way in ways]
+        if all(found):
+            growth = int(place[3]) / int(place[2])
+            lines.setdefault(growth, []).append([x.mean for x in found])
+    heads = [f"0.7, {way}" if way == "law" else way.removeprefix("floor ") for way in ways]
+    cells = [
+        [f"{growth:g}", str(len(own)), *(f"{np.mean(x):+.3f}" for x in zip(*own, strict=True))]
+        for growth, own in sorted(lines.items())
+    ]
+    return markdown(["times the batch", "moves", *heads], cells)
 
 
 def _over(found: dict[int, float] | None, search: dict[int, float]) -> Difference | str:
     return difference(found, search) if found and found.keys() == search.keys() else ""
 
 
-def report(path: Path, tuned: Path) -> str:
-    """The table of each workload: losses over those of a search at the large batch."""
-    rows = read(path, Row)
+def report() -> str:
+    """The tables of each workload: losses over those of a search at the large batch."""
+    rows = [row for path in sorted(COMMITTED.glob("*/transfer.csv")) for row in read(path, Row)]
     parts = ["# What following the law costs", EXPLANATION]
     for workload in WORKLOADS.values():
         if any(row.workload == workload.name for row in rows):
-            results = measured(workload, read(table_of(workload, tuned), Trial))
+            results = measured(workload, committed(workload))
             parts += [f"## {workload.title}", law_table(workload, rows, results)]
+    floors = floors_table(BERT, rows, measured(BERT, committed(BERT)))
+    parts += ["## The floor of the momentum", floors]
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,24 +201,20 @@ covers seeds and not the choice of settings; in bold those whose interval leaves
 
 
 def main() -> None:
-    """Runs what is left, and writes the table."""
+    """Runs what is left, and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["bert"])
     parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
     parser.add_argument("--pair", nargs=2, action="append", metavar=("SMALL", "LARGE"))
     parser.add_argument("--way", nargs="+", choices=tuple(WAYS), default=[*WAYS])
     parser.add_argument("--seeds", type=int, help="default: all that the search has not seen")
-    parser.add_argument("--tuned", type=Path, help="the searches; default: of this chip")
     parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
-    parser.add_argument("--report", action="store_true", help="only the table")
+    parser.add_argument("--report", action="store_true", help="only the tables")
     args = parser.parse_args()
-    tuned = args.tuned or COMMITTED / folder() / "tuned"
-    output = COMMITTED / folder() if args.keep or args.report else RUNS
-    path = output / "transfer.csv"
     if not args.report:
-        run(args, path, tuned)
-    text = report(path, tuned)
-    path.with_suffix(".md").write_text(text)
+        run(args, (COMMITTED / folder() if args.keep else RUNS) / "transfer.csv")
+    text = report()
+    (COMMITTED / "transfer.md").write_text(text)
     print(text)
 
 

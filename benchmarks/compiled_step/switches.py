@@ -38,6 +38,7 @@ PLANS = {
 }
 """Steps, and the plans by which they run."""
 
+
 def main() -> None:
     """Compiles and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

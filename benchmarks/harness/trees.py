@@ -5,7 +5,6 @@ import itertools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 Shape = tuple[int, ...]

@@ -1,14 +1,13 @@
 """The optimizers: how each is built from a learning rate, a weight decay and a momentum.
 
 All have the same second moment and the same rule: biases and scales are neither decayed nor
-adapted. Muon and the two on spheres move the matrices of the layers; embedding and head are AdamW's
-or Adam's. Those on spheres have no weight decay.
+adapted. Muon and MuonH move the matrices of the layers; embedding and head are AdamW's or Adam's.
+MuonH has no weight decay.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import optax
 
 import optax_largebatch as lb
@@ -19,7 +18,7 @@ LAYERWISE = {"weight_decay_mask": KERNELS, "trust_ratio_mask": KERNELS}
 B2, EPS = 0.98, 1e-8
 
 Build = Callable[
-    [optax.Schedule, optax.Schedule, jax.Array, lb.Stacked | None], optax.GradientTransformation
+    [optax.Schedule, optax.Schedule, Any, lb.Stacked | None], optax.GradientTransformation
 ]
 
 
@@ -29,22 +28,24 @@ class Arm(NamedTuple):
     centre: float
     """The middle of the range of learning rates, the same for all networks and batch sizes."""
     build: Build
-    """A function from schedules of rate and decay, a momentum, and stacked layers."""
+    """A function from schedules of rate and decay, a momentum or a schedule, and stacked layers."""
     decays: bool = True
     """Whether it has a weight decay."""
 
 
-def adamw(nesterov: bool) -> Build:
-    """Adam with decoupled decay, and Nesterov's momentum or the usual one."""
-    return lambda rate, decay, momentum, stacked: lb.chain(
-        lb.scale_by_adam(momentum, B2, EPS, nesterov=nesterov),
+def adamw(
+    rate: optax.Schedule, decay: optax.Schedule, momentum: Any, stacked: lb.Stacked | None
+) -> optax.GradientTransformation:
+    """Adam with decoupled decay."""
+    return lb.chain(
+        lb.scale_by_adam(momentum, B2, EPS),
         lb.add_decayed_weights(decay, KERNELS, stacked=stacked),
         lb.scale_by_learning_rate(rate),
     )
 
 
 def muon(
-    rate: optax.Schedule, decay: optax.Schedule, momentum: jax.Array, stacked: lb.Stacked | None
+    rate: optax.Schedule, decay: optax.Schedule, momentum: Any, stacked: lb.Stacked | None
 ) -> optax.GradientTransformation:
     """Muon for the matrices of the layers, in steps as long as Adam's; AdamW for the rest."""
     return lb.muon(
@@ -52,15 +53,14 @@ def muon(
         beta=momentum,
         weight_decay=decay,
         consistent_rms=0.2,
-        others=adamw(nesterov=False)(rate, decay, momentum, stacked),
+        others=adamw(rate, decay, momentum, stacked),
         matrix_mask=LAYERS,
         stacked=stacked,
     )
 
 
 ARMS = {
-    "adamw": Arm(0.03, adamw(nesterov=False)),
-    "nadamw": Arm(0.03, adamw(nesterov=True)),
+    "adamw": Arm(0.03, adamw),
     "lamb": Arm(
         0.03,
         lambda rate, decay, momentum, stacked: lb.lamb(
@@ -78,13 +78,6 @@ ARMS = {
         0.2,
         lambda rate, _, momentum, stacked: lb.muonh(
             rate, beta=momentum, b1=momentum, b2=B2, matrix_mask=LAYERS, stacked=stacked
-        ),
-        decays=False,
-    ),
-    "adamh": Arm(
-        0.1,
-        lambda rate, _, momentum, stacked: lb.adamh(
-            rate, b1=momentum, b2=B2, adamh_mask=LAYERS & lb.at_least_ndim(2), stacked=stacked
         ),
         decays=False,
     ),

@@ -33,7 +33,6 @@ class Sizes(NamedTuple):
 
 
 SMALL = Sizes(2, 32, 2, 16, 32, stacked=False)
-LARGE = Sizes(4, 128, 4, 32, 32, stacked=True)  # for a GPU
 
 
 class Examples(NamedTuple):

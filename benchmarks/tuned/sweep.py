@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.harness.results import append, read
+from benchmarks.harness.results import COMMITTED, append, read
 from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.cell import Cell, Job
 from benchmarks.tuned.provenance import record
@@ -40,6 +40,12 @@ class Row(NamedTuple):
 def table_of(workload: Workload, output: Path) -> Path:
     """The table of a workload; each has its own, so that two can run side by side."""
     return output / f"{workload.name}.csv"
+
+
+def committed(workload: Workload) -> list[Row]:
+    """The runs of a workload that are in the repository, in the folder of the chip they ran on."""
+    (folder,) = {path.parent for path in COMMITTED.glob(f"*/tuned/{workload.name}.csv")}
+    return read(table_of(workload, folder), Row)
 
 
 def cells_of(workload: Workload, rows: list[Row]) -> dict[tuple[str, str], Cell]:

@@ -4,7 +4,7 @@ A CPU takes one run at a time, and gradients of a micro-batch. Others take runs 
 and seeds side by side, and a gradient over as much of a batch as every batch of the plan has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import functools
 import math
 from typing import Any, NamedTuple
@@ -41,8 +41,8 @@ class Steps(NamedTuple):
     """The batch over the first one, if the momentum follows it; 1 otherwise."""
 
 
-Run = Callable[[lb.BatchPlan, Sequence[tuple[Settings, int]]], list[Losses]]
-"""From settings and seeds to losses."""
+Run = Callable[[lb.BatchPlan, Sequence[tuple[Settings, int]]], Iterable[Losses]]
+"""From settings and seeds to losses, in this order, as they are there."""
 
 CHUNK = 2048  # plans of as many such chunks of steps, begun or full, share a program
 SIDE_BY_SIDE = 512  # the examples of a gradient, but on a CPU
@@ -134,12 +134,11 @@ def compiled(task: Bert, arm: Arm, side_by_side: int, momentum_moves: bool = Fal
     def train_all(steps: Any, table: Steps, together: int, settings: Settings, keys: Any) -> Any:
         return jax.vmap(functools.partial(train, steps, table, together))(settings, keys)
 
-    def run(plan: lb.BatchPlan, jobs: Sequence[tuple[Settings, int]]) -> list[Losses]:
+    def run(plan: lb.BatchPlan, jobs: Sequence[tuple[Settings, int]]) -> Iterator[Losses]:
         sizes = [stage.batch_size for stage in plan.stages]
         part = math.gcd(*sizes, task.micro_batch if on_cpu else SIDE_BY_SIDE)
         if part % task.micro_batch:
             raise ValueError(f"batch sizes must be multiples of {task.micro_batch}, got {sizes}.")
-        losses = []
         for begin in range(0, len(jobs), lanes):
             own = jobs[begin : begin + lanes]
             filled = [*own, *own[:1] * (lanes - len(own))]
@@ -147,8 +146,7 @@ def compiled(task: Bert, arm: Arm, side_by_side: int, momentum_moves: bool = Fal
             keys = jax.vmap(jax.random.key)(jnp.asarray([seed for _, seed in filled]))
             table = steps_of(plan, momentum_moves)
             found = train_all(plan.total_steps, table, part // task.micro_batch, settings, keys)
-            pairs = [[float(f"{float(x):.6g}") for x in pair] for pair in zip(*found, strict=True)]
-            losses += [Losses(*pair) for pair in pairs[: len(own)]]
-        return losses
+            for _, *pair in zip(own, *found, strict=False):
+                yield Losses(*(float(f"{float(x):.6g}") for x in pair))
 
     return run

@@ -59,6 +59,8 @@ class Law(NamedTuple):
     eps: Power = KEPT
     keeps_decay: bool = False
     """Whether the weight decay stays, whatever its kind."""
+    highest_rate: float = float("inf")
+    """The learning rate above which runs by the law ended more than 0.1 above a search."""
     keeps_warmup_steps: bool = False
     """Whether the warm-up keeps its steps; it is the same part of the run otherwise."""
     valid: str = ""
@@ -119,10 +121,10 @@ _OURS = Law(
 
 LAWS: Mapping[str, Law] = {
     "adamw": _OURS,
-    "muon": _OURS,
+    "muon": _OURS._replace(highest_rate=0.15),
     "muonh": _OURS,
-    "lamb": _OURS,
-    "lans": _OURS,
+    "lamb": _OURS._replace(highest_rate=0.07),
+    "lans": _OURS._replace(highest_rate=0.1),
     "lars": Law(
         learning_rate=Power(0.5),
         valid="Valid while the batch is below the critical one. Nobody measured its momentum.",

@@ -109,6 +109,12 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
     if run.peak:
         rates = ", ".join(f"{rate:.2g}" for rate in plan.rates)
         yield from _wrapped(f"If you can search, try the peaks {rates}.")
+    if run.peak and plan.rates[2] > law.highest_rate:
+        yield from _wrapped(
+            f"Do not trust the rate: by this law, runs of ours with a rate above "
+            f"{law.highest_rate:g} lost to a search. Try the lower ones, or begin with the lowest "
+            f"rate that is about as good at {run.batch_size}."
+        )
 
 
 def _wrapped(sentence: str) -> list[str]:

@@ -35,10 +35,6 @@ class TunedRun:
     `batch_plan` moves the numbers to another batch size, or to one that grows. Print the run to
     see what was given and what was assumed.
 
-    Of several learning rates that are about equally good, give the lowest. The rates of a small
-    batch are often good over a wide range, and the law multiplies what you give: from the highest
-    of them it overshoots.
-
     Args:
         optimizer: `"adamw"`, `"muon"`, `"muonh"`, `"lamb"`, `"lans"`, `"lars"` or `"sgd"`. NAdam
             moves as AdamW, and AdamH as MuonH.
@@ -75,7 +71,6 @@ class TunedRun:
           b1             0.9
           b2             0.999 (assumed)
           eps            1e-08 (assumed)
-        If a lower rate is about as good at 512, give that: it carries over better.
         >>> print(run.to("muonh").peak)
         0.0017320508075688772
     """
@@ -219,16 +214,11 @@ class TunedRun:
             name: f"{value:g}" + (" (assumed)" if getattr(self, name) is None else "")
             for name, value in self.numbers.items()
         }
-        said = [
-            self.note,
-            f"If a lower rate is about as good at {self.batch_size}, give that: it carries over "
-            "better.",
-        ]
         return "\n".join(
             [
                 f"{self.optimizer} at batch {self.batch_size}, total {written(int(self.total))}:",
                 *(f"  {name:<13}  {line}" for name, line in lines.items()),
-                *(textwrap.fill(one, 80, break_on_hyphens=False) for one in said if one),
+                *textwrap.wrap(self.note, 80, break_on_hyphens=False),
             ]
         )
 

@@ -68,6 +68,15 @@ def test_every_row_has_numbers_here():
     assert all(law.source for name, law in LAWS.items() if name != "kept")
 
 
+@pytest.mark.parametrize(("optimizer", "highest"), [("lamb", 0.07), ("lans", 0.1), ("muon", 0.15)])
+def test_warns_of_a_rate_at_which_the_law_failed(optimizer, highest):
+    """From 256 to 1024 the rate doubles; MuonH's failed nowhere."""
+    for times, name, warns in [(0.49, optimizer, 0), (0.51, optimizer, 1), (0.51, "muonh", 0)]:
+        run = tuned(name, learning_rate=times * highest)
+        text = " ".join(str(lb.batch_plan(1024, total=run.total, run=run)).split())
+        assert text.count(f"a rate above {highest} lost to a search") == warns
+
+
 def test_the_length_of_the_run():
     """Four times the batch and nine times the examples."""
     run = tuned(b1=0.98)
