@@ -19,9 +19,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 import numpy as np
 import optax
 
+from benchmarks.harness.colours import INK
 from benchmarks.harness.pages import with_table
 from benchmarks.harness.results import add_output, read, write_csv
 from benchmarks.tuned.bert import SMALL, Bert
@@ -39,7 +42,7 @@ STAGES = {
 }
 LINES = {
     "constant": (lb.plots.COLOURS[0], 2.8),
-    "twice the constant": ("0.6", 1.6),
+    "twice the constant": (INK, 1.6),
     "ramp": (lb.plots.COLOURS[1], 1.6),
     "Seesaw": (lb.plots.COLOURS[2], 1.6),
 }
@@ -161,13 +164,8 @@ def table(rows: Sequence[Row]) -> str:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Batch, rate, examples and loss against the steps."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import EngFormatter
-
-    figure, axes = plt.subplots(2, 2, figsize=(7.2, 4.8), sharex=True, layout="constrained")
+    figure = Figure(figsize=(4.8, 5.2), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
     (batch, rate), (examples, loss) = axes
     for name, (colour, width) in LINES.items():
         own = [row for row in rows if row.plan == name]
@@ -195,7 +193,6 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     titles = ("batch size", "learning rate", "examples seen", "test loss")
     for axis, title in zip(axes.flat, titles, strict=True):
         axis.set_title(title, loc="left", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, linewidth=0.6)
     for axis in (rate, examples):
         axis.set_ylim(0, None)
@@ -203,14 +200,12 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axis.set_xlabel("step")
     figure.legend(
         loc="outside upper center",
-        ncols=4,
-        fontsize=8.5,
+        ncols=2,
         columnspacing=1.2,
         handlelength=1.5,
         frameon=False,
     )
-    figure.savefig(path, dpi=200)
-    plt.close(figure)
+    figure.savefig(path)
 
 
 def main() -> None:
