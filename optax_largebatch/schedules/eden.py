@@ -170,8 +170,7 @@ def values_schedule(values: Iterable[float]) -> optax.Schedule:
         raise ValueError(f"values must be finite, got {table[~np.isfinite(table)][0]}.")
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
-        last = table.size - 1
-        return jnp.asarray(table)[jnp.clip(jnp.asarray(step), 0, last)]
+        return jnp.asarray(table)[jnp.clip(jnp.asarray(step), 0, table.size - 1)]
 
     return schedule
 
