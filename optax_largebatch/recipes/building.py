@@ -30,8 +30,8 @@ def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> 
     if recipe.decay == "eden":
         falls = {"lr_batches": recipe.lr_batches, "lr_epochs": recipe.lr_epochs}
         starts = {"warmup_batches": recipe.warmup_steps, "warmup_start": round(begin / peak, 12)}
-        named = falls | {"steps_per_epoch": recipe.steps_per_stair} | starts
-        return Call("lb.eden", peak, **named, variable=variable)
+        of_eden: Any = falls | {"steps_per_epoch": recipe.steps_per_stair} | starts
+        return Call("lb.eden", peak, **of_eden, variable=variable)
     if recipe.decay == "exponential":
         epoch = recipe.steps_per_stair or 1
         return Call(
