@@ -158,7 +158,7 @@ def movers_table() -> str:
         cells = {}
         for one in lb.explain(optimizer, params).parameters:
             rate = Fraction(one.rate or 0).limit_denominator(100)
-            size = "$\\eta$" if rate == 1 else f"{rate} $\\eta$"
+            size = "η" if rate == 1 else f"{rate} η"
             decay = "decay" if one.decayed else "no decay"
             cells[one.name] = f"{one.direction.title()}{STEPS[one.length]}; {size}; {decay}"
         columns.append(cells)
