@@ -5,7 +5,7 @@
 Fits `S = S_min (1 + B_crit / B)` to the steps that the runs of each batch size took to the target.
 Every batch size had its own settings, tuned by different people. So the table has the interval over
 the runs, and also the range of the fits that leave one batch size out. Prints the table and writes
-`critical_batch_of_published_runs.csv` and `.png`. Takes seconds, and gives the same everywhere.
+`critical_batch_of_published_runs.csv`. Takes seconds, and gives the same everywhere.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import numpy as np
 from benchmarks.harness.results import write_csv
 import optax_largebatch as lb
 
-BLUE, ORANGE, *_ = lb.plots.COLOURS
 TASKS = {
     "bert-large/lamb/mlperf": "BERT-Large, LAMB, masked-LM accuracy 0.72",
     "resnet50/lars/mlperf": "ResNet-50, LARS, top-1 accuracy 75.9%",
@@ -93,47 +92,15 @@ def steps_table() -> list[dict[str, Any]]:
     ]
 
 
-def plot(path: Path) -> None:
-    """Steps against batch size with the fit, for both benchmarks."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, all_axes = plt.subplots(2, 1, figsize=(5.6, 8.4), layout="constrained")
-    for axes, (task, batch_sizes, runs, fit, _) in zip(all_axes, fitted(), strict=True):
-        critical, least = fit.critical_batch_size, fit.minimum_steps
-        low, high = fit.interval or (critical, critical)
-        x = np.geomspace(batch_sizes.min() / 1.6, batch_sizes.max() * 1.6, 200)
-        grey = {"color": "0.45", "linewidth": 1}
-        axes.axvspan(low, high, color=ORANGE, alpha=0.18, linewidth=0)
-        axes.plot(x, least * critical / x, linestyle="--", label="perfect scaling", **grey)
-        axes.axhline(least, linestyle=":", label=f"least steps, {least:,.0f}", **grey)
-        label = f"critical batch size, {critical:,.0f} ({low:,.0f} to {high:,.0f})"
-        axes.axvline(critical, color=ORANGE, linewidth=1, label=label)
-        axes.plot(x, [fit.steps(batch) for batch in x], color=BLUE, label="fit")
-        for batch, steps in zip(batch_sizes, runs, strict=True):
-            axes.plot([batch] * len(steps), steps, ".", color="black", markersize=5, alpha=0.5)
-        axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="steps to the target")
-        axes.set(xlim=(x[0], x[-1]), ylim=(least * 0.6, fit.steps(x[0]) * 1.3), title=task)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
-        axes.legend(**below, ncols=2, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=200)
-    plt.close(figure)
-
-
 def main() -> None:
     """Prints the table; with --output, writes the files."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="a folder for the table and the picture")
+    parser.add_argument("--output", type=Path, help="a folder for the table")
     options = parser.parse_args()
     print(fits_table())
     if options.output is not None:
         name = "critical_batch_of_published_runs"
         write_csv(steps_table(), options.output / f"{name}.csv")
-        plot(options.output / f"{name}.png")
 
 
 if __name__ == "__main__":

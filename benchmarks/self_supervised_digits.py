@@ -8,15 +8,13 @@ of epochs, with the schedule of the recipe. Then a linear probe is fitted to its
 labels of 100 of the images. SGD, AdamW and LARS get their learning rate from a grid, by the probe's
 accuracy on validation images with seeds that the comparison does not use; LARS by the recipe gets
 none. The table has the accuracy on test images, mean and standard deviation over five seeds. Writes
-`self_supervised_digits.csv` and `.png`, and with --guide the table of the page. Takes ten minutes
-on one core.
+`self_supervised_digits.csv`, and with --guide the table of the page. Takes ten minutes on one core.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
 import functools
 from pathlib import Path
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +24,6 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from benchmarks.harness.colours import COLOURS
 from benchmarks.harness.pages import markdown, with_table
 from benchmarks.harness.results import add_output, read, report
 import optax_largebatch as lb
@@ -291,36 +288,6 @@ def table(rows: Sequence[Row]) -> str:
     return markdown(["", *(f"batch {size}" for size in sizes)], lines)
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Accuracy against batch size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5.6, 4.6), layout="constrained")
-    for name in (BY_RECIPE, *ARMS, UNTRAINED, PIXELS):
-        _, sizes, _, means, deviations = zip(*(r for r in rows if r.line == name), strict=True)
-        if name in (UNTRAINED, PIXELS):
-            axes.axhline(means[0], linestyle=":", color="0.5")
-            axes.annotate(
-                name, (sizes[-1], means[0]), (0, 3), textcoords="offset points", ha="right"
-            )
-        else:
-            colour = COLOURS[re.split("[, ]", name)[0].lower()]
-            line = "--" if name == BY_RECIPE else "-"
-            axes.errorbar(
-                sizes, means, deviations, marker="o", capsize=3, color=colour, ls=line, label=name
-            )
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("batch size")
-    axes.set_ylabel("accuracy of a linear probe")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
-    figure.savefig(path, dpi=200)
-    plt.close(figure)
-
-
 def main() -> None:
     """Runs everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -333,7 +300,6 @@ def main() -> None:
     rows = compared(options.batch_sizes, options.epochs, options.seeds)
     report([row._asdict() for row in rows], options.output / f"{NAME}.csv")
     rows = read(options.output / f"{NAME}.csv", Row)
-    plot(rows, options.output / f"{NAME}.png")
     if options.guide is not None:
         page = with_table(options.guide.read_text(), "digits", f"benchmarks.{NAME}", table(rows))
         options.guide.write_text(page)

@@ -12,26 +12,20 @@ shared machine is slow at one time and fast at another, so only the ratios are m
 optimizer at a time is in memory, or those with large temporaries would slow down the others.
 Parameters and state are donated, as in training. `x floor` is the ratio over that of the bytes that
 the step cannot do without: every pass that a norm forces reads its arrays from memory again. Writes
-`step_cost.csv`, one line for each optimizer and tree, and `step_cost.png`. With `--bandwidth` a
-second table, `bandwidth.csv`, has milliseconds and the bytes of the floor for each second, beside
-those that an array's copy reads and writes: only where nothing else runs do these mean something.
+`step_cost.csv`, one line for each optimizer and tree. With `--bandwidth` a second table,
+`bandwidth.csv`, has milliseconds and the bytes of the floor for each second, beside those that an
+array's copy reads and writes: only where nothing else runs do these mean something.
 """
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.harness.colours import COLOURS, GREY
 from benchmarks.harness.machine import machine
 from benchmarks.harness.optimizers import BASELINE, MULTIPLYING, OPTIMIZERS, made_for
 from benchmarks.harness.results import add_output, report, write_csv
@@ -40,8 +34,6 @@ from benchmarks.harness.torch_peers import PEERS, RunningPeer, running_peer
 from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
 
-COLOURED = {BASELINE: COLOURS["adamw"]} | {name: COLOURS[name] for name in ("lamb", "lans", "lars")}
-"""The others are grey."""
 FLOORS = {name: optimizer.floor for name, optimizer in (OPTIMIZERS | PEERS).items()}
 
 
@@ -113,36 +105,6 @@ def bandwidths(
         }
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each tree, one below the other, so that a telephone shows them in full."""
-    trees = list(dict.fromkeys(row["tree"] for row in rows))
-    counts = [sum(row["tree"] == tree for row in rows) for tree in trees]
-    figure, axes = plt.subplots(
-        len(trees),
-        1,
-        figsize=(4.2, 0.9 * len(trees) + 0.19 * sum(counts)),
-        height_ratios=counts,
-        squeeze=False,
-        layout="constrained",
-    )
-    for axis, tree in zip(axes[:, 0], trees, strict=True):
-        bars = sorted((row for row in rows if row["tree"] == tree), key=lambda row: row["ratio"])
-        names = [row["optimizer"] for row in bars]
-        low, ratios, high = np.array(
-            [[row["ratio_low"], row["ratio"], row["ratio_high"]] for row in bars]
-        ).T
-        spread = np.abs([ratios - low, high - ratios])
-        colours = [COLOURED.get(name, GREY) for name in names]
-        axis.barh(names, ratios, xerr=spread, color=colours, error_kw={"lw": 1})
-        axis.axvline(1, color="black", lw=0.8)
-        axis.set_title(tree, loc="left", fontsize=10, fontweight="bold")
-        axis.tick_params(axis="y", length=0)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.invert_yaxis()
-    axes[-1, 0].set(xlabel="time of a step, x optax.adamw")
-    figure.savefig(path, dpi=200)
-
-
 def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -167,7 +129,6 @@ def main() -> None:
     report(rows, args.output / "step_cost.csv")
     if args.bandwidth:
         report(list(bandwidths(measured, args.rounds)), args.output / "bandwidth.csv")
-    plot(rows, args.output / "step_cost.png")
 
 
 if __name__ == "__main__":

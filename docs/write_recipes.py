@@ -5,10 +5,14 @@ python docs/write_recipes.py
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import dataclasses
+from fractions import Fraction
 import io
 from pathlib import Path
 import re
 from typing import Any
+
+import jax
 
 from benchmarks.critical_batch_of_published_runs import fits_table
 from benchmarks.harness.pages import with_tables
@@ -126,8 +130,47 @@ def at_32_table() -> str:
     return "\n".join(lines)
 
 
+KINDS = {
+    "embed": ("the embedding", (64, 16)),
+    "layers/kernel": ("matrices of the layers", (2, 16, 16)),
+    "layers/experts/kernel": ("matrices of experts", (2, 4, 16, 16)),
+    "layers/bias": ("biases, scales of norms", (2, 16)),
+    "head": ("the last layer", (16, 64)),
+}
+STEPS = {"": "", "sphere": ", keeps its norm", "trust ratio": ", trust ratio"}
+
+
+def movers_table() -> str:
+    """Who moves which parameters of a transformer, as `explain` finds it."""
+    params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, (_, shape) in KINDS.items()}
+    stacked = {"layers/experts/": (0, 1), "layers/(?!experts)": 0}
+    run = lb.TunedRun("adamw", batch_size=512, total="1M", learning_rate=1e-3, weight_decay=0.1)
+    runs = {
+        "muonh": run.to("muonh"),
+        "muon": run.to("muon"),
+        "adamw": run,
+        "lamb": dataclasses.replace(run, optimizer="lamb"),
+    }
+    columns = []
+    for name in runs:
+        plan = lb.batch_plan(512, total="1M", run=runs[name])
+        optimizer = lb.planned_optimizer(plan, params, stacked=stacked)
+        cells = {}
+        for one in lb.explain(optimizer, params).parameters:
+            rate = Fraction(one.rate or 0).limit_denominator(100)
+            size = "η" if rate == 1 else f"{rate} η"
+            decay = "decay" if one.decayed else "no decay"
+            cells[one.name] = f"{one.direction.title()}{STEPS[one.length]}; {size}; {decay}"
+        columns.append(cells)
+    lines = [*_head(["parameters", *(f"`{name}`" for name in runs)])]
+    for name, (words, _) in KINDS.items():
+        lines.append(f"| {' | '.join([words, *(cells[name] for cells in columns)])} |")
+    return "\n".join(lines)
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "recipes.md": {"recipes": recipes_table, "ramps": ramps_table},
+    "algorithms/muonh.md": {"movers": movers_table},
     "guides/scaling_rules.md": {"at_32": at_32_table, "rules": rules_table},
     "guides/choosing_a_batch_size.md": {"fit": fits_table},
 }

@@ -106,23 +106,16 @@ def verdict(results: Sequence[Result]) -> str:
 
 
 def draw(results: Sequence[Result], target: float, path: Path) -> None:
-    """For each batch the training loss above, and below it each run's steps to the target."""
+    """For each batch each run's steps to the target, and below them the training loss."""
     groups = by_group(results)
     batches = list(dict.fromkeys(batch for _, batch in groups))
     optimizers = list(dict.fromkeys(optimizer for optimizer, _ in groups))
-    figure = Figure(figsize=(1 + 5 * len(batches), 7), layout="constrained")
-    axes = figure.subplots(2, len(batches), squeeze=False, sharey="row")
+    figure = Figure(figsize=(1 + 4 * len(batches), 6), layout="constrained")
+    axes = figure.subplots(2, len(batches), squeeze=False, sharey="row", height_ratios=(3, 2))
     colours = dict(zip(optimizers, lb.plots.COLOURS, strict=False))
     for (optimizer, batch), own in groups.items():
-        loss, reached = axes[:, batches.index(batch)]
-        row = optimizers.index(optimizer)
-        colour = colours[optimizer]
-        losses = np.stack([one.epoch_losses() for one in own])
-        epochs = own[0].epochs * np.arange(1, losses.shape[1] + 1) / losses.shape[1]
-        loss.plot(epochs, np.median(losses, axis=0), color=colour, label=optimizer)
-        loss.fill_between(
-            epochs, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0
-        )
+        reached, loss = axes[:, batches.index(batch)]
+        row, colour = optimizers.index(optimizer), colours[optimizer]
         for one in own:
             ever = one.steps_to_target < math.inf
             place = one.steps_to_target if ever else one.steps
@@ -130,12 +123,19 @@ def draw(results: Sequence[Result], target: float, path: Path) -> None:
         median = np.median([one.steps_to_target for one in own])
         if median < math.inf:
             reached.plot(median, row, "|", color=colour, markersize=24)
-    for (loss, reached), batch in zip(axes.T, batches, strict=True):
-        plain(loss, title=f"batch {batch}", xlabel="epoch", yscale="log")
-        plain(reached, xlabel=f"steps to a validation accuracy of {target:g} (x: never)")
-    axes[0, 0].set(ylabel="training loss, median and range")
-    curves = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*curves, loc="outside upper center", ncols=len(optimizers), frameon=False)
-    axes[1, 0].set(yticks=range(len(optimizers)), yticklabels=optimizers)
-    axes[1, 0].set_ylim(len(optimizers) - 0.5, -0.5)
+        losses = np.stack([one.epoch_losses() for one in own])
+        epochs = own[0].epochs * np.arange(1, losses.shape[1] + 1) / losses.shape[1]
+        loss.plot(epochs, np.median(losses, axis=0), color=colour)
+        loss.fill_between(
+            epochs, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0
+        )
+    for (reached, loss), batch in zip(axes.T, batches, strict=True):
+        plain(reached, title=f"batch {batch}", xlabel="steps (x: never)")
+        plain(loss, xlabel="epoch", yscale="log")
+    axes[0, 0].set(yticks=range(len(optimizers)), yticklabels=optimizers)
+    axes[0, 0].set_ylim(len(optimizers) - 0.5, -0.5)
+    for name, label in zip(optimizers, axes[0, 0].get_yticklabels(), strict=True):
+        label.set_color(colours[name])
+    axes[1, 0].set(ylabel="training loss, median and range")
+    figure.suptitle(f"Steps to a validation accuracy of {target:g}: each run, and the median")
     figure.savefig(path, dpi=200)

@@ -7,7 +7,7 @@ Everything here is compiled and nothing is timed. A step is `update` and `apply_
 parameters and state donated. Bytes are what kernels read from and write to the memory of a device,
 for each of its own parameters; what a TPU keeps on its chip is not counted. On one GPU the passes
 over a leaf follow each other if other kernels move less than `NEAR` bytes between them. Writes
-`compiled_step.csv` and `compiled_step.png`. With `--check` it ends with an error if a step is worse
+`compiled_step.csv`. With `--check` it ends with an error if a step is worse
 than `limits.py` says.
 """
 
@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from benchmarks.compiled_step.cases import CASES, OURS
 from benchmarks.compiled_step.limits import failures
-from benchmarks.compiled_step.picture import plot
 from benchmarks.compiled_step.program_text import Program
 from benchmarks.compiled_step.targets import TARGETS
 from benchmarks.harness.machine import versions
@@ -144,7 +143,6 @@ def main() -> None:
     if not rows:
         return
     report(rows, args.output / "compiled_step.csv")
-    plot(rows, args.output / "compiled_step.png")
     if args.check and (worse := failures(rows)):
         raise SystemExit("worse than limits.py allows:\n" + "\n".join(worse))
 

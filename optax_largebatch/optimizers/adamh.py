@@ -93,16 +93,28 @@ def adamh(
         ValueError: an argument is out of its range.
 
     Examples:
+        >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import adamh
-        >>> params = {"kernel": jnp.array([[3.0, 4.0]]), "bias": jnp.zeros(2)}
-        >>> optimizer = adamh(0.1)
-        >>> grads = {"kernel": jnp.array([[1.0, -1.0]]), "bias": jnp.ones(2)}
-        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
-        >>> params = optax.apply_updates(params, updates)
-        >>> print(f"{jnp.linalg.norm(params['kernel']):.4f} {params['bias'].round(4)}")
-        5.0000 [-0.0231 -0.0231]
+        >>> from optax_largebatch import adamh, warmup_decay
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = adamh(warmup_decay(0.15, total_steps=21))
+        >>> state = optimizer.init(params)
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 23.3
+        loss 7.1
+        loss 2.2
+        loss 1.3
 
     References:
         Wen et al., *Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball

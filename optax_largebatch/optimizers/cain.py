@@ -81,16 +81,28 @@ def cain(
             split and `partition_specs` are not given.
 
     Examples:
+        >>> import jax
         >>> import jax.numpy as jnp
+        >>> import optax
         >>> from optax_largebatch import cain
-        >>> params = jnp.array([[10.0, 10.0, 10.0], [100.0, 100.0, 100.0]])
-        >>> optimizer = cain(1e-2)
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = cain(0.3)
         >>> state = optimizer.init(params)
-        >>> grads = jnp.ones((2, 3))
-        >>> for _ in range(20):
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
         ...     updates, state = optimizer.update(grads, state, params)
-        >>> print([f"{x:.2f}" for x in updates[:, 0]])  # a larger step for larger parameters
-        ['-0.04', '-0.43']
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 48.1
+        loss 35.4
+        loss 20.6
+        loss 9.7
 
     References:
         icefall, `optim.py` of July 2022: `Cain`, which ignores its argument `scale_speed`.

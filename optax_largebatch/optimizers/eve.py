@@ -67,14 +67,28 @@ def eve(
         The optimizer. Its `update` needs the parameters.
 
     Examples:
+        >>> import jax
         >>> import jax.numpy as jnp
+        >>> import optax
         >>> from optax_largebatch import eve
-        >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.array([0.01, 0.01])}
-        >>> optimizer = eve(1e-2, weight_decay=1e-3)
-        >>> grads = {"kernel": jnp.array([1.0, 1.0]), "bias": jnp.array([1.0, 1.0])}
-        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
-        >>> print(updates["kernel"].round(4), updates["bias"].round(4))
-        [-0.013 -0.006] [-0.01 -0.01]
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = eve(0.2, weight_decay=1e-3)
+        >>> state = optimizer.init(params)
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 26.0
+        loss 10.8
+        loss 2.9
+        loss 0.5
 
     References:
         icefall, `optim.py` of July 2022: `Eve`.

@@ -115,16 +115,26 @@ def lamb(
         >>> import jax.numpy as jnp
         >>> import optax
         >>> from optax_largebatch import lamb, matching_kinds
-        >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.zeros(2)}
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
         >>> kernels = ~matching_kinds("bias", "norm")
         >>> optimizer = lamb(
-        ...     1e-2, weight_decay=0.01, weight_decay_mask=kernels, trust_ratio_mask=kernels)
+        ...     0.07, weight_decay=0.01, weight_decay_mask=kernels, trust_ratio_mask=kernels)
         >>> state = optimizer.init(params)
-        >>> grads = jax.grad(lambda p: jnp.sum((p["kernel"] - 1) ** 2 + p["bias"]))(params)
-        >>> updates, state = optimizer.update(grads, state, params)
-        >>> params = optax.apply_updates(params, updates)
-        >>> print(updates["kernel"].round(4))
-        [-0.0352  0.0355]
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 31.0
+        loss 17.8
+        loss 9.0
+        loss 3.2
 
     References:
         You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*,

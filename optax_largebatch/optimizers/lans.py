@@ -103,14 +103,27 @@ def lans(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import lans
-        >>> params = jnp.array([3.0, -4.0])
-        >>> optimizer = lans(1e-2, weight_decay=0.01)
+        >>> from optax_largebatch import lans, matching_kinds
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> kernels = ~matching_kinds("bias", "norm")
+        >>> optimizer = lans(
+        ...     0.1, weight_decay=0.01, weight_decay_mask=kernels, trust_ratio_mask=kernels)
         >>> state = optimizer.init(params)
-        >>> grads = jax.grad(lambda p: jnp.sum((p - 1) ** 2))(params)
-        >>> updates, state = optimizer.update(grads, state, params)
-        >>> print(updates.round(4))
-        [-0.0352  0.0355]
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 24.5
+        loss 9.9
+        loss 2.1
+        loss 0.6
 
     References:
         Zheng et al., *Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes*,

@@ -96,14 +96,27 @@ def lars(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import lars
-        >>> params = jnp.array([3.0, -4.0])
-        >>> optimizer = lars(1.0, weight_decay=1e-4)
+        >>> from optax_largebatch import lars, matching_kinds
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> kernels = ~matching_kinds("bias", "norm")
+        >>> optimizer = lars(
+        ...     0.1, trust_coefficient=0.1, weight_decay=1e-4, trust_ratio_mask=kernels)
         >>> state = optimizer.init(params)
-        >>> grads = jax.grad(lambda p: jnp.sum((p - 1) ** 2))(params)
-        >>> updates, state = optimizer.update(grads, state, params)
-        >>> print(updates.round(4))
-        [-0.0019  0.0046]
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 41.9
+        loss 26.2
+        loss 12.8
+        loss 3.8
 
     References:
         You, Gitman and Ginsburg, *Large Batch Training of Convolutional Networks*,
@@ -190,14 +203,25 @@ def larc(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import larc
-        >>> params = jnp.array([3.0, -4.0])
-        >>> optimizer = larc(0.1, weight_decay=1e-4)
+        >>> from optax_largebatch import larc, matching_kinds
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> kernels = ~matching_kinds("bias", "norm")
+        >>> optimizer = larc(0.05, weight_decay=1e-4, trust_ratio_mask=kernels)
         >>> state = optimizer.init(params)
-        >>> grads = jax.grad(lambda p: jnp.sum((p - 1) ** 2))(params)
-        >>> updates, state = optimizer.update(grads, state, params)
-        >>> print(updates.round(3))
-        [-0.037  0.093]
+        >>> for step in range(16):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 33.6
+        loss 11.8
+        loss 0.1
 
     References:
         NVIDIA Apex, `apex.parallel.LARC`; You, Gitman and Ginsburg, arXiv 1708.03888.

@@ -101,18 +101,28 @@ def lbsgd(
         and `flush` of `accumulate_gradients`.
 
     Examples:
+        >>> import jax
         >>> import jax.numpy as jnp
+        >>> import optax
         >>> from optax_largebatch import lbsgd
-        >>> optimizer = lbsgd(0.1, batch_scale=2, warmup_epochs=1, updates_per_epoch=4)
-        >>> params = jnp.array([1.0])
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = lbsgd(0.05, batch_scale=2, warmup_epochs=1, updates_per_epoch=10)
         >>> state = optimizer.init(params)
-        >>> for _ in range(4):
-        ...     updates, state = optimizer.update(jnp.array([1.0]), state, params)
-        ...     print(updates)
-        [0.]
-        [-0.15]
-        [0.]
-        [-0.2]
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 29.8
+        loss 9.0
+        loss 3.7
+        loss 1.0
 
     References:
         MXNet `LBSGD` (pull request 8918; in MXNet up to 1.9.1).

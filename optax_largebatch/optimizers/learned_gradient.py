@@ -82,14 +82,28 @@ def learned_gradient(
             split and `partition_specs` are not given.
 
     Examples:
+        >>> import jax
         >>> import jax.numpy as jnp
+        >>> import optax
         >>> from optax_largebatch import learned_gradient
-        >>> params = 2 * jnp.ones((2, 3))
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
         >>> optimizer = learned_gradient(0.1)
-        >>> updates, state = optimizer.update(params, optimizer.init(params), params)
-        >>> print(updates.round(4))
-        [[-0.0459 -0.0459 -0.0459]
-         [-0.0459 -0.0459 -0.0459]]
+        >>> state = optimizer.init(params)
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 41.7
+        loss 27.1
+        loss 15.9
+        loss 8.4
 
     References:
         icefall, `optim.py` of July 2022: `LearnedGradient`, which cannot run.

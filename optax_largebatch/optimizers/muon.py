@@ -145,13 +145,24 @@ def muon(
         >>> import jax.numpy as jnp
         >>> import optax
         >>> from optax_largebatch import lamb, muon
-        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 1.0]]), "bias": jnp.ones(2)}
-        >>> optimizer = muon(1e-2, consistent_rms=0.2, others=lamb(1e-2))
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = muon(0.5, weight_decay=0.01, others=lamb(0.1))
         >>> state = optimizer.init(params)
-        >>> grads = jax.grad(lambda p: jnp.sum(p["kernel"] ** 2) + jnp.sum(p["bias"]))(params)
-        >>> updates, state = optimizer.update(grads, state, params)
-        >>> print(updates["bias"])
-        [-0.01 -0.01]
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 29.1
+        loss 13.4
+        loss 4.1
+        loss 0.4
 
     References:
         Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024,

@@ -140,14 +140,25 @@ def muonh(
         >>> import jax
         >>> import jax.numpy as jnp
         >>> import optax
-        >>> from optax_largebatch import muonh
-        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.ones(2)}
-        >>> optimizer = muonh(optax.linear_schedule(0.02, 0.0, 1000))
-        >>> grads = jax.grad(lambda p: jnp.sum(p["kernel"] @ p["bias"]))(params)
-        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
-        >>> params = optax.apply_updates(params, updates)
-        >>> print(f"{jnp.linalg.norm(params['kernel']):.4f}")
-        5.0000
+        >>> from optax_largebatch import muonh, warmup_decay
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = muonh(warmup_decay(0.25, total_steps=21))
+        >>> state = optimizer.init(params)
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 23.2
+        loss 7.7
+        loss 1.1
+        loss 0.4
 
     References:
         Wen et al., *Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball

@@ -88,14 +88,28 @@ def scaled_adam(
         The optimizer. Its `update` needs the parameters.
 
     Examples:
+        >>> import jax
         >>> import jax.numpy as jnp
-        >>> from optax_largebatch import eden, scaled_adam
-        >>> params = {"kernel": jnp.array([3.0, -4.0]), "bias": jnp.zeros(2)}
-        >>> optimizer = scaled_adam(eden(0.03, steps_per_epoch=1000), clipping_scale=2.0)
-        >>> grads = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
-        >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
-        >>> print(updates["kernel"], updates["bias"])  # of a size with the parameters
-        [-0.0053033 -0.0053033] [-1.5e-08 -1.5e-08]
+        >>> import optax
+        >>> from optax_largebatch import eden2, scaled_adam
+        >>> target = jnp.array([[0.0, 3.0], [4.0, 0.0]])
+        >>> def loss_of(params):
+        ...     kernel, bias = params["kernel"], params["bias"]
+        ...     return jnp.sum((kernel - target) ** 2) + jnp.sum((bias - 1) ** 2)
+        >>> params = {"kernel": jnp.array([[3.0, 0.0], [0.0, 4.0]]), "bias": jnp.zeros(2)}
+        >>> optimizer = scaled_adam(eden2(0.2, lr_batches=100), clipping_scale=2.0)
+        >>> state = optimizer.init(params)
+        >>> for step in range(21):
+        ...     loss, grads = jax.value_and_grad(loss_of)(params)
+        ...     updates, state = optimizer.update(grads, state, params)
+        ...     params = optax.apply_updates(params, updates)
+        ...     if step % 5 == 0:
+        ...         print(f"loss {loss:.1f}")
+        loss 52.0
+        loss 43.0
+        loss 27.8
+        loss 15.2
+        loss 7.6
 
     References:
         Yao et al., *Zipformer: A faster and better encoder for automatic speech recognition*,

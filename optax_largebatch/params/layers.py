@@ -27,8 +27,7 @@ class Layers(NamedTuple):
 
     def first(self, x: jax.Array) -> jax.Array:
         """An array like the parameter with the stack on its leading axes."""
-        stacked_first = jnp.moveaxis(x, self.axes, range(len(self.axes)))
-        return stacked_first.reshape(*self.stack, *self.block)
+        return jnp.moveaxis(x, self.axes, range(len(self.axes))).reshape(*self.stack, *self.block)
 
     def back(self, x: jax.Array) -> jax.Array:
         """The reverse of `first`."""

@@ -246,11 +246,8 @@ def _is_patterns(where: Any) -> bool:
 
 
 def _is_axes(node: Any) -> bool:
-    return node is None or all(map(_is_axis, node if type(node) is tuple else (node,)))
-
-
-def _is_axis(node: Any) -> bool:
-    return type(node) is int or isinstance(node, np.integer)
+    axes = node if type(node) is tuple else (node,)
+    return node is None or all(type(one) is int or isinstance(one, np.integer) for one in axes)
 
 
 def _no_axes(node: Any) -> str:

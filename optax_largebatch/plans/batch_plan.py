@@ -154,5 +154,4 @@ def _rate_over(run: TunedRun | None, total: int) -> Any:
     """The learning rate of a run, over a run of another length."""
     if run is None or not callable(run.learning_rate):
         return run and run.learning_rate
-    times = total / int(run.total)
-    return lambda seen: run.learning_rate(seen / times)
+    return lambda seen: run.learning_rate(seen / (total / int(run.total)))

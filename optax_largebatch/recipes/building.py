@@ -9,7 +9,7 @@ from optax_largebatch.recipes.settings import Settings
 ARGUMENTS = (
     "b1", "b2", "weight_decay", "trust_coefficient", "eps", "momentum", "max_grad_norm",
     "bias_correction", "param_norm_bounds", "trust_ratio_bounds", "trust_ratio_eps", "denominator",
-    "learning_rate_in_momentum", "clip",
+    "learning_rate_in_momentum", "clip", "clipping_scale",
 )  # fmt: skip
 """The fields of a recipe that are arguments of its optimizer, if it has them."""
 
@@ -27,6 +27,11 @@ def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> 
     warmup = {"peak_value": peak, "warmup_steps": recipe.warmup_steps, "variable": variable}
     if recipe.decay == "inverse_sqrt":
         return Call("lb.warmup_inverse_sqrt", **warmup)
+    if recipe.decay == "eden":
+        falls = {"lr_batches": recipe.lr_batches, "lr_epochs": recipe.lr_epochs}
+        starts = {"warmup_batches": recipe.warmup_steps, "warmup_start": round(begin / peak, 12)}
+        of_eden: Any = falls | {"steps_per_epoch": recipe.steps_per_stair} | starts
+        return Call("lb.eden", peak, **of_eden, variable=variable)
     if recipe.decay == "exponential":
         epoch = recipe.steps_per_stair or 1
         return Call(

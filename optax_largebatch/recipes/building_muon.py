@@ -9,7 +9,7 @@ from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes.building import given, schedule_call, without
-from optax_largebatch.recipes.calls import Call
+from optax_largebatch.recipes.calls import Call, made
 from optax_largebatch.recipes.settings import Group, Settings
 
 ARGUMENTS = (
@@ -39,7 +39,7 @@ def muon_call(
         "embeddings": Call("lb.matching", "embed") if embeddings is None else embeddings,
         "head": Call("lb.matching", "head") if head is None else head,
     }
-    tied = _made(rules["embeddings"]) == _made(rules["head"])
+    tied = made(rules["embeddings"]) == made(rules["head"])
     adamh_mask = rules["head"] if recipe.head_on_sphere and not tied else None
     if tied or recipe.head_on_sphere:  # the last layer needs no settings of AdamW
         del rules["head"]
@@ -60,15 +60,11 @@ def muon_call(
     return Call("lb.chain", Call("lb.clip_by_global_norm", recipe.max_grad_norm), optimizer)
 
 
-def _made(rule: Rule | Call) -> Rule:
-    return rule() if isinstance(rule, Call) else rule
-
-
 def _outside(rules: list[Any]) -> Any:
     """The mask of what no rule matches."""
     if all(isinstance(rule, Call) for rule in rules):
         return Call("~lb.matching", *(rule.arguments[0] for rule in rules))
-    return ~functools.reduce(operator.or_, map(_made, rules))
+    return ~functools.reduce(operator.or_, map(made, rules))
 
 
 def _momentum(recipe: Settings) -> Any:

@@ -40,7 +40,7 @@ class Call:
         """Runs the call."""
         module, _, name = self.function.removeprefix("~").rpartition(".")
         owner = importlib.import_module(_MODULES[module]) if self.owner is None else self.owner()
-        result = getattr(owner, name)(*map(_made, self.arguments), **_made(self.named))
+        result = getattr(owner, name)(*map(made, self.arguments), **made(self.named))
         return ~result if self.function.startswith("~") else result
 
     def code(self, indent: int = 0) -> str:
@@ -68,10 +68,10 @@ def program(optimizer: Call) -> str:
     return "\n".join([*imports, *lines, f"optimizer = {optimizer.code()}"])
 
 
-def _made(value: Any) -> Any:
+def made(value: Any) -> Any:
     """The value with the results of its calls. A mask that is a tree of another kind stays."""
     if type(value) is dict:
-        return {key: _made(one) for key, one in value.items()}
+        return {key: made(one) for key, one in value.items()}
     return value() if isinstance(value, Call) else value
 
 

@@ -60,7 +60,7 @@ def names(part: str | None = None) -> list[str]:
         >>> print(recipes.names()[:2])
         ['albert/lamb/google', 'bart/lamb/nvidia-phase1']
         >>> print(recipes.names("speech"))
-        ['fastpitch/lamb/nvidia', 'rnnt/lamb/mlperf']
+        ['fastpitch/lamb/nvidia', 'rnnt/lamb/mlperf', 'zipformer/scaled_adam/icefall']
     """
     chosen = sorted(published()) if part is None else _having(part)
     if not chosen:

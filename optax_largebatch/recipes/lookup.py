@@ -139,7 +139,7 @@ def _check(name: str, entry: Entry, passed: Numbers) -> None:
     has_bias_rate = "bias_learning_rate" in settings
     for key, fits, why in (
         ("bias_learning_rate", has_bias_rate, "biases have the rate of all parameters"),
-        ("weight_decay", entry["algorithm"] != "muonh", "matrices keep their norms"),
+        ("weight_decay", entry["algorithm"] not in ("muonh", "scaled_adam"), "optimizer has none"),
         ("epochs", "epochs" in settings, "length is published in steps: pass total_steps"),
     ):
         if key in passed and not fits:
@@ -258,8 +258,7 @@ def _with_rates(entry: Entry, run: Entry, found: Numbers, passed: Numbers) -> Nu
             found[key] *= change
     for key, group in found.items():
         if isinstance(group, Group) and group.learning_rate is not None:
-            rate = group.learning_rate * change
-            found[key] = dataclasses.replace(group, learning_rate=rate)
+            found[key] = dataclasses.replace(group, learning_rate=group.learning_rate * change)
     return found
 
 

@@ -44,7 +44,7 @@ class Recipe(Settings):
                 now, and not at the first `init`, that the parameters include the kinds that the
                 recipe excludes. `optax_largebatch.explain` lists them.
             mask: the parameters that are decayed and adapted; None for all except the kinds in
-                `not_decayed` and `not_adapted`. Recipes of Muon and MuonH have none.
+                `not_decayed` and `not_adapted`. Recipes of Muon, MuonH and ScaledAdam have none.
             embeddings: for Muon and MuonH, the embeddings and whatever else `note` names with them;
                 None for `matching("embed")`.
             head: for Muon and MuonH, the last layer; None for `matching("head")`. If it is tied to
@@ -114,12 +114,12 @@ class Recipe(Settings):
             raise ValueError(
                 f"{name} must be None for {self.name!r}, which is no recipe of Muon; got {value!r}."
             )
+        if mask is not None and (self.rest is not None or self.algorithm == "scaled_adam"):
+            raise ValueError(
+                f"mask must be None for {self.name!r}, got {mask!r}. Which parameters Muon does "
+                f"not move, embeddings=matching(...) and head=matching(...) say."
+            )
         if self.rest is not None:
-            if mask is not None:
-                raise ValueError(
-                    f"mask must be None for {self.name!r}, got {mask!r}. Which parameters Muon "
-                    f"does not move, embeddings=matching(...) and head=matching(...) say."
-                )
             for name in of_muon.keys() - {"matrix_axes"}:
                 _check_rule(name, of_muon[name], "such as matching('embed'), or None")
             return muon_call(self, **of_muon, stacked=stacked)

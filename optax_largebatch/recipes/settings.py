@@ -37,7 +37,7 @@ class Settings:
     result: str | None = None
     """The result of the published run; None where its source does not say."""
 
-    algorithm: Literal["lamb", "lans", "lars", "larc", "sgd", "muon", "muonh"]
+    algorithm: Literal["lamb", "lans", "lars", "larc", "sgd", "muon", "muonh", "scaled_adam"]
     not_decayed: tuple[str, ...]
     """The kinds of parameters without weight decay, see `matching_kinds`."""
     not_adapted: tuple[str, ...]
@@ -51,7 +51,7 @@ class Settings:
     learning_rate: float
     bias_learning_rate: float | None = None
     """The peak for the parameters that are not decayed; None where all have the same."""
-    weight_decay: float
+    weight_decay: float | None = None
     total_steps: int
     warmup_steps: int
     warmup_begin_step: int = 0
@@ -62,7 +62,7 @@ class Settings:
     others_hold_steps: int | None = None
     """The same for the parameters that Muon does not move; None where all have the same."""
     decay: Literal[
-        "linear", "polynomial", "cosine", "constant", "drops", "exponential", "inverse_sqrt"
+        "linear", "polynomial", "cosine", "constant", "drops", "exponential", "inverse_sqrt", "eden"
     ] = "linear"
     """The shape of the learning rate after the warm-up."""
     power: float | None = None
@@ -76,6 +76,10 @@ class Settings:
     """The factor of an exponential decay for each epoch."""
     steps_per_stair: int | None = None
     """The steps of an epoch, where the rate changes once in each."""
+    lr_batches: float | None = None
+    """The steps after which `eden` begins to fall."""
+    lr_epochs: float | None = None
+    """The epochs after which it does."""
 
     b1: float | None = None
     b2: float | None = None
@@ -89,6 +93,8 @@ class Settings:
     learning_rate_in_momentum: bool | None = None
     bias_correction: Literal["full", "none", "step_size"] | None = None
     max_grad_norm: float | None = None
+    clipping_scale: float | None = None
+    """The bound on the norm of the gradient, over the median of its recent norms."""
     param_norm_bounds: tuple[float | None, float | None] | None = None
     trust_ratio_bounds: tuple[float | None, float | None] | None = None
     trust_ratio_eps: float | None = None

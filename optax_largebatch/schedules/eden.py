@@ -46,7 +46,7 @@ def eden(
         lr_epochs: how many epochs it takes until the rate begins to fall: 3.5 to 6 in icefall.
             :math:`E`, positive.
         steps_per_epoch: batches in an epoch, positive. The epoch of a step is then
-            :math:`\lfloor t / \text{steps\_per\_epoch} \rfloor`; None if the loop passes it.
+            `floor(t / steps_per_epoch)`; None if the loop passes it.
         warmup_batches: how many batches the rate grows for; 0 for none, as in the original Eden.
             :math:`W`, 0 or more.
         warmup_start: the share of the rate at the first batch: usually 0.5. :math:`s`, in [0, 1].
@@ -170,8 +170,7 @@ def values_schedule(values: Iterable[float]) -> optax.Schedule:
         raise ValueError(f"values must be finite, got {table[~np.isfinite(table)][0]}.")
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
-        last = table.size - 1
-        return jnp.asarray(table)[jnp.clip(jnp.asarray(step), 0, last)]
+        return jnp.asarray(table)[jnp.clip(jnp.asarray(step), 0, table.size - 1)]
 
     return schedule
 

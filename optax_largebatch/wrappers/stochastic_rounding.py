@@ -103,8 +103,7 @@ def stochastic_rounding(
     def init(params: optax.Params) -> StochasticRoundingState:
         leaves = leaves_of("params", params)
         inner_state = inner.init(leaves.rebuild(wide(leaves.arrays, leaves.arrays)))
-        count = replicated(jnp.zeros([], jnp.int32), params)
-        return StochasticRoundingState(count, inner_state)
+        return StochasticRoundingState(replicated(jnp.zeros([], jnp.int32), params), inner_state)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_params("stochastic_rounding", "rounds them", params)

@@ -1,4 +1,4 @@
-"""Every optimizer has a colour of its own, which colour-blind readers tell from the others."""
+"""Every optimizer has a colour of its own, for colour-blind readers and for dark pages, too."""
 
 import itertools
 
@@ -6,9 +6,8 @@ from matplotlib.colors import to_rgb
 import numpy as np
 import pytest
 
-from benchmarks.harness.colours import COLOURS, GREY
+from benchmarks.harness.colours import COLOURS, INK
 from benchmarks.tuned.arms import ARMS
-from tests.optimizers.registry import OPTIMIZERS
 
 # What is left of linear RGB without the cones for green or for red (Machado et al., 2009).
 SEEN = {
@@ -31,9 +30,15 @@ def lab(colour, eye):
 @pytest.mark.parametrize("eye", SEEN)
 def test_any_two_can_be_told_apart(eye):
     """Two is the least difference that one sees at all, side by side."""
-    for one, other in itertools.combinations({*COLOURS.items(), ("grey", GREY)}, 2):
+    for one, other in itertools.combinations(COLOURS.items(), 2):
         assert np.linalg.norm(lab(one[1], eye) - lab(other[1], eye)) > 13, (one, other)
 
 
-def test_every_optimizer_and_every_arm_has_a_colour():
-    assert {*OPTIMIZERS, *ARMS} <= set(COLOURS)
+@pytest.mark.parametrize("page", ["#ffffff", "#131416"])
+@pytest.mark.parametrize("colour", [INK, *COLOURS.values()])
+def test_is_seen_on_light_and_dark_pages(colour, page):
+    assert abs(lab(colour, "all cones")[0] - lab(page, "all cones")[0]) > 25
+
+
+def test_every_arm_has_a_colour():
+    assert {*ARMS} <= set(COLOURS)

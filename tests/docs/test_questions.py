@@ -10,6 +10,7 @@ LINK = re.compile(r"\]\(([\w./]+?\.(?:md|ipynb))(?:#[\w-]*)?\)")
 MOST_WORDS = 2500
 
 TONIGHT, ADOPTING = "guides/from_adamw_to_16k.md", "guides/adopting.md"
+CHOOSING = "guides/choosing_a_batch_size.md"
 QUESTIONS = {
     # An engineer with AdamW at 512, who wants 16k tonight.
     "What rate do I start with?": (TONIGHT, "The search that remains"),
@@ -17,12 +18,10 @@ QUESTIONS = {
     "How many steps will it take?": (TONIGHT, "Three statements"),
     "What do I look at first?": (TONIGHT, "The first 200 steps"),
     "When do I stay with AdamW?": (TONIGHT, "When to stop, and stay with AdamW"),
-    "Do I begin with the large batch?": (
-        "guides/choosing_a_batch_size.md",
-        "The batch over the run",
-    ),
+    "Do I begin with the large batch?": (CHOOSING, "The batch over the run"),
     "Has somebody trained my model at this batch?": ("recipes.md", "Language"),
-    "Who moves what, and how do I log the rate?": (TONIGHT, "Three statements"),
+    "Who moves what?": ("algorithms/muonh.md", "Who moves what"),
+    "Which batch is my rate for?": (TONIGHT, "Three statements"),
     "My qkv is fused, what now?": ("algorithms/muon.md", "Several matrices in one parameter"),
     "What does a whole program look like?": ("guides/your_program.md", "What the lines are for"),
     # The owner of a code base.
@@ -30,6 +29,7 @@ QUESTIONS = {
     "What happens to my checkpoints?": (ADOPTING, "What you promise your checkpoints"),
     "How do I leave again?": (ADOPTING, "Leaving again"),
     "Where does MaxText build it?": (ADOPTING, "Where your code base builds its optimizer"),
+    "How do I log the rate?": (ADOPTING, "Where your code base builds its optimizer"),
     "What does it cost on an H100?": ("measured.md", "GPUs and TPUs, as compiled"),
     "Did it run on a GPU?": ("stability.md", "Status"),
     "Which JAX does it need?": ("stability.md", "Which versions of JAX"),
@@ -37,10 +37,7 @@ QUESTIONS = {
     # A researcher with a paper, and a network on many devices.
     "Which paper's version is this?": ("dialects.md", "LAMB"),
     "Does it work with my scanned model?": ("guides/stacked_layers.md", "What goes wrong"),
-    "And sharded with FSDP?": (
-        "guides/jit_on_a_mesh.md",
-        "Parameters split over devices (FSDP)",
-    ),
+    "And sharded with FSDP?": ("guides/jit_on_a_mesh.md", "Parameters split over devices (FSDP)"),
     "Is it better than Adam?": ("evidence.md", "Does the gap grow with the batch?"),
     "How far is the law from a search?": ("evidence.md", "What does following the law cost?"),
     "What do other libraries have?": ("libraries.md", "What each is best at"),

@@ -477,12 +477,7 @@ def test_a_head_that_is_tied_has_the_settings_of_embeddings(name):
     ("part", "given", "error", "said"),
     [
         ("muon/track-3", {"mask": lb.matching("w")}, ValueError, "mask must be None for 'gpt2"),
-        (
-            "marin-535b",
-            {"head": "head"},
-            TypeError,
-            "head must be a rule, such as matching('embed')",
-        ),
+        ("marin-535b", {"head": "head"}, TypeError, "head must be a rule, such as matching('emb"),
         ("marin-535b", {"embeddings": ["embed"]}, TypeError, "embeddings must be a rule"),
     ],
 )
@@ -501,9 +496,10 @@ def test_recipes_without_muon_have_no_embeddings_or_head():
         recipe.optimizer(matrix_axes=AXES)
 
 
-def test_muonh_has_no_weight_decay():
-    with pytest.raises(ValueError, match=r"weight_decay must be None for 'marin-535b.*their norms"):
-        lb.recipes.get("marin", weight_decay=0.1)
+@pytest.mark.parametrize("part", ["marin-535b", "zipformer"])
+def test_some_have_no_weight_decay(part):
+    with pytest.raises(ValueError, match=rf"weight_decay must be None for '{part}.* has none"):
+        lb.recipes.get(part, batch_size=11264, weight_decay=0.1)
 
 
 def test_another_rate_or_length_changes_the_others_too():

@@ -18,11 +18,8 @@ OPEN = {
     "perceiver-io/lamb/deepmind": {"batch_size": 1024},
     "fastpitch/lamb/nvidia": {"examples": 12500},
     "rnnt/lamb/mlperf": {"examples": 280_000, "epochs": 80},
-    "megatron/muon/nvidia-defaults": {
-        "batch_size": 512,
-        "learning_rate": 1e-4,
-        "total_steps": 1000,
-    },
+    "zipformer/scaled_adam/icefall": {"batch_size": 4000, "examples": 10**7},
+    "megatron/muon/nvidia-defaults": {"batch_size": 8, "learning_rate": 1e-4, "total_steps": 1000},
 }
 CHOICE = {
     "resnet50/lars/barlow-twins-batch-sizes": {"batch_size": 256},

@@ -82,6 +82,11 @@ def fastpitch(t):
     return 0.1 * (t / 1000**1.5 if t < 1000 else t**-0.5)
 
 
+def zipformer(t):
+    fallen = (1 + (t / 7500) ** 2) * (1 + (t // 2500 / 3.5) ** 2)
+    return 0.045 * min(0.1 + 0.9 * t / 500, 1) * fallen**-0.25
+
+
 def published():
     """Every run, from the numbers of its source."""
     big = 4096
@@ -168,6 +173,7 @@ def published():
         ("nvidia-large-multi-node", 0.02, 0.0002, 16000, 25000),
     ):  # fmt: skip
         yield name, {}, cosine(peak, warmup, total, end=end), (warmup, total)
+    yield "zipformer", {"batch_size": 4000, "examples": 10**7}, zipformer, (500, 125_000)
     total = 1000 * (12500 // 256)
     yield "fastpitch/lamb/nvidia", {"examples": 12500}, fastpitch, (1000, total)
     for size, peak, hold, gamma, warmup in (
@@ -294,7 +300,15 @@ def weight_decay(name):
     return of_bart_and_electra.get(name.split("/")[0], WEIGHT_DECAYS[name.split("/")[2]])
 
 
-FIRST = list({run.name: run for run in reversed(RUNS)}.values())
+# Nothing of ScaledAdam is decayed or adapted.
+FIRST = list({run.name: run for run in reversed(RUNS) if "scaled" not in run.name}.values())
+
+
+def test_zipformer_clips_and_takes_no_mask():
+    recipe = lb.recipes.get("zipformer", batch_size=4000, examples=10**7)
+    assert "scaled_adam(schedule, b1=0.9, b2=0.98, eps=1e-08, clipping_scale=2.0)" in recipe.code()
+    with pytest.raises(ValueError, match="mask must be None for 'zipformer"):
+        recipe.optimizer(mask=lb.matching("kernel"))
 
 
 @pytest.mark.parametrize("run", FIRST, ids=lambda run: run.name)
