@@ -12,6 +12,7 @@ these seeds. Writes one line for each run; the same command after an interruptio
 """
 
 import argparse
+from collections.abc import Sequence
 import itertools
 import math
 from pathlib import Path
@@ -142,24 +143,35 @@ def searched(losses: Losses, place: tuple[str, ...], results: Results) -> dict[i
     return again or results[optimizer][large].losses
 
 
-def law_table(workload: Workload, rows: list[Row], results: Results, pairs: Pairs = PAIRS) -> str:
+def committed_rows() -> list[Row]:
+    """What was run, on any machine."""
+    return [row for path in sorted(COMMITTED.glob("*/transfer.csv")) for row in read(path, Row)]
+
+
+def law_table(
+    workload: Workload,
+    rows: list[Row],
+    results: Results,
+    pairs: Pairs = PAIRS,
+    shown: Sequence[str] = SHOWN,
+) -> str:
     """A line for each optimizer and pair: the search, and the difference of each way from it."""
     losses = losses_of(rows, workload)
     places = {place[:4] for place in losses if place[2:4] in pairs}
     lines = []
     for place in sorted(places, key=lambda x: (pairs.index(x[2:]), OPTIMIZERS.index(x[1]))):
         search = searched(losses, place, results)
-        ways = [_over(losses.get((*place, way)), search) for way in SHOWN]
+        ways = [_over(losses.get((*place, way)), search) for way in shown]
         loss = f"{sum(search.values()) / len(search):.3f}"
         lines.append((" to ".join(place[2:]), f"`{place[1]}`", loss, *map(str, ways)))
-    columns = zip(["batch", "optimizer", "search", *SHOWN], *lines, strict=True)
+    columns = zip(["batch", "optimizer", "search", *shown], *lines, strict=True)
     head, *cells = zip(*(column for column in columns if any(column[1:])), strict=True)
     return markdown(head, cells)
 
 
-def floors_table(workload: Workload, rows: list[Row], results: Results) -> str:
-    """The differences from the search with each floor of the momentum, in the mean over all."""
-    losses = losses_of(rows, workload)
+def floors_table(rows: list[Row], results: Results) -> str:
+    """The differences on the BERT with each floor of the momentum, in the mean over optimizers."""
+    losses = losses_of(rows, BERT)
     ways = ["floor 0", "floor 0.5", "floor 0.6", "law", "floor 0.8", "floor 0.9", "momentum kept"]
     lines: dict[float, list[list[float]]] = {}
     for place in dict.fromkeys(place[:4] for place in losses):
@@ -182,13 +194,13 @@ def _over(found: dict[int, float] | None, search: dict[int, float]) -> Differenc
 
 def report() -> str:
     """The tables of each workload: losses over those of a search at the large batch."""
-    rows = [row for path in sorted(COMMITTED.glob("*/transfer.csv")) for row in read(path, Row)]
+    rows = committed_rows()
     parts = ["# What following the law costs", EXPLANATION]
     for workload in WORKLOADS.values():
         if any(row.workload == workload.name for row in rows):
             results = measured(workload, committed(workload))
             parts += [f"## {workload.title}", law_table(workload, rows, results)]
-    floors = floors_table(BERT, rows, measured(BERT, committed(BERT)))
+    floors = floors_table(rows, measured(BERT, committed(BERT)))
     parts += ["## The floor of the momentum", floors]
     return "\n\n".join(parts) + "\n"
 

@@ -9,29 +9,42 @@ from pathlib import Path
 
 from benchmarks import fused_heads, transfer
 from benchmarks.harness.pages import markdown, with_tables
-from benchmarks.harness.results import read
+from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Results, measured
-from benchmarks.tuned.sweep import Row, table_of
+from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.tables import losses_table, ramps_table
 from benchmarks.tuned.workloads import WORKLOADS, Workload
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores" / "tuned"
-# The rows of the table on the first screen.
-SHORT = ("adamw", "lamb", "lans", "muon", "muonh")
+MOVES = (("32", "512"), ("32", "2048"), ("128", "2048"))
+OPTIMIZERS = ("adamw", "lamb", "lans", "muon", "muonh")
 
 
 def tuned(name: str) -> tuple[Workload, Results]:
     """A workload, and the results of its complete cells."""
     workload = WORKLOADS[name]
-    return workload, measured(workload, read(table_of(workload, RESULTS), Row))
+    return workload, measured(workload, committed(workload))
 
 
-def short_table(name: str) -> str:
-    """The test losses of five optimizers at four batch sizes."""
+def tuned_table(name: str) -> str:
+    """The test losses of the optimizers at four batch sizes."""
     workload, results = tuned(name)
-    return losses_table(workload, {own: results[own] for own in SHORT})
+    return losses_table(workload, {own: results[own] for own in OPTIMIZERS})
+
+
+def momentum_table(name: str) -> str:
+    """What the best trial with a momentum above 0.9 loses more than the best of all trials."""
+    workload, results = tuned(name)
+    lines = []
+    for optimizer in OPTIMIZERS:
+        cells = [results[optimizer][batches].searched for batches in workload.plans]
+        lost = [
+            min(loss for own, loss in cell.items() if own.momentum > 0.9) - min(cell.values())
+            for cell in cells
+        ]
+        lines.append([f"`{optimizer}`", *(f"{loss:.3f}" for loss in lost)])
+    return markdown(["optimizer", *workload.plans], lines)
 
 
 def lead(results: Results, name: str, batches: str) -> dict[int, float]:
@@ -53,7 +66,7 @@ def gap_table() -> str:
     smallest, *_, largest = workload.plans
     heads = ["minus `muonh`", *workload.plans, f"{largest} less {smallest}"]
     lines = []
-    for optimizer in SHORT[:-1]:
+    for optimizer in OPTIMIZERS[:-1]:
         leads = (
             difference(results[optimizer][batches].losses, results["muonh"][batches].losses)
             for batches in workload.plans
@@ -65,24 +78,27 @@ def gap_table() -> str:
 def law_table(name: str) -> str:
     """What settings that a law moves to a larger batch lose, compared with a search there."""
     workload, results = tuned(name)
-    rows = read(RESULTS.parent / "transfer.csv", transfer.Row)
-    return transfer.law_table(workload, rows, results)
+    ways = ("law", "sqrt", "kept", "momentum kept")
+    return transfer.law_table(workload, transfer.committed_rows(), results, MOVES, ways)
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
-        "tuned": functools.partial(short_table, "bert"),
+        "tuned": functools.partial(tuned_table, "bert"),
         "gap": gap_table,
-        "causal": functools.partial(short_table, "causal"),
+        "momentum": functools.partial(momentum_table, "bert"),
+        "causal": functools.partial(tuned_table, "causal"),
         "law": functools.partial(law_table, "bert"),
+        "law_causal": functools.partial(law_table, "causal"),
+        "floors": lambda: transfer.floors_table(transfer.committed_rows(), tuned("bert")[1]),
         "ramp": lambda: ramps_table(*tuned("bert_ramp")),
     },
     ROOT / "docs" / "algorithms" / "muon.md": {
         "fused": lambda: fused_heads.table(
-            read(RESULTS.parent / "fused_heads.csv", fused_heads.Row)
+            read(COMMITTED / "cpu-2-cores" / "fused_heads.csv", fused_heads.Row)
         )
     },
-    ROOT / "docs" / "index.md": {"tuned": functools.partial(short_table, "bert")},
+    ROOT / "docs" / "index.md": {"tuned": functools.partial(tuned_table, "bert")},
 }
 
 

@@ -83,6 +83,15 @@ def step_cost() -> str:
     )
 
 
+def h100() -> str:
+    """Times of a step on an H100 over AdamW's."""
+    rows = sorted(read("nvidia-h100-80gb-hbm3/step_cost.csv"), key=lambda row: float(row["ratio"]))
+    return markdown(
+        ["BERT-base, one H100", "x `optax.adamw`", "temporary memory, MB"],
+        [[f"`{row['optimizer']}`", _range(row), _megabytes(row)] for row in rows],
+    )
+
+
 def _megabytes(row: Row) -> str:
     size = row["temporaries_bytes"]
     return f"{int(size) / 1e6:.1f}" if size else ""
@@ -221,6 +230,7 @@ def _names() -> list[str]:
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "measured.md": {
         "step cost": step_cost,
+        "h100": h100,
         "accumulation": accumulation,
         "sharded": sharded,
         "compiled": compiled,

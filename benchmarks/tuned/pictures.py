@@ -4,15 +4,12 @@ from collections.abc import Mapping
 import math
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from benchmarks.harness.colours import COLOURS
+from benchmarks.harness.colours import COLOURS, INK
 from benchmarks.tuned.results import Curve, Results
 from benchmarks.tuned.workloads import Workload
 
@@ -40,7 +37,7 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
     axes.set_xticks([float(batches) for batches in workload.plans], list(workload.plans))
     _finish(axes, workload.title)
     name_ends(axes, ends)
-    figure.savefig(path, dpi=200)
+    figure.savefig(path)
     plt.close(figure)
 
 
@@ -92,7 +89,7 @@ def plot_curves(
     _finish(left, title)
     _finish(right, "")
     figure.legend(*left.get_legend_handles_labels(), loc="outside right", fontsize=8, frameon=False)
-    figure.savefig(path, dpi=200)
+    figure.savefig(path)
     plt.close(figure)
 
 
@@ -104,5 +101,4 @@ def _curve(axes: Axes, name: str, x: np.ndarray, own: Curve, chosen: float) -> N
 def _finish(axes: Axes, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.minorticks_off()
-    axes.grid(color="#eeeeee")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=INK, alpha=0.2)

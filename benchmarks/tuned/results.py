@@ -57,7 +57,7 @@ def curves(workload: Workload, rows: list[Row], batches: str, role: str) -> dict
     """The losses around the chosen settings: `role` is `rate` or `decay`."""
     found = {}
     for (optimizer, own), cell in cells_of(workload, rows).items():
-        if own == batches and cell.left is None and any(job.role == role for job in cell.results):
+        if own == batches and not cell.left and any(job.role == role for job in cell.results):
             found[optimizer] = _curve(cell, role)
     return found
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.fused_heads import FusedModel
 from benchmarks.harness import machine
 from benchmarks.harness.results import COMMITTED, read
-from benchmarks.tuned import bert, causal, report, results, search, tables
+from benchmarks.tuned import bert, causal, report, results, search, tables, training
 from benchmarks.tuned import sweep as sweeping
 from benchmarks.tuned.__main__ import main, piece
 from benchmarks.tuned.arms import ARMS
@@ -35,37 +35,42 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
 def test_every_optimizer_has_the_same_budget_in_each_cell(workload):
     cells = [Cell(workload, *place) for place in workload.cells()]
-    assert {len(cell.space) for cell in cells} == {16}
-    assert {cell.budget for cell in cells} == {Budget()}
-    assert Budget().runs == 16 + 3 * 1 + 5
+    assert {len(cell.space) for cell in cells} == {workload.budget.trials}
+    assert Budget().runs == 64 + 4 * 2 + 8
     assert len(cells) == len(workload.optimizers) * len(workload.plans)
     for cell in cells:
         relative = [(own.learning_rate / cell.arm.centre, own.momentum) for own in cell.space]
         first = [(own.learning_rate / cells[0].arm.centre, own.momentum) for own in cells[0].space]
         np.testing.assert_allclose(relative, first, rtol=1e-3)
         decays = {own.weight_decay for own in cell.space}
-        assert decays == ({own.weight_decay for own in BY_ADAMW} if cell.arm.decays else {0.0})
+        by_adamw = search.search_space(ARMS["adamw"].centre, True, len(cell.space))
+        assert decays == ({own.weight_decay for own in by_adamw} if cell.arm.decays else {0.0})
 
 
-BY_ADAMW = search.search_space(ARMS["adamw"].centre, True, 16)
-
-
-def test_the_trials_fill_their_ranges():
-    _, rates, decays, momenta = np.array(BY_ADAMW).T
-    rates = np.log10(rates / ARMS["adamw"].centre)
+@pytest.mark.parametrize("trials", [16, 64])
+def test_the_trials_fill_their_ranges(trials):
+    _, rates, decays, momenta = np.array(search.search_space(0.03, True, trials)).T
+    rates = np.log10(rates / 0.03)
     assert -1 <= rates.min() < -0.9 < 0.8 < rates.max() <= 1
     assert np.diff(np.sort(rates)).max() < 0.2
     on = decays[decays > 0]
-    assert 2 <= np.sum(decays == 0) <= 4
+    assert trials / 8 <= np.sum(decays == 0) <= trials / 4
     assert 1e-3 <= on.min() < 2e-3 < 0.4 < on.max() <= 1
     assert 0.5 <= momenta.min() < 0.55 < 0.94 < momenta.max() <= 0.95
     correlations = np.corrcoef([rates, np.log(np.maximum(decays, 3e-4)), np.log(1 - momenta)])
     assert np.abs(correlations - np.eye(3)).max() < 0.35
 
 
-@pytest.mark.parametrize(("factor", "edge"), [(0.1, True), (0.17, False), (6, False), (7, True)])
-def test_the_edge_is_the_outer_tenth(factor, edge):
-    assert search.on_edge(BY_ADAMW[0]._replace(learning_rate=0.03 * factor), 0.03) == edge
+@pytest.mark.parametrize(
+    ("factor", "decay", "momentum", "edge"),
+    [
+        *((0.1, 0.1, 0.8, True), (0.17, 0.1, 0.8, False), (6, 0.0, 0.8, False)),
+        *((7, 0.1, 0.8, True), (1, 0.0, 0.55, True), (1, 0.0, 0.65, False)),
+        *((1, 0.0, 0.93, False), (1, 0.0, 0.94, True), (1, 0.4, 0.8, False), (1, 0.6, 0.8, True)),
+    ],
+)
+def test_the_edge_is_the_outer_tenth(factor, decay, momentum, edge):
+    assert search.on_edge(Settings(0, 0.03 * factor, decay, momentum), 0.03) == edge
 
 
 @pytest.mark.parametrize("budget", [Budget(), QUICK["bert"].budget])
@@ -93,8 +98,8 @@ def known_losses(optimizer, settings, seed):
     return Losses(round(loss, 5), round(loss + 1, 5))
 
 
-def known(task, optimizer):
-    return lambda plan, settings, seed: known_losses(optimizer, settings, seed)
+def known(task, optimizer, side_by_side):
+    return lambda plan, jobs: (known_losses(optimizer, *job) for job in jobs)
 
 
 def run(output, chosen=lambda *place: True, prepare=known, workload=KNOWN):
@@ -153,10 +158,9 @@ def test_the_chosen_settings_are_the_best_in_the_mean_by_validation(rows):
 
 
 def test_the_test_loss_chooses_nothing(tmp_path, rows):
-    def other(task, optimizer):
-        def run(plan, settings, seed):
-            own = known_losses(optimizer, settings, seed)
-            return own._replace(test=-own.test)
+    def other(*arm):
+        def run(plan, jobs):
+            return (own._replace(test=-own.test) for own in known(*arm)(plan, jobs))
 
         return run
 
@@ -189,7 +193,7 @@ def test_a_killed_sweep_continues_to_the_same_table(tmp_path, monkeypatch, stop,
         path.write_bytes(path.read_bytes()[:-7])
     run(killed)
     assert path.read_bytes() == table_of(KNOWN, finished).read_bytes()
-    run(killed, prepare=lambda task, optimizer: pytest.fail("nothing is left"))
+    run(killed, prepare=lambda *_: pytest.fail("nothing is left"))
 
 
 def test_pieces_in_any_order_are_the_whole(tmp_path, rows):
@@ -216,7 +220,7 @@ def test_a_search_that_is_complete_stays_what_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(search, "MOMENTA", (0.1, 0.2))
     cells = cells_of(KNOWN, before)
     assert max(own.momentum for own in cells["muonh", "32"].space) < 0.21
-    assert cells["muonh", "64"].left is None
+    assert not cells["muonh", "64"].left
     assert {own.momentum for own in cells["muonh", "64"].space} == {row.momentum for row in before}
     with pytest.raises(ValueError, match="not the next of its budget"):
         cells_of(KNOWN, before[: HASTY.trials - 1])
@@ -314,7 +318,6 @@ def test_a_cell_counts_when_its_budget_is_spent(rows):
 
 def test_the_report_and_its_pictures(tmp_path, rows):
     parts = report.section(KNOWN, rows, tmp_path)
-    assert "15 runs for each optimizer" not in parts[1]
     assert f"{HASTY.runs} runs for each optimizer" in parts[1]
     assert {path.name for path in tmp_path.glob("*.png")} == {"known.png", "known_around_64.png"}
     assert report.section(KNOWN, [], tmp_path) == []
@@ -426,15 +429,38 @@ def test_the_causal_model_knows_nothing_at_the_start(tiny):
 def test_every_optimizer_learns_and_comes_out_the_same_again(tiny, optimizer):
     plan = schedule(32, 2048, "0:32 512:64")
     settings = Settings(0, ARMS[optimizer].centre, 0.1 * ARMS[optimizer].decays, 0.9)
-    run = prepare(tiny, optimizer)
-    own = run(plan, settings, 3)
+    others = [settings._replace(momentum=0.8), settings._replace(weight_decay=1.0)]
+    jobs = [(settings, 3), (settings, 4), *((own, 3) for own in others)]
+    own, other_seed, momentum, decay = found = list(prepare(tiny, optimizer, 1)(plan, jobs))
     assert own.test < np.log(256) - 0.5
+    assert own not in (other_seed, momentum)
+    assert (decay == own) == (not ARMS[optimizer].decays)
     compiled.cache_clear()
-    assert prepare(tiny, optimizer)(plan, settings, 3) == own
-    assert run(plan, settings, 4) != own
-    other = run(plan, settings._replace(weight_decay=1.0), 3)
-    assert (other == own) == (not ARMS[optimizer].decays)
-    assert run(plan, settings._replace(momentum=0.8), 3) != own
+    assert list(prepare(tiny, optimizer, 1)(plan, jobs)) == found
+
+
+@pytest.mark.slow
+def test_runs_side_by_side_are_the_runs(tiny, monkeypatch):
+    """As on a GPU: three at a time, the last of five filled up, gradients of more examples."""
+    plan = schedule(32, 1024, "0:64 512:128")
+    jobs = [(Settings(0, 0.1, 0.0, 0.7 + seed / 20), seed) for seed in range(5)]
+    apart = list(prepare(tiny, "muonh", 1)(plan, jobs))
+    monkeypatch.setattr(training.jax, "default_backend", lambda: "gpu")
+    together = list(prepare(tiny, "muonh", 3)(plan, jobs))
+    np.testing.assert_allclose(together, apart, rtol=1e-3)
+    assert len(set(apart)) == 5
+
+
+@pytest.mark.slow
+def test_a_momentum_that_follows_the_batch(tiny):
+    """With the floor of the law; a batch that does not grow moves nothing."""
+    ramp, constant = schedule(32, 512, "0:32 128:128"), schedule(32, 512)
+    steps = steps_of(ramp, momentum_moves=True)
+    assert steps.growth[: ramp.total_steps].tolist() == [1] * 4 + [4] * 3
+    job = (Settings(0, 0.1, 0.0, 0.9), 3)
+    moves, stays = (prepare(tiny, "muonh", 1, own) for own in (True, False))
+    assert list(moves(ramp, [job])) != list(stays(ramp, [job]))
+    np.testing.assert_allclose(*(list(run(constant, [job])) for run in (moves, stays)), rtol=1e-4)
 
 
 @pytest.mark.slow
