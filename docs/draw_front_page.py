@@ -7,28 +7,23 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 import numpy as np
 import optax
 
-from benchmarks.harness.results import COMMITTED, read
-from benchmarks.transfer import Row
+from benchmarks.harness.colours import INK
+from benchmarks.transfer import committed_rows
 from benchmarks.tuned.results import measured
-from benchmarks.tuned.sweep import Row as Trial
-from benchmarks.tuned.sweep import table_of
+from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.workloads import BERT
 import optax_largebatch as lb
 from optax_largebatch.diagnostics.plots import COLOURS
 
-RESULTS = COMMITTED / "cpu-2-cores"
 PICTURE = Path(__file__).parent / "static" / "front_page.png"
 RATIOS = (0.62, 1.14, 1.66, 2.26, 2.08, 3.49, 4.73, 6.85)
 """The trust ratios within one stack, at the worst moment of the runs of "Stacked layers"."""
-SMALL, LARGE = 32, 2048
+SMALL, LARGE = "32", "2048"
 
 
 def steps_of_layers(optimizer: optax.GradientTransformation) -> np.ndarray:
@@ -49,7 +44,7 @@ def draw_stacks(axis: Axes) -> None:
     """A dot for each layer, of an optimizer that knows nothing of stacks and of ours."""
     layers = np.arange(1, len(RATIOS) + 1)
     ours = lb.lamb(0.1, stacked=lb.stacked_layers(lambda params: 0))
-    axis.axhline(1, color="black", linewidth=0.8)
+    axis.axhline(1, color=INK, linewidth=0.8)
     for name, optimizer, colour in (
         ("optax.lamb: one norm for all", optax.lamb(0.1), COLOURS[1]),
         ("lamb(stacked=...)", ours, COLOURS[0]),
@@ -64,10 +59,10 @@ def draw_stacks(axis: Axes) -> None:
 
 def draw_law(axis: Axes) -> None:
     """For each optimizer the loss at a batch 64 times as large, by several ways to get there."""
-    searched = measured(BERT, read(table_of(BERT, RESULTS / "tuned"), Trial))
+    searched = measured(BERT, committed(BERT))
     rows = [
         row
-        for row in read(RESULTS / "transfer.csv", Row)
+        for row in committed_rows()
         if (row.workload, row.small, row.large) == (BERT.name, SMALL, LARGE)
     ]
     names = list(dict.fromkeys(row.optimizer for row in rows))
@@ -78,8 +73,8 @@ def draw_law(axis: Axes) -> None:
             for name in names
         ]
         axis.plot(means, range(len(names)), "o", color=colour, label=label)
-    means = [searched[name][str(LARGE)].mean for name in names]
-    axis.plot(means, range(len(names)), "|", color="black", markersize=14, label="a search there")
+    means = [searched[name][LARGE].mean for name in names]
+    axis.plot(means, range(len(names)), "|", color=INK, markersize=14, label="a search there")
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xlabel("test loss, lower is better")
@@ -93,10 +88,8 @@ def draw() -> Figure:
     above, below = figure.subplots(2)
     draw_stacks(above)
     draw_law(below)
-    for axis in (above, below):
-        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 if __name__ == "__main__":
-    draw().savefig(PICTURE, dpi=200)
+    draw().savefig(PICTURE)

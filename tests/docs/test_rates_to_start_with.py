@@ -64,7 +64,7 @@ def test_the_rates_of_a_small_network_grow_less_than_the_square_root_rule_asks_f
     script = runpy.run_path(str(DOCS / "write_evidence.py"))
     _, results = script["tuned"]("bert")
     growths = []
-    for name in script["SHORT"]:
+    for name in script["OPTIMIZERS"]:
         small, large = (results[name][size].settings.learning_rate for size in ("32", "2048"))
         assert min(small, large) > 0.004
         growths.append(large / small)
