@@ -55,7 +55,8 @@ part 120 benchmarks.accumulation_cost --tree "${trees[0]}"
 echo "times: $((SECONDS - started)) s"
 [ "${1:-}" = --times ] && exit "$status"
 
-timeout 720 "$python" -m pytest -q -n "$workers" -m "not slow" "${suite[@]}" \
+# A plugin for benchmarks, where it is installed, warns of parallel tests, and warnings are errors.
+timeout 720 "$python" -m pytest -q -n "$workers" -p no:benchmark -m "not slow" "${suite[@]}" \
   > "$output/tests.txt" 2>&1 || status=$?
 tail -n 1 "$output/tests.txt"
 echo "$((SECONDS - started)) s; status $status"

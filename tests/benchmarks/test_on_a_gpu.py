@@ -16,21 +16,22 @@ from benchmarks.harness.trees import TREES
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "on_a_gpu.sh"
 TEXT = SCRIPT.read_text().replace("\\\n", " ")
-COMMANDS = re.findall(r'"\$python" -m (benchmarks\.\w+) (.*)', TEXT)
-TREES_OF = [shlex.split(found) for found in re.findall(r"trees=\(([^)]*)\)", TEXT)]
+COMMANDS = re.findall(r"^part \d+ (benchmarks\.\w+) (.*)", TEXT, re.MULTILINE)
+TREES_OF = [shlex.split(found) for found in re.findall(r"\btrees=\(([^)]*)\)", TEXT)]
 
 
 def test_is_a_script_of_benchmarks():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
     assert os.access(SCRIPT, os.X_OK)
-    names = ["step_cost", "training_step", "accumulation_cost", "muon_step"]
+    names = ["step_cost", "switch_times", "muon_step", "training_step", "accumulation_cost"]
     assert [module for module, _ in COMMANDS] == [f"benchmarks.{name}" for name in names]
 
 
 @pytest.mark.parametrize("trees", TREES_OF, ids=" ".join)
 @pytest.mark.parametrize(("module", "options"), COMMANDS, ids=[x for x, _ in COMMANDS])
 def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
-    values = {"${trees[@]}": " ".join(trees), "${trees[0]}": trees[0], "$rounds": "2"}
+    values = {"${trees[@]}": shlex.join(trees), "${trees[0]}": trees[0]}
+    values |= {"${switched[@]}": "small"}
     values |= {"$layers": "1", "$width": "32", "$batch": "8", "${trained[@]}": "muon muonh"}
     for variable, value in values.items():
         options = options.replace(f'"{variable}"', value)
@@ -42,7 +43,7 @@ def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
         raise SystemExit
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_end)
-    monkeypatch.setattr(sys, "argv", [module, *shlex.split(options)])
+    monkeypatch.setattr(sys, "argv", [module, *shlex.split(options), "--rounds", "2"])
     with pytest.raises(SystemExit):
         importlib.import_module(module).main()
     assert set(getattr(taken[0], "tree", [])) <= set(TREES)
