@@ -56,6 +56,10 @@ def test_muon_at_small_batches(results, of_causal, page):
     ahead = [-apart(of_causal, "muon", "muonh", size).mean for size in SIZES[:3]]
     assert max(apart(of_causal, "muon", "muonh", size).high for size in SIZES[:3]) < 0
     assert f"{min(ahead):.3f} to {max(ahead):.3f} ahead of MuonH up to batch 512" in page
+    lead = [apart(of_causal, "adamw", "muonh", size).mean for size in ("32", "2048")]
+    assert "over AdamW from {:.3f} to {:.3f}".format(*lead) in page
+    others = [apart(of_causal, name, "muonh", "2048").mean for name in ("lamb", "lans")]
+    assert "closer, to {:.3f} and {:.3f}".format(*others) in page
 
 
 def over_the_chosen(curve, value):
@@ -95,12 +99,17 @@ def test_the_decay(results, page):
 
 
 def test_the_momentum(script, page):
-    lines = [line.split(" | ")[1:] for line in script["momentum_table"]("bert").splitlines()[2:]]
-    small, *_, large = (
-        [float(cell.rstrip(" |")) for cell in column] for column in zip(*lines, strict=True)
-    )
-    assert f"At batch 2048 it loses {min(large):.2f} to {max(large):.2f}." in page
-    assert max(small) < 0.13
+    ends = []
+    for network in ("bert", "causal"):
+        lines = script["momentum_table"](network).replace(" |", "").splitlines()[2:]
+        small, *_, large = zip(
+            *([float(x) for x in line.split()[2:]] for line in lines), strict=True
+        )
+        ends += [max(small), min(large), max(large)]
+    assert "At batch 2048 it loses {:.2f} to {:.2f}.".format(*ends[1:3]) in page
+    said = "loses {:.2f} (LANS) to {:.2f} (AdamW) at batch 2048, and {:.2f} at most at batch 32"
+    assert said.format(*ends[4:], ends[3]) in page
+    assert ends[0] < 0.13
 
 
 def moves(name, way, results, pairs):
