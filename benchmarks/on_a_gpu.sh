@@ -39,7 +39,8 @@ timeout 720 "$python" -m pytest -q -n "$workers" -m "not slow" "${suite[@]}" \
 tail -n 1 "$output/tests.txt"
 
 timeout 540 "$python" -m benchmarks.step_cost --tree "${trees[@]}" --rounds "$rounds" \
-  --optimizer optax.adamw optax.lamb lamb lans lars adamh --peers --bandwidth --output "$output"
+  --optimizer optax.adamw optax.lamb lamb lans lars adamh muon "muon, bfloat16" muonh \
+  --peers --bandwidth --output "$output"
 timeout 180 "$python" -m benchmarks.accumulation_cost --tree "${trees[0]}" --rounds "$rounds" \
   --output "$output"
 timeout 120 "$python" -m benchmarks.muon_step --layers "$layers" --width "$width" \

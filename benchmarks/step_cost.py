@@ -3,6 +3,7 @@
     python -m benchmarks.step_cost                       # BERT-base and many small leaves
     python -m benchmarks.step_cost --tree "bert-base, stacked" "bert-base, bfloat16"
     python -m benchmarks.step_cost --tree bert-base --rounds 50 --output benchmarks/results
+    python -m benchmarks.step_cost --optimizer muon muonh --rounds 3       # only if named
     python -m benchmarks.step_cost --peers               # with PyTorch's, where they are installed
     python -m benchmarks.step_cost --bandwidth           # of a float32 tree, beside that of a copy
 
@@ -32,7 +33,7 @@ from tqdm import tqdm
 
 from benchmarks.harness.colours import COLOURS, GREY
 from benchmarks.harness.machine import machine
-from benchmarks.harness.optimizers import BASELINE, OPTIMIZERS, made_for
+from benchmarks.harness.optimizers import BASELINE, MULTIPLYING, OPTIMIZERS, made_for
 from benchmarks.harness.results import add_output, report
 from benchmarks.harness.steps import Running, start, start_update
 from benchmarks.harness.torch_peers import PEERS, RunningPeer, running_peer
@@ -146,7 +147,8 @@ def main() -> None:
     """Measures, prints and writes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tree", nargs="+", choices=TREES, default=["bert-base", "small"])
-    parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    usual = [name for name in OPTIMIZERS if name not in MULTIPLYING]
+    parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=usual)
     parser.add_argument(
         "--peers", action="store_true", help="also those of PyTorch that are installed"
     )

@@ -2,6 +2,7 @@
 
     python -m benchmarks.training_step
     python -m benchmarks.training_step --batch 32 --rounds 20 --output benchmarks/results
+    python -m benchmarks.training_step --batch 32768 --optimizer lamb muon muonh      # on a GPU
 
 Loss, gradient and update of a multilayer perceptron of 57 million parameters. Steps are interleaved
 and compared round by round, as in `step_cost`. Writes `training_step.csv`.
@@ -23,7 +24,7 @@ from benchmarks.harness.trees import arrays, perceptron
 from benchmarks.harness.turns import in_turns, ratio
 
 WIDTHS = (784, 4096, 4096, 4096, 4096, 784)
-NAMES = (BASELINE, "optax.lamb", "lamb", "lans", "lars", "scaled_adam")
+NAMES = ("optax.lamb", "lamb", "lans", "lars", "scaled_adam")
 
 
 def loss(params: list[Any], batch: jax.Array) -> jax.Array:
@@ -49,11 +50,13 @@ def main() -> None:
     """Measures and reports."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=NAMES)
     parser.add_argument("--rounds", type=int, default=15, help="steps of each optimizer")
     add_output(parser, "training_step")
     args = parser.parse_args()
     batch = jnp.asarray(np.random.default_rng(0).random((args.batch, WIDTHS[0]), "float32"))
-    running = {name: prepare(name, batch) for name in tqdm(NAMES, desc="compiling")}
+    names = dict.fromkeys([BASELINE, *args.optimizer])
+    running = {name: prepare(name, batch) for name in tqdm(names, desc="compiling")}
     seconds = in_turns(running, args.rounds, description="stepping")
     rows = [
         {"optimizer": name, "batch": args.batch}

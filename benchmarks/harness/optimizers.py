@@ -1,7 +1,7 @@
 """The optimizers whose steps are timed."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 
@@ -18,9 +18,17 @@ class Optimizer(NamedTuple):
     """Bytes for each float32 parameter, read and written, if no pass could use a cache."""
 
 
+def _muon(**own: Any) -> optax.GradientTransformation:
+    matrices = ~lb.matching("embeddings")
+    return lb.muon(1e-3, weight_decay=0.01, consistent_rms=0.2, matrix_mask=matrices, **own)
+
+
 # AdamW reads p, g, m, v and writes p, m, v: 28. A norm of p or g before that is 4 more, and norms
 # between the moments and the step have p, m and v read again. Ours are looked up when they are
 # built: an older version of the library need not have them all.
+# Muon reads g and m, writes m and the direction, and then reads the result of its products and p,
+# and writes p: 28, as Adam for the embeddings. MuonH takes the norms of the result and of p before
+# that: 8 more. The products are not in these bytes: `x floor` says what they cost.
 OPTIMIZERS = {
     "optax.adamw": Optimizer(lambda: optax.adamw(1e-3, weight_decay=0.01), 28),
     "optax.lamb": Optimizer(lambda: optax.lamb(1e-3, weight_decay=0.01), 40),
@@ -39,8 +47,15 @@ OPTIMIZERS = {
     "eve": Optimizer(lambda **own: lb.eve(1e-3, **own), 32),
     "cain": Optimizer(lambda **own: lb.cain(1e-3, **own), 40),
     "scaled_adam": Optimizer(lambda **own: lb.scaled_adam(1e-3, **own), 36),
+    "muon": Optimizer(_muon, 28),
+    "muon, bfloat16": Optimizer(lambda **own: _muon(ns_dtype="bfloat16", **own), 28),
+    "muonh": Optimizer(
+        lambda **own: lb.muonh(1e-3, matrix_mask=~lb.matching("embeddings"), **own), 36
+    ),
 }
 BASELINE = "optax.adamw"
+MULTIPLYING = ("muon", "muon, bfloat16", "muonh")
+"""A CPU takes half a minute for their products in BERT-base, so they run if they are named."""
 
 
 def made_for(name: str, tree: Tree) -> optax.GradientTransformation:
