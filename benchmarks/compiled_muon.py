@@ -88,6 +88,12 @@ def _by_rows_over_both(name: str, shape: tuple[int, ...]) -> PartitionSpec:
     return PartitionSpec(None, ("fsdp", "tensor"))
 
 
+def _by_the_last_first(name: str, shape: tuple[int, ...]) -> PartitionSpec:
+    """The same rows, between the axes of the mesh in reverse order."""
+    del name, shape
+    return PartitionSpec(None, ("tensor", "fsdp"))
+
+
 def _by_experts(name: str, shape: tuple[int, ...]) -> PartitionSpec:
     """Experts between devices, and both axes of each: `data` splits the width of the network."""
     del shape
@@ -143,6 +149,12 @@ def _fused() -> dict[str, Any]:
     }
 
 
+def _not_fused() -> dict[str, Any]:
+    """The same with queries, keys and values in arrays of their own."""
+    layers = _layers(LAYERS, 1024, 4096)["layers"]
+    return {"layers": {name: x for name, x in layers.items() if name != "gate"}}
+
+
 def _experts() -> dict[str, Any]:
     """The matrices of eight layers of eight experts."""
     wide, high = (8, 8, 1024, 2816), (8, 8, 2816, 1024)
@@ -181,6 +193,17 @@ CASES = {
         optimizers=MESH_WAYS,
         target="eight H100",
     ),
+    "24 layers stacked, rows over 2 x 4": Case(
+        lambda: _layers(LAYERS, 1024, 4096),
+        3,
+        1024**2,
+        _by_the_last_first,
+        STACKED,
+        has_only_matrices=True,
+        axes={"fsdp": 4, "tensor": 2},
+        optimizers=["muon", "muon, no specs"],
+        target="eight H100",
+    ),
     "experts stacked, 2 x 2 x 2": Case(
         _experts,
         2,
@@ -203,6 +226,17 @@ CASES = {
         optimizers=["muon", "muonh"],
         target="eight H100",
         matrix_axes={"qkv": "layers rows (48 columns)"},
+    ),
+    "24 layers stacked, not fused, 4 x 2": Case(
+        _not_fused,
+        4,
+        1024**2,
+        _by_both,
+        STACKED,
+        has_only_matrices=True,
+        axes={"fsdp": 4, "tensor": 2},
+        optimizers=["muon"],
+        target="eight H100",
     ),
     "7B stacked, 8 x 1": LARGE._replace(
         exchanged=4,
@@ -312,7 +346,9 @@ LIMITS = {
     "24 layers stacked, 4 x 2": MESH,
     "24 layers stacked, rows over 4 x 2": MESH,
     "experts stacked, 2 x 2 x 2": MESH,
+    "24 layers stacked, rows over 2 x 4": MESH,
     "24 layers stacked, heads fused, 4 x 2": MESH,
+    "24 layers stacked, not fused, 4 x 2": MESH,
     "7B stacked, 8 x 1": MESH,
     "7B stacked, 256 x 1": {"temporaries_of_own_parameters": 4.0, "products_of_a_share": 1.25},
     "7B stacked, 32 x 8": {"temporaries_of_own_parameters": 3.0, "products_of_a_share": 1.25},
@@ -323,7 +359,9 @@ SPLIT_ALONG_BOTH = {"temporaries_of_own_parameters": 5.0, "largest_gathered": 0.
 NOT_TOLD = {
     "24 layers stacked, 4 x 2": SPLIT_ALONG_BOTH,
     "experts stacked, 2 x 2 x 2": SPLIT_ALONG_BOTH,
-    # XLA gathers the stacks: two mesh axes split one axis of each.
+    "24 layers stacked, rows over 2 x 4": SPLIT_ALONG_BOTH,
+    # XLA gathers the stacks: two mesh axes split one axis of each, and it is asked to move the
+    # first of the mesh first. It moves by an all-to-all only the last of those that split an axis.
     "24 layers stacked, rows over 4 x 2": {"temporaries_of_own_parameters": 11.0},
 }
 """The most that a step may have which is not told, on a mesh of several axes."""

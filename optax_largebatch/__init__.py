@@ -19,11 +19,7 @@ from optax_largebatch.diagnostics.measure_critical_batch_size import (
     MeasuredCriticalBatchSize,
     measure_critical_batch_size,
 )
-from optax_largebatch.diagnostics.noise_scale import (
-    NoiseScale,
-    layer_noise_scales,
-    noise_scale,
-)
+from optax_largebatch.diagnostics.noise_scale import NoiseScale, layer_noise_scales, noise_scale
 from optax_largebatch.diagnostics.optimizer_facts import trust_ratios
 from optax_largebatch.diagnostics.step_metrics import step_metrics
 from optax_largebatch.migration.adopt_state import adopt_state

@@ -37,8 +37,8 @@ __all__ = [
     "DecayToTargetRmsState", "DynamicLossScaleState", "HyperballState", "LearnLogScaleState",
     "MasterWeightsState", "MeasureNoiseScaleState", "NesterovSplitState",
     "NormalizeNeuronsState", "OrthogonalizeMomentumState", "ScaleByAdamState",
-    "ScaleByFactoredParameterRmsState",
-    "ScaleByLarsState", "ScaleByLearnedMatricesState", "ScaleByLearningRateState",
-    "ScaleByParameterRmsState", "ScaleBySecondMomentState", "ScaleByTrustRatioState",
-    "ScaleByWarmedUpRateState", "SkipBadStepsState", "StochasticRoundingState",
+    "ScaleByFactoredParameterRmsState", "ScaleByLarsState", "ScaleByLearnedMatricesState",
+    "ScaleByLearningRateState", "ScaleByParameterRmsState", "ScaleBySecondMomentState",
+    "ScaleByTrustRatioState", "ScaleByWarmedUpRateState", "SkipBadStepsState",
+    "StochasticRoundingState",
 ]  # fmt: skip

@@ -84,13 +84,26 @@ def normuon(**arguments):
     )
 
 
+def by_norms(make, **arguments):
+    """An optimizer whose norms are of the parts that `stacked` says."""
+    return lambda stacked, matrix_axes=None: make(
+        0.1, stacked={**(matrix_axes or {}), **stacked}, **arguments
+    )
+
+
 OPTIMIZERS = {
     "muon": muon,
     "of Adam's size": functools.partial(muon, consistent_rms=0.2),
     "muonh": functools.partial(lb.muonh, 0.1, beta=0.9),
     "muonh, radius 2": functools.partial(lb.muonh, 0.1, radius=2.0),
     "normuon": normuon,
+    "lamb": by_norms(lb.lamb, weight_decay=0.1),
+    "lans": by_norms(lb.lans, weight_decay=0.1),
+    "lars": by_norms(lb.lars, weight_decay=0.1),
+    "adamh": by_norms(lb.adamh, radius="start"),
+    "scaled_adam": by_norms(lb.scaled_adam),
 }
+SLOW = ("lans", "lars", "scaled_adam")
 LAYERS = {"queries_of_groups": 0}
 
 
@@ -128,7 +141,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in OPTIMIZERS]
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_fused_equals_apart(way, name, x64):
     run, given = WAYS[way]
@@ -169,7 +184,7 @@ def test_what_explain_says():
         ("layers rows (a columns)", r"has \(a columns\) for an axis"),
         ("layers rows (2 4 2)", "must have an axis with rows"),
         ("layers (2 rows columns=2) columns", "another one with columns"),
-        ("layers rows (columns=2+2 columns=2+2)", "may have one sum"),
+        ("layers rows (columns=3+1 columns=3+1)", "may have one sum"),
         ("layers rows 3*columns", r"has '3\*columns', which is no number"),
         ("3 rows columns", "has 3 for an axis of 2"),
     ],
@@ -190,8 +205,9 @@ def test_adaptive_steps_are_of_whole_matrices():
 
 def test_devices_share_what_no_shard_cuts():
     """Queries, keys and values of a kernel that is split by rows travel as if they stood apart."""
-    mesh = mesh_of((8,), ("fsdp",))
-    by_rows = jax.NamedSharding(mesh, P("fsdp"))
+    mesh = mesh_of((8, 1), ("fsdp", "tensor"))  # an axis of one device splits nothing
+    spec = P("fsdp", "tensor")
+    by_rows = jax.NamedSharding(mesh, spec)
 
     def exchanged(shapes, **arguments):
         params = {
@@ -199,42 +215,58 @@ def test_devices_share_what_no_shard_cuts():
             for name, shape in shapes.items()
         }
         optimizer = lb.muon(0.1, **arguments)
-        update = functools.partial(
-            optimizer.update, partition_specs=dict.fromkeys(shapes, P("fsdp"))
-        )
+        update = functools.partial(optimizer.update, partition_specs=dict.fromkeys(shapes, spec))
         with jax.set_mesh(mesh):
             text = jax.jit(update).lower(params, jax.eval_shape(optimizer.init, params), params)
         return sorted(re.findall(r"stablehlo.all_to_all.*(tensor<\S+)$", text.as_text(), re.M))
 
-    fused = exchanged({"qkv": (16, 48)}, matrix_axes={"qkv": "rows (3 columns)"})
+    shapes = {"qkv": (16, 48), "out": (16, 16)}
+    fused = exchanged(shapes, matrix_axes={"qkv": "rows (3 columns)"})
     assert len(fused) == 2
-    assert fused == exchanged(dict.fromkeys("qkv", (16, 16)))
-    assert fused != exchanged({"qkv": (16, 48)}, matrix_axes={"qkv": "rows columns"})
+    assert fused == exchanged(dict.fromkeys("qkvo", (16, 16)))
+    assert fused == exchanged(shapes, matrix_axes={"qkv": "rows columns=16+16+16"})
+    assert fused != exchanged(shapes, matrix_axes={"qkv": "rows columns"})
 
 
 def test_does_the_same_however_it_is_run():
     params = drawn({"qkv": (4, 12), "too": (4, 12), "parts": (6, 8), "kernel": (4, 6)})
     axes = {"qkv|too": "rows (3 columns)", "parts": "rows columns=4+2+2"}
-    links = lb.orthogonalize_momentum, functools.partial(lb.hyperball, 0.1), lb.normalize_neurons
-    for link in links:
+    for link in lb.orthogonalize_momentum, lb.normalize_neurons:
         check(link(matrix_axes=axes), params)
+    for link in lb.scale_by_trust_ratio, functools.partial(lb.hyperball, 0.1, radius="start"):
+        check(link(stacked=axes), params)
 
 
-@pytest.mark.parametrize("make", [muon, OPTIMIZERS["muonh"]])
-def test_the_state_does_not_depend_on_it(make):
+def test_what_the_state_has_for_each():
     params = jax.tree.map(jnp.asarray, network())
-    states = [make(matrix_axes=axes, stacked=LAYERS).init(params) for axes in (AXES, None)]
+    states = [muon(matrix_axes=axes, stacked=LAYERS).init(params) for axes in (AXES, None)]
     chex.assert_trees_all_equal(*states)
+    optimizer = lb.lamb(0.1, stacked=AXES)
+    ratios = lb.trust_ratios(optimizer, optimizer.init(params), params)
+    shapes = {name: x.shape for name, x in ratios.items() if x.shape}
+    assert shapes == dict.fromkeys(["qkv", "odd"], (3,)) | dict.fromkeys(
+        ["gate_and_up", "out"], (2,)
+    ) | {"queries_of_groups": (3, 3), "mla": (8,)}
 
 
-def test_what_has_one_radius_or_neurons_on_the_other_side():
+def test_what_does_not_go():
     params = {"out": jnp.ones((8, 4))}
-    optimizer = lb.muonh(0.1, radius="start", matrix_axes={"out": "(2 rows) columns"})
-    with pytest.raises(ValueError, match="radius must be 'now' or a number"):
-        optimizer.update(params, optimizer.init(params), params)
-    for text in ("(2 rows) columns", "(2 rows) (2 columns)"):
-        with pytest.raises(ValueError, match="matrix_axes must"):
+    for text, message in {
+        "(2 rows) columns": "matrix_axes must",
+        "(2 rows) (2 columns)": "only rows or only columns",
+    }.items():
+        with pytest.raises(ValueError, match=message):
             lb.normalize_neurons(matrix_axes={"out": text}).init(params)
+    for make in muon, lb.centralize_gradients, lb.measure_noise_scale:
+        with pytest.raises(ValueError, match="stacked must be axes without a text here"):
+            make(stacked={"out": "(2 rows) columns"}).init(params)
+    for text, message in {
+        "rows columns=3+2": "does not fit 'out' of shape .8, 4.: it has columns=3.2",
+        "rows": "has 1 items for 2 axes",
+        "(2 columns) (2 columns)": "must cut one axis of 'out', and cuts two",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            lb.lamb(0.1, stacked={"out": text}).init(params)
 
 
 def modules():

@@ -421,7 +421,6 @@ WITH = {
         "stacked": {"kernel": 0},
     },
     ("clamp_parameters", "stacked"): {"scalars_only": True, "stacked": {"bias": 0}},
-    ("hyperball", "matrix_axes"): {"matrix_axes": {"cube": "one rows (2 columns)"}},
     ("lbsgd", "trust_ratio_mask"): {"warmup_strategy": "lars"},
     ("learn_log_scale", "at_bounds"): {"rms_bounds": (None, 0.1)},
     ("muon", "eps_is_floor"): {"eps": 9.0},

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from benchmarks.harness.trees import Tree
@@ -18,9 +19,12 @@ class Optimizer(NamedTuple):
     """Bytes for each float32 parameter, read and written, if no pass could use a cache."""
 
 
+def _matrices(params: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, _: "embeddings" not in str(path), params)
+
+
 def _muon(**own: Any) -> optax.GradientTransformation:
-    matrices = ~lb.matching("embeddings")
-    return lb.muon(1e-3, weight_decay=0.01, consistent_rms=0.2, matrix_mask=matrices, **own)
+    return lb.muon(1e-3, weight_decay=0.01, consistent_rms=0.2, matrix_mask=_matrices, **own)
 
 
 # AdamW reads p, g, m, v and writes p, m, v: 28. A norm of p or g before that is 4 more, and norms
@@ -49,9 +53,7 @@ OPTIMIZERS = {
     "scaled_adam": Optimizer(lambda **own: lb.scaled_adam(1e-3, **own), 36),
     "muon": Optimizer(_muon, 28),
     "muon, bfloat16": Optimizer(lambda **own: _muon(ns_dtype="bfloat16", **own), 28),
-    "muonh": Optimizer(
-        lambda **own: lb.muonh(1e-3, matrix_mask=~lb.matching("embeddings"), **own), 36
-    ),
+    "muonh": Optimizer(lambda **own: lb.muonh(1e-3, matrix_mask=_matrices, **own), 36),
 }
 BASELINE = "optax.adamw"
 MULTIPLYING = ("muon", "muon, bfloat16", "muonh")

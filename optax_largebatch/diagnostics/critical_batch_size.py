@@ -43,8 +43,7 @@ class CriticalBatchSize(NamedTuple):
 
 
 def fit_critical_batch_size(
-    batch_sizes: Sequence[float],
-    steps: Sequence[float | Sequence[float]],
+    batch_sizes: Sequence[float], steps: Sequence[float | Sequence[float]]
 ) -> CriticalBatchSize:
     r"""Fits the steps to a target as a function of the batch size.
 
@@ -196,11 +195,7 @@ def _positive(name: str, values: Any) -> np.ndarray:
 
 
 def within_critical_batch_size(
-    measured: Mapping[Count, Any],
-    *,
-    batch_size: Count,
-    largest_batch: Count,
-    times: float = 1.0,
+    measured: Mapping[Count, Any], *, batch_size: Count, largest_batch: Count, times: float = 1.0
 ) -> Growth:
     r"""Doubles the batch where the critical batch size, as measured, allows it.
 

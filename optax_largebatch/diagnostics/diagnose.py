@@ -181,9 +181,8 @@ def _zero(norms: list[tuple[str, float]], facts: optimizer_facts.OptimizerFacts)
 def _at_a_bound(ratios: list[optimizer_facts.Ratio], leaves: list[Any]) -> Iterator[str]:
     found: dict[str, int] = {}
     for one in ratios:
-        norms = np.ravel(
-            optimizer_facts.block_norms(leaves[one.number], one.about.axes[one.number])
-        )
+        norms = optimizer_facts.block_norms(leaves[one.number], one.about.axes[one.number])
+        norms = np.repeat(np.ravel(norms), one.values.size // norms.size)  # for parts of an axis
         bounds = one.about.bounds or (None, None)
         for end, bound in zip(("a lower", "an upper"), bounds, strict=True):
             if bound is not None:

@@ -147,7 +147,7 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
         line = ExplainedParameter(
             name,
             shape,
-            math.prod(shape[axis] for axis in axes),
+            facts.blocks[number],
             (known or {}).get("matrices", {}),
             UNKNOWN if known is None else known.get("direction", "gradient"),
             facts.lengths[number],

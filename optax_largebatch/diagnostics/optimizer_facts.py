@@ -1,5 +1,6 @@
 """What an optimizer says of itself and of its trust ratios, however it is wrapped."""
 
+import math
 from typing import Any, NamedTuple
 import warnings
 
@@ -30,6 +31,8 @@ class RatioFacts(NamedTuple):
 
     axes: dict[int, tuple[int, ...]]
     """The stacked axes of their parameters, by the numbers of these."""
+    lengths: dict[int, tuple[int, ...]]
+    """The shapes of their blocks, likewise."""
     adapted: list[int]
     """The numbers of the parameters that are adapted."""
     bounds: Bounds
@@ -43,6 +46,8 @@ class OptimizerFacts(NamedTuple):
     """The `Facts` of each parameter, from all transforms that see it; None where none does."""
     axes: list[tuple[int, ...]]
     """The stacked axes of each parameter, as far as they are declared."""
+    blocks: list[int]
+    """How many blocks each parameter has."""
     ratios: dict[Keys, RatioFacts]
     """What it says about each part of its state with trust ratios, by the part's keys."""
 
@@ -75,7 +80,7 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
             f"params) and (optimizer, state, params); got a {type(optimizer).__name__}."
         )
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
-    found = OptimizerFacts([None] * len(shapes), [()] * len(shapes), {})
+    found = OptimizerFacts([None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {})
 
     def look(params: Any) -> None:
         with recorded_states() as record:
@@ -106,9 +111,12 @@ def _add(found: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
         keys: the place of its trust ratios, if it has any.
     """
     of_each = made.transform.facts(made.params) if made.transform.facts else [{}] * len(numbers)
-    axes = dict(zip(numbers, made.transform.stacked.axes(made.params), strict=True))
+    stacks = made.transform.stacked
+    axes = dict(zip(numbers, stacks.axes(made.params), strict=True))
+    lengths = dict(zip(numbers, stacks.lengths(made.params), strict=True))
     for number, facts in zip(numbers, of_each, strict=True):
         found.axes[number] = tuple(sorted({*found.axes[number], *axes[number]}))
+        found.blocks[number] = max(found.blocks[number], math.prod(lengths[number]))
         if made.transform.facts:
             before = found.of_each[number] or {}
             new = {name: value for name, value in facts.items() if not isinstance(value, Tracer)}
@@ -117,7 +125,7 @@ def _add(found: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
     if keys is not None:
         adapted = [n for n, facts in zip(numbers, of_each, strict=True) if "length" in facts]
         bounds = next((facts["bounds"] for facts in of_each if "bounds" in facts), None)
-        found.ratios[keys] = RatioFacts(axes, adapted, bounds)
+        found.ratios[keys] = RatioFacts(axes, lengths, adapted, bounds)
 
 
 def forgotten_stacks(about: OptimizerFacts, params: Any) -> list[LikelyStack]:
@@ -242,9 +250,9 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
             "`init` or `update` returned, and the optimizer itself in place of one whose `init` "
             "is compiled."
         )
-    axes = {keys: facts.ratios[keys[above:]].axes for keys in places}
+    lengths = {keys: facts.ratios[keys[above:]].lengths for keys in places}
     ratios = []
-    for one in by_parameter(found, "trust_ratios", state, params, known=axes):
+    for one in by_parameter(found, "trust_ratios", state, params, known=lengths):
         about = facts.ratios[one.part.keys[above:]]
         values = one.part.array("trust_ratios")[one.entries].reshape(one.shape)
         ratios.append(Ratio(one.name, one.number, values, one.number in about.adapted, about))

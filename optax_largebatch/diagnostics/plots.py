@@ -24,10 +24,7 @@ MOST_NAMES = 80
 
 
 def trust_ratios(
-    history: Mapping[str, Any],
-    *,
-    steps: Sequence[float] | None = None,
-    ax: "Axes | None" = None,
+    history: Mapping[str, Any], *, steps: Sequence[float] | None = None, ax: "Axes | None" = None
 ) -> "Axes":
     r"""The trust ratio of each layer over time, as a heat map.
 

@@ -36,11 +36,7 @@ INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 @refused(groups="The rate of a group is that of its schedule; the largest is here.")
 def step_metrics(
-    state: Any,
-    params: Any = None,
-    *,
-    gradients: Any = None,
-    updates: Any = None,
+    state: Any, params: Any = None, *, gradients: Any = None, updates: Any = None
 ) -> dict[str, jax.Array]:
     r"""The metrics of a step for a training loop to log: scalars in a flat dictionary.
 

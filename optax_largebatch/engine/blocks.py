@@ -17,7 +17,7 @@ from optax_largebatch.engine.compilation import barrier, chunked
 from optax_largebatch.engine.state import Field
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacked, blocks_of_leaf, check_stacked, whole_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +56,10 @@ class VectorOfBlocks(Field):
         """
         entries: list[Any] = []
         start = 0
-        for index, axes in enumerate(check_stacked(self.stacked).axes(leaves.tree)):
+        for index, (axes, cut) in enumerate(check_stacked(self.stacked).over_blocks(leaves)):
             part = 0 if parts[index] is None else parts[index]
             if axes or isinstance(part, jax.Array):
-                vector = blocks_of_leaf(jnp.asarray(part, old.dtype), index, axes, leaves)
+                vector = blocks_of_leaf(jnp.asarray(part, old.dtype), index, axes, leaves, cut)
             else:
                 vector = np.full(1, part, old.dtype)
             stop = start + vector.size
@@ -79,17 +79,19 @@ class NumberPerBlock(VectorOfBlocks):
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         parts, start = [], 0
-        stacked = check_stacked(self.stacked).axes(leaves.tree)
-        shapes = [_whole_shape(leaves, index, axes) for index, axes in enumerate(stacked)]
+        known = check_stacked(self.stacked).over_blocks(leaves)
+        shapes = [whole_shape(leaves, index, *one) for index, one in enumerate(known)]
         _check_blocks(name, value, sum(map(math.prod, shapes)))
-        for index, (axes, shape) in enumerate(zip(stacked, shapes, strict=True)):
+        for index, ((axes, cut), shape) in enumerate(zip(known, shapes, strict=True)):
             stop = start + math.prod(shape)
             part = jnp.reshape(value[start:stop], shape)
+            part = cut.spread(part) if cut else part
             for axis in axes:
                 part = norms.local_shard(part, axis, leaves.axes_along(index, axis))
             # On a mesh of explicit axes, `jnp.where` takes arrays that are split in the same way.
             of_leaf = norms.explicit_spec(leaves.arrays[index])
-            spec = (name if k in axes else None for k, name in enumerate(of_leaf))
+            kept = () if cut else axes  # the answers for parts of an axis are whole
+            spec = (name if k in kept else None for k, name in enumerate(of_leaf))
             parts.append(norms.with_spec(part, PartitionSpec(*spec)))
             start = stop
         return parts
@@ -112,31 +114,6 @@ def _check_blocks(name: str, vector: jax.Array, blocks: int) -> None:
             "optimizer with the whole parameters (outside of shard_map, where a stack is split "
             "between its layers) and the same `stacked`."
         )
-
-
-def _whole_shape(leaves: Leaves, index: int, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an array with a number for each block of a leaf, on all devices together."""
-    if not axes:
-        return ()
-    leaves.split(index, axes)  # an error if the type does not tell which axis is split
-    lengths = (
-        size * norms.devices_along(leaves.axes_along(index, axis)) if axis in axes else 1
-        for axis, size in enumerate(leaves.arrays[index].shape)
-    )
-    return tuple(lengths)
-
-
-def blocks_of_leaf(
-    numbers: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves
-) -> jax.Array:
-    """A vector with one entry for each block of a leaf, the same on all devices."""
-    if not axes:
-        return jax.lax.reshape(numbers, (1,))
-    shape = enumerate(leaves.arrays[index].shape)
-    vector = jnp.broadcast_to(numbers, [size if axis in axes else 1 for axis, size in shape])
-    for axis in axes:
-        vector = norms.gathered(vector, axis, leaves.axes_along(index, axis))
-    return jnp.ravel(vector)
 
 
 def _one_vector(vectors: Sequence[jax.Array]) -> jax.Array:

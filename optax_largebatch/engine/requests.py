@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.params.matrices import Matrices
+from optax_largebatch.params.stacked import Parts
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
@@ -76,9 +77,16 @@ class Request:
     """The position of the transform that asks."""
 
     def of(self, at: "Leaf") -> "Request":
-        """The request of the transform that works on a leaf, whose stacked axes are kept."""
-        kept = [x._replace(kept=at.stacked) if x.kept is None else x for x in self.statistics]
-        return dataclasses.replace(self, statistics=tuple(kept), path=at.path)
+        """The request of the transform that works on a leaf, whose blocks have norms."""
+
+        def of_blocks(x: Statistic) -> Statistic:
+            if x.kept is not None or at.parts is None:
+                return x._replace(kept=at.stacked) if x.kept is None else x
+            sums = at.parts.sums_of_each(norms.block_sum(x.term, at.stacked))
+            return Statistic(sums, "sum", tuple(range(sums.ndim)), "partial")
+
+        asked = tuple(map(of_blocks, self.statistics))
+        return dataclasses.replace(self, statistics=asked, path=at.path)
 
     @functools.cached_property
     def distinct(self) -> dict[Any, Statistic]:
@@ -296,6 +304,8 @@ class Leaf(NamedTuple):
     """The axes of the leaf that run over its blocks, such as layers."""
     path: Path = ()
     """The position of the transform among those that it is combined with."""
+    parts: Parts | None = None
+    """The parts of an axis that are blocks, if a text in `stacked` cuts one."""
     is_checked: bool = False
     """Whether what the program returns is checked: the first time that it runs."""
 

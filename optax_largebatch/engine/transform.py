@@ -34,7 +34,7 @@ from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import built_like, names_and_fields
 from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
-from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Parts, Stacks, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,10 @@ class LeafTransform:
             names = getattr(self.leaf, "__qualname__", repr(self.leaf)).split(".")
             object.__setattr__(self, "name", names[0])
         check_declaration(self)
-        stacks = check_stacked(self.stacked)
+        stacks = check_stacked(self.stacked, parts=self.given != "whole")
         object.__setattr__(self, "stacked", stacks)
+        if stacks.texts:  # a tile has a piece of the axis that is cut
+            object.__setattr__(self, "given", "shards")
         fields = [of_stacks(field, stacks) for field in self.state]
         object.__setattr__(self, "state", built_like(self.state, fields))
 
@@ -92,12 +94,13 @@ class LeafTransform:
     def choose(self, leaves: Leaves) -> list["Choice"]:
         """The choice for each leaf, and what else its program has to know of it beforehand."""
         choices = self.choices(leaves)
-        stacked = check_stacked(self.stacked).axes(leaves.tree)
+        stacked = check_stacked(self.stacked).over_blocks(leaves)
         layouts: list[Layout | None] = [None] * len(leaves.arrays)
         if self.given == "whole":
             who = f"{self.name} works on whole leaves"
             layouts = [leaves.layout(i, who) for i in range(len(leaves.arrays))]
-        return [Choice(*known) for known in zip(choices, stacked, layouts, strict=True)]
+        known = zip(choices, stacked, layouts, strict=True)
+        return [Choice(choice, axes, layout, cut) for choice, (axes, cut), layout in known]
 
     def check(self, state: Any) -> None:
         """Checks that a state has the fields that are declared."""
@@ -144,8 +147,8 @@ class LeafTransform:
 
     def program(self, update: jax.Array, at: Leaf) -> LeafProgram:
         """The leaf program of one leaf, begun; whole leaves are put together here."""
-        choice, stacked, layout = at.choice
-        at = at._replace(choice=choice, stacked=stacked)
+        choice, stacked, layout, parts = at.choice
+        at = at._replace(choice=choice, stacked=stacked, parts=parts)
         if layout is None or not any((*layout.mesh_axes, *norms.explicit_spec(update))):
             return self._named(update, at)
         return self._on_whole_leaf(update, at, layout)
@@ -193,9 +196,11 @@ class LeafTransform:
                 continue
             if not isinstance(request, REQUESTS):
                 raise no_request(self, request)
-            if isinstance(request, Request) and request.path is None:
-                request = request.of(at)
+            asked = request if isinstance(request, Request) and request.path is None else None
+            request = asked.of(at) if asked else request
             answer = yield adapted(request) if adapted else request
+            if asked and at.parts:
+                answer = list(map(at.parts.answer, asked.statistics, answer))
         if at.is_checked:
             check_result(self, result, update, at)
         return result
@@ -220,3 +225,5 @@ class Choice(NamedTuple):
     stacked: tuple[int, ...]
     layout: Layout | None
     """How the leaf is split, if its program gets all of it."""
+    parts: Parts | None
+    """The parts of an axis that are blocks."""

@@ -16,7 +16,6 @@ from optax_largebatch.params.groups import (
     scaled_rate,
 )
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
-from optax_largebatch.params.matrices import MatrixAxes
 from optax_largebatch.params.rules import at_least_ndim
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
@@ -142,13 +141,7 @@ def adamh(
 
 
 def steps_beside_spheres(
-    who: str,
-    owners: Owners,
-    rate: Grouped,
-    others: Others,
-    radius: Radius,
-    stacks: Stacked,
-    matrix_axes: MatrixAxes = None,
+    who: str, owners: Owners, rate: Grouped, others: Others, radius: Radius, stacks: Stacked
 ) -> optax.GradientTransformationExtraArgs:
     """`hyperball` for the parameters of one owner, and steps at another rate for the others.
 
@@ -163,4 +156,4 @@ def steps_beside_spheres(
     def are_kept(params: optax.Params) -> list[bool]:
         return [owner == who for owner in owners(params)]
 
-    return engine.transformation(hyperball_transform(rates, radius, are_kept, stacks, matrix_axes))
+    return engine.transformation(hyperball_transform(rates, radius, are_kept, stacks))

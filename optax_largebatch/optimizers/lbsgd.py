@@ -223,10 +223,7 @@ def count_micro_batches(
         return link._replace(micro_batches=optax.safe_increment(link.micro_batches))
 
     def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, Any]:
         arguments.check_state("lbsgd", AccumulateGradientsState, state)
         state = state._replace(inner_state=tuple(map(counted, state.inner_state)))

@@ -10,7 +10,7 @@ from optax_largebatch.arguments import Scalar, check_numbers, refused, renamed
 from optax_largebatch.optimizers.adamh import NO_DECAY, steps_beside_spheres
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.matrices import MatrixAxes, are_matrices
+from optax_largebatch.params.matrices import MatrixAxes, are_matrices, with_matrices_inside
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
@@ -203,10 +203,11 @@ def muonh(
         lambda params: ["muon" if mover == "muonh" else "adam" for mover in movers(params)],
         stacks,
     )
+    matrices = with_matrices_inside(stacks, matrix_axes)  # each keeps its norm
     if not is_optimizer(others):
-        steps = steps_beside_spheres("muonh", owners, rate, others, radius, stacks, matrix_axes)
+        steps = steps_beside_spheres("muonh", owners, rate, others, radius, matrices)
         return chain(directions, steps)
-    spheres = hyperball(rate, radius=radius, matrix_axes=matrix_axes, stacked=stacked)
+    spheres = hyperball(rate, radius=radius, stacked=matrices)
     parts = {"muonh": chain(directions, spheres), "others": others}
     return partition("muonh", parts, owners, stacks)
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_ITEM = re.compile(r"\([^()]*\)|[^\s()]+")
 _WORD = re.compile(r"[1-9]\d*|[A-Za-z_]\w*|(rows|columns)=[1-9]\d*(\+[1-9]\d*)*")
 
 
@@ -64,7 +65,7 @@ class Fused(NamedTuple):
             matrices[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
         found = [self._along_side(k, x) for k, x in sorted(matrices.items())]
         if len({side for side, _ in found}) > 1:
-            raise ValueError("matrix_axes must cut only rows or only columns here, got both.")
+            raise ValueError("a text must cut only rows or only columns here, got both.")
         vectors = (vector for _, vector in found)
         return found[0][0], functools.reduce(lambda n, x: n * (x.max() + 1) + x, vectors)
 
@@ -127,18 +128,33 @@ class _Word(NamedTuple):
 
 
 def read_fused(
-    text: str, shape: tuple[int, ...]
+    argument: str, name: str, shape: tuple[int, ...], text: str
 ) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
     """The axes of rows and those of columns in a text, and what the matrices are fused of.
 
     Args:
-        text: an item for each axis, as in `"layers rows (3 columns)"`.
+        argument: what has the text.
+        name: of the parameter.
         shape: of the whole parameter.
+        text: an item for each axis, as in `"layers rows (3 columns)"`.
 
     Raises:
         ValueError: the text cannot be read, or does not fit the shape.
     """
-    items = re.findall(r"\([^()]*\)|[^\s()]+", text)
+    try:
+        return _read(text, shape, least_sides=2 if argument == "matrix_axes" else 1)
+    except ValueError as error:
+        raise ValueError(
+            f"{argument}: {text!r} does not fit {name!r} of shape {shape}: it {error}. Write an "
+            "item for each axis: rows, columns, or another name for an axis that stacks matrices; "
+            "(3 columns) for three matrices side by side; columns=8+2+2 for unequal ones."
+        ) from None
+
+
+def _read(
+    text: str, shape: tuple[int, ...], least_sides: int
+) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
+    items = _ITEM.findall(text)
     if len(items) != len(shape):
         raise ValueError(f"has {len(items)} items for {len(shape)} axes")
     cut = [_words(item, length) for item, length in zip(items, shape, strict=True)]
@@ -147,7 +163,7 @@ def read_fused(
         for side in ("rows", "columns")
     }
     order = (*axes["rows"], *axes["columns"])
-    if not all(axes.values()) or len({*order}) < len(order):
+    if sum(map(bool, axes.values())) < least_sides or len({*order}) < len(order):
         raise ValueError("must have an axis with rows, and another one with columns")
     words = [word for axis in order for word in cut[axis]]
     unequal = [k for k, word in enumerate(words) if word.parts]
@@ -165,6 +181,12 @@ def read_fused(
     return axes["rows"], axes["columns"], fused
 
 
+def stacks_in(text: str) -> tuple[int, ...]:
+    """The axes of a text that stack matrices."""
+    is_side = re.compile(r"\b(rows|columns)\b").search
+    return tuple(axis for axis, item in enumerate(_ITEM.findall(text)) if not is_side(item))
+
+
 def _words(item: str, length: int) -> list[_Word]:
     """The parts that an item cuts an axis of this length into."""
     known: list[tuple[str, int | None, tuple[int, ...]]] = []
@@ -173,6 +195,9 @@ def _words(item: str, length: int) -> list[_Word]:
             raise ValueError(f"has {word!r}, which is no number, no name, and no sum of parts")
         name, _, written = word.partition("=")
         parts = tuple(map(int, written.split("+"))) if written else ()
+        if len(parts) > 1 and len({*parts}) == 1:  # equal parts, which devices may share
+            known.append((str(len(parts)), len(parts), ()))
+            parts = parts[:1]
         number = int(name) if name.isdigit() else sum(parts) or None
         known.append((name, number, parts if len(parts) > 1 else ()))
     rest, remainder = divmod(length, math.prod(number or 1 for _, number, _ in known))

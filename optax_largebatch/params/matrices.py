@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 import itertools
 import math
@@ -16,7 +17,7 @@ from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.paths import broadcast_prefix, is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.rules import matching
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacked, check_stacked
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]] | str | None
 """The axes of rows and those of columns; or a text that says them, and more."""
@@ -173,6 +174,7 @@ def axes_of_matrices(matrix_axes: MatrixAxes, stacked: Stacked, params: Any) -> 
         TypeError: the entry for a parameter is neither a pair of axes nor a text.
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
+    stacked = check_stacked(stacked, parts=False)
     pairs: list[Any] = [
         _two_axes(np.ndim(leaf), axes)
         for leaf, axes in zip(jax.tree.leaves(params), stacked.axes(params), strict=True)
@@ -236,17 +238,14 @@ def matrices_of(
     return found
 
 
-def fused_matrices(
-    matrix_axes: MatrixAxes, stacked: Stacked, leaves: Leaves, who: str
-) -> list[Matrices | None]:
-    """The matrices of each parameter in which a text cuts an axis; None for all others."""
-    if matrix_axes is None:
-        return [None] * len(leaves.arrays)
-    axes = axes_of_matrices(matrix_axes, stacked, leaves.tree)
-    found = [
-        _matrices(leaves, k, x, who) if isinstance(x, str) else None for k, x in enumerate(axes)
-    ]
-    return [one if one and one.fused else None for one in found]
+def with_matrices_inside(stacked: Stacked, matrix_axes: MatrixAxes) -> Stacked:
+    """The stacks in which each matrix that a text of `matrix_axes` cuts out is a block."""
+
+    def texts(params: Any) -> list[str | None]:
+        axes = axes_of_matrices(matrix_axes, stacked, params)
+        return [x if isinstance(x, str) else None for x in axes]
+
+    return stacked if matrix_axes is None else dataclasses.replace(stacked, texts=texts)
 
 
 def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
@@ -254,7 +253,9 @@ def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
     layout = leaves.layout(index, f"{who} works on whole matrices")
     by_text = isinstance(pair, str)
     name = leaf_names(leaves.tree)[index] if by_text else ""
-    rows, columns, fused = _read(name, layout.shape, pair) if by_text else (*pair, None)
+    rows, columns, fused = (
+        read_fused("matrix_axes", name, layout.shape, pair) if by_text else (*pair, None)
+    )
     return Matrices(rows, columns, layout, leaves.specs is not None, fused, by_text)
 
 
@@ -303,17 +304,3 @@ def _checked(name: str, ndim: int, pair: Any) -> Axes:
             "rows, to the columns, or to neither."
         )
     return rows, columns
-
-
-def _read(
-    name: str, shape: tuple[int, ...], text: str
-) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
-    """The axes of a parameter of this whole shape, and what its matrices are fused of."""
-    try:
-        return read_fused(text, shape)
-    except ValueError as error:
-        raise ValueError(
-            f"matrix_axes: {text!r} does not fit {name!r} of shape {shape}: it {error}. Write an "
-            "item for each axis: rows, columns, or another name for an axis that stacks matrices; "
-            "(3 columns) for three matrices side by side; columns=8+2+2 for unequal ones."
-        ) from None

@@ -21,9 +21,6 @@ from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 Keys = tuple[str, ...]
 """The keys on the way to a node of a tree, as strings."""
 
-StackedAxes = Mapping[int, tuple[int, ...]]
-"""The stacked axes of some parameters, by their numbers among `jax.tree.leaves(params)`."""
-
 
 class Part(NamedTuple):
     """A node of a state that has others below it, such as the state of one transformation."""
@@ -144,7 +141,7 @@ class OfParameter(NamedTuple):
     """The name of the parameter, after the name of its part if there are several parts."""
     entries: slice
     shape: tuple[int, ...]
-    """The lengths of the parameter's stacked axes."""
+    """The lengths of the parameter's stacked axes, and the number of the parts of an axis."""
 
 
 def by_parameter(
@@ -155,7 +152,7 @@ def by_parameter(
     stacked: Stacked = NOT_STACKED,
     *,
     others: int = 0,
-    known: Mapping[Keys, StackedAxes] | None = None,
+    known: Mapping[Keys, Mapping[int, tuple[int, ...]]] | None = None,
 ) -> list[OfParameter]:
     """The parameters to which the entries of vectors with a number for each block belong.
 
@@ -166,7 +163,8 @@ def by_parameter(
         params: the parameters.
         stacked: the stacks among them, for parts that no optimizer has said anything about.
         others: entries at the end that belong to no block.
-        known: the parameters of each part, as far as an optimizer says so, by the part's keys.
+        known: the shapes of the blocks of the parameters of each part, by the numbers of these and
+            by the part's keys, as far as an optimizer says so.
 
     Returns:
         The entries of each parameter, part by part.
@@ -174,19 +172,18 @@ def by_parameter(
     Raises:
         ValueError: the state does not belong to these parameters, or is that of many models.
     """
-    leaves, names = jax.tree.leaves(params), leaf_names(params)
-    all_axes = dict(enumerate(stacked.axes(params)))
-    blocks = sum(stacked.sizes(params))
-    shapes: list[dict[int, tuple[int, ...]]] = []
+    names, of_all = leaf_names(params), dict(enumerate(stacked.lengths(params)))
+    blocks = sum(map(math.prod, of_all.values()))
+    shapes: list[Mapping[int, tuple[int, ...]]] = []
     for part in found:
         size = check_one_model(field, part.array(field), ndim=1).size - others
-        axes = (known or {}).get(part.keys)
-        if axes is None:
-            seen = all_axes if size == blocks else seen_by(part, state, params)
-            axes = {number: all_axes[number] for number in seen}
+        lengths = (known or {}).get(part.keys)
+        if lengths is None:
+            seen = of_all if size == blocks else seen_by(part, state, params)
+            lengths = {number: of_all[number] for number in seen}
         else:
-            blocks = sum(math.prod(_lengths(leaves[number], x)) for number, x in axes.items())
-        shapes.append({number: _lengths(leaves[number], x) for number, x in axes.items()})
+            blocks = sum(map(math.prod, lengths.values()))
+        shapes.append(lengths)
         if sum(map(math.prod, shapes[-1].values())) != size:
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {size} blocks, and params have "
@@ -276,8 +273,3 @@ def _is_boxed(node: Any) -> bool:
 
 def _key(key: Any) -> str:
     return jax.tree_util.keystr((key,), simple=True)
-
-
-def _lengths(leaf: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The lengths of some axes."""
-    return tuple(leaf.shape[axis] for axis in axes)

@@ -2,21 +2,77 @@
 
 from collections.abc import Callable
 import dataclasses
+import itertools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 import warnings
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 import numpy as np
 
+from optax_largebatch import norms
 from optax_largebatch.arguments import refused
 from optax_largebatch.params import paths
-from optax_largebatch.params.leaves import Leaves
+from optax_largebatch.params.fused import read_fused, stacks_in
+from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.likely_stacks import declaration, likely_stacks
 from optax_largebatch.params.rules import Rule, matching
 
 Axes = int | tuple[int, ...] | None
 """One stacked axis, several of them, or None."""
+
+
+class Parts(NamedTuple):
+    """The parts that an axis of a parameter is cut into, each of which is a block."""
+
+    axis: int
+    """The axis."""
+    axes: tuple[int, ...]
+    """This axis and those of the stack, which run over blocks."""
+    numbers: tuple[int, ...]
+    """For each index along it the number of its part."""
+    layout: Layout
+    """How the parameter is split between devices."""
+
+    @property
+    def number(self) -> int:
+        """How many parts there are."""
+        return max(self.numbers) + 1
+
+    def sums_of_each(self, sums: jax.Array) -> jax.Array:
+        """Sums for each index along the axis, of this device, added up for each part.
+
+        The sum over devices has those of the whole parameter.
+        """
+        here = norms.local_shard(jnp.array(self.numbers), 0, self.layout.mesh_axes[self.axis])
+        first = jnp.moveaxis(norms.with_spec(sums, PartitionSpec()), self.axis, 0)
+        of_parts = jax.ops.segment_sum(first, here, self.number)
+        stack = (axis for axis in self.axes if axis != self.axis)
+        return self.layout.placed(jnp.moveaxis(of_parts, 0, self.axis), stack)
+
+    def answer(self, asked: Any, total: jax.Array) -> jax.Array:
+        """The answer to a `Statistic` of blocks, from the sum for each.
+
+        It has an entry for each index along the axis, the same for all of a part.
+        """
+        if asked.kept is not None:
+            return total
+        if asked.kind in ("mean", "rms"):
+            shape = [self.number if axis == self.axis else 1 for axis in range(total.ndim)]
+            total /= np.bincount(self.numbers).reshape(shape).astype(total.dtype)
+            total /= math.prod(n for k, n in enumerate(self.layout.shape) if k not in self.axes)
+        total = self.layout.local_shard(self.spread(total))
+        return norms.from_sum_of_squares(total) if asked.is_root else total
+
+    def spread(self, numbers: jax.Array) -> jax.Array:
+        """Numbers of the parts, given to each index along the axis."""
+        return jnp.take(numbers, np.array(self.numbers), self.axis)
+
+    def first(self, numbers: jax.Array) -> jax.Array:
+        """The reverse of `spread`."""
+        return jnp.take(numbers, np.unique(self.numbers, return_index=True)[1], self.axis)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +86,8 @@ class Stacked:
     resolve: Callable[[Any], list[Axes]]
     if_forgotten: Literal["nothing", "warning", "error"] = "nothing"
     """What happens at `init` if stacks seem to be forgotten."""
+    texts: Callable[[Any], list[str | None]] | None = dataclasses.field(default=None, compare=False)
+    """The texts that cut an axis of some parameters, if there are any."""
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
@@ -57,10 +115,25 @@ class Stacked:
             return params
         return structure.unflatten(map(_block, leaves, axes))
 
+    def over_blocks(self, leaves: Leaves) -> list[tuple[tuple[int, ...], Parts | None]]:
+        """The axes of each leaf that run over its blocks, and the parts if one of them is cut."""
+        axes = self.axes(leaves.tree)
+        texts = self.texts(leaves.tree) if self.texts else [None] * len(axes)
+        parts = [_parts(leaves, k, axes[k], x) if x else None for k, x in enumerate(texts)]
+        return [(cut.axes if cut else one, cut) for one, cut in zip(axes, parts, strict=True)]
+
+    def lengths(self, params: Any) -> list[tuple[int, ...]]:
+        """The shape of an array with a number for each block of a leaf, for each leaf."""
+        leaves, structure = jax.tree.flatten(params)
+        known = zip(leaves, self.over_blocks(Leaves(params, structure, leaves)), strict=True)
+        return [
+            tuple(cut.number if cut and k == cut.axis else leaf.shape[k] for k in axes)
+            for leaf, (axes, cut) in known
+        ]
+
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""
-        pairs = zip(jax.tree.leaves(params), self.axes(params), strict=True)
-        return [math.prod(leaf.shape[axis] for axis in axes) for leaf, axes in pairs]
+        return [math.prod(shape) for shape in self.lengths(params)]
 
     def check_none_forgotten(self, params: Any) -> None:
         """Warns, or raises, if some parameters look like stacks, and nobody has said whether."""
@@ -93,7 +166,7 @@ class Stacked:
         return self.description
 
 
-Stacks = Stacked | dict[str, Axes] | None
+Stacks = Stacked | dict[str, Axes | str] | None
 """What `stacked` may be: the result of `stacked_layers`, its patterns alone, or None."""
 
 
@@ -101,26 +174,36 @@ Stacks = Stacked | dict[str, Axes] | None
 class _ByPatterns:
     """Each pattern adds its axes to those of the parameters that it matches."""
 
-    rules: tuple[tuple[Rule, tuple[int, ...]], ...]
+    rules: tuple[tuple[Rule, tuple[int, ...], str | None], ...]
+    """Each with its axes and its text, those with a text last."""
 
     def __call__(self, params: Any) -> list[Axes]:
         if not self.rules:
             return [None] * len(jax.tree.leaves(params))
+        return [axes for axes, _ in self._found(params)]
+
+    def texts(self, params: Any) -> list[str | None]:
+        """The text of each leaf that has one."""
+        return [text for _, text in self._found(params)]
+
+    def _found(self, params: Any) -> list[tuple[tuple[int, ...], str | None]]:
         named = paths.named_leaves(params)
-        found: list[tuple[int, ...]] = [()] * len(named)
-        for rule, axes in self.rules:
+        found: list[tuple[tuple[int, ...], str | None]] = [((), None)] * len(named)
+        for rule, axes, text in self.rules:
             try:
                 chosen = rule.select(named)
             except ValueError as error:
                 raise ValueError(f"stacked_layers: {error}") from None
-            found = [old + axes if new else old for old, new in zip(found, chosen, strict=True)]
-        return [
-            axes for axes, (_, leaf) in zip(found, named, strict=True) if not paths.is_hidden(leaf)
-        ]
+            for k in itertools.compress(range(len(named)), chosen):
+                old, before = found[k]
+                new = tuple(axis for axis in axes if not (text and axis in old))
+                found[k] = old + new, text or before
+        return list(itertools.compress(found, [not paths.is_hidden(leaf) for _, leaf in named]))
 
     def not_stacked(self, params: Any) -> set[int]:
         """The numbers of the leaves that a pattern says are no stacks."""
-        chosen = [jax.tree.leaves(rule.mask(params)) for rule, axes in self.rules if not axes]
+        said = [rule for rule, axes, _ in self.rules if not axes]
+        chosen = [jax.tree.leaves(rule.mask(params)) for rule in said]
         return {number for flags in chosen for number, flag in enumerate(flags) if flag}
 
 
@@ -175,7 +258,9 @@ def stacked_layers(where: Any) -> Stacked:
             - patterns, `{"layers/": 0}`: the parameters whose name matches (as in `matching`) have
               this stacked axis, or several, as in `{"experts/": (0, 1)}`. A name that matches
               several patterns has the axes of all. None says that a parameter is no stack, though
-              it may look like one; `{}` says so of all;
+              it may look like one; `{}` says so of all. A text cuts an axis, so that each part has
+              its own norm: `{"qkv/kernel": "rows columns=2048+512+512"}` for queries, keys and
+              values, or `"rows (16 columns)"` for heads, with a name for each stacked axis;
             - a tree of axes like the parameters (or a prefix of it), None where there are none;
             - a function of the parameters that returns such a tree.
 
@@ -202,9 +287,11 @@ def stacked_layers(where: Any) -> Stacked:
         [5.  0.5]
     """
     if _is_patterns(where):
-        rules = ((matching(pattern), _as_tuple(where[pattern])) for pattern in sorted(where))
+        order = sorted(where, key=lambda pattern: (isinstance(where[pattern], str), pattern))
+        rules = ((matching(pattern), *_axes_and_text(where[pattern])) for pattern in order)
         by_patterns = _ByPatterns(tuple(rules))
-        return Stacked(repr(where), by_patterns, if_forgotten="warning" if where else "nothing")
+        texts = by_patterns.texts if any(isinstance(x, str) for x in where.values()) else None
+        return Stacked(repr(where), by_patterns, "warning" if where else "nothing", texts)
     if callable(where):
         return Stacked(f"stacked_layers({where!r})", _ByFunction(where))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
@@ -214,19 +301,26 @@ def stacked_layers(where: Any) -> Stacked:
     return Stacked("stacked_layers(a tree of axes)", _ByTree.of(where))
 
 
-def check_stacked(stacked: Any, if_forgotten: Literal["warning", "error"] = "warning") -> Stacked:
+def check_stacked(
+    stacked: Any, if_forgotten: Literal["warning", "error"] = "warning", parts: bool = True
+) -> Stacked:
     """The argument `stacked`, checked; with None, no parameter is a stack.
 
     Args:
         stacked: the argument.
         if_forgotten: what happens with None at `init`, if some parameters look like stacks.
+        parts: whether a text may cut an axis.
     """
     if stacked is None:
         return dataclasses.replace(NOT_SAID, if_forgotten=if_forgotten)
+    stacked = stacked_layers(stacked) if _is_patterns(stacked) else stacked
     if isinstance(stacked, Stacked):
+        if stacked.texts and not parts:
+            raise ValueError(
+                f"stacked must be axes without a text here, got {stacked}: only norms and trust "
+                "ratios know parts of an axis. Give Muon the text by matrix_axes=."
+            )
         return stacked
-    if _is_patterns(stacked):
-        return stacked_layers(stacked)
     raise TypeError(
         "stacked must be None, patterns with their stacked axes, as in {'layers/': 0}, or what "
         f"stacked_layers(...) returns; got {stacked!r} of type {type(stacked).__name__}."
@@ -241,7 +335,7 @@ def _is_patterns(where: Any) -> bool:
     return (
         isinstance(where, dict)
         and all(isinstance(key, str) for key in where)
-        and all(_is_axes(axes) for axes in where.values())
+        and all(isinstance(axes, str) or _is_axes(axes) for axes in where.values())
     )
 
 
@@ -255,6 +349,28 @@ def _no_axes(node: Any) -> str:
         "must have an integer, a tuple of integers or None for its stacked axes, got "
         f"{node!r} of type {type(node).__name__}."
     )
+
+
+def _axes_and_text(entry: Axes | str) -> tuple[tuple[int, ...], str | None]:
+    return (stacks_in(entry), entry) if isinstance(entry, str) else (_as_tuple(entry), None)
+
+
+def _parts(leaves: Leaves, index: int, stack: tuple[int, ...], text: str) -> Parts | None:
+    """The parts of a leaf by its text; None if that cuts no axis."""
+    layout = leaves.layout(index, "a norm of each part of an axis needs all of the axis")
+    name = paths.leaf_names(leaves.tree)[index]
+    *sides, fused = read_fused("stacked_layers", name, layout.shape, text)
+    if fused is None:
+        return None
+    side, numbers = fused.numbered()
+    table = numbers.reshape([layout.shape[axis] for axis in sides[side]])
+    cut = [k for k in range(table.ndim) if np.ptp(table, k).any()]
+    if len(cut) > 1:
+        raise ValueError(f"stacked_layers: {text!r} must cut one axis of {name!r}, and cuts two.")
+    for k in cut:
+        along, axis = np.moveaxis(table, k, 0).reshape(table.shape[k], -1)[:, 0], sides[side][k]
+        return Parts(axis, tuple(sorted({*stack, axis})), tuple(along.tolist()), layout)
+    return None
 
 
 def _as_tuple(axes: Axes) -> tuple[int, ...]:
@@ -286,6 +402,30 @@ def _checked_axes(leaf: Any, axes: Axes) -> tuple[int, ...]:
 def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
     shape = [size for axis, size in enumerate(np.shape(leaf)) if axis not in axes]
     return jax.ShapeDtypeStruct(shape, leaf.dtype) if axes else leaf
+
+
+def whole_shape(
+    leaves: Leaves, index: int, axes: tuple[int, ...], cut: Parts | None
+) -> tuple[int, ...]:
+    """The shape of an array with a number for each block of a leaf, on all devices together."""
+    whole = leaves.layout(index, "blocks have numbers").shape if axes else ()
+    return tuple(
+        cut.number if cut and axis == cut.axis else size
+        for axis, size in enumerate(norms.shape_of_blocks(whole, axes))
+    )
+
+
+def blocks_of_leaf(
+    numbers: jax.Array, index: int, axes: tuple[int, ...], leaves: Leaves, cut: Parts | None = None
+) -> jax.Array:
+    """A vector with one entry for each block of a leaf, the same on all devices."""
+    if not axes:
+        return jax.lax.reshape(numbers, (1,))
+    shape = enumerate(leaves.arrays[index].shape)
+    vector = jnp.broadcast_to(numbers, [size if axis in axes else 1 for axis, size in shape])
+    for axis in axes:
+        vector = norms.gathered(vector, axis, leaves.axes_along(index, axis))
+    return jnp.ravel(cut.first(vector) if cut else vector)
 
 
 def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:

@@ -71,15 +71,7 @@ class AdamMoments(NamedTuple):
         }[self.bias_correction]
         mu_weight = 1 - b1 if self.grad_averaging else 1.0
         return AdamScalars(
-            b1,
-            b2,
-            mu_weight,
-            1 - b2,
-            self.eps,
-            self.eps_root,
-            mu_scale,
-            gradient_scale,
-            nu_scale,
+            b1, b2, mu_weight, 1 - b2, self.eps, self.eps_root, mu_scale, gradient_scale, nu_scale
         )
 
 

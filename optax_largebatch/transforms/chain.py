@@ -67,10 +67,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         return tuple(itertools.chain.from_iterable(states))
 
     def update(
-        updates: optax.Updates,
-        state: Any,
-        params: optax.Params | None = None,
-        **extra_args: Any,
+        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, tuple[Any, ...]]:
         check_state("chain", (None,) * len(transforms), state)
         states, new_states = iter(state), []

@@ -12,12 +12,7 @@ from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.stacked import (
-    Stacked,
-    Stacks,
-    check_stacked,
-    have_several_elements,
-)
+from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked, have_several_elements
 
 
 class AddDecayedWeightsState(NamedTuple):
@@ -178,11 +173,7 @@ class WeightDecay:
     """Decay by group and mask; a leaf's choice is the index of its value, None for no decay."""
 
     def __init__(
-        self,
-        weight_decay: Hyperparameter,
-        mask: Mask,
-        stacked: Stacked,
-        allowed: str = "[0, inf)",
+        self, weight_decay: Hyperparameter, mask: Mask, stacked: Stacked, allowed: str = "[0, inf)"
     ):
         check_mask("weight_decay_mask", mask)
         self.values = as_grouped("weight_decay", weight_decay, allowed)

@@ -1,7 +1,7 @@
 """Steps on a sphere: the trust ratio of LAMB, and a projection back."""
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,9 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_numbers
 from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import in_one_round
-from optax_largebatch.norms import accumulation_dtype, block_sum
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, fused_matrices
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.trust_ratio import adapted_leaves
 
@@ -46,7 +43,6 @@ def hyperball(
     *,
     radius: Radius = "now",
     trust_ratio_mask: Mask = None,
-    matrix_axes: MatrixAxes = None,
     stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Turns a direction into a step that keeps the norm of each block: its rate is an angle.
@@ -88,13 +84,10 @@ def hyperball(
             first step brings them.
         trust_ratio_mask: the parameters that stay on their spheres; None for all. The others take
             the step :math:`-\eta_t u`.
-        matrix_axes: a text in it that cuts an axis, as in `orthogonalize_momentum`, gives each
-            matrix that is cut out a sphere of its own, with `radius` as `"now"` or a number. The
-            angle of the block is then their mean. None, and all that is no such text, for one
-            sphere for each block.
         stacked: the parameters that stack layers, so that each layer has a sphere of its own:
-            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
-            there are none.
+            patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. A text,
+            as `{"qkv": "rows (3 columns)"}`, gives each part of an axis one, too. None if there are
+            none.
 
     Returns:
         A transformation that needs parameters; its state is a `HyperballState`. It is the last of
@@ -119,9 +112,7 @@ def hyperball(
     """
     stacks = check_stacked(stacked)
     are_kept = adapted_leaves(trust_ratio_mask, stacks)
-    return engine.transformation(
-        hyperball_transform(learning_rate, radius, are_kept, stacks, matrix_axes)
-    )
+    return engine.transformation(hyperball_transform(learning_rate, radius, are_kept, stacks))
 
 
 def hyperball_transform(
@@ -129,7 +120,6 @@ def hyperball_transform(
     radius: Radius,
     are_kept: Callable[[optax.Params], Sequence[bool]],
     stacks: Stacked,
-    matrix_axes: MatrixAxes = None,
 ) -> engine.LeafTransform:
     """The leaf transform of `hyperball`.
 
@@ -138,9 +128,7 @@ def hyperball_transform(
         radius: likewise.
         are_kept: from the parameters to whether each stays on its spheres.
         stacks: the stacks.
-        matrix_axes: the argument of this name.
     """
-    check_matrix_axes(matrix_axes)
     rates = as_grouped("learning_rate", learning_rate)
     kind, given = "given", radius
     if isinstance(radius, str):
@@ -149,16 +137,8 @@ def hyperball_transform(
     else:
         check_numbers("(0, inf)", radius=radius)
 
-    def choices(leaves: Leaves) -> list[tuple[int, bool, engine.Matrices | None]]:
-        fused = fused_matrices(matrix_axes, stacks, leaves, "hyperball")
-        if kind == "start" and any(fused):
-            raise ValueError(
-                "radius must be 'now' or a number if matrix_axes cuts an axis, got 'start'."
-            )
-        return list(zip(rates.indices(leaves.tree), are_kept(leaves.tree), fused, strict=True))
-
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        group, is_kept, fused = at.choice
+        group, is_kept = at.choice
         rates, given_radius = at.scalars
         rate = rates[group]
         state = at.state._replace(learning_rates=rate)
@@ -166,7 +146,8 @@ def hyperball_transform(
             state = state._replace(radii=0.0)
         if not is_kept:
             return -rate * update, state._replace(angles=0.0)
-        norm, length, inner = yield from _norms(at, update)
+        norms = engine.block_norms(at.start, update)
+        norm, length, inner = yield in_one_round(norms, engine.block_sums(at.start * update))
         sphere, ratio = norm, 1.0
         if kind != "now":
             sphere = given_radius
@@ -190,9 +171,6 @@ def hyperball_transform(
         # As one array: XLA on a GPU would take a kernel for each of the three numbers.
         (turn,) = yield engine.hoist(jnp.where(stays[None], 0, jnp.stack(turn)))
         shrinkage, factor, angle = turn
-        if fused is not None:
-            angle = jnp.mean(angle, fused.cut_axes, keepdims=True)
-            shrinkage, factor, angle = map(fused.layout.local_shard, (shrinkage, factor, angle))
         return shrinkage * at.start + factor * update, state._replace(angles=angle)
 
     def facts(params: optax.Params) -> list[Facts]:
@@ -210,28 +188,10 @@ def hyperball_transform(
             radii=engine.NumberPerBlock() if kind == "start" else engine.VectorOfBlocks(),
         ),
         scalars=lambda state: (rates.at(state.count), given),
-        choices=choices,
+        choices=lambda x: [*zip(rates.indices(x.tree), are_kept(x.tree), strict=True)],
         needs_params=True,
         stacked=stacks,
-        # The sums of a matrix inside are taken along an axis, of which a tile has a piece.
-        given="parts" if matrix_axes is None else "shards",
+        given="parts",
         facts=facts,
         name="hyperball",
     )
-
-
-def _norms(at: engine.Leaf, update: jax.Array) -> Generator[Any, Any, Sequence[jax.Array]]:
-    """The norms of parameter and update and their product, of each block.
-
-    Of a parameter in which matrices are cut out of an axis, the arrays have an entry for each index
-    along that axis, the same for all of a matrix.
-    """
-    *_, fused = at.choice
-    if fused is None:
-        norms = engine.block_norms(at.start, update)
-        return (yield in_one_round(norms, engine.block_sums(at.start * update)))
-    kept = tuple(sorted({*at.stacked, *fused.cut_axes}))
-    w, u = (x.astype(accumulation_dtype(x.dtype)) for x in (at.start, update))
-    terms = [fused.layout.placed(block_sum(x, kept), kept) for x in (w * w, u * u, w * u)]
-    square, length, inner = map(fused.sums_of_each, (yield engine.sums_over_devices(*terms)))
-    return root(square), root(length), inner

@@ -121,7 +121,7 @@ def scale_by_learned_matrices(
     check_integer("period", period, at_least=1)
     check_integer("max_fullcov_size", max_fullcov_size, at_least=0)
     check_dtypes(mu_dtype=mu_dtype)
-    stacks = check_stacked(stacked)
+    stacks = check_stacked(stacked, parts=False)
 
     def identities(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:

@@ -62,9 +62,7 @@ def scale_by_learning_rate(learning_rate: Hyperparameter) -> optax.GradientTrans
     return engine.transformation(
         leaf,
         state=engine.declare(
-            ScaleByLearningRateState,
-            count=engine.Counter(),
-            learning_rates=engine.VectorOfBlocks(),
+            ScaleByLearningRateState, count=engine.Counter(), learning_rates=engine.VectorOfBlocks()
         ),
         scalars=lambda state: values.at(state.count),
         choices=lambda leaves: values.indices(leaves.tree),

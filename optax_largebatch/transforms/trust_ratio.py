@@ -296,11 +296,7 @@ def scale_by_lars(
             count=engine.Counter(),
             trust_ratios=engine.VectorOfBlocks(initial=1.0),
         ),
-        scalars=lambda state: (
-            constants,
-            decay.values.at(state.count),
-            limits.at(state.count),
-        ),
+        scalars=lambda state: (constants, decay.values.at(state.count), limits.at(state.count)),
         choices=choices,
         needs_params=True,
         stacked=stacks,

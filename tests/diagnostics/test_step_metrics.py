@@ -13,11 +13,7 @@ from tests.migration.switches import as_orbax
 from tests.optimizers.registry import OPTIMIZERS, named
 from tests.wrappers.steps import EIGHT_DEVICES, in_shards
 
-PARAMS = {
-    "bias": jnp.zeros(3),
-    "embed": jnp.full((8, 3), 5.0),
-    "kernel": jnp.full((4, 3), 2.0),
-}
+PARAMS = {"bias": jnp.zeros(3), "embed": jnp.full((8, 3), 5.0), "kernel": jnp.full((4, 3), 2.0)}
 SGD = optax.sgd(0.1)
 RAMP = optax.linear_schedule(0.1, 0.0, 10)
 RATIOS = {"trust_ratio/min": 2.0, "trust_ratio/median": 3.5, "trust_ratio/max": 5.0}

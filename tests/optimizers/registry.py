@@ -48,9 +48,7 @@ OPTIMIZERS = {
     "lamb": Entry(lb.lamb, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
     "lans": Entry(lb.lans, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
     "lars": Entry(
-        lb.lars,
-        {"learning_rate": 1e-1, "weight_decay": 1e-3, "trust_coefficient": 0.01},
-        peak=1.0,
+        lb.lars, {"learning_rate": 1e-1, "weight_decay": 1e-3, "trust_coefficient": 0.01}, peak=1.0
     ),
     "larc": Entry(lb.larc, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
     "lbsgd": Entry(
@@ -99,11 +97,7 @@ OPTIMIZERS = {
         static_args=("lr_est_period", "max_fullcov_size"),
         needs_specs=True,
     ),
-    "scaled_adam": Entry(
-        lb.scaled_adam,
-        {"learning_rate": 1e-2, "clipping_scale": 2.0},
-        peak=0.1,
-    ),
+    "scaled_adam": Entry(lb.scaled_adam, {"learning_rate": 1e-2, "clipping_scale": 2.0}, peak=0.1),
 }
 
 

@@ -207,11 +207,7 @@ def test_in_optax_partition(name):
     rate = entry.kwargs["learning_rate"]
     labels = {"dense": "fast", "conv": "slow", "scale": "fast", "empty": "slow", "absent": "none"}
     parts = optax.partition(
-        {
-            "fast": entry.make(learning_rate=2 * rate),
-            "slow": entry.make(),
-            "none": entry.make(),
-        },
+        {"fast": entry.make(learning_rate=2 * rate), "slow": entry.make(), "none": entry.make()},
         labels,
     )
     ours, _ = train(parts, mixed_tree())

@@ -473,10 +473,7 @@ def test_others_may_be_a_learning_rate(make, adam):
 @on_shards
 @pytest.mark.parametrize(
     ("make", "settings"),
-    [
-        (lb.muonh, {"adamh_mask": lb.matching("head")}),
-        (lb.muon, {"others": lb.lamb(0.1)}),
-    ],
+    [(lb.muonh, {"adamh_mask": lb.matching("head")}), (lb.muon, {"others": lb.lamb(0.1)})],
     ids=["muonh", "muon beside lamb"],
 )
 def test_the_norms_of_both_parts_travel_in_one_reduction(make, settings):

@@ -85,10 +85,7 @@ def test_no_stacks(name):
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_parameter_beside_a_declared_stack(axis):
     tree = {
-        "layers": {
-            "bias": [(4, 8), (8, 4)][axis],
-            "kernel": [(4, 8, 16), (8, 4, 16)][axis],
-        },
+        "layers": {"bias": [(4, 8), (8, 4)][axis], "kernel": [(4, 8, 16), (8, 4, 16)][axis]},
         "head": DENSE,
     }
     own = found(tree, lb.stacked_layers({"layers/kernel": axis}))

@@ -46,10 +46,7 @@ EQUAL_TO_OPTAX = {
         optax.inject_hyperparams(optax.add_decayed_weights)(FALLING),
     ),
     "scale_by_learning_rate": (lb.scale_by_learning_rate(0.1), optax.scale_by_learning_rate(0.1)),
-    "scheduled rate": (
-        lb.scale_by_learning_rate(FALLING),
-        optax.scale_by_learning_rate(FALLING),
-    ),
+    "scheduled rate": (lb.scale_by_learning_rate(FALLING), optax.scale_by_learning_rate(FALLING)),
     "momentum": (lb.accumulate_momentum(0.7), optax.trace(0.7)),
     "averaged momentum": (
         lb.accumulate_momentum(0.7, averaging=True),
@@ -96,8 +93,7 @@ def test_chain_is_its_links_one_after_the_other():
 
 
 @pytest.mark.parametrize(
-    "position",
-    [pytest.param(p, marks=() if p == 4 else pytest.mark.slow) for p in range(9)],
+    "position", [pytest.param(p, marks=() if p == 4 else pytest.mark.slow) for p in range(9)]
 )
 def test_foreign_transformation_anywhere_in_a_chain(position):
     links = recursive_lamb()

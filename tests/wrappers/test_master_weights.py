@@ -180,10 +180,7 @@ def test_optax_maps_masters_beside_other_trees():
     params = {"half": jnp.ones(2, "bfloat16"), "single": jnp.ones(2)}
     optimizer = lb.master_weights(lb.lamb(0.1))
     mapped = optax.tree.map_params(
-        optimizer,
-        lambda _, name: name,
-        optimizer.init(params),
-        {"half": "h", "single": "s"},
+        optimizer, lambda _, name: name, optimizer.init(params), {"half": "h", "single": "s"}
     )
     assert mapped.master == {"half": "h", "single": "s"}
     assert mapped.inner_state[1].mu == mapped.master

@@ -1,6 +1,6 @@
 """How matrices are split into the shards that devices have, and put together again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import functools
 import itertools
 import math
@@ -128,10 +128,15 @@ class MatrixRange(NamedTuple):
 def layout_of(x: jax.Array, matrices: Matrices) -> ShardLayout:
     """How the matrices of an array are split."""
     axes = (*matrices.rows, *matrices.columns)
-    names = [tuple(filter(norms.is_bound, matrices.layout.mesh_axes[axis])) for axis in axes]
+    names = [splitting(matrices.layout.mesh_axes[axis]) for axis in axes]
     height, width = matrices.shape
     lengths = tuple(x.shape[axis] for axis in axes)
     return ShardLayout(lengths, tuple(names), len(matrices.rows), height > width)
+
+
+def splitting(names: Iterable[str]) -> tuple[str, ...]:
+    """The mesh axes, of these, that split arrays here: bound ones of several devices."""
+    return tuple([x for x in names if norms.is_bound(x) and norms.devices_along((x,)) > 1])
 
 
 def choose_plan(exchange: Exchange, numbers: Mapping[ShardLayout, int]) -> SharingPlan:

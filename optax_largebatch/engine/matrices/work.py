@@ -24,6 +24,7 @@ from optax_largebatch.engine.matrices.layouts import (
     ShardLayout,
     choose_plan,
     layout_of,
+    splitting,
     with_the_matrices_inside,
 )
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
@@ -168,8 +169,7 @@ def _exchange(x: jax.Array, on: MatrixFunction) -> Exchange:
     between = _bound(on.matrices, on.matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
-    copies = [x for x in others if on.matrices.specs_known or _is_in_types(x)]
-    copies = tuple(name for name in copies if norms.devices_along((name,)) > 1)
+    copies = splitting(x for x in others if on.matrices.specs_known or _is_in_types(x))
     dtype = jnp.dtype(on.dtype or x.dtype)
     return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
 
@@ -185,7 +185,7 @@ def _is_in_types(axis: str) -> bool:
 def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
     """The mesh axes that split some axes here, in order."""
     names = {name for axis in axes for name in matrices.layout.mesh_axes[axis]}
-    return tuple(sorted(name for name in names if norms.is_bound(name)))
+    return tuple(sorted(splitting(names)))
 
 
 def _mesh_of_types(tasks: Mapping[Key, EachMatrix]) -> jax.sharding.AbstractMesh | None:

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import Scalar, check_condition, check_number
-from optax_largebatch.engine.blocks import blocks_of_leaf
 from optax_largebatch.engine.compilation import reduction_barrier
 from optax_largebatch.params.leaves import Leaves, gradients_of
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
+from optax_largebatch.params.stacked import Stacks, blocks_of_leaf, check_stacked
 
 
 class SmallBatches(NamedTuple):
@@ -139,7 +138,7 @@ def small_batches_of_devices(
                 f"jax.lax.pcast(params, {axis_name!r}, to='varying'), and take the mean after this."
             )
     parts = Gradients(of_devices, over=frozenset(names))
-    squares = block_square_norms(leaves, check_stacked(stacked), when, parts, Gradients(of_mean))
+    squares = block_square_norms(leaves, stacked, when, parts, Gradients(of_mean))
     return _small_batches(squares, number, batch_size, when)
 
 
@@ -195,7 +194,7 @@ def small_batches_of_examples(
         )
     ((number,),) = lengths
     parts = Gradients(_checked(gradients, leaves, (number,)), first_axes=1)
-    squares = block_square_norms(leaves, check_stacked(stacked), when, parts, Gradients(of_mean))
+    squares = block_square_norms(leaves, stacked, when, parts, Gradients(of_mean))
     return _small_batches(squares, number, batch_size, when)
 
 
@@ -211,7 +210,7 @@ class Gradients(NamedTuple):
 
 
 def block_square_norms(
-    leaves: Leaves, stacked: Stacked, when: Any, *kinds: Gradients
+    leaves: Leaves, stacked: Stacks, when: Any, *kinds: Gradients
 ) -> list[jax.Array]:
     """The squared norms of gradients, taken together.
 
@@ -228,7 +227,7 @@ def block_square_norms(
         For each of the kinds a float32 vector with one entry for each block, the same on all
         devices; zeros where none are taken.
     """
-    axes = stacked.axes(leaves.tree)
+    axes = check_stacked(stacked, parts=False).axes(leaves.tree)
 
     def taken() -> list[jax.Array]:
         squares, splits = {}, {}

@@ -211,9 +211,7 @@ def orthogonalize_momentum(
     return engine.transformation(
         leaf,
         state=engine.declare(
-            OrthogonalizeMomentumState,
-            count=engine.Counter(),
-            mu=engine.PerParameter(mu_dtype),
+            OrthogonalizeMomentumState, count=engine.Counter(), mu=engine.PerParameter(mu_dtype)
         ),
         scalars=scalars,
         choices=matrices,

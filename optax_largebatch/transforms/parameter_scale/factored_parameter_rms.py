@@ -35,9 +35,7 @@ REFIT_PERIOD = 1000
 
 @refused(refit_period="It is 1000 steps.")
 def scale_by_factored_parameter_rms(
-    eps: Scalar = 1e-5,
-    *,
-    stacked: Stacks = None,
+    eps: Scalar = 1e-5, *, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update by an estimate of the size of each parameter.
 
@@ -85,7 +83,7 @@ def scale_by_factored_parameter_rms(
         icefall, `optim.py` of July 2022: `Cain`.
     """
     check_numbers("(0, inf)", eps=eps)
-    stacks = check_stacked(stacked)
+    stacks = check_stacked(stacked, parts=False)
 
     def ones(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
@@ -134,9 +132,7 @@ def scale_by_factored_parameter_rms(
     return engine.transformation(
         leaf,
         state=engine.declare(
-            ScaleByFactoredParameterRmsState,
-            count=engine.Counter(),
-            factors=engine.PerAxis(ones),
+            ScaleByFactoredParameterRmsState, count=engine.Counter(), factors=engine.PerAxis(ones)
         ),
         scalars=lambda state: (state.count, eps),
         choices=choices,

@@ -51,21 +51,13 @@ CASES = {
         {"stack": ((4, 16, 48), P(None, "fsdp", "tensor"))},
         ("fsdp", 2),
     ),
-    "four of an axis of eight": (
-        (8, 1),
-        {"stack": ((2, 48, 16), P(None, "fsdp"))},
-        ("fsdp", 4),
-    ),
+    "four of an axis of eight": ((8, 1), {"stack": ((2, 48, 16), P(None, "fsdp"))}, ("fsdp", 4)),
     "columns that must be filled up": (
         (8, 1),
         {"high": ((3, 40, 16), P(None, "fsdp")), "wide": ((16, 40), P("fsdp"))},
         ("fsdp", 2),
     ),
-    "one whole axis": (
-        (4, 2),
-        {"stack": ((4, 16, 48), P(None, "fsdp", "tensor"))},
-        ("fsdp", 2),
-    ),
+    "one whole axis": ((4, 2), {"stack": ((4, 16, 48), P(None, "fsdp", "tensor"))}, ("fsdp", 2)),
     "all of an axis of four": (
         (2, 4),
         {"square": ((2, 16, 16), P(None, "fsdp", "tensor"))},

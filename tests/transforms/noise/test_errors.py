@@ -53,9 +53,7 @@ MISTAKES = {
     ),
     "another number of blocks": (
         lambda: lb.measure_noise_scale().update(
-            ONE[0],
-            lb.measure_noise_scale().init(ONE[0]),
-            small_batches=lb.SmallBatches.none(2),
+            ONE[0], lb.measure_noise_scale().init(ONE[0]), small_batches=lb.SmallBatches.none(2)
         ),
         "has 2 blocks and measure_noise_scale has 1",
     ),

@@ -6,11 +6,7 @@ import pytest
 
 import optax_largebatch as lb
 
-PARAMS = {
-    "big": 6 * jnp.array([1.0, -1.0]),
-    "zero": jnp.zeros(2),
-    "scalar": jnp.asarray(5.0),
-}
+PARAMS = {"big": 6 * jnp.array([1.0, -1.0]), "zero": jnp.zeros(2), "scalar": jnp.asarray(5.0)}
 ONES = {name: jnp.ones_like(leaf) for name, leaf in PARAMS.items()}
 
 
