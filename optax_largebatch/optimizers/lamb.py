@@ -9,11 +9,7 @@ from optax_largebatch.arguments import Bounds, Scalar, renamed, without_nu_dtype
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import Stacks
-from optax_largebatch.transforms.adam import (
-    BiasCorrection,
-    bias_corrected_step_size,
-    scale_by_adam,
-)
+from optax_largebatch.transforms.adam import BiasCorrection, bias_corrected_step_size, scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.clipping import clip_by_global_norm
 from optax_largebatch.transforms.decay import add_decayed_weights
