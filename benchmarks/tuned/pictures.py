@@ -69,26 +69,32 @@ def plot_curves(
 
     Rates are in units of the chosen one, which has a larger dot; without decay is at the left.
     """
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(WIDTH * 1.4, 3.6), sharey=True, layout="constrained"
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(WIDTH * 0.85, 6.4), sharey=True, layout="constrained"
     )
     for name, own in rates.items():
         x = np.array(list(own.losses)) / own.chosen
-        _curve(left, name, x, own, 1.0)
+        _curve(above, name, x, own, 1.0)
     off = min((value for own in decays.values() for value in own.losses if value), default=1) / 4
     for name, own in decays.items():
-        _curve(right, name, np.maximum(list(own.losses), off), own, max(own.chosen, off))
-    left.set(xscale="log", xlabel="learning rate, in units of the chosen one", ylabel="test loss")
-    left.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
-    right.set(xscale="log", xlabel="weight decay")
-    right.set_xticks([off, 0.01, 0.1, 1], ["off", "0.01", "0.1", "1"])
+        _curve(below, name, np.maximum(list(own.losses), off), own, max(own.chosen, off))
+    above.set(xscale="log", xlabel="learning rate, in units of the chosen one", ylabel="test loss")
+    above.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
+    below.set(xscale="log", xlabel="weight decay", ylabel="test loss")
+    below.set_xticks([off, 0.01, 0.1, 1], ["off", "0.01", "0.1", "1"])
     chosen = [own.losses[own.chosen] for own in rates.values()]
     least = min(min(own.losses.values()) for own in (*rates.values(), *decays.values()))
     if math.isfinite(max(chosen)):
-        left.set_ylim(least - 0.05, max(chosen) + HIGHEST)
-    _finish(left, title)
-    _finish(right, "")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right", fontsize=8, frameon=False)
+        above.set_ylim(least - 0.05, max(chosen) + HIGHEST)
+    _finish(above, title)
+    _finish(below, "")
+    figure.legend(
+        *above.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=5,
+        fontsize=8,
+        frameon=False,
+    )
     figure.savefig(path)
     plt.close(figure)
 
