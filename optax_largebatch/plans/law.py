@@ -120,7 +120,7 @@ _OURS = Law(
 )
 
 LAWS: Mapping[str, Law] = {
-    "adamw": _OURS,
+    "adamw": _OURS._replace(highest_rate=0.08),
     "muon": _OURS._replace(highest_rate=0.15),
     "muonh": _OURS,
     "lamb": _OURS._replace(highest_rate=0.07),

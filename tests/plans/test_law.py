@@ -68,7 +68,9 @@ def test_every_row_has_numbers_here():
     assert all(law.source for name, law in LAWS.items() if name != "kept")
 
 
-@pytest.mark.parametrize(("optimizer", "highest"), [("lamb", 0.07), ("lans", 0.1), ("muon", 0.15)])
+@pytest.mark.parametrize(
+    ("optimizer", "highest"), [("adamw", 0.08), ("lamb", 0.07), ("lans", 0.1), ("muon", 0.15)]
+)
 def test_warns_of_a_rate_at_which_the_law_failed(optimizer, highest):
     """From 256 to 1024 the rate doubles; MuonH's failed nowhere."""
     for times, name, warns in [(0.49, optimizer, 0), (0.51, optimizer, 1), (0.51, "muonh", 0)]:
