@@ -11,7 +11,7 @@ from benchmarks import transfer
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import curves
 from benchmarks.tuned.sweep import committed
-from benchmarks.tuned.workloads import BERT, CAUSAL
+from benchmarks.tuned.workloads import BERT, CAUSAL, WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("32", "128", "512", "2048")
@@ -114,7 +114,7 @@ def test_the_momentum(script, page):
 
 def moves(name, way, results, pairs):
     """What a way to the large batch loses to the search, by pair and optimizer."""
-    workload = {"bert": BERT, "causal": CAUSAL}[name]
+    workload = WORKLOADS[name]
     losses = transfer.losses_of(transfer.committed_rows(), workload)
     found = {}
     for optimizer, pair in itertools.product(transfer.OPTIMIZERS, pairs):
@@ -191,6 +191,16 @@ def test_a_batch_that_grows(script, page):
         f"{muonh['seesaw'].mean:.3f} and, on the second network, {again['seesaw'].mean:.3f}",
     ):
         assert said in page
+
+
+def test_settings_moved_along_a_ramp(script, page):
+    _, results = script["tuned"]("bert_ramp")
+    pairs = [("constant", ramp) for ramp in ("two_stages", "seesaw")]
+    law, kept = (moves("bert_ramp", way, results, pairs) for way in ("law", "momentum kept"))
+    assert len(law) == 4
+    assert all(own.mean < kept[place].mean for place, own in law.items())
+    least, most = (own(x.mean for x in law.values()) for own in (min, max))
+    assert f"end from {-least:.2f} below such a search to {most:.2f} above it" in page
 
 
 def apart_of(own, plan):
