@@ -1,14 +1,17 @@
 """What following a law costs: settings of a small batch, moved to a large one without a search.
 
-    python -m benchmarks.transfer --keep --workload bert                  # an hour on two CPU cores
-    python -m benchmarks.transfer --keep --workload bert --optimizer muonh --pair 32 2048   # a cell
-    python -m benchmarks.transfer --report                                # only the table
+    python -m benchmarks.transfer --report                                # only the tables
+    python -m benchmarks.transfer --keep --workload causal --optimizer muonh --pair 32 2048 \\
+        --way law sqrt --seeds 5                                          # four minutes of a CPU
+    PYTHON=python3 benchmarks/evidence_on_a_gpu.sh                        # everything, on a GPU
 
 The start is what the search of `benchmarks.tuned` chose at the small batch; the end is the loss of
 the search at the large one. In between are the same settings kept, moved by the root of the batch
-alone, by the law of `batch_plan` with the momentum kept, and by the law with several floors of the
-momentum. Seeds, networks and numbers of steps are those of the search, which had seen none of
-these seeds. Writes one line for each run; the same command after an interruption continues.
+alone, by the law of `batch_plan`, by the law with the momentum kept or with another floor, and by
+the law from the lowest rate that was about as good. Along a ramp the settings follow the batch.
+Seeds, networks and numbers of steps are those of the search, which had seen none of these seeds. On
+another machine than that of the search, run what it chose as well: `--pair 2048 2048 --way kept`.
+Writes one line for each run; the same command after an interruption continues.
 """
 
 import argparse
