@@ -1,7 +1,7 @@
-"""What following a law costs: settings of a small batch, moved to a large one without a search.
+r"""What following a law costs: settings of a small batch, moved to a large one without a search.
 
     python -m benchmarks.transfer --report                                # only the tables
-    python -m benchmarks.transfer --keep --workload causal --optimizer muonh --pair 32 2048 \\
+    python -m benchmarks.transfer --keep --workload causal --optimizer muonh --pair 32 2048 \
         --way law sqrt --seeds 5                                          # four minutes of a CPU
     PYTHON=python3 benchmarks/evidence_on_a_gpu.sh                        # everything, on a GPU
 
