@@ -74,6 +74,12 @@ class Cell:
         return []
 
     @property
+    def searched(self) -> dict[Settings, float]:
+        """The validation losses of all trials, with the first seed."""
+        first = self.budget.search_seeds[0]
+        return {x: self.results[Job("search", x, first)].validation for x in self.space}
+
+    @property
     def finalists(self) -> list[Settings]:
         """The best trials by the first seed."""
         first = self.budget.search_seeds[0]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.tuned.cell import Cell, Job
+from benchmarks.tuned.cell import Cell
 from benchmarks.tuned.search import Settings, on_edge
 from benchmarks.tuned.sweep import Row, cells_of
 from benchmarks.tuned.workloads import Workload
@@ -45,7 +45,7 @@ def measured(workload: Workload, rows: list[Row]) -> Results:
         if cell.is_measured:
             own = Measured(
                 cell.chosen,
-                {x: cell.results[Job("search", x, 0)].validation for x in cell.space},
+                cell.searched,
                 cell.losses(cell.chosen, "final"),
                 on_edge(cell.chosen, cell.arm.centre),
             )
