@@ -367,10 +367,11 @@ def _parts(leaves: Leaves, index: int, stack: tuple[int, ...], text: str) -> Par
     cut = [k for k in range(table.ndim) if np.ptp(table, k).any()]
     if len(cut) > 1:
         raise ValueError(f"stacked_layers: {text!r} must cut one axis of {name!r}, and cuts two.")
-    for k in cut:
-        along, axis = np.moveaxis(table, k, 0).reshape(table.shape[k], -1)[:, 0], sides[side][k]
-        return Parts(axis, tuple(sorted({*stack, axis})), tuple(along.tolist()), layout)
-    return None
+    if not cut:
+        return None
+    (k,) = cut
+    along, axis = np.moveaxis(table, k, 0).reshape(table.shape[k], -1)[:, 0], sides[side][k]
+    return Parts(axis, tuple(sorted({*stack, axis})), tuple(along.tolist()), layout)
 
 
 def _as_tuple(axes: Axes) -> tuple[int, ...]:
