@@ -7,7 +7,9 @@ READY := $(VENV)/.ready
 COMPILERS := $(VENV)-compilers
 DEMO := $(VENV)-demo
 WORKERS ?= 2
-PYTEST = -m pytest -n $(WORKERS) --dist worksteal -q
+# A test is run once more if XLA ended its process, and never if it failed: no error is `(?!)`. Eight
+# devices on two cores may wait for each other for ever, once in some ten thousand tests.
+PYTEST = -m pytest -n $(WORKERS) --dist worksteal -q --reruns 1 --only-rerun '(?!)'
 # The first cells of a notebook, started from `dist`; and a proxy that is not there, for no network.
 FIRST_CELLS = ../$(VENV)-wheel/bin/python ../tests/notebooks/first_cells.py
 NO_NETWORK = http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
