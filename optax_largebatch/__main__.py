@@ -118,9 +118,8 @@ def _plan(stages: str, as_json: bool = False, **settings: Any) -> str:
         run = _run(numbers, settings["total"])
         length = settings.get("sequence_length", 1)
         settings["run"] = run if to is None else run.to(to, sequence_length=length)
-    plan = batch_plan(
-        stages if largest is None else seesaw(stages, largest_batch=largest), **settings
-    )
+    growth = stages if largest is None else seesaw(stages, largest_batch=largest)
+    plan = batch_plan(growth, **settings)
     return plan.to_json() if as_json else str(plan)
 
 
@@ -132,12 +131,11 @@ def _run(numbers: dict[str, Any], total: str) -> TunedRun:
                 "run that was tuned has an optimizer, a batch size and a rate."
             )
     shape = {key: numbers.pop(key) for key in ("warmup", "decay", "end_value") if key in numbers}
-    rate = PlannedRate(numbers.pop("learning_rate"), **shape)
     return TunedRun(
         numbers.pop("optimizer"),
         batch_size=numbers.pop("tuned_batch_size"),
         total=numbers.pop("tuned_total", total),
-        learning_rate=rate,
+        learning_rate=PlannedRate(numbers.pop("learning_rate"), **shape),
         **numbers,
     )
 

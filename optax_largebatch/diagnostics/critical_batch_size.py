@@ -251,8 +251,7 @@ def within_critical_batch_size(
         )
     critical = {count("measured, a place,", x): _examples(x, one) for x, one in measured.items()}
 
-    def starts(total: int, learning_rate: Any) -> list[Start]:
-        del learning_rate
+    def starts(total: int, _: Any) -> list[Start]:
         found = {0: first}
         for place in sorted(x for x in critical if x < total):
             allowed = min(times * critical[place], largest)

@@ -194,7 +194,8 @@ def _notes_on_fused(name: str, shape: tuple[int, ...], stack: tuple[int, ...]) -
     one = text.replace("(3 ", "").replace(")", "")
     return [
         "may be several matrices side by side, as queries, keys and values often are. Say so: "
-        f"matrix_axes={{{name!r}: {text!r}}}; or, if it is one, {one!r}"
+        f"matrix_axes={{{name!r}: {text!r}}}, with three times the heads in the place of 3 if the "
+        f"program splits it into heads first; or, if it is one, {one!r}"
     ]
 
 

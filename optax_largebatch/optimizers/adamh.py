@@ -18,6 +18,7 @@ from optax_largebatch.params.groups import (
 from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
 from optax_largebatch.params.rules import at_least_ndim
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
+from optax_largebatch.plans.law import SHARE_OF_ADAM
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball, hyperball_transform
@@ -28,9 +29,6 @@ NO_DECAY = (
     "do nothing. For the decay of all other parameters give their optimizer: others=..."
 )
 """Why there is no weight decay on a sphere."""
-
-SHARE_OF_ADAM = 3 / 13
-"""The rate of Adam in units of the rate on spheres, in Marin's runs."""
 
 
 @refused(weight_decay=NO_DECAY, weight_decay_mask=NO_DECAY, mask=NO_DECAY)

@@ -89,7 +89,7 @@ def batch_plan(
          391   2048    200.2k   0.00197 to 0.00175     0.2  0.7
          538   8192    501.2k  0.00349 to 1.58e-07     0.4  0.7
         721 steps for 2M examples.
-        A constant batch of 512 takes 3907 steps; the plan 18% of that.
+        The tuned run at 512 takes 3907 steps; the plan 18% of that.
         The learning rate is at most 0.00349, near step 538.
         From adamw at 512 to 8192 by the law 'adamw' (k = 16):
           learning_rate  0.001 -> 0.004    times sqrt(k)
@@ -99,8 +99,9 @@ def batch_plan(
           eps            1e-08 -> 2.5e-09  times 1/sqrt(k)
         Valid while the batch is below the critical one, and for networks of the same
         width.
-        Epsilon is that of the last stage: it cannot move during a run.
-        If you can search, try the peaks 0.001, 0.002, 0.004, 0.008.
+        Epsilon is that of the last stage.
+        Assumed: b1, b2, eps.
+        If you can search, try the peaks 0.001, 0.002, 0.004 (the plan's), 0.008.
 
     References:
         The sources of each row are in `optax_largebatch.plans.law.LAWS`. The timescale of weight

@@ -105,6 +105,9 @@ class Law(NamedTuple):
         return _within(moved, old, *bounds, f"(1 - b) {power.words(r)}")
 
 
+SHARE_OF_ADAM = 3 / 13
+"""The rate of Adam in units of the rate on spheres, in Marin's runs."""
+
 CEILING = 0.99
 """The largest momentum that a law makes, for batches that get smaller."""
 B2_BOUNDS = (0.95, 0.9999)

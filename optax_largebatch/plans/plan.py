@@ -68,12 +68,9 @@ class BatchPlan:
         if not isinstance(self.note, str):
             raise TypeError(f"note must be a string, got {self.note!r}.")
         # Also what a text of JSON says, and `dataclasses.replace`, become integers of Python here.
-        names = ["examples", "devices"]
-        optional = ("sequence_length", "micro_batch_size")
-        names += [name for name in optional if getattr(self, name) is not None]
-        checked: dict[str, Any] = {
-            name: count(name, getattr(self, name), at_least=1) for name in names
-        }
+        names = ("examples", "devices", "sequence_length", "micro_batch_size")
+        given = {name: x for name in names if (x := getattr(self, name)) is not None}
+        checked: dict[str, Any] = {name: count(name, x, at_least=1) for name, x in given.items()}
         examples = checked["examples"]
         starts = starts_of([(stage.first_example, stage.batch_size) for stage in self.stages])
         stages, total_steps = stages_of(starts, examples)

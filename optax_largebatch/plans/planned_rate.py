@@ -68,13 +68,8 @@ class PlannedRate:
         total = None if self.total is None else count("total", self.total, at_least=1)
         if total is not None and warmup >= total:
             raise ValueError(f"warmup must be less than total, {total}; got {warmup}.")
-        numbers = {
-            "peak_value": peak_value,
-            "end_value": end_value,
-            "total": total,
-            "warmup": warmup,
-        }
-        for name, value in numbers.items():
+        rates = {"peak_value": peak_value, "end_value": end_value}
+        for name, value in (rates | {"total": total, "warmup": warmup}).items():
             object.__setattr__(self, name, value)
 
     def __call__(self, seen: jax.typing.ArrayLike) -> jax.Array:

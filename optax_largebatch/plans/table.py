@@ -66,11 +66,12 @@ def _summary(plan: Any) -> Iterator[str]:
     if plan.sequence_length is not None:
         seen += f", {written(plan.examples * plan.sequence_length)} tokens"
     yield f"{plan.total_steps} steps for {seen}."
-    first = plan.stages[0].batch_size
-    constant = -(-plan.examples // first)
-    if constant != plan.total_steps:
-        share = plan.total_steps / constant
-        yield f"A constant batch of {first} takes {constant} steps; the plan {share:.0%} of that."
+    what, batch, r = "A constant batch of", plan.stages[0].batch_size, 1.0
+    if plan.run is not None:
+        what, batch, r = "The tuned run at", plan.run.batch_size, plan.length
+    if (before := -(-round(plan.examples / r) // batch)) != plan.total_steps:
+        share = plan.total_steps / before
+        yield f"{what} {batch} takes {before} steps; the plan {share:.0%} of that."
     if plan.run is not None and callable(plan.run.learning_rate):
         yield from _of_the_rate(plan)
     if plan.note:
@@ -82,11 +83,11 @@ def _summary(plan: Any) -> Iterator[str]:
 def _account(plan: Any, run: Any) -> Iterator[str]:
     """What moved from the tuned run to the last stage, and why."""
     batch = plan.stages[-1].batch_size
-    r = "" if plan.length == 1 else f", examples times r = {plan.length:.4g}"
-    law = LAWS[plan.law]
+    r, law = plan.length, LAWS[plan.law]
+    longer = f", examples times r = {r:.4g}" if r != 1 else ""
     yield from _wrapped(
         f"From {run.optimizer} at {run.batch_size} to {batch} by the law {plan.law!r} "
-        f"(k = {batch / run.batch_size:.4g}{r}):"
+        f"(k = {batch / run.batch_size:.4g}{longer}):"
     )
     rows = []
     for name, (after, why) in plan.moved(batch).items():
@@ -99,16 +100,21 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
             continue
         change = f"times {after:.4g}" if before is None else f"{before:.4g} -> {after:.4g}"
         rows.append((name, f"{before:.4g} (kept)" if before == after else change, why))
+    warmup = 0 if law.keeps_warmup_steps else getattr(run.learning_rate, "warmup", 0)
+    if warmup and r != 1:
+        change = f"{written(warmup)} -> {written(round(warmup * r))}"
+        rows.append(("warm-up", change, "the same part of the run"))
     width = max(len(change) for _, change, _ in rows)
     yield from (f"  {name:<13}  {change:<{width}}  {why}".rstrip() for name, change, why in rows)
     yield from _wrapped(law.valid)
     if len(plan.stages) > 1 and law.eps != KEPT and "eps" in run.numbers:
-        yield "Epsilon is that of the last stage: it cannot move during a run."
-    if run.note:
-        yield from _wrapped(run.note)
+        yield "Epsilon is that of the last stage."
+    if assumed := [name for name in run.numbers if getattr(run, name) is None]:
+        yield f"Assumed: {', '.join(assumed)}."
+    yield from _wrapped(run.note)
     if run.peak:
-        rates = ", ".join(f"{rate:.2g}" for rate in plan.rates)
-        yield from _wrapped(f"If you can search, try the peaks {rates}.")
+        peaks = "{:.2g}, {:.2g}, {:.2g} (the plan's), {:.2g}".format(*plan.rates)
+        yield from _wrapped(f"If you can search, try the peaks {peaks}.")
     if run.peak and plan.rates[2] > law.highest_rate:
         yield from _wrapped(
             f"Do not trust the rate: by this law, runs of ours with a rate above "
@@ -123,9 +129,8 @@ def _wrapped(sentence: str) -> list[str]:
 
 def _of_the_rate(plan: Any) -> Iterator[str]:
     """The peak of the learning rate, and whether it is 0 for a part of the run."""
-    edges = [stage.first_step for stage in plan.stages]
     even = np.linspace(0, plan.total_steps - 1, LOOKED_AT).astype(np.int32)
-    steps = np.union1d(even, edges).astype(np.int32)
+    steps = np.union1d(even, [stage.first_step for stage in plan.stages]).astype(np.int32)
     rates = np.asarray(plan.learning_rate(jnp.asarray(steps)), float)
     peak = steps[np.argmax(rates)]
     yield f"The learning rate is at most {rates.max():.3g}, near step {peak}."

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from optax_largebatch.arguments import check_choice, known_number
 from optax_largebatch.plans.counts import Count, count, written
-from optax_largebatch.plans.law import DECAY_KINDS, DecayKind
+from optax_largebatch.plans.law import DECAY_KINDS, SHARE_OF_ADAM, DecayKind
 from optax_largebatch.plans.planned_rate import PlannedRate, planned
 
 Family = Literal["adamw", "muon", "muonh", "lamb", "lans", "lars", "sgd"]
@@ -193,7 +193,11 @@ class TunedRun:
         angle = math.sqrt(rate * decay)
         tokens = int(self.batch_size) * count("sequence_length", sequence_length, at_least=1)
         settled = rate * decay * int(self.total) / tokens
-        note = "The rate is the angle of a step of adamw, sqrt(rate x decay)."
+        note = (
+            "The rate is the angle of a step of adamw, sqrt(rate x decay). Adam moves the rest at "
+            f"{SHARE_OF_ADAM:.3g} of it, {SHARE_OF_ADAM * angle:.2g} (adamw had {rate:.2g}), "
+            "without decay."
+        )
         if settled < SETTLED:
             note += (
                 f" Do not trust it: the decay shrinks the weights by {settled:.2g} of their length "

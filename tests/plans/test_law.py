@@ -239,10 +239,25 @@ class TestTunedRun:
             tuned(momentum=0.9)
 
 
+def test_the_printed_plan_is_compared_with_the_run_that_was_tuned():
+    """Not with a run at its batch that is as long as the plan."""
+    run = lb.TunedRun(
+        "adamw", batch_size=256, total="4M", learning_rate=tuned().learning_rate, b1=0.9
+    )
+    text = str(lb.batch_plan(1024, total="8M", run=run))
+    assert "The tuned run at 256 takes 15625 steps; the plan 50% of that." in text
+    assert "warm-up        256k -> 512k" in text
+    assert "Assumed: b2, eps." in text
+    assert "warm-up" not in str(lb.batch_plan(1024, total="8M", run=run, law="legew"))
+    assert "warm-up" not in str(
+        lb.batch_plan(1024, total="4M", run=run)
+    )  # the same part, and as long
+
+
 def test_four_rates_around_the_plan():
     plan = lb.batch_plan("0:256 1M:4096", total=4_096_000, run=tuned())
     assert plan.rates == pytest.approx((1e-3, 2e-3, 4e-3, 8e-3))
-    assert "try the peaks 0.001, 0.002, 0.004, 0.008." in str(plan)
+    assert "try the peaks 0.001, 0.002, 0.004 (the plan's), 0.008." in str(plan)
     half = plan.with_peak(plan.rates[1])
     for step in (1000, plan.total_steps - 100):
         assert float(half.learning_rate(step)) == pytest.approx(
