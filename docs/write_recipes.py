@@ -127,7 +127,7 @@ def at_32_table() -> str:
         ]
         rate = f"x {moved['learning_rate'].value:.4g}"
         lines.append(f"| {' | '.join([f'`{law}`', rate, *cells])} |")
-    return "\n".join(lines)
+    return "\n".join(lines).replace("e-", "e\u2011")  # a hyphen that breaks no line
 
 
 KINDS = {
