@@ -79,8 +79,7 @@ def trust_ratios(
     spread = float(np.exp(np.abs(np.log(adapted / middle)).max())) if adapted.size else 1.0
     spread = min(max(1.05 * spread, 1.5), EXPLODED)
 
-    size = 9, max(1.0 + 0.17 * min(len(names), MOST_NAMES), 3.0)
-    ax = ax or _pyplot().subplots(figsize=size, layout="constrained")[1]
+    ax = ax or _new_axes(9, max(1.0 + 0.17 * min(len(names), MOST_NAMES), 3.0))
     of_ratios = plt.get_cmap("PuOr_r").with_extremes(bad="black")
     edges = _edges(times)
     rows = np.arange(len(names) + 1) - 0.5
@@ -182,6 +181,10 @@ def _pyplot() -> Any:
             "plots are drawn with matplotlib, which is not installed: pip install matplotlib"
         ) from None
     return pyplot
+
+
+def _new_axes(width: float, height: float) -> "Axes":
+    return _pyplot().subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
