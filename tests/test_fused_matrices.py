@@ -166,7 +166,8 @@ def test_what_explain_says():
     silent = explained()
     assert ["several matrices" in "".join(silent[name].notes) for name in params] == [1, 1, 0]
     assert "'layers rows (3 columns)'" in silent["qkv"].notes[0]
-    assert "'(3 rows) columns'}; or, if it is one, 'rows columns'" in silent["tall"].notes[0]
+    assert "'(3 rows) columns'}, with three times the heads in the" in silent["tall"].notes[0]
+    assert "or, if it is one, 'rows columns'" in silent["tall"].notes[0]
     said = explained(qkv="layers rows columns=8+4+4", tall="rows columns")
     assert said["qkv"].matrices == {(4, 8): 2, (4, 4): 4}
     assert not said["qkv"].notes
