@@ -74,7 +74,7 @@ run = lb.TunedRun(
     weight_decay=0.4,
 )
 batches = "0:16 256:64"  # 64 from example 256 on
-# A large batch needs more examples. Until you have measured how many, take 1.5 times as many.
+# A large batch needs more examples: 1.5 times as many, until you have measured it.
 plan = lb.batch_plan(batches, total=1920, run=run.to("muonh"), micro_batch_size=16)
 print(plan)
 optimizer = lb.planned_optimizer(
