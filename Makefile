@@ -7,8 +7,8 @@ READY := $(VENV)/.ready
 COMPILERS := $(VENV)-compilers
 DEMO := $(VENV)-demo
 WORKERS ?= 2
-# A test is run once more if XLA ended its process, and never if it failed: no error is `(?!)`. Eight
-# devices on two cores may wait for each other for ever, once in some ten thousand tests.
+# A test is run once more if its process was ended, and never if it failed: no error matches `(?!)`.
+# Eight devices on two cores wait for each other for ever now and then, and XLA ends the process.
 PYTEST = -m pytest -n $(WORKERS) --dist worksteal -q --reruns 1 --only-rerun '(?!)'
 # The first cells of a notebook, started from `dist`; and a proxy that is not there, for no network.
 FIRST_CELLS = ../$(VENV)-wheel/bin/python ../tests/notebooks/first_cells.py

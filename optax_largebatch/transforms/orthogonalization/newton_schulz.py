@@ -43,8 +43,7 @@ def newton_schulz(
     gram = x.T @ x if is_high else group.sum(x @ x.T)
     if preconditioning in ("aol", "schatten"):
         sums_of_rows = jnp.sum(jnp.abs(gram), axis=-1)
-        frobenius_norm = root(sum_of_squares(gram)).astype(gram.dtype)
-        divisor = sums_of_rows if preconditioning == "aol" else frobenius_norm
+        divisor = sums_of_rows if preconditioning == "aol" else _frobenius_norm(gram)
         # The matrix was divided by its norm first, or its product would vanish where it is small.
         scale = jnp.broadcast_to(jax.lax.rsqrt(positive(divisor)), gram.shape[:1])
         x = x * (scale[None, :] if is_high else scale[:, None])
@@ -56,6 +55,10 @@ def newton_schulz(
         factor = group.gathered(b * rows + c * rows @ gram)
         x = a * x + (x @ factor if is_high else factor @ x)
     return x
+
+
+def _frobenius_norm(x: jax.Array) -> jax.Array:
+    return root(sum_of_squares(x)).astype(x.dtype)
 
 
 def _spectral_norm(x: jax.Array) -> jax.Array:
