@@ -120,13 +120,18 @@ class Case(NamedTuple):
     """What is compiled for it; None for all."""
     target: str = ""
     """The only machine that it is compiled for, if there is one."""
-    matrix_axes: Any = None
-    """The argument of this name."""
+    fused: int = 1
+    """The matrices in `qkv`, next to each other: three for each head."""
 
     @property
     def devices(self) -> int:
         """The number of devices."""
         return math.prod(self.axes.values())
+
+    @property
+    def matrix_axes(self) -> Any:
+        """The argument of this name."""
+        return {"qkv": f"layers rows ({self.fused} columns)"} if self.fused > 1 else None
 
 
 def _stacked() -> dict[str, Any]:
@@ -164,6 +169,15 @@ def _experts() -> dict[str, Any]:
 def _of_7b() -> dict[str, Any]:
     """The matrices of 32 layers of a transformer with 7 billion parameters."""
     return _layers(32, 4096, 11008)
+
+
+def _of_7b_fused() -> dict[str, Any]:
+    """The same with queries, keys and values in one array, 32 heads each."""
+    layers = _of_7b()["layers"]
+    return {
+        "layers": {name: layers[name] for name in ("down", "gate", "out", "up")}
+        | {"qkv": (32, 4096, 3 * 4096)}
+    }
 
 
 LARGE = Case(_of_7b, 2, 4096**2, _by_both, STACKED, has_only_matrices=True)
@@ -225,7 +239,7 @@ CASES = {
         axes={"fsdp": 4, "tensor": 2},
         optimizers=["muon", "muonh"],
         target="eight H100",
-        matrix_axes={"qkv": "layers rows (48 columns)"},
+        fused=3 * 16,
     ),
     "24 layers stacked, not fused, 4 x 2": Case(
         _not_fused,
@@ -247,6 +261,16 @@ CASES = {
     **{
         f"7B stacked, {fsdp} x {tensor}": LARGE._replace(
             axes={"fsdp": fsdp, "tensor": tensor}, optimizers=LARGE_WAYS, target="v5e 16x16"
+        )
+        for fsdp, tensor in ((256, 1), (32, 8))
+    },
+    **{
+        f"7B stacked, heads fused, {fsdp} x {tensor}": LARGE._replace(
+            shapes=_of_7b_fused,
+            axes={"fsdp": fsdp, "tensor": tensor},
+            optimizers=["muon, bfloat16"],
+            target="v5e 16x16",
+            fused=3 * 32,
         )
         for fsdp, tensor in ((256, 1), (32, 8))
     },
@@ -352,6 +376,15 @@ LIMITS = {
     "7B stacked, 8 x 1": MESH,
     "7B stacked, 256 x 1": {"temporaries_of_own_parameters": 4.0, "products_of_a_share": 1.25},
     "7B stacked, 32 x 8": {"temporaries_of_own_parameters": 3.0, "products_of_a_share": 1.25},
+    # Matrices of three layouts are in one exchange, and each is computed in all of them.
+    "7B stacked, heads fused, 256 x 1": {
+        "temporaries_of_own_parameters": 5.5,
+        "products_of_a_share": 1.25,
+    },
+    "7B stacked, heads fused, 32 x 8": {
+        "temporaries_of_own_parameters": 3.5,
+        "products_of_a_share": 1.25,
+    },
 }
 """The most that a step may have which is told how parameters are split."""
 
@@ -451,9 +484,11 @@ def _products_on_one_device(target_name: str, case_name: str, name: str) -> floa
     # One device may have no memory for it: five iterations of X X^T, its square, and their product
     # with X.
     total = 0
-    for *stack, rows, columns in jax.tree.leaves(CASES[case_name].shapes(), is_leaf=is_shape):
-        height, width = sorted((rows, columns))
-        total += 5 * math.prod(stack) * (4 * height**2 * width + 2 * height**3)
+    shapes, _ = jax.tree.flatten_with_path(CASES[case_name].shapes(), is_leaf=is_shape)
+    for (*_, key), (*stack, rows, columns) in shapes:
+        parts = CASES[case_name].fused if key.key == "qkv" else 1
+        height, width = sorted((rows, columns // parts))
+        total += 5 * math.prod(stack) * parts * (4 * height**2 * width + 2 * height**3)
     return total
 
 

@@ -1,7 +1,7 @@
 """Trains a small convolutional network on handwritten digits, at a small and at a large batch.
 
 Without arguments it compares AdamW with LAMB, LANS and MuonH at batches of 32 and of 1024, each
-over the same examples and over five seeds: how many steps until the validation accuracy is 0.95?
+over the same examples and over three seeds: how many steps until the validation accuracy is 0.95?
 
     python examples/train_digits.py
     python examples/train_digits.py --optimizer lamb larc --batch-size 64 256 --weight-decay 0.1
@@ -141,7 +141,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epochs", type=POSITIVE, default=40.0, help="passes through the training examples")
     add("--learning-rate", type=POSITIVE, help="in place of those in this file")
     add("--weight-decay", type=NOT_NEGATIVE, help="in place of those in this file")
-    add("--seeds", type=COUNT, default=5, help="runs of each optimizer and batch")
+    add("--seeds", type=COUNT, default=3, help="runs of each optimizer and batch")
     add("--target", type=SHARE, default=0.95, help="validation accuracy to reach")
     add("--output", type=Path, default=Path("runs/digits"), help="folder for what it leaves")
     return parser.parse_args(argv)

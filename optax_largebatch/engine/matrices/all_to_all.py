@@ -4,12 +4,13 @@ Nothing is gathered. Matrices of one shape, of all leaves and of all layers of s
 in one all-to-all: each device sends its shards of all of them and receives all shards of some. It
 works on these, and a second all-to-all brings the shards back. Devices that are known to have
 copies of the same shards divide the work, and then share the results. If there are fewer matrices
-than devices, some devices work on zeros. Or, if that is cheaper, a group of devices gets each
-matrix in pieces (`groups.py`).
+than devices, a group of devices gets each matrix in pieces, if that is cheaper (`groups.py`).
+Devices that are left idle work on narrower matrices, filled up with zeros, or on zeros.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -21,7 +22,6 @@ from optax_largebatch import norms
 from optax_largebatch.engine.matrices.layouts import (
     Exchange,
     MatrixRange,
-    ShardLayout,
     choose_plan,
     layout_of,
 )
@@ -47,15 +47,7 @@ class AllToAll:
         # Equal layouts follow each other, so that few devices have matrices of two.
         self._tasks = {key: tasks[key] for key in sorted(tasks, key=lambda x: self._layouts[x])}
         batches = {key: on.matrices.to_batch(x) for key, (x, _, on) in self._tasks.items()}
-        self._starts: dict[Any, int] = {}
-        ranges: dict[ShardLayout, MatrixRange] = {}
-        stop = 0
-        for key, batch in batches.items():
-            layout, self._starts[key] = self._layouts[key], stop
-            start = ranges[layout].start if layout in ranges else stop
-            stop += len(batch)
-            ranges[layout] = MatrixRange(layout, start, stop)
-        self._plan = choose_plan(exchange, {x.layout: x.stop - x.start for x in ranges.values()})
+        self._plan = choose_plan(exchange, tasks.values())
         group, columns = self._plan.group, self._plan.columns
         # The devices of a group follow each other: its axis changes fastest.
         across, copies = (
@@ -64,7 +56,11 @@ class AllToAll:
         )
         shape = (exchange.shape[0], columns)
         self._exchange = exchange._replace(shape=shape, across=across, copies=copies)
-        self._ranges = [x._replace(layout=x.layout.of_piece(columns)) for x in ranges.values()]
+        self._ranges: list[MatrixRange] = []
+        stop = 0
+        for layout, keys in itertools.groupby(self._tasks, self._layouts.__getitem__):
+            start, stop = stop, stop + sum(len(batches[key]) for key in keys)
+            self._ranges.append(MatrixRange(layout.of_piece(columns), start, stop))
         self._pieces = {
             key: self._layouts[key].cut(batch.reshape(len(batch), -1), group.size, columns)
             for key, batch in batches.items()
@@ -98,11 +94,10 @@ class AllToAll:
         of_groups = of_copies.reshape([lengths[axis] for axis in self._order])
         done = of_groups.transpose(np.argsort(self._order).tolist())
         done = done.reshape(lengths[0], math.prod(lengths[1:4]), lengths[-1])
-        results = {}
+        results, stop = {}, 0
         for key, (x, _, on) in self._tasks.items():
-            start, number = self._starts[key], self._pieces[key].shape[1]
-            pieces = done[:, start : start + number]
-            shards = self._layouts[key].uncut(pieces, self._plan.columns)
+            start, stop = stop, stop + self._pieces[key].shape[1]
+            shards = self._layouts[key].uncut(done[:, start:stop], self._plan.columns)
             results[key] = on.matrices.from_batch(shards, x.shape)
         return results
 

@@ -113,7 +113,7 @@ def sharing_plans(
     for group in (ALONE, *groups):
         size = group.size
         per_group = -(-number * size // devices)
-        columns = width if size == 1 else -(-width // (size * unit)) * unit
+        columns = -(-width // (size * unit)) * unit
         operations = 4 * height**2 * columns + 2 * height**3 // size
         # The sum of the products is scattered and gathered, then their square is gathered.
         within = 3 * height**2 * (size - 1) // size

@@ -1,6 +1,6 @@
 """How matrices are split into the shards that devices have, and put together again."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 import functools
 import itertools
 import math
@@ -35,6 +35,11 @@ class Exchange(NamedTuple):
     def moves(self) -> bool:
         """Whether several devices take part."""
         return norms.devices_along((*self.across, *self.copies)) > 1
+
+    def fits_into(self, wide: "Exchange") -> bool:
+        """Whether columns of zeros make its matrices those of another exchange."""
+        widened = self._replace(shape=(self.shape[0], wide.shape[1]))
+        return self.shape < wide.shape and widened == wide and self.splits and self.moves
 
 
 class ShardLayout(NamedTuple):
@@ -139,18 +144,15 @@ def splitting(names: Iterable[str]) -> tuple[str, ...]:
     return tuple([x for x in names if norms.is_bound(x) and norms.devices_along((x,)) > 1])
 
 
-def choose_plan(exchange: Exchange, numbers: Mapping[ShardLayout, int]) -> SharingPlan:
-    """The cheapest plan to share the matrices of an exchange.
-
-    Args:
-        exchange: what they have in common.
-        numbers: how many matrices have each layout.
-    """
+def choose_plan(exchange: Exchange, tasks: Iterable[EachMatrix]) -> SharingPlan:
+    """The cheapest plan to share the matrices of the arrays of an exchange."""
+    layouts = [(task.array.size, layout_of(task.array, task.on.matrices)) for task in tasks]
+    number = sum(size // math.prod(layout.lengths) for size, layout in layouts)
     axes = {name: norms.devices_along((name,)) for name in (*exchange.across, *exchange.copies)}
     height, width = exchange.shape
-    unit = math.lcm(*(layout.column_unit for layout in numbers))
+    unit = math.lcm(*(layout.column_unit for _, layout in layouts))
     itemsize = exchange.dtype.itemsize
-    plans = sharing_plans(sum(numbers.values()), (height, width), axes, itemsize, unit)
+    plans = sharing_plans(number, (height, width), axes, itemsize, unit)
     return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)
 
 

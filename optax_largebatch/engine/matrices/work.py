@@ -8,7 +8,6 @@ types know the mesh, the compiler is asked for the same.
 from collections.abc import Mapping, Sequence
 import functools
 import itertools
-import math
 from typing import Any, TypeVar
 import warnings
 
@@ -78,11 +77,9 @@ def batches(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
     array is a group. The large ones come first: results pile up, and work on a small array needs
     less memory beside them.
     """
-    exchanges: dict[Exchange, dict[Key, EachMatrix]] = {}
     mesh = _mesh_of_types(tasks)
     tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
-    for key, task in tasks.items():
-        exchanges.setdefault(_exchange(task.array, task.on), {})[key] = task
+    exchanges = _exchanges(tasks)
     if mesh is not None:
         _warn_if_specs_are_unknown(tasks, mesh)
         return [list(group) for group in exchanges.values()]
@@ -97,6 +94,25 @@ def batches(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
     return [*moving, *([key] for key in staying)]
 
 
+def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, EachMatrix]]:
+    """The arrays of each exchange.
+
+    Where wide matrices leave devices idle, narrower ones of the same height take part in their
+    exchange, filled up with columns of zeros, if that costs less.
+    """
+    found: dict[Exchange, dict[Key, EachMatrix]] = {}
+    for key, task in tasks.items():
+        found.setdefault(_exchange(task.array, task.on), {})[key] = task
+    for wide, narrow in itertools.permutations(list(found), 2):
+        if {wide, narrow} <= found.keys() and narrow.fits_into(wide):
+            together = found[wide] | found[narrow]
+            each = [choose_plan(x, found[x].values()).cost for x in (wide, narrow)]
+            if choose_plan(wide, together.values()).cost < sum(each):
+                found[wide] = together
+                del found[narrow]
+    return found
+
+
 def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
     """Groups of the arrays of one exchange.
 
@@ -104,16 +120,13 @@ def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[lis
     both. So matrices of one layout are a group by themselves, if that leaves no device idle and
     costs no more.
     """
-    by_layout: dict[ShardLayout, list[Key]] = {}
-    numbers: dict[ShardLayout, int] = {}
-    for key, (x, _, on) in tasks.items():
-        layout = layout_of(x, on.matrices)
-        by_layout.setdefault(layout, []).append(key)
-        numbers[layout] = numbers.get(layout, 0) + x.size // math.prod(layout.lengths)
-    plans = [choose_plan(exchange, {layout: number}) for layout, number in numbers.items()]
-    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, numbers).cost
+    by_layout: dict[ShardLayout, dict[Key, EachMatrix]] = {}
+    for key, task in tasks.items():
+        by_layout.setdefault(layout_of(task.array, task.on.matrices), {})[key] = task
+    plans = [choose_plan(exchange, some.values()) for some in by_layout.values()]
+    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks.values()).cost
     if is_cheap and not any(plan.padding for plan in plans):
-        return list(by_layout.values())
+        return list(map(list, by_layout.values()))
     return [list(tasks)]
 
 
@@ -138,12 +151,7 @@ def apply_to_matrices(
     tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
     if mesh is not None:
         return barrier((_by_the_compiler(tasks, mesh), following))
-    moving: dict[Exchange, dict[Key, EachMatrix]] = {}
-    for key, task in tasks.items():
-        exchange = _exchange(task.array, task.on)
-        if exchange.moves:
-            moving.setdefault(exchange, {})[key] = task
-    exchanges = list(itertools.starmap(AllToAll, moving.items()))
+    exchanges = [AllToAll(x, some) for x, some in _exchanges(tasks).items() if x.moves]
     received = [exchange.received() for exchange in exchanges]
     if exchanges:
         received, following = barrier((received, following))

@@ -70,6 +70,11 @@ CASES = {
     ),
     "devices with copies": ((2, 4), {"wide": ((4, 8, 16), P(None, "tensor"))}, ("tensor", 2)),
     "a group of copies": ((2, 4), {"wide": ((4, 6, 12), P(None, "fsdp"))}, ("fsdp", 2)),
+    "a high one where wide ones leave devices idle": (
+        (8, 1),
+        {"wide": ((3, 6, 48), P(None, None, "fsdp")), "high": ((16, 6), P("fsdp"))},
+        ("fsdp", 2),
+    ),
     "filters": ((4, 2), {"filters": ((3, 2, 8, 16), P(None, None, "fsdp", "tensor"))}, ("fsdp", 4)),
 }
 
@@ -84,26 +89,40 @@ def on_one_device(case):
     return gradients, axes, jax.jit(functools.partial(step, matrix_axes=axes))(gradients)
 
 
-@on_shards
-@pytest.mark.parametrize("way", ["specs", "shard_map", "explicit"])
-@pytest.mark.parametrize("case", CASES)
-def test_a_group_steps_as_one_device(case, way, sending_is_free, chosen):
-    sizes, arrays, group = CASES[case]
+def on_a_mesh(case, way):
+    """The step of a case, compiled for its mesh by `jax.jit`, and the gradients on the mesh."""
+    sizes, arrays, _ = CASES[case]
     kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
     mesh = jax.make_mesh(sizes, AXES, axis_types=(kind, kind))
     specs = {name: spec for name, (_, spec) in arrays.items()}
     shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    gradients, axes, _ = on_one_device(case)
+    run = functools.partial(step, matrix_axes=axes)
+    if way == "shard_map":
+        run = functools.partial(run, partition_specs=specs)
+        run = jax.shard_map(run, mesh=mesh, in_specs=(specs,), out_specs=specs)
+    elif way == "specs":
+        run = functools.partial(run, partition_specs=shardings)
+    return jax.jit(run), jax.device_put(gradients, shardings)
+
+
+@on_shards
+@pytest.mark.parametrize("way", ["specs", "shard_map", "explicit"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_group_steps_as_one_device(case, way, sending_is_free, chosen):
     with enable_x64(True):
-        gradients, axes, expected = on_one_device(case)
-        run = functools.partial(step, matrix_axes=axes)
-        if way == "shard_map":
-            run = functools.partial(run, partition_specs=specs)
-            run = jax.shard_map(run, mesh=mesh, in_specs=(specs,), out_specs=specs)
-        elif way == "specs":
-            run = functools.partial(run, partition_specs=shardings)
-        found = jax.jit(run)(jax.device_put(gradients, shardings))
-        chex.assert_trees_all_close(jax.device_get(found), expected, rtol=0, atol=1e-10)
-    assert chosen == {group}
+        run, gradients = on_a_mesh(case, way)
+        found, expected = jax.device_get(run(gradients)), on_one_device(case)[-1]
+        chex.assert_trees_all_close(found, expected, rtol=0, atol=1e-10)
+    assert chosen == {CASES[case][-1]}
+
+
+@on_shards
+def test_narrow_matrices_take_the_places_that_wide_ones_leave(sending_is_free):
+    """They travel together, and a pair of devices that would idle has the narrow one."""
+    with enable_x64(True):
+        run, gradients = on_a_mesh("a high one where wide ones leave devices idle", "specs")
+        assert str(run.trace(gradients).jaxpr).count(" all_to_all[") == 2
 
 
 @on_shards
@@ -156,6 +175,12 @@ def test_what_the_model_chooses_for_7b_on_256_devices():
         assert square.group.size == wide.group.size == 2
         even = 5 * (128 * 6 * 4096**3 + 96 * 4096**2 * (4 * 11008 + 2 * 4096)) / 256
         assert 1 < (square.operations + wide.operations) / even < 1.25
+
+
+def test_with_heads_the_32_square_matrices_of_7b_go_with_the_96_wide_ones():
+    numbers = ((32, 4096), (96, 11008), (128, 11008))
+    square, wide, together = (cheapest(n, (4096, width), {"fsdp": 256}) for n, width in numbers)
+    assert together.cost < square.cost + wide.cost
 
 
 def test_the_model_leaves_8_devices_alone():
