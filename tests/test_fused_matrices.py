@@ -95,6 +95,7 @@ OPTIMIZERS = {
     "muon": muon,
     "of Adam's size": functools.partial(muon, consistent_rms=0.2),
     "muonh": functools.partial(lb.muonh, 0.1, beta=0.9),
+    "muonh, radius of the start": functools.partial(lb.muonh, 0.1, beta=0.9, radius="start"),
     "muonh, radius 2": functools.partial(lb.muonh, 0.1, radius=2.0),
     "normuon": normuon,
     "lamb": by_norms(lb.lamb, weight_decay=0.1),
@@ -103,7 +104,7 @@ OPTIMIZERS = {
     "adamh": by_norms(lb.adamh, radius="start"),
     "scaled_adam": by_norms(lb.scaled_adam),
 }
-SLOW = ("lans", "lars", "scaled_adam")
+SLOW = ("muonh, radius 2", "lans", "lars", "scaled_adam")
 LAYERS = {"queries_of_groups": 0}
 
 
