@@ -43,6 +43,7 @@ FUSED = {
     "mla": ("rows (4 columns=6+4)", (8, 40), P("fsdp"), P("tensor")),
     "odd": ("rows (3 columns)", (7, 15), P(), P()),
     "out": ("(2 rows) columns", (16, 6), P("fsdp"), P("fsdp")),
+    "heads": ("rows heads columns", (8, 3, 16), P("fsdp"), P("tensor", None, "fsdp")),
     "one": ("rows (1 columns)", (8, 16), P("fsdp"), P("fsdp", "tensor")),
 }
 AXES = {f"^{name}$": text for name, (text, *_) in FUSED.items()}
@@ -67,6 +68,7 @@ def apart(params):
         "mla": [mla[:, k, part] for k in range(4) for part in (slice(6), slice(6, 10))],
         "odd": np.split(params["odd"], 3, 1),
         "out": np.split(params["out"], 2, 0),
+        "heads": [params["heads"][:, k] for k in range(3)],
         "one": [params["one"]],
     }
     return {f"{name}/{k}": x for name, found in matrices.items() for k, x in enumerate(found)}
@@ -116,7 +118,7 @@ def expected(name):
         return jax.device_get(trained(optimizer, params, optimizer.init(params))[0])
 
 
-def several(shape, names, kind=AxisType.Auto):
+def several(shape, names=("fsdp", "tensor"), kind=AxisType.Auto):
     return {"mesh": mesh_of(shape, names, kind), "specs": TWO_AXES}
 
 
@@ -127,17 +129,14 @@ WAYS = {
         on_a_mesh,
         lambda: {"specs": ONE_AXIS, "mesh": mesh_of((8,), ("fsdp",), AxisType.Explicit)},
     ),
-    "explicit mesh of two axes": (
-        on_a_mesh,
-        lambda: several((4, 2), ("fsdp", "tensor"), AxisType.Explicit),
-    ),
+    "explicit mesh of two axes": (on_a_mesh, lambda: several((4, 2), kind=AxisType.Explicit)),
     "mesh, with specs": (on_a_mesh, lambda: {"specs": ONE_AXIS, "partition_specs": ONE_AXIS}),
     "mesh of three axes, with specs": (
         on_a_mesh,
         lambda: several((2, 2, 2), ("data", "fsdp", "tensor")) | {"partition_specs": TWO_AXES},
     ),
     "shard_map": (in_shard_map, lambda: {"specs": ONE_AXIS}),
-    "shard_map of two axes": (in_shard_map, lambda: several((4, 2), ("fsdp", "tensor"))),
+    "shard_map of two axes": (in_shard_map, lambda: several((4, 2))),
     "pmap": (in_pmap, lambda: {"specs": ONE_AXIS}),
 }
 
@@ -241,14 +240,14 @@ def test_does_the_same_however_it_is_run():
 
 def test_what_the_state_has_for_each():
     params = jax.tree.map(jnp.asarray, network())
-    states = [muon(matrix_axes=axes, stacked=LAYERS).init(params) for axes in (AXES, None)]
+    stacks = LAYERS | {"heads": 1}
+    states = [muon(matrix_axes=axes, stacked=stacks).init(params) for axes in (AXES, None)]
     chex.assert_trees_all_equal(*states)
     optimizer = lb.lamb(0.1, stacked=AXES)
     ratios = lb.trust_ratios(optimizer, optimizer.init(params), params)
     shapes = {name: x.shape for name, x in ratios.items() if x.shape}
-    assert shapes == dict.fromkeys(["qkv", "odd"], (3,)) | dict.fromkeys(
-        ["gate_and_up", "out"], (2,)
-    ) | {"queries_of_groups": (3, 3), "mla": (8,)}
+    threes, twos = dict.fromkeys(["qkv", "odd", "heads"], (3,)), {"gate_and_up": (2,), "out": (2,)}
+    assert shapes == threes | twos | {"queries_of_groups": (3, 3), "mla": (8,)}
 
 
 def test_what_does_not_go():

@@ -18,7 +18,8 @@ from optax_largebatch.params.paths import leaf_names
 UNKNOWN = "?"
 """What is not known of parameters that only other libraries' transformations see."""
 
-EMBEDDING, HEAD = r"embed", r"(^|/)(lm_|output_)?head(/|$)|unembed|logits"
+EMBEDDING = r"embed|(^|/)(w[tp]e|pos|positions?)(/|$)"
+HEAD = r"(^|/)(lm_|output_)?head(/|$)|unembed|logits"
 
 FUSED = r"qkv|kv_?(a_|b_|c_)?proj|wkv|gate_?up|up_?gate|in_proj|(^|/)wi(/|$)|w13|c_attn"
 
@@ -48,6 +49,12 @@ class ExplainedParameter:
     """If it looks like a stack of layers that is not declared, its entry in the argument of
     `stacked_layers`, such as `'layers/': 0`; otherwise empty."""
 
+    @property
+    def shared_length(self) -> str:
+        """`"3 x sphere"` if its matrices share three norms; empty if each has one."""
+        share = self.length == "sphere" and self.blocks < sum(self.matrices.values())
+        return f"{self.blocks} x sphere" if share else ""
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -64,7 +71,7 @@ class Explanation:
                 " + ".join(f"{number} of {_times(sides)}" for sides, number in one.matrices.items())
                 or str(one.blocks),
                 one.direction,
-                one.length or "-",
+                one.shared_length or one.length or "-",
                 "yes" if one.decayed else UNKNOWN if one.direction == UNKNOWN else "-",
                 UNKNOWN if one.rate is None else f"{one.rate:.3g}",
                 "!" if one.notes else "",
@@ -100,9 +107,10 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
     r"""Says of each parameter who moves it and how, and marks what looks wrong.
 
     For each parameter it prints its blocks (an array, or the layers of an array that stacks
-    layers), the direction of its steps, what sets their length, whether it is decayed, and its
-    learning rate in units of the largest. It finds that in the optimizer, however it is wrapped.
-    What other libraries' transformations move has a question mark.
+    layers), the direction of its steps, what sets their length (`3 x sphere` if its matrices share
+    three norms), whether it is decayed, and its learning rate in units of the largest. It finds
+    that in the optimizer, however it is wrapped. What other libraries' transformations move has a
+    question mark.
 
     An exclamation mark stands by what is usually a mistake, and below the table by the reason:
     biases and scales of norms that are decayed, have a trust ratio or stay on a sphere; parameters
@@ -178,7 +186,10 @@ def _notes_on(one: ExplainedParameter, param: Any, ndim: int, has_muon: bool) ->
     elif one.length == "sphere":
         notes += _notes_on_a_sphere(param, ndim, bool(embedding))
     if has_muon and ndim > 2 and one.direction == "adam":
-        notes.append(f"has {ndim} axes, and is no matrix to Muon: matrix_axes says which are rows")
+        notes.append(
+            f"has {ndim} axes, and is no matrix to Muon: matrix_axes says which are rows, as in "
+            "{'query/kernel': 'layers rows heads columns'}"
+        )
     return notes
 
 

@@ -118,8 +118,8 @@ def muonh(
             out the embeddings: `~matching("embed")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
             as Flax's attention, and for several matrices in one, such as queries, keys and values:
-            see `orthogonalize_momentum`. A matrix that is cut out of an axis keeps its own norm;
-            all else that a block of `stacked` has keeps one.
+            see `orthogonalize_momentum`. Each matrix of a text keeps its own norm; with a pair of
+            axes, all that a block of `stacked` has keeps one.
         ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes
             that name one, halves the traffic. None for float32 (float64 for float64 parameters).
         groups: groups of parameters with another learning rate, from `param_groups`; None for one

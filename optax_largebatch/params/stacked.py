@@ -118,9 +118,10 @@ class Stacked:
     def over_blocks(self, leaves: Leaves) -> list[tuple[tuple[int, ...], Parts | None]]:
         """The axes of each leaf that run over its blocks, and the parts if one of them is cut."""
         axes = self.axes(leaves.tree)
-        texts = self.texts(leaves.tree) if self.texts else [None] * len(axes)
-        parts = [_parts(leaves, k, axes[k], x) if x else None for k, x in enumerate(texts)]
-        return [(cut.axes if cut else one, cut) for one, cut in zip(axes, parts, strict=True)]
+        if self.texts is None:
+            return [(one, None) for one in axes]
+        known = enumerate(zip(axes, self.texts(leaves.tree), strict=True))
+        return [_cut(leaves, k, one, text) if text else (one, None) for k, (one, text) in known]
 
     def lengths(self, params: Any) -> list[tuple[int, ...]]:
         """The shape of an array with a number for each block of a leaf, for each leaf."""
@@ -214,11 +215,6 @@ class _ByTree:
     axes: tuple[Axes, ...]
     structure: Any
 
-    @classmethod
-    def of(cls, tree: Any) -> "_ByTree":
-        axes, structure = jax.tree.flatten(tree, is_leaf=_is_axes)
-        return cls(tuple(axes), structure)
-
     def __call__(self, params: Any) -> list[Axes]:
         return _like(self.structure.unflatten(self.axes), params)
 
@@ -298,7 +294,8 @@ def stacked_layers(where: Any) -> Stacked:
         if not _is_axes(axes):
             at = f" {paths.path_name(where, path)!r}" if path else ""
             raise TypeError(f"stacked_layers:{at} {_no_axes(axes)}")
-    return Stacked("stacked_layers(a tree of axes)", _ByTree.of(where))
+    axes, structure = jax.tree.flatten(where, is_leaf=_is_axes)
+    return Stacked("stacked_layers(a tree of axes)", _ByTree(tuple(axes), structure))
 
 
 def check_stacked(
@@ -355,23 +352,27 @@ def _axes_and_text(entry: Axes | str) -> tuple[tuple[int, ...], str | None]:
     return (stacks_in(entry), entry) if isinstance(entry, str) else (_as_tuple(entry), None)
 
 
-def _parts(leaves: Leaves, index: int, stack: tuple[int, ...], text: str) -> Parts | None:
-    """The parts of a leaf by its text; None if that cuts no axis."""
+def _cut(
+    leaves: Leaves, index: int, stack: tuple[int, ...], text: str
+) -> tuple[tuple[int, ...], Parts | None]:
+    """The axes over the blocks of a leaf by its text, and the parts if that cuts an axis."""
+    stack = tuple(sorted({*stack, *stacks_in(text)}))
     layout = leaves.layout(index, "a norm of each part of an axis needs all of the axis")
     name = paths.leaf_names(leaves.tree)[index]
     *sides, fused = read_fused("stacked_layers", name, layout.shape, text)
     if fused is None:
-        return None
+        return stack, None
     side, numbers = fused.numbered()
     table = numbers.reshape([layout.shape[axis] for axis in sides[side]])
     cut = [k for k in range(table.ndim) if np.ptp(table, k).any()]
     if len(cut) > 1:
         raise ValueError(f"stacked_layers: {text!r} must cut one axis of {name!r}, and cuts two.")
     if not cut:
-        return None
+        return stack, None
     (k,) = cut
     along, axis = np.moveaxis(table, k, 0).reshape(table.shape[k], -1)[:, 0], sides[side][k]
-    return Parts(axis, tuple(sorted({*stack, axis})), tuple(along.tolist()), layout)
+    axes = tuple(sorted({*stack, axis}))
+    return axes, Parts(axis, axes, tuple(along.tolist()), layout)
 
 
 def _as_tuple(axes: Axes) -> tuple[int, ...]:

@@ -239,14 +239,11 @@ class _Passes(NamedTuple):
 
     def _of_part(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
         """What a pass over a part of the leaf computes."""
-
-        def part(x: jax.Array) -> jax.Array:
-            return cut(x)[k]
-
         arrays, structure = jax.tree.flatten(self.leaf)
         of_each = zip(arrays, self.program.kinds, strict=True)
-        leaf = structure.unflatten(x if kind == "whole" else part(x) for x, kind in of_each)
-        return _arrays(self.program.run(leaf, self.scalars, jax.tree.map(part, inputs)))
+        leaf = structure.unflatten(x if kind == "whole" else cut(x)[k] for x, kind in of_each)
+        inputs = jax.tree.map(lambda x: cut(x)[k], inputs)
+        return _arrays(self.program.run(leaf, self.scalars, inputs))
 
     def check_work(self) -> None:
         """Checks that what passes do again takes less time than to read a stored result."""
@@ -313,9 +310,7 @@ def _shardings(axis: int, params: Any) -> Any:
 
     def sharding(x: jax.Array) -> NamedSharding:
         is_shared = axis < x.ndim and x.shape[axis] % 2 == 0
-        return NamedSharding(
-            mesh, PartitionSpec(*[None] * axis, "d") if is_shared else PartitionSpec()
-        )
+        return NamedSharding(mesh, PartitionSpec(*[*[None] * axis, "d"] if is_shared else ()))
 
     return jax.tree.map(sharding, params)
 

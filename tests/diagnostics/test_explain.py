@@ -192,7 +192,8 @@ def test_a_table_with_reasons():
         "layers/kernel  7x8x16   7 of 8x16  muon       sphere  -      1",
         "6 parameters, 2056 numbers (adam: 1112; muon, sphere: 944)",
         "! head: is an embedding or a head, which Adam moves in most recipes: matrix_mask",
-        "! layers/heads: has 3 axes, and is no matrix to Muon: matrix_axes says which are rows",
+        "! layers/heads: has 3 axes, and is no matrix to Muon: matrix_axes says which are rows, as "
+        "in {'query/kernel': 'layers rows heads columns'}",
     ]
 
 

@@ -19,12 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch import norms
-from optax_largebatch.engine.matrices.layouts import (
-    Exchange,
-    MatrixRange,
-    choose_plan,
-    layout_of,
-)
+from optax_largebatch.engine.matrices.layouts import Exchange, MatrixRange, choose_plan, layout_of
 from optax_largebatch.engine.requests import EachMatrix
 
 ELEMENTS_AT_A_TIME = 2**22

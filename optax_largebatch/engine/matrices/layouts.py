@@ -21,7 +21,7 @@ class Exchange(NamedTuple):
     """What matrices that are exchanged together have in common."""
 
     function: Callable[..., jax.Array]
-    shape: tuple[int, ...]
+    shape: tuple[int, int]
     """The sides of a matrix, the shorter one first."""
     dtype: jnp.dtype
     across: tuple[str, ...]
@@ -149,10 +149,8 @@ def choose_plan(exchange: Exchange, tasks: Iterable[EachMatrix]) -> SharingPlan:
     layouts = [(task.array.size, layout_of(task.array, task.on.matrices)) for task in tasks]
     number = sum(size // math.prod(layout.lengths) for size, layout in layouts)
     axes = {name: norms.devices_along((name,)) for name in (*exchange.across, *exchange.copies)}
-    height, width = exchange.shape
     unit = math.lcm(*(layout.column_unit for _, layout in layouts))
-    itemsize = exchange.dtype.itemsize
-    plans = sharing_plans(number, (height, width), axes, itemsize, unit)
+    plans = sharing_plans(number, exchange.shape, axes, exchange.dtype.itemsize, unit)
     return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)
 
 

@@ -108,8 +108,7 @@ def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, Each
             together = found[wide] | found[narrow]
             each = [choose_plan(x, found[x].values()).cost for x in (wide, narrow)]
             if choose_plan(wide, together.values()).cost < sum(each):
-                found[wide] = together
-                del found[narrow]
+                found[wide] |= found.pop(narrow)
     return found
 
 
