@@ -239,7 +239,7 @@ def matrices_of(
 
 
 def with_matrices_inside(stacked: Stacked, matrix_axes: MatrixAxes) -> Stacked:
-    """The stacks in which each matrix that a text of `matrix_axes` cuts out is a block."""
+    """The stacks in which each matrix of a text of `matrix_axes` is a block."""
 
     def texts(params: Any) -> list[str | None]:
         axes = axes_of_matrices(matrix_axes, stacked, params)
