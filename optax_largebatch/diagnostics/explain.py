@@ -182,7 +182,7 @@ def _notes_on(one: ExplainedParameter, param: Any, ndim: int, has_muon: bool) ->
     if ndim < 2 and one.length == "trust ratio":
         notes.append("has one axis, and a trust ratio: its norm says little about its step")
     if one.matrices and (embedding or head):
-        notes.append("is an embedding or a head, which Adam moves in most recipes: matrix_mask")
+        notes.append("is an embedding or a head, Adam's in most recipes: matrix_mask, embeddings=")
     elif one.length == "sphere":
         notes += _notes_on_a_sphere(param, ndim, bool(embedding))
     if has_muon and ndim > 2 and one.direction == "adam":

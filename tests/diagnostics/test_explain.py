@@ -191,7 +191,7 @@ def test_a_table_with_reasons():
         "layers/heads   7x8x2x8  7          adam       -       -      0.231  !",
         "layers/kernel  7x8x16   7 of 8x16  muon       sphere  -      1",
         "6 parameters, 2056 numbers (adam: 1112; muon, sphere: 944)",
-        "! head: is an embedding or a head, which Adam moves in most recipes: matrix_mask",
+        "! head: is an embedding or a head, Adam's in most recipes: matrix_mask, embeddings=",
         "! layers/heads: has 3 axes, and is no matrix to Muon: matrix_axes says which are rows, as "
         "in {'query/kernel': 'layers rows heads columns'}",
     ]
