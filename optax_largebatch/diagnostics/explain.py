@@ -49,12 +49,6 @@ class ExplainedParameter:
     """If it looks like a stack of layers that is not declared, its entry in the argument of
     `stacked_layers`, such as `'layers/': 0`; otherwise empty."""
 
-    @property
-    def shared_length(self) -> str:
-        """`"3 x sphere"` if its matrices share three norms; empty if each has one."""
-        share = self.length == "sphere" and self.blocks < sum(self.matrices.values())
-        return f"{self.blocks} x sphere" if share else ""
-
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -71,7 +65,7 @@ class Explanation:
                 " + ".join(f"{number} of {_times(sides)}" for sides, number in one.matrices.items())
                 or str(one.blocks),
                 one.direction,
-                one.shared_length or one.length or "-",
+                _length(one),
                 "yes" if one.decayed else UNKNOWN if one.direction == UNKNOWN else "-",
                 UNKNOWN if one.rate is None else f"{one.rate:.3g}",
                 "!" if one.notes else "",
@@ -182,7 +176,10 @@ def _notes_on(one: ExplainedParameter, param: Any, ndim: int, has_muon: bool) ->
     if ndim < 2 and one.length == "trust ratio":
         notes.append("has one axis, and a trust ratio: its norm says little about its step")
     if one.matrices and (embedding or head):
-        notes.append("is an embedding or a head, Adam's in most recipes: matrix_mask, embeddings=")
+        notes.append(
+            "is an embedding or a head, which Adam moves in most recipes: matrix_mask, or "
+            "embeddings= of planned_optimizer"
+        )
     elif one.length == "sphere":
         notes += _notes_on_a_sphere(param, ndim, bool(embedding))
     if has_muon and ndim > 2 and one.direction == "adam":
@@ -229,6 +226,12 @@ def printable(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def _length(one: ExplainedParameter) -> str:
+    """What sets the length of the steps: `3 x sphere` if the matrices share three norms."""
+    share = one.length == "sphere" and one.blocks < sum(one.matrices.values())
+    return f"{one.blocks} x sphere" if share else one.length or "-"
 
 
 def _times(lengths: tuple[int, ...]) -> str:

@@ -87,7 +87,7 @@ class Stacked:
     if_forgotten: Literal["nothing", "warning", "error"] = "nothing"
     """What happens at `init` if stacks seem to be forgotten."""
     texts: Callable[[Any], list[str | None]] | None = dataclasses.field(default=None, compare=False)
-    """The texts that cut an axis of some parameters, if there are any."""
+    """The texts that name or cut the axes of some parameters, if there are any."""
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""

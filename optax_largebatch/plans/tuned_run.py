@@ -193,16 +193,14 @@ class TunedRun:
         angle = math.sqrt(rate * decay)
         tokens = int(self.batch_size) * count("sequence_length", sequence_length, at_least=1)
         settled = rate * decay * int(self.total) / tokens
-        note = "The rate is the angle of a step of adamw, sqrt(rate x decay). "
-        if settled < SETTLED:
-            note += (
-                f"Do not trust it: the decay shrinks the weights by {settled:.2g} of their length "
-                f"over the run, too little to settle. At {self.batch_size}, search from 0.005 to "
-                "0.04. "
-            )
-        note += (
-            f"Adam moves the rest at {SHARE_OF_ADAM:.3g} of it, {SHARE_OF_ADAM * angle:.2g} (adamw "
-            f"had {rate:.2g}), without decay."
+        doubt = (
+            f"Do not trust it: the decay shrinks the weights by {settled:.2g} of their length over "
+            f"the run, too little to settle. At {self.batch_size}, search from 0.005 to 0.04. "
+        )
+        note = (
+            "The rate is the angle of a step of adamw, sqrt(rate x decay). "
+            f"{doubt if settled < SETTLED else ''}Adam moves the rest at {SHARE_OF_ADAM:.3g} of "
+            f"it, {SHARE_OF_ADAM * angle:.2g} (adamw had {rate:.2g}), without decay."
         )
         same = self.with_peak(angle)
         return dataclasses.replace(

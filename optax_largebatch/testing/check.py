@@ -310,7 +310,8 @@ def _shardings(axis: int, params: Any) -> Any:
 
     def sharding(x: jax.Array) -> NamedSharding:
         is_shared = axis < x.ndim and x.shape[axis] % 2 == 0
-        return NamedSharding(mesh, PartitionSpec(*[*[None] * axis, "d"] if is_shared else ()))
+        names = [*[None] * axis, "d"] if is_shared else []
+        return NamedSharding(mesh, PartitionSpec(*names))
 
     return jax.tree.map(sharding, params)
 

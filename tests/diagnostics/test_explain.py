@@ -191,10 +191,18 @@ def test_a_table_with_reasons():
         "layers/heads   7x8x2x8  7          adam       -       -      0.231  !",
         "layers/kernel  7x8x16   7 of 8x16  muon       sphere  -      1",
         "6 parameters, 2056 numbers (adam: 1112; muon, sphere: 944)",
-        "! head: is an embedding or a head, Adam's in most recipes: matrix_mask, embeddings=",
+        "! head: is an embedding or a head, which Adam moves in most recipes: matrix_mask, or "
+        "embeddings= of planned_optimizer",
         "! layers/heads: has 3 axes, and is no matrix to Muon: matrix_axes says which are rows, as "
         "in {'query/kernel': 'layers rows heads columns'}",
     ]
+
+
+def test_matrices_that_share_a_norm_and_a_table_of_positions():
+    params = {"experts": jnp.ones((3, 4, 8)), "pos": jnp.ones((9, 4))}
+    optimizer = lb.muonh(0.1, stacked={}, matrix_axes={"experts": (1, 2)})
+    assert "3 of 4x8  muon       1 x sphere" in str(lb.explain(optimizer, params))
+    assert marked(optimizer, params) == {"pos": ["is an embedding"]}
 
 
 def test_a_name_of_two_lines_is_escaped():

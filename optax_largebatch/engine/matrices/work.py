@@ -105,9 +105,8 @@ def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, Each
         found.setdefault(_exchange(task.array, task.on), {})[key] = task
     for wide, narrow in itertools.permutations(list(found), 2):
         if {wide, narrow} <= found.keys() and narrow.fits_into(wide):
-            together = found[wide] | found[narrow]
-            each = [choose_plan(x, found[x].values()).cost for x in (wide, narrow)]
-            if choose_plan(wide, together.values()).cost < sum(each):
+            separate = sum(choose_plan(x, found[x].values()).cost for x in (wide, narrow))
+            if choose_plan(wide, (found[wide] | found[narrow]).values()).cost < separate:
                 found[wide] |= found.pop(narrow)
     return found
 
