@@ -52,11 +52,9 @@ class Matrices(NamedTuple):
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of one matrix."""
-        height, width = (
-            math.prod(self.layout.shape[axis] for axis in axes)
-            for axes in (self.rows, self.columns)
-        )
-        return height, width
+        sizes = self.layout.shape
+        rows, columns = [sizes[k] for k in self.rows], [sizes[k] for k in self.columns]
+        return math.prod(rows), math.prod(columns)
 
     @property
     def numbers(self) -> dict[tuple[int, int], int]:

@@ -66,10 +66,10 @@ def stands_for_all(params: Any) -> bool:
 def wraps_one_array(node: Any) -> bool:
     """Whether a node is there for one array alone: a box of Flax, or a named array of Haliax."""
     children = inside(node)
-    if len(children) != 1:
+    if len(children) != 1 or not children[0][0]:  # a node of several, or an array
         return False
-    (path, child) = children[0]
-    has_no_keys = bool(path) and isinstance(path[-1], FlattenedIndexKey)
+    path, child = children[0]
+    has_no_keys = isinstance(path[-1], FlattenedIndexKey)
     return is_box(node) or (has_no_keys and len(jax.tree.leaves(child, is_leaf=is_hidden)) == 1)
 
 
