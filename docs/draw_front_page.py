@@ -78,7 +78,7 @@ def draw_law(axis: Axes) -> None:
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xlabel("test loss, lower is better")
-    axis.set_title(f"From batch {SMALL} to {LARGE}, without a search", loc="left")
+    axis.set_title(f"Small BERT, batch {SMALL} to {LARGE}, no search", loc="left")
     axis.legend(frameon=False)
 
 

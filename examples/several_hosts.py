@@ -31,6 +31,7 @@ import optax_largebatch as lb
 
 KERNELS = ~lb.matching_kinds("bias", "norm")
 OPTIMIZERS = {
+    "muonh": lb.muonh(1e-2),
     "lamb": lb.lamb(3e-2, weight_decay=1e-2, weight_decay_mask=KERNELS, trust_ratio_mask=KERNELS),
     "lans": lb.lans(3e-2, weight_decay=1e-2, weight_decay_mask=KERNELS, trust_ratio_mask=KERNELS),
     "lars": lb.lars(3.0, 1e-4, weight_decay_mask=KERNELS, trust_ratio_mask=KERNELS),
@@ -87,9 +88,8 @@ def train(name: str, steps: int, directory: Path) -> tuple[Any, Any]:
     Returns the parameters and the state of the optimizer.
     """
     mesh = jax.make_mesh((jax.device_count(),), ("devices",), axis_types=(AxisType.Auto,))
-    optimizer = OPTIMIZERS[name]
-
     param_shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), SPECS)
+    optimizer = lb.with_partition_specs(OPTIMIZERS[name], param_shardings)
     params = jax.jit(first_params, out_shardings=param_shardings)(jax.random.key(0))
     state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh)
     state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--coordinator", metavar="HOST:PORT", help="an address of process 0 with a free port")
     add("--num-processes", type=int, default=1, metavar="N", help="(default: 1)")
     add("--process-id", type=int, default=0, metavar="I", help="from 0 (default: 0)")
-    add("--optimizer", nargs="+", choices=tuple(OPTIMIZERS), default=["lamb"], help="one or more")
+    add("--optimizer", nargs="+", choices=tuple(OPTIMIZERS), default=["muonh"], help="one or more")
     add("--steps", type=COUNT, default=20, metavar="N", help="in all (default: 20)")
     add(
         "--directory",

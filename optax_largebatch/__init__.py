@@ -91,7 +91,7 @@ from optax_largebatch.wrappers.partition_specs import with_partition_specs
 from optax_largebatch.wrappers.stochastic_rounding import stochastic_rounding
 from optax_largebatch.wrappers.weight_average import average_weights
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if not TYPE_CHECKING:  # with it, a type checker would take every name for one that exists
 

@@ -14,7 +14,7 @@ import pytest
 from examples import several_hosts
 from tests.processes import free_address, run_together
 
-OPTIMIZERS = ("lamb", "lans", "lars")
+OPTIMIZERS = ("muonh", "lamb", "lans", "lars")
 SAVED, STEPS = 4, 8
 
 pytestmark = pytest.mark.slow

@@ -15,25 +15,29 @@ from benchmarks.tuned.workloads import Workload
 
 WIDTH = 5.6
 LINE_OF_TEXT = 0.038  # as a share of the height of the axes
+BESIDE = 1.16  # the places of optimizers at one batch size
 HIGHEST = 0.5  # above the worst of the chosen settings; what is worse is beyond the upper edge
 
 
 def plot_losses(workload: Workload, results: Results, path: Path) -> None:
-    """The test loss over the batch size: the mean, and a dot for each seed."""
+    """The test loss at each batch size: a bar for the mean, and a dot for each seed.
+
+    No line joins batch sizes, whose runs have other numbers of steps and examples.
+    """
     figure, axes = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
     ends = {}
-    for name, own in results.items():
+    for place, (name, own) in enumerate(results.items()):
         sizes = [size for size in workload.plans if size in own and math.isfinite(own[size].mean)]
         if not sizes:
             continue
-        x = np.array([float(batches) for batches in sizes])
+        x = np.array([float(batches) for batches in sizes]) * BESIDE ** (place - len(results) // 2)
         means = [own[batches].mean for batches in sizes]
-        axes.plot(x, means, color=COLOURS[name], lw=1.5)
+        axes.plot(x, means, "_", ms=10, mew=2, color=COLOURS[name])
         for size, batches in zip(x, sizes, strict=True):
             losses = list(own[batches].losses.values())
             axes.plot([size] * len(losses), losses, "o", ms=2.5, alpha=0.6, color=COLOURS[name])
         ends[name] = (x[-1], means[-1])
-    axes.set(xscale="log", xlabel="batch size", ylabel="test loss at the end")
+    axes.set(xscale="log", xlabel="batch size", ylabel="test loss at the end (lower is better)")
     axes.set_xticks([float(batches) for batches in workload.plans], list(workload.plans))
     _finish(axes, workload.title)
     name_ends(axes, ends)

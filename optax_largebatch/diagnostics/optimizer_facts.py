@@ -22,8 +22,8 @@ LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
 
 Optimizer = optax.GradientTransformation | optax.MultiSteps
 
-STEPS_TO_TRY = (0, 1, 10, 100, 1000, 10_000)
-"""Where learning rates are compared: at the first of these steps at which one is not 0."""
+STEPS_TO_TRY = (0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
+"""Where the highest learning rates are looked for."""
 
 
 class RatioFacts(NamedTuple):
@@ -139,20 +139,20 @@ def forgotten_stacks(about: OptimizerFacts, params: Any) -> list[LikelyStack]:
 
 
 def relative_rates(rates: list[Any]) -> list[float | None]:
-    """Learning rates in units of the largest; None where one is not known.
+    """The highest learning rates, in units of the largest; None where one is not known.
 
     Args:
         rates: numbers or schedules of the step, or None.
     """
-    for step in STEPS_TO_TRY:
-        at: list[Any] = [
-            rate(jnp.asarray(step, jnp.int32)) if callable(rate) else rate for rate in rates
-        ]
-        values = [None if x is None or isinstance(x, Tracer) else float(x) for x in at]
-        largest = max((value for value in values if value is not None), default=0.0)
-        if largest > 0:
-            return [None if value is None else value / largest for value in values]
-    return [None] * len(rates)
+    highest = [_highest(rate) for rate in rates]
+    largest = max((x for x in highest if x is not None), default=0.0)
+    return [None if x is None or largest <= 0 else x / largest for x in highest]
+
+
+def _highest(rate: Any) -> float | None:
+    steps = [jnp.asarray(step, jnp.int32) for step in STEPS_TO_TRY]
+    values = [rate(step) for step in steps] if callable(rate) else [rate]
+    return None if any(x is None or isinstance(x, Tracer) for x in values) else max(map(float, values))
 
 
 def block_norms(x: jax.Array, stacked_axes: tuple[int, ...] = ()) -> jax.Array:

@@ -96,10 +96,8 @@ def batch_plan(
           weight_decay   0.1 -> 0.4        keeps B / (rate decay examples)
           b1             0.9 -> 0.7        (1 - b) times k, at least 0.7
           b2             0.999 -> 0.9841   same half-life in examples
-          eps            1e-08 -> 2.5e-09  times 1/sqrt(k)
-        Valid while the batch is below the critical one, and for networks of the same
-        width.
-        Epsilon is that of the last stage.
+          eps            1e-08 -> 2.5e-09  times 1/sqrt(k), all stages
+        Valid below the critical batch size, for networks of the same width.
         Assumed: b1, b2, eps.
         If you can search, try the peaks 0.001, 0.002, 0.004 (the plan's), 0.008.
 

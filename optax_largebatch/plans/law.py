@@ -117,7 +117,7 @@ _OURS = Law(
     learning_rate=Power(0.5, -0.32),
     momentum=Power(1.0, -0.5),
     eps=Power(-0.5, 0.5),
-    valid="Valid while the batch is below the critical one, and for networks of the same width.",
+    valid="Valid below the critical batch size, for networks of the same width.",
     source="rate: arXiv 1404.5997, 2603.28743 (length); momentum: arXiv 2603.15958; b2: arXiv "
     "2507.07101; decay: arXiv 2405.13698",
 )
@@ -130,7 +130,7 @@ LAWS: Mapping[str, Law] = {
     "lans": _OURS._replace(highest_rate=0.1),
     "lars": Law(
         learning_rate=Power(0.5),
-        valid="Valid while the batch is below the critical one. Nobody measured its momentum.",
+        valid="Valid below the critical batch size. Nobody measured its momentum.",
         source="arXiv 1404.5997",
     ),
     "sgd": Law(

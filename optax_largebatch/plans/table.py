@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.plans.counts import written
-from optax_largebatch.plans.law import KEPT, LAWS
+from optax_largebatch.plans.law import KEPT, LAWS, SHARE_OF_ADAM
 
 WIDTH = 80
 HEAD = 2
@@ -99,6 +99,8 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
         if before == 0:
             continue
         change = f"times {after:.4g}" if before is None else f"{before:.4g} -> {after:.4g}"
+        if name == "eps" and len(plan.stages) > 1 and law.eps != KEPT:
+            why += ", all stages"
         rows.append((name, f"{before:.4g} (kept)" if before == after else change, why))
     warmup = 0 if law.keeps_warmup_steps else getattr(run.learning_rate, "warmup", 0)
     if warmup and r != 1:
@@ -107,8 +109,6 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
     width = max(len(change) for _, change, _ in rows)
     yield from (f"  {name:<13}  {change:<{width}}  {why}".rstrip() for name, change, why in rows)
     yield from _wrapped(law.valid)
-    if len(plan.stages) > 1 and law.eps != KEPT and "eps" in run.numbers:
-        yield "Epsilon is that of the last stage."
     if assumed := [name for name in run.numbers if getattr(run, name) is None]:
         yield f"Assumed: {', '.join(assumed)}."
     yield from _wrapped(run.note)
@@ -133,7 +133,8 @@ def _of_the_rate(plan: Any) -> Iterator[str]:
     steps = np.union1d(even, [stage.first_step for stage in plan.stages]).astype(np.int32)
     rates = np.asarray(plan.learning_rate(jnp.asarray(steps)), float)
     peak = steps[np.argmax(rates)]
-    yield f"The learning rate is at most {rates.max():.3g}, near step {peak}."
+    adam = f", and Adam's {SHARE_OF_ADAM * rates.max():.3g}" * (plan.run.optimizer == "muonh")
+    yield f"The learning rate is at most {rates.max():.3g}{adam}, near step {peak}."
     moving = np.flatnonzero(rates)
     last = int(steps[moving[-1]]) if moving.size else 0
     if last < 0.98 * (plan.total_steps - 1) - 1:

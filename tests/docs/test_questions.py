@@ -30,7 +30,7 @@ QUESTIONS = {
     "How do I leave again?": (ADOPTING, "Leaving again"),
     "Where does MaxText build it?": (ADOPTING, "Where your code base builds its optimizer"),
     "How do I log the rate?": (ADOPTING, "Where your code base builds its optimizer"),
-    "What does it cost on an H100?": ("measured.md", "GPUs and TPUs, as compiled"),
+    "What does it cost on an H100?": ("measured.md", "A step on an H100"),
     "Did it run on a GPU?": ("stability.md", "Status"),
     "Which JAX does it need?": ("stability.md", "Which versions of JAX"),
     "What if JAX changes?": ("stability.md", "What we use of JAX's insides"),
