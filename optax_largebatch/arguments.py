@@ -79,8 +79,7 @@ def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:
         check_number(name, value, allowed)
     except TypeError:
         raise TypeError(
-            f"{name} must be a number in {allowed} or a schedule (a function of the step), "
-            f"got {_show(value)}."
+            f"{name} must be a number in {allowed} or a schedule of the step, got {_show(value)}."
         ) from None
 
 
@@ -145,8 +144,7 @@ def check_bounds(name: str, value: Any) -> None:
         return
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(
-            f"{name} must be None or a pair (low, high), either end None for no bound, "
-            f"got {_show(value)}."
+            f"{name} must be None or a pair (low, high), either end None, got {_show(value)}."
         )
     low, high = value
     if low is not None:
@@ -196,8 +194,7 @@ def check_state(who: str, kind: Any, state: Any) -> None:
     raise TypeError(
         f"state must be that of {who}, which keeps {_described(kind)}; got {_described(state)}. "
         "It is the state of another optimizer or of other options, or was read from a checkpoint "
-        "as dictionaries and lists. Call `init` of this optimizer, or restore into the state that "
-        "`init` returns."
+        "as dictionaries and lists. Call `init` of this optimizer, or restore into what it returns."
     )
 
 

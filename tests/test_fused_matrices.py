@@ -99,6 +99,7 @@ OPTIMIZERS = {
     "muonh": functools.partial(lb.muonh, 0.1, beta=0.9),
     "muonh, radius of the start": functools.partial(lb.muonh, 0.1, beta=0.9, radius="start"),
     "muonh, radius 2": functools.partial(lb.muonh, 0.1, radius=2.0),
+    "muonh, accumulated": lambda **axes: lb.accumulate_gradients(lb.muonh(0.1, **axes), every=2),
     "normuon": normuon,
     "lamb": by_norms(lb.lamb, weight_decay=0.1),
     "lans": by_norms(lb.lans, weight_decay=0.1),
@@ -125,6 +126,7 @@ def several(shape, names=("fsdp", "tensor"), kind=AxisType.Auto):
 WAYS = {
     "one device": (on_one_device, dict),
     "automatic mesh": (on_a_mesh, lambda: {"specs": ONE_AXIS}),
+    "automatic mesh of two axes": (on_a_mesh, lambda: several((4, 2))),
     "explicit mesh": (
         on_a_mesh,
         lambda: {"specs": ONE_AXIS, "mesh": mesh_of((8,), ("fsdp",), AxisType.Explicit)},
@@ -145,6 +147,7 @@ WAYS = {
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in OPTIMIZERS]
 )
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:The update works on whole matrices")  # without specs
 def test_fused_equals_apart(way, name, x64):
     run, given = WAYS[way]
     params = jax.tree.map(jnp.asarray, network())
@@ -157,17 +160,19 @@ def test_fused_equals_apart(way, name, x64):
 
 
 def test_what_explain_says():
-    params = {"qkv": jnp.ones((2, 4, 16)), "tall": jnp.ones((12, 4)), "kernel": jnp.ones((4, 8))}
+    shapes = {"qkv": (2, 4, 16), "tall": (12, 4), "wi_fused": (4, 16), "kernel": (4, 8)}
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
 
     def explained(**matrix_axes):
         optimizer = lb.muon(0.1, matrix_axes=matrix_axes, stacked={"qkv": 0})
         return {one.name: one for one in lb.explain(optimizer, params).parameters}
 
     silent = explained()
-    assert ["several matrices" in "".join(silent[name].notes) for name in params] == [1, 1, 0]
-    assert "'layers rows (3 columns)'" in silent["qkv"].notes[0]
-    assert "'(3 rows) columns'}, with three times the heads in the" in silent["tall"].notes[0]
-    assert "or, if it is one, 'rows columns'" in silent["tall"].notes[0]
+    assert ["several matrices" in "".join(silent[name].notes) for name in params] == [1, 1, 1, 0]
+    assert "'layers rows columns=2048+512+512'}, with the lengths" in silent["qkv"].notes[0]
+    assert "'(3 rows) columns'}, or 3 times the heads in the" in silent["tall"].notes[0]
+    assert "if it is one, 'rows columns'" in silent["tall"].notes[0]
+    assert "'rows (2 columns)'}, or 2 times the heads" in silent["wi_fused"].notes[0]
     said = explained(qkv="layers rows columns=8+4+4", tall="rows columns")
     assert said["qkv"].matrices == {(4, 8): 2, (4, 4): 4}
     assert not said["qkv"].notes
@@ -178,8 +183,7 @@ def test_what_explain_says():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rows columns", "has 2 items for 3 axes"),
-        ("", "has 0 items"),
+        ("layers rows", "has 2 items for 3 axes"),
         ("layers rows (3 columns)", r"has \(3 columns\) for an axis of 16"),
         ("layers rows columns=8+4", "has columns=8.4 for an axis of 16"),
         ("layers rows (a columns)", r"has \(a columns\) for an axis"),
@@ -195,6 +199,16 @@ def test_a_text_that_does_not_fit(text, message):
     optimizer = lb.muon(0.1, matrix_axes={"qkv": text}, stacked={"qkv": 0})
     with pytest.raises(ValueError, match=f"'qkv' of shape .2, 4, 16.: it.*{message}"):
         optimizer.init(params)
+
+
+def test_goes_on_on_another_mesh(x64):
+    params, optimizer = network(), lb.muonh(0.1, matrix_axes=AXES, stacked=LAYERS)
+    middle, state = jax.device_get(on_a_mesh(optimizer, params, specs=ONE_AXIS))
+    given = several((4, 2)) | {"partition_specs": TWO_AXES, "state": state}
+    found, _ = on_a_mesh(optimizer, middle, **given)
+    run = jax.jit(functools.partial(trained, optimizer))
+    wanted, _ = run(*run(params, optimizer.init(params)))
+    chex.assert_trees_all_close(jax.device_get(found), jax.device_get(wanted), atol=1e-12)
 
 
 def test_adaptive_steps_are_of_whole_matrices():
@@ -234,6 +248,7 @@ def test_does_the_same_however_it_is_run():
     axes = {"qkv|too": "rows (3 columns)", "parts": "rows columns=4+2+2"}
     for link in lb.orthogonalize_momentum, lb.normalize_neurons:
         check(link(matrix_axes=axes), params)
+    check(lb.scale_by_matrix_shape(shape_factor="spectral_norm", matrix_axes=axes), params)
     for link in lb.scale_by_trust_ratio, functools.partial(lb.hyperball, 0.1, radius="start"):
         check(link(stacked=axes), params)
 
@@ -250,8 +265,22 @@ def test_what_the_state_has_for_each():
     assert shapes == threes | twos | {"queries_of_groups": (3, 3), "mla": (8,)}
 
 
+def test_a_text_that_cuts_nothing():
+    params = {"out": jnp.ones((8, 4))}
+    for text in "rows (columns=2 columns=2)", "(1 rows) (1 columns)":
+        assert len(lb.muonh(0.1, matrix_axes={"out": text}).init(params)[-1].radii) == 1, text
+
+
 def test_what_does_not_go():
     params = {"out": jnp.ones((8, 4))}
+    with pytest.raises(ValueError, match=r"neurons \(side='longer'\) alone"):  # one has 6, one 2
+        lb.normalize_neurons(side="longer", matrix_axes={"out": "columns=6+2 rows"}).init(params)
+    for make in (
+        functools.partial(lb.muon, matrix_axes={"out": "rows (2 columns)"}, stacked={"out": 0}),
+        functools.partial(lb.lamb, stacked={"out": "rows (2 columns)", "ou": 0}),
+    ):
+        with pytest.raises(ValueError, match="rows or columns along axis 0 of 'out', which stacks"):
+            make(0.1).init(params)
     for text, message in {
         "(2 rows) columns": "matrix_axes must",
         "(2 rows) (2 columns)": "only rows or only columns",

@@ -169,14 +169,17 @@ def on_one_device(optimizer, params):
     return jax.jit(functools.partial(trained, optimizer))(params, optimizer.init(params))
 
 
-def on_a_mesh(optimizer, params, mesh=None, specs=FSDP, zero=None, partition_specs=None):
+def on_a_mesh(
+    optimizer, params, mesh=None, specs=FSDP, zero=None, partition_specs=None, state=None
+):
     """Under jit; the compiler sees to the communication, unless the step is told the specs."""
     mesh = mesh or mesh_of((8,), ("fsdp",))
     with jax.set_mesh(mesh):
         shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
         params = jax.device_put(params, shardings)
         state_shardings = lb.optimizer_state_shardings(optimizer, params, mesh, axis=zero)
-        state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
+        init = jax.jit(optimizer.init, out_shardings=state_shardings)
+        state = init(params) if state is None else jax.device_put(state, state_shardings)
         step = jax.jit(
             functools.partial(trained, optimizer, partition_specs=partition_specs),
             out_shardings=(shardings, state_shardings),

@@ -178,8 +178,7 @@ def different_sizes(batch_sizes: Any) -> np.ndarray:
     batches = _positive("batch_sizes", batch_sizes)
     if len(set(batches)) < 3:
         raise ValueError(
-            f"batch_sizes must hold at least three different sizes, got {batch_sizes!r}: every "
-            "curve fits two."
+            f"batch_sizes must hold three different sizes, got {batch_sizes!r}: any curve fits two."
         )
     return batches
 
@@ -246,8 +245,7 @@ def within_critical_batch_size(
     check_number("times", times, "(0, inf)")
     if not isinstance(measured, Mapping) or not measured:
         raise ValueError(
-            "measured must be a dict with one place or more, {examples seen: critical batch size}; "
-            f"got {measured!r}."
+            f"measured must be a dict {{examples seen: critical batch size}}, got {measured!r}."
         )
     critical = {count("measured, a place,", x): _examples(x, one) for x, one in measured.items()}
 

@@ -151,8 +151,9 @@ def relative_rates(rates: list[Any]) -> list[float | None]:
 
 def _highest(rate: Any) -> float | None:
     steps = [jnp.asarray(step, jnp.int32) for step in STEPS_TO_TRY]
-    values = [rate(step) for step in steps] if callable(rate) else [rate]
-    return None if any(x is None or isinstance(x, Tracer) for x in values) else max(map(float, values))
+    values: list[Any] = [rate(step) for step in steps] if callable(rate) else [rate]
+    is_known = not any(x is None or isinstance(x, Tracer) for x in values)
+    return max(map(float, values)) if is_known else None
 
 
 def block_norms(x: jax.Array, stacked_axes: tuple[int, ...] = ()) -> jax.Array:

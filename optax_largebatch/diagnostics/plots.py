@@ -70,8 +70,7 @@ def trust_ratios(
     times = np.asarray(range(table.shape[1]) if steps is None else steps, dtype=float)
     if times.shape != (table.shape[1],) or np.any(np.diff(times) <= 0):
         raise ValueError(
-            f"steps must have one increasing number for each of the {table.shape[1]} times, got "
-            f"{times.tolist()!r}."
+            f"steps must be {table.shape[1]} increasing numbers, got {times.tolist()!r}."
         )
     shown = np.isfinite(table) & (table > 0)
     adapted = table[shown & (table != 1)]
@@ -194,8 +193,7 @@ def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
         array = np.asarray(values, dtype=float)
         if array.ndim == 0:
             raise ValueError(
-                "history must hold an array of shape (times,) for each parameter, got a single "
-                f"ratio for {name!r}."
+                f"history must hold an array of shape (times,) for {name!r}, got a single ratio."
             )
         for index in np.ndindex(array.shape[1:]):
             names.append(name + (f"[{', '.join(map(str, index))}]" if index else ""))

@@ -115,9 +115,8 @@ class PerAxis(Field):
             axes = norms.varying_axes(leaf)
             if axes:
                 raise ValueError(
-                    f"init must be given whole parameters, because the state has arrays for their "
-                    f"axes; {name!r} is split along {', '.join(map(repr, sorted(axes)))}. Call "
-                    "init outside of shard_map."
+                    "init needs whole parameters, for whose axes the state has arrays; got "
+                    f"{name!r} split along {sorted(axes)}. Call init outside of shard_map."
                 )
         return replicated(tuple(self.initial(params)), params)
 

@@ -18,6 +18,9 @@ from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 _STEPS = 3
 """Enough for a warm-up to leave 0, and for the moments of Yogi to leave those of Adam."""
 
+_MOST = 2**26
+"""The elements of parameters that are compared at their true lengths: six times 256 MiB."""
+
 
 _MOMENTS = (
     "Give both the same b1, b2 or momentum (of Muon: beta), and the same clipping and decay before "
@@ -67,7 +70,7 @@ def check_same_moments(old_optimizer: Any, optimizer: Any, old: Kept) -> None:
                     f"old_optimizer must be the optimizer that state is of: of {name!r} it keeps "
                     f"{kept}, and state has {found}."
                 )
-        short, gradients = _short(params)
+        short, gradients = _short(params, optimizer)
         theirs = dict(_moments("old_optimizer", old_optimizer, short, gradients))
         ours = dict(_moments("optimizer", optimizer, short, gradients))
     for step, position, name in sorted(theirs.keys() & ours.keys()):
@@ -85,10 +88,11 @@ def check_same_moments(old_optimizer: Any, optimizer: Any, old: Kept) -> None:
             )
 
 
-def _short(params: Any) -> tuple[Any, list[Any]]:
+def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:
     """Short parameters and the gradients of some steps.
 
-    Lengths that differ still do: axes of equal length would look like those of a stack.
+    Lengths that differ still do: axes of equal length would look like those of a stack. A text that
+    cuts an axis needs its true length; then all are true.
     """
     lengths = {length for leaf in jax.tree.leaves(params) for length in np.shape(leaf)} | {0, 1}
     shorter = {length: rank for rank, length in enumerate(sorted(lengths))}
@@ -99,6 +103,13 @@ def _short(params: Any) -> tuple[Any, list[Any]]:
         return jnp.asarray(rng.normal(size=shape), jnp.float32)
 
     short = jax.tree.map(like, params)
+    try:
+        optimizer.init(short)
+    except ValueError as error:
+        if sum(map(np.size, jax.tree.leaves(params))) > _MOST:
+            raise ValueError(_no_step("optimizer", error)) from None
+        shorter = {length: length for length in lengths}
+        short = jax.tree.map(like, params)
     # Long enough to be clipped where that is done.
     return short, [jax.tree.map(lambda x: 3 * like(x), params) for _ in range(_STEPS)]
 

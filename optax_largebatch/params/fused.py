@@ -60,12 +60,14 @@ class Fused(NamedTuple):
             ValueError: rows and columns are cut.
         """
         sides = (*self.rows, *self.columns)
-        matrices = {k: np.arange(n) for k, n in enumerate(self.lengths) if k not in sides}
+        cut = [k for k, n in enumerate(self.lengths) if k not in sides and n > 1]
+        matrices = {k: np.arange(self.lengths[k]) for k in cut}
         if len(self.parts) > 1:
             matrices[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
         found = [self._along_side(k, x) for k, x in sorted(matrices.items())]
+        found = found or [(1, np.zeros(self.sides[1], int))]
         if len({side for side, _ in found}) > 1:
-            raise ValueError("a text must cut only rows or only columns here, got both.")
+            raise ValueError(f"a text must cut only rows or only columns of {self.sides} here.")
         vectors = (vector for _, vector in found)
         return found[0][0], functools.reduce(lambda n, x: n * (x.max() + 1) + x, vectors)
 
@@ -145,8 +147,9 @@ def read_fused(
         return _read(text, shape, least_sides=2 if argument == "matrix_axes" else 1)
     except ValueError as error:
         raise ValueError(
-            f"{argument}: {text!r} does not fit {name!r} of shape {shape}: it {error}. Write an "
-            "item for each axis: rows, columns, or another name for an axis that stacks matrices; "
+            f"{argument}: {text!r} does not fit {name!r} of shape {shape}: it {error}. Narrow the "
+            "pattern, or write an item for each axis of the whole array (inside of shard_map, init "
+            "sees a shard): rows, columns, or another name for an axis that stacks matrices; "
             "(3 columns) for three matrices side by side; columns=8+2+2 for unequal ones."
         ) from None
 

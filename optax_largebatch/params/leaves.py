@@ -61,9 +61,8 @@ class Leaves:
                 raise ValueError(
                     f"{name} has the shape {found}{with_it} for the parameter "
                     f"{leaf_names(self.tree)[index]!r} of shape {shape}. It belongs to other "
-                    "parameters or options, or has an axis for several models. Call `init` of this "
-                    "optimizer with these parameters, or restore into the state that `init` "
-                    "returns."
+                    "parameters or options, or has an axis for several models. Call `init` of "
+                    "this optimizer with these parameters, or restore into what it returns."
                 )
         return parts
 

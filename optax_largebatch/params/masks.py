@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, named_leaves
+from optax_largebatch.params import paths
 from optax_largebatch.params.rules import Rule, listed
 
 Mask = Rule | Callable[[Any], Any] | Any
@@ -60,13 +60,13 @@ def select_leaves(
     choices = resolve_mask(name, mask, params)
     if any(choices) or not choices or _has_placeholders(params):
         return choices
-    if callable(mask) and mask(params) is False:
+    if paths.is_function(mask) and mask(params) is False:
         return choices
-    if isinstance(mask, Rule) and any(mask.select(named_leaves(params))):
+    if isinstance(mask, Rule) and any(mask.select(paths.named_leaves(params))):
         return choices  # the parameters that it selects are frozen, as None
     raise ValueError(
         f"{name}: {mask!r} selects no parameter. {cure} The names are: "
-        f"{listed(leaf_names(params))}."
+        f"{listed(paths.leaf_names(params))}."
     )
 
 
@@ -92,14 +92,14 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
             return jax.tree.leaves(mask.mask(params))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    tree = mask(params) if callable(mask) else mask
+    tree = mask(params) if paths.is_function(mask) else mask
     for choice in jax.tree.leaves(tree):
         if not isinstance(choice, bool | np.bool_):
             raise TypeError(
                 f"{name} must hold Python booleans, which are known when the step is traced; "
                 f"it holds {choice!r} of type {type(choice).__name__}."
             )
-    return [bool(choice) for choice in broadcast_prefix(name, tree, params)]
+    return [bool(choice) for choice in paths.broadcast_prefix(name, tree, params)]
 
 
 def _has_placeholders(params: Any) -> bool:
@@ -107,4 +107,4 @@ def _has_placeholders(params: Any) -> bool:
 
     The mask may be meant for those: `optax.partition` gives several optimizers the same mask.
     """
-    return any(map(is_placeholder, jax.tree.leaves(params, is_leaf=is_placeholder)))
+    return any(map(paths.is_placeholder, jax.tree.leaves(params, is_leaf=paths.is_placeholder)))

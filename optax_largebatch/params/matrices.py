@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_largebatch.params import paths
 from optax_largebatch.params.fused import Fused, from_batch, read_fused, stack_of, to_batch
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
-from optax_largebatch.params.paths import broadcast_prefix, is_hidden, leaf_names, named_leaves
 from optax_largebatch.params.rules import matching
-from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.params.stacked import Stacked, check_stack, check_stacked
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]] | str | None
 """The axes of rows and those of columns; or a text that says them, and more."""
@@ -173,28 +173,27 @@ def axes_of_matrices(matrix_axes: MatrixAxes, stacked: Stacked, params: Any) -> 
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
     stacked = check_stacked(stacked, parts=False)
+    leaves, stacks = jax.tree.leaves(params), stacked.axes(params)
     pairs: list[Any] = [
-        _two_axes(np.ndim(leaf), axes)
-        for leaf, axes in zip(jax.tree.leaves(params), stacked.axes(params), strict=True)
+        _two_axes(np.ndim(leaf), axes) for leaf, axes in zip(leaves, stacks, strict=True)
     ]
     if matrix_axes is None or not pairs:
         return pairs
     if isinstance(matrix_axes, dict) and _is_patterns(matrix_axes):
-        named = named_leaves(params)
+        named = paths.named_leaves(params)
         for pattern, pair in matrix_axes.items():
             try:
                 chosen = matching(pattern).select(named)
             except ValueError as error:
                 raise ValueError(f"matrix_axes: {error}") from None
             chosen_leaves = zip(chosen, named, strict=True)
-            flags = [flag for flag, (_, leaf) in chosen_leaves if not is_hidden(leaf)]
+            flags = [flag for flag, (_, leaf) in chosen_leaves if not paths.is_hidden(leaf)]
             pairs = [pair if flag else old for flag, old in zip(flags, pairs, strict=True)]
     else:
-        tree = matrix_axes(params) if callable(matrix_axes) else matrix_axes
-        pairs = broadcast_prefix("matrix_axes", tree, params, lambda x: x is None or _is_pair(x))
-    names = leaf_names(params)
-    leaves = zip(names, jax.tree.leaves(params), pairs, strict=True)
-    return [_checked(name, np.ndim(leaf), pair) for name, leaf, pair in leaves]
+        tree = matrix_axes(params) if paths.is_function(matrix_axes) else matrix_axes
+        pairs = paths.broadcast_prefix("matrix_axes", tree, params, _is_entry)
+    known = zip(paths.leaf_names(params), leaves, stacks, pairs, strict=True)
+    return [_checked(name, np.ndim(leaf), stack, pair) for name, leaf, stack, pair in known]
 
 
 def are_matrices(
@@ -226,7 +225,7 @@ def matrices_of(
     found = []
     for index, pair in enumerate(axes_of_matrices(matrix_axes, stacked, leaves.tree)):
         if pair is None:
-            name, shape = leaf_names(leaves.tree)[index], leaves.arrays[index].shape
+            name, shape = paths.leaf_names(leaves.tree)[index], leaves.arrays[index].shape
             raise ValueError(
                 f"{who} works on matrices, and {name!r} of shape {shape} is no matrix. Give its "
                 "rows and columns by matrix_axes={'pattern': (rows, columns)}, or its stacked "
@@ -250,7 +249,7 @@ def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
     """The matrices of one parameter."""
     layout = leaves.layout(index, f"{who} works on whole matrices")
     by_text = isinstance(pair, str)
-    name = leaf_names(leaves.tree)[index] if by_text else ""
+    name = paths.leaf_names(leaves.tree)[index] if by_text else ""
     rows, columns, fused = (
         read_fused("matrix_axes", name, layout.shape, pair) if by_text else (*pair, None)
     )
@@ -265,12 +264,12 @@ def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:
 
 def _is_patterns(tree: Mapping[Any, Any]) -> bool:
     """Whether `tree` maps patterns to pairs; a tree of pairs may look the same."""
-    return all(isinstance(key, str) and (x is None or _is_pair(x)) for key, x in tree.items())
+    return all(isinstance(key, str) and _is_entry(x) for key, x in tree.items())
 
 
-def _is_pair(node: Any) -> bool:
-    """Whether a node says which axes are rows and columns; a text does, too."""
-    if isinstance(node, str):
+def _is_entry(node: Any) -> bool:
+    """Whether a node says which axes of a parameter are rows and columns, or that none are."""
+    if node is None or isinstance(node, str):
         return True
     return isinstance(node, tuple) and len(node) == 2 and all(map(_is_axes, node))
 
@@ -280,11 +279,13 @@ def _is_axes(node: Any) -> bool:
     return bool(axes) and all(type(axis) is int for axis in axes)
 
 
-def _checked(name: str, ndim: int, pair: Any) -> Axes:
+def _checked(name: str, ndim: int, stack: tuple[int, ...], pair: Any) -> Axes:
     """The axes of a parameter, counted from 0."""
+    if isinstance(pair, str):
+        check_stack("matrix_axes", name, pair, stack)
     if pair is None or isinstance(pair, str):
         return pair
-    if not _is_pair(pair):
+    if not _is_entry(pair):
         raise TypeError(
             f"matrix_axes: the entry for {name!r} must be a pair (rows, columns) of axes, such as "
             f"(0, 1) or ((0, 1, 2), 3), a text, or None for no matrix; got {pair!r}."

@@ -187,8 +187,7 @@ def by_parameter(
         if sum(map(math.prod, shapes[-1].values())) != size:
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {size} blocks, and params have "
-                f"{blocks}. Pass the parameters of the optimizer, and its `stacked` where that is "
-                "asked for."
+                f"{blocks}. Pass the optimizer's parameters, and its `stacked` where asked for."
             )
     results = []
     for part, of_part in zip(found, shapes, strict=True):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 from jax.tree_util import FlattenedIndexKey, GetAttrKey
@@ -61,6 +61,11 @@ def is_placeholder(node: Any) -> bool:
 def stands_for_all(params: Any) -> bool:
     """Whether `params` is the placeholder that `optax.tree.map_params` gives to `init`."""
     return is_placeholder(params) and not is_hidden(params) and not jax.tree.leaves(params)
+
+
+def is_function(node: Any) -> TypeGuard[Callable[..., Any]]:
+    """Whether `node` is a function, and not a module of Equinox: a tree that can be called."""
+    return callable(node) and jax.tree_util.all_leaves([node])
 
 
 def wraps_one_array(node: Any) -> bool:

@@ -58,8 +58,7 @@ class Rule:
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self} is neither true nor false before it meets the parameters. Combine rules with "
-            "&, | and ~ in place of `and`, `or` and `not`; where a rule may be None, compare: "
-            "`rule is None`."
+            "&, | and ~ in place of `and`, `or` and `not`; test for None by `rule is None`."
         )
 
     def __repr__(self) -> str:
@@ -70,8 +69,7 @@ class Rule:
         if not isinstance(other, Rule):
             raise TypeError(
                 f"{self} {sign} ... needs a rule on its right, such as at_least_ndim(2), got "
-                f"{other!r} of type {type(other).__name__}. A mask that is a function or a tree "
-                "stands alone."
+                f"{other!r} of type {type(other).__name__}. A function or a tree stands alone."
             )
         return Rule(f"({self} {sign} {other})", _Combined(combine, (self.select, other.select)))
 
@@ -233,8 +231,7 @@ class _OfKinds:
         if named and known and not any(selected):
             raise ValueError(
                 f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
-                f"{listed([name for name, _ in named])}. Select by name with matching(...), or "
-                "select all."
+                f"{listed([name for name, _ in named])}. Select by matching(...), or all."
             )
         return selected
 

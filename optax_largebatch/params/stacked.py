@@ -288,7 +288,7 @@ def stacked_layers(where: Any) -> Stacked:
         by_patterns = _ByPatterns(tuple(rules))
         texts = by_patterns.texts if any(isinstance(x, str) for x in where.values()) else None
         return Stacked(repr(where), by_patterns, "warning" if where else "nothing", texts)
-    if callable(where):
+    if paths.is_function(where):
         return Stacked(f"stacked_layers({where!r})", _ByFunction(where))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
         if not _is_axes(axes):
@@ -352,13 +352,23 @@ def _axes_and_text(entry: Axes | str) -> tuple[tuple[int, ...], str | None]:
     return (stacks_in(entry), entry) if isinstance(entry, str) else (_as_tuple(entry), None)
 
 
+def check_stack(argument: str, name: str, text: str, stack: tuple[int, ...]) -> None:
+    """Checks that no stacked axis is one of rows or columns in a text."""
+    if wrong := {*stack} - {*stacks_in(text)}:
+        raise ValueError(
+            f"{argument}: {text!r} has rows or columns along axis {min(wrong)} of {name!r}, which "
+            "stacks layers by stacked=. Give that axis another name in the text, such as layers."
+        )
+
+
 def _cut(
     leaves: Leaves, index: int, stack: tuple[int, ...], text: str
 ) -> tuple[tuple[int, ...], Parts | None]:
     """The axes over the blocks of a leaf by its text, and the parts if that cuts an axis."""
-    stack = tuple(sorted({*stack, *stacks_in(text)}))
-    layout = leaves.layout(index, "a norm of each part of an axis needs all of the axis")
     name = paths.leaf_names(leaves.tree)[index]
+    check_stack("stacked_layers", name, text, stack)
+    stack = stacks_in(text)
+    layout = leaves.layout(index, "a norm of each part of an axis needs all of the axis")
     *sides, fused = read_fused("stacked_layers", name, layout.shape, text)
     if fused is None:
         return stack, None

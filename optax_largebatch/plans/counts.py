@@ -32,10 +32,7 @@ def count(name: str, value: Any, at_least: int = 0) -> int:
         value = int(whole + fraction) * 10**zeros
     number = integer(value)
     if number is None:
-        raise TypeError(
-            f"{name} must be a whole number, such as 512 or '2M', got {value!r} of type "
-            f"{type(value).__name__}."
-        )
+        raise TypeError(f"{name} must be a whole number, such as 512 or '2M', got {value!r}.")
     check_integer(name, number, at_least=at_least)
     if number > LARGEST:
         raise ValueError(f"{name} must be at most {LARGEST}, got {value!r}.")

@@ -118,8 +118,7 @@ def _looked_at(schedule: Any, first: int, last: int) -> tuple[np.ndarray, np.nda
     rates = np.asarray(jax.vmap(schedule)(jnp.asarray(grid, float)))
     if rates.shape != grid.shape:
         raise ValueError(
-            "learning_rate: what the schedule returns must be one number, got an array of the "
-            f"shape {rates.shape[1:]}."
+            f"learning_rate: the schedule must return one number, got the shape {rates.shape[1:]}."
         )
     return grid, rates
 

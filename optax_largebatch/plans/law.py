@@ -157,8 +157,7 @@ LAWS: Mapping[str, Law] = {
         momentum_floor=0.6,
         b2=Power(1.0),
         eps=Power(-0.5),
-        valid="Valid while the noise of the gradient outweighs the gradient, and no b is at a "
-        "bound.",
+        valid="Valid while the noise outweighs the gradient, and no b is at a bound.",
         source="arXiv 2205.10287",
     ),
     "legew": Law(

@@ -77,8 +77,7 @@ class BatchPlan:
         if (stages, total_steps) != (self.stages, self.total_steps):
             raise ValueError(
                 f"stages and total_steps must be those of a run of {examples} examples, {stages} "
-                f"and {total_steps}; got {self.stages} and {self.total_steps}. Let batch_plan(...) "
-                "make the plan."
+                f"and {total_steps}; got {self.stages} and {self.total_steps}. Use batch_plan(...)."
             )
         checked |= {"stages": stages, "total_steps": total_steps}
         for name, value in checked.items():
@@ -97,8 +96,7 @@ class BatchPlan:
                 raise ValueError(
                     "stages must have batch sizes that are multiples of micro_batch_size x devices "
                     f"= {self.micro_batch_size or 1} x {self.devices} = {step}, got "
-                    f"{stage.batch_size}. Take {f'{lower} or ' if lower else ''}{lower + step}, or "
-                    "another micro-batch."
+                    f"{stage.batch_size}. Take {f'{lower} or ' if lower else ''}{lower + step}."
                 )
         if self.total_steps > LARGEST_INT32:
             raise ValueError(
@@ -353,8 +351,7 @@ class BatchPlan:
             ) from error
         if jnp.shape(there) not in ((), step.shape):
             raise ValueError(
-                f"{name}: what the schedule returns must be one number, got an array of the shape "
-                f"{jnp.shape(there)}."
+                f"{name}: the schedule must return one number, got the shape {jnp.shape(there)}."
             )
         return factor * there
 

@@ -60,8 +60,7 @@ def _pairs(stages: Any) -> Iterable[tuple[Any, Any]]:
         return [(0, stages)]
     raise TypeError(
         "stages must be a string such as '0:512 2M:2048', a dict or a list of pairs of (seen, "
-        f"batch_size), a batch size, or a growth such as seesaw(...); got {stages!r} of type "
-        f"{type(stages).__name__}."
+        f"batch_size), a batch size, or a growth such as seesaw(...); got {stages!r}."
     )
 
 

@@ -157,8 +157,7 @@ def _of_epochs(name: str, runs: list[Entry], passed: Numbers) -> list[Entry]:
     if wanted not in lengths:
         raise ValueError(
             f"epochs must be one of {', '.join(map(str, lengths))} for {name!r}, got {wanted}: its "
-            f"settings differ with them. For a run of another length take one of these and give "
-            f"total_steps."
+            "settings differ with them. For another length, give total_steps, too."
         )
     return [run for run in runs if run["epochs"] == wanted]
 

@@ -161,8 +161,7 @@ def values_schedule(values: Iterable[float]) -> optax.Schedule:
         table = np.asarray(values if hasattr(values, "__array__") else list(values), dtype=float)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
-            f"values must be a 1-D array or an iterable of numbers, got {values!r} of type "
-            f"{type(values).__name__}."
+            f"values must be a 1-D array or an iterable of numbers, got {values!r}."
         ) from None
     if table.ndim != 1 or table.size == 0:
         raise ValueError(f"values must be a non-empty 1-D sequence, got the shape {table.shape}.")

@@ -137,8 +137,7 @@ def warmup_decay(
     hold_end = warmup_end + hold_steps
     if total_steps < hold_end:
         raise ValueError(
-            f"total_steps must be no less than the end of the warm-up and the hold, {hold_end}; "
-            f"got {total_steps!r}."
+            f"total_steps must be {hold_end} (warm-up and hold) or more, got {total_steps!r}."
         )
     if decay_begin_step is not None:
         arguments.check_integer("decay_begin_step", decay_begin_step, at_least=0)

@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import optax
 
 from optax_largebatch.params.owners import unboxed
-from optax_largebatch.params.paths import is_box
+from optax_largebatch.params.paths import is_box, is_function
 from optax_largebatch.wrappers.inner import check_inner
 
 
@@ -56,13 +56,13 @@ def with_partition_specs(
         [-0.03 -0.03]
     """
     inner = check_inner(inner)
-    if not callable(partition_specs):
+    if not is_function(partition_specs):
         partition_specs = _specs(partition_specs)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         if extra_args.get("partition_specs") is None:
             known = partition_specs
-            if callable(known):
+            if is_function(known):
                 known = _specs(known(updates if params is None else params))
             extra_args["partition_specs"] = known
         return inner.update(updates, state, params, **extra_args)
@@ -79,10 +79,11 @@ def _specs(partition_specs: Any) -> Any:
     def spec_of(path: Any, node: Any) -> Any:
         spec = node if is_spec(node) else getattr(node, "sharding", None)
         if not is_spec(spec):
+            found = getattr(node, "aval", node)  # the type of an array
             raise TypeError(
                 "partition_specs must be a tree of jax.sharding.PartitionSpec or NamedSharding, of "
                 "arrays that have a NamedSharding, or a function of the parameters that returns "
-                f"one; got {node!r} at {jax.tree_util.keystr(path) or 'its root'}."
+                f"one; got {found!r} at {jax.tree_util.keystr(path) or 'its root'}."
             )
         return spec
 

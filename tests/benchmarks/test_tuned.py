@@ -3,14 +3,12 @@
 import json
 import math
 import sysconfig
-import types
 
 import jax
 import numpy as np
 import pytest
 
 from benchmarks.fused_heads import FusedModel
-from benchmarks.harness import machine
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned import bert, causal, report, results, search, tables, training
 from benchmarks.tuned import sweep as sweeping
@@ -20,7 +18,7 @@ from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.cell import Cell
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.provenance import record
-from benchmarks.tuned.schedules import constant, ramps, schedule, written
+from benchmarks.tuned.schedules import constant, schedule
 from benchmarks.tuned.search import Budget, Settings
 from benchmarks.tuned.sweep import Row, cells_of, sweep, table_of
 from benchmarks.tuned.training import Losses, compiled, prepare, steps_of
@@ -59,18 +57,6 @@ def test_the_trials_fill_their_ranges(trials):
     assert 0.5 <= momenta.min() < 0.55 < 0.94 < momenta.max() <= 0.95
     correlations = np.corrcoef([rates, np.log(np.maximum(decays, 3e-4)), np.log(1 - momenta)])
     assert np.abs(correlations - np.eye(3)).max() < 0.35
-
-
-@pytest.mark.parametrize(
-    ("factor", "decay", "momentum", "edge"),
-    [
-        *((0.1, 0.1, 0.8, True), (0.17, 0.1, 0.8, False), (6, 0.0, 0.8, False)),
-        *((7, 0.1, 0.8, True), (1, 0.0, 0.55, True), (1, 0.0, 0.65, False)),
-        *((1, 0.0, 0.93, False), (1, 0.0, 0.94, True), (1, 0.4, 0.8, False), (1, 0.6, 0.8, True)),
-    ],
-)
-def test_the_edge_is_the_outer_tenth(factor, decay, momentum, edge):
-    assert search.on_edge(Settings(0, 0.03 * factor, decay, momentum), 0.03) == edge
 
 
 @pytest.mark.parametrize("budget", [Budget(), QUICK["bert"].budget])
@@ -323,17 +309,6 @@ def test_the_report_and_its_pictures(tmp_path, rows):
     assert report.section(KNOWN, [], tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("platform", "kind", "name"),
-    [("gpu", "NVIDIA H100 80GB HBM3", "nvidia-h100-80gb-hbm3"), ("cpu", "cpu", "cpu-2-cores")],
-)
-def test_results_that_are_kept_lie_in_a_folder_of_the_chip(monkeypatch, platform, kind, name):
-    device = types.SimpleNamespace(platform=platform, device_kind=kind)
-    monkeypatch.setattr(machine.jax, "devices", lambda: [device])
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
-    assert machine.folder() == name
-
-
 # The runs -----------------------------------------------------------------------------------------
 
 
@@ -354,18 +329,6 @@ def test_text_has_each_file_once_and_no_file_in_two_parts(tmp_path, monkeypatch)
     assert sum(map(len, parts.values())) == sum(map(len, contents))
     for content in contents:
         assert sorted(text.count(content) for text in parts.values()) == [0, 0, 1]
-
-
-def test_plans_of_a_ramp_have_equal_examples_and_end_at_0():
-    for plan in ramps(128, 65_536).values():
-        assert plan.examples == 65_536
-        rates = steps_of(plan).learning_rate[: plan.total_steps]
-        assert rates.max() > 0.8
-        assert rates[-1] < 0.06
-    plans = ramps(128, 65_536)
-    steps = {name: plan.total_steps for name, plan in plans.items()}
-    assert steps["four_times"] < steps["two_stages"] < steps["seesaw"] < steps["constant"]
-    assert written(plans["two_stages"]) == "0:128 16384:512 65536"
 
 
 def test_steps_of_a_plan():

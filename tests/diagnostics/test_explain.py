@@ -90,6 +90,13 @@ def test_rates_that_are_injected_are_not_known():
     assert column(injected, "length") == ["trust ratio"] * 6
 
 
+def test_the_highest_rates_are_compared():
+    rate = lb.warmup_decay(1e-2, total_steps=3000, warmup_steps=300)  # 0 in the first step
+    optimizer = lb.muonh(rate, others=3e-3, stacked=STACKED)
+    shares = [0.3 if x == "adam" else 1 for x in column(optimizer, "direction")]
+    assert column(optimizer, "rate") == pytest.approx(shares)
+
+
 def test_decay_and_groups():
     groups = lb.param_groups(
         {"params": lb.matching("embed"), "learning_rate_scale": 0.25},

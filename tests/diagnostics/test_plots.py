@@ -75,9 +75,9 @@ def test_long_names_and_many_layers():
         ({}, None, "history must hold arrays of one length"),
         ({"a": np.ones(2), "b": np.ones(3)}, None, r"of one length, 1 or more, got \[2, 3\]"),
         ({"a": np.ones(0)}, None, r"of one length, 1 or more, got \[0\]"),
-        ({"a": 1.0}, None, "got a single ratio for 'a'"),
-        ({"a": np.ones(2)}, [0], "steps must have one increasing number for each of the 2"),
-        ({"a": np.ones(2)}, [1, 1], "steps must have one increasing number"),
+        ({"a": 1.0}, None, "for 'a', got a single ratio"),
+        ({"a": np.ones(2)}, [0], "steps must be 2 increasing numbers"),
+        ({"a": np.ones(2)}, [1, 1], "steps must be 2 increasing numbers"),
     ],
 )
 def test_wrong_history(history, steps, said):

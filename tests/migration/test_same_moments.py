@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.migration import same_moments
 from tests.conftest import slow_but
 from tests.migration import switches
 from tests.migration.switches import BY_LAYER, CONTRIB, DECAY, MUONH, PARAMS, SCHEDULE, SWITCHES
@@ -165,3 +166,12 @@ def test_a_buffer_with_the_same_sum_is_taken_over(name):
 def test_a_buffer_alone_does_not_say_what_it_sums():
     with pytest.raises(ValueError, match=r"old_optimizer must be given, .*old_optimizer=optax.sgd"):
         lb.adopt_state(MOMENTUM, PARAMS, switches.state_after(SGD), step=2)
+
+
+def test_a_text_that_cuts_an_axis(monkeypatch):
+    params = {"kernel": jnp.ones((4, 9))}
+    new = lb.lamb(0.1, stacked={"kernel": "rows columns=4+4+1"})
+    lb.adopt_state(new, params, ADAM.init(params), old_optimizer=ADAM)
+    monkeypatch.setattr(same_moments, "_MOST", 35)
+    with pytest.raises(ValueError, match=r"optimizer could not take a step .* for an axis of 3"):
+        lb.adopt_state(new, params, ADAM.init(params), old_optimizer=ADAM)

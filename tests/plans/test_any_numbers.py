@@ -140,7 +140,7 @@ def test_a_planned_rate_is_called_with_numbers(value, error):
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [(lambda seen: seen * jnp.nan, "a number throughout"),
-     (lambda seen: jnp.ones(3), r"must be one number, got an array of the shape \(3,\)")],
+     (lambda seen: jnp.ones(3), r"must return one number, got the shape \(3,\)")],
 )  # fmt: skip
 def test_seesaw_of_a_schedule_that_is_none(schedule, says):
     with pytest.raises(ValueError, match=f"learning_rate.*{says}"):

@@ -311,7 +311,7 @@ WRONG = {
     "no batch": (("0:0", 100), ValueError, ">= 1"),
     "after the end": (("0:8 200:16", 100), ValueError, "begins at 200"),
     "empty": (([], 100), ValueError, "begin with a batch size for 0"),
-    "something else": ((3.5, 100), TypeError, "float"),
+    "something else": ((3.5, 100), TypeError, "got 3.5"),
     "no total": (("0:8", 0), ValueError, "total must be >= 1"),
 }
 
@@ -326,7 +326,7 @@ def test_refuses(name):
 def test_a_batch_that_is_not_divided():
     with pytest.raises(ValueError, match=r"48 x 8 = 384, got 2000. Take 1920 or 2304"):
         lb.batch_plan("0:768 10k:2000", total=20_000, micro_batch_size=48, devices=8)
-    with pytest.raises(ValueError, match=r"64 x 8 = 512, got 100. Take 512, or another"):
+    with pytest.raises(ValueError, match=r"64 x 8 = 512, got 100. Take 512"):
         lb.batch_plan(100, total=20_000, micro_batch_size=64, devices=8)
     with pytest.raises(ValueError, match=r"1 x 8 = 8, got 100"):
         lb.batch_plan(100, total=20_000, devices=8)

@@ -145,7 +145,7 @@ def test_a_noise_scale_is_labelled_as_a_hint():
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
-        ({}, "at least|one place or more"),
+        ({}, "at least|must be a dict"),
         ([100], "a dict"),
         ({5: -1.0}, "measured"),
         ({-5: 1}, ">= 0"),

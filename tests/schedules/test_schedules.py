@@ -223,8 +223,8 @@ def decay(**settings):
     ("build", "error", "says"),
     [
         (lambda: lb.values_schedule([[1.0], [2.0]]), ValueError, "(2, 1)"),
-        (decay(warmup_steps=10), ValueError, "hold, 10; got 9"),
-        (decay(warmup_steps=5, hold_steps=5), ValueError, "hold, 10; got 9"),
+        (decay(warmup_steps=10), ValueError, "10 (warm-up and hold) or more, got 9"),
+        (decay(warmup_steps=5, hold_steps=5), ValueError, "10 (warm-up and hold) or more, got 9"),
         (decay(decay="drops"), ValueError, "decay must be one of 'linear', 'cosine', 'sqrt'"),
         (decay(decay="polynomial"), ValueError, "power must be a number"),
         (decay(decay="cosine", power=2), ValueError, "got 2 for 'cosine'"),

@@ -3,6 +3,7 @@
 import re
 
 import chex
+import equinox as eqx
 from flax import nnx
 from flax.training.train_state import TrainState
 import jax
@@ -167,6 +168,27 @@ def test_the_state_is_that_of_the_optimizer():
     optimizer = lb.lamb(0.1)
     wrapped = lb.with_partition_specs(optimizer, P())
     chex.assert_trees_all_equal(wrapped.init(params), optimizer.init(params))
+
+
+class Called(eqx.Module):
+    """A tree that can be called, and is no function of the parameters."""
+
+    kernel: jax.Array
+
+    def __call__(self, x):
+        return x @ self.kernel
+
+
+def test_a_module_that_can_be_called():
+    mesh = mesh_of_two_axes()
+    params = jax.device_put(Called(jnp.ones((8, 16))), NamedSharding(mesh, P("x", "y")))
+    axes = jax.tree.map(lambda x: "rows (2 columns)", params)
+    optimizer = lb.with_partition_specs(lb.muon(0.1, matrix_axes=axes), params)
+    jax.jit(optimizer.update)(params, optimizer.init(params), params)
+    lamb = lb.lamb(0.1, stacked=lb.stacked_layers(jax.tree.map(lambda x: 0, params)))
+    assert optax.tree.get(lamb.init(params), "trust_ratios").shape == (8,)
+    trained = jax.tree.map(lambda x: True, params)
+    assert lb.lamb(0.1, weight_decay=0.1, weight_decay_mask=trained).init(params)
 
 
 @pytest.mark.parametrize("specs", ["fsdp", {"bias": P(), "first": "x"}, 3, {"bias": ("x", None)}])

@@ -222,9 +222,8 @@ def _warn_if_specs_are_unknown(
         f"The update works on whole matrices on a mesh with the axes {', '.join(map(repr, axes))}, "
         "and does not know how the parameters are split. If several of these axes split one axis "
         "of a parameter, the compiler gathers matrices on every device, which takes many times the "
-        "memory. Pass the specs where you build the optimizer, with_partition_specs(optimizer, "
-        "specs), or where you call it, optimizer.update(grads, state, params, "
-        "partition_specs=specs).",
+        "memory. Pass the specs by with_partition_specs(optimizer, specs), or by "
+        "optimizer.update(grads, state, params, partition_specs=specs).",
         stacklevel=2,
     )
 

@@ -137,8 +137,7 @@ def _checked(small_batches: Any, state: MeasureNoiseScaleState) -> SmallBatches:
             "micro-batches; inside shard_map and pmap pass "
             "small_batches=small_batches_of_devices(own_grads, params, axis_name=axis_name, "
             "mean=grads), with the gradients of each device; or pass "
-            "small_batches=small_batches_of_examples(own_grads, params, mean=grads), with those of "
-            "single examples."
+            "small_batches=small_batches_of_examples(own_grads, params, mean=grads)."
         )
     if not isinstance(small_batches, SmallBatches):
         raise TypeError(

@@ -39,9 +39,8 @@ class SmallBatches(NamedTuple):
         if square_norms.shape != self.square_norms.shape:
             raise ValueError(
                 f"the state's small_batches has {self.square_norms.size} entries and the "
-                f"parameters have {square_norms.size} blocks. Call `init` with the whole "
-                "parameters (outside of shard_map, where a stack is split between its layers) and "
-                "with the same `stacked`."
+                f"parameters have {square_norms.size} blocks. Call `init` with the same `stacked`, "
+                "and with whole parameters (outside of shard_map)."
             )
         filled = examples > 0
         total = self.examples + examples

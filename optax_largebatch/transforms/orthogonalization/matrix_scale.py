@@ -84,6 +84,8 @@ def scale_by_matrix_shape(
     check_choice("shape_factor", shape_factor, get_args(ShapeFactor))
     check_matrix_axes(matrix_axes)
     stacks = check_stacked(stacked)
+    # Unequal matrices have a factor for each index of an axis, and a tile has a piece of the axis.
+    may_be_unequal = any(callable(x) or "+" in str(x) for x in jax.tree.leaves(matrix_axes))
 
     def choices(leaves: Leaves) -> list[engine.Matrices]:
         return matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
@@ -101,5 +103,5 @@ def scale_by_matrix_shape(
         leaf,
         scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
         choices=choices,
-        given="parts",
+        given="shards" if may_be_unequal else "parts",
     )

@@ -90,16 +90,21 @@ def normalize_neurons(
 
     def matrices(leaves: Leaves) -> list[engine.Matrices]:
         found = matrices_of(matrix_axes, stacks, leaves, "normalize_neurons")
-        if any(one.fused and one.cut_axes != neurons(one) for one in found):
+        if any(one.fused and {one.cut_axes} != sides(one) for one in found):
             raise ValueError(
-                f"matrix_axes must cut the axis of the neurons alone, got {matrix_axes!r}."
+                f"matrix_axes must cut the axis of the neurons (side={side!r}) alone, the same for "
+                f"each matrix of a parameter; got {matrix_axes!r}."
             )
         return found
 
-    def neurons(one: engine.Matrices) -> tuple[int, ...]:
+    def sides(one: engine.Matrices) -> set[tuple[int, ...]]:
         """The axes of the neurons of each matrix."""
-        rows, columns = one.shapes[0]
-        return one.rows if side == "longer" and rows > columns else one.columns
+        is_rows = {side == "longer" and rows > columns for rows, columns in one.shapes}
+        return {one.rows if rows else one.columns for rows in is_rows}
+
+    def neurons(one: engine.Matrices) -> tuple[int, ...]:
+        (axes,) = sides(one)
+        return axes
 
     def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         leaves = leaves_of("params", params)
