@@ -108,7 +108,8 @@ def _recipes(name: str | None = None, as_json: bool = False, **settings: Any) ->
     recipe = recipes.get(name, **settings)
     if as_json:
         return json.dumps(dataclasses.asdict(recipe) | {"code": recipe.code()})
-    return f"{recipe.summary()}\n\n{recipe.code()}"
+    lines = [textwrap.fill(x, 80, subsequent_indent="    ") for x in recipe.summary().split("\n")]
+    return "\n".join([*lines, "", recipe.code()])
 
 
 def _plan(stages: str, as_json: bool = False, **settings: Any) -> str:

@@ -72,7 +72,9 @@ def test_lists_names(printed, part):
 )  # fmt: skip
 def test_prints_a_recipe(printed, words, name, given):
     recipe = recipes.get(name, **given)
-    assert printed(f"recipes {words}") == f"{recipe.summary()}\n\n{recipe.code()}"
+    said, code = printed(f"recipes {words}").split("\n\n", 1)
+    assert (said.split(), code) == (recipe.summary().split(), recipe.code())
+    assert max(map(len, said.splitlines())) <= 80
     said = json.loads(printed(f"recipes {words} --json"))
     assert said == json.loads(json.dumps(dataclasses.asdict(recipe) | {"code": recipe.code()}))
 
