@@ -146,7 +146,7 @@ def _check_optimizer(name: str, optimizer: object) -> None:
     """Checks that an argument is an optimizer; `optax.MultiSteps` is one, too."""
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
         raise TypeError(
-            f"{name} must be a gradient transformation, got {optimizer!r}. Pass one as lamb(1e-3)."
+            f"{name} must be a gradient transformation, got {optimizer!r}. Pass one, as lamb(1e-3)."
         )
 
 

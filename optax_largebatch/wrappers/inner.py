@@ -21,7 +21,7 @@ def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
     """
     if not isinstance(inner, optax.GradientTransformation):
         raise TypeError(
-            f"inner must be a gradient transformation, got {inner!r}. Pass one as lamb(1e-3)."
+            f"inner must be a gradient transformation, got {inner!r}. Pass one, as lamb(1e-3)."
         )
     return optax.with_extra_args_support(inner)
 
