@@ -143,7 +143,7 @@ class TestAlongAxes:
     def test_arrays_of_axes_are_made_for_whole_parameters(self, name):
         if name in ("muon", "muonh"):
             pytest.skip("its state is like the parameters")
-        says = r"init must be given whole parameters.* 'both' is split along 'fsdp', 'tensor'"
+        says = r"init needs whole parameters.* got 'both' split along \['fsdp', 'tensor'\]"
         with pytest.raises(ValueError, match=says):
             self.step(name, (SPECS,))(network())
 
