@@ -122,10 +122,11 @@ def several(shape, names=("fsdp", "tensor"), kind=AxisType.Auto):
     return {"mesh": mesh_of(shape, names, kind), "specs": TWO_AXES}
 
 
+WARNS = [pytest.mark.filterwarnings("ignore:The update works on whole matrices")]
 WAYS = {
     "one device": (on_one_device, dict),
     "automatic mesh": (on_a_mesh, lambda: {"specs": ONE_AXIS}),
-    "automatic mesh of two axes": (on_a_mesh, lambda: several((4, 2))),
+    "automatic mesh of two axes, not told": (on_a_mesh, lambda: several((4, 2))),
     "explicit mesh": (
         on_a_mesh,
         lambda: {"specs": ONE_AXIS, "mesh": mesh_of((8,), ("fsdp",), AxisType.Explicit)},
@@ -145,8 +146,7 @@ WAYS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in OPTIMIZERS]
 )
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.filterwarnings("ignore:The update works on whole matrices")  # without specs
+@pytest.mark.parametrize("way", [pytest.param(x, marks=WARNS * ("not told" in x)) for x in WAYS])
 def test_fused_equals_apart(way, name, x64):
     run, given = WAYS[way]
     params = jax.tree.map(jnp.asarray, network())

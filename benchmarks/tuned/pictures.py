@@ -15,7 +15,7 @@ from benchmarks.tuned.workloads import Workload
 
 WIDTH = 5.6
 LINE_OF_TEXT = 0.038  # as a share of the height of the axes
-BESIDE = 1.16  # the places of optimizers at one batch size
+SPACING = 1.16  # from one optimizer to the next at a batch size, as a factor
 HIGHEST = 0.5  # above the worst of the chosen settings; what is worse is beyond the upper edge
 
 
@@ -30,7 +30,7 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
         sizes = [size for size in workload.plans if size in own and math.isfinite(own[size].mean)]
         if not sizes:
             continue
-        x = np.array([float(batches) for batches in sizes]) * BESIDE ** (place - len(results) // 2)
+        x = np.array([float(batches) for batches in sizes]) * SPACING ** (place - len(results) // 2)
         means = [own[batches].mean for batches in sizes]
         axes.plot(x, means, "_", ms=10, mew=2, color=COLOURS[name])
         for size, batches in zip(x, sizes, strict=True):

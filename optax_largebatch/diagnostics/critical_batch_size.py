@@ -177,9 +177,7 @@ def different_sizes(batch_sizes: Any) -> np.ndarray:
     """The argument `batch_sizes`, checked: three different ones or more, positive."""
     batches = _positive("batch_sizes", batch_sizes)
     if len(set(batches)) < 3:
-        raise ValueError(
-            f"batch_sizes must hold three different sizes, got {batch_sizes!r}: any curve fits two."
-        )
+        raise ValueError(f"batch_sizes must hold 3 or more different sizes, got {batch_sizes!r}.")
     return batches
 
 

@@ -21,8 +21,8 @@ UNKNOWN = "?"
 EMBEDDING = r"embed|(^|/)(w[tp]e|pos|positions?)(/|$)"
 HEAD = r"(^|/)(lm_|output_)?head(/|$)|unembed|logits"
 
-THREE = r"qkv|query_key_value|in_proj|c_attn"
-TWO = r"(^|/|_)kv(_|/|$)|wkv|key_?value|gate_?up|up_?gate|(^|/)wi(_fused)?(/|$)|w1[23]|linear_fc1"
+FUSED_3 = r"qkv|query_key_value|in_proj|c_attn"
+FUSED_2 = r"(^|/|_)w?kv(_|/|$)|key_?value|gate_?up|up_?gate|(^|/)wi(_fused)?(/|$)|w1[23]|linear_fc1"
 """Names of arrays that often hold three matrices side by side, or two."""
 
 
@@ -195,19 +195,19 @@ def _notes_on(one: ExplainedParameter, param: Any, ndim: int, has_muon: bool) ->
 def _notes_on_fused(name: str, shape: tuple[int, ...], stack: tuple[int, ...]) -> list[str]:
     """A question, if a matrix looks like several; `stack` are the stacked axes."""
     sides = [length for axis, length in enumerate(shape) if axis not in stack]
-    three, two = (re.search(names, name, re.IGNORECASE) for names in (THREE, TWO))
+    three, two = (re.search(names, name, re.IGNORECASE) for names in (FUSED_3, FUSED_2))
     if len(sides) != 2 or not (three or two or max(sides) == 3 * min(sides)):
         return []
     number = 2 if two and not three else 3
     side = "columns" if sides[0] <= sides[1] else "rows"
-    cut, which = f"({number} {side})", f"or {number} times the heads in the place of {number}"
+    cut, hint = f"({number} {side})", f"or {number} times the heads in the place of {number}"
     if max(sides) % number:
-        cut, which = f"{side}=2048+512+512", "with the lengths of yours"
+        cut, hint = f"{side}=2048+512+512", "with the lengths of yours"
     words = iter(["rows", "columns"])
     one = " ".join("layers" if axis in stack else next(words) for axis in range(len(shape)))
     return [
         "may be several matrices side by side, as queries, keys and values or a gate and its input "
-        f"often are. Say so: matrix_axes={{{name!r}: {one.replace(side, cut)!r}}}, {which}; if it "
+        f"often are. Say so: matrix_axes={{{name!r}: {one.replace(side, cut)!r}}}, {hint}; if it "
         f"is one, {one!r}"
     ]
 

@@ -17,7 +17,7 @@ from optax_largebatch.params.fused import Fused, from_batch, read_fused, stack_o
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.rules import matching
-from optax_largebatch.params.stacked import Stacked, check_stack, check_stacked
+from optax_largebatch.params.stacked import Stacked, check_stacked, check_text_of_stack
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]] | str | None
 """The axes of rows and those of columns; or a text that says them, and more."""
@@ -282,7 +282,7 @@ def _is_axes(node: Any) -> bool:
 def _checked(name: str, ndim: int, stack: tuple[int, ...], pair: Any) -> Axes:
     """The axes of a parameter, counted from 0."""
     if isinstance(pair, str):
-        check_stack("matrix_axes", name, pair, stack)
+        check_text_of_stack("matrix_axes", name, pair, stack)
     if pair is None or isinstance(pair, str):
         return pair
     if not _is_entry(pair):

@@ -352,7 +352,7 @@ def _axes_and_text(entry: Axes | str) -> tuple[tuple[int, ...], str | None]:
     return (stacks_in(entry), entry) if isinstance(entry, str) else (_as_tuple(entry), None)
 
 
-def check_stack(argument: str, name: str, text: str, stack: tuple[int, ...]) -> None:
+def check_text_of_stack(argument: str, name: str, text: str, stack: tuple[int, ...]) -> None:
     """Checks that no stacked axis is one of rows or columns in a text."""
     if wrong := {*stack} - {*stacks_in(text)}:
         raise ValueError(
@@ -366,7 +366,7 @@ def _cut(
 ) -> tuple[tuple[int, ...], Parts | None]:
     """The axes over the blocks of a leaf by its text, and the parts if that cuts an axis."""
     name = paths.leaf_names(leaves.tree)[index]
-    check_stack("stacked_layers", name, text, stack)
+    check_text_of_stack("stacked_layers", name, text, stack)
     stack = stacks_in(text)
     layout = leaves.layout(index, "a norm of each part of an axis needs all of the axis")
     *sides, fused = read_fused("stacked_layers", name, layout.shape, text)

@@ -150,7 +150,7 @@ def test_steps_that_do_not_bend_are_an_error(steps, said):
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        (([64, 64, 128], [3, 3, 2]), ValueError, "batch_sizes must hold three different"),
+        (([64, 64, 128], [3, 3, 2]), ValueError, "batch_sizes must hold 3 or more different"),
         ((["a", 128, 256], [3, 2, 1]), TypeError, "batch_sizes must hold numbers"),
         (([64, 128, 256], [3, 2]), ValueError, "steps must have one entry for each of the 3"),
         (([64, 128, 256], [3, [2, 0.0], 1]), ValueError, r"steps\[1\] must hold positive"),
