@@ -102,6 +102,12 @@ class Leaves:
         spec = () if self.specs is None or self.mesh is not None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
+    def elements_of_block(self, index: int, kept: tuple[int, ...] = ()) -> int:
+        """The number of elements of a block of a leaf, on all devices together."""
+        shape = enumerate(self.arrays[index].shape)
+        here = math.prod(size for axis, size in shape if axis not in kept)
+        return here * norms.devices_along(self.split(index, kept).within)
+
     def one_element(self, index: int, kept: tuple[int, ...] = ()) -> bool:
         """Whether the blocks of a leaf have one element each (or none), on all devices together."""
         shape = enumerate(self.arrays[index].shape)

@@ -41,6 +41,16 @@ class Parts(NamedTuple):
         """How many parts there are."""
         return max(self.numbers) + 1
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """How many indices each part has."""
+        return np.bincount(self.numbers)
+
+    def along_axis(self, numbers: Any) -> Any:
+        """A vector of numbers of the parts, in an array that broadcasts."""
+        ndim = len(self.layout.shape)
+        return numbers.reshape([self.number if axis == self.axis else 1 for axis in range(ndim)])
+
     def sums_of_each(self, sums: jax.Array) -> jax.Array:
         """Sums for each index along the axis, of this device, added up for each part.
 
@@ -60,11 +70,14 @@ class Parts(NamedTuple):
         if asked.kept is not None:
             return total
         if asked.kind in ("mean", "rms"):
-            shape = [self.number if axis == self.axis else 1 for axis in range(total.ndim)]
-            total /= np.bincount(self.numbers).reshape(shape).astype(total.dtype)
+            total /= self.along_axis(self.lengths).astype(total.dtype)
             total /= math.prod(n for k, n in enumerate(self.layout.shape) if k not in self.axes)
-        total = self.layout.local_shard(self.spread(total))
+        total = self.of_device(total)
         return norms.from_sum_of_squares(total) if asked.is_root else total
+
+    def of_device(self, numbers: jax.Array) -> jax.Array:
+        """Numbers of the parts, for each index along the axis that this device has."""
+        return self.layout.local_shard(self.spread(numbers))
 
     def spread(self, numbers: jax.Array) -> jax.Array:
         """Numbers of the parts, given to each index along the axis."""

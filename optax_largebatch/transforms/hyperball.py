@@ -1,7 +1,7 @@
 """Steps on a sphere: the trust ratio of LAMB, and a projection back."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,18 @@ from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import in_one_round
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
+from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.trust_ratio import adapted_leaves
 
 Radius = Literal["now", "start"] | Scalar
 """The radius of the sphere of a block: its norm now or at the start, or a number for all."""
+
+BALL_OF_ZEROS = 0.5
+"""The radius of the ball of a block that starts at zero, over the fourth root of its number of
+elements. LeCun's start gives a square matrix 1: so does the geometric mean of a matrix and its
+transpose."""
 
 
 class HyperballState(NamedTuple):
@@ -34,8 +40,8 @@ class HyperballState(NamedTuple):
     `jax.tree.leaves`; for a leaf that stacks layers, in the order of its layers. 0 for blocks that
     are not on a sphere."""
     radii: jax.Array
-    """With `radius="start"` the norm of each block at its first step, otherwise 0; in the order of
-    `angles`."""
+    """With `radius="start"` the norm of each block at its first step, otherwise 0, in the order of
+    `angles`. Of a block that has been zero, the radius of its ball, below 0 to tell it apart."""
 
 
 def hyperball(
@@ -138,40 +144,46 @@ def hyperball_transform(
         check_numbers("(0, inf)", radius=radius)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        group, is_kept = at.choice
+        choice: _Choice = at.choice
         rates, given_radius = at.scalars
-        rate = rates[group]
+        rate = rates[choice.group]
         state = at.state._replace(learning_rates=rate)
-        if kind != "start":
-            state = state._replace(radii=0.0)
-        if not is_kept:
-            return -rate * update, state._replace(angles=0.0)
+        if not choice.is_kept:
+            return -rate * update, state._replace(angles=0.0, radii=0.0)
         norms = engine.block_norms(at.start, update)
         norm, length, inner = yield in_one_round(norms, engine.block_sums(at.start * update))
-        sphere, ratio = norm, 1.0
-        if kind != "now":
-            sphere = given_radius
-            if kind == "start":
-                known = state.radii
-                (sphere,) = yield engine.hoist(jnp.where(known > 0, known, norm))
-                state = state._replace(radii=sphere)
-            ratio = norm / positive(sphere)
+        known, sphere = state.radii, norm
+        if kind == "given":
+            known, sphere = jnp.zeros_like(norm), given_radius
+        else:
+            first = jnp.where(norm == 0, -_ball(at), norm if kind == "start" else 0.0)
+            known = jnp.where(known == 0, first, known)
+            sphere = jnp.where(known == 0, norm, jnp.abs(known))
+        is_in_ball = known < 0
+        ratio = norm / positive(sphere)
         moved = jnp.where(length == 0, 0, rate)
-        reciprocal = 1 / positive(norm * length)
-        cos = inner * reciprocal
+        reciprocal = 1 / positive(length)
+        cos = inner * reciprocal / positive(norm)
         excess = (ratio - 1) * (ratio + 1) + moved * (moved - 2 * ratio * cos)
+        is_inside = is_in_ball & (excess < 0)
+        excess = jnp.where(is_inside, 0, excess)
         square = jnp.maximum(1 + excess, 0)  # of the norm of w', over the radius
-        stays = (norm == 0) | (square <= 0)
         inverse = jax.lax.rsqrt(positive(square))
+        angle = jnp.arctan2(moved * root(jnp.maximum(1 - cos * cos, 0)), ratio - moved * cos)
         turn = (
             -excess * inverse / (1 + square * inverse),
-            -moved * sphere * (norm * reciprocal) * inverse,
-            jnp.arctan2(moved * root(jnp.maximum(1 - cos * cos, 0)), ratio - moved * cos),
+            -moved * sphere * reciprocal * inverse,
+            jnp.where(is_inside, 0, angle),
         )
-        # As one array: XLA on a GPU would take a kernel for each of the three numbers.
-        (turn,) = yield engine.hoist(jnp.where(stays[None], 0, jnp.stack(turn)))
-        shrinkage, factor, angle = turn
-        return shrinkage * at.start + factor * update, state._replace(angles=angle)
+        # As one array: XLA on a GPU would take a kernel for each of the numbers.
+        turn = jnp.where((square <= 0)[None], 0, jnp.stack(turn))
+        (turn,) = yield engine.hoist(jnp.concatenate([turn, known[None]]))
+        shrinkage, factor, angle, known = turn
+        return shrinkage * at.start + factor * update, state._replace(angles=angle, radii=known)
+
+    def choices(leaves: Leaves) -> list[_Choice]:
+        kept, balls = are_kept(leaves.tree), _radii_of_balls(leaves, stacks)
+        return list(map(_Choice, rates.indices(leaves.tree), kept, balls))
 
     def facts(params: optax.Params) -> list[Facts]:
         known = zip(rates.of_each(params), are_kept(params), strict=True)
@@ -184,14 +196,41 @@ def hyperball_transform(
             count=engine.Counter(),
             learning_rates=engine.VectorOfBlocks(NOT_STACKED),
             angles=engine.VectorOfBlocks(),
-            # It is read only where it is the radius, and is there in any case.
-            radii=engine.NumberPerBlock() if kind == "start" else engine.VectorOfBlocks(),
+            radii=engine.NumberPerBlock(),
         ),
         scalars=lambda state: (rates.at(state.count), given),
-        choices=lambda x: [*zip(rates.indices(x.tree), are_kept(x.tree), strict=True)],
+        choices=choices,
         needs_params=True,
         stacked=stacks,
         given="parts",
         facts=facts,
         name="hyperball",
     )
+
+
+class _Choice(NamedTuple):
+    """What is known of a leaf before its step."""
+
+    group: int
+    """The index of its learning rate."""
+    is_kept: bool
+    """Whether it stays on its spheres."""
+    balls: tuple[float, ...]
+    """The radius of the ball of a block of zeros; one for each part of an axis that is cut."""
+
+
+def _radii_of_balls(leaves: Leaves, stacks: Stacked) -> list[tuple[float, ...]]:
+    """The radii of the balls of each leaf, if its blocks start at zero."""
+    radii = []
+    for index, (axes, cut) in enumerate(stacks.over_blocks(leaves)):
+        elements = leaves.elements_of_block(index, axes)
+        lengths = cut.lengths if cut else [1]
+        radii.append(tuple(BALL_OF_ZEROS * (elements * n) ** 0.25 for n in lengths))
+    return radii
+
+
+def _ball(at: engine.Leaf) -> Any:
+    """The radius of the ball of each block of a leaf."""
+    if at.parts is None:
+        return at.choice.balls[0]
+    return at.parts.of_device(at.parts.along_axis(jnp.array(at.choice.balls, at.start.dtype)))

@@ -52,18 +52,68 @@ def test_says_by_which_angle_it_has_turned(rate, x64):
 
 
 @pytest.mark.parametrize("radius", ["now", "start", 2.0])
-def test_does_not_turn_without_a_direction_and_stays_at_zero(radius):
+def test_does_not_turn_without_a_direction(radius):
     """A radius that is given is where the first step brings a block, with a direction or not."""
     param, direction = arrays((4, 3, 2))
     param, direction = param.at[0].set(0), direction.at[1].set(0)
     transform = lb.hyperball(0.1, radius=radius, stacked=lb.stacked_layers({"w": 0}))
-    found, state = step(transform, {"w": param}, {"w": direction})
-    moved = jnp.any(found["w"] != 0, axis=(1, 2))
-    assert moved.tolist() == [False, radius == 2.0, True, True]
+    updates, state = step(transform, {"w": param}, {"w": direction})
+    moved = jnp.any(updates["w"] != 0, axis=(1, 2))
+    assert moved.tolist() == [True, radius == 2.0, True, True]
     if radius == 2.0:
-        norms = jnp.linalg.norm((param + found["w"]).reshape(4, 6), axis=1)
-        chex.assert_trees_all_close(norms, jnp.array([0.0, 2.0, 2.0, 2.0]), rtol=1e-5)
-    assert (state.angles > 0).tolist() == [False, False, True, True]
+        norms = jnp.linalg.norm((param + updates["w"]).reshape(4, 6), axis=1)
+        chex.assert_trees_all_close(norms, jnp.full(4, 2.0), rtol=1e-5)
+    assert (state.angles[1:] > 0).tolist() == [False, True, True]
+
+
+def norms_over_steps(transform, params, directions):
+    """The norms of the blocks of a stack after each step."""
+    state, norms = transform.init(params), []
+    for direction in directions:
+        updates, state = jax.jit(transform.update)({"w": direction}, state, params)
+        params = optax.apply_updates(params, updates)
+        norms.append(np.linalg.norm(np.asarray(params["w"]).reshape(len(params["w"]), -1), axis=1))
+    return np.array(norms), state
+
+
+@pytest.mark.parametrize("radius", ["now", "start"])
+def test_a_block_of_zeros_grows_to_the_sphere_of_its_ball(radius, x64):
+    """It takes steps of the rate times the radius, and is never beyond it, nor is it rescaled."""
+    param, direction = arrays((2, 8, 2), "float64")
+    param = param.at[0].set(0)
+    transform = lb.hyperball(0.25, radius=radius, stacked={"w": 0})
+    norms, state = norms_over_steps(transform, {"w": param}, [direction] * 6)
+    ball = 0.5 * 16**0.25
+    np.testing.assert_allclose(norms[:, 0], ball * np.minimum(0.25 * np.arange(1, 7), 1))
+    np.testing.assert_allclose(norms[:, 1], np.linalg.norm(param[1]))
+    started = np.linalg.norm(param[1]) if radius == "start" else 0
+    np.testing.assert_allclose(state.radii, [-ball, started])
+
+
+def test_a_block_in_its_ball_may_come_back(x64):
+    """Only beyond the radius is it brought back; inside it is free, and has no angle."""
+    param, direction = arrays((1, 8, 2), "float64")
+    transform = lb.hyperball(0.25, stacked={"w": 0})
+    norms, state = norms_over_steps(transform, {"w": 0 * param}, [direction, -direction, direction])
+    np.testing.assert_allclose(norms[:, 0], [0.25, 0, 0.25], atol=1e-12)
+    assert state.angles.tolist() == [0.0]
+
+
+def test_a_block_of_zeros_without_a_direction_waits():
+    """As the first matrix of an adapter, whose gradient is zero until the second has moved."""
+    param, direction = arrays((1, 8, 2))
+    transform = lb.hyperball(0.25, stacked={"w": 0})
+    norms, _ = norms_over_steps(transform, {"w": 0 * param}, [0 * direction, direction])
+    np.testing.assert_allclose(norms[:, 0], [0, 0.25], rtol=1e-6)
+
+
+def test_each_part_of_an_axis_has_a_ball_of_its_size(x64):
+    param, direction = arrays((8, 6), "float64")
+    transform = lb.hyperball(1.0, stacked={"w": "rows columns=4+1+1"})
+    updates, state = step(transform, {"w": 0 * param}, {"w": direction})
+    norms = [np.linalg.norm(x) for x in np.split(np.asarray(updates["w"]), [4, 5], 1)]
+    np.testing.assert_allclose(norms, 0.5 * np.array([32, 8, 8]) ** 0.25)
+    np.testing.assert_allclose(-state.radii, norms)
 
 
 def test_stays_where_a_step_leads_to_the_center():
