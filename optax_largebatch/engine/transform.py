@@ -58,6 +58,7 @@ class LeafTransform:
             shard of its device; the program exchanges data with other devices itself.
         facts: what it does with each parameter, for the readers of a run: from the parameters to
             `Facts` of each. None if there is nothing to say.
+        at_init: looks at the parameters in `init`, to warn or to raise; None for nothing.
         name: its name in errors; by default, the name of the function that defines the leaf
             program.
     """
@@ -70,6 +71,7 @@ class LeafTransform:
     stacked: Stacks = NOT_STACKED
     given: Literal["whole", "parts", "shards"] = "whole"
     facts: FactsOf | None = None
+    at_init: Callable[[optax.Params], None] | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ class LeafTransform:
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
         check_stacked(self.stacked).check_none_forgotten(params)
+        if self.at_init is not None:
+            self.at_init(params)
         state = built_like(self.state, [field.init(params) for field in self.state])
         record_state(state, self, params)
         return state

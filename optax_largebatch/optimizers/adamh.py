@@ -6,6 +6,7 @@ import optax
 
 from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, refused
+from optax_largebatch.params.blocks import blocks_of
 from optax_largebatch.params.groups import (
     Grouped,
     Owners,
@@ -15,8 +16,7 @@ from optax_largebatch.params.groups import (
     check_groups,
     scaled_rate,
 )
-from optax_largebatch.params.masks import Mask, check_mask, resolve_mask, select_leaves
-from optax_largebatch.params.rules import at_least_ndim
+from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
 from optax_largebatch.plans.law import SHARE_OF_ADAM
 from optax_largebatch.transforms.adam import scale_by_adam
@@ -73,9 +73,11 @@ def adamh(
         others: the optimizer of all other parameters, such as `optax.adamw(...)`; or a learning
             rate or schedule, for Adam with the same moments. None for that Adam at 3/13 of the
             learning rate.
-        adamh_mask: the parameters that keep their norms; None for those with two or more axes (in
-            a stack, of a layer). Leave out embeddings, `adamh_mask=~matching("embed") &
-            at_least_ndim(2)`, unless you want their norms fixed.
+        adamh_mask: the parameters that keep their norms; None for all but vectors: what has one
+            axis (in a stack, of a layer; axes of length 1 do not count), and what is called a bias
+            or a scale, as the biases of attention with an axis of heads. Leave out embeddings,
+            `adamh_mask=~matching("embed") & ~matching_kinds("bias", "norm", "vector")`, unless you
+            want their norms fixed.
         groups: groups of parameters with another learning rate, from `param_groups`; None for one
             group. The rate applies to `others` too, if that is None.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
@@ -124,11 +126,10 @@ def adamh(
     stacks = check_stacked(stacked)
 
     def owners(params: optax.Params) -> list[str]:
-        blocks = stacks.blocks(params)
         if adamh_mask is None:
-            chosen = resolve_mask("adamh_mask", at_least_ndim(2), blocks)
+            chosen = [not block.is_vector for block in blocks_of(stacks, params)]
         else:
-            chosen = select_leaves("adamh_mask", adamh_mask, blocks)
+            chosen = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
         return ["adamh" if keeps_norm else "others" for keeps_norm in chosen]
 
     direction = scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)

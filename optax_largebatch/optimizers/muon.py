@@ -6,6 +6,7 @@ import optax
 
 from optax_largebatch.arguments import Scalar, refused, renamed
 from optax_largebatch.params.groups import ParamGroups, as_grouped, by_owner, check_groups
+from optax_largebatch.params.likely_matrices import check_matrices
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices
 from optax_largebatch.params.stacked import Stacks, check_stacked
@@ -203,11 +204,16 @@ def muon(
         chosen = are_matrices(matrix_axes, stacks, params, matrix_mask)
         return ["muon" if is_matrix else "others" for is_matrix in chosen]
 
+    def at_init(params: optax.Params) -> None:
+        chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
+        turns_matter = consistent_rms is None and shape_factor != "none"
+        check_matrices("muon", matrix_axes, stacks, params, chosen, turns_matter)
+
     if is_optimizer(others):
         parts = {"muon": chain(matrices, scale_by_learning_rate(rate)), "others": others}
-        return partition("muon", parts, owners, stacks)
+        return partition("muon", parts, owners, stacks, at_init)
     if others is not None:
         rate = by_owner({"muon": rate, "others": as_grouped("others", others)}, owners)
     adam = scale_by_adam(eps=eps, nesterov=nesterov, mu_dtype=mu_dtype)
-    directions = partition("muon", {"muon": matrices, "others": adam}, owners, stacks)
+    directions = partition("muon", {"muon": matrices, "others": adam}, owners, stacks, at_init)
     return chain(directions, scale_by_learning_rate(rate))

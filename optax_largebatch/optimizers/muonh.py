@@ -3,12 +3,13 @@
 from typing import Any, Literal
 
 import jax
-import numpy as np
 import optax
 
 from optax_largebatch.arguments import Scalar, check_numbers, refused, renamed
 from optax_largebatch.optimizers.adamh import NO_DECAY, steps_beside_spheres
+from optax_largebatch.params.blocks import blocks_of
 from optax_largebatch.params.groups import ParamGroups, check_groups
+from optax_largebatch.params.likely_matrices import check_matrices
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrices import MatrixAxes, are_matrices, with_matrices_inside
 from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
@@ -112,8 +113,7 @@ def muonh(
             rate or schedule, for Adam. None for Adam at 3/13 of the learning rate, as in Marin's
             runs. `groups` gives the head a rate of its own.
         adamh_mask: the parameters that keep their norms and take Adam's direction, usually the last
-            layer: `matching("head")`; None for none. Vectors among them go to `others`, because a
-            bias that starts at zero would never move on a sphere.
+            layer: `matching("head")`; None for none. Vectors among them go to `others`.
         matrix_mask: the other parameters that this moves, if they are matrices; None for all. Leave
             out the embeddings: `~matching("embed")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
@@ -182,6 +182,12 @@ def muonh(
     def owners(params: optax.Params) -> list[str]:
         return [mover if mover == "others" else "muonh" for mover in movers(params)]
 
+    def at_init(params: optax.Params) -> None:
+        chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
+        heads = _heads(adamh_mask, stacks, params)
+        movable = [flag and not head for flag, head in zip(chosen, heads, strict=True)]
+        check_matrices("muonh", matrix_axes, stacks, params, movable)
+
     directions = partition(
         "muonh",
         {
@@ -202,6 +208,7 @@ def muonh(
         },
         lambda params: ["muon" if mover == "muonh" else "adam" for mover in movers(params)],
         stacks,
+        None if is_optimizer(others) else at_init,  # beside it, only the matrices are seen
     )
     matrices = with_matrices_inside(stacks, matrix_axes)  # each keeps its norm
     if not is_optimizer(others):
@@ -209,17 +216,18 @@ def muonh(
         return chain(directions, steps)
     spheres = hyperball(rate, radius=radius, stacked=matrices)
     parts = {"muonh": chain(directions, spheres), "others": others}
-    return partition("muonh", parts, owners, stacks)
+    return partition("muonh", parts, owners, stacks, at_init)
 
 
 def _heads(adamh_mask: Mask, stacks: Stacked, params: optax.Params) -> list[bool]:
-    """The parameters of the mask but its vectors: on a sphere a bias of zeros would never move."""
+    """The parameters of the mask but its vectors, whose norms say little about their steps."""
     if adamh_mask is None:
         return [False] * len(jax.tree.leaves(params))
-    blocks = stacks.blocks(params)
-    chosen = select_leaves("adamh_mask", adamh_mask, blocks)
-    arrays = jax.tree.leaves(blocks)
-    heads = [flag and np.ndim(x) > 1 for flag, x in zip(chosen, arrays, strict=True)]
+    chosen = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
+    heads = [
+        flag and not block.is_vector
+        for flag, block in zip(chosen, blocks_of(stacks, params), strict=True)
+    ]
     if any(chosen) and not any(heads):
         raise ValueError(
             f"adamh_mask must select a parameter with two or more axes, got {adamh_mask}, which "

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from optax_largebatch.params.names import is_called
 from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.patterns import patterns_of
 
-_NAMES_OF_STACKS = re.compile(r"layers|blocks|experts|layer_stack|.*scan.*", re.IGNORECASE)
+Axes = Sequence[tuple[int, ...]]
+"""The stacked axes of each parameter."""
 
 
 class LikelyStack(NamedTuple):
@@ -32,17 +35,8 @@ class LikelyStack(NamedTuple):
         return f"{self.pattern!r}: {self.axis}"
 
 
-def likely_stacks(params: Any, declared: Sequence[tuple[int, ...]]) -> list[LikelyStack]:
-    """The parameters that look like stacks and are not declared, in the order of the leaves.
-
-    All parameters of a module that is stacked have the stacked axis, biases and scales too. So a
-    module looks stacked if all its parameters have equally many layers along one axis, and
-
-    - one of them is declared with this axis; or
-    - it is their first axis, and the smallest have two axes and the largest more: elsewhere a
-      module with large kernels has biases or scales with a single axis; or
-    - it is their first axis, the smallest have three axes, and the module is called `layers`,
-      `blocks` or the like.
+def likely_stacks(params: Any, declared: Axes) -> list[LikelyStack]:
+    """The parameters that look like stacks and are not declared: layers, and experts.
 
     Args:
         params: the parameters, or their shapes.
@@ -50,44 +44,113 @@ def likely_stacks(params: Any, declared: Sequence[tuple[int, ...]]) -> list[Like
     """
     names = leaf_names(params)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
+    layers = _layers(names, shapes, declared)
+    axes = [{*axes} for axes in declared]
+    for stack in layers:
+        axes[stack.number].add(stack.axis)
+    return [*layers, *_experts(names, shapes, axes)]
+
+
+def _layers(names: list[str], shapes: list[tuple[int, ...]], declared: Axes) -> list[LikelyStack]:
+    """The parameters that seem to be stacked along an axis with all others of a module.
+
+    All parameters of a module that is stacked have the stacked axis, biases and scales too. So a
+    module looks stacked if all its parameters have equally many layers along one axis, and
+
+    - one of them is declared with this axis; or
+    - it is their first or second axis, and the smallest have two axes and the largest more:
+      elsewhere a module with large kernels has biases or scales with a single axis; or
+    - it is their first or second axis, the smallest have three axes, and the module is called
+      `layers`, `blocks` or the like.
+    """
     paths = [name.split("/") for name in names]
     modules: dict[str, list[int]] = {}
     for depth in range(max(map(len, paths), default=0)):
         for number, path in enumerate(paths):
             if depth < len(path):
                 modules.setdefault("/".join(path[:depth]), []).append(number)
-    found: dict[int, LikelyStack] = {}
+    stacks: dict[int, LikelyStack] = {}
     for module, members in modules.items():
         known = sorted({axis for number in members for axis in declared[number]})
-        for axis in known or [0]:
-            lengths = {shapes[n][axis] if axis < len(shapes[n]) else 1 for n in members}
-            if len(lengths) > 1 or 1 in lengths:
-                continue
-            if not known and not _looks_stacked(module, [len(shapes[n]) for n in members]):
+        if not known:
+            known = _stacked_axis(module, {number: shapes[number] for number in members}, names)
+        for axis in known:
+            if not _is_shared(axis, [shapes[n] for n in members]) or shapes[members[0]][axis] == 1:
                 continue
             beside = next((names[n] for n in members if axis in declared[n]), "")
             stack = _common([paths[n][:-1] for n in members])
             for number in members:
-                if axis not in declared[number] and number not in found:
+                if axis not in declared[number] and number not in stacks:
                     alone = f"^{re.escape(names[number])}$"
                     pattern = alone if beside or not stack else "/".join([*stack, ""])
-                    found[number] = LikelyStack(
+                    stacks[number] = LikelyStack(
                         number, names[number], shapes[number], axis, beside, pattern
                     )
-    return [found[number] for number in sorted(found)]
+    return [stacks[number] for number in sorted(stacks)]
+
+
+def _is_shared(axis: int, shapes: Iterable[tuple[int, ...]]) -> bool:
+    """Whether all have this axis, with one length."""
+    lengths = {shape[axis] if axis < len(shape) else None for shape in shapes}
+    return len(lengths) == 1 and None not in lengths
+
+
+def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[str]) -> list[int]:
+    """The axis along which the parameters of a module seem to be stacked, if there is one.
+
+    Of two axes it is the shorter one: there are fewer layers than channels. Kernels share their
+    second axis in other modules too. So along it, what has two axes must be a bias or a scale.
+    """
+    ndims = [len(shape) for shape in members.values()]
+    is_stack = is_called("stack", module) if min(ndims) == 3 else min(ndims) == 2 < max(ndims)
+    if not is_stack:
+        return []
+    small = [names[number] for number, shape in members.items() if len(shape) == 2]
+    is_second = all(is_called("vector", name) or is_called("state", name) for name in small)
+    axes = [axis for axis in (0, 1) if _is_shared(axis, members.values())]
+    if not is_second:
+        axes = [axis for axis in axes if axis == 0]
+    return sorted(axes, key=lambda axis: next(iter(members.values()))[axis])[:1]
+
+
+def _experts(
+    names: list[str], shapes: list[tuple[int, ...]], stacked: Sequence[set[int]]
+) -> list[LikelyStack]:
+    """The experts of a module, whose router has an output for each of them.
+
+    Args:
+        names: of all parameters.
+        shapes: of all parameters.
+        stacked: the axes of each that run over layers.
+    """
+    axes = [
+        [axis for axis in range(len(shape)) if axis not in stack]
+        for shape, stack in zip(shapes, stacked, strict=True)
+    ]
+    experts: dict[int, int] = {}
+    for number, name in enumerate(names):
+        if not is_called("router", name) or len(axes[number]) != 2:
+            continue
+        many = shapes[number][axes[number][1]]
+        module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", name)
+        for other, beside in enumerate(names):
+            if beside.startswith(module) and len(axes[other]) == 3:
+                axis = axes[other][0]
+                if shapes[other][axis] == many > 1:
+                    experts[other] = axis
+    return [
+        LikelyStack(number, names[number], shapes[number], axis, "", pattern)
+        for axis in sorted({*experts.values()})
+        for pattern in patterns_of(names, {n for n, k in experts.items() if k == axis})
+        for number in sorted(experts)
+        if experts[number] == axis and re.search(pattern, names[number])
+    ]
 
 
 def _common(paths: list[list[str]]) -> list[str]:
     """The names with which all paths begin."""
     first = paths[0]
     return [key for i, key in enumerate(first) if all(x[: i + 1] == first[: i + 1] for x in paths)]
-
-
-def _looks_stacked(module: str, ndims: list[int]) -> bool:
-    """Whether a module looks stacked by the numbers of axes of its parameters."""
-    if min(ndims) == 3:
-        return bool(_NAMES_OF_STACKS.fullmatch(module.rpartition("/")[2]))
-    return min(ndims) == 2 < max(ndims)
 
 
 def declaration(entries: Iterable[str]) -> str:

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.params import paths
+from optax_largebatch.params import outputs_first, paths
+from optax_largebatch.params.blocks import blocks_of
 from optax_largebatch.params.fused import Fused, from_batch, read_fused, stack_of, to_batch
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
@@ -173,27 +174,40 @@ def axes_of_matrices(matrix_axes: MatrixAxes, stacked: Stacked, params: Any) -> 
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
     stacked = check_stacked(stacked, parts=False)
-    leaves, stacks = jax.tree.leaves(params), stacked.axes(params)
-    pairs: list[Any] = [
-        _two_axes(np.ndim(leaf), axes) for leaf, axes in zip(leaves, stacks, strict=True)
-    ]
+    pairs: list[Any] = _default_axes(stacked, params)
     if matrix_axes is None or not pairs:
         return pairs
-    if isinstance(matrix_axes, dict) and _is_patterns(matrix_axes):
+    if is_patterns(matrix_axes):
         named = paths.named_leaves(params)
         for pattern, pair in matrix_axes.items():
-            try:
-                chosen = matching(pattern).select(named)
-            except ValueError as error:
-                raise ValueError(f"matrix_axes: {error}") from None
-            chosen_leaves = zip(chosen, named, strict=True)
-            flags = [flag for flag, (_, leaf) in chosen_leaves if not paths.is_hidden(leaf)]
+            flags = _selected(pattern, named)
             pairs = [pair if flag else old for flag, old in zip(flags, pairs, strict=True)]
     else:
         tree = matrix_axes(params) if paths.is_function(matrix_axes) else matrix_axes
         pairs = paths.broadcast_prefix("matrix_axes", tree, params, _is_entry)
+    leaves, stacks = jax.tree.leaves(params), stacked.axes(params)
     known = zip(paths.leaf_names(params), leaves, stacks, pairs, strict=True)
     return [_checked(name, np.ndim(leaf), stack, pair) for name, leaf, stack, pair in known]
+
+
+def said_by(matrix_axes: MatrixAxes, params: Any) -> list[bool]:
+    """Whether `matrix_axes` says of each parameter what it is."""
+    if not matrix_axes or not is_patterns(matrix_axes):
+        return [bool(matrix_axes)] * len(jax.tree.leaves(params))
+    named = paths.named_leaves(params)
+    chosen = [_selected(pattern, named) for pattern in matrix_axes]
+    return [any(flags) for flags in zip(*chosen, strict=True)]
+
+
+def _selected(pattern: str, named: list[tuple[str, Any]]) -> list[bool]:
+    """Whether a pattern of `matrix_axes` selects each leaf that is not hidden."""
+    try:
+        chosen = matching(pattern).select(named)
+    except ValueError as error:
+        raise ValueError(f"matrix_axes: {error}") from None
+    return [
+        flag for flag, (_, leaf) in zip(chosen, named, strict=True) if not paths.is_hidden(leaf)
+    ]
 
 
 def are_matrices(
@@ -256,15 +270,28 @@ def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
     return Matrices(rows, columns, layout, leaves.specs is not None, fused, by_text)
 
 
-def _two_axes(ndim: int, stacked: tuple[int, ...]) -> Any:
-    """The axes of a block, if it has two."""
-    axes = [axis for axis in range(ndim) if axis not in stacked]
-    return ((axes[0],), (axes[1],)) if len(axes) == 2 else None
+def _default_axes(stacked: Stacked, params: Any) -> list[Axes]:
+    """Rows and columns where nobody says them: of blocks with two axes, (inputs, outputs).
+
+    Weights of Equinox have their outputs first, and so have its convolutions.
+    """
+    turned = outputs_first.by_type(params)
+    pairs: list[Axes] = []
+    for number, block in enumerate(blocks_of(stacked, params)):
+        first, others = block.axes[:1], block.axes[1:]
+        is_depthwise = len(block.shape) > 2 and block.shape[1] == 1
+        if block.is_vector or is_depthwise or (len(others) > 1 and number not in turned):
+            pairs.append(None)
+        else:
+            pairs.append((others, first) if number in turned else (first, others))
+    return pairs
 
 
-def _is_patterns(tree: Mapping[Any, Any]) -> bool:
+def is_patterns(tree: Any) -> bool:
     """Whether `tree` maps patterns to pairs; a tree of pairs may look the same."""
-    return all(isinstance(key, str) and _is_entry(x) for key, x in tree.items())
+    return isinstance(tree, dict) and all(
+        isinstance(key, str) and _is_entry(x) for key, x in tree.items()
+    )
 
 
 def _is_entry(node: Any) -> bool:

@@ -9,21 +9,13 @@ from typing import Any
 import jax
 
 from optax_largebatch.arguments import check_integer
+from optax_largebatch.params.names import is_called
 from optax_largebatch.params.paths import is_hidden, named_leaves
 
 _Select = Callable[[list[tuple[str, Any]]], list[bool]]
 
-_END = r"(/\d+)*$"
-"""The end of a name. Arrays in a list are of the kind that the list is called."""
-_NAMES = {
-    "bias": rf"(^|/)(bias|b){_END}",
-    "norm": rf"(^|/)(scale|gamma|beta){_END}|norm[^/]*/|(^|/)(bn|ln)(_[^/]*|\d*)(/|$)"
-    rf"|norm(_?\d+|_(scale|weight|gain|bias))?{_END}",
-    "position": r"pos(ition)?(al)?_?emb",
-    "token": rf"(^|/)(cls|class)(_?token)?{_END}",
-}
 _AXES = {"vector": 1, "scalar": 0}
-KINDS = (*_NAMES, *_AXES)
+KINDS = ("bias", "norm", "position", "token", *_AXES)
 """The kinds of parameters that `matching_kinds` knows."""
 
 
@@ -156,8 +148,8 @@ def matching_kinds(*kinds: str) -> Rule:
 
     - `"bias"`: called `bias` or `b`;
     - `"norm"`: called `scale`, `gamma` or `beta`; in a module whose name has `norm` in it; an array
-      whose name ends with it, as `final_rmsnorm`, `norm1` or `norm_scale`; and all that is, or is
-      in, `bn` or `ln`, as `ln1` and `ln_f`;
+      whose name ends with it, as `final_rmsnorm`, `norm1` or `norm_scale`; all that is, or is in,
+      `bn`, `gn` or `ln`, as `ln1`, `attn_ln` and `ln_f`; and the scale of a layer, as `gamma_1`;
     - `"vector"`: of exactly one axis;
     - `"scalar"`: of no axes;
     - `"position"`: a position embedding, such as `pos_embedding`;
@@ -239,7 +231,7 @@ class _OfKinds:
 def _is_of(kind: str, name: str, leaf: Any) -> bool:
     if kind in _AXES:
         return getattr(leaf, "ndim", None) == _AXES[kind]
-    return re.search(_NAMES[kind], name, re.IGNORECASE) is not None
+    return is_called(kind, name)
 
 
 @dataclasses.dataclass(frozen=True)

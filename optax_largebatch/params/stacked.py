@@ -17,7 +17,7 @@ from optax_largebatch.arguments import refused
 from optax_largebatch.params import paths
 from optax_largebatch.params.fused import read_fused, stacks_in
 from optax_largebatch.params.leaves import Layout, Leaves
-from optax_largebatch.params.likely_stacks import declaration, likely_stacks
+from optax_largebatch.params.likely_stacks import LikelyStack, declaration, likely_stacks
 from optax_largebatch.params.rules import Rule, matching
 
 Axes = int | tuple[int, ...] | None
@@ -149,19 +149,22 @@ class Stacked:
         """The number of blocks in each leaf."""
         return [math.prod(shape) for shape in self.lengths(params)]
 
-    def check_none_forgotten(self, params: Any) -> None:
-        """Warns, or raises, if some parameters look like stacks, and nobody has said whether."""
+    def forgotten(self, params: Any) -> list[LikelyStack]:
+        """The parameters that look like stacks, where nobody has said whether they are."""
         if self.if_forgotten == "nothing":
-            return
+            return []
         said = getattr(self.resolve, "not_stacked", lambda params: set())(params)
-        likely = likely_stacks(params, self.axes(params))
         # At the root, a network of few parameters has lengths that are equal by chance.
-        stacks = [
+        return [
             one
-            for one in likely
+            for one in likely_stacks(params, self.axes(params))
             if one.number not in said
             and (not one.beside or one.name.split("/")[0] == one.beside.split("/")[0])
         ]
+
+    def check_none_forgotten(self, params: Any) -> None:
+        """Warns, or raises, if some parameters look like stacks, and nobody has said whether."""
+        stacks = self.forgotten(params)
         if not stacks:
             return
         first = stacks[0]

@@ -1,6 +1,6 @@
 """Several optimizers or transforms as one, each for parameters of its own."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any, TypeGuard
 
@@ -31,6 +31,7 @@ def partition(
     optimizers: Mapping[str, optax.GradientTransformation],
     owners: Owners,
     stacked: Stacked,
+    at_init: Callable[[optax.Params], None] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Like `optax.partition`, but its errors name the cause.
 
@@ -41,15 +42,16 @@ def partition(
         optimizers: the other optimizers, by name.
         owners: says which optimizer moves which parameter.
         stacked: the stacks among the parameters.
+        at_init: looks at all parameters in `init`, to warn or to raise; None for nothing.
     """
     found = {name: engine.leaf_transform_of(one) for name, one in optimizers.items()}
     transforms = {name: one for name, one in found.items() if one is not None}
     if len(transforms) == len(optimizers):
-        return engine.transformation(partitioned(who, transforms, owners, stacked))
+        return engine.transformation(partitioned(who, transforms, owners, stacked, at_init))
     each = {name: optax.with_extra_args_support(one) for name, one in optimizers.items()}
     # Nothing runs it; its `init` says what the stacks are, to readers, too.
     of_stacks = engine.LeafTransform(
-        lambda update, at: (update, at.state), stacked=stacked, name=who
+        lambda update, at: (update, at.state), stacked=stacked, at_init=at_init, name=who
     )
 
     def init(params: optax.Params) -> optax.OptState:
@@ -101,7 +103,11 @@ def is_optimizer(others: Others) -> TypeGuard[optax.GradientTransformation]:
 
 
 def partitioned(
-    who: str, transforms: Mapping[str, engine.LeafTransform], owners: Owners, stacked: Stacks
+    who: str,
+    transforms: Mapping[str, engine.LeafTransform],
+    owners: Owners,
+    stacked: Stacks,
+    at_init: Callable[[optax.Params], None] | None,
 ) -> engine.LeafTransform:
     """The transform that moves each parameter by its owner among others.
 
@@ -113,6 +119,7 @@ def partitioned(
         transforms: the others, by name.
         owners: says which one moves which parameter.
         stacked: the argument of the optimizer.
+        at_init: looks at all parameters in `init`, to warn or to raise; None for nothing.
     """
     states = _StatesOfOwners(who, transforms, owners)
 
@@ -144,6 +151,7 @@ def partitioned(
         needs_params=True,
         stacked=stacked,
         given=given_of(list(transforms.values())),
+        at_init=at_init,
         name=who,
     )
 

@@ -15,14 +15,31 @@ PARAMS = {
     "dense": {"bias": jnp.ones((2, 3)), "kernel": jnp.ones((3, 3)), "gain": jnp.ones(3)},
     "normalizer_free": jnp.ones((2, 2)),
     "final_rmsnorm": jnp.ones(3),
-    "blocks": {"ln1": jnp.ones(3), "ln_f": jnp.ones(3), "q_norm_scale": jnp.ones(3)},
+    "blocks": {
+        "ln1": jnp.ones(3),
+        "ln_f": jnp.ones(3),
+        "q_norm_scale": jnp.ones(3),
+        "attn_ln": jnp.ones(3),
+        "gn1": jnp.ones(3),
+        "gamma_1": jnp.ones(3),
+    },
+    "final_ln": {"weight": jnp.ones(3)},
     "linear": {"b": jnp.ones(2), "w": jnp.ones((2, 2))},
     "temperature": jnp.ones(()),
     "posembed_input": {"pos_embedding": jnp.ones((1, 4, 2))},
     "cls": jnp.ones((1, 1, 2)),
     "classes": jnp.ones((4, 2)),
 }
-BARE_NORMS = {"final_rmsnorm", "blocks/ln1", "blocks/ln_f", "blocks/q_norm_scale"}
+BARE_NORMS = {
+    "final_rmsnorm",
+    "blocks/ln1",
+    "blocks/ln_f",
+    "blocks/q_norm_scale",
+    "blocks/attn_ln",
+    "blocks/gn1",
+    "blocks/gamma_1",
+    "final_ln/weight",
+}
 OF = {
     "bias": {"dense/bias", "linear/b"},
     "norm": {"BatchNorm_0/scale", "BatchNorm_0/offset", "bn_init/weight", *BARE_NORMS},

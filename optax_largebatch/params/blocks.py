@@ -1,0 +1,40 @@
+"""The blocks of parameters: what is left of each without its stacked axes."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.shapes import Pair, is_vector
+from optax_largebatch.params.stacked import Stacked
+
+
+class Block(NamedTuple):
+    """A parameter, as one of its layers is."""
+
+    name: str
+    axes: tuple[int, ...]
+    """Those of the parameter that are not stacked."""
+    shape: tuple[int, ...]
+    """The lengths of these axes."""
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it has one axis, by its shape or its name."""
+        return is_vector(self.name, self.shape)
+
+    def pair(self, places: Pair) -> Pair:
+        """Rows and columns of the block, as axes of the parameter."""
+        rows, columns = (tuple(self.axes[place] for place in side) for side in places)
+        return rows, columns
+
+
+def blocks_of(stacked: Stacked, params: Any) -> list[Block]:
+    """The blocks of all parameters."""
+    shapes = map(np.shape, jax.tree.leaves(params))
+    blocks = []
+    for name, shape, stack in zip(leaf_names(params), shapes, stacked.axes(params), strict=True):
+        axes = tuple(axis for axis in range(len(shape)) if axis not in stack)
+        blocks.append(Block(name, axes, tuple(shape[axis] for axis in axes)))
+    return blocks

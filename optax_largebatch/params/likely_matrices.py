@@ -1,0 +1,116 @@
+"""Matrices that Muon would leave to another optimizer, or turn round: what to say about them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+import warnings
+
+import jax
+
+from optax_largebatch.params import outputs_first
+from optax_largebatch.params.blocks import Block, blocks_of
+from optax_largebatch.params.matrices import MatrixAxes, axes_of_matrices, said_by
+from optax_largebatch.params.patterns import patterns_of
+from optax_largebatch.params.shapes import Pair, is_first_layer, pair_of_kernel, window_of
+from optax_largebatch.params.stacked import Stacked
+
+
+def check_matrices(
+    who: str,
+    matrix_axes: MatrixAxes,
+    stacked: Stacked,
+    params: Any,
+    chosen: Sequence[bool],
+    turns_matter: bool = False,
+) -> None:
+    """Warns of matrices that are none to Muon, and of those whose rows may be its columns.
+
+    Args:
+        who: the optimizer.
+        matrix_axes: its argument.
+        stacked: the stacks among the parameters.
+        params: the parameters.
+        chosen: whether each is one that Muon is to move, if it is a matrix.
+        turns_matter: whether its rule for columns is another one than for rows.
+
+    Raises:
+        ValueError: no parameter is a matrix.
+    """
+    if not jax.tree.leaves(params) or stacked.forgotten(params):
+        return  # nothing to say, or it has been said what comes first
+    said = said_by(matrix_axes, params)
+    pairs = axes_of_matrices(matrix_axes, stacked, params)
+    blocks = blocks_of(stacked, params)
+    kernels = {
+        number: pair
+        for number, pair in kernels_of_more_axes(blocks).items()
+        if chosen[number] and not said[number] and pairs[number] is None
+    }
+    if kernels:
+        text = (
+            f"{who}: {len(kernels)} of {len(blocks)} parameters have more than two axes and may be "
+            f"matrices, such as {_shown(kernels, blocks)}, and another optimizer moves them. Say "
+            f"which axes are rows and columns: {line(matrix_axes, kernels, blocks)}. What is no "
+            "matrix gets None in place of the pair; a text such as 'rows heads columns' makes each "
+            "head one."
+        )
+        warnings.warn(text, stacklevel=2)
+    if not any(flag and pair is not None for flag, pair in zip(chosen, pairs, strict=True)):
+        raise ValueError(
+            f"{who} moves matrices, and none of the {len(blocks)} parameters is one: they have one "
+            "axis, as after optax.flatten or ravel_pytree, or matrix_mask leaves them out. Pass "
+            "the parameters as the tree of the network, say by matrix_axes= which are matrices, or "
+            "take adamw."
+        )
+    turned = {
+        number: pair
+        for number, pair in outputs_first.by_name(blocks).items()
+        if chosen[number] and not said[number] and pairs[number] == pair[::-1]
+    }
+    are_unequal = any(len({*blocks[number].shape}) > 1 for number in turned)
+    if turns_matter and are_unequal:
+        text = (
+            f"{who}: {len(turned)} of {len(blocks)} parameters seem to have their outputs first, "
+            f"such as {_shown(turned, blocks)}, and rows are taken for the inputs. Say so: "
+            f"{line(matrix_axes, turned, blocks)}. If they have their inputs first, turn the pair."
+        )
+        warnings.warn(text, stacklevel=2)
+
+
+def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
+    """The rows and columns of kernels with more than two axes, as well as they can be guessed.
+
+    A first layer alone, such as that of the patches of an image, is not among them.
+    """
+    lengths = Counter(length for block in blocks for length in {*block.shape} if length > 1)
+    width = max(lengths, key=lambda length: (lengths[length], length), default=0)
+    pairs = {}
+    convolutions = []
+    for number, block in enumerate(blocks):
+        if len(block.shape) < 3 or block.is_vector:
+            continue
+        places = pair_of_kernel(block.name, block.shape, width)
+        if places is not None:
+            pairs[number] = block.pair(places)
+            if window_of(block.name, block.shape):
+                convolutions.append(number)
+    first = [n for n in convolutions if is_first_layer(blocks[n].name, blocks[n].shape)]
+    for number in convolutions if len(convolutions) == 1 else first:
+        del pairs[number]
+    return pairs
+
+
+def line(matrix_axes: MatrixAxes, pairs: Mapping[int, Any], blocks: Sequence[Block]) -> str:
+    """The argument that says the pairs beside what it says already, to be pasted."""
+    names = [block.name for block in blocks]
+    entries = dict(matrix_axes) if isinstance(matrix_axes, Mapping) else {}
+    for pair in dict.fromkeys(pairs.values()):
+        chosen = {number for number in pairs if pairs[number] == pair}
+        rows, columns = (side[0] if len(side) == 1 else side for side in pair)
+        entries |= dict.fromkeys(patterns_of(names, chosen), (rows, columns))
+    return f"matrix_axes={entries!r}"
+
+
+def _shown(pairs: Mapping[int, Pair], blocks: Sequence[Block]) -> str:
+    block = blocks[min(pairs)]
+    return f"{block.name!r} of shape {block.shape}"

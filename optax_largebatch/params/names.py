@@ -1,0 +1,94 @@
+"""What a parameter is, by its name: one table, with a reason for each row.
+
+A name is the path joined by `/`. What no name can tell is decided by shapes (`shapes.py`).
+"""
+
+import functools
+import re
+from typing import NamedTuple
+
+_END = r"(/\d+)*$"
+"""The end of a name. Arrays in a list are of the kind that the list is called."""
+
+
+class Row(NamedTuple):
+    """Names of one kind."""
+
+    pattern: str
+    reason: str
+
+
+NAMES: dict[str, tuple[Row, ...]] = {
+    "bias": (Row(rf"(^|/)(bias|b){_END}", "Flax, Keras and Equinox; `b` is Haiku's"),),
+    "norm": (
+        Row(rf"(^|/)(scale|gamma|beta){_END}", "the arrays of a normalisation"),
+        Row(r"norm[^/]*/", "all that is in a LayerNorm, BatchNorm, RMSNorm ..."),
+        Row(rf"norm(_?\d+|_(scale|weight|gain|bias))?{_END}", "a norm that is one array"),
+        Row(r"(^|/)([^/]*_)?(bn|gn|ln)(_[^/]*|\d*)(/|$)", "short: bn1, ln_f, attn_ln of Whisper"),
+        Row(rf"(^|/)(gamma|ls|layer_?scale)_?\d*{_END}", "LayerScale of vision transformers"),
+    ),
+    "position": (Row(r"pos(ition)?(al)?_?emb", "added to embeddings, as pos_embedding"),),
+    "token": (Row(rf"(^|/)(cls|class)(_?token)?{_END}", "the class token of a ViT"),),
+    "table of biases": (
+        Row(
+            rf"rel(ative)?_?(pos|att)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
+            "T5, Swin: a number for each distance and head",
+        ),
+    ),
+    "state": (
+        Row(rf"(^|/)([^/]*_log|log_[^/]*|dt_[^/]*|lambda[^/]*){_END}", "Mamba's A_log, S4, S5"),
+        Row(rf"(^|/)time_(decay|first|faaaa|mix|maa)[^/]*{_END}", "RWKV: (heads, size)"),
+    ),
+    "vector": (
+        Row(rf"(^|/)([^/]*_)?bias{_END}", "attention of Flax and Keras: (heads, size)"),
+        Row(rf"(^|/)(b|scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
+    ),
+    "embedding": (
+        Row(r"embed", "nearly all libraries"),
+        Row(r"(^|/)(w[tp]e|pos|positions?|vocab|codebook)(/|$)", "GPT-2's wte and wpe"),
+        Row(rf"(^|/)[^/]*(cls|class|register|mask|query|latent)_?tokens?{_END}", "learned tokens"),
+    ),
+    "head": (
+        Row(r"(^|/)((?!multi|attn|attention)[^/]*_)?head(_?\d+)?(/|$)", "lm_head, head"),
+        Row(r"unembed|(?<!pre_)logits|classifier|predictions|readout", "what it puts out"),
+        Row(r"(^|/)(text|visual|vision|image)_projection(/|$)", "CLIP's two heads"),
+        Row(r"(^|/)final_?layer(_\d+)?(/|$)", "diffusion transformers"),
+        Row(r"^(params/)?(fc|ff_out|outputs?)(/(kernel|w|weight))?$", "ResNet's fc, OLMo's ff_out"),
+    ),
+    "router": (Row(r"(^|/)(gate|router|gating)(/(kernel|w|weight))?$", "of experts"),),
+    "stack": (
+        Row(r"(^|/)([^/]*_)?(layers|blocks|experts|layer_stack)$", "as most libraries call it"),
+        Row(r"(^|/)[^/]*scan[^/]*$", "linen.scan"),
+        Row(r"(^|/)h$", "GPT-2's layers"),
+    ),
+    "heads of inputs": (
+        Row(r"(^|/)(to_|c_)?(query|key|value|[qkv])(_proj(ection)?)?(/|$)", "attention's inputs"),
+        Row(r"(^|/)w(q|k|v|qkv|kv)(_b)?(/|$)", "Llama and MaxText"),
+    ),
+    "heads to outputs": (
+        Row(r"(^|/)(to_)?(out|o|output)(_proj(ection)?|_\d+)?(/|$)", "attention's outputs"),
+        Row(r"(^|/)(wo|attention_output)(/|$)", "Llama and Keras"),
+    ),
+    "stack of matrices": (Row(r"einsum|expert|moe", "Gemma's heads, and experts"),),
+    "convolution": (Row(r"conv|downsample|patch|stem", "windows first, or last"),),
+    "outputs first": (
+        Row(r"(^|/)weight[^/]*$", "PyTorch, Equinox and Haliax; Flax's are called kernel"),
+    ),
+    "more outputs": (
+        Row(r"(^|/)(c_fc|fc_?1|fc_in|up|(up|gate)_proj|w[13]|wi(_\d)?)(/|$)", "of an MLP"),
+        Row(r"(^|/)(c_attn|qkv|qkv_proj|in_proj)(/|$)", "queries, keys and values"),
+    ),
+    "fewer outputs": (Row(r"(^|/)(fc_?2|fc_out|down|down_proj|w2|wo)(/|$)", "of an MLP"),),
+    "three matrices": (Row(r"qkv|query_key_value|in_proj|c_attn", "queries, keys and values"),),
+    "two matrices": (
+        Row(r"(^|/|_)w?kv(_|/|$)|key_?value", "keys and values"),
+        Row(r"gate_?up|up_?gate|(^|/)wi(_fused)?(/|$)|w1[23]|linear_fc1", "a gate and its input"),
+    ),
+}
+"""The rows of each kind. What is written large or small does not count."""
+
+
+@functools.lru_cache(2**16)
+def is_called(kind: str, name: str) -> bool:
+    """Whether a name is one of a kind."""
+    return any(re.search(row.pattern, name, re.IGNORECASE) for row in NAMES[kind])

@@ -1,0 +1,85 @@
+"""What a parameter is, by its shape and its name."""
+
+from collections.abc import Sequence
+import re
+
+from optax_largebatch.params.names import is_called
+
+WINDOW = 32
+"""The most that the window of a convolution is long along one axis."""
+COLOURS = 4
+"""The most channels of an image: a convolution with so few inputs is a first layer."""
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]
+"""The axes of rows, and those of columns."""
+
+
+def is_vector(name: str, block: Sequence[int]) -> bool:
+    """Whether a block has one axis. Axes of length 1 do not count, nor heads of a bias.
+
+    Args:
+        name: of the parameter.
+        block: its shape without the stacked axes.
+    """
+    several = sum(length > 1 for length in block) > 1
+    return not several or any(
+        is_called(kind, name) for kind in ("vector", "table of biases", "state")
+    )
+
+
+def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
+    """The rows and columns of a kernel with more than two axes; None for what is no matrix.
+
+    A depthwise kernel is a filter for each channel, an array that ends with an axis of length 2 is
+    complex, and embeddings and positions are tables.
+
+    Args:
+        name: of the parameter.
+        block: its shape without the stacked axes.
+        width: of the network, the length that most parameters have.
+    """
+    axes = tuple(range(len(block)))
+    first, last, inner = axes[:1], axes[-1:], axes[1:]
+    if block[-1] == 2 or is_table(name) or (len(block) == 3 and block[0] == 1):
+        return None
+    if is_called("heads of inputs", name):
+        return (last, axes[:-1]) if block[-1] == width != block[0] else (first, inner)
+    if is_called("heads to outputs", name):
+        return (inner, first) if block[0] == width != block[-1] else (axes[:-1], last)
+    window = window_of(name, block)
+    if window is not None:
+        inputs, outputs = sorted({*axes} - {*window}, reverse=window == axes[2:])
+        return None if block[inputs] == 1 else (tuple(sorted({*window, inputs})), (outputs,))
+    if block[0] == width and width not in block[-2:]:
+        return first, inner
+    return axes[-2:-1], last
+
+
+def window_of(name: str, block: Sequence[int]) -> tuple[int, ...] | None:
+    """The axes of the window of a convolution; None for other kernels.
+
+    They are the first ones in Flax, Haiku and Keras, and the last ones in Equinox and PyTorch.
+    """
+    axes = tuple(range(len(block)))
+    is_last = max(block[2:], default=0) <= WINDOW
+    is_first = max(block[:-2], default=0) <= WINDOW
+    if is_last and (not is_first or is_called("outputs first", name)):
+        window = axes[2:]
+    else:
+        window = axes[:-2] if is_first else ()
+    is_square = len(window) > 1 and len({block[axis] for axis in window}) == 1
+    is_window = is_square and not is_called("stack of matrices", name)
+    return window if window and (is_window or is_called("convolution", name)) else None
+
+
+def is_first_layer(name: str, block: Sequence[int]) -> bool:
+    """Whether a convolution sees the channels of an image."""
+    window = window_of(name, block) or ()
+    channels = [length for axis, length in enumerate(block) if axis not in window]
+    return min(channels) <= COLOURS
+
+
+def is_table(name: str) -> bool:
+    """Whether an array itself, and not what it is in, is called an embedding or a position."""
+    module = re.sub(r"/(kernel|weight|w)$", "", name).rpartition("/")[2]
+    return any(is_called(kind, module) for kind in ("embedding", "position", "token"))
