@@ -24,6 +24,11 @@ class Block(NamedTuple):
         """Whether it has one axis, by its shape or its name."""
         return is_vector(self.name, self.shape)
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has two axes, and is no vector."""
+        return len(self.shape) == 2 and not self.is_vector
+
     def pair(self, places: Pair) -> Pair:
         """Rows and columns of the block, as axes of the parameter."""
         rows, columns = (tuple(self.axes[place] for place in side) for side in places)

@@ -102,6 +102,18 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
     return [bool(choice) for choice in paths.broadcast_prefix(name, tree, params)]
 
 
+def inverted(name: str, mask: Mask) -> Mask:
+    """The mask that chooses what another one leaves out."""
+    if isinstance(mask, Rule):
+        return ~mask
+
+    def others(params: Any) -> Any:
+        chosen = resolve_mask(name, mask, params)
+        return jax.tree.structure(params).unflatten([not flag for flag in chosen])
+
+    return others
+
+
 def _has_placeholders(params: Any) -> bool:
     """Whether unknown other parameters may be behind a placeholder of optax.
 

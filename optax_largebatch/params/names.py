@@ -44,7 +44,7 @@ NAMES: dict[str, tuple[Row, ...]] = {
         Row(rf"(^|/)(b|scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
     ),
     "embedding": (
-        Row(r"embed", "nearly all libraries"),
+        Row(r"embed|embs?(_\d+)?(/|$)", "nearly all libraries"),
         Row(r"(^|/)(w[tp]e|pos|positions?|vocab|codebook)(/|$)", "GPT-2's wte and wpe"),
         Row(rf"(^|/)[^/]*(cls|class|register|mask|query|latent)_?tokens?{_END}", "learned tokens"),
     ),
@@ -53,8 +53,9 @@ NAMES: dict[str, tuple[Row, ...]] = {
         Row(r"unembed|(?<!pre_)logits|classifier|predictions|readout", "what it puts out"),
         Row(r"(^|/)(text|visual|vision|image)_projection(/|$)", "CLIP's two heads"),
         Row(r"(^|/)final_?layer(_\d+)?(/|$)", "diffusion transformers"),
-        Row(r"^(params/)?(fc|ff_out|outputs?)(/(kernel|w|weight))?$", "ResNet's fc, OLMo's ff_out"),
+        Row(r"^(params/)?(fc|decoder|outputs?)(/(kernel|w|weight))?$", "ResNet's fc, S5's decoder"),
     ),
+    "adapter": (Row(r"lora|adapter", "beside matrices that are not trained"),),
     "router": (Row(r"(^|/)(gate|router|gating)(/(kernel|w|weight))?$", "of experts"),),
     "stack": (
         Row(r"(^|/)([^/]*_)?(layers|blocks|experts|layer_stack)$", "as most libraries call it"),

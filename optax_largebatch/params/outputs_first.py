@@ -46,7 +46,7 @@ def by_name(blocks: Sequence[Block]) -> dict[int, Pair]:
     }
     by_own_name: dict[str, list[int]] = defaultdict(list)
     for number, block in enumerate(blocks):
-        if len(block.shape) == 2 and not block.is_vector and not is_table(block.name):
+        if block.is_matrix and not is_table(block.name):
             by_own_name[re.sub(r"[^A-Za-z].*", "", _own(block.name))].append(number)
     turned: dict[int, Pair] = {}
     for own_name, numbers in by_own_name.items():

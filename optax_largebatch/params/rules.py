@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import operator
 import re
 from typing import Any
@@ -71,7 +72,8 @@ def matching(*patterns: str) -> Rule:
 
     A name is the path joined by `/`, as in `encoder/layer_0/dense/kernel`, and a pattern is
     searched for in it with `re.search`. Anchor it to be stricter: `"b"` is found in `embed/kernel`
-    as well, `"(^|/)b$"` only in parameters that are called `b`. To leave parameters out, write
+    as well, `"(^|/)b$"` only in parameters that are called `b`. A number at an end of a pattern is
+    a whole one: `"layers/1"` is not found in `layers/10`. To leave parameters out, write
     `~matching("embed")`. The names are the same in Flax linen (boxed or not), Flax nnx, Equinox,
     Haliax and plain dictionaries.
 
@@ -193,16 +195,37 @@ class _Search:
     patterns: tuple[str, ...]
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
-        names = [name for name, _ in named]
-        found = [[re.search(pattern, name) for name in names] for pattern in self.patterns]
-        for pattern, matches in zip(self.patterns, found, strict=True):
+        # None is no parameter: frozen, or the activation of a module.
+        names = [name for name, leaf in named if leaf is not None]
+        for pattern in self.patterns:
+            search = whole_numbers(pattern).search
             # No names: optax calls `init` with a placeholder in the place of parameters.
-            if names and not any(matches):
+            if names and not any(map(search, names)):
                 raise ValueError(
                     f"the pattern {pattern!r} matches no parameter. The names are: "
-                    f"{listed(names)}. Correct the pattern, or leave it out."
+                    f"{listed(names)}. {_CURE_OF_NUMBERS if _are_numbers(names) else _CURE}"
                 )
-        return [any(matches) for matches in zip(*found, strict=True)]
+        searches = [whole_numbers(pattern).search for pattern in self.patterns]
+        return [any(search(name) for search in searches) for name, _ in named]
+
+
+_CURE = "Correct the pattern, or leave it out."
+_CURE_OF_NUMBERS = (
+    "A list has no names. Pass a dictionary, in Keras {v.path: v.value for v in "
+    "model.trainable_variables}."
+)
+
+
+def _are_numbers(names: list[str]) -> bool:
+    return all(name.isdigit() for name in names)
+
+
+@functools.lru_cache(2**10)
+def whole_numbers(pattern: str) -> re.Pattern[str]:
+    """The pattern, compiled. A number at one of its ends is a whole one: `layers/1` is not 10."""
+    before = r"(?<!\d)" if pattern[0].isdigit() else ""
+    after = r"(?!\d)" if pattern[-1].isdigit() else ""
+    return re.compile(f"{before}{pattern}{after}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,11 +239,12 @@ class _AtLeastNdim:
 @dataclasses.dataclass(frozen=True)
 class _OfKinds:
     kinds: tuple[str, ...]
+    may_be_none: bool = False
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
         selected = [any(_is_of(kind, name, leaf) for kind in self.kinds) for name, leaf in named]
         known = all(hasattr(leaf, "ndim") for _, leaf in named)  # not hidden, no placeholder
-        if named and known and not any(selected):
+        if named and known and not any(selected) and not self.may_be_none:
             raise ValueError(
                 f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
                 f"{listed([name for name, _ in named])}. Select by matching(...), or all."
@@ -232,6 +256,10 @@ def _is_of(kind: str, name: str, leaf: Any) -> bool:
     if kind in _AXES:
         return getattr(leaf, "ndim", None) == _AXES[kind]
     return is_called(kind, name)
+
+
+VECTORS = Rule("biases, norms and vectors", _OfKinds(("bias", "norm", "vector"), may_be_none=True))
+"""What is not decayed by default; a network may have none of it."""
 
 
 @dataclasses.dataclass(frozen=True)

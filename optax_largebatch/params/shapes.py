@@ -81,5 +81,5 @@ def is_first_layer(name: str, block: Sequence[int]) -> bool:
 
 def is_table(name: str) -> bool:
     """Whether an array itself, and not what it is in, is called an embedding or a position."""
-    module = re.sub(r"/(kernel|weight|w)$", "", name).rpartition("/")[2]
+    module = re.sub(r"/(kernel|weight[^/]*|w)$", "", name).rpartition("/")[2]
     return any(is_called(kind, module) for kind in ("embedding", "position", "token"))

@@ -1,6 +1,6 @@
 """The optimizer of a plan, for some parameters."""
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import optax
@@ -10,8 +10,10 @@ from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import lars
 from optax_largebatch.optimizers.muon import muon
 from optax_largebatch.optimizers.muonh import muonh
-from optax_largebatch.params.rules import Rule, matching, matching_kinds
-from optax_largebatch.params.stacked import Stacks
+from optax_largebatch.params.ends import End, between_ends
+from optax_largebatch.params.masks import Mask, inverted, resolve_mask
+from optax_largebatch.params.rules import VECTORS
+from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.tuned_run import FAMILIES, TunedRun
 from optax_largebatch.transforms.adam import scale_by_adam
@@ -29,9 +31,9 @@ def planned_optimizer(
     params: Any,
     *,
     stacked: Stacks = None,
-    embeddings: Rule | Literal["by name"] | None = "by name",
-    head: Rule | Literal["by name"] | None = "by name",
-    not_decayed: Rule | None = None,
+    embeddings: End = "by name",
+    head: End = "by name",
+    not_decayed: Mask = None,
     **arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The optimizer that a plan is for, with its schedules.
@@ -46,10 +48,12 @@ def planned_optimizer(
         params: the parameters, or their shapes from `jax.eval_shape`.
         stacked: the parameters that stack layers, see `stacked_layers`; None if there are none.
         embeddings: for Muon and MuonH, the embeddings: a rule, or None if there are none. By name,
-            those with "embed"; it is an error if no parameter has such a name.
-        head: for Muon and MuonH, the last layer, in the same form. By name, those with "head".
-        not_decayed: the parameters without weight decay and trust ratio; None for biases and the
-            scales of norms, see `matching_kinds`.
+            those with "embed", `wte` and the like; it is an error if none has such a name and some
+            matrix may be one.
+        head: for Muon and MuonH, the last layer, in the same form. By name, "head", "logits",
+            "classifier" and the like, and what is as long as a table of words.
+        not_decayed: the parameters without weight decay and trust ratio; None for biases, the
+            scales of norms and all else that has one axis, see `matching_kinds`.
         **arguments: any other argument of the optimizer, such as `ns_dtype`, `matrix_axes` or
             `others`; it takes the place of what is chosen here. For AdamW those of `scale_by_adam`,
             such as `nesterov`; for SGD those of `accumulate_momentum`.
@@ -83,8 +87,13 @@ def planned_optimizer(
     if plan.run is None:
         raise ValueError("plan must have a run: give batch_plan a TunedRun, got a plan without.")
     family = plan.run.optimizer
+    blocks = check_stacked(stacked).blocks(params)
     _check_decay(plan.run)
-    decayed = ~(matching_kinds("bias", "norm") if not_decayed is None else not_decayed)
+    if not_decayed is None:
+        decayed: Mask = ~VECTORS
+    else:
+        resolve_mask("not_decayed", not_decayed, blocks)  # its errors
+        decayed = inverted("not_decayed", not_decayed)
     numbers = {name: _number(plan, name) for name in plan.run.numbers}
     rate, decay = plan.learning_rate, plan.weight_decay if plan.run.weight_decay != 0 else 0.0
 
@@ -109,7 +118,8 @@ def planned_optimizer(
         named: dict[str, Any] = numbers | masks | {"weight_decay": decay}
         optimizer = LAYERWISE[family](rate, **(named | arguments))
     else:
-        layers = _layers(params, embeddings=embeddings, head=head)
+        layers = between_ends(embeddings, head)
+        layers.mask(blocks)  # its errors
         named = {"matrix_mask": layers, "stacked": stacked, "beta": numbers["momentum"]}
         if family == "muon":
             named |= {"consistent_rms": 0.2, "weight_decay": decay, "others": adamw()}
@@ -143,25 +153,3 @@ def _number(plan: BatchPlan, name: str) -> Any:
     if name == "eps":
         return plan.eps
     return values.pop() if len(values) == 1 else getattr(plan, name)
-
-
-def _layers(params: Any, **places: Any) -> Rule | None:
-    """The rule of what is neither embedding nor head; None if there are none of them."""
-    found = []
-    for name, rule in places.items():
-        if rule is None:
-            continue
-        word = {"embeddings": "embed"}.get(name, name)
-        if rule == "by name":
-            rule = matching(word)
-            try:
-                rule.mask(params)
-            except ValueError as error:
-                raise ValueError(
-                    f"{name} must be given: no parameter has {word!r} in its name. Pass "
-                    f'{name}=matching("..."), or {name}=None if there are none. {error}'
-                ) from None
-        found.append(rule)
-    if not found:
-        return None
-    return ~(found[0] | found[1]) if len(found) == 2 else ~found[0]
