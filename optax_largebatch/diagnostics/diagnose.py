@@ -35,7 +35,7 @@ GO_BACK = "Go back to a checkpoint, and wrap the optimizer in skip_bad_steps."
 OF_ZEROS = {
     "trust ratio": "a zero has no trust ratio, and its next step is that of the optimizer without "
     "adaptation. That is normal at the start; later, check whether it gets a gradient.",
-    "sphere": "a step on a sphere keeps the norm, so they stay zero. Leave them out by a mask.",
+    "sphere": "they move with the first gradient that is not zero; look whether they get one.",
 }
 """What happens to zeros, by what sets the length of their steps."""
 FAR_ABOVE = (

@@ -3,27 +3,23 @@
 from collections.abc import Mapping
 import dataclasses
 import math
-import re
 from typing import Any
 
 import jax
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.diagnostics import optimizer_facts
+from optax_largebatch.params.blocks import Block
+from optax_largebatch.params.likely_matrices import kernels_of_more_axes, line_of_axes
 from optax_largebatch.params.likely_stacks import declaration
+from optax_largebatch.params.names import is_called
 from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.rules import WITHOUT_NAMES, are_numbers
+from optax_largebatch.params.shapes import is_table
 
 UNKNOWN = "?"
 """What is not known of parameters that only other libraries' transformations see."""
-
-EMBEDDING = r"embed|(^|/)(w[tp]e|pos|positions?)(/|$)"
-HEAD = r"(^|/)(lm_|output_)?head(/|$)|unembed|logits"
-
-FUSED_3 = r"qkv|query_key_value|in_proj|c_attn"
-FUSED_2 = r"(^|/|_)w?kv(_|/|$)|key_?value|gate_?up|up_?gate|(^|/)wi(_fused)?(/|$)|w1[23]|linear_fc1"
-"""Names of arrays that often hold three matrices side by side, or two."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +83,11 @@ class Explanation:
                 noted.setdefault(note, []).append(printable(one.name))
         notes = [f"! {', '.join(names)}: {note}" for note, names in noted.items()]
         entries = [one.undeclared for one in self.parameters if one.undeclared]
-        return [*notes, f"  stacked={declaration(entries)}"] if entries else notes
+        if entries:
+            notes.append(f"  stacked={declaration(entries)}")
+        if len(self.parameters) > 1 and are_numbers([one.name for one in self.parameters]):
+            notes.append(f"! {WITHOUT_NAMES}")
+        return notes
 
     def summary(self) -> str:
         """How many numbers go in which direction."""
@@ -110,9 +110,9 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
 
     An exclamation mark stands by what is usually a mistake, and below the table by the reason:
     biases and scales of norms that are decayed, have a trust ratio or stay on a sphere; parameters
-    on a sphere that start at zero or have a low precision; embeddings and heads that Muon moves, or
-    that stay on a sphere; arrays of three axes that are no matrices beside Muon; stacks of layers
-    that are not declared.
+    on a sphere that have a low precision; embeddings and heads that Muon moves, or that stay on a
+    sphere; kernels of three axes or more that are no matrices beside Muon; stacks of layers that
+    are not declared.
 
     Args:
         optimizer: the optimizer, of this library or with one inside.
@@ -145,11 +145,18 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
     facts, leaves = optimizer_facts.facts_about(optimizer, params), jax.tree.leaves(params)
     forgotten = {one.number: one.entry for one in optimizer_facts.forgotten_stacks(facts, params)}
     rates = optimizer_facts.relative_rates([(known or {}).get("rate") for known in facts.of_each])
+    blocks = [
+        Block(name, axes, tuple(np.shape(leaf)[axis] for axis in axes))
+        for name, leaf, axes in zip(
+            leaf_names(params), leaves, _axes_of_blocks(facts, leaves), strict=True
+        )
+    ]
+    kernels = kernels_of_more_axes(blocks) if facts.has_muon else {}
     lines = []
-    for number, (name, leaf) in enumerate(zip(leaf_names(params), leaves, strict=True)):
-        known, axes, shape = facts.of_each[number], facts.axes[number], tuple(np.shape(leaf))
+    for number, (block, leaf) in enumerate(zip(blocks, leaves, strict=True)):
+        known, shape = facts.of_each[number], tuple(np.shape(leaf))
         line = ExplainedParameter(
-            name,
+            block.name,
             shape,
             facts.blocks[number],
             (known or {}).get("matrices", {}),
@@ -160,64 +167,74 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
             (),
             forgotten.get(number, ""),
         )
-        notes = _notes_on(line, leaf, len(shape) - len(axes), facts.has_muon)
+        notes = _notes_on(line, leaf, block)
+        if number in kernels and line.direction == "adam" and not line.undeclared:
+            notes.append(
+                f"has {len(block.shape)} axes, and is no matrix to Muon. If it is one, say which "
+                f"axes are rows and columns: {line_of_axes({}, {number: kernels[number]}, blocks)}"
+            )
         if line.matrices and not (known or {}).get("by_text"):
-            notes += _notes_on_fused(name, shape, axes)
+            notes += _notes_on_fused(line, block)
         lines.append(dataclasses.replace(line, notes=tuple(notes)))
     return Explanation(tuple(lines))
 
 
-def _notes_on(one: ExplainedParameter, param: Any, ndim: int, has_muon: bool) -> list[str]:
-    """What looks wrong with a parameter, whose blocks have `ndim` axes."""
-    embedding, head = (re.search(name, one.name, re.IGNORECASE) for name in (EMBEDDING, HEAD))
+def _axes_of_blocks(
+    facts: optimizer_facts.OptimizerFacts, leaves: list[Any]
+) -> list[tuple[int, ...]]:
+    """The axes of each parameter that are not stacked."""
+    pairs = zip(leaves, facts.axes, strict=True)
+    return [tuple(k for k in range(np.ndim(leaf)) if k not in stack) for leaf, stack in pairs]
+
+
+def _notes_on(one: ExplainedParameter, param: Any, block: Block) -> list[str]:
+    """What looks wrong with a parameter."""
+    is_embedding = is_table(one.name)
     notes = []
     if one.undeclared:
         notes.append("looks like a stack of layers, and each layer needs a norm of its own")
-    if ndim < 2 and one.decayed:
-        notes.append("has one axis, and is decayed: ~matching_kinds('bias', 'norm') leaves it out")
-    if ndim < 2 and one.length == "trust ratio":
+    if len(block.shape) < 2 and one.decayed:
+        notes.append(
+            "has one axis, and is decayed: ~matching_kinds('bias', 'norm', 'vector') leaves it out"
+        )
+    if len(block.shape) < 2 and one.length == "trust ratio":
         notes.append("has one axis, and a trust ratio: its norm says little about its step")
-    if one.matrices and (embedding or head):
+    if one.matrices and (is_embedding or is_called("head", one.name)):
         notes.append(
             "is an embedding or a head, which Adam moves in most recipes: matrix_mask, or "
             "embeddings= of planned_optimizer"
         )
     elif one.length == "sphere":
-        notes += _notes_on_a_sphere(param, ndim, bool(embedding))
-    if has_muon and ndim > 2 and one.direction == "adam":
-        notes.append(
-            f"has {ndim} axes, and is no matrix to Muon: matrix_axes says which are rows, as in "
-            "{'query/kernel': 'layers rows heads columns'}"
-        )
+        notes += _notes_on_a_sphere(param, block, is_embedding)
     return notes
 
 
-def _notes_on_fused(name: str, shape: tuple[int, ...], stack: tuple[int, ...]) -> list[str]:
-    """A question, if a matrix looks like several; `stack` are the stacked axes."""
-    sides = [length for axis, length in enumerate(shape) if axis not in stack]
-    three, two = (re.search(names, name, re.IGNORECASE) for names in (FUSED_3, FUSED_2))
+def _notes_on_fused(one: ExplainedParameter, block: Block) -> list[str]:
+    """A question, if a matrix looks like several."""
+    sides = block.shape
+    three, two = (is_called(f"{number} matrices", one.name) for number in ("three", "two"))
     if len(sides) != 2 or not (three or two or max(sides) == 3 * min(sides)):
         return []
     number = 2 if two and not three else 3
-    side = "columns" if sides[0] <= sides[1] else "rows"
+    words = ["rows", "columns"]
+    if sides not in one.matrices:  # outputs first
+        words.reverse()
+    side = words[sides[0] <= sides[1]]
     cut, hint = f"({number} {side})", f"or {number} times the heads in the place of {number}"
     if max(sides) % number:
         cut, hint = f"{side}=2048+512+512", "with the lengths of yours"
-    words = iter(["rows", "columns"])
-    one = " ".join("layers" if axis in stack else next(words) for axis in range(len(shape)))
+    places = dict(zip(block.axes, words, strict=True))
+    whole = " ".join(places.get(axis, "layers") for axis in range(len(one.shape)))
     return [
         "may be several matrices side by side, as queries, keys and values or a gate and its input "
-        f"often are. Say so: matrix_axes={{{name!r}: {one.replace(side, cut)!r}}}, {hint}; if it "
-        f"is one, {one!r}"
+        f"often are. Say so: matrix_axes={{{one.name!r}: {whole.replace(side, cut)!r}}}, {hint}; "
+        f"if it is one, {whole!r}"
     ]
 
 
-def _notes_on_a_sphere(param: Any, ndim: int, is_embedding: bool) -> list[str]:
+def _notes_on_a_sphere(param: Any, block: Block, is_embedding: bool) -> list[str]:
     """Why a parameter should not stay on a sphere."""
-    is_known = not isinstance(param, jax.ShapeDtypeStruct | Tracer)
-    if is_known and not np.any(np.asarray(param, "float32")):
-        return ["starts at zero, and would stay there: its norm cannot change"]
-    if ndim < 2:
+    if block.is_vector:
         return ["has one axis: its norm could not change"]
     if is_embedding:
         return ["is an embedding: the norm of all its rows together could not change"]

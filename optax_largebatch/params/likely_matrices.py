@@ -38,43 +38,41 @@ def check_matrices(
     """
     if not jax.tree.leaves(params) or stacked.forgotten(params):
         return  # nothing to say, or it has been said what comes first
-    said = said_by(matrix_axes, params)
-    pairs = axes_of_matrices(matrix_axes, stacked, params)
     blocks = blocks_of(stacked, params)
+    pairs = axes_of_matrices(matrix_axes, stacked, params)
+    said = said_by(matrix_axes, params)
+    asked = [flag and not is_said for flag, is_said in zip(chosen, said, strict=True)]
     kernels = {
         number: pair
         for number, pair in kernels_of_more_axes(blocks).items()
-        if chosen[number] and not said[number] and pairs[number] is None
+        if asked[number] and pairs[number] is None
     }
     if kernels:
-        text = (
-            f"{who}: {len(kernels)} of {len(blocks)} parameters have more than two axes and may be "
-            f"matrices, such as {_shown(kernels, blocks)}, and another optimizer moves them. Say "
-            f"which axes are rows and columns: {line(matrix_axes, kernels, blocks)}. What is no "
-            "matrix gets None in place of the pair; a text such as 'rows heads columns' makes each "
-            "head one."
+        warnings.warn(
+            f"{who}: {_of_all(kernels, blocks)} have more than two axes and may be matrices, and "
+            "another optimizer moves them. Say which axes are rows and columns: "
+            f"{line_of_axes(matrix_axes, kernels, blocks)}. What is no matrix gets None in place "
+            "of the pair. A text such as 'rows heads columns' has a matrix for each head.",
+            stacklevel=2,
         )
-        warnings.warn(text, stacklevel=2)
     if not any(flag and pair is not None for flag, pair in zip(chosen, pairs, strict=True)):
         raise ValueError(
             f"{who} moves matrices, and none of the {len(blocks)} parameters is one: they have one "
             "axis, as after optax.flatten or ravel_pytree, or matrix_mask leaves them out. Pass "
-            "the parameters as the tree of the network, say by matrix_axes= which are matrices, or "
-            "take adamw."
+            "the tree of the network, or say by matrix_axes= which are matrices."
         )
     turned = {
         number: pair
         for number, pair in outputs_first.by_name(blocks).items()
-        if chosen[number] and not said[number] and pairs[number] == pair[::-1]
+        if asked[number] and pairs[number] == pair[::-1]
     }
-    are_unequal = any(len({*blocks[number].shape}) > 1 for number in turned)
-    if turns_matter and are_unequal:
-        text = (
-            f"{who}: {len(turned)} of {len(blocks)} parameters seem to have their outputs first, "
-            f"such as {_shown(turned, blocks)}, and rows are taken for the inputs. Say so: "
-            f"{line(matrix_axes, turned, blocks)}. If they have their inputs first, turn the pair."
+    if turns_matter and any(len({*blocks[number].shape}) > 1 for number in turned):
+        warnings.warn(
+            f"{who}: {_of_all(turned, blocks)} seem to have their outputs first, and rows are "
+            f"taken for inputs. Say so: {line_of_axes(matrix_axes, turned, blocks)}. If they have "
+            "their inputs first, turn the pair.",
+            stacklevel=2,
         )
-        warnings.warn(text, stacklevel=2)
 
 
 def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
@@ -100,7 +98,7 @@ def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
     return pairs
 
 
-def line(matrix_axes: MatrixAxes, pairs: Mapping[int, Any], blocks: Sequence[Block]) -> str:
+def line_of_axes(matrix_axes: MatrixAxes, pairs: Mapping[int, Any], blocks: Sequence[Block]) -> str:
     """The argument that says the pairs beside what it says already, to be pasted."""
     names = [block.name for block in blocks]
     entries = dict(matrix_axes) if isinstance(matrix_axes, Mapping) else {}
@@ -111,6 +109,8 @@ def line(matrix_axes: MatrixAxes, pairs: Mapping[int, Any], blocks: Sequence[Blo
     return f"matrix_axes={entries!r}"
 
 
-def _shown(pairs: Mapping[int, Pair], blocks: Sequence[Block]) -> str:
+def _of_all(pairs: Mapping[int, Pair], blocks: Sequence[Block]) -> str:
     block = blocks[min(pairs)]
-    return f"{block.name!r} of shape {block.shape}"
+    return (
+        f"{len(pairs)} of {len(blocks)} parameters, such as {block.name!r} of shape {block.shape},"
+    )

@@ -203,20 +203,21 @@ class _Search:
             if names and not any(map(search, names)):
                 raise ValueError(
                     f"the pattern {pattern!r} matches no parameter. The names are: "
-                    f"{listed(names)}. {_CURE_OF_NUMBERS if _are_numbers(names) else _CURE}"
+                    f"{listed(names)}. {WITHOUT_NAMES if are_numbers(names) else CORRECT}"
                 )
         searches = [whole_numbers(pattern).search for pattern in self.patterns]
         return [any(search(name) for search in searches) for name, _ in named]
 
 
-_CURE = "Correct the pattern, or leave it out."
-_CURE_OF_NUMBERS = (
-    "A list has no names. Pass a dictionary, in Keras {v.path: v.value for v in "
-    "model.trainable_variables}."
+CORRECT = "Correct the pattern, or leave it out."
+WITHOUT_NAMES = (
+    "The parameters of a list have no names. Pass a dictionary, as in Keras "
+    "{v.path: v.value for v in model.trainable_variables}."
 )
 
 
-def _are_numbers(names: list[str]) -> bool:
+def are_numbers(names: list[str]) -> bool:
+    """Whether parameters are in a list, where their names are numbers."""
     return all(name.isdigit() for name in names)
 
 

@@ -124,7 +124,8 @@ def test_stacks_that_nobody_declared():
 @pytest.mark.parametrize("make", [lb.muon, lb.muonh])
 @pytest.mark.parametrize("others", [None, optax.adamw(0.1)], ids=["", "beside optax.adamw"])
 def test_stacks_that_nobody_declared_beside_muon(make, others):
-    (found,) = sentences(make(0.1, others=others, stacked={}))
+    unsaid = {"stacked": {}, "matrix_axes": {"layers/kernel": None}}
+    (found,) = sentences(make(0.1, others=others, **unsaid))
     assert found.startswith("2 of 4 parameters look like stacks of layers that are not declared")
     assert "Muon takes a stack of biases for a matrix, and leaves one of matrices to" in found
     assert sentences(make(0.1, others=others, stacked=STACKED)) == []

@@ -37,7 +37,8 @@ def test_every_optimizer_says_it(name):
     with forgotten(entry.factory):
         entry.make().init(PARAMS)
     for said in ({"layers/": 0}, {}, {"layers/": None}, lb.stacked_layers(lambda params: None)):
-        entry.make(stacked=said).init(PARAMS)
+        is_muon = entry.known(matrix_axes={} if said == {"layers/": 0} else {"kernel": None})
+        entry.make(stacked=said, **is_muon).init(PARAMS)
 
 
 @pytest.mark.parametrize("optimizer", [lb.muon, lb.muonh, lb.adamh])
