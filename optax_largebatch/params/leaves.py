@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -28,6 +29,11 @@ class Leaves:
     mesh: Any = None
     """The mesh of the specs under `jit`; None inside `jax.shard_map`, where each leaf is a shard
     already."""
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The name of each leaf."""
+        return leaf_names(self.tree)
 
     def align(self, name: str, tree: Any) -> list[Any]:
         """The parts of another tree at the places of these leaves (a part may be None)."""
@@ -60,7 +66,7 @@ class Leaves:
                 with_it = "" if expected == shape else f", and not {expected},"
                 raise ValueError(
                     f"{name} has the shape {found}{with_it} for the parameter "
-                    f"{leaf_names(self.tree)[index]!r} of shape {shape}. It belongs to other "
+                    f"{self.names[index]!r} of shape {shape}. It belongs to other "
                     "parameters or options, or has an axis for several models. Call `init` of "
                     "this optimizer with these parameters, or restore into what it returns."
                 )
@@ -88,7 +94,7 @@ class Leaves:
             )
         varying = norms.varying_axes(self.arrays[index])
         if kept and varying:
-            name = leaf_names(self.tree)[index]
+            name = self.names[index]
             raise ValueError(
                 f"partition_specs must be given to `update`: the parameter {name!r} is split along "
                 f"{_listed(varying)}, and its type does not say whether that is one of the axes "
@@ -132,7 +138,7 @@ class Leaves:
         if self.specs is None and varying:
             raise ValueError(
                 f"partition_specs must be given to `update`, because {who}, and the type of "
-                f"{leaf_names(self.tree)[index]!r}, which is split along {_listed(varying)}, does "
+                f"{self.names[index]!r}, which is split along {_listed(varying)}, does "
                 "not say along which of its axes. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
@@ -329,7 +335,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
         if not isinstance(spec, PartitionSpec):
             raise TypeError(
                 "partition_specs must hold a jax.sharding.PartitionSpec or NamedSharding for "
-                f"{leaf_names(leaves.tree)[index]!r}, got {spec!r}; PartitionSpec() is for a "
+                f"{leaves.names[index]!r}, got {spec!r}; PartitionSpec() is for a "
                 "parameter that every device has whole."
             )
         said = frozenset(axis for entry in spec for axis in mesh_axes(entry))
@@ -338,11 +344,11 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
         if len(spec) > array.ndim:
             raise ValueError(
                 f"partition_specs: {spec} has more axes than "
-                f"{leaf_names(leaves.tree)[index]!r} of shape {array.shape}."
+                f"{leaves.names[index]!r} of shape {array.shape}."
             )
         if varying and varying != said:
             raise ValueError(
-                f"partition_specs: {spec} is not how {leaf_names(leaves.tree)[index]!r} is split; "
+                f"partition_specs: {spec} is not how {leaves.names[index]!r} is split; "
                 f"by its type it differs along the mesh axes {_listed(varying)}. Give the spec "
                 "that shard_map has for it."
             )

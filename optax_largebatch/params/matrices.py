@@ -239,7 +239,7 @@ def matrices_of(
     found = []
     for index, pair in enumerate(axes_of_matrices(matrix_axes, stacked, leaves.tree)):
         if pair is None:
-            name, shape = paths.leaf_names(leaves.tree)[index], leaves.arrays[index].shape
+            name, shape = leaves.names[index], leaves.arrays[index].shape
             raise ValueError(
                 f"{who} works on matrices, and {name!r} of shape {shape} is no matrix. Give its "
                 "rows and columns by matrix_axes={'pattern': (rows, columns)}, or its stacked "
@@ -263,7 +263,7 @@ def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
     """The matrices of one parameter."""
     layout = leaves.layout(index, f"{who} works on whole matrices")
     by_text = isinstance(pair, str)
-    name = paths.leaf_names(leaves.tree)[index] if by_text else ""
+    name = leaves.names[index] if by_text else ""
     rows, columns, fused = (
         read_fused("matrix_axes", name, layout.shape, pair) if by_text else (*pair, None)
     )

@@ -381,7 +381,7 @@ def _cut(
     leaves: Leaves, index: int, stack: tuple[int, ...], text: str
 ) -> tuple[tuple[int, ...], Parts | None]:
     """The axes over the blocks of a leaf by its text, and the parts if that cuts an axis."""
-    name = paths.leaf_names(leaves.tree)[index]
+    name = leaves.names[index]
     check_text_of_stack("stacked_layers", name, text, stack)
     stack = stacks_in(text)
     layout = leaves.layout(index, "a norm of each part of an axis needs all of the axis")
