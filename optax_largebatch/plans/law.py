@@ -53,7 +53,7 @@ class Law(NamedTuple):
     momentum: Power = KEPT
     """The power of `1 - b`, for `b1` and for `momentum`."""
     momentum_floor: float = 0.7
-    """The least momentum that the law makes."""
+    """The least momentum that the law makes of a larger one."""
     b2: Power | Literal["half-life"] = "half-life"
     """The power of `1 - b2`; or `b2**k`, whose half-life in examples stays."""
     eps: Power = KEPT
@@ -101,7 +101,8 @@ class Law(NamedTuple):
             power, bounds = self.b2, B2_BOUNDS
         if power == "half-life":
             return _within(old**k, old, *bounds, "same half-life in examples")
-        moved = 1 - (1 - old) * power.factor(k, r)
+        factor = power.factor(k, r)
+        moved = 1 - (1 - old) * factor if factor != 1 else old  # 1 - (1 - 0.1) is less than 0.1
         return _within(moved, old, *bounds, f"(1 - b) {power.words(r)}")
 
 
@@ -109,7 +110,7 @@ SHARE_OF_ADAM = 3 / 13
 """The rate of Adam in units of the rate on spheres, in Marin's runs."""
 
 CEILING = 0.99
-"""The largest momentum that a law makes, for batches that get smaller."""
+"""The largest momentum that a law makes of a smaller one, for batches that get smaller."""
 B2_BOUNDS = (0.95, 0.9999)
 """Marin's runs were unsteady without the lower bound (marin-community/marin#2447)."""
 
@@ -183,15 +184,18 @@ LAWS: Mapping[str, Law] = {
 
 
 def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:
-    """A decay rate within its bounds. They do not move one that was outside before."""
+    """A decay rate within its bounds.
+
+    One that was beyond a bound before goes no further away from it, and comes back by the law.
+    """
     if moved == old:
         return Moved(old, "kept")
     if moved < old <= floor or moved > old >= ceiling:
         name, bound = ("floor", floor) if moved < old else ("ceiling", ceiling)
         return Moved(old, f"kept: its {name} is {bound:g}")
-    if moved < floor:
+    if moved < floor < old:
         return Moved(floor, f"{why}, at least {floor:g}")
-    if moved > ceiling:
+    if moved > ceiling > old:
         return Moved(ceiling, f"{why}, at most {ceiling:g}")
     return Moved(moved, why)
 
