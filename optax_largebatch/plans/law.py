@@ -5,9 +5,11 @@ by powers of the two.
 """
 
 from collections.abc import Mapping
+import math
 from typing import Literal, NamedTuple, get_args
 
 from optax_largebatch.arguments import check_integer, known_number
+from optax_largebatch.plans.counts import LARGEST
 
 DecayKind = Literal["decoupled", "independent", "l2", "rescaled"]
 """Weight decay that is multiplied by the learning rate, as in AdamW and Muon; that is multiplied by
@@ -232,4 +234,13 @@ def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383
     check_integer("batch_size", batch_size, at_least=1)
     run_length = known_number("run_length", run_length, "(0, inf)")
     power = known_number("power", power, "(-inf, inf)")
-    return max(1, round(batch_size * run_length**power))
+    try:
+        scaled = batch_size * run_length**power
+    except OverflowError:
+        scaled = math.inf
+    if scaled > LARGEST:
+        raise ValueError(
+            f"batch_size, run_length and power must give a batch size of at most {LARGEST}, got "
+            f"{batch_size!r}, {run_length!r} and {power!r}."
+        )
+    return max(1, round(scaled))

@@ -152,6 +152,8 @@ RUN = READ["run"]
 RATE = RUN["learning_rate"]
 NO_PLANS = {
     "no JSON": "{",
+    "lists in lists": "[" * 100_000,
+    "an integer of many digits": "9" * 10_000,
     "a number": 5,
     "stages of two numbers": {"stages": [[0, 0], [2, 128, 128]]},
     "a stage that is a word": {"stages": ["abc"]},

@@ -353,3 +353,13 @@ def test_a_batch_size_for_the_length_of_a_run():
     assert lb.scale_batch_size(512, run_length=8) == round(512 * 8**0.383)
     assert lb.scale_batch_size(512, run_length=4, power=0.5) == 1024
     assert lb.scale_batch_size(1, run_length=1e-9) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "run_length", "power"),
+    [(512, 1e300, 5.0), (512, 1e-300, -5.0), (512, 1e300, 1.0), (2, 2.0, 62.0), (10**400, 1, 0.5)],
+)
+def test_a_batch_size_that_no_run_has(batch_size, run_length, power):
+    with pytest.raises(ValueError, match=r"^batch_size, run_length and power must give .* at most"):
+        lb.scale_batch_size(batch_size, run_length=run_length, power=power)
+    assert lb.scale_batch_size(2, run_length=2.0, power=61.0) == 2**62
