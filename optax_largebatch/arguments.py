@@ -22,6 +22,7 @@ Scalar = float | jax.Array
 Bounds = tuple[Any, Any] | None
 """`(low, high)`, None for an end without a bound."""
 
+_LARGEST_OF_32_BITS = float(np.finfo(np.float32).max)
 _NO_DTYPE = (jax.Array, np.ndarray, np.generic, tuple, list, dict)
 """Values that NumPy turns into a dtype, but with a warning or into a record."""
 
@@ -44,6 +45,11 @@ def check_number(name: str, value: Any, allowed: str) -> None:
     below = number <= high if allowed[-1] == "]" else number < high
     if not (above and below):
         raise ValueError(f"{name} must be in {allowed}, got {value!r}.")
+    if _LARGEST_OF_32_BITS < abs(number) < math.inf and jnp.result_type(float).itemsize < 8:
+        raise ValueError(
+            f"{name} must be at most {_LARGEST_OF_32_BITS:.3g}, got {value!r}, which is infinite "
+            "in 32 bits. Give a smaller number, or enable jax_enable_x64."
+        )
 
 
 def check_numbers(allowed: str, **values: Any) -> None:

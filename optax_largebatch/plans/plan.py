@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.arguments import check_choice, known_number
+from optax_largebatch.arguments import check_choice, check_number, known_number
 from optax_largebatch.plans.counts import Count, count, integer
 from optax_largebatch.plans.law import LAWS, Moved
 from optax_largebatch.plans.planned_rate import PlannedRate
@@ -360,6 +360,8 @@ class BatchPlan:
                 f"{name}: the schedule does not take so many examples as integers of 32 bits. Give "
                 "its lengths as floats, such as 1e13, or use PlannedRate."
             ) from error
+        if not jnp.ndim(there):
+            check_number(f"{name}: what the schedule returns", there, "(-inf, inf)")
         if jnp.shape(there) not in ((), step.shape):
             raise ValueError(
                 f"{name}: the schedule must return one number, got the shape {jnp.shape(there)}."

@@ -132,6 +132,10 @@ def _of_the_rate(plan: Any) -> Iterator[str]:
     even = np.linspace(0, plan.total_steps - 1, LOOKED_AT).astype(np.int32)
     steps = np.union1d(even, [stage.first_step for stage in plan.stages]).astype(np.int32)
     rates = np.asarray(plan.learning_rate(jnp.asarray(steps)), float)
+    if not (finite := np.isfinite(rates)).all():
+        wrong = int(np.argmin(finite))
+        yield f"The learning rate is {rates[wrong]} at step {steps[wrong]}."
+        return
     peak = steps[np.argmax(rates)]
     adam = f", and Adam's {SHARE_OF_ADAM * rates.max():.3g}" * (plan.run.optimizer == "muonh")
     yield f"The learning rate is at most {rates.max():.3g}{adam}, near step {peak}."
