@@ -24,7 +24,7 @@ class Moved(NamedTuple):
 
     value: float
     why: str
-    """The reason, in at most 33 characters: a line of the account has 80 columns."""
+    """The reason, in a few words."""
 
 
 class Power(NamedTuple):
