@@ -170,7 +170,7 @@ def check_order(**values: Any) -> None:
 
 
 def check_dtypes(**values: Any) -> None:
-    """Checks that arguments are None or floating point dtypes."""
+    """Checks that arguments are None or floating point dtypes of at least 16 bits."""
     for name, value in values.items():
         if value is None:
             continue
@@ -182,6 +182,12 @@ def check_dtypes(**values: Any) -> None:
             raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.")
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
+        if dtype.itemsize < 2:
+            raise ValueError(
+                f"{name} must be None or a floating dtype of at least 16 bits, got {dtype.name!r}: "
+                "numbers of so few bits need a scale for each block, and none is kept. Give a "
+                "wider one, such as 'float32'."
+            )
 
 
 def check_state(who: str, kind: Any, state: Any) -> None:

@@ -73,3 +73,18 @@ def test_a_number_that_is_infinite_in_32_bits(value):
             build(value)
     with enable_x64(True):
         assert lb.warmup_decay(1e300, total_steps=8)(0) == 1e300
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2, "float8_e4m3b11fnuz"])
+def test_eight_bits_hold_no_moment(dtype):
+    """A momentum of gradients below 2**-10 would be 0 in them."""
+    for build in (
+        lambda x: lb.lamb(0.1, mu_dtype=x),
+        lambda x: lb.muon(0.1, ns_dtype=x),
+        lambda x: lb.accumulate_momentum(accumulator_dtype=x),
+        lambda x: lb.accumulate_gradients(optax.sgd(0.1), every=2, accumulator_dtype=x),
+        lambda x: lb.master_weights(optax.sgd(0.1), dtype=x),
+    ):
+        with pytest.raises(ValueError, match=r"dtype must be .* at least 16 bits, got 'float8_e"):
+            build(dtype)
+        build(jnp.float32)

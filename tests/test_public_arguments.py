@@ -72,7 +72,7 @@ def count(least):
 
 CHOICE = ["nothing", "", 1, True, b"linear", None]
 FLAG = [0, 1, "yes", None, np.ones(2)]
-DTYPE = ["int32", "nothing", 3, 1.5, np.ones(3)]
+DTYPE = ["int32", "nothing", 3, 1.5, np.ones(3), jnp.float8_e4m3fn, jnp.dtype("float8_e5m2")]
 BOUNDS = [1.0, (1.0, 0.5), (1.0,), (0.1, 1.0, 2.0), (-1.0, None), (None, 0.0), (math.nan, None),
           (None, math.nan), ("0.1", None), (None, True), (math.inf, None), [0.1, 1.0]]  # fmt: skip
 MASK = [True, False, "bias", 3]
