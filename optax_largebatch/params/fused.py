@@ -76,10 +76,10 @@ class Fused(NamedTuple):
         """For each axis that is cut its side, and for each index along that a number of a part."""
         sides = (*self.rows, *self.columns)
         cut = [k for k, n in enumerate(self.lengths) if k not in sides and n > 1]
-        parts = {k: np.arange(self.lengths[k]) for k in cut}
+        numbered = {k: np.arange(self.lengths[k]) for k in cut}
         if len(self.parts) > 1:
-            parts[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
-        return [self._along_side(k, x) for k, x in sorted(parts.items())]
+            numbered[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
+        return [self._along_side(k, x) for k, x in sorted(numbered.items())]
 
     def _along_side(self, axis: int, values: Any) -> tuple[int, np.ndarray]:
         """Values along one of the axes, for each index along its side: which side, and a vector."""

@@ -85,16 +85,16 @@ def test_a_momentum_that_moves(optimizer, x64):
     assert [round(float(plan.momentum(step)), 6) for step in (0, 3, 5)] == [0.9, 0.7, 0.7]
     params = jax.tree.map(lambda x: x.astype(float), PARAMS)
     scheduled = lb.planned_optimizer(plan, params)
-    found, state, expected, buffer = params, scheduled.init(params), params, None
+    trained, state, expected, buffer = params, scheduled.init(params), params, None
     for step in range(7):
         gradients = jax.tree.map(lambda x, step=step: jnp.cos(x + step), params)
-        updates, state = jax.jit(scheduled.update)(gradients, state, found)
-        found = optax.apply_updates(found, updates)
+        updates, state = jax.jit(scheduled.update)(gradients, state, trained)
+        trained = optax.apply_updates(trained, updates)
         alone = lb.planned_optimizer(plan, params, momentum=float(plan.momentum(step)))
         buffer = alone.init(params) if buffer is None else buffer
         updates, buffer = alone.update(gradients, buffer, expected)
         expected = optax.apply_updates(expected, updates)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-12), found, expected)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-12), trained, expected)
     assert "momentum" in str(lb.explain(scheduled, params))
 
 
