@@ -22,6 +22,7 @@ Scalar = float | jax.Array
 Bounds = tuple[Any, Any] | None
 """`(low, high)`, None for an end without a bound."""
 
+_LARGEST_OF_32_BITS = float(np.finfo(np.float32).max)
 _NO_DTYPE = (jax.Array, np.ndarray, np.generic, tuple, list, dict)
 """Values that NumPy turns into a dtype, but with a warning or into a record."""
 
@@ -44,6 +45,11 @@ def check_number(name: str, value: Any, allowed: str) -> None:
     below = number <= high if allowed[-1] == "]" else number < high
     if not (above and below):
         raise ValueError(f"{name} must be in {allowed}, got {value!r}.")
+    if _LARGEST_OF_32_BITS < abs(number) < math.inf and jnp.result_type(float).itemsize < 8:
+        raise ValueError(
+            f"{name} must be at most {_LARGEST_OF_32_BITS:.3g}, got {value!r}, which is infinite "
+            "in 32 bits. Give a smaller number, or enable jax_enable_x64."
+        )
 
 
 def check_numbers(allowed: str, **values: Any) -> None:
@@ -164,7 +170,7 @@ def check_order(**values: Any) -> None:
 
 
 def check_dtypes(**values: Any) -> None:
-    """Checks that arguments are None or floating point dtypes."""
+    """Checks that arguments are None or floating point dtypes of at least 16 bits."""
     for name, value in values.items():
         if value is None:
             continue
@@ -176,6 +182,12 @@ def check_dtypes(**values: Any) -> None:
             raise TypeError(f"{name} must be None or a floating dtype, got {_show(value)}.")
         if not jnp.issubdtype(dtype, jnp.floating):
             raise ValueError(f"{name} must be None or a floating dtype, got {dtype.name!r}.")
+        if dtype.itemsize < 2:
+            raise ValueError(
+                f"{name} must be None or a floating dtype of at least 16 bits, got {dtype.name!r}: "
+                "numbers of so few bits need a scale for each block, and none is kept. Give a "
+                "wider one, such as 'float32'."
+            )
 
 
 def check_state(who: str, kind: Any, state: Any) -> None:

@@ -282,11 +282,8 @@ def test_what_does_not_go():
     ):
         with pytest.raises(ValueError, match="rows or columns along axis 0 of 'out', which stacks"):
             make(0.1).init(params)
-    for text, message in {
-        "(2 rows) columns": "matrix_axes must",
-        "(2 rows) (2 columns)": "only rows or only columns",
-    }.items():
-        with pytest.raises(ValueError, match=message):
+    for text in "(2 rows) columns", "(2 rows) (2 columns)":
+        with pytest.raises(ValueError, match="matrix_axes must cut the axis of the neurons"):
             lb.normalize_neurons(matrix_axes={"out": text}).init(params)
     for make in muon, lb.centralize_gradients, lb.measure_noise_scale:
         with pytest.raises(ValueError, match="stacked must be axes without a text here"):

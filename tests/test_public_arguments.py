@@ -55,7 +55,7 @@ def number(interval):
     low, high = map(float, interval[1:-1].split(","))
     ends = [low if interval[0] == "(" else np.nextafter(low, -math.inf)]
     ends += [high] * (interval[-1] == ")") or [np.nextafter(high, math.inf)] * (high < math.inf)
-    return [*ends, math.nan, 10**400, *NO_NUMBERS, None]
+    return [*ends, math.nan, 10**400, 1e300, *NO_NUMBERS, None]
 
 
 def integer(least):
@@ -72,7 +72,7 @@ def count(least):
 
 CHOICE = ["nothing", "", 1, True, b"linear", None]
 FLAG = [0, 1, "yes", None, np.ones(2)]
-DTYPE = ["int32", "nothing", 3, 1.5, np.ones(3)]
+DTYPE = ["int32", "nothing", 3, 1.5, np.ones(3), jnp.float8_e4m3fn, jnp.dtype("float8_e5m2")]
 BOUNDS = [1.0, (1.0, 0.5), (1.0,), (0.1, 1.0, 2.0), (-1.0, None), (None, 0.0), (math.nan, None),
           (None, math.nan), ("0.1", None), (None, True), (math.inf, None), [0.1, 1.0]]  # fmt: skip
 MASK = [True, False, "bias", 3]
@@ -136,9 +136,11 @@ WRONG = {
 WRONG_IN = {
     ("PlannedRate", "decay"): CHOICE,
     ("TunedRun", "batch_size"): count(1),
-    ("TunedRun", "learning_rate"): [*RATE, None],
+    ("TunedRun", "learning_rate"): [*number("[0, 1e10]"), None],
+    ("TunedRun", "weight_decay"): number("[0, 1e10]"),
     ("TunedRun", "note"): [1, [], None],
-    ("PlannedRate", "peak_value"): POSITIVE,
+    ("PlannedRate", "peak_value"): number("(0, 1e10]"),
+    ("PlannedRate", "end_value"): number("[0, 1e10]"),
     ("accumulate_gradients", "small_batches"): [0, -1, 1.5, "2", None, jnp.asarray(2)],
     ("batch_plan", "run"): [0.1, "adamw", {}],
     ("batch_plan", "stages"): [0, -1, 1.5, "0:0", "5:8", "0:8 0:8", [], [(0, 0)], {1: 8}, None],

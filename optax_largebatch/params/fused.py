@@ -1,6 +1,7 @@
 """Matrices that are fused in one parameter, as queries, keys and values are, or heads."""
 
 from collections.abc import Callable, Sequence
+import difflib
 import functools
 import itertools
 import math
@@ -13,6 +14,13 @@ import numpy as np
 
 _ITEM = re.compile(r"\([^()]*\)|[^\s()]+")
 _WORD = re.compile(r"[1-9]\d*|[A-Za-z_]\w*|(rows|columns)=[1-9]\d*(\+[1-9]\d*)*")
+_MEANT = {
+    "rows": "rows", "inputs": "rows",
+    "columns": "columns", "outputs": "columns", "cols": "columns", "col": "columns",
+}  # fmt: skip
+"""What a word that is nearly one of these is likely to mean."""
+_NEARLY = 0.75
+"""How alike two words are, as difflib counts, if one may be the other with a typing error."""
 
 
 class Fused(NamedTuple):
@@ -53,23 +61,25 @@ class Fused(NamedTuple):
         """A number for each part, along the side that has the parts: which side, and a vector."""
         return self._along_side(self.axis, np.repeat(numbers, self.parts))
 
-    def numbered(self) -> tuple[int, np.ndarray]:
-        """The side that is cut, and for each index along it the number of its matrix.
+    @property
+    def cut_sides(self) -> tuple[int, ...]:
+        """The sides that are cut between matrices: 0 for the rows and 1 for the columns."""
+        return tuple(sorted({side for side, _ in self._cuts()}))
 
-        Raises:
-            ValueError: rows and columns are cut.
-        """
+    def numbered(self, side: int) -> np.ndarray:
+        """For each index along a side the number of its matrix, as far as this side is cut."""
+        vectors = (vector for cut, vector in self._cuts() if cut == side)
+        first = np.zeros(self.sides[side], int)
+        return functools.reduce(lambda n, x: n * (x.max() + 1) + x, vectors, first)
+
+    def _cuts(self) -> list[tuple[int, np.ndarray]]:
+        """For each axis that is cut its side, and for each index along that a number of a part."""
         sides = (*self.rows, *self.columns)
         cut = [k for k, n in enumerate(self.lengths) if k not in sides and n > 1]
-        matrices = {k: np.arange(self.lengths[k]) for k in cut}
+        numbered = {k: np.arange(self.lengths[k]) for k in cut}
         if len(self.parts) > 1:
-            matrices[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
-        found = [self._along_side(k, x) for k, x in sorted(matrices.items())]
-        found = found or [(1, np.zeros(self.sides[1], int))]
-        if len({side for side, _ in found}) > 1:
-            raise ValueError(f"a text must cut only rows or only columns of {self.sides} here.")
-        vectors = (vector for _, vector in found)
-        return found[0][0], functools.reduce(lambda n, x: n * (x.max() + 1) + x, vectors)
+            numbered[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
+        return [self._along_side(k, x) for k, x in sorted(numbered.items())]
 
     def _along_side(self, axis: int, values: Any) -> tuple[int, np.ndarray]:
         """Values along one of the axes, for each index along its side: which side, and a vector."""
@@ -126,6 +136,7 @@ class _Word(NamedTuple):
 
     kind: str
     length: int
+    """0 where the text does not say it."""
     parts: tuple[int, ...]
 
 
@@ -158,6 +169,8 @@ def _read(
     text: str, shape: tuple[int, ...], least_sides: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
     items = _ITEM.findall(text)
+    if _ITEM.sub("", text).strip():
+        raise ValueError("has parentheses that are not in pairs, or one pair inside another")
     if len(items) != len(shape):
         raise ValueError(f"has {len(items)} items for {len(shape)} axes")
     cut = [_words(item, length) for item, length in zip(items, shape, strict=True)]
@@ -174,6 +187,8 @@ def _read(
         raise ValueError("may have one sum of parts")
     if len(words) == len(order) and not unequal:
         return axes["rows"], axes["columns"], None
+    if 0 in shape:
+        raise ValueError("cuts an array without elements")
     rows, columns = (tuple(k for k, word in enumerate(words) if word.kind == side) for side in axes)
     height, width = (math.prod(shape[axis] for axis in side) for side in axes.values())
     lengths = tuple(word.length for word in words)
@@ -192,19 +207,33 @@ def stacks_in(text: str) -> tuple[int, ...]:
 
 def _words(item: str, length: int) -> list[_Word]:
     """The parts that an item cuts an axis of this length into."""
-    known: list[tuple[str, int | None, tuple[int, ...]]] = []
+    known: list[_Word] = []
     for word in item.strip("()").split():
         if not _WORD.fullmatch(word):
             raise ValueError(f"has {word!r}, which is no number, no name, and no sum of parts")
-        name, _, written = word.partition("=")
+        kind, _, written = word.partition("=")
+        _check_name(kind)
         parts = tuple(map(int, written.split("+"))) if written else ()
         if len(parts) > 1 and len({*parts}) == 1:  # equal parts, which devices may share
-            known.append((str(len(parts)), len(parts), ()))
+            known.append(_Word(str(len(parts)), len(parts), ()))
             parts = parts[:1]
-        number = int(name) if name.isdigit() else sum(parts) or None
-        known.append((name, number, parts if len(parts) > 1 else ()))
-    rest, remainder = divmod(length, math.prod(number or 1 for _, number, _ in known))
-    unknown = sum(number is None for _, number, _ in known)
+        said = int(kind) if kind.isdigit() else sum(parts)
+        known.append(_Word(kind, said, parts if len(parts) > 1 else ()))
+    if not known:
+        raise ValueError(f"has {item}, in which there is no word")
+    rest, remainder = divmod(length, math.prod(word.length or 1 for word in known))
+    unknown = sum(not word.length for word in known)
     if remainder or unknown > 1 or (rest > 1 and not unknown):
         raise ValueError(f"has {item} for an axis of {length}")
-    return [_Word(name, number or rest, parts) for name, number, parts in known]
+    return [word._replace(length=word.length or rest) for word in known]
+
+
+def _check_name(name: str) -> None:
+    """Refuses what is nearly `rows` or `columns`, and would be taken for an axis of a stack."""
+    if name in ("rows", "columns"):
+        return
+    if near := difflib.get_close_matches(name.lower(), _MEANT, 1, _NEARLY):
+        raise ValueError(
+            f"has {name!r}, which is no name for a stack: did you mean {_MEANT[near[0]]!r}? Rows "
+            "are inputs, and columns are outputs"
+        )

@@ -124,14 +124,18 @@ class Matrices(NamedTuple):
 
     @property
     def cut_axes(self) -> tuple[int, ...]:
-        """The axes that are cut between matrices inside."""
-        return (self.rows, self.columns)[self.fused.numbered()[0]] if self.fused else ()
+        """The axes that are cut between matrices inside; the columns if none is."""
+        if self.fused is None:
+            return ()
+        sides = self.fused.cut_sides or (1,)
+        return tuple(axis for side in sides for axis in (self.rows, self.columns)[side])
 
     def sums_of_each(self, sums: jax.Array) -> jax.Array:
         """Sums for each index along a side of the matrices, added up for each matrix."""
         if self.fused is None:
             return jnp.sum(sums, (*self.rows, *self.columns), keepdims=True)
-        side, number = self.fused.numbered()
+        (side,) = self.fused.cut_sides or (1,)
+        number = self.fused.numbered(side)
         batch = jnp.moveaxis(self.to_batch(sums), 1 + side, 0)
         of_matrices = jax.ops.segment_sum(batch, number, number.max() + 1)
         return self.from_batch(jnp.moveaxis(of_matrices[number], 0, 1 + side), sums.shape)
@@ -256,7 +260,9 @@ def with_matrices_inside(stacked: Stacked, matrix_axes: MatrixAxes) -> Stacked:
         axes = axes_of_matrices(matrix_axes, stacked, params)
         return [x if isinstance(x, str) else None for x in axes]
 
-    return stacked if matrix_axes is None else dataclasses.replace(stacked, texts=texts)
+    if matrix_axes is None:
+        return stacked
+    return dataclasses.replace(stacked, texts=texts, texts_in="matrix_axes")
 
 
 def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:

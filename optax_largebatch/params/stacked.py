@@ -101,6 +101,8 @@ class Stacked:
     """What happens at `init` if stacks seem to be forgotten."""
     texts: Callable[[Any], list[str | None]] | None = dataclasses.field(default=None, compare=False)
     """The texts that name or cut the axes of some parameters, if there are any."""
+    texts_in: str = dataclasses.field(default="stacked_layers", compare=False)
+    """The argument that has the texts, for messages."""
 
     def axes(self, params: Any) -> list[tuple[int, ...]]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
@@ -134,7 +136,10 @@ class Stacked:
         if self.texts is None:
             return [(one, None) for one in axes]
         known = enumerate(zip(axes, self.texts(leaves.tree), strict=True))
-        return [_cut(leaves, k, one, text) if text else (one, None) for k, (one, text) in known]
+        return [
+            (one, None) if text is None else _cut(self.texts_in, leaves, k, one, text)
+            for k, (one, text) in known
+        ]
 
     def lengths(self, params: Any) -> list[tuple[int, ...]]:
         """The shape of an array with a number for each block of a leaf, for each leaf."""
@@ -213,8 +218,8 @@ class _ByPatterns:
                 raise ValueError(f"stacked_layers: {error}") from None
             for k in itertools.compress(range(len(named)), chosen):
                 old, before = found[k]
-                new = tuple(axis for axis in axes if not (text and axis in old))
-                found[k] = old + new, text or before
+                new = tuple(axis for axis in axes if text is None or axis not in old)
+                found[k] = old + new, before if text is None else text
         return list(itertools.compress(found, [not paths.is_hidden(leaf) for _, leaf in named]))
 
     def not_stacked(self, params: Any) -> set[int]:
@@ -378,23 +383,25 @@ def check_text_of_stack(argument: str, name: str, text: str, stack: tuple[int, .
 
 
 def _cut(
-    leaves: Leaves, index: int, stack: tuple[int, ...], text: str
+    argument: str, leaves: Leaves, index: int, stack: tuple[int, ...], text: str
 ) -> tuple[tuple[int, ...], Parts | None]:
     """The axes over the blocks of a leaf by its text, and the parts if that cuts an axis."""
     name = leaves.names[index]
-    check_text_of_stack("stacked_layers", name, text, stack)
+    check_text_of_stack(argument, name, text, stack)
     stack = stacks_in(text)
     layout = leaves.layout(index, "a norm of each part of an axis needs all of the axis")
-    *sides, fused = read_fused("stacked_layers", name, layout.shape, text)
-    if fused is None:
+    *sides, fused = read_fused(argument, name, layout.shape, text)
+    if fused is None or not fused.cut_sides:
         return stack, None
-    side, numbers = fused.numbered()
-    table = numbers.reshape([layout.shape[axis] for axis in sides[side]])
+    side, *others = fused.cut_sides
+    table = fused.numbered(side).reshape([layout.shape[axis] for axis in sides[side]])
     cut = [k for k in range(table.ndim) if np.ptp(table, k).any()]
-    if len(cut) > 1:
-        raise ValueError(f"stacked_layers: {text!r} must cut one axis of {name!r}, and cuts two.")
-    if not cut:
-        return stack, None
+    if others or len(cut) > 1:
+        raise ValueError(
+            f"{argument}: {text!r} must cut one axis of {name!r}, and cuts two: a norm is of a "
+            "part of one axis. Name the other one without cutting it, or keep the matrices in "
+            "several parameters."
+        )
     (k,) = cut
     along, axis = np.moveaxis(table, k, 0).reshape(table.shape[k], -1)[:, 0], sides[side][k]
     axes = tuple(sorted({*stack, axis}))

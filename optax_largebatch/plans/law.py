@@ -5,9 +5,11 @@ by powers of the two.
 """
 
 from collections.abc import Mapping
+import math
 from typing import Literal, NamedTuple, get_args
 
 from optax_largebatch.arguments import check_integer, known_number
+from optax_largebatch.plans.counts import LARGEST
 
 DecayKind = Literal["decoupled", "independent", "l2", "rescaled"]
 """Weight decay that is multiplied by the learning rate, as in AdamW and Muon; that is multiplied by
@@ -22,7 +24,7 @@ class Moved(NamedTuple):
 
     value: float
     why: str
-    """The reason, in at most 33 characters: a line of the account has 80 columns."""
+    """The reason, in a few words."""
 
 
 class Power(NamedTuple):
@@ -53,7 +55,7 @@ class Law(NamedTuple):
     momentum: Power = KEPT
     """The power of `1 - b`, for `b1` and for `momentum`."""
     momentum_floor: float = 0.7
-    """The least momentum that the law makes."""
+    """The least momentum that the law makes of a larger one."""
     b2: Power | Literal["half-life"] = "half-life"
     """The power of `1 - b2`; or `b2**k`, whose half-life in examples stays."""
     eps: Power = KEPT
@@ -101,7 +103,8 @@ class Law(NamedTuple):
             power, bounds = self.b2, B2_BOUNDS
         if power == "half-life":
             return _within(old**k, old, *bounds, "same half-life in examples")
-        moved = 1 - (1 - old) * power.factor(k, r)
+        factor = power.factor(k, r)
+        moved = 1 - (1 - old) * factor if factor != 1 else old  # 1 - (1 - 0.1) is less than 0.1
         return _within(moved, old, *bounds, f"(1 - b) {power.words(r)}")
 
 
@@ -109,7 +112,7 @@ SHARE_OF_ADAM = 3 / 13
 """The rate of Adam in units of the rate on spheres, in Marin's runs."""
 
 CEILING = 0.99
-"""The largest momentum that a law makes, for batches that get smaller."""
+"""The largest momentum that a law makes of a smaller one, for batches that get smaller."""
 B2_BOUNDS = (0.95, 0.9999)
 """Marin's runs were unsteady without the lower bound (marin-community/marin#2447)."""
 
@@ -183,15 +186,18 @@ LAWS: Mapping[str, Law] = {
 
 
 def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:
-    """A decay rate within its bounds. They do not move one that was outside before."""
+    """A decay rate within its bounds.
+
+    One that was beyond a bound before goes no further away from it, and comes back by the law.
+    """
     if moved == old:
         return Moved(old, "kept")
     if moved < old <= floor or moved > old >= ceiling:
         name, bound = ("floor", floor) if moved < old else ("ceiling", ceiling)
         return Moved(old, f"kept: its {name} is {bound:g}")
-    if moved < floor:
+    if moved < floor < old:
         return Moved(floor, f"{why}, at least {floor:g}")
-    if moved > ceiling:
+    if moved > ceiling > old:
         return Moved(ceiling, f"{why}, at most {ceiling:g}")
     return Moved(moved, why)
 
@@ -228,4 +234,13 @@ def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383
     check_integer("batch_size", batch_size, at_least=1)
     run_length = known_number("run_length", run_length, "(0, inf)")
     power = known_number("power", power, "(-inf, inf)")
-    return max(1, round(batch_size * run_length**power))
+    try:
+        scaled = batch_size * run_length**power
+    except OverflowError:
+        scaled = math.inf
+    if scaled > LARGEST:
+        raise ValueError(
+            f"batch_size, run_length and power must give a batch size of at most {LARGEST}, got "
+            f"{batch_size!r}, {run_length!r} and {power!r}."
+        )
+    return max(1, round(scaled))

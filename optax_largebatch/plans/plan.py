@@ -2,14 +2,16 @@
 
 import bisect
 import dataclasses
+import itertools
 import json
+import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.arguments import check_choice, known_number
+from optax_largebatch.arguments import check_choice, check_number, known_number
 from optax_largebatch.plans.counts import Count, count, integer
 from optax_largebatch.plans.law import LAWS, Moved
 from optax_largebatch.plans.planned_rate import PlannedRate
@@ -127,16 +129,14 @@ class BatchPlan:
     def call_of_step(self, step: int) -> int:
         """The calls of `update` before a step."""
         known = _known(step)
-        ends = [stage.first_step for stage in self.stages[1:]] + [max(known, self.total_steps)]
-        return sum(
-            max(0, min(end, known) - stage.first_step) * each
-            for stage, end, each in zip(self.stages, ends, self._micro_batches, strict=True)
-        )
+        index = self._number_of_stage(known)
+        since = known - self.stages[index].first_step
+        return self._first_calls[index] + since * self._micro_batches[index]
 
     def step_of_call(self, call: int) -> int:
         """The step that a call of `update` belongs to; the first call is 0."""
         known = _known(call)
-        first_calls = [self.call_of_step(stage.first_step) for stage in self.stages]
+        first_calls = self._first_calls
         index = bisect.bisect_right(first_calls, known) - 1
         steps = (known - first_calls[index]) // self._micro_batches[index]
         return self.stages[index].first_step + steps
@@ -196,7 +196,7 @@ class BatchPlan:
         The step is an integer, also that of an optimizer's state, but not a traced one.
         """
         known = _known(step)
-        stage = self._stage(known)
+        stage = self.stages[self._number_of_stage(known)]
         return stage.first_example + (known - stage.first_step) * stage.batch_size
 
     def step_at(self, examples: Count | None = None, *, tokens: Count | None = None) -> int:
@@ -244,8 +244,12 @@ class BatchPlan:
         Raises:
             ValueError: it is not the text of a plan.
         """
+        no_plan = f"text must be what BatchPlan.to_json has written, got {text!r:.60}."
         try:
             read: Any = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(no_plan) from error
+        try:
             if run := read["run"]:
                 for name in ("learning_rate", "weight_decay"):
                     if isinstance(run[name], dict):
@@ -253,24 +257,22 @@ class BatchPlan:
                 read["run"] = TunedRun(**run)
             read["stages"] = tuple(Stage(*stage) for stage in read["stages"])
             return cls(**read)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"text must be what BatchPlan.to_json has written, got {text!r:.60}."
-            ) from error
+        except (KeyError, TypeError) as error:
+            raise ValueError(no_plan) from error
 
     def __str__(self) -> str:
         with jax.ensure_compile_time_eval():  # a plan may be printed while a program is traced
             return table(self)
 
-    def _stage(self, step: int) -> Stage:
+    def _number_of_stage(self, step: int) -> int:
         first_steps = [stage.first_step for stage in self.stages]
-        return self.stages[bisect.bisect_right(first_steps, step) - 1]
+        return bisect.bisect_right(first_steps, step) - 1
 
     def _at(self, step: Any, values: list[int]) -> Any:
         """The value of the stage of a step: an integer for an integer, an array for an array."""
         if isinstance(step, jax.Array | np.ndarray):
             return jnp.asarray(values, jnp.int32)[self._index(self._held(step))]
-        return values[self.stages.index(self._stage(_known(step)))]
+        return values[self._number_of_stage(_known(step))]
 
     def _held(self, step: Any) -> jax.Array:
         """A step as an int32 array, no later than the end of the run."""
@@ -302,6 +304,15 @@ class BatchPlan:
         """The micro-batches in a step of each stage; one if gradients are not accumulated."""
         each = self.micro_batch_size and self.micro_batch_size * self.devices
         return [stage.batch_size // each if each else 1 for stage in self.stages]
+
+    @property
+    def _first_calls(self) -> list[int]:
+        """The calls of `update` before each stage."""
+        steps = (
+            after.first_step - stage.first_step for stage, after in itertools.pairwise(self.stages)
+        )
+        calls = map(operator.mul, steps, self._micro_batches)
+        return list(itertools.accumulate(calls, initial=0))
 
     def _run(self, name: str) -> TunedRun:
         if self.run is None:
@@ -349,6 +360,8 @@ class BatchPlan:
                 f"{name}: the schedule does not take so many examples as integers of 32 bits. Give "
                 "its lengths as floats, such as 1e13, or use PlannedRate."
             ) from error
+        if not jnp.ndim(there):
+            check_number(f"{name}: what the schedule returns", there, "(-inf, inf)")
         if jnp.shape(there) not in ((), step.shape):
             raise ValueError(
                 f"{name}: the schedule must return one number, got the shape {jnp.shape(there)}."

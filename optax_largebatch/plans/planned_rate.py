@@ -30,7 +30,7 @@ class PlannedRate:
 
     Args:
         peak_value: the largest rate, at the end of the warm-up: that of your recipe at the batch
-            size of the first stage. :math:`\eta`, positive.
+            size of the first stage. :math:`\eta`, positive, at most 1e10.
         total: :math:`N`, where the decay ends: the examples of the run, or the tokens in a plan
             that counts tokens; an integer, or a string such as `"20M"`. None for the total of the
             plan that it is passed to.
@@ -39,7 +39,7 @@ class PlannedRate:
         decay: the shape :math:`f` in which the rate falls: `"linear"`, `"cosine"`, `"sqrt"` or
             `"constant"`.
         end_value: the rate at the end: 0, or a tenth of the peak if the run will be continued.
-            :math:`\eta_e`, 0 or more.
+            :math:`\eta_e`, 0 or more, at most 1e10.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -60,8 +60,8 @@ class PlannedRate:
     end_value: float = 0.0
 
     def __post_init__(self) -> None:
-        peak_value = known_number("peak_value", self.peak_value, "(0, inf)")
-        end_value = known_number("end_value", self.end_value, "[0, inf)")
+        peak_value = known_number("peak_value", self.peak_value, "(0, 1e10]")
+        end_value = known_number("end_value", self.end_value, "[0, 1e10]")
         check_choice("decay", self.decay, tuple(SHAPES))
         # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
         warmup = count("warmup", self.warmup)
@@ -96,9 +96,9 @@ def planned(name: str, value: Any, total: int) -> Any:
     if callable(value):
         return value
     try:
-        return known_number(name, value, "[0, inf)")
+        return known_number(name, value, "[0, 1e10]")  # times the factor of a law it is finite
     except TypeError:
         raise TypeError(
-            f"{name} must be a number in [0, inf) or a schedule of the examples seen, such as "
+            f"{name} must be a number in [0, 1e10] or a schedule of the examples seen, such as "
             f"PlannedRate(...), got {value!r} of type {type(value).__name__}."
         ) from None

@@ -1,6 +1,6 @@
 """The table of a batch plan, at most 80 columns wide."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import itertools
 import textwrap
 from typing import Any
@@ -18,6 +18,9 @@ SHOWN = 16
 """The most stages in a table; a longer plan shows its first and its last ones."""
 LOOKED_AT = 1024
 """The steps at which the learning rate is computed, to find its peak and where it is 0."""
+WAYS = ((str, "{:.3g} to {:.3g}"), (written, "{:.3g} to {:.3g}"), (written, "from {:.3g}"))
+"""Ways to write integers, and a schedule from its values in the first and the last step of a stage.
+The first way in which the table is narrow enough is taken."""
 
 
 def table(plan: Any) -> str:
@@ -26,22 +29,37 @@ def table(plan: Any) -> str:
     left_out = len(numbers) - SHOWN
     if left_out > 1:
         numbers = [*numbers[: SHOWN // 2], *numbers[-SHOWN // 2 :]]
-    columns = [[*head, *map(str, cells)] for head, cells in _columns(plan, numbers)]
-    widths = [max(map(len, column)) for column in columns]
-    lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in zip(*columns, strict=True)]
+    lines: list[str] = []
+    for write, schedule in WAYS:
+        columns = [[*head, *cells] for head, cells in _columns(plan, numbers, write, schedule)]
+        widths = [max(map(len, column)) for column in columns]
+        rows = zip(*columns, strict=True)
+        lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
+        if max(map(len, lines)) <= WIDTH:
+            break
     if left_out > 1:
         lines.insert(HEAD + SHOWN // 2, f"... {left_out} more stages ...")
     return "\n".join([*lines, *_summary(plan)])
 
 
-def _columns(plan: Any, numbers: list[int]) -> Iterator[tuple[tuple[str, str], list[Any]]]:
-    """The head of each column, in two lines, and its cells for some of the stages."""
+def _columns(
+    plan: Any, numbers: list[int], write: Callable[[int], str], schedule: str
+) -> Iterator[tuple[tuple[str, str], list[str]]]:
+    """The head of each column, in two lines, and its cells for some of the stages.
+
+    Args:
+        plan: the plan.
+        numbers: of the stages.
+        write: how integers are written.
+        schedule: how the first and the last value in a stage are written.
+    """
     stages = [plan.stages[number] for number in numbers]
     ends = [stage.first_step for stage in plan.stages[1:]] + [plan.total_steps]
-    yield ("from", "step"), [stage.first_step for stage in stages]
-    yield ("batch", "size"), [stage.batch_size for stage in stages]
+    yield ("from", "step"), [write(stage.first_step) for stage in stages]
+    yield ("batch", "size"), [write(stage.batch_size) for stage in stages]
     if plan.micro_batch_size is not None:
-        yield ("micro-", "batches"), [plan.micro_batches(stage.first_step) for stage in stages]
+        micro_batches = [plan.micro_batches(stage.first_step) for stage in stages]
+        yield ("micro-", "batches"), list(map(write, micro_batches))
     unit = "examples" if plan.sequence_length is None else "tokens"
     seen = [stage.first_example * (plan.sequence_length or 1) for stage in stages]
     yield (unit, "seen"), list(map(written, seen))
@@ -57,7 +75,7 @@ def _columns(plan: Any, numbers: list[int]) -> Iterator[tuple[tuple[str, str], l
             continue
         both = np.asarray(getattr(plan, name)(steps), float).reshape(-1, 2).tolist()
         upper, _, lower = name.rpartition("_")
-        text = "{:.3g} to {:.3g}" if callable(value) else "{:.3g}"
+        text = schedule if callable(value) else "{:.3g}"
         yield (upper, lower), [text.format(*pair) for pair in both]
 
 
@@ -71,7 +89,7 @@ def _summary(plan: Any) -> Iterator[str]:
         what, batch, r = "The tuned run at", plan.run.batch_size, plan.length
     if (before := -(-round(plan.examples / r) // batch)) != plan.total_steps:
         share = plan.total_steps / before
-        yield f"{what} {batch} takes {before} steps; the plan {share:.0%} of that."
+        yield from _wrapped(f"{what} {batch} takes {before} steps; the plan {share:.0%} of that.")
     if plan.run is not None and callable(plan.run.learning_rate):
         yield from _of_the_rate(plan)
     if plan.note:
@@ -107,7 +125,8 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
         change = f"{written(warmup)} -> {written(round(warmup * r))}"
         rows.append(("warm-up", change, "the same part of the run"))
     width = max(len(change) for _, change, _ in rows)
-    yield from (f"  {name:<13}  {change:<{width}}  {why}".rstrip() for name, change, why in rows)
+    for name, change, why in rows:
+        yield from _wrapped(f"  {name:<13}  {change:<{width}}  {why}", indent=19 + width)
     yield from _wrapped(law.valid)
     if assumed := [name for name in run.numbers if getattr(run, name) is None]:
         yield f"Assumed: {', '.join(assumed)}."
@@ -123,8 +142,14 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
         )
 
 
-def _wrapped(sentence: str) -> list[str]:
-    return textwrap.wrap(sentence, WIDTH, break_long_words=False, break_on_hyphens=False)
+def _wrapped(sentence: str, indent: int = 0) -> list[str]:
+    return textwrap.wrap(
+        sentence,
+        WIDTH,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _of_the_rate(plan: Any) -> Iterator[str]:
@@ -132,10 +157,16 @@ def _of_the_rate(plan: Any) -> Iterator[str]:
     even = np.linspace(0, plan.total_steps - 1, LOOKED_AT).astype(np.int32)
     steps = np.union1d(even, [stage.first_step for stage in plan.stages]).astype(np.int32)
     rates = np.asarray(plan.learning_rate(jnp.asarray(steps)), float)
+    if not (finite := np.isfinite(rates)).all():
+        wrong = int(np.argmin(finite))
+        yield f"The learning rate is {rates[wrong]} at step {steps[wrong]}."
+        return
     peak = steps[np.argmax(rates)]
     adam = f", and Adam's {SHARE_OF_ADAM * rates.max():.3g}" * (plan.run.optimizer == "muonh")
-    yield f"The learning rate is at most {rates.max():.3g}{adam}, near step {peak}."
+    yield from _wrapped(f"The learning rate is at most {rates.max():.3g}{adam}, near step {peak}.")
     moving = np.flatnonzero(rates)
     last = int(steps[moving[-1]]) if moving.size else 0
     if last < 0.98 * (plan.total_steps - 1) - 1:
-        yield f"It is 0 from about step {last} on. Its schedule has to count examples, not steps."
+        yield from _wrapped(
+            f"It is 0 from about step {last} on. Its schedule has to count examples, not steps."
+        )

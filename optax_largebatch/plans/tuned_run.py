@@ -41,8 +41,8 @@ class TunedRun:
         batch_size: the examples in a step, for which the numbers are tuned.
         total: the examples of the run, or its tokens if plans count tokens; an integer, or a string
             such as `"100M"`.
-        learning_rate: the learning rate over the run: a `PlannedRate`, a number for a constant
-            rate, or a function of the examples (or tokens) seen.
+        learning_rate: the learning rate over the run: a `PlannedRate`, a number from 0 to 1e10 for
+            a constant rate, or a function of the examples (or tokens) seen.
         weight_decay: a number, or a schedule in the same form.
         decay_kind: `"decoupled"` for decay that is multiplied by the learning rate, as in
             `optax.adamw` and PyTorch. `"independent"`, where the parameters shrink by the decay

@@ -1,8 +1,11 @@
 """The optimizer of a plan, for some parameters."""
 
+from collections.abc import Callable
+import inspect
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from optax_largebatch.optimizers.lamb import lamb
@@ -110,13 +113,13 @@ def planned_optimizer(
     elif family == "sgd":
         optimizer = chain(
             add_decayed_weights(decay, decayed, stacked=stacked),
-            accumulate_momentum(**({"momentum": numbers["momentum"]} | arguments)),
+            _built(accumulate_momentum, **({"momentum": numbers["momentum"]} | arguments)),
             scale_by_learning_rate(rate),
         )
     elif family in LAYERWISE:
         masks = {"weight_decay_mask": decayed, "trust_ratio_mask": decayed, "stacked": stacked}
         named: dict[str, Any] = numbers | masks | {"weight_decay": decay}
-        optimizer = LAYERWISE[family](rate, **(named | arguments))
+        optimizer = _built(LAYERWISE[family], learning_rate=rate, **(named | arguments))
     else:
         layers = between_ends(embeddings, head)
         layers.mask(blocks)  # its errors
@@ -153,3 +156,11 @@ def _number(plan: BatchPlan, name: str) -> Any:
     if name == "eps":
         return plan.eps
     return values.pop() if len(values) == 1 else getattr(plan, name)
+
+
+def _built(make: Callable[..., Any], **arguments: Any) -> optax.GradientTransformationExtraArgs:
+    """What `make` returns, whose `momentum` may be a schedule here and has to be a number there."""
+    if callable(arguments.get("momentum")):
+        others = inspect.signature(make).parameters.keys() - {"momentum"}
+        make = optax.inject_hyperparams(make, others, hyperparam_dtype=jnp.result_type(float))
+    return make(**arguments)

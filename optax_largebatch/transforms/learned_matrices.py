@@ -47,6 +47,7 @@ def scale_by_learned_matrices(
     eps: Scalar = 1e-8,
     meta_lr_scale: Scalar = 1.0,
     period: int = 10,
+    max_step_scale: Scalar = 2.0,
     max_fullcov_size: int = 1024,
     stacked: Stacks = None,
     mu_dtype: jax.typing.DTypeLike | None = None,
@@ -86,6 +87,8 @@ def scale_by_learned_matrices(
             :math:`\eta\,\mu \ge 1` a single step could make a matrix singular.
         period: how many steps are between two updates of the matrices, which cost the most: 10 in
             icefall. 1 or more.
+        max_step_scale: the largest element of a direction, over its root mean square: 2 in icefall.
+            :math:`c`, positive.
         max_fullcov_size: the longest axis with a full matrix, whose cost grows with its cube; a
             longer one has a diagonal. 0 or more.
         stacked: the parameters that stack layers, so that each layer has matrices of its own:
@@ -113,12 +116,14 @@ def scale_by_learned_matrices(
         0.0 [(2, 2), (3, 3)]
 
     References:
-        icefall, `optim.py` of July 2022: `LearnedGradient`, corrected (docs/algorithms/icefall.md).
+        icefall, `optim.py` of July 2022: `LearnedGradient`, with its `max_step_scale`, corrected
+        (docs/algorithms/icefall.md).
     """
     rates = as_grouped("learning_rate", learning_rate)
     check_numbers("[0, 1)", b1=b1, b2=b2)
     check_numbers("[0, inf)", eps=eps, meta_lr_scale=meta_lr_scale)
     check_integer("period", period, at_least=1)
+    check_numbers("(0, inf)", max_step_scale=max_step_scale)
     check_integer("max_fullcov_size", max_fullcov_size, at_least=0)
     check_dtypes(mu_dtype=mu_dtype)
     stacks = check_stacked(stacked, parts=False)
@@ -142,7 +147,8 @@ def scale_by_learned_matrices(
     def scalars(state: ScaleByLearnedMatricesState) -> tuple[Any, ...]:
         meta_rates = tuple(rate * meta_lr_scale for rate in rates.at(state.count))
         learns = (state.count > 0) & (state.count % period == 0)
-        return b1, b2, eps, bias_correction(b2, state.count + 1), meta_rates, learns
+        correction = bias_correction(b2, state.count + 1)
+        return b1, b2, eps, correction, max_step_scale, meta_rates, learns
 
     def choices(leaves: Leaves) -> list[tuple[Layers, Layout, int]]:
         who = "scale_by_learned_matrices multiplies along axes"
@@ -152,7 +158,7 @@ def scale_by_learned_matrices(
         return list(zip(layers, layouts, rates.indices(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        b1, b2, eps, correction, meta_rates, learns = at.scalars
+        b1, b2, eps, correction, largest, meta_rates, learns = at.scalars
         layers, layout, index = at.choice
         state: ScaleByLearnedMatricesState = at.state
         mu = yield engine.materialize(b1 * state.mu + (1 - b1) * update, mu_dtype)
@@ -180,7 +186,7 @@ def scale_by_learned_matrices(
             direction = yield engine.materialize(with_spec(direction, explicit_spec(mu)))
         (rms,) = yield engine.block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero
-        limit = 2 * rms
+        limit = largest * rms
         clipped = (1 - b1) / (1 - b1**2) ** 0.5 * jnp.clip(direction, -limit, limit) / rms
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
 

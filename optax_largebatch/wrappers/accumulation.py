@@ -380,7 +380,8 @@ def _micro_batches(every: Any, macro_step: jax.Array) -> Any:
 def _check_schedule(every: Any) -> None:
     """Checks the schedule `every` at some steps, because a compiled step cannot raise."""
     if callable(every):
-        with jax.ensure_compile_time_eval():
+        # Some numbers go to a device here, though a trainer may have forbidden it for its steps.
+        with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
             for macro_step in (0, *(2**power for power in range(31)), 2**31 - 1):
                 _micro_batches(every, jnp.asarray(macro_step, jnp.int32))
 

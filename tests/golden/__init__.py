@@ -238,11 +238,11 @@ def learned_gradient(
     stacked: Any = None,
     **matrices: Any,
 ) -> optax.GradientTransformation:
-    """LearnedGradient, link by link."""
+    """LearnedGradient, link by link, with icefall's default of `max_step_scale`."""
     return lb.sum_of(
         lb.chain(
             scale_by_learned_matrices(
-                rate, meta_lr_scale=meta_lr_scale, stacked=stacked, **matrices
+                rate, meta_lr_scale=meta_lr_scale, max_step_scale=2.0, stacked=stacked, **matrices
             ),
             lb.scale_by_parameter_rms(param_min_rms, period=4, stacked=stacked),
             lb.scale_by_learning_rate(rate),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch.plans.law import LAWS
 from tests.conftest import enable_x64
 from tests.plans.runs import tuned
 
@@ -147,11 +148,34 @@ def test_seesaw_of_a_schedule_that_is_none(schedule, says):
         lb.batch_plan(lb.seesaw(8, largest_batch=64), total=1000, run=tuned(learning_rate=schedule))
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "weight_decay"])
+def test_a_number_that_is_infinite_in_32_bits(name):
+    """Every number that a plan takes is finite in it, for each law and the largest batches."""
+    with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1e10\], got 1e\+300"):
+        tuned(**{name: 1e300})
+    largest = {"learning_rate": 1e10, "weight_decay": 1e10}
+    for before, total in ((1, 2**60), (2**62, 1)):
+        run = tuned(batch_size=1, total=before, decay_kind="independent", **largest)
+        for law in sorted(LAWS.keys() - {"legew"}):
+            plan = lb.batch_plan(2**31 - 1, total=total, run=run, law=law)
+            assert np.isfinite(getattr(plan, name)(0)), law
+            assert "inf" not in str(plan)
+    with pytest.raises(ValueError, match=rf"{name}: what the schedule returns must be at most 3.4"):
+        str(lb.batch_plan(8, total=100, run=tuned(**{name: lambda seen: 1e300})))
+
+
+def test_a_rate_of_a_plan_that_is_not_finite():
+    run = tuned(learning_rate=lambda seen: jnp.where(seen < 50, 0.1, jnp.nan))
+    assert "The learning rate is nan at step 7." in str(lb.batch_plan(8, total=1000, run=run))
+
+
 STAGES = READ["stages"]
 RUN = READ["run"]
 RATE = RUN["learning_rate"]
 NO_PLANS = {
     "no JSON": "{",
+    "lists in lists": "[" * 100_000,
+    "an integer of many digits": "9" * 10_000,
     "a number": 5,
     "stages of two numbers": {"stages": [[0, 0], [2, 128, 128]]},
     "a stage that is a word": {"stages": ["abc"]},

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pickle
+import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,6 +124,16 @@ def test_calls_of_update():
     ]
     alone = lb.batch_plan("0:8 64:16", total=130)
     assert alone.calls == alone.total_steps
+
+
+def test_calls_of_many_stages():
+    """The time of an answer does not grow with the square of the stages."""
+    starts = [(4 * index, 1 + index % 2) for index in range(4000)]
+    plan = lb.batch_plan(starts, total=16_000, micro_batch_size=1)
+    before = time.perf_counter()
+    assert plan.step_of_call(plan.calls - 1) == plan.total_steps - 1
+    assert plan.step_of_call(plan.call_of_step(6001)) == 6001
+    assert time.perf_counter() - before < 5  # it was a minute
 
 
 def test_a_half_life_in_examples():

@@ -1,6 +1,7 @@
 """The rows of the law by numbers worked out by hand, and plans against them."""
 
 import dataclasses
+import itertools
 import math
 
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.plans.law import LAWS, Power
+from optax_largebatch.plans.law import DECAY_KINDS, LAWS, Power
 from optax_largebatch.plans.tuned_run import FAMILIES
 
 NUMBERS = {"momentum": 0.95, "b1": 0.9, "b2": 0.999, "eps": 1e-8}
@@ -106,9 +107,79 @@ def test_decay_moves_by_its_kind(kind, expected):
      (0.9, 0.999, 8, (0.99, 0.9999)), (0.9, 0.999, 256, (0.9, 0.999))],
 )  # fmt: skip
 def test_bounds(b1, b2, batch, expected):
-    """They stop what moves, and never move what was beyond them."""
+    """They stop what moves, and do not pull what was beyond them."""
     after = moved(tuned(b1=b1, b2=b2), batch)
     assert (after["b1"], after["b2"]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("b1", "b2", "batch", "expected"),
+    [(0.0, 0.9, 255, (1 / 256, 0.9 ** (255 / 256))), (0.0, 0.9, 128, (0.5, 0.9**0.5)),
+     (0.62, 0.9, 64, (0.905, 0.9**0.25)), (0.0, 0.9, 1, (0.99, 0.9 ** (1 / 256))),
+     (0.9975, 0.99999, 257, (0.997490234375, 0.99999 ** (257 / 256))),
+     (0.9975, 0.99999, 1 << 20, (0.7, 0.99999**4096))],
+)  # fmt: skip
+def test_from_beyond_a_bound_the_law_leads_back_without_a_jump(b1, b2, batch, expected):
+    after = moved(tuned(b1=b1, b2=b2), batch)
+    assert (after["b1"], after["b2"]) == pytest.approx(expected, abs=1e-9)
+
+
+def direction(name, law, kind):
+    """Where a number goes as the batch grows: 1 for up, -1 for down."""
+    rate = law.learning_rate.batch
+    if name == "learning_rate":
+        return rate
+    if name == "weight_decay":
+        of_decay = {"decoupled": 1 - rate, "independent": 1}
+        return 0 if law.keeps_decay else of_decay.get(kind, 0)
+    if name == "eps":
+        return law.eps.batch
+    power = law.b2 if name == "b2" else law.momentum
+    return -1 if power == "half-life" else -power.batch
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    law=st.sampled_from(sorted(LAWS)),
+    kind=st.sampled_from(DECAY_KINDS),
+    values=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3),
+    old=st.integers(1, 2**16),
+    batches=st.lists(st.integers(1, 2**16), max_size=4),
+    times=st.sampled_from([1.0, 1.0, 0.1, 7.0]),
+)
+def test_a_number_moves_in_the_direction_of_its_law(law, kind, values, old, batches, times):
+    """Or stays. At the batch size and the length of the tuned run each is what it was."""
+    tuned_to = dict(zip(("momentum", "b1", "b2"), values, strict=True), eps=1e-8)
+    row = LAWS[law]
+    after = [
+        {name: x.value for name, x in row.moved(tuned_to, kind, batch / old, times).items()}
+        for batch in sorted({old, *batches})
+    ]
+    start = {"learning_rate": 1.0, "weight_decay": 1.0} | tuned_to
+    assert times != 1 or start in after
+    for name in start:
+        up = direction(name, row, kind)
+        for smaller, larger in itertools.pairwise(x[name] for x in after):
+            assert up * (larger - smaller) >= -1e-12 * smaller
+            assert up != 0 or larger == pytest.approx(smaller, rel=1e-12)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    law=st.sampled_from(sorted(LAWS)),
+    old=st.floats(0, 1, exclude_max=True),
+    k=st.floats(0.01, 100),
+    r=st.floats(0.1, 10),
+)
+def test_no_number_goes_further_than_its_law(law, old, k, r):
+    """A bound shortens the way of a number, and turns none around."""
+    row = LAWS[law]
+    names = ("momentum", "b1", "b2")
+    after = row.moved(dict.fromkeys(names, old), "decoupled", k, r)
+    for name in names:
+        power = row.b2 if name == "b2" else row.momentum
+        alone = old**k if power == "half-life" else 1 - (1 - old) * power.factor(k, r)
+        assert min(old, alone) - 1e-12 <= after[name].value <= max(old, alone) + 1e-12
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -282,3 +353,19 @@ def test_a_batch_size_for_the_length_of_a_run():
     assert lb.scale_batch_size(512, run_length=8) == round(512 * 8**0.383)
     assert lb.scale_batch_size(512, run_length=4, power=0.5) == 1024
     assert lb.scale_batch_size(1, run_length=1e-9) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "run_length", "power"),
+    [
+        (512, 1e38, 9.0),
+        (512, 1e-300, -5.0),
+        (512, 1e38, 1.0),
+        (2, 2.0, 62.0),
+        pytest.param(10**400, 1, 0.5, id="no float"),
+    ],
+)
+def test_a_batch_size_that_no_run_has(batch_size, run_length, power):
+    with pytest.raises(ValueError, match=r"^batch_size, run_length and power must give .* at most"):
+        lb.scale_batch_size(batch_size, run_length=run_length, power=power)
+    assert lb.scale_batch_size(2, run_length=2.0, power=61.0) == 2**62

@@ -78,6 +78,37 @@ def test_is_the_optimizer_written_by_hand(optimizer):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5), found, expected)
 
 
+@pytest.mark.parametrize("optimizer", ["lars", "sgd"])
+def test_a_momentum_that_moves(optimizer, x64):
+    """In each step it is that of an optimizer with the number of this step."""
+    plan = planned(optimizer, "0:64 192:256 700:512", law="adamw", kind="l2")
+    assert [round(float(plan.momentum(step)), 6) for step in (0, 3, 5)] == [0.9, 0.7, 0.7]
+    params = jax.tree.map(lambda x: x.astype(float), PARAMS)
+    scheduled = lb.planned_optimizer(plan, params)
+    trained, state, expected, buffer = params, scheduled.init(params), params, None
+    for step in range(7):
+        gradients = jax.tree.map(lambda x, step=step: jnp.cos(x + step), params)
+        updates, state = jax.jit(scheduled.update)(gradients, state, trained)
+        trained = optax.apply_updates(trained, updates)
+        alone = lb.planned_optimizer(plan, params, momentum=float(plan.momentum(step)))
+        buffer = alone.init(params) if buffer is None else buffer
+        updates, buffer = alone.update(gradients, buffer, expected)
+        expected = optax.apply_updates(expected, updates)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-12), trained, expected)
+    assert "momentum" in str(lb.explain(scheduled, params))
+
+
+@pytest.mark.parametrize("batch", [256, "0:64 192:256"])
+@pytest.mark.parametrize("law", [None, "adamw", "adam_sde"])
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh"])
+def test_takes_the_law_of_another_optimizer(optimizer, law, batch):
+    for micro_batch_size in (None, 32):
+        plan = planned(optimizer, batch, law=law, micro_batch_size=micro_batch_size)
+        optimizer_of_plan = lb.planned_optimizer(plan, PARAMS)
+        state = jax.eval_shape(optimizer_of_plan.init, PARAMS)
+        jax.eval_shape(optimizer_of_plan.update, PARAMS, state, PARAMS)
+
+
 def test_accumulates_micro_batches():
     plan = planned("lamb", micro_batch_size=64)
     optimizer = lb.planned_optimizer(plan, PARAMS)

@@ -44,12 +44,23 @@ def test_the_shape_of_a_block_decides(shape, stacked, expected):
         np.testing.assert_array_equal(matrix, np.broadcast_to(same, matrix.shape))
 
 
-def test_no_step_is_larger_than_the_bound():
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [({}, 2.0), ({"max_step_scale": 2.0}, 2.0), ({"max_step_scale": 0.5}, 0.5),
+     ({"max_step_scale": 3.0}, 3.0), ({"max_step_scale": 5.0}, 4.0)],
+)  # fmt: skip
+def test_no_step_is_larger_than_the_bound(settings, bound):
     params = {"w": jnp.ones((4, 4))}
-    transform, state = state_of((4, 4), b1=0.0)
+    transform, state = state_of((4, 4), b1=0.0, **settings)
     gradient = {"w": jnp.zeros((4, 4)).at[0, 0].set(1.0)}  # of rms 1/4
     updates, _ = transform.update(gradient, state, params)
-    np.testing.assert_allclose(updates["w"][0, 0], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(updates["w"][0, 0], bound, rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, "2", None])
+def test_a_bound_that_is_none(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"max_step_scale must be .*in \(0, inf\)"):
+        state_of((4, 4), max_step_scale=wrong)
 
 
 def losses_and_matrices(dtype, rate, period, steps):

@@ -330,3 +330,12 @@ def test_examples_that_differ_between_devices_are_an_error():
 
     with pytest.raises(ValueError, match=r"examples must be the same .* axes 'fsdp'.*psum"):
         in_shards(step, (P(), P("fsdp")), P())(PARAMS, jnp.ones(8))
+
+
+@pytest.mark.parametrize("every", [2, lb.values_schedule([2, 3])])
+def test_its_schedule_is_tried_though_transfers_are_forbidden(every):
+    optimizer = lb.accumulate_gradients(optax.sgd(0.1), every=every)
+    with jax.transfer_guard("disallow"):
+        state = jax.jit(optimizer.init)(PARAMS)
+        _, state = jax.jit(optimizer.update)(PARAMS, state, PARAMS)
+    assert state.micro_step == 1
