@@ -145,12 +145,8 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
     facts, leaves = optimizer_facts.facts_about(optimizer, params), jax.tree.leaves(params)
     forgotten = {one.number: one.entry for one in optimizer_facts.forgotten_stacks(facts, params)}
     rates = optimizer_facts.relative_rates([(known or {}).get("rate") for known in facts.of_each])
-    blocks = [
-        Block(name, axes, tuple(np.shape(leaf)[axis] for axis in axes))
-        for name, leaf, axes in zip(
-            leaf_names(params), leaves, _axes_of_blocks(facts, leaves), strict=True
-        )
-    ]
+    shapes = map(np.shape, leaves)
+    blocks = list(map(Block.of, leaf_names(params), shapes, facts.axes))
     kernels = kernels_of_more_axes(blocks) if facts.has_muon else {}
     lines = []
     for number, (block, leaf) in enumerate(zip(blocks, leaves, strict=True)):
@@ -177,14 +173,6 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
             notes += _notes_on_fused(line, block)
         lines.append(dataclasses.replace(line, notes=tuple(notes)))
     return Explanation(tuple(lines))
-
-
-def _axes_of_blocks(
-    facts: optimizer_facts.OptimizerFacts, leaves: list[Any]
-) -> list[tuple[int, ...]]:
-    """The axes of each parameter that are not stacked."""
-    pairs = zip(leaves, facts.axes, strict=True)
-    return [tuple(k for k in range(np.ndim(leaf)) if k not in stack) for leaf, stack in pairs]
 
 
 def _notes_on(one: ExplainedParameter, param: Any, block: Block) -> list[str]:

@@ -144,7 +144,8 @@ def relative_rates(rates: list[Any]) -> list[float | None]:
     Args:
         rates: numbers or schedules of the step, or None.
     """
-    highest = [_highest(rate) for rate in rates]
+    by_identity = {id(rate): _highest(rate) for rate in {id(rate): rate for rate in rates}.values()}
+    highest = [by_identity[id(rate)] for rate in rates]
     largest = max((x for x in highest if x is not None), default=0.0)
     return [None if x is None or largest <= 0 else x / largest for x in highest]
 

@@ -127,7 +127,7 @@ def adamh(
 
     def owners(params: optax.Params) -> list[str]:
         if adamh_mask is None:
-            chosen = [not block.is_vector for block in blocks_of(stacks, params)]
+            chosen = [not block.is_vector for block in blocks_of(params, stacks)]
         else:
             chosen = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
         return ["adamh" if keeps_norm else "others" for keeps_norm in chosen]
@@ -135,7 +135,8 @@ def adamh(
     direction = scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype)
     if not is_optimizer(others):
         return chain(direction, steps_beside_spheres("adamh", owners, rate, others, radius, stacks))
-    on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacked))
+    # Without vectors, whose axes tell stacks, one would see stacks where there are none.
+    on_spheres = chain(direction, hyperball(rate, radius=radius, stacked=stacks.unchecked))
     return partition("adamh", {"adamh": on_spheres, "others": others}, owners, stacks)
 
 

@@ -226,7 +226,7 @@ def _heads(adamh_mask: Mask, stacks: Stacked, params: optax.Params) -> list[bool
     chosen = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
     heads = [
         flag and not block.is_vector
-        for flag, block in zip(chosen, blocks_of(stacks, params), strict=True)
+        for flag, block in zip(chosen, blocks_of(params, stacks), strict=True)
     ]
     if any(chosen) and not any(heads):
         raise ValueError(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.paths import leaf_names, of_shapes
 from optax_largebatch.params.shapes import Pair, is_vector
 from optax_largebatch.params.stacked import Stacked
 
@@ -15,14 +15,20 @@ class Block(NamedTuple):
 
     name: str
     axes: tuple[int, ...]
-    """Those of the parameter that are not stacked."""
+    """The axes of the parameter that are not stacked."""
     shape: tuple[int, ...]
     """The lengths of these axes."""
+    stack: tuple[int, ...]
+    """Those that are stacked."""
+    is_vector: bool
+    """Whether it has one axis, by its shape or its name."""
 
-    @property
-    def is_vector(self) -> bool:
-        """Whether it has one axis, by its shape or its name."""
-        return is_vector(self.name, self.shape)
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, ...], stack: tuple[int, ...] = ()) -> "Block":
+        """The block of a parameter with these stacked axes."""
+        axes = tuple([axis for axis in range(len(shape)) if axis not in stack])
+        lengths = tuple([shape[axis] for axis in axes])
+        return cls(name, axes, lengths, stack, is_vector(name, lengths))
 
     @property
     def is_matrix(self) -> bool:
@@ -35,11 +41,8 @@ class Block(NamedTuple):
         return rows, columns
 
 
-def blocks_of(stacked: Stacked, params: Any) -> list[Block]:
+@of_shapes
+def blocks_of(params: Any, stacked: Stacked) -> list[Block]:
     """The blocks of all parameters."""
     shapes = map(np.shape, jax.tree.leaves(params))
-    blocks = []
-    for name, shape, stack in zip(leaf_names(params), shapes, stacked.axes(params), strict=True):
-        axes = tuple(axis for axis in range(len(shape)) if axis not in stack)
-        blocks.append(Block(name, axes, tuple(shape[axis] for axis in axes)))
-    return blocks
+    return list(map(Block.of, leaf_names(params), shapes, stacked.axes(params)))

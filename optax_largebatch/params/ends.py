@@ -38,7 +38,7 @@ class _BetweenEnds:
         blocks = []
         for name, leaf in named:
             shape = () if is_hidden(leaf) else getattr(leaf, "shape", ())
-            blocks.append(Block(name, tuple(range(len(shape))), tuple(shape)))
+            blocks.append(Block.of(name, tuple(shape)))
         may_ask = not any(is_called("adapter", block.name) for block in blocks)
         if self.embeddings == "by name":
             embeddings = _embeddings_by_name(blocks, may_ask)

@@ -38,7 +38,7 @@ def check_matrices(
     """
     if not jax.tree.leaves(params) or stacked.forgotten(params):
         return  # nothing to say, or it has been said what comes first
-    blocks = blocks_of(stacked, params)
+    blocks = blocks_of(params, stacked)
     pairs = axes_of_matrices(matrix_axes, stacked, params)
     said = said_by(matrix_axes, params)
     asked = [flag and not is_said for flag, is_said in zip(chosen, said, strict=True)]

@@ -106,7 +106,7 @@ def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[
     if not is_stack:
         return []
     small = [names[number] for number, shape in members.items() if len(shape) == 2]
-    is_second = all(is_called("vector", name) or is_called("state", name) for name in small)
+    is_second = all(is_called("vector", name) for name in small)
     axes = [axis for axis in (0, 1) if _is_shared(axis, members.values())]
     if not is_second:
         axes = [axis for axis in axes if axis == 0]

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from optax_largebatch.params import outputs_first, paths
-from optax_largebatch.params.blocks import blocks_of
+from optax_largebatch.params.blocks import Block, blocks_of
 from optax_largebatch.params.fused import Fused, from_batch, read_fused, stack_of, to_batch
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
@@ -178,7 +177,8 @@ def axes_of_matrices(matrix_axes: MatrixAxes, stacked: Stacked, params: Any) -> 
         ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
     """
     stacked = check_stacked(stacked, parts=False)
-    pairs: list[Any] = _default_axes(stacked, params)
+    blocks = blocks_of(params, stacked)
+    pairs: list[Any] = _default_axes(blocks, params)
     if matrix_axes is None or not pairs:
         return pairs
     if is_patterns(matrix_axes):
@@ -189,9 +189,7 @@ def axes_of_matrices(matrix_axes: MatrixAxes, stacked: Stacked, params: Any) -> 
     else:
         tree = matrix_axes(params) if paths.is_function(matrix_axes) else matrix_axes
         pairs = paths.broadcast_prefix("matrix_axes", tree, params, _is_entry)
-    leaves, stacks = jax.tree.leaves(params), stacked.axes(params)
-    known = zip(paths.leaf_names(params), leaves, stacks, pairs, strict=True)
-    return [_checked(name, np.ndim(leaf), stack, pair) for name, leaf, stack, pair in known]
+    return [_checked(block, pair) for block, pair in zip(blocks, pairs, strict=True)]
 
 
 def said_by(matrix_axes: MatrixAxes, params: Any) -> list[bool]:
@@ -276,14 +274,14 @@ def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
     return Matrices(rows, columns, layout, leaves.specs is not None, fused, by_text)
 
 
-def _default_axes(stacked: Stacked, params: Any) -> list[Axes]:
+def _default_axes(blocks: list[Block], params: Any) -> list[Axes]:
     """Rows and columns where nobody says them: of blocks with two axes, (inputs, outputs).
 
     Weights of Equinox have their outputs first, and so have its convolutions.
     """
     turned = outputs_first.by_type(params)
     pairs: list[Axes] = []
-    for number, block in enumerate(blocks_of(stacked, params)):
+    for number, block in enumerate(blocks):
         first, others = block.axes[:1], block.axes[1:]
         is_depthwise = len(block.shape) > 2 and block.shape[1] == 1
         if block.is_vector or is_depthwise or (len(others) > 1 and number not in turned):
@@ -312,10 +310,11 @@ def _is_axes(node: Any) -> bool:
     return bool(axes) and all(type(axis) is int for axis in axes)
 
 
-def _checked(name: str, ndim: int, stack: tuple[int, ...], pair: Any) -> Axes:
+def _checked(block: Block, pair: Any) -> Axes:
     """The axes of a parameter, counted from 0."""
+    name, ndim = block.name, len(block.axes) + len(block.stack)
     if isinstance(pair, str):
-        check_text_of_stack("matrix_axes", name, pair, stack)
+        check_text_of_stack("matrix_axes", name, pair, block.stack)
     if pair is None or isinstance(pair, str):
         return pair
     if not _is_entry(pair):

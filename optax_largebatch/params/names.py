@@ -29,19 +29,15 @@ NAMES: dict[str, tuple[Row, ...]] = {
     ),
     "position": (Row(r"pos(ition)?(al)?_?emb", "added to embeddings, as pos_embedding"),),
     "token": (Row(rf"(^|/)(cls|class)(_?token)?{_END}", "the class token of a ViT"),),
-    "table of biases": (
-        Row(
-            rf"rel(ative)?_?(pos|att)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
-            "T5, Swin: a number for each distance and head",
-        ),
-    ),
-    "state": (
-        Row(rf"(^|/)([^/]*_log|log_[^/]*|dt_[^/]*|lambda[^/]*){_END}", "Mamba's A_log, S4, S5"),
-        Row(rf"(^|/)time_(decay|first|faaaa|mix|maa)[^/]*{_END}", "RWKV: (heads, size)"),
-    ),
     "vector": (
         Row(rf"(^|/)([^/]*_)?bias{_END}", "attention of Flax and Keras: (heads, size)"),
         Row(rf"(^|/)(b|scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
+        Row(
+            rf"rel(ative)?_?(pos|att)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
+            "T5, Swin: a bias for each distance and head",
+        ),
+        Row(rf"(^|/)([^/]*_log|log_[^/]*|dt_[^/]*|lambda[^/]*){_END}", "states: Mamba, S4, S5"),
+        Row(rf"(^|/)time_(decay|first|faaaa|mix|maa)[^/]*{_END}", "RWKV's: (heads, size)"),
     ),
     "embedding": (
         Row(r"embed|embs?(_\d+)?(/|$)", "nearly all libraries"),

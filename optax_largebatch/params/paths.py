@@ -2,11 +2,18 @@
 
 from collections.abc import Callable
 import functools
-from typing import Any, TypeGuard
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import jax
 from jax.tree_util import FlattenedIndexKey, GetAttrKey
+import numpy as np
 import optax
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+KEPT = 64
+"""For how many trees a function keeps its result."""
 
 
 def path_name(tree: Any, path: tuple[Any, ...]) -> str:
@@ -40,6 +47,33 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(path_name(tree, path), leaf) for path, leaf in leaves]
 
 
+def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
+    """A decorator for functions of a tree that look at its structure and its shapes alone.
+
+    Results are kept, because they are asked for many times while a step is traced. The tree comes
+    first, and all other arguments have a hash.
+    """
+    kept: dict[Any, Any] = {}
+
+    @functools.wraps(function)
+    def of_tree(*args: P.args, **kwargs: P.kwargs) -> T:
+        tree, *others = args
+        leaves, structure = jax.tree.flatten(tree)
+        key = structure, tuple(map(np.shape, leaves)), *others
+        try:
+            if key in kept:
+                return kept[key]
+        except TypeError:  # the tree has static data without a hash
+            return function(*args, **kwargs)
+        if len(kept) >= KEPT:
+            kept.clear()
+        kept[key] = function(*args, **kwargs)
+        return kept[key]
+
+    return of_tree
+
+
+@of_shapes
 def leaf_names(tree: Any) -> list[str]:
     """The name of each leaf, in the order of `jax.tree.leaves`."""
     return [name for name, leaf in named_leaves(tree) if not is_hidden(leaf)]

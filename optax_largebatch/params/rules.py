@@ -196,17 +196,19 @@ class _Search:
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
         # None is no parameter: frozen, or the activation of a module.
-        names = [name for name, leaf in named if leaf is not None]
+        names = [name for name, _ in named]
+        parameters = [name for name, leaf in named if leaf is not None]
+        chosen = []
         for pattern in self.patterns:
             search = whole_numbers(pattern).search
             # No names: optax calls `init` with a placeholder in the place of parameters.
-            if names and not any(map(search, names)):
+            if parameters and not any(map(search, parameters)):
                 raise ValueError(
                     f"the pattern {pattern!r} matches no parameter. The names are: "
-                    f"{listed(names)}. {WITHOUT_NAMES if are_numbers(names) else CORRECT}"
+                    f"{listed(parameters)}. {WITHOUT_NAMES if are_numbers(names) else CORRECT}"
                 )
-        searches = [whole_numbers(pattern).search for pattern in self.patterns]
-        return [any(search(name) for search in searches) for name, _ in named]
+            chosen.append(map(search, names))
+        return [any(matches) for matches in zip(*chosen, strict=True)]
 
 
 CORRECT = "Correct the pattern, or leave it out."

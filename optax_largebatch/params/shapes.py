@@ -21,10 +21,7 @@ def is_vector(name: str, block: Sequence[int]) -> bool:
         name: of the parameter.
         block: its shape without the stacked axes.
     """
-    several = sum(length > 1 for length in block) > 1
-    return not several or any(
-        is_called(kind, name) for kind in ("vector", "table of biases", "state")
-    )
+    return len(block) - block.count(1) < 2 or is_called("vector", name)
 
 
 def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:

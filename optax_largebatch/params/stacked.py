@@ -154,6 +154,11 @@ class Stacked:
         """The number of blocks in each leaf."""
         return [math.prod(shape) for shape in self.lengths(params)]
 
+    @property
+    def unchecked(self) -> "Stacked":
+        """The same stacks, where another transform looks for those that are forgotten."""
+        return dataclasses.replace(self, if_forgotten="nothing")
+
     def forgotten(self, params: Any) -> list[LikelyStack]:
         """The parameters that look like stacks, where nobody has said whether they are."""
         if self.if_forgotten == "nothing":
