@@ -74,8 +74,8 @@ def adamh(
             rate or schedule, for Adam with the same moments. None for that Adam at 3/13 of the
             learning rate.
         adamh_mask: the parameters that keep their norms; None for all but vectors: what has one
-            axis (in a stack, of a layer; axes of length 1 do not count), and what is called a bias
-            or a scale, as the biases of attention with an axis of heads. Leave out embeddings,
+            axis (in a stack, of a layer), and what is called a bias or a scale, as the biases of
+            attention with an axis of heads. Leave out embeddings,
             `adamh_mask=~matching("embed") & ~matching_kinds("bias", "norm", "vector")`, unless you
             want their norms fixed.
         groups: groups of parameters with another learning rate, from `param_groups`; None for one

@@ -15,13 +15,15 @@ Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def is_vector(name: str, block: Sequence[int]) -> bool:
-    """Whether a block has one axis. Axes of length 1 do not count, nor heads of a bias.
+    """Whether a block has one axis, or is called a bias or a scale and has several.
+
+    Lengths do not count: inside of `jax.shard_map`, they are those of a shard.
 
     Args:
         name: of the parameter.
         block: its shape without the stacked axes.
     """
-    return len(block) - block.count(1) < 2 or is_called("vector", name)
+    return len(block) < 2 or is_called("vector", name)
 
 
 def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
@@ -37,7 +39,8 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
     """
     axes = tuple(range(len(block)))
     first, last, inner = axes[:1], axes[-1:], axes[1:]
-    if block[-1] == 2 or is_table(name) or (len(block) == 3 and block[0] == 1):
+    is_flat = len(block) - block.count(1) < 2 or (len(block) == 3 and block[0] == 1)
+    if is_flat or block[-1] == 2 or is_table(name):
         return None
     if is_called("heads of inputs", name):
         return (last, axes[:-1]) if block[-1] == width != block[0] else (first, inner)
