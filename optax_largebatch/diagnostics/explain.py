@@ -215,7 +215,7 @@ def _notes_on_fused(name: str, shape: tuple[int, ...], stack: tuple[int, ...]) -
 def _notes_on_a_sphere(param: Any, ndim: int, is_embedding: bool) -> list[str]:
     """Why a parameter should not stay on a sphere."""
     is_known = not isinstance(param, jax.ShapeDtypeStruct | Tracer)
-    if is_known and not np.any(np.asarray(param, "float32")):
+    if is_known and not np.any(np.asarray(param)):
         return ["starts at zero, and would stay there: its norm cannot change"]
     if ndim < 2:
         return ["has one axis: its norm could not change"]

@@ -9,6 +9,7 @@ import optax
 from optax_largebatch import arguments, engine
 from optax_largebatch.arguments import Scalar, without_nu_dtype
 from optax_largebatch.engine.recorded_states import of_all
+from optax_largebatch.norms import square
 from optax_largebatch.numerics import bias_correction as correction_of
 from optax_largebatch.numerics import momentum_weights, positive, quotient, root
 from optax_largebatch.params.groups import Grouped, as_grouped
@@ -182,10 +183,11 @@ def adam_transform(moments: AdamMoments) -> engine.LeafTransform:
             ScaleByAdamState,
             count=engine.Counter(),
             mu=engine.PerParameter(moments.mu_dtype),
-            nu=engine.PerParameter(),
+            nu=engine.PerParameter(is_real=True),
         ),
         scalars=lambda state: moments.scalars(state.count),
         given="parts",
+        takes_complex=True,
         facts=of_all({"direction": "adam"}),
         name="scale_by_adam",
     )
@@ -195,7 +197,7 @@ def advance_moments(moments: AdamMoments, update: jax.Array, at: engine.Leaf) ->
     """The part of a leaf program that takes the moments one step further."""
     adam: AdamScalars = at.scalars
     mu = yield engine.materialize(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
-    nu = adam.b2 * at.state.nu + adam.nu_weight * jnp.square(update)
+    nu = adam.b2 * at.state.nu + adam.nu_weight * square(update)
     nu = yield engine.materialize(nu)
     return mu, nu
 

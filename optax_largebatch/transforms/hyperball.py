@@ -11,6 +11,7 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_numbers
 from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import in_one_round
+from optax_largebatch.norms import inner_terms
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.masks import Mask
@@ -147,7 +148,8 @@ def hyperball_transform(
         if not is_kept:
             return -rate * update, state._replace(angles=0.0)
         norms = engine.block_norms(at.start, update)
-        norm, length, inner = yield in_one_round(norms, engine.block_sums(at.start * update))
+        terms = engine.block_sums(inner_terms(at.start, update))
+        norm, length, inner = yield in_one_round(norms, terms)
         sphere, ratio = norm, 1.0
         if kind != "now":
             sphere = given_radius
@@ -192,6 +194,7 @@ def hyperball_transform(
         needs_params=True,
         stacked=stacks,
         given="parts",
+        takes_complex=True,
         facts=facts,
         name="hyperball",
     )

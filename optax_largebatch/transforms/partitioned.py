@@ -144,6 +144,7 @@ def partitioned(
         needs_params=True,
         stacked=stacked,
         given=given_of(list(transforms.values())),
+        takes_complex=True,
         name=who,
     )
 

@@ -9,6 +9,7 @@ import optax
 from optax_largebatch import arguments, engine
 from optax_largebatch.arguments import Scalar, renamed
 from optax_largebatch.engine.recorded_states import Facts
+from optax_largebatch.norms import inner_terms
 from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.leaves import Leaves, leaves_of
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
@@ -197,8 +198,8 @@ def orthogonalize_momentum(
             orthogonal, direction, at.choice, step.eps, dtype=ns_dtype, splits=splits
         )
         if adaptive:
-            inner = direction * orthogonal_parts
-            (dual_norm,) = yield engine.block_sums(inner, kept=at.choice.stack)
+            terms = inner_terms(direction, orthogonal_parts)
+            (dual_norm,) = yield engine.block_sums(terms, kept=at.choice.stack)
             orthogonal_parts = dual_norm * orthogonal_parts
         return orthogonal_parts, at.state._replace(mu=mu)
 
@@ -216,5 +217,6 @@ def orthogonalize_momentum(
         scalars=scalars,
         choices=matrices,
         given="parts",
+        takes_complex=True,
         facts=facts,
     )
