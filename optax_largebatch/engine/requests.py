@@ -118,8 +118,8 @@ class EachMatrix(NamedTuple):
 
     def arrays(self, dtype: jnp.dtype) -> list[jax.Array]:
         """The array and the numbers in the dtype of the function, or else in `dtype`."""
-        dtype = self.on.dtype or dtype
-        return [norms.cast(self.array, dtype), *[jnp.asarray(x, dtype) for x in self.numbers]]
+        kept = self.on.dtype or dtype
+        return [norms.cast(self.array, kept), *[jnp.asarray(x, kept) for x in self.numbers]]
 
 
 class Hoist(NamedTuple):

@@ -56,8 +56,9 @@ class LeafTransform:
             `"parts"`: possibly only a part, of any shape; the program must work on single elements
             between its requests, which `optax_largebatch.testing.check` checks. `"shards"`: the
             shard of its device; the program exchanges data with other devices itself.
-        takes_complex: whether it is right for complex numbers: squares are those of their sizes,
-            and numbers of blocks and second moments are real.
+        takes_complex: whether its leaf program is right for complex arrays: with the squares of
+            sizes, the real parts of inner products, and means of squares that are real
+            (`PerParameter(is_real=True)`). Any other refuses them.
         facts: what it does with each parameter, for the readers of a run: from the parameters to
             `Facts` of each. None if there is nothing to say.
         name: its name in errors; by default, the name of the function that defines the leaf

@@ -96,9 +96,7 @@ def check(
         params = jax.tree.map(lambda x: cast(jnp.asarray(x), "float64"), params)
 
         def drawn(x: jax.Array) -> jax.Array:
-            real = random.normal(size=x.shape)
-            is_complex = jnp.iscomplexobj(x)
-            return jnp.asarray(real + 1j * random.normal(size=x.shape) if is_complex else real)
+            return jnp.asarray(random.normal(size=x.shape) * (1 + 2j if jnp.iscomplexobj(x) else 1))
 
         gradients = jax.tree.map(drawn, params)
         if isinstance(transform, optax.GradientTransformation):

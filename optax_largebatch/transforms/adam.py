@@ -120,6 +120,8 @@ def scale_by_adam(
         m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad v_t = b_2 v_{t-1} + (1 - b_2) g_t^2 \\
         u_t &= \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t) + \bar\epsilon} + \epsilon}
 
+    For complex parameters :math:`g_t^2` is :math:`\lvert g_t \rvert^2`, and :math:`v_t` is real.
+
     Args:
         b1: decay rate of the first moment, an average over about :math:`1 / (1 - b_1)` steps:
             usually 0.9, at large batches down to 0.6. A number in [0, 1) or a schedule; the

@@ -73,7 +73,8 @@ def orthogonalize_momentum(
 
     For :math:`d_t = U \Sigma V^\top` the result is about :math:`U V^\top`: all singular values lie
     near 1 (between 0.7 and 1.2 with the standard coefficients). In float32 a matrix with a norm
-    above 1.8e19 gives a step of 0, because the square of its norm is infinite.
+    above 1.8e19 gives a step of 0, because the square of its norm is infinite. Of a complex matrix,
+    :math:`\top` conjugates, and the result is about its unitary factor.
 
     Where a matrix is split between devices, nothing is gathered: matrices of one shape are
     exchanged, so that each device works on some of them. For that, `update` has to know how they
