@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
     """The dtype of norms and moments: float32, or float64 if one of `dtypes` is as precise."""
-    is_wide = any(jnp.dtype(x) in (jnp.float64, jnp.complex128) for x in dtypes)
+    is_wide = {jnp.dtype(x) for x in dtypes} & {jnp.dtype("float64"), jnp.dtype("complex128")}
     return jnp.dtype(jnp.float64 if is_wide else jnp.float32)
 
 
@@ -37,7 +37,8 @@ def dtype_like(like: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike | None = 
 
 def cast(x: Any, dtype: jax.typing.DTypeLike | None = None) -> Any:
     """An array, or a `jax.ShapeDtypeStruct` for one, in `dtype_like` of its dtype."""
-    dtype = dtype_like(x.dtype, dtype)
+    if dtype is None or jnp.iscomplexobj(x):
+        dtype = dtype_like(x.dtype, dtype)
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
     return jnp.asarray(x, dtype)

@@ -243,6 +243,21 @@ def test_the_same_on_a_mesh(name, how):
     assert_close(found, expected, rtol=1e-4)
 
 
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
+def test_complex_matrices_travel_apart_from_real_ones():
+    """Of one shape they would else be one exchange, if the iterations have a dtype."""
+    optimizer = lb.orthogonalize_momentum(
+        ns_coeffs="polar_express", ns_steps=12, ns_dtype="bfloat16"
+    )
+    matrices = {name: network()[name] for name in ("dense", "spectral")}
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    specs = dict.fromkeys(matrices, NamedSharding(mesh, P("data")))
+    update = jax.jit(lambda g, s: optimizer.update(g, s, partition_specs=specs)[0])
+    found = update(jax.device_put(matrices, specs), optimizer.init(matrices))
+    assert found["dense"].dtype == "float32"
+    np.testing.assert_allclose(found["spectral"], polar(matrices["spectral"]), rtol=1e-3, atol=1e-3)
+
+
 def test_real_leaves_do_not_see_complex_ones():
     real = {name: x for name, x in network().items() if name.startswith("dense")}
     expected, _ = after(lb.lamb(RATE), real)

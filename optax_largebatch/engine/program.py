@@ -187,7 +187,7 @@ class Program:
                 if array is None:
                     array = norms.cast(request.array, request.dtype or dtype)
                     stored.append(array)
-                answer = norms.cast(array, dtype)
+                answer = norms.cast(array, dtype) if request.dtype else array
             elif isinstance(request, Hoist):
                 answer = [next(known_hoisted, jnp.asarray(x)) for x in request.values]
                 hoisted += answer
@@ -310,7 +310,7 @@ def _cast(tree: Any, dtype: jnp.dtype) -> Any:
     cast = [
         x
         if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.inexact)
-        else norms.cast(x, dtype)
+        else jnp.asarray(x, norms.dtype_like(x.dtype, dtype) if jnp.iscomplexobj(x) else dtype)
         for x in leaves
     ]
     return structure.unflatten(cast)

@@ -292,7 +292,7 @@ def check_real(who: str, leaves: Leaves) -> None:
         TypeError: a leaf is complex.
     """
     for index, array in enumerate(leaves.arrays):
-        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        if jnp.iscomplexobj(array):
             raise TypeError(
                 f"{who} takes no complex numbers, and {leaf_names(leaves.tree)[index]!r} has dtype "
                 f"{array.dtype}. Leave it to another optimizer by optax.partition, such as lamb, "
