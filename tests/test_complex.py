@@ -52,6 +52,7 @@ def after(optimizer, params=None, **extra_args):
 def assert_close(found, expected, rtol=2e-5):
     for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         assert x.dtype == y.dtype
+        assert np.isfinite(y).all()
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.abs(y).max(initial=0))
 
 

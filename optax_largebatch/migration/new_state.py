@@ -234,7 +234,8 @@ def cast(value: Any, like: Any) -> jax.Array:
 
     The second moments of complex parameters are complex in optax, and their imaginary parts are 0.
     """
-    value = value if jnp.iscomplexobj(like) else value.real
+    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(like):
+        value = value.real
     if isinstance(value, jax.Array):
         return jnp.asarray(value, jnp.result_type(like))
     return placed(value, like)
