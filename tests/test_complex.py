@@ -49,8 +49,8 @@ def after(optimizer, params=None, **extra_args):
     return run(params)
 
 
-def assert_close(found, expected, rtol=2e-5):
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+def assert_close(ours, expected, rtol=2e-5):
+    for x, y in zip(*map(jax.tree.leaves, (ours, expected)), strict=True):
         assert x.dtype == y.dtype
         assert np.isfinite(y).all()
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * np.abs(y).max(initial=0))
@@ -94,8 +94,8 @@ class TestAsOptax:
         shapes = {"spectral": (1024, 1030), "dense": (1024, 1030)}
         params, gradients = network(shapes), network(shapes, seed=1)
         ours, theirs = lb.lamb(0.1), optax.lamb(0.1)
-        found, _ = jax.jit(ours.update)(gradients, ours.init(params), params)
-        assert_close(found, theirs.update(gradients, theirs.init(params), params)[0])
+        updates, _ = jax.jit(ours.update)(gradients, ours.init(params), params)
+        assert_close(updates, theirs.update(gradients, theirs.init(params), params)[0])
 
 
 def in_pairs(params):
@@ -126,20 +126,20 @@ def test_norms_are_those_of_pairs_of_real_numbers(name, x64):
     for index in range(STEPS):
         gradients = gradients_of(params, index)
         updates, state = optimizer.update(gradients, state, params)
-        found, state_of_pairs = optimizer.update(in_pairs(gradients), state_of_pairs, of_pairs)
+        ours, state_of_pairs = optimizer.update(in_pairs(gradients), state_of_pairs, of_pairs)
         params = optax.apply_updates(params, updates)
-        of_pairs = optax.apply_updates(of_pairs, found)
+        of_pairs = optax.apply_updates(of_pairs, ours)
     assert_close(in_pairs(params), of_pairs, rtol=1e-10)
 
 
 def test_a_step_of_lans(x64):
     param, gradient = (network({"spectral": (8, 6)}, seed)["spectral"] for seed in range(2))
     optimizer = lb.lans(0.1, b1=0.8, eps=1e-3, weight_decay=0.01)
-    found, _ = optimizer.update(gradient, optimizer.init(param), param)
+    ours, _ = optimizer.update(gradient, optimizer.init(param), param)
     w, g = np.asarray(param), np.asarray(gradient) / np.linalg.norm(gradient)
     direction = g / (np.abs(g) + 1e-3) + 0.01 * w
     np.testing.assert_allclose(
-        found, -0.1 * np.linalg.norm(w) * direction / np.linalg.norm(direction), rtol=1e-10
+        ours, -0.1 * np.linalg.norm(w) * direction / np.linalg.norm(direction), rtol=1e-10
     )
 
 
@@ -159,23 +159,23 @@ class TestMuon:
             preconditioning=preconditioning,
         )
         matrices = network({"spectral": (8, 6), "spectral_wide": (6, 8), "spectral_same": (8, 6)})
-        found, _ = jax.jit(optimizer.update)(matrices, optimizer.init(matrices))
+        ours, _ = jax.jit(optimizer.update)(matrices, optimizer.init(matrices))
         for name, matrix in matrices.items():
             rows = np.asarray(matrix)
             if preconditioning == "aol":  # it divides each row, or column, by a number
                 gram = rows.conj().T @ rows if len(rows) > 6 else rows @ rows.conj().T
-                numbers = np.sqrt(np.abs(gram).sum(-1))
-                rows = rows / (numbers if len(rows) > 6 else numbers[:, None])
-            np.testing.assert_allclose(found[name], polar(rows), rtol=1e-3, atol=1e-3)
+                roots = np.sqrt(np.abs(gram).sum(-1))
+                rows = rows / (roots if len(rows) > 6 else roots[:, None])
+            np.testing.assert_allclose(ours[name], polar(rows), rtol=1e-3, atol=1e-3)
 
     def test_the_dual_norm(self):
         optimizer = lb.orthogonalize_momentum(
             ns_coeffs="polar_express", ns_steps=12, adaptive=True, nesterov=False
         )
         matrix = network()["spectral"]
-        found, _ = optimizer.update(matrix, optimizer.init(matrix))
+        ours, _ = optimizer.update(matrix, optimizer.init(matrix))
         np.testing.assert_allclose(
-            found, np.linalg.norm(matrix, "nuc") * polar(matrix), rtol=1e-3, atol=1e-3
+            ours, np.linalg.norm(matrix, "nuc") * polar(matrix), rtol=1e-3, atol=1e-3
         )
 
     @pytest.mark.parametrize("make", [lb.muon, lb.muonh])
@@ -237,11 +237,11 @@ def test_the_same_on_a_mesh(name, how):
             return trained(optimizer, params, gradients_of, indices, partition_specs=SPECS)[0][0]
 
         on_shards = jax.shard_map(run, mesh=mesh, in_specs=(SPECS,), out_specs=SPECS)
-        found = jax.jit(on_shards)(params)
+        ours = jax.jit(on_shards)(params)
     else:
         extra_args = {"partition_specs": shardings} if how == "specs" else {}
-        found, _ = after(optimizer, jax.device_put(params, shardings), **extra_args)
-    assert_close(found, expected, rtol=1e-4)
+        ours, _ = after(optimizer, jax.device_put(params, shardings), **extra_args)
+    assert_close(ours, expected, rtol=1e-4)
 
 
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
@@ -254,17 +254,17 @@ def test_complex_matrices_travel_apart_from_real_ones():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     specs = dict.fromkeys(matrices, NamedSharding(mesh, P("data")))
     update = jax.jit(lambda g, s: optimizer.update(g, s, partition_specs=specs)[0])
-    found = update(jax.device_put(matrices, specs), optimizer.init(matrices))
-    assert found["dense"].dtype == "float32"
-    np.testing.assert_allclose(found["spectral"], polar(matrices["spectral"]), rtol=1e-3, atol=1e-3)
+    ours = update(jax.device_put(matrices, specs), optimizer.init(matrices))
+    assert ours["dense"].dtype == "float32"
+    np.testing.assert_allclose(ours["spectral"], polar(matrices["spectral"]), rtol=1e-3, atol=1e-3)
 
 
 def test_real_leaves_do_not_see_complex_ones():
     real = {name: x for name, x in network().items() if name.startswith("dense")}
     expected, _ = after(lb.lamb(RATE), real)
-    found, _ = after(lb.lamb(RATE))
+    ours, _ = after(lb.lamb(RATE))
     for name, x in expected.items():
-        np.testing.assert_array_equal(found[name], x)
+        np.testing.assert_array_equal(ours[name], x)
 
 
 REFUSE = {
@@ -293,8 +293,8 @@ def test_what_would_be_wrong_is_refused(name):
 @pytest.mark.parametrize("name", ["clip_by_value", "clip_by_median_norm"])
 def test_the_advice_of_the_error(name):
     """The imaginary part of a real array stays zero, and takes part in nothing."""
-    found, _ = after(optax.contrib.split_real_and_imaginary(REFUSE[name]))
-    assert {name: x.dtype for name, x in found.items()} == {
+    ours, _ = after(optax.contrib.split_real_and_imaginary(REFUSE[name]))
+    assert {name: x.dtype for name, x in ours.items()} == {
         name: x.dtype for name, x in network().items()
     }
 
@@ -321,8 +321,8 @@ WRAPPERS = {
 class TestWrappers:
     @pytest.mark.parametrize("name", WRAPPERS)
     def test_the_same_steps(self, name):
-        found, _ = after(WRAPPERS[name](lb.lamb(RATE)))
-        assert_close(found, after(lb.lamb(RATE))[0])
+        ours, _ = after(WRAPPERS[name](lb.lamb(RATE)))
+        assert_close(ours, after(lb.lamb(RATE))[0])
 
     @pytest.mark.parametrize("small_batches", [False, True])
     def test_the_mean_of_micro_batches(self, small_batches):
@@ -332,8 +332,8 @@ class TestWrappers:
             inner = lb.chain(lb.measure_noise_scale(), inner)
         optimizer = lb.accumulate_gradients(inner, every=2, small_batches=small_batches)
         state = optimizer.init(params)
-        for one in gradients:
-            updates, state = jax.jit(optimizer.update)(one, state, params)
+        for gradient in gradients:
+            updates, state = jax.jit(optimizer.update)(gradient, state, params)
         mean = jax.tree.map(lambda *x: sum(x) / 2, *gradients)
         assert_close(updates, lb.lamb(RATE).update(mean, lb.lamb(RATE).init(params), params)[0])
 
@@ -354,11 +354,9 @@ def test_a_planned_optimizer():
     run = lb.TunedRun("muonh", batch_size=64, total=6400, learning_rate=0.01)
     plan = lb.batch_plan(128, total=6400, run=run)
     optimizer = lb.planned_optimizer(plan, network(), embeddings=None, head=None)
-    found, _ = after(optimizer)
+    ours, _ = after(optimizer)
     before = network()
-    np.testing.assert_allclose(
-        *(jnp.linalg.norm(x["spectral"]) for x in (found, before)), rtol=1e-5
-    )
+    np.testing.assert_allclose(*(jnp.linalg.norm(x["spectral"]) for x in (ours, before)), rtol=1e-5)
 
 
 class TestReaders:
