@@ -12,14 +12,46 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
-    """The dtype of norms and moments: float32, or float64 if one of `dtypes` is float64."""
-    is_wide = jnp.dtype(jnp.float64) in [jnp.dtype(x) for x in dtypes]
+    """The dtype of norms and moments: float32, or float64 if one of `dtypes` is as precise."""
+    is_wide = {jnp.dtype(x) for x in dtypes} & {jnp.dtype("float64"), jnp.dtype("complex128")}
     return jnp.dtype(jnp.float64 if is_wide else jnp.float32)
+
+
+def dtype_like(like: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike | None = None) -> jnp.dtype:
+    """`dtype`, or if that is None, the accumulation dtype of `like`.
+
+    If `like` is complex, so is the result. It is as precise as `dtype` then, or more: there are no
+    short complex numbers.
+    """
+    dtype = jnp.dtype(dtype or accumulation_dtype(like))
+    if not jnp.issubdtype(like, jnp.complexfloating):
+        return dtype
+    return np.result_type(accumulation_dtype(dtype), np.complex64)
+
+
+def cast(x: Any, dtype: jax.typing.DTypeLike | None = None) -> Any:
+    """An array, or a `jax.ShapeDtypeStruct` for one, in `dtype_like` of its dtype."""
+    if dtype is None or jnp.iscomplexobj(x):
+        dtype = dtype_like(x.dtype, dtype)
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+    return jnp.asarray(x, dtype)
+
+
+def square(x: jax.Array) -> jax.Array:
+    """The square of the size of each element."""
+    return inner_terms(x, x) if jnp.iscomplexobj(x) else jnp.square(x)
+
+
+def inner_terms(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The terms of the inner product of two arrays; of complex ones, of their real parts."""
+    return x.real * y.real + x.imag * y.imag if jnp.iscomplexobj(x) else x * y
 
 
 def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
@@ -40,12 +72,12 @@ def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int,
 
 
 def sum_of_squares(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
-    """`block_sum(x**2)`, cast before it is squared.
+    """`block_sum(abs(x)**2)`, cast before it is squared.
 
     A norm in float16 overflows at 65504, and one in bfloat16 has two digits. XLA fuses the cast
     into the reduction.
     """
-    return block_sum(jnp.square(x.astype(accumulation_dtype(x.dtype))), kept)
+    return block_sum(square(cast(x)), kept)
 
 
 class Split(NamedTuple):

@@ -1,14 +1,12 @@
 """Small pieces of arithmetic that several transforms share."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from optax_largebatch.arguments import Bounds, Scalar
-from optax_largebatch.norms import accumulation_dtype, from_sum_of_squares
+from optax_largebatch.norms import accumulation_dtype, dtype_like, from_sum_of_squares
 
 root = from_sum_of_squares
 """The square root, with a derivative of 0 at 0.
@@ -70,17 +68,17 @@ def is_due(count: jax.Array, period: int) -> jax.Array:
     return (count == 0) | (count % period == period - 1)
 
 
-def cast(x: Any, dtype: jax.typing.DTypeLike) -> Any:
-    """An array in a dtype, or a `jax.ShapeDtypeStruct` for one, which `init` may be given."""
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
-    return x.astype(dtype)
+def zeros_like(
+    params: optax.Params, dtype: jax.typing.DTypeLike | None, is_real: bool = False
+) -> optax.Updates:
+    """Zeros in `dtype`; if that is None, in the accumulation dtype of each leaf.
 
-
-def zeros_like(params: optax.Params, dtype: jax.typing.DTypeLike | None) -> optax.Updates:
-    """Zeros in `dtype`; if that is None, in the accumulation dtype of each leaf."""
+    Those of complex parameters are complex, unless `is_real`.
+    """
 
     def zeros(param: jax.Array) -> jax.Array:
-        return jnp.zeros_like(param, dtype=dtype or accumulation_dtype(jnp.result_type(param)))
+        like = jnp.result_type(param)
+        like = accumulation_dtype(like) if is_real else like
+        return jnp.zeros_like(param, dtype=dtype_like(like, dtype))
 
     return jax.tree.map(zeros, params)

@@ -185,9 +185,9 @@ class Program:
             if isinstance(request, Materialize):
                 array = next(known, None)
                 if array is None:
-                    array = request.array.astype(request.dtype or dtype)
+                    array = norms.cast(request.array, request.dtype or dtype)
                     stored.append(array)
-                answer = array.astype(dtype)
+                answer = norms.cast(array, dtype) if request.dtype else array
             elif isinstance(request, Hoist):
                 answer = [next(known_hoisted, jnp.asarray(x)) for x in request.values]
                 hoisted += answer
@@ -281,7 +281,7 @@ class Program:
 def _answer(request: Any, found: Sequence[jax.Array], dtype: jnp.dtype) -> Any:
     """The answer for the program."""
     if isinstance(request, EachMatrix):
-        return found[0].astype(dtype)
+        return norms.cast(found[0], dtype)
     sums = dict(zip(request.distinct, found, strict=True))
     of_each = [(x, sums[x.identity]) for x in request.statistics]
     return [
@@ -305,12 +305,12 @@ def _constant(value: Any) -> np.ndarray | None:
 
 
 def _cast(tree: Any, dtype: jnp.dtype) -> Any:
-    """Floating point arrays in `dtype`; Python numbers, which adapt by themselves, as they are."""
+    """Arrays as precise as `dtype`; Python numbers, which adapt by themselves, as they are."""
     leaves, structure = jax.tree.flatten(tree)
     cast = [
         x
-        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.floating)
-        else jnp.asarray(x, dtype)
+        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.inexact)
+        else jnp.asarray(x, norms.dtype_like(x.dtype, dtype) if jnp.iscomplexobj(x) else dtype)
         for x in leaves
     ]
     return structure.unflatten(cast)

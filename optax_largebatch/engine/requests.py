@@ -54,7 +54,7 @@ class Statistic(NamedTuple):
     @property
     def term(self) -> jax.Array:
         """What is summed: the elements or their squares."""
-        return jnp.square(self.array) if self.is_root else self.array
+        return norms.square(self.array) if self.is_root else self.array
 
     @property
     def identity(self) -> Any:
@@ -118,7 +118,8 @@ class EachMatrix(NamedTuple):
 
     def arrays(self, dtype: jnp.dtype) -> list[jax.Array]:
         """The array and the numbers in the dtype of the function, or else in `dtype`."""
-        return [jnp.asarray(x, self.on.dtype or dtype) for x in (self.array, *self.numbers)]
+        kept = self.on.dtype or dtype
+        return [norms.cast(self.array, kept), *[jnp.asarray(x, kept) for x in self.numbers]]
 
 
 class Hoist(NamedTuple):

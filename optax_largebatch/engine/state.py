@@ -77,12 +77,14 @@ class PerParameter(Field):
 
     Args:
         dtype: its dtype; None for float32 (float64 for float64 parameters).
+        is_real: whether it is real for a complex parameter, too, as a mean of squares is.
     """
 
     dtype: jax.typing.DTypeLike | None = None
+    is_real: bool = False
 
     def init(self, params: optax.Params) -> Any:
-        return zeros_like(params, self.dtype)
+        return zeros_like(params, self.dtype, self.is_real)
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         return leaves.alike(f"the state's {name}", value)

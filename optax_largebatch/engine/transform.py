@@ -33,7 +33,7 @@ from optax_largebatch.engine.declaration import check_declaration, check_result,
 from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import built_like, names_and_fields
-from optax_largebatch.params.leaves import Layout, Leaves, spec_alike
+from optax_largebatch.params.leaves import Layout, Leaves, check_real, spec_alike
 from optax_largebatch.params.stacked import NOT_STACKED, Parts, Stacks, check_stacked
 
 
@@ -56,6 +56,9 @@ class LeafTransform:
             `"parts"`: possibly only a part, of any shape; the program must work on single elements
             between its requests, which `optax_largebatch.testing.check` checks. `"shards"`: the
             shard of its device; the program exchanges data with other devices itself.
+        takes_complex: whether its leaf program is right for complex arrays: with the squares of
+            sizes, the real parts of inner products, and means of squares that are real
+            (`PerParameter(is_real=True)`). Any other refuses them.
         facts: what it does with each parameter, for the readers of a run: from the parameters to
             `Facts` of each. None if there is nothing to say.
         at_init: looks at the parameters in `init`, to warn or to raise; None for nothing.
@@ -70,6 +73,7 @@ class LeafTransform:
     needs_params: bool = False
     stacked: Stacks = NOT_STACKED
     given: Literal["whole", "parts", "shards"] = "whole"
+    takes_complex: bool = False
     facts: FactsOf | None = None
     at_init: Callable[[optax.Params], None] | None = None
     name: str = ""
@@ -97,6 +101,8 @@ class LeafTransform:
 
     def choose(self, leaves: Leaves) -> list["Choice"]:
         """The choice for each leaf, and what else its program has to know of it beforehand."""
+        if not self.takes_complex:
+            check_real(self.name, leaves)
         choices = self.choices(leaves)
         stacked = check_stacked(self.stacked).over_blocks(leaves)
         layouts: list[Layout | None] = [None] * len(leaves.arrays)

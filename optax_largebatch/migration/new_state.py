@@ -114,7 +114,7 @@ class NewState:
         return bool(found) and all(
             keys in self.old.numbers
             and jnp.shape(array) == jnp.shape(leaves[self.old.numbers[keys]])
-            and jnp.issubdtype(jnp.result_type(array), jnp.floating)
+            and jnp.issubdtype(jnp.result_type(array), jnp.inexact)
             for keys, array in found
         )
 
@@ -230,7 +230,12 @@ def placed(value: Any, like: Any) -> jax.Array:
 
 
 def cast(value: Any, like: Any) -> jax.Array:
-    """A value with the dtype of another array. It stays where it is, if it is on a device."""
+    """A value with the dtype of another array. It stays where it is, if it is on a device.
+
+    The second moments of complex parameters are complex in optax, and their imaginary parts are 0.
+    """
+    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(like):
+        value = value.real
     if isinstance(value, jax.Array):
         return jnp.asarray(value, jnp.result_type(like))
     return placed(value, like)

@@ -53,7 +53,9 @@ def lamb(
     adaptation: leave such parameters out with `trust_ratio_mask=~matching_kinds("bias", "norm")`,
     and usually out of the weight decay too.
 
-    With the arguments of `optax.lamb`, it gives the numbers of `optax.lamb`.
+    With the arguments of `optax.lamb`, it gives the numbers of `optax.lamb`. Parameters may be
+    complex: squares are those of sizes, and the second moment is real. As for all of optax, pass
+    the conjugate of what `jax.grad` returns for them.
 
     Args:
         learning_rate: relative length of a step: 0.004 moves each layer by 0.4% of its norm.

@@ -213,7 +213,7 @@ def leaves_of(name: str, tree: Any) -> Leaves:
         The leaves.
 
     Raises:
-        TypeError: a leaf is no array of floating point numbers.
+        TypeError: a leaf is no floating point or complex array.
         ValueError: `params` has no leaf at all (and no placeholder of optax).
     """
     if tree is None:
@@ -229,12 +229,12 @@ def leaves_of(name: str, tree: Any) -> Leaves:
         dtype = getattr(leaf, "dtype", None)
         if isinstance(leaf, float):
             continue
-        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
             what = f"a leaf of type {type(leaf).__name__}" if dtype is None else f"dtype {dtype}"
             raise TypeError(
-                f"{name} must hold floating point arrays; {path_name(tree, path)!r} has {what}. "
-                "Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide it with "
-                "optax.masked."
+                f"{name} must hold floating point or complex arrays; {path_name(tree, path)!r} has "
+                f"{what}. Leave it out (equinox: eqx.filter(model, eqx.is_inexact_array)) or hide "
+                "it with optax.masked."
             )
     arrays = [x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x) for _, x in keyed]
     return Leaves(tree, treedef, arrays)
@@ -258,7 +258,8 @@ def gradients_of(
         each leaf or None.
 
     Raises:
-        TypeError: a parameter or gradient is no array of floating point numbers.
+        TypeError: a parameter or gradient is no floating point or complex array, or one of the two
+            is real and the other complex.
         ValueError: the two trees differ in structure or shapes; or, inside `jax.shard_map`, a
             gradient differs between devices where its parameter does not, or a parameter is not
             split as its spec says.
@@ -279,6 +280,12 @@ def gradients_of(
                 f"{leaf_names(params)[index]!r} has a gradient of shape "
                 f"{gradients[index].shape} and a parameter of shape {param.shape}."
             )
+        if jnp.iscomplexobj(gradients[index]) != jnp.iscomplexobj(param):
+            raise TypeError(
+                f"{name} must be real for real parameters and complex for complex ones; "
+                f"{leaf_names(params)[index]!r} has a gradient of dtype {gradients[index].dtype} "
+                f"and a parameter of dtype {param.dtype}."
+            )
         unreduced = norms.varying_axes(gradients[index]) - norms.varying_axes(param)
         if unreduced:
             axes = _listed(unreduced)
@@ -288,6 +295,22 @@ def gradients_of(
                 f"does not. Call jax.lax.pmean(grads, {axes}) first."
             )
     return leaves, gradients
+
+
+def check_real(who: str, leaves: Leaves) -> None:
+    """Checks that no leaf is complex, for a transformation that would be wrong for it.
+
+    Raises:
+        TypeError: a leaf is complex.
+    """
+    for index, array in enumerate(leaves.arrays):
+        if jnp.iscomplexobj(array):
+            raise TypeError(
+                f"{who} takes no complex numbers, and {leaf_names(leaves.tree)[index]!r} has dtype "
+                f"{array.dtype}. Leave it to another optimizer by optax.partition, such as lamb, "
+                "or put optax.contrib.split_real_and_imaginary(...) around the whole optimizer: "
+                "its real and imaginary parts are then two arrays, each with a norm of its own."
+            )
 
 
 def check_params(who: str, does: str, params: Any) -> None:

@@ -27,6 +27,7 @@ from optax_largebatch.engine.state import Shared
 from optax_largebatch.engine.step import Arrays, StaticInfo, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.norms import cast
 from optax_largebatch.params.leaves import gradients_of
 from optax_largebatch.params.owners import owners
 from optax_largebatch.params.stacked import Stacked, stacked_layers
@@ -92,8 +93,12 @@ def check(
         )
     with _float64_on_the_cpu():
         random = np.random.default_rng(0)
-        params = jax.tree.map(lambda x: jnp.asarray(x, "float64"), params)
-        gradients = jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape)), params)
+        params = jax.tree.map(lambda x: cast(jnp.asarray(x), "float64"), params)
+
+        def drawn(x: jax.Array) -> jax.Array:
+            return jnp.asarray(random.normal(size=x.shape) * (1 + 2j if jnp.iscomplexobj(x) else 1))
+
+        gradients = jax.tree.map(drawn, params)
         if isinstance(transform, optax.GradientTransformation):
             _check_one(transform, gradients, params)
         else:

@@ -20,7 +20,7 @@ from optax_largebatch.engine.requests import (
 )
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import accumulation_dtype, total
+from optax_largebatch.norms import accumulation_dtype, cast, total
 from optax_largebatch.params.leaves import gradients_of
 
 
@@ -74,8 +74,8 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
                         array, *numbers = request.arrays(dtypes[i])
                         array = request.on.matrices.map(request.on.function, array, *numbers)
                     else:
-                        array = request.array.astype(request.dtype or dtypes[i])
-                    request = programs[i].send(array.astype(dtypes[i]))
+                        array = cast(request.array, request.dtype or dtypes[i])
+                    request = programs[i].send(cast(array, dtypes[i]))
                 waiting[i] = request
             except StopIteration as end:
                 update, parts[i] = end.value
@@ -87,7 +87,7 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
         if waiting and not local:
             first = min(request.path or () for request in waiting.values())
             arrays = {i: x.statistics[0].array for i, x in waiting.items() if x.path == first}
-            norm = jnp.sqrt(total([jnp.sum(x**2) for x in arrays.values()]))
+            norm = jnp.sqrt(total([jnp.sum(jnp.abs(x) ** 2) for x in arrays.values()]))
             answers = {i: [norm.astype(dtypes[i])] for i in arrays}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
     return leaves.rebuild(gradients), transform.join(state, parts, leaves)
@@ -98,17 +98,17 @@ def _answer(statistic: Statistic) -> jax.Array:
     x, kind, kept, _ = statistic
     others = tuple(axis for axis in range(x.ndim) if axis not in (kept or ()))
     is_root = kind in ("norm", "rms")
-    found = jnp.sum(jnp.square(x) if is_root else x, axis=others, keepdims=bool(kept))
+    found = jnp.sum(jnp.square(jnp.abs(x)) if is_root else x, axis=others, keepdims=bool(kept))
     if kind in ("mean", "rms"):
         found = found * found.size / max(x.size, 1)
     return jnp.sqrt(found) if is_root else found
 
 
 def _cast(tree: Any, dtype: Any) -> Any:
-    """Floating point arrays in `dtype`."""
+    """Floating point and complex arrays, as precise as `dtype`."""
 
-    def cast(x: Any) -> Any:
-        array = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
-        return x.astype(dtype) if array else x
+    def of_array(x: Any) -> Any:
+        array = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+        return cast(x, dtype) if array else x
 
-    return jax.tree.map(cast, tree)
+    return jax.tree.map(of_array, tree)

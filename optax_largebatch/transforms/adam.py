@@ -9,6 +9,7 @@ import optax
 from optax_largebatch import arguments, engine
 from optax_largebatch.arguments import Scalar, without_nu_dtype
 from optax_largebatch.engine.recorded_states import of_all
+from optax_largebatch.norms import square
 from optax_largebatch.numerics import bias_correction as correction_of
 from optax_largebatch.numerics import momentum_weights, positive, quotient, root
 from optax_largebatch.params.groups import Grouped, as_grouped
@@ -119,6 +120,8 @@ def scale_by_adam(
         m_t &= b_1 m_{t-1} + (1 - b_1) g_t, \qquad v_t = b_2 v_{t-1} + (1 - b_2) g_t^2 \\
         u_t &= \frac{m_t / (1 - b_1^t)}{\sqrt{v_t / (1 - b_2^t) + \bar\epsilon} + \epsilon}
 
+    For complex parameters :math:`g_t^2` is :math:`\lvert g_t \rvert^2`, and :math:`v_t` is real.
+
     Args:
         b1: decay rate of the first moment, an average over about :math:`1 / (1 - b_1)` steps:
             usually 0.9, at large batches down to 0.6. A number in [0, 1) or a schedule; the
@@ -182,10 +185,11 @@ def adam_transform(moments: AdamMoments) -> engine.LeafTransform:
             ScaleByAdamState,
             count=engine.Counter(),
             mu=engine.PerParameter(moments.mu_dtype),
-            nu=engine.PerParameter(),
+            nu=engine.PerParameter(is_real=True),
         ),
         scalars=lambda state: moments.scalars(state.count),
         given="parts",
+        takes_complex=True,
         facts=of_all({"direction": "adam"}),
         name="scale_by_adam",
     )
@@ -195,7 +199,7 @@ def advance_moments(moments: AdamMoments, update: jax.Array, at: engine.Leaf) ->
     """The part of a leaf program that takes the moments one step further."""
     adam: AdamScalars = at.scalars
     mu = yield engine.materialize(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
-    nu = adam.b2 * at.state.nu + adam.nu_weight * jnp.square(update)
+    nu = adam.b2 * at.state.nu + adam.nu_weight * square(update)
     nu = yield engine.materialize(nu)
     return mu, nu
 

@@ -55,4 +55,6 @@ def normalize_by_block_norm(
         (scale,) = yield engine.hoist(1 / jnp.where(norm > 0, norm + at.scalars, 1))
         return update * scale, at.state
 
-    return engine.transformation(leaf, scalars=lambda state: eps, stacked=stacks, given="parts")
+    return engine.transformation(
+        leaf, scalars=lambda state: eps, stacked=stacks, given="parts", takes_complex=True
+    )

@@ -169,6 +169,7 @@ def _composed(
         choices=lambda leaves: list(zip(*(x.choose(leaves) for x in transforms), strict=True)),
         needs_params=any(x.needs_params for x in transforms),
         given=given_of(transforms),
+        takes_complex=True,
         name=f"{how}({names})" if len(names) < 70 else f"{how}({names[:66]}...)",
     )
 

@@ -41,7 +41,9 @@ def clip_by_value(max_value: Scalar | None) -> optax.GradientTransformationExtra
         limit = at.scalars
         return update if limit is None else jnp.clip(update, -limit, limit), at.state
 
-    return engine.transformation(leaf, scalars=lambda state: max_value, given="parts")
+    return engine.transformation(
+        leaf, scalars=lambda state: max_value, given="parts", takes_complex=max_value is None
+    )
 
 
 def clip_by_global_norm(max_norm: Scalar | None) -> optax.GradientTransformationExtraArgs:
@@ -81,4 +83,6 @@ def clip_by_global_norm(max_norm: Scalar | None) -> optax.GradientTransformation
         (divisor,) = yield engine.hoist(jnp.maximum(norm / at.scalars, 1))
         return update / divisor, at.state
 
-    return engine.transformation(leaf, scalars=lambda state: max_norm, given="parts")
+    return engine.transformation(
+        leaf, scalars=lambda state: max_norm, given="parts", takes_complex=True
+    )

@@ -89,6 +89,7 @@ def add_decayed_weights(
         choices=lambda leaves: decay.choices(leaves.tree),
         needs_params=True,
         given="parts",
+        takes_complex=not cautious,
         facts=decay.facts,
     )
 
@@ -165,6 +166,7 @@ def decay_to_target_rms(
         needs_params=True,
         stacked=stacks,
         given="parts",
+        takes_complex=True,
         facts=decay.facts,
     )
 

@@ -11,6 +11,7 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_numbers
 from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.engine.requests import in_one_round
+from optax_largebatch.norms import inner_terms
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
@@ -151,12 +152,13 @@ def hyperball_transform(
         if not choice.is_kept:
             return -rate * update, state._replace(angles=0.0)
         norms = engine.block_norms(at.start, update)
-        norm, length, inner = yield in_one_round(norms, engine.block_sums(at.start * update))
+        terms = engine.block_sums(inner_terms(at.start, update))
+        norm, length, inner = yield in_one_round(norms, terms)
         known, sphere = state.radii, norm
         if kind == "given":
             known, sphere = jnp.zeros_like(norm), given_radius
         else:
-            first = jnp.where(norm == 0, -_ball(at), norm if kind == "start" else 0.0)
+            first = jnp.where(norm == 0, -_ball(at, norm.dtype), norm if kind == "start" else 0.0)
             known = jnp.where(known == 0, first, known)
             sphere = jnp.where(known == 0, norm, jnp.abs(known))
         is_in_ball = known < 0
@@ -203,6 +205,7 @@ def hyperball_transform(
         needs_params=True,
         stacked=stacks,
         given="parts",
+        takes_complex=True,
         facts=facts,
         name="hyperball",
     )
@@ -229,8 +232,8 @@ def _radii_of_balls(leaves: Leaves, stacks: Stacked) -> list[tuple[float, ...]]:
     return radii
 
 
-def _ball(at: engine.Leaf) -> Any:
+def _ball(at: engine.Leaf, dtype: jnp.dtype) -> Any:
     """The radius of the ball of each block of a leaf."""
     if at.parts is None:
         return at.choice.balls[0]
-    return at.parts.of_device(at.parts.along_axis(jnp.array(at.choice.balls, at.start.dtype)))
+    return at.parts.of_device(at.parts.along_axis(jnp.array(at.choice.balls, dtype)))

@@ -67,5 +67,6 @@ def scale_by_learning_rate(learning_rate: Hyperparameter) -> optax.GradientTrans
         scalars=lambda state: values.at(state.count),
         choices=lambda leaves: values.indices(leaves.tree),
         given="parts",
+        takes_complex=True,
         facts=lambda params: [{"rate": rate} for rate in values.of_each(params)],
     )

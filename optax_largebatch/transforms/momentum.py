@@ -70,5 +70,6 @@ def accumulate_momentum(
         state=engine.declare(AccumulateMomentumState, trace=engine.PerParameter(accumulator_dtype)),
         scalars=lambda state: (momentum, 1 - momentum if averaging else 1.0),
         given="parts",
+        takes_complex=True,
         facts=of_all({"direction": "momentum"}),
     )

@@ -152,4 +152,5 @@ def nesterov_split(
         choices=choices,
         needs_params=branch.needs_params or order == "sequential",
         given=given_of([adam, branch]),
+        takes_complex=True,
     )

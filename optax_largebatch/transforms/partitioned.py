@@ -152,6 +152,7 @@ def partitioned(
         stacked=stacked,
         given=given_of(list(transforms.values())),
         at_init=at_init,
+        takes_complex=True,
         name=who,
     )
 

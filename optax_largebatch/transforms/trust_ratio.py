@@ -122,6 +122,7 @@ def scale_by_trust_ratio(
         needs_params=True,
         stacked=stacks,
         given="parts",
+        takes_complex=True,
         facts=lambda params: ratio_facts(adapted(params), trust_ratio_bounds),
     )
 
@@ -301,5 +302,6 @@ def scale_by_lars(
         needs_params=True,
         stacked=stacks,
         given="parts",
+        takes_complex=clip_gradient is None,
         facts=facts,
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import arguments
-from optax_largebatch.norms import accumulation_dtype, check_same_everywhere
+from optax_largebatch.norms import check_same_everywhere, dtype_like
 from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves, gradients_of, leaves_of
 from optax_largebatch.params.paths import leaf_names
@@ -276,7 +276,7 @@ def _step_or_wait(
     Returns:
         The updates, the sums for the next micro-batch and the new state of `inner`.
     """
-    wide = [accumulation_dtype(x.dtype) for x in batch.sums]
+    wide = [dtype_like(x.dtype) for x in batch.sums]
     # The last sum is written as the mean, unless its dtype is too narrow or its norm is taken.
     is_mean = [not keep_sums and x.dtype == one for x, one in zip(batch.sums, wide, strict=True)]
     sums = [

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_integer, check_number, check_state
-from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.norms import cast
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import all_finite, check_inner, step_if
@@ -107,8 +107,8 @@ def dynamic_loss_scale(
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         for index, gradient in enumerate(gradients):
             if gradient is not None:  # float32, or what scaling saved would vanish
-                dtype = accumulation_dtype(gradient.dtype)
-                gradients[index] = gradient.astype(dtype) / state.loss_scale.astype(dtype)
+                wide = cast(gradient)
+                gradients[index] = wide / state.loss_scale.astype(wide.dtype)
         finite = all_finite(leaves, gradients)
         new_updates, inner_state = step_if(
             finite, inner, leaves, gradients, state.inner_state, params, **extra_args

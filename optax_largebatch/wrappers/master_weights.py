@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch.arguments import check_dtypes, check_state
 from optax_largebatch.engine.to_optax import leaf_transform_of
-from optax_largebatch.numerics import cast
+from optax_largebatch.norms import cast
 from optax_largebatch.params.leaves import check_params, gradients_of, leaves_of
 from optax_largebatch.wrappers.inner import check_inner
 
@@ -116,7 +116,7 @@ def master_weights(
         trained = precise(leaves, masters)
         for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
             if gradient is not None and is_less_precise(param) and not reads(gradient):
-                gradients[index] = gradient.astype(dtype)
+                gradients[index] = cast(gradient, dtype)
         steps, inner_state = inner.update(
             leaves.rebuild(gradients), state.inner_state, trained, **extra_args
         )
@@ -125,8 +125,8 @@ def master_weights(
             if step is None:
                 continue
             if is_less_precise(param):
-                now = param.astype(dtype)
-                steps[index] = masters[index] + step.astype(dtype) - now
+                now = cast(param, dtype)
+                steps[index] = masters[index] + cast(step, dtype) - now
                 masters[index] = now + steps[index]
             else:
                 steps[index] = step.astype(param.dtype)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_integer, check_state
-from optax_largebatch.numerics import cast
+from optax_largebatch.norms import cast
 from optax_largebatch.params.leaves import check_params, gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import check_inner

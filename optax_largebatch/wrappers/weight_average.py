@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_number_or_schedule, check_state, number_at
-from optax_largebatch.norms import accumulation_dtype
+from optax_largebatch.norms import dtype_like
 from optax_largebatch.params.leaves import check_params, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.accumulation import accumulating, has_updated
@@ -81,7 +81,7 @@ def average_weights(
     def init(params: optax.Params) -> AverageWeightsState:
         leaves = leaves_of("params", params)
         # Copies: a step that is given parameters and state to use up cannot take one array twice.
-        average = [jnp.array(x, accumulation_dtype(x.dtype)) for x in leaves.arrays]
+        average = [jnp.array(x, dtype_like(x.dtype)) for x in leaves.arrays]
         numbers = replicated((jnp.zeros([], jnp.int32), jnp.zeros([])), params)
         return AverageWeightsState(*numbers, leaves.rebuild(average), inner.init(params))
 

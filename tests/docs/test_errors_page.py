@@ -120,7 +120,10 @@ RAISED = {
         "bert-large/lamb/mlperf", 65536
     ),
     "params must be given to `update`": lambda: LAMB.update(PARAMS, LAMB.init(PARAMS)),
-    "params must hold floating point arrays": lambda: LAMB.init({"step": jnp.zeros((), int)}),
+    "params must hold floating point or complex arrays": lambda: LAMB.init(
+        {"step": jnp.zeros((), int)}
+    ),
+    "clip_by_value takes no complex numbers": lambda: lb.clip_by_value(1.0).init(jnp.ones(1) * 1j),
     "params must hold at least one array": lambda: LAMB.init({}),
     "updates must have the shapes of the parameters": lambda: step(
         LAMB, PARAMS | {"kernel": jnp.ones((4, 8))}

@@ -88,7 +88,7 @@ WRONG_PARAMS = [
             TypeError,
             f"'a/steps' has dtype {dtype}",
         )
-        for dtype in ("int32", "bool", "complex64")
+        for dtype in ("int32", "bool")
     ),
     ({"a": KERNEL, "f": jax.nn.relu}, TypeError, r"'f' has a leaf of type"),
 ]

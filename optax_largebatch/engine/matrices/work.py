@@ -176,7 +176,7 @@ def _exchange(x: jax.Array, on: MatrixFunction) -> Exchange:
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
     copies = splitting(x for x in others if on.matrices.specs_known or _is_in_types(x))
-    dtype = jnp.dtype(on.dtype or x.dtype)
+    dtype = norms.dtype_like(x.dtype, on.dtype or x.dtype)
     return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
 
 

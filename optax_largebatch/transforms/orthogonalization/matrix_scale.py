@@ -104,4 +104,5 @@ def scale_by_matrix_shape(
         scalars=lambda state: 1.0 if consistent_rms is None else consistent_rms,
         choices=choices,
         given="shards" if may_be_unequal else "parts",
+        takes_complex=True,
     )

@@ -137,4 +137,5 @@ def normalize_neurons(
         scalars=lambda state: (b2, eps),
         choices=matrices,
         given="shards",
+        takes_complex=True,
     )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.engine.matrices.groups import ALONE, Group
-from optax_largebatch.norms import accumulation_dtype, sum_of_squares
+from optax_largebatch.norms import cast, sum_of_squares
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.transforms.orthogonalization.coefficients import Coefficients
 
@@ -26,8 +26,7 @@ def newton_schulz(
 
     Args:
         matrix: two axes.
-        eps: what the norm that the matrix is divided by is made safe with; has the dtype of the
-            matrix.
+        eps: what the norm that the matrix is divided by is made safe with; as precise as it.
         coefficients: three numbers for each iteration.
         preconditioning: what the matrix is divided by before the iterations.
         eps_is_floor: whether `eps` is the least divisor, and is not added.
@@ -36,11 +35,11 @@ def newton_schulz(
     if preconditioning == "spectral":
         norm = _spectral_norm(matrix)
     else:
-        norm = root(group.sum(sum_of_squares(matrix))).astype(matrix.dtype)
+        norm = root(group.sum(sum_of_squares(matrix))).astype(eps.dtype)
     x = matrix / positive(jnp.maximum(norm, eps) if eps_is_floor else norm + eps)
     # The smaller of the two products is enough.
     is_high = group.size == 1 and x.shape[0] > x.shape[1]
-    gram = x.T @ x if is_high else group.sum(x @ x.T)
+    gram = x.conj().T @ x if is_high else group.sum(x @ x.conj().T)
     if preconditioning in ("aol", "schatten"):
         sums_of_rows = jnp.sum(jnp.abs(gram), axis=-1)
         divisor = sums_of_rows if preconditioning == "aol" else _frobenius_norm(gram)
@@ -50,7 +49,7 @@ def newton_schulz(
         gram = gram * scale[:, None] * scale[None, :]
     for k, (a, b, c) in enumerate(coefficients):
         if k:
-            gram = x.T @ x if is_high else group.sum(x @ x.T)
+            gram = x.conj().T @ x if is_high else group.sum(x @ x.conj().T)
         rows = group.rows(gram)
         factor = group.gathered(b * rows + c * rows @ gram)
         x = a * x + (x @ factor if is_high else factor @ x)
@@ -58,10 +57,9 @@ def newton_schulz(
 
 
 def _frobenius_norm(x: jax.Array) -> jax.Array:
-    return root(sum_of_squares(x)).astype(x.dtype)
+    return root(sum_of_squares(x)).astype(x.real.dtype)
 
 
 def _spectral_norm(x: jax.Array) -> jax.Array:
     """The largest singular value."""
-    wide = x.astype(accumulation_dtype(x.dtype))
-    return jnp.linalg.norm(wide, ord=2).astype(x.dtype)
+    return jnp.linalg.norm(cast(x), ord=2).astype(x.real.dtype)

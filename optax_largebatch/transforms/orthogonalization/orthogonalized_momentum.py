@@ -9,6 +9,7 @@ import optax
 from optax_largebatch import arguments, engine
 from optax_largebatch.arguments import Scalar, renamed
 from optax_largebatch.engine.recorded_states import Facts
+from optax_largebatch.norms import inner_terms
 from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.leaves import Leaves, leaves_of
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
@@ -72,7 +73,8 @@ def orthogonalize_momentum(
 
     For :math:`d_t = U \Sigma V^\top` the result is about :math:`U V^\top`: all singular values lie
     near 1 (between 0.7 and 1.2 with the standard coefficients). In float32 a matrix with a norm
-    above 1.8e19 gives a step of 0, because the square of its norm is infinite.
+    above 1.8e19 gives a step of 0, because the square of its norm is infinite. Of a complex matrix,
+    :math:`\top` conjugates, and the result is about its unitary factor.
 
     Where a matrix is split between devices, nothing is gathered: matrices of one shape are
     exchanged, so that each device works on some of them. For that, `update` has to know how they
@@ -197,8 +199,8 @@ def orthogonalize_momentum(
             orthogonal, direction, at.choice, step.eps, dtype=ns_dtype, splits=splits
         )
         if adaptive:
-            inner = direction * orthogonal_parts
-            (dual_norm,) = yield engine.block_sums(inner, kept=at.choice.stack)
+            terms = inner_terms(direction, orthogonal_parts)
+            (dual_norm,) = yield engine.block_sums(terms, kept=at.choice.stack)
             orthogonal_parts = dual_norm * orthogonal_parts
         return orthogonal_parts, at.state._replace(mu=mu)
 
@@ -216,5 +218,6 @@ def orthogonalize_momentum(
         scalars=scalars,
         choices=matrices,
         given="parts",
+        takes_complex=True,
         facts=facts,
     )
