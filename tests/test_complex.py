@@ -363,8 +363,6 @@ class TestReaders:
     def test_explain(self):
         text = str(lb.explain(lb.muonh(RATE), network()))
         assert "spectral       8x6    1 of 8x6  muon       sphere" in text
-        zeros = jax.tree.map(jnp.zeros_like, network())
-        assert "dense, spectral: starts at zero" in str(lb.explain(lb.adamh(RATE), zeros))
 
     def test_numbers_of_a_run(self):
         optimizer = lb.lamb(0.1, trust_ratio_mask=KERNELS)

@@ -111,7 +111,7 @@ class Leaves:
     def elements_of_block(self, index: int, kept: tuple[int, ...] = ()) -> int:
         """The number of elements of a block of a leaf, on all devices together."""
         shape = enumerate(self.arrays[index].shape)
-        here = math.prod(size for axis, size in shape if axis not in kept)
+        here = math.prod([size for axis, size in shape if axis not in kept])
         return here * norms.devices_along(self.split(index, kept).within)
 
     def one_element(self, index: int, kept: tuple[int, ...] = ()) -> bool:

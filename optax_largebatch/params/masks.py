@@ -62,8 +62,6 @@ def select_leaves(
         return choices
     if paths.is_function(mask) and mask(params) is False:
         return choices
-    if isinstance(mask, Rule) and any(mask.select(paths.named_leaves(params))):
-        return choices  # the parameters that it selects are frozen, as None
     raise ValueError(
         f"{name}: {mask!r} selects no parameter. {cure} The names are: "
         f"{listed(paths.leaf_names(params))}."

@@ -246,8 +246,11 @@ class _OfKinds:
 
     def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
         selected = [any(_is_of(kind, name, leaf) for kind in self.kinds) for name, leaf in named]
-        known = all(hasattr(leaf, "ndim") for _, leaf in named)  # not hidden, no placeholder
-        if named and known and not any(selected) and not self.may_be_none:
+        parameters = [
+            flag for flag, (_, leaf) in zip(selected, named, strict=True) if leaf is not None
+        ]
+        known = all(hasattr(leaf, "ndim") for _, leaf in named if leaf is not None)
+        if parameters and known and not any(parameters) and not self.may_be_none:
             raise ValueError(
                 f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
                 f"{listed([name for name, _ in named])}. Select by matching(...), or all."

@@ -158,7 +158,8 @@ def hyperball_transform(
         if kind == "given":
             known, sphere = jnp.zeros_like(norm), given_radius
         else:
-            first = jnp.where(norm == 0, -_ball(at, norm.dtype), norm if kind == "start" else 0.0)
+            ball = choice.balls[0] if at.parts is None else _balls(at, norm.dtype)
+            first = jnp.where(norm == 0, -ball, norm if kind == "start" else 0.0)
             known = jnp.where(known == 0, first, known)
             sphere = jnp.where(known == 0, norm, jnp.abs(known))
         is_in_ball = known < 0
@@ -228,12 +229,10 @@ def _radii_of_balls(leaves: Leaves, stacks: Stacked) -> list[tuple[float, ...]]:
     for index, (axes, cut) in enumerate(stacks.over_blocks(leaves)):
         elements = leaves.elements_of_block(index, axes)
         lengths = cut.lengths if cut else [1]
-        radii.append(tuple(BALL_OF_ZEROS * (elements * n) ** 0.25 for n in lengths))
+        radii.append(tuple([BALL_OF_ZEROS * (elements * n) ** 0.25 for n in lengths]))
     return radii
 
 
-def _ball(at: engine.Leaf, dtype: jnp.dtype) -> Any:
-    """The radius of the ball of each block of a leaf."""
-    if at.parts is None:
-        return at.choice.balls[0]
+def _balls(at: engine.Leaf, dtype: jnp.dtype) -> Any:
+    """The radii of the balls of a leaf whose blocks are parts of an axis."""
     return at.parts.of_device(at.parts.along_axis(jnp.array(at.choice.balls, dtype)))

@@ -78,8 +78,39 @@ def test_what_is_no_stack():
     }
     for name, entry in OPTIMIZERS.items():
         if name not in ("lbsgd", "larc"):
-            entry.make().init(params)
+            entry.make(**entry.known(matrix_axes={"query/kernel": None})).init(params)
     lb.muonh(0.1, stacked={"layers": 0}).init({"layers": jnp.ones((8, 3, 2)), "bias": jnp.ones(8)})
+
+
+def test_layers_on_the_second_axis():
+    """As in MaxText, with experts in the stack, which the router has an output for."""
+    layer = {
+        "norm": {"scale": jnp.ones((8, 3))},
+        "query": {"kernel": jnp.ones((8, 3, 2, 4))},
+        "moe": {
+            "gate": {"kernel": jnp.ones((8, 3, 5))},
+            "wi": jnp.ones((5, 3, 8, 16)),
+            "wo": jnp.ones((5, 3, 16, 8)),
+        },
+    }
+    params = {"embed": jnp.ones((30, 8)), "decoder": {"layers": layer}}
+    with pytest.raises(ValueError, match="5 of 6 parameters look like stacks") as error:
+        lb.muonh(0.1).init(params)
+    said = re.search(r"stacked=stacked_layers\(({.*?})\)", str(error.value)).group(1)
+    assert eval(said) == {"decoder/layers/": 1, "(^|/)(wi|wo)$": 0}
+    assert lb.stacked_layers(eval(said)).sizes(params) == [3, 15, 15, 3, 3, 1]
+    for optimizer in (lb.lamb, lb.muon, lb.adamh):
+        with pytest.warns(UserWarning, match="'decoder/layers/': 1"):
+            optimizer(0.1).init(params)
+
+
+def test_kernels_alone_in_what_gpt_2_calls_h():
+    params = {
+        "h": {"up": jnp.ones((3, 4, 8)), "down": jnp.ones((3, 8, 4))},
+        "wte": jnp.ones((9, 4)),
+    }
+    with pytest.raises(ValueError, match=r"{'h/': 0}"):
+        lb.muonh(0.1).init(params)
 
 
 class Block(linen.Module):

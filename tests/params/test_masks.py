@@ -61,5 +61,5 @@ def test_what_is_hidden_may_be_what_is_meant():
     labels = jax.tree.map(lambda leaf: "matrix" if leaf.ndim > 1 else "vector", PARAMS)
     optimizer = optax.partition(parts, labels)
     optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
-    frozen = {"dense": {"kernel": None, "bias": jnp.ones(2)}}
-    assert select_leaves("mask", lb.matching("kernel"), frozen) == [False]
+    hidden = {"dense": {"kernel": optax.MaskedNode(), "bias": jnp.ones(2)}}
+    assert select_leaves("mask", lb.matching("kernel"), hidden) == [False]

@@ -69,10 +69,32 @@ def test_long_lists_of_names_are_cut():
         lb.matching("bias").mask(params)
 
 
-@pytest.mark.parametrize("hidden", [optax.MaskedNode(), None], ids=["masked", "frozen"])
-def test_a_hidden_match_counts(hidden):
+def test_a_hidden_match_counts():
+    hidden = optax.MaskedNode()
     params = {"kernel": jnp.ones(2), "bias": hidden}
     assert (~lb.matching("bias")).mask(params) == {"kernel": True, "bias": hidden}
+
+
+@pytest.mark.parametrize("rule", [lb.matching("act"), lb.matching_kinds("bias")])
+def test_none_is_no_parameter(rule):
+    """It is the activation of a module, say, or the bias that it does not have."""
+    params = {"kernel": jnp.ones((2, 2)), "act": None, "bias": None}
+    with pytest.raises(ValueError, match="no parameter"):
+        rule.mask(params)
+
+
+def test_a_number_at_an_end_of_a_pattern_is_whole():
+    params = [jnp.ones(2)] * 12
+    assert lb.matching("1").mask(params) == [number == 1 for number in range(12)]
+    assert lb.matching("^1").mask(params) == [number in (1,) for number in range(12)]
+    named = {"layers": {str(number): jnp.ones(2) for number in (1, 10, 21)}}
+    assert lb.matching("layers/1").mask(named) == {"layers": {"1": True, "10": False, "21": False}}
+    assert lb.matching(r"layers/\d").mask(named) == {"layers": {"1": True, "10": True, "21": True}}
+
+
+def test_a_list_without_names_is_said():
+    with pytest.raises(ValueError, match=r"no names. Pass a dictionary, as in Keras {v.path: v."):
+        lb.matching("kernel").mask([jnp.ones(2)] * 3)
 
 
 def test_a_field_called_value_keeps_its_name():

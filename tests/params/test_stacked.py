@@ -178,11 +178,12 @@ def test_integers_of_numpy_are_axes():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_takes_the_patterns_alone(name):
-    make, patterns = OPTIMIZERS[name].make, {"layers/": 0}
+    entry, patterns = OPTIMIZERS[name], {"layers/": 0}
     params = {"layers": {"kernel": jnp.ones((3, 4, 5)), "bias": jnp.ones((3, 5))}}
-    short = jax.eval_shape(make(stacked=patterns).init, params)
-    assert short == jax.eval_shape(make(stacked=lb.stacked_layers(patterns)).init, params)
-    apart = jax.eval_shape(make(stacked={}).init, params)
+    short = jax.eval_shape(entry.make(stacked=patterns).init, params)
+    assert short == jax.eval_shape(entry.make(stacked=lb.stacked_layers(patterns)).init, params)
+    whole = entry.known(matrix_axes={"kernel": ((0, 1), 2)})
+    apart = jax.eval_shape(entry.make(stacked={}, **whole).init, params)
     assert short != apart or name == "eve"  # which keeps no norms
 
 
