@@ -14,7 +14,7 @@ FAULTS = {
     "a stack has one norm": ("maxtext_llama_scan1", "lamb", {"stacked": {}}),
     "an array is cut": ("ppo_purejaxrl", "lamb", {"stacked": {"Dense_1/kernel": 0}}),
     "a matrix is left to Adam": ("bert_keras_hub", "muon", {"matrix_axes": {QUERY: None}}),
-    "a convolution is left to Adam": ("resnet50_flax", "muonh", {"matrix_axes": {"Conv": None}}),
+    "a convolution is left to Adam": ("convnext_nnx", "muonh", {"matrix_axes": {"downs": None}}),
     "taken for a matrix: bias": ("bert_keras_hub", "muon", {"matrix_axes": {"query/bias": (0, 1)}}),
     "taken for a matrix: depthwise": ("xlstm", "muonh", {"matrix_axes": {"conv/kernel": (0, 2)}}),
     "taken for a matrix: matrix": ("s5", "muon", {"matrix_axes": {"seq/B": (1, 0)}}),
