@@ -26,3 +26,4 @@ def test_it_is_right_or_says_what_to_write(network, optimizer):
 def test_it_is_right_with_all_that_its_author_knows(network, optimizer):
     result = trial(network, optimizer, network.arguments(optimizer))
     assert result.is_right, str(result)
+    assert not result.messages
