@@ -90,6 +90,21 @@ def test_rates_that_are_injected_are_not_known():
     assert column(injected, "length") == ["trust ratio"] * 6
 
 
+def test_a_schedule_that_parameters_share_is_asked_as_often_as_for_one():
+    asked = []
+
+    def rate(step):
+        asked.append(step)
+        return 0.1
+
+    times = []
+    for number in (1, 9):
+        asked.clear()
+        lb.explain(lb.lamb(rate), {str(n): jnp.ones((2, 2)) for n in range(number)})
+        times.append(len(asked))
+    assert times[0] == times[1] > 0
+
+
 def test_the_highest_rates_are_compared():
     rate = lb.warmup_decay(1e-2, total_steps=3000, warmup_steps=300)  # 0 in the first step
     optimizer = lb.muonh(rate, others=3e-3, stacked=STACKED)

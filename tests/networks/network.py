@@ -1,0 +1,218 @@
+"""Parameter trees of real networks, and what somebody who knows each of them would say.
+
+A file of `trees` has the names and shapes of a network at the size that people train, and how each
+array starts; it has no values. Its keys are
+
+- `source`: the library or the repository, the class and its settings;
+- `derived_from_source`: true if the tree was read in source files, and not made by running them;
+- `should`: the arguments that are right, or null where there is nothing to say: `stacked`,
+  `matrix_axes`, and patterns of the `embeddings`, of the `head`, and of the matrices that start at
+  `zero` and must move;
+- `leaves`: the arrays.
+
+An array has
+
+- `path`: the keys from the root. Strings are keys of dictionaries, numbers are places in lists;
+- `repeat`: if several differ in the numbers of their names alone, the numbers of each, which fill
+  the `{}` and the nulls of the path;
+- `shape`; the dtype is float32;
+- `init`: `zeros`, `ones`, `constant c`, `fixed` (the same in each run), or how it is drawn;
+- `kind`: `matrix`, `conv`, `depthwise`, `embedding`, `position`, `head`, `token`, or a kind of
+  vector;
+- `axes`: a word for each axis. `rows` are the inputs of a matrix and `columns` its outputs.
+  `layers`, `experts` and `members` count layers. `column_heads` and `row_heads` may count matrices,
+  or belong to the columns or the rows. Of an axis with another name all of this is right;
+- `fused`: if several matrices lie side by side, a text for `matrix_axes`;
+- `stem`: true for a first layer, which Muon or Adam may move;
+- `complex_pair`: true for the real and imaginary parts of complex matrices, which Adam moves.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import json
+import math
+from pathlib import Path
+import re
+from typing import Any
+
+import jax
+import numpy as np
+
+import optax_largebatch as lb
+
+TREES = Path(__file__).parent / "trees"
+NAMES = sorted(path.stem for path in TREES.glob("*.json"))
+
+OPTIMIZERS = ("lamb", "lans", "lars", "muon", "muonh", "adamh", "planned_optimizer")
+WITH_MUON = ("muon", "muonh", "planned_optimizer")
+
+AXES_OF_LAYERS = ("layers", "experts", "members")
+VECTORS = ("bias", "norm", "vector", "scalar", "state")
+"""The kinds of arrays that are no matrices, whatever their axes."""
+
+ALIKE = 2
+"""How many arrays are taken of those that differ in the numbers of their names alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """An array of a network."""
+
+    path: tuple[str | int, ...]
+    shape: tuple[int, ...]
+    init: str
+    kind: str
+    axes: tuple[str, ...]
+    fused: str = ""
+    stem: bool = False
+    complex_pair: bool = False
+
+    @property
+    def name(self) -> str:
+        return "/".join(map(str, self.path))
+
+    @property
+    def layers(self) -> int:
+        """How many separate layers it has."""
+        return math.prod(
+            n for n, axis in zip(self.shape, self.axes, strict=True) if axis in AXES_OF_LAYERS
+        )
+
+    @property
+    def ndim_of_a_layer(self) -> int:
+        return sum(axis not in AXES_OF_LAYERS for axis in self.axes)
+
+    @property
+    def is_vector(self) -> bool:
+        return self.kind in VECTORS
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether Muon should move it, if it is not the first layer."""
+        return self.kind in ("matrix", "conv") and not self.complex_pair
+
+    @property
+    def starts_at_zero(self) -> bool:
+        return self.init == "zeros"
+
+
+class Network:
+    """A network: its arrays, and the arguments that are right for it."""
+
+    def __init__(self, name: str):
+        content = json.loads((TREES / f"{name}.json").read_text())
+        self.name = name
+        self.should = content["should"]
+        leaves = [leaf for entry in content["leaves"] for leaf in _leaves(entry)]
+        tree = _tree(leaves)
+        self.leaves: list[Leaf] = jax.tree.leaves(tree)
+        """In the order of the parameters."""
+        self.shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, "float32"), tree)
+        self._tree = tree
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether an array that is no vector starts at zero."""
+        return any(leaf.starts_at_zero and not leaf.is_vector for leaf in self.leaves)
+
+    def start(self) -> Any:
+        """Small arrays with the values that the network starts with.
+
+        Each length above 4 becomes a multiple of 6, in the same order: equal lengths stay equal.
+        """
+        lengths = sorted({n for leaf in self.leaves for n in leaf.shape if n > 4})
+        small = {n: 6 * (order + 1) for order, n in enumerate(lengths)}
+        return jax.tree.map(
+            lambda leaf: _values(leaf.init, [small.get(n, n) for n in leaf.shape]), self._tree
+        )
+
+    def arguments(self, optimizer: str, knows_of_zeros: bool = True) -> dict[str, Any]:
+        """What somebody who knows the network tells an optimizer.
+
+        Args:
+            optimizer: one of `OPTIMIZERS`.
+            knows_of_zeros: whether it is known that a sphere may not be left from zero.
+        """
+        embeddings, head = self.should["embeddings"] or [], self.should["head"] or []
+        zeros = (self.should["zero"] or []) if knows_of_zeros else []
+        told: dict[str, Any] = {"stacked": _tuples(self.should["stacked"] or {})}
+        if optimizer in WITH_MUON and self.should["matrix_axes"]:
+            told["matrix_axes"] = _tuples(self.should["matrix_axes"])
+        if optimizer == "muon" and (embeddings or head):
+            told["matrix_mask"] = ~lb.matching(*embeddings, *head)
+        if optimizer == "muonh" and (embeddings or head or zeros):
+            told["matrix_mask"] = ~lb.matching(*embeddings, *head, *zeros)
+        if optimizer == "planned_optimizer":
+            told["embeddings"] = _rule([*embeddings, *zeros])
+            told["head"] = _rule(head)
+        if optimizer == "adamh" and (by_adam := [*self._wide_vectors(), *embeddings, *zeros]):
+            told["adamh_mask"] = lb.at_least_ndim(2) & ~lb.matching(*by_adam)
+        return told
+
+    def _wide_vectors(self) -> list[str]:
+        """Patterns of the vectors that have two axes or more."""
+        return [
+            f"^{re.escape(leaf.name)}$"
+            for leaf in self.leaves
+            if leaf.is_vector and leaf.ndim_of_a_layer > 1
+        ]
+
+
+def _leaves(entry: dict[str, Any]) -> list[Leaf]:
+    """The arrays of a line of a file, but no more than `ALIKE`."""
+    path, repeat = entry["path"], entry.get("repeat", [[]])
+    fields = {key: entry[key] for key in ("init", "kind")}
+    fields |= {key: entry[key] for key in ("fused", "stem", "complex_pair") if key in entry}
+    shape, axes = tuple(entry["shape"]), tuple(entry["axes"].split())
+    return [Leaf(_filled(path, values), shape, axes=axes, **fields) for values in repeat[:ALIKE]]
+
+
+def _filled(path: list[str | int | None], values: list[int]) -> tuple[str | int, ...]:
+    """A path with the values in their places."""
+    left = iter(values)
+    return tuple(_key(key, left) for key in path)
+
+
+def _key(key: str | int | None, left: Iterator[int]) -> str | int:
+    if key is None:
+        return next(left)
+    return key if isinstance(key, int) else re.sub(r"\{\}", lambda _: str(next(left)), key)
+
+
+def _tree(leaves: list[Leaf]) -> Any:
+    root: dict[str | int, Any] = {}
+    for leaf in leaves:
+        node = root
+        for key in leaf.path[:-1]:
+            node = node.setdefault(key, {})
+        node[leaf.path[-1]] = leaf
+    return _with_lists(root)
+
+
+def _with_lists(node: Any) -> Any:
+    """Lists in the place of dictionaries whose keys are 0, 1, 2, ..."""
+    if not isinstance(node, dict):
+        return node
+    children = {key: _with_lists(child) for key, child in node.items()}
+    if set(children) == {*range(len(children))}:
+        return [children[place] for place in range(len(children))]
+    return children
+
+
+def _values(init: str, shape: list[int]) -> np.ndarray:
+    if init == "zeros":
+        return np.zeros(shape, "float32")
+    if init == "ones" or init.startswith(("constant", "fixed")):
+        return np.ones(shape, "float32")
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def _tuples(value: Any) -> Any:
+    """The value with tuples in the place of the lists of JSON."""
+    if isinstance(value, dict):
+        return {key: _tuples(entry) for key, entry in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _rule(patterns: list[str]) -> lb.Rule | None:
+    return lb.matching(*patterns) if patterns else None

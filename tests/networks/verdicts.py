@@ -1,0 +1,148 @@
+"""What becomes of a user who gives a network to an optimizer and reads its messages.
+
+A verdict is one of
+
+- right: nothing is said, and each array is moved as the network's author would have it;
+- asks: an error or a warning says what to write, and with that each array is moved rightly;
+- silent: an array is moved wrongly, and no message helps;
+- misleading: it asks for something wrong, or says something although nothing is wrong;
+- crash: an error that says nothing that can be done.
+"""
+
+import collections
+import dataclasses
+import functools
+import re
+from typing import Any, NamedTuple
+import warnings
+
+import jax
+import optax
+
+import optax_largebatch as lb
+from tests.networks.advice import followed
+from tests.networks.faults import faults
+from tests.networks.network import Network
+
+WITH_SPHERES = ("muonh", "adamh", "planned_optimizer")
+MESSAGES = 6
+"""How many messages a user follows, one after the other."""
+
+
+@dataclasses.dataclass
+class Trial:
+    """What an optimizer says of a network, and what it would do."""
+
+    network: Network
+    optimizer: str
+    tx: optax.GradientTransformation | None
+    """None after an error."""
+    messages: list[str]
+    """The error, or the warnings."""
+
+    @functools.cached_property
+    def faults(self) -> dict[str, list[str]]:
+        """The arrays that are moved wrongly, by what is wrong; empty after an error."""
+        if self.tx is None:
+            return {}
+        moved = lb.explain(self.tx, self.network.shapes).parameters
+        wrong: dict[str, list[str]] = collections.defaultdict(list)
+        for leaf, fact in zip(self.network.leaves, moved, strict=True):
+            for fault in faults(self.optimizer, leaf, fact):
+                wrong[fault].append(leaf.name)
+        return dict(wrong)
+
+    @property
+    def is_right(self) -> bool:
+        return self.tx is not None and not self.faults
+
+    def __str__(self) -> str:
+        wrong = [f"{what}: {len(names)}, as {names[0]}" for what, names in self.faults.items()]
+        return "\n".join([*wrong, *(f"it says: {text}" for text in self.messages)])
+
+
+class Verdict(NamedTuple):
+    """What becomes of a network with an optimizer."""
+
+    kind: str
+    arguments: dict[str, Any]
+    """What the user has written in the end."""
+    why: str
+
+    @property
+    def is_good(self) -> bool:
+        return self.kind in ("right", "asks")
+
+
+def verdict(network: Network, optimizer: str) -> Verdict:
+    """What becomes of a network with an optimizer, by its name."""
+    arguments: dict[str, Any] = {}
+    last = trial(network, optimizer, arguments)
+    for _ in range(MESSAGES):
+        new = _followed(network, optimizer, last, arguments)
+        if new is None:
+            break
+        arguments, last = new, trial(network, optimizer, new)
+    why = f"with {arguments}\n{last}"
+    if last.tx is None:
+        return Verdict("misleading" if arguments else "crash", arguments, why)
+    if last.faults:
+        has_no_stacks = not network.should["stacked"] and arguments.get("stacked")
+        is_led_astray = has_no_stacks or "an array is cut" in last.faults
+        return Verdict("misleading" if is_led_astray else "silent", arguments, why)
+    if last.messages:
+        return Verdict("misleading", arguments, f"nothing is wrong\n{why}")
+    if arguments.get("stacked") and trial(network, optimizer, arguments | {"stacked": {}}).is_right:
+        return Verdict("misleading", arguments, f"nothing needs to be stacked\n{why}")
+    return Verdict("asks" if arguments else "right", arguments, why)
+
+
+def _followed(
+    network: Network, optimizer: str, last: Trial, arguments: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The arguments after the first message that says what to do."""
+    for message in last.messages:
+        known = network.arguments(optimizer, knows_of_zeros="zero" in message)
+        new = followed(message, arguments, known)
+        if new is not None:
+            return new
+    return None
+
+
+def trial(network: Network, optimizer: str, arguments: dict[str, Any]) -> Trial:
+    """Starts an optimizer with the shapes of a network, and with small arrays if they matter."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            tx = _built(optimizer, network.shapes, arguments)
+            if optimizer != "planned_optimizer":  # it has traced `init` itself
+                jax.eval_shape(tx.init, network.shapes)
+            if not caught and _depends_on_values(network, optimizer, arguments):
+                start = network.start()
+                _built(optimizer, start, arguments).init(start)
+        except Exception as error:
+            return Trial(network, optimizer, None, [f"{type(error).__name__}: {error}"])
+    texts = [
+        str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)
+    ]
+    return Trial(network, optimizer, tx, list(dict.fromkeys(texts)))
+
+
+def _built(optimizer: str, params: Any, arguments: dict[str, Any]) -> optax.GradientTransformation:
+    if optimizer == "planned_optimizer":
+        return lb.planned_optimizer(_plan(), params, **arguments)
+    return getattr(lb, optimizer)(0.01, **arguments)
+
+
+@functools.cache
+def _plan() -> lb.BatchPlan:
+    rate = lb.PlannedRate(3e-4, warmup="1M", decay="cosine")
+    run = lb.TunedRun("adamw", batch_size=512, total="51M", learning_rate=rate, weight_decay=0.01)
+    return lb.batch_plan("0:512 1M:4096 10M:16384", total="77M", run=run.to("muonh"))
+
+
+def _depends_on_values(network: Network, optimizer: str, arguments: dict[str, Any]) -> bool:
+    """Whether `init` may say more if it sees that some matrix starts at zero."""
+    texts = [x for x in (arguments.get("matrix_axes") or {}).values() if isinstance(x, str)]
+    has_lengths = any(re.search(r"\d{2,}|=", text) for text in texts)  # of the real arrays
+    return network.has_zeros and optimizer in WITH_SPHERES and not has_lengths
