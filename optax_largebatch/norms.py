@@ -16,11 +16,13 @@ import numpy as np
 
 Key = TypeVar("Key", bound=Hashable)
 
+WIDE = frozenset(map(jnp.dtype, ("float64", "complex128")))
+"""What is accumulated in 64 bits."""
+
 
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
     """The dtype of norms and moments: float32, or float64 if one of `dtypes` is as precise."""
-    is_wide = {jnp.dtype(x) for x in dtypes} & {jnp.dtype("float64"), jnp.dtype("complex128")}
-    return jnp.dtype(jnp.float64 if is_wide else jnp.float32)
+    return jnp.dtype(jnp.float32 if WIDE.isdisjoint(map(jnp.dtype, dtypes)) else jnp.float64)
 
 
 def dtype_like(like: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike | None = None) -> jnp.dtype:

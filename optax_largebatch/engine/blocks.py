@@ -91,7 +91,7 @@ class NumberPerBlock(VectorOfBlocks):
             # On a mesh of explicit axes, `jnp.where` takes arrays that are split in the same way.
             of_leaf = norms.explicit_spec(leaves.arrays[index])
             kept = () if cut else axes  # the answers for parts of an axis are whole
-            spec = (name if k in kept else None for k, name in enumerate(of_leaf))
+            spec = [name if k in kept else None for k, name in enumerate(of_leaf)]
             parts.append(norms.with_spec(part, PartitionSpec(*spec)))
             start = stop
         return parts

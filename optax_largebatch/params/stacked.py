@@ -179,7 +179,8 @@ class Stacked:
             return
         first = stacks[0]
         message = (
-            f"{len(stacks)} of {len(paths.leaf_names(params))} parameters look like stacks of "
+            f"{len({one.number for one in stacks})} of {len(paths.leaf_names(params))} parameters "
+            "look like stacks of "
             f"layers, such as {first.name!r} of shape {first.shape}, and stacked={self} does not "
             "declare them. Each would count as one layer, or as no matrix, and a stack of biases "
             f"as a matrix. Declare them: stacked={declaration(one.entry for one in stacks)}. If "
