@@ -48,17 +48,17 @@ def averaged_params(optimizer: Optimizer, state: Any, params: Any) -> Any:
             "around the optimizer, and pass the state that `update` returned."
         )
     average = found[0].fields["average"]
-    numbers = owners(average, params)
-    if None in numbers:
+    places: Any = owners(average, params)
+    if None in places:
         raise ValueError(
             "params must be the parameters of the optimizer: state has the average of others."
         )
     facts = facts_about(optimizer, params)
     leaves, structure = jax.tree.flatten(params)
-    for number, mean in zip(numbers, jax.tree.leaves(average), strict=True):
-        param = leaves[number]
-        if facts.lengths[number] == "sphere":
-            wanted, norm = (block_norms(x, *facts.spheres[number]) for x in (param, mean))
+    for place, mean in zip(places, jax.tree.leaves(average), strict=True):
+        param = leaves[place]
+        if facts.lengths[place] == "sphere":
+            wanted, norm = (block_norms(x, *facts.spheres[place]) for x in (param, mean))
             mean = mean * jnp.where(norm > 0, wanted / norm, 1)
-        leaves[number] = mean.astype(param.dtype)
+        leaves[place] = mean.astype(param.dtype)
     return structure.unflatten(leaves)

@@ -183,8 +183,8 @@ def _ratio(state: MeasureNoiseScaleState) -> jax.Array:
 
 def noise_scale_or_0(state: Any) -> jax.Array:
     """The noise scale of `noise_scale`, but 0 before the first step, where that is NaN."""
-    found = _state_of(_found(state))
-    return jnp.where(found.weight > 0, _ratio(found)[-1], 0)
+    averages = _state_of(_found(state))
+    return jnp.where(averages.weight > 0, _ratio(averages)[-1], 0)
 
 
 def _fieller(

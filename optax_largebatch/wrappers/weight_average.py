@@ -116,7 +116,7 @@ def average_weights(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _as_rounded(x: jax.Array) -> jax.Array:
+def _as_rounded(x: Any) -> jax.Array:
     """A low-precision array with its rounding errors, also where it is cast to a wider dtype.
 
     XLA leaves out a cast that is followed by one back, and would average other weights.

@@ -263,16 +263,16 @@ def test_a_micro_batch_that_is_left_out_has_not_updated(wrapper, accumulated, be
         others = lb.skip_bad_steps(optax.sgd(0.1))
         optimizer = optax.partition({"pairs": optimizer, "others": others}, labels_of)
     bad = jnp.nan
-    found = updated_after(optimizer, [1.0, 1.0, bad, bad, 1.0, bad, 1.0, 1.0, 1.0])
-    assert found == [0, 1, 0, 0, 0, 0, 1, 0, 1]
+    seen = updated_after(optimizer, [1.0, 1.0, bad, bad, 1.0, bad, 1.0, 1.0, 1.0])
+    assert seen == [0, 1, 0, 0, 0, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("wrapper", LEAVING_OUT)
 def test_a_step_that_is_left_out_has_not_updated(wrapper):
     """Its mean is not finite. The macro-batch is complete, but nothing has moved."""
     optimizer = pairs(LEAVING_OUT[wrapper](ONCE))
-    found = updated_after(optimizer, [1.0, 1.0, 1.0, jnp.nan, 1.0, 1.0])
-    assert found == [0, 1, 0, 0, 0, 1]
+    seen = updated_after(optimizer, [1.0, 1.0, 1.0, jnp.nan, 1.0, 1.0])
+    assert seen == [0, 1, 0, 0, 0, 1]
 
 
 def labels_of(params):

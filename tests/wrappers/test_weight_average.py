@@ -130,7 +130,7 @@ def test_what_is_left_out_does_not_count(wrapper, side, every):
     optimizer = averaging(leaving_out(inner)) if side == "inside" else leaving_out(averaging(inner))
     bad = [1.0, 1.0, jnp.nan, jnp.nan, 2.0, jnp.nan, 2.0, 3.0, 3.0]
 
-    def state_after(values):
+    def average_after(values):
         params, state = network(), optimizer.init(network())
         for value in values:
             gradient = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), params)
@@ -138,9 +138,9 @@ def test_what_is_left_out_does_not_count(wrapper, side, every):
             params = optax.apply_updates(params, updates)
         return lb.averaged_params(optimizer, state, params), optax.tree.get(state, "steps")
 
-    found, steps = state_after(bad)
-    wanted, without = state_after([x for x in bad if x == x])
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    average, steps = average_after(bad)
+    wanted, without = average_after([x for x in bad if x == x])
+    jax.tree.map(np.testing.assert_array_equal, average, wanted)
     assert steps == without == 6 // (every or 1)
 
 
@@ -240,7 +240,7 @@ def test_each_matrix_in_a_parameter_has_the_norm_of_its_own_sphere(name, place):
     assert not np.allclose(read["kernel"], params["kernel"], rtol=0.01)
 
     def norms(x):
-        return [np.linalg.norm(part) for part in np.split(np.asarray(x["kernel"]), 3, 1)]
+        return [np.linalg.norm(matrix) for matrix in np.split(np.asarray(x["kernel"]), 3, 1)]
 
     np.testing.assert_allclose(norms(read), norms(params), rtol=1e-5)
 
@@ -251,8 +251,8 @@ def test_each_matrix_of_a_text_without_a_cut_has_its_own_norm():
     optimizer = averaging(inner)
     (params, state), _ = trained(optimizer, params)
     read = lb.averaged_params(optimizer, state, params)
-    found, wanted = (np.linalg.norm(x["kernel"], axis=(1, 2)) for x in (read, params))
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    after, before = (np.linalg.norm(x["kernel"], axis=(1, 2)) for x in (read, params))
+    np.testing.assert_allclose(after, before, rtol=1e-5)
 
 
 HIDDEN = {"bias": "frozen", "kernel": "trained"}
