@@ -221,9 +221,9 @@ def _far_from_the_median(ratios: list[optimizer_facts.Ratio]) -> Iterator[str]:
 
 def _bounds_of(ratio: optimizer_facts.Ratio) -> tuple[str, ...]:
     """The arguments for bounds that all optimizers with such a part of the state have."""
-    if ratio.part.kind is ScaleByLarsState:  # lars and larc
+    if ratio.source.kind is ScaleByLarsState:  # lars and larc
         return ()
-    is_lans = not {"momentum_branch", "gradient_branch"}.isdisjoint(ratio.part.keys)
+    is_lans = not {"momentum_branch", "gradient_branch"}.isdisjoint(ratio.source.keys)
     return ("param_norm_bounds",) if is_lans else ("param_norm_bounds", "trust_ratio_bounds")
 
 

@@ -191,7 +191,7 @@ class Ratio(NamedTuple):
     """A ratio for each layer."""
     adapted: bool
     about: RatioFacts
-    part: Part
+    source: Part
     """The part of the state that has them."""
 
 

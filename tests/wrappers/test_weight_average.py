@@ -103,8 +103,14 @@ def test_on_a_mesh(place):
         lb.accumulate_gradients(averaging(SGD), every=3),
         averaging(lb.accumulate_gradients(SGD, every=3)),
         averaging(optax.MultiSteps(SGD, 3).gradient_transformation()),
+        averaging(
+            optax.partition(
+                dict.fromkeys("ab", lb.accumulate_gradients(SGD, every=3)),
+                {"bias": "a", "kernel": "b"},
+            )
+        ),
     ],
-    ids=["inside", "outside", "outside of optax.MultiSteps"],
+    ids=["inside", "outside", "outside of optax.MultiSteps", "outside of several"],
 )
 def test_only_complete_macro_batches_count(optimizer):
     with jax.numpy_dtype_promotion("standard"):  # for optax.MultiSteps
