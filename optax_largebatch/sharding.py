@@ -7,6 +7,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import optax
 
+from optax_largebatch.engine import PerAxis
+from optax_largebatch.engine.recorded_states import recorded_states
 from optax_largebatch.params.leaves import mesh_axes, spec_alike
 from optax_largebatch.params.owners import owners
 
@@ -74,13 +76,37 @@ def optimizer_state_shardings(
             spec = _split_further(spec, moment.shape, names, mesh)
         return spec_alike(spec, param.shape, moment.shape)
 
-    arrays, structure = jax.tree.flatten(jax.eval_shape(optimizer.init, params))
-    leaves = jax.tree.leaves(params)
+    state, are_of_axes = _first_state(optimizer, params)
+    leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
+    known = zip(jax.tree.leaves(state), owners(state, params), are_of_axes, strict=True)
     specs = [
-        PartitionSpec() if owner is None else like_its_parameter(array, leaves[owner])
-        for array, owner in zip(arrays, owners(structure.unflatten(arrays), params), strict=True)
+        PartitionSpec() if owner is None or is_of_axes else like_its_parameter(array, leaves[owner])
+        for array, owner, is_of_axes in known
     ]
     return structure.unflatten([NamedSharding(mesh, spec) for spec in specs])
+
+
+def _first_state(optimizer: optax.GradientTransformation, params: Any) -> tuple[Any, list[bool]]:
+    """The shapes of the first state, and whether each array of it is one of axes.
+
+    In a tuple for each parameter it may have the keys of a parameter that is in a tuple, too.
+    """
+    are_of_axes: list[bool] = []
+
+    def init(params: Any) -> Any:
+        with recorded_states() as record:
+            state = optimizer.init(params)
+        of_axes = {
+            id(array)
+            for made in record
+            for field, value in zip(made.transform.state, made.state, strict=True)
+            if isinstance(field, PerAxis)
+            for array in jax.tree.leaves(value)
+        }
+        are_of_axes.extend(id(array) in of_axes for array in jax.tree.leaves(state))
+        return state
+
+    return jax.eval_shape(init, params), are_of_axes
 
 
 def _split_further(

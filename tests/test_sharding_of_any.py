@@ -55,6 +55,7 @@ CONTAINERS = {
     "dict": lambda a, b, c, d: {"embed": a, "block": {"kernel": b, "bias": c, "out": d}},
     "tuple": lambda a, b, c, d: (a, (b, c, d)),
     "pair of arrays": lambda a, b, c, d: (a, c),
+    "tuples of one": lambda a, b, c, d: ((a,), (b,), (c,), (d,)),
     "list": lambda a, b, c, d: [a, [b, c], d],
     "dict of tuples": lambda a, b, c, d: {"first": (a, b), "second": (c, d)},
     "NamedTuple": lambda a, b, c, d: Pair(a, Pair(b, (c, d))),
@@ -122,6 +123,13 @@ OURS = {
     "accumulated, masters": lambda params: lb.master_weights(
         lb.accumulate_gradients(lb.skip_bad_steps(lb.lamb(0.1)), every=2)
     ),
+    "NorMuon": lambda params: optax.partition(
+        {
+            "matrix": lb.chain(lb.orthogonalize_momentum(), lb.normalize_neurons()),
+            "vector": optax.adam(0.1),
+        },
+        by_rank,
+    ),
     "noise": lambda params: lb.accumulate_gradients(
         lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)), every=2, small_batches=True
     ),
@@ -137,7 +145,7 @@ def entries_of(sharding):
     return entries
 
 
-QUICK = ("dict", "tuple", "NamedTuple", "nnx.State")
+QUICK = ("dict", "tuple", "tuples of one", "NamedTuple", "nnx.State")
 """The containers that are tested without `slow`, too."""
 
 

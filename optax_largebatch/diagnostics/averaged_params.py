@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.diagnostics.optimizer_facts import Optimizer, block_norms, facts_about
-from optax_largebatch.params.owners import parts_of_kinds
+from optax_largebatch.params.owners import owners, parts_of_kinds
 from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
 
@@ -14,7 +14,8 @@ def averaged_params(optimizer: Optimizer, state: Any, params: Any) -> Any:
     r"""The average of the weights that `average_weights` keeps, to evaluate a run with.
 
     Where steps stay on a sphere (`muonh`, `adamh`), the average lies inside of it. It is projected
-    back: each block gets the norm that it has in `params`.
+    back: each block gets the norm that it has in `params`. Parameters that `optax.masked` or
+    `optax.partition` hides from `average_weights` come back as they are.
 
     Args:
         optimizer: the optimizer, with `average_weights` inside or outside of other wrappers.
@@ -46,12 +47,18 @@ def averaged_params(optimizer: Optimizer, state: Any, params: Any) -> Any:
             f"state must hold one average of the weights, got {len(found)}. Put average_weights "
             "around the optimizer, and pass the state that `update` returned."
         )
+    average = found[0].fields["average"]
+    places: Any = owners(average, params)
+    if None in places:
+        raise ValueError(
+            "params must be the parameters of the optimizer: state has the average of others."
+        )
     facts = facts_about(optimizer, params)
     leaves, structure = jax.tree.flatten(params)
-    averages = jax.tree.leaves(found[0].fields["average"])
-    for index, param in enumerate(leaves):
-        if facts.lengths[index] == "sphere":
-            wanted, norm = (block_norms(x, facts.axes[index]) for x in (param, averages[index]))
-            averages[index] = averages[index] * jnp.where(norm > 0, wanted / norm, 1)
-        averages[index] = averages[index].astype(param.dtype)
-    return structure.unflatten(averages)
+    for place, mean in zip(places, jax.tree.leaves(average), strict=True):
+        param = leaves[place]
+        if facts.lengths[place] == "sphere":
+            wanted, norm = (block_norms(x, *facts.spheres[place]) for x in (param, mean))
+            mean = mean * jnp.where(norm > 0, wanted / norm, 1)
+        leaves[place] = mean.astype(param.dtype)
+    return structure.unflatten(leaves)

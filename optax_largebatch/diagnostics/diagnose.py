@@ -14,6 +14,7 @@ from optax_largebatch.params.owners import by_parameter, parts_of_kinds
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
+from optax_largebatch.transforms.trust_ratio import ScaleByLarsState
 from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
@@ -40,11 +41,11 @@ OF_ZEROS = {
 """What happens to zeros, by what sets the length of their steps."""
 FAR_ABOVE = (
     "updates that are small beside the weights, often in an embedding with few gradients; leave it "
-    "out with trust_ratio_mask, or bound it where the optimizer has trust_ratio_bounds."
+    "out with trust_ratio_mask"
 )
 FAR_BELOW = (
     "weights that are small beside their updates, so that the layer hardly moves; leave it out "
-    "with trust_ratio_mask, or give its norm a floor where the optimizer has param_norm_bounds."
+    "with trust_ratio_mask"
 )
 
 
@@ -198,20 +199,32 @@ def _at_a_bound(ratios: list[optimizer_facts.Ratio], leaves: list[Any]) -> Itera
 
 def _far_from_the_median(ratios: list[optimizer_facts.Ratio]) -> Iterator[str]:
     """Ratios that are far above or far below the median of those that are not exactly 1."""
-    adapted = [(one.name, [x for x in _blocks([one]) if x != 1]) for one in ratios]
+    adapted = [(one, [x for x in _blocks([one]) if x != 1]) for one in ratios]
     finite = [x for _, values in adapted for x in values if np.isfinite(x)]
     median = float(np.median(finite)) if len(finite) > 2 else np.nan
-    ends = [(name, np.min(values), np.max(values)) for name, values in adapted if values]
-    for side, far, cause in (
-        ("above", [(name, x) for name, _, x in ends if x > median * EXPLODED], FAR_ABOVE),
-        ("below", [(name, x) for name, x, _ in ends if x < median / EXPLODED], FAR_BELOW),
+    ends = [(one, np.min(values), np.max(values)) for one, values in adapted if values]
+    above = [(one, x) for one, _, x in ends if x > median * EXPLODED]
+    below = [(one, x) for one, x, _ in ends if x < median / EXPLODED]
+    for side, far, cause, cure, argument in (
+        ("above", above, FAR_ABOVE, "bound it with", "trust_ratio_bounds"),
+        ("below", below, FAR_BELOW, "give its norm a floor with", "param_norm_bounds"),
     ):
         if far:
-            shown = ", ".join(f"{name!r} ({ratio:.3g})" for name, ratio in far[:3])
+            shown = ", ".join(f"{one.name!r} ({ratio:.3g})" for one, ratio in far[:3])
+            has_it = all(argument in _bounds_of(one) for one, _ in far)
+            or_bound = f", or {cure} {argument}" if has_it else ""
             yield (
                 f"{len(far)} of {len(ratios)} parameters have a trust ratio far {side} the median "
-                f"{median:.3g}: {shown}. The cause is {cause}"
+                f"{median:.3g}: {shown}. The cause is {cause}{or_bound}."
             )
+
+
+def _bounds_of(ratio: optimizer_facts.Ratio) -> tuple[str, ...]:
+    """The arguments for bounds that all optimizers with such a part of the state have."""
+    if ratio.source.kind is ScaleByLarsState:  # lars and larc
+        return ()
+    is_lans = not {"momentum_branch", "gradient_branch"}.isdisjoint(ratio.source.keys)
+    return ("param_norm_bounds",) if is_lans else ("param_norm_bounds", "trust_ratio_bounds")
 
 
 def _blocks(ratios: list[optimizer_facts.Ratio]) -> np.ndarray:

@@ -163,7 +163,7 @@ def _of_entries(state: MeasureNoiseScaleState, confidence: float) -> NoiseScale:
     noise, signal = state.noise, state.signal
     begun = state.weight > 0
     steps = jnp.square(state.weight) / jnp.where(begun, state.square_weight, 1)
-    ratio = jnp.where(signal > 0, noise / jnp.where(signal > 0, signal, 1), jnp.inf)
+    ratio = _ratio(state)
     low, high = _fieller(state, steps, confidence)
     known = steps > 1.5  # a single step does not say how steps vary
     return NoiseScale(
@@ -173,6 +173,18 @@ def _of_entries(state: MeasureNoiseScaleState, confidence: float) -> NoiseScale:
         noise=jnp.where(begun, noise, jnp.nan),
         signal=jnp.where(begun, signal, jnp.nan),
     )
+
+
+def _ratio(state: MeasureNoiseScaleState) -> jax.Array:
+    """The noise of each entry over its signal, infinite without a signal."""
+    has_signal = state.signal > 0
+    return jnp.where(has_signal, state.noise / jnp.where(has_signal, state.signal, 1), jnp.inf)
+
+
+def noise_scale_or_0(state: Any) -> jax.Array:
+    """The noise scale of `noise_scale`, but 0 before the first step, where that is NaN."""
+    averages = _state_of(_found(state))
+    return jnp.where(averages.weight > 0, _ratio(averages)[-1], 0)
 
 
 def _fieller(

@@ -13,8 +13,10 @@ import optax
 from optax_largebatch.arguments import Bounds
 from optax_largebatch.engine.recorded_states import Facts, RecordedState, recorded_states
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
+from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
-from optax_largebatch.params.owners import Keys, by_parameter, owners, parts_of_kinds
+from optax_largebatch.params.owners import Keys, Part, by_parameter, owners, parts_of_kinds
+from optax_largebatch.params.stacked import Parts
 from optax_largebatch.transforms.trust_ratio import ScaleByLarsState, ScaleByTrustRatioState
 
 LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
@@ -50,6 +52,9 @@ class OptimizerFacts(NamedTuple):
     """How many blocks each parameter has."""
     ratios: dict[Keys, RatioFacts]
     """What it says about each part of its state with trust ratios, by the part's keys."""
+    spheres: dict[int, tuple[tuple[int, ...], Parts | None]]
+    """The axes over the blocks of each parameter whose blocks stay on spheres, and the parts of an
+    axis, by the numbers of the parameters."""
 
     @property
     def lengths(self) -> list[str]:
@@ -80,7 +85,7 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
             f"params) and (optimizer, state, params); got a {type(optimizer).__name__}."
         )
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
-    found = OptimizerFacts([None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {})
+    found = OptimizerFacts([None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {}, {})
 
     def look(params: Any) -> None:
         with recorded_states() as record:
@@ -114,6 +119,10 @@ def _add(found: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
     stacks = made.transform.stacked
     axes = dict(zip(numbers, stacks.axes(made.params), strict=True))
     lengths = dict(zip(numbers, stacks.lengths(made.params), strict=True))
+    leaves, structure = jax.tree.flatten(made.params)
+    blocks = stacks.over_blocks(Leaves(made.params, structure, leaves))
+    pairs = zip(numbers, blocks, of_each, strict=True)
+    found.spheres.update((k, x) for k, x, facts in pairs if facts.get("length") == "sphere")
     for number, facts in zip(numbers, of_each, strict=True):
         found.axes[number] = tuple(sorted({*found.axes[number], *axes[number]}))
         found.blocks[number] = max(found.blocks[number], math.prod(lengths[number]))
@@ -157,9 +166,20 @@ def _highest(rate: Any) -> float | None:
     return max(map(float, values)) if is_known else None
 
 
-def block_norms(x: jax.Array, stacked_axes: tuple[int, ...] = ()) -> jax.Array:
-    """The norm of each block, in a shape that broadcasts."""
-    return from_sum_of_squares(sum_of_squares(x, stacked_axes))
+def block_norms(
+    x: jax.Array, stacked_axes: tuple[int, ...] = (), parts: Parts | None = None
+) -> jax.Array:
+    """The norm of each block, in a shape that broadcasts.
+
+    Args:
+        x: the array.
+        stacked_axes: its axes that run over blocks.
+        parts: the parts of one of them, if it is cut.
+    """
+    squares = sum_of_squares(x, stacked_axes)
+    if parts is not None:
+        squares = parts.spread(parts.sums_of_each(squares))
+    return from_sum_of_squares(squares)
 
 
 class Ratio(NamedTuple):
@@ -172,6 +192,8 @@ class Ratio(NamedTuple):
     """A ratio for each layer."""
     adapted: bool
     about: RatioFacts
+    source: Part
+    """The part of the state that has them."""
 
 
 def trust_ratios(optimizer: Optimizer, state: Any, params: Any) -> dict[str, jax.Array]:
@@ -257,7 +279,9 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
     for one in by_parameter(found, "trust_ratios", state, params, known=lengths):
         about = facts.ratios[one.part.keys[above:]]
         values = one.part.array("trust_ratios")[one.entries].reshape(one.shape)
-        ratios.append(Ratio(one.name, one.number, values, one.number in about.adapted, about))
+        ratios.append(
+            Ratio(one.name, one.number, values, one.number in about.adapted, about, one.part)
+        )
     return ratios
 
 

@@ -8,7 +8,7 @@ import optax
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import refused
-from optax_largebatch.diagnostics.noise_scale import noise_scale
+from optax_largebatch.diagnostics.noise_scale import noise_scale_or_0
 from optax_largebatch.diagnostics.optimizer_facts import LAYER_WISE, Optimizer
 from optax_largebatch.params import owners
 from optax_largebatch.params.leaves import leaves_of
@@ -56,7 +56,7 @@ def step_metrics(
     `skipped_steps`                  steps left out: a gradient was not finite, or a spike
     `loss_scale`                     the factor for the next loss
     `micro_step`, `macro_step`       micro-batches in the accumulator, and steps taken so far
-    `noise_scale`                    the gradient noise scale, where it is measured
+    `noise_scale`                    the gradient noise scale, where it is measured; 0 before that
     ================================ ==============================================================
 
     Metrics that a state does not have are left out, so the names are the same from the first step
@@ -165,12 +165,13 @@ def _spread(
         return {}
     numbers = jnp.concatenate(vectors)
     adapted = numbers != not_adapted
-    # A NaN has to show here, and a median that leaves out NaN would hide it.
-    unknown = jnp.any(jnp.isnan(numbers))
-    median = jnp.nanmedian(jnp.where(adapted, numbers, jnp.nan))
+    # A NaN in the numbers shows in all three. None is made here, which jax_debug_nans would report.
+    lowest = jnp.min(jnp.where(adapted, numbers, jnp.inf))
+    middle = jnp.stack([jnp.sum(adapted) - 1, jnp.sum(adapted)]) // 2
+    median = jnp.mean(jnp.sort(jnp.where(adapted, numbers, jnp.inf))[middle])
     ends = {
-        "min": jnp.min(jnp.where(adapted, numbers, jnp.inf)),
-        "median": jnp.where(unknown, jnp.nan, median),
+        "min": lowest,
+        "median": jnp.where(jnp.isnan(lowest), lowest, median),
         "max": jnp.max(jnp.where(adapted, numbers, -jnp.inf)),
     }
     return {f"{name}/{end}": jnp.where(adapted.any(), x, not_adapted) for end, x in ends.items()}
@@ -193,7 +194,7 @@ def _scalars(state: Any) -> dict[str, jax.Array]:
 def _noise_scales(state: Any) -> dict[str, jax.Array]:
     """The gradient noise scale of each part that measures one."""
     found = owners.parts_of_kinds(state, MeasureNoiseScaleState)
-    values = [noise_scale(part.fields).noise_scale for part in found]
+    values = [noise_scale_or_0(part.fields) for part in found]
     return dict(zip(_named("noise_scale", found), values, strict=True))
 
 

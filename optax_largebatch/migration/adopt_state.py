@@ -45,7 +45,8 @@ def adopt_state(
     Therefore a matrix takes its momentum from either, and the parameters beside the matrices take
     both moments of Adam. Muon keeps no second moment, so a matrix cannot go from Muon to Adam: this
     is an error. The radii of `radius="start"` go over too. A block that had none takes it at its
-    next step.
+    next step. So do the second moments of `normalize_neurons`, where they have the same shape. All
+    others begin at 0.
 
     **The moments must mean the same in both optimizers**: the same `b1` (of Muon: `beta`), `b2` or
     `momentum`, and gradients clipped in the same way. A state does not say so. Pass `old_optimizer`
@@ -73,14 +74,19 @@ def adopt_state(
     dropped. If only the old one hides it, it has no moments, and this is an error.
 
     **Wrappers.** Finish a macro-batch of `optax.MultiSteps` or `accumulate_gradients` first. The
-    masters of `master_weights` go over. Loss scales, estimates and counts of skipped steps begin
-    anew.
+    masters of `master_weights` go over, and so do the average and the steps of `average_weights`,
+    and the steps of `stochastic_rounding`. If the old optimizer had none, the steps go on from
+    those of the run, and the average begins with the next weights.
+
+    **What begins anew:** loss scales, noise scales, the norms or losses in which `skip_bad_steps`
+    looks for spikes, counts of skipped steps, and what a state says of the last step: learning
+    rates, trust ratios and angles.
 
     Args:
         optimizer: the new optimizer.
         params: the parameters as they are now.
         state: the old optimizer's state, of optax, of this library, or with the same fields. Do not
-            donate it later: the old and the new state share the arrays of the moments.
+            donate it later: the old and the new state share the arrays of the moments and averages.
         step: the number of steps so far, where the state does not know it (`optax.sgd` with a
             constant learning rate, or a state inside `jax.jit`) or knows several; None to read it
             from the state.
@@ -89,14 +95,15 @@ def adopt_state(
             parameters of few elements; their moments must then be equal. None for no check.
 
     Returns:
-        A state of `optimizer`. The moments stay on their devices, and the rest is where
-        `optimizer.init(params)` puts it.
+        A state of `optimizer`. Moments, masters and averages stay on their devices, and the rest is
+        where `optimizer.init(params)` puts it.
 
     Raises:
         TypeError: `state` is a `TrainState` or the like; pass the optimizer's state in it.
         ValueError: one optimizer has moments that the other does not have, or that mean something
             else; `params` and `state` do not belong together; `state` has an axis for several
-            models, or is in the middle of a macro-batch; or `step` or `old_optimizer` is needed.
+            models, is in the middle of a macro-batch, or averages other weights; or `step` or
+            `old_optimizer` is needed.
 
     Examples:
         >>> import jax

@@ -35,7 +35,7 @@ STEPS = ("count", "macro_step", "gradient_step")
 """Fields that count steps."""
 MICRO_STEPS = ("micro_step", "mini_step")
 """Fields that count the micro-batches of the next step."""
-COPIES = (*_MOMENTS, "accumulator", "acc_grads", "master", "radii")
+COPIES = (*_MOMENTS, "accumulator", "acc_grads", "average", "master", "radii")
 """Fields that hold a tree like the parameters, in which nothing is a state, whatever its name."""
 
 

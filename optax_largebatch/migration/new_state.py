@@ -14,14 +14,24 @@ import optax
 from optax_largebatch.engine.recorded_states import RecordedState
 from optax_largebatch.migration.moments import COPIES, STEPS, Kept, counters, kind_of
 from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState
-from optax_largebatch.params.owners import Keys, Part, by_parameter, keyed_arrays, parts_of
+from optax_largebatch.params.owners import (
+    Keys,
+    Part,
+    by_parameter,
+    keyed_arrays,
+    parts_of,
+    seen_by,
+)
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.nesterov import NesterovSplitState
+from optax_largebatch.transforms.orthogonalization.neurons import NormalizeNeuronsState
 from optax_largebatch.transforms.trust_ratio import ScaleByLarsState
 from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.master_weights import MasterWeightsState
+from optax_largebatch.wrappers.stochastic_rounding import StochasticRoundingState
+from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
 _BEGIN_ANEW = (
     AccumulateGradientsState,
@@ -71,6 +81,13 @@ class NewState:
             new["radii"] = self._radii(fields["radii"])
         if issubclass(part.kind, MasterWeightsState):
             new["master"] = self._masters(part, fields["master"])
+        if issubclass(part.kind, NormalizeNeuronsState):
+            new["nu"] = self._neurons(fields["nu"])
+        if issubclass(part.kind, StochasticRoundingState):
+            steps = next((old.array("steps") for old in self._same(part)), self.steps)
+            new["steps"] = placed(steps, fields["steps"])
+        if issubclass(part.kind, AverageWeightsState):
+            new |= self._average(part, fields)
         counted = counters(part, (*STEPS, "step"))  # `step` of optax.conditionally_transform
         return new | {name: placed(self.steps, like) for name, like in counted.items()}
 
@@ -140,6 +157,55 @@ class NewState:
         pairs = [(old.get(keys, like), like) for keys, like in keyed_arrays(new)]
         taken = [x if (x.shape, x.dtype) == (like.shape, like.dtype) else like for x, like in pairs]
         return jax.tree.unflatten(jax.tree.structure(new), map(cast, taken, jax.tree.leaves(new)))
+
+    def _average(self, part: Part, fields: dict[str, Any]) -> dict[str, Any]:
+        """The average of the old state with its numbers; if it has none, the number of steps."""
+        same, new = self._same(part), keyed_arrays(fields["average"])
+        for old in same:
+            arrays = dict(keyed_arrays(old.fields["average"]))
+            if all(keys in arrays and jnp.shape(arrays[keys]) == like.shape for keys, like in new):
+                taken = [cast(arrays[keys], like) for keys, like in new]
+                structure = jax.tree.structure(fields["average"])
+                return {
+                    "average": structure.unflatten(taken),
+                    "steps": placed(old.array("steps"), fields["steps"]),
+                    "weight": placed(old.array("weight"), fields["weight"]),
+                }
+        if same:
+            raise ValueError(
+                "state must hold an average of all parameters of which optimizer keeps one, and "
+                "has one of others. Put average_weights around the same parameters as before, or "
+                "begin with optimizer.init(params)."
+            )
+        return {"steps": placed(self.steps, fields["steps"])}
+
+    def _neurons(self, new: Any) -> Any:
+        """The second moments of neurons, 0 for parameters that had none of this shape."""
+        arrays, structure = jax.tree.flatten(new)
+        made = [x for x in self.made if getattr(x.state, "nu", None) is new]
+        # An `init` inside `jax.jit` does not say which parameters it was given: maybe all.
+        keys = [keys for keys, _ in keyed_arrays(made[0].params if made else self.old.params)]
+        if len(keys) != len(arrays):
+            return new
+        old = self._old_neurons()
+        pairs = [(old.get(self.old.numbers[at], x), x) for at, x in zip(keys, arrays, strict=True)]
+        taken = [placed(x if jnp.shape(x) == like.shape else like, like) for x, like in pairs]
+        return structure.unflatten(taken)
+
+    def _old_neurons(self) -> dict[int, Any]:
+        """The second moments of the neurons of each parameter in the old state."""
+        moments: dict[int, Any] = {}
+        for neurons in self.old.parts:
+            if not neurons.is_one(NormalizeNeuronsState):
+                continue
+            arrays = dict(keyed_arrays(neurons.fields["nu"]))
+            seen = list(range(len(self.old.names)))
+            if len(arrays) < len(seen):
+                seen = seen_by(neurons, self.old.state, self.old.params)
+            places = [(str(place), "0") for place in range(len(seen))]
+            if arrays.keys() == set(places):
+                moments |= {k: arrays[place] for k, place in zip(seen, places, strict=True)}
+        return moments
 
     def _laid_out(self, name: str, old: Any, new: Any) -> Any:
         """A field of an old state in the layout of the new one.

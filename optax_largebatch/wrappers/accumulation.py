@@ -21,7 +21,9 @@ from optax_largebatch.transforms.noise.small_batches import (
     SmallBatches,
     block_square_norms,
 )
+from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
 from optax_largebatch.wrappers.inner import check_inner, switch
+from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
 
 class AccumulateGradientsState(NamedTuple):
@@ -51,6 +53,11 @@ class AccumulateGradientsState(NamedTuple):
     def gradient_step(self) -> jax.Array:
         """`macro_step`, by its name in `optax.MultiStepsState`."""
         return self.macro_step
+
+
+_ACCUMULATING = (AccumulateGradientsState, optax.MultiStepsState)
+_SAY_IF_MOVED = (*_ACCUMULATING, SkipBadStepsState, DynamicLossScaleState)
+"""States that know whether the last call moved the parameters."""
 
 
 @arguments.renamed(opt="inner", every_k_schedule="every")
@@ -309,6 +316,9 @@ def _step_or_wait(
 def has_updated(state: optax.OptState) -> jax.Array:
     r"""Whether the last micro-batch completed a macro-batch and the parameters moved.
 
+    They do not move if `skip_bad_steps` or `dynamic_loss_scale` leaves the micro-batch or the step
+    out.
+
     Args:
         state: the state of `accumulate_gradients`, also inside other wrappers, or of
             `optax.MultiSteps`, which has a method of this name.
@@ -338,14 +348,41 @@ def has_updated(state: optax.OptState) -> jax.Array:
             f"state must hold one state of accumulate_gradients, got {len(found)} of them in a "
             f"{type(state).__name__}. Pass the state of the optimizer as `update` returned it."
         )
-    return (found[0].mini_step == 0) & (found[0].gradient_step > 0)
+    return has_moved(state)
+
+
+def has_moved(state: optax.OptState) -> jax.Array:
+    """Whether the last call moved the parameters, as far as the wrappers in a state say.
+
+    Of wrappers side by side, as behind `optax.partition`, those that accumulate count alone, if
+    there are any. It is enough if one of them has moved its parameters.
+    """
+
+    def says(node: Any) -> bool:
+        return isinstance(node, _SAY_IF_MOVED)
+
+    wrappers = [node for node in jax.tree.leaves(state, is_leaf=says) if says(node)]
+    wrappers = [node for node in wrappers if accumulating(node)] or wrappers
+    if not wrappers:
+        return jnp.ones([], bool)
+    return functools.reduce(jnp.logical_or, map(_has_moved_inside, wrappers))
+
+
+def _has_moved_inside(wrapper: Any) -> jax.Array:
+    """Whether the last call of a wrapper moved its parameters."""
+    if isinstance(wrapper, SkipBadStepsState | DynamicLossScaleState):
+        return ~wrapper.left_out & has_moved(wrapper.inner_state)
+    is_ours = isinstance(wrapper, AccumulateGradientsState)
+    inner_state = wrapper.inner_state if is_ours else wrapper.inner_opt_state
+    is_complete = (wrapper.mini_step == 0) & (wrapper.gradient_step > 0)
+    return is_complete & has_moved(inner_state)
 
 
 def accumulating(state: optax.OptState) -> list[Any]:
     """The states in a state that count micro-batches, whose step comes after several."""
 
     def counts(node: Any) -> bool:
-        return isinstance(node, AccumulateGradientsState | optax.MultiStepsState)
+        return isinstance(node, _ACCUMULATING)
 
     return [node for node in jax.tree.leaves(state, is_leaf=counts) if counts(node)]
 

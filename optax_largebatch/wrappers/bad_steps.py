@@ -34,6 +34,11 @@ class SkipBadStepsState(NamedTuple):
     inner_state: optax.OptState
     """State of the inner transformation."""
 
+    @property
+    def left_out(self) -> jax.Array:
+        """Whether the last step was left out, shape ()."""
+        return self.skipped_in_a_row > 0
+
 
 @arguments.renamed(max_consecutive_errors="max_in_a_row")
 def skip_bad_steps(

@@ -19,11 +19,16 @@ class DynamicLossScaleState(NamedTuple):
     loss_scale: jax.Array
     """The factor for the next loss, shape ()."""
     good_steps: jax.Array
-    """Steps taken since the scale last changed, shape ()."""
+    """Steps taken since the scale last changed, shape (); -1 if the last step was left out."""
     skipped: jax.Array
     """Steps left out so far, shape ()."""
     inner_state: optax.OptState
     """State of the inner transformation."""
+
+    @property
+    def left_out(self) -> jax.Array:
+        """Whether the last step was left out, shape ()."""
+        return self.good_steps < 0
 
 
 def dynamic_loss_scale(
@@ -113,7 +118,7 @@ def dynamic_loss_scale(
         new_updates, inner_state = step_if(
             finite, inner, leaves, gradients, state.inner_state, params, **extra_args
         )
-        good_steps = jnp.where(finite, state.good_steps + 1, 0)
+        good_steps = jnp.where(finite, jnp.maximum(state.good_steps, 0) + 1, -1)
         grown = state.loss_scale * growth_factor
         grows = (good_steps >= growth_interval) & jnp.isfinite(grown)
         reduced = jnp.maximum(state.loss_scale * backoff_factor, 1)

@@ -10,7 +10,7 @@ from optax_largebatch.arguments import check_number_or_schedule, check_state, nu
 from optax_largebatch.norms import dtype_like
 from optax_largebatch.params.leaves import check_params, leaves_of
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.wrappers.accumulation import accumulating, has_updated
+from optax_largebatch.wrappers.accumulation import has_moved
 from optax_largebatch.wrappers.inner import check_inner
 
 
@@ -45,7 +45,8 @@ def average_weights(
     :math:`k` times the batch, :math:`h / k` steps, which is :math:`d^k`.
 
     Put it inside of `master_weights`, so that the average is that of the masters. With
-    `accumulate_gradients` it may stand on either side: only complete macro-batches count.
+    `accumulate_gradients` it may stand on either side: only complete macro-batches count, and
+    no steps that `skip_bad_steps` or `dynamic_loss_scale` leaves out.
 
     Args:
         inner: the optimizer, from this library or any other.
@@ -89,24 +90,36 @@ def average_weights(
         check_params("average_weights", "averages them", params)
         check_state("average_weights", AverageWeightsState, state)
         updates, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
-        has_moved = has_updated(inner_state) if accumulating(inner_state) else jnp.array(True)
+        counts = has_moved(inner_state)
         leaves = leaves_of("params", params)
         half_lives = number_at(state.steps, "half_life", half_life, "(0, inf)")
         forgotten = -jnp.expm1(-jnp.log(2.0) / jnp.asarray(half_lives, state.weight.dtype))
         weight = state.weight + forgotten * (1 - state.weight)
-        share = jnp.where(has_moved, forgotten / weight, 0)
+        share = jnp.where(counts, forgotten / weight, 0)
         average = leaves.alike("the state's average", state.average)
-        for index, step in enumerate(leaves.align("the updates", updates)):
-            param, before = leaves.arrays[index], average[index]
-            # As `optax.apply_updates` moves it, also where the parameter rounds.
-            moved = param if step is None else param + step.astype(param.dtype)
+        steps = leaves.align("the updates", updates)
+        for index, param in enumerate(leaves.arrays):
+            before, moved = average[index], param
+            if steps[index] is not None:
+                steps[index] = _as_rounded(steps[index])
+                with jax.numpy_dtype_promotion("standard"):
+                    moved = _as_rounded(optax.apply_updates(param, steps[index]))
             change = moved.astype(before.dtype) - before
             average[index] = before + share.astype(before.dtype) * change
-        return updates, AverageWeightsState(
-            jnp.where(has_moved, optax.safe_increment(state.steps), state.steps),
-            jnp.where(has_moved, weight, state.weight),
+        return leaves.rebuild(steps), AverageWeightsState(
+            jnp.where(counts, optax.safe_increment(state.steps), state.steps),
+            jnp.where(counts, weight, state.weight),
             leaves.rebuild(average),
             inner_state,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _as_rounded(x: Any) -> jax.Array:
+    """A low-precision array with its rounding errors, also where it is cast to a wider dtype.
+
+    XLA leaves out a cast that is followed by one back, and would average other weights.
+    """
+    is_low = x.dtype != accumulation_dtype(x.dtype)
+    return jax.lax.optimization_barrier(x) if is_low else x

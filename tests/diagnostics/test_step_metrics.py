@@ -158,6 +158,33 @@ def test_a_ratio_that_is_not_finite_is_not_hidden():
     assert all(jnp.isnan(found[f"trust_ratio/{end}"]) for end in ("min", "median", "max"))
 
 
+NOISE = lb.accumulate_gradients(
+    lb.chain(lb.measure_noise_scale(), lb.lamb(0.1)), every=2, small_batches=True
+)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [lb.lamb(0.1), lb.lamb(0.1, trust_ratio_mask=lb.matching("kernel")), lb.muonh(0.1), NOISE],
+    ids=["lamb", "lamb of one", "muonh", "noise scale"],
+)
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_healthy_run_has_no_nan(optimizer, steps):
+    """`jax_debug_nans` ends a run at any NaN that is computed, also at one that is thrown away."""
+    state = trained(optimizer, steps)
+    with jax.debug_nans(True):
+        eager = lb.step_metrics(state, PARAMS, gradients=PARAMS)
+        compiled = jax.jit(lambda state: lb.step_metrics(state, PARAMS, gradients=PARAMS))(state)
+    assert eager.keys() == compiled.keys()
+
+
+@pytest.mark.parametrize("ratios", [[3.0], [3.0, 1.0, 2.0], [9.0, 2.0, 1.0, 4.0, 3.0, 1.0]])
+def test_the_median_is_that_of_the_adapted(ratios):
+    state = optax.tree.set(lb.lamb(0.1).init(PARAMS), trust_ratios=jnp.array(ratios))
+    adapted = [ratio for ratio in ratios if ratio != 1]
+    assert metrics(state)["trust_ratio/median"] == np.median(adapted)
+
+
 def test_copies_of_a_state_are_an_error():
     for inner, said in ((lb.eve(0.1), r"learning_rates .* \(2, 3\)"), (SGD, r"skipped_.* \(2,\)")):
         state = lb.skip_bad_steps(inner).init(PARAMS)

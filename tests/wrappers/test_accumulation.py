@@ -234,6 +234,65 @@ def test_has_updated_finds_the_one_state_that_knows():
         lb.has_updated((accumulated.init(PARAMS), accumulated.init(PARAMS)))
 
 
+ONCE = optax.sgd(1.0)
+LEAVING_OUT = {
+    "skip_bad_steps": lb.skip_bad_steps,
+    "spikes": lambda inner: lb.skip_bad_steps(inner, deviations=6),
+    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(
+        inner, initial_scale=1.0, growth_interval=2
+    ),
+}
+
+
+def pairs(inner):
+    return lb.accumulate_gradients(inner, every=2)
+
+
+def pairs_of_optax(inner):
+    return optax.MultiSteps(inner, 2).gradient_transformation()
+
+
+@jax.numpy_dtype_promotion("standard")  # for optax.MultiSteps
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+@pytest.mark.parametrize("accumulated", [pairs, pairs_of_optax])
+@pytest.mark.parametrize("wrapper", LEAVING_OUT)
+def test_a_micro_batch_that_is_left_out_has_not_updated(wrapper, accumulated, beside):
+    """Right after a step, too. What `optax.partition` has beside it does not matter."""
+    optimizer = lb.average_weights(LEAVING_OUT[wrapper](accumulated(ONCE)), half_life=1)
+    if beside:
+        others = lb.skip_bad_steps(optax.sgd(0.1))
+        optimizer = optax.partition({"pairs": optimizer, "others": others}, labels_of)
+    bad = jnp.nan
+    seen = updated_after(optimizer, [1.0, 1.0, bad, bad, 1.0, bad, 1.0, 1.0, 1.0])
+    assert seen == [0, 1, 0, 0, 0, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("wrapper", LEAVING_OUT)
+def test_a_step_that_is_left_out_has_not_updated(wrapper):
+    """Its mean is not finite. The macro-batch is complete, but nothing has moved."""
+    optimizer = pairs(LEAVING_OUT[wrapper](ONCE))
+    seen = updated_after(optimizer, [1.0, 1.0, 1.0, jnp.nan, 1.0, 1.0])
+    assert seen == [0, 1, 0, 0, 0, 1]
+
+
+def labels_of(params):
+    return {name: "pairs" if name == "kernel" else "others" for name in params}
+
+
+def updated_after(optimizer, values):
+    """Whether `has_updated` says so after each micro-batch; and it is so."""
+    params, state, seen = PARAMS, optimizer.init(PARAMS), []
+    update = jax.jit(optimizer.update)
+    for value in values:
+        gradient = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), PARAMS)
+        updates, state = update(gradient, state, params)
+        moved = bool(jnp.any(updates["kernel"] != 0))
+        seen.append(bool(lb.has_updated(state)))
+        assert seen[-1] == moved
+        params = optax.apply_updates(params, updates)
+    return seen
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="older XLA copies and counts otherwise")
 @pytest.mark.parametrize("inner", [lb.lamb(0.1), optax.sgd(0.1, 0.9)], ids=["ours", "foreign"])
 def test_waiting_copies_nothing(inner):

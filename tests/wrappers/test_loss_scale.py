@@ -53,7 +53,7 @@ def test_grows_after_good_steps_and_falls_with_bad_ones():
     values = [1.0, 1.0, None, 1.0, 1.0, 1.0, 1.0]
     states = [state for _, state in run(optimizer, values)]
     assert [float(state.loss_scale) for state in states] == [8, 8, 4, 4, 4, 16, 16]
-    assert [int(state.good_steps) for state in states] == [1, 2, 0, 1, 2, 0, 1]
+    assert [int(state.good_steps) for state in states] == [1, 2, -1, 1, 2, 0, 1]
 
 
 def test_stays_between_1_and_what_float32_holds():

@@ -103,8 +103,14 @@ def test_on_a_mesh(place):
         lb.accumulate_gradients(averaging(SGD), every=3),
         averaging(lb.accumulate_gradients(SGD, every=3)),
         averaging(optax.MultiSteps(SGD, 3).gradient_transformation()),
+        averaging(
+            optax.partition(
+                dict.fromkeys("ab", lb.accumulate_gradients(SGD, every=3)),
+                {"bias": "a", "kernel": "b"},
+            )
+        ),
     ],
-    ids=["inside", "outside", "outside of optax.MultiSteps"],
+    ids=["inside", "outside", "outside of optax.MultiSteps", "outside of several"],
 )
 def test_only_complete_macro_batches_count(optimizer):
     with jax.numpy_dtype_promotion("standard"):  # for optax.MultiSteps
@@ -112,6 +118,51 @@ def test_only_complete_macro_batches_count(optimizer):
     every_third = jax.tree.map(lambda x: x[2::3], trajectory)
     wanted = expected(every_third, [HALF_LIFE] * (STEPS // 3))
     assert_close(lb.averaged_params(optimizer, state, params), wanted)
+
+
+LEAVING_OUT = {
+    "skip_bad_steps": lb.skip_bad_steps,
+    "dynamic_loss_scale": lambda inner: lb.dynamic_loss_scale(inner, initial_scale=1.0),
+}
+
+
+@pytest.mark.parametrize("every", [None, 2], ids=["steps", "micro-batches"])
+@pytest.mark.parametrize("side", ["inside", "outside"])
+@pytest.mark.parametrize("wrapper", LEAVING_OUT)
+def test_what_is_left_out_does_not_count(wrapper, side, every):
+    """Neither a step nor a micro-batch, also not right after a step."""
+    inner = SGD if every is None else lb.accumulate_gradients(SGD, every=every)
+    leaving_out = LEAVING_OUT[wrapper]
+    optimizer = averaging(leaving_out(inner)) if side == "inside" else leaving_out(averaging(inner))
+    bad = [1.0, 1.0, jnp.nan, jnp.nan, 2.0, jnp.nan, 2.0, 3.0, 3.0]
+
+    def average_after(values):
+        params, state = network(), optimizer.init(network())
+        for value in values:
+            gradient = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), params)
+            updates, state = jax.jit(optimizer.update)(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+        return lb.averaged_params(optimizer, state, params), optax.tree.get(state, "steps")
+
+    average, steps = average_after(bad)
+    wanted, without = average_after([x for x in bad if x == x])
+    jax.tree.map(np.testing.assert_array_equal, average, wanted)
+    assert steps == without == 6 // (every or 1)
+
+
+@jax.numpy_dtype_promotion("standard")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("of_updates", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("wrap", [lambda inner: inner, lb.stochastic_rounding], ids=["", "rounded"])
+def test_of_weights_that_are_rounded_once(dtype, of_updates, wrap):
+    """With a half-life of next to nothing, the average is the weights that `optax` makes."""
+    optimizer = lb.average_weights(wrap(optax.sgd(0.003)), half_life=1e-6)
+    params = helpers.drawn({"kernel": (64, 64)}, dtype)
+    gradients = helpers.drawn({"kernel": (64, 64)}, of_updates)
+    for update in (optimizer.update, jax.jit(optimizer.update)):
+        updates, state = update(gradients, optimizer.init(params), params)
+        moved = optax.apply_updates(params, updates)["kernel"]
+        np.testing.assert_array_equal(state.average["kernel"], moved.astype("float32"))
 
 
 def test_of_masters():
@@ -151,6 +202,95 @@ def test_a_layer_on_a_sphere_has_the_norm_of_the_sphere():
         read["layers"]["kernel"], mean["layers"]["kernel"] * (on_it / inside)[:, None, None], 1e-4
     )
     np.testing.assert_allclose(read["bias"], mean["bias"], rtol=1e-5)
+
+
+SCALES = jnp.repeat(jnp.array([1.0, 3.0, 0.2]), 4)
+FUSED = {
+    "matrix_axes": (
+        lambda text: lb.muonh(0.5, matrix_axes={"kernel": text}, stacked={}),
+        "rows (3 columns)",
+    ),
+    "stacked": (lambda text: lb.hyperball(0.5, stacked={"kernel": text}), "rows (3 columns)"),
+    "of unequal lengths": (
+        lambda text: lb.hyperball(0.5, stacked={"kernel": text}),
+        "rows columns=4+4+4",
+    ),
+    "in a partition": (
+        lambda text: optax.partition(
+            {"muonh": lb.muonh(0.5, matrix_axes={"kernel": text}, stacked={}), "others": SGD},
+            {"kernel": "muonh", "bias": "others"},
+        ),
+        "rows (3 columns)",
+    ),
+}
+
+
+@EIGHT_DEVICES
+@pytest.mark.parametrize("place", ["one device", "auto", "explicit"])
+@pytest.mark.parametrize("name", FUSED)
+def test_each_matrix_in_a_parameter_has_the_norm_of_its_own_sphere(name, place):
+    make, text = FUSED[name]
+    params = helpers.drawn({"kernel": (8, 12)}, "float32")
+    params["kernel"] *= SCALES[None]
+    params |= {"bias": jnp.ones(3)} if "partition" in name else {}
+    optimizer = averaging(make(text))
+    (params, state), _ = trained(optimizer, params)
+    kinds = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+    if place in kinds:
+        mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kinds[place],) * 2)
+        params = {
+            key: jax.device_put(x, NamedSharding(mesh, P("x", "y") if x.ndim > 1 else P()))
+            for key, x in params.items()
+        }
+    read = jax.jit(lambda s, p: lb.averaged_params(optimizer, s, p))(state, params)
+    assert not np.allclose(read["kernel"], params["kernel"], rtol=0.01)
+
+    def norms(x):
+        return [np.linalg.norm(matrix) for matrix in np.split(np.asarray(x["kernel"]), 3, 1)]
+
+    np.testing.assert_allclose(norms(read), norms(params), rtol=1e-5)
+
+
+def test_each_matrix_of_a_text_without_a_cut_has_its_own_norm():
+    params = {"kernel": jnp.cos(jnp.arange(60.0)).reshape(3, 4, 5) * SCALES[::4, None, None]}
+    inner = lb.muonh(0.5, matrix_axes={"kernel": "layers rows columns"}, stacked={})
+    optimizer = averaging(inner)
+    (params, state), _ = trained(optimizer, params)
+    read = lb.averaged_params(optimizer, state, params)
+    after, before = (np.linalg.norm(x["kernel"], axis=(1, 2)) for x in (read, params))
+    np.testing.assert_allclose(after, before, rtol=1e-5)
+
+
+HIDDEN = {"bias": "frozen", "kernel": "trained"}
+OF_SOME = {
+    "partition": lambda inner: optax.partition(
+        {"trained": inner, "frozen": optax.set_to_zero()}, HIDDEN
+    ),
+    "masked": lambda inner: optax.masked(inner, {"bias": False, "kernel": True}),
+    "the last is hidden": lambda inner: optax.masked(inner, {"bias": True, "kernel": False}),
+}
+
+
+@pytest.mark.parametrize("on_spheres", [False, True])
+@pytest.mark.parametrize("name", OF_SOME)
+def test_parameters_without_an_average_come_back_as_they_are(name, on_spheres):
+    inner = lb.muonh(0.1, others=SGD) if on_spheres else lb.lamb(0.1)
+    optimizer = OF_SOME[name](averaging(inner))
+    (params, state), trajectory = trained(optimizer, network())
+    read = lb.averaged_params(optimizer, state, params)
+    hidden, averaged = sorted(params, reverse=name == "the last is hidden")
+    np.testing.assert_array_equal(read[hidden], params[hidden])
+    mean = expected(trajectory, [HALF_LIFE] * STEPS)[averaged]
+    if on_spheres and averaged == "kernel":
+        mean = mean * np.linalg.norm(params[averaged]) / np.linalg.norm(mean)
+    np.testing.assert_allclose(read[averaged], mean, rtol=1e-4, atol=1e-5)
+
+
+def test_other_parameters_are_refused():
+    optimizer = averaging(SGD)
+    (params, state), _ = trained(optimizer, network())
+    with pytest.raises(ValueError, match="params must be the parameters of the optimizer"):
+        lb.averaged_params(optimizer, state, {"other": params["bias"]})
 
 
 def test_the_law_keeps_the_variance():

@@ -1,0 +1,299 @@
+"""What becomes of each field of each state, and of what few optimizers keep."""
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.params.owners import parts_of
+from tests import helpers
+from tests.conftest import read_back
+from tests.migration.switches import (
+    LAMB,
+    PARAMS,
+    SCHEDULE,
+    as_orbax,
+    gradients,
+    masked,
+    same_places,
+    sums_gradients,
+    without_bias,
+)
+from tests.optimizers.registry import OPTIMIZERS
+
+STEPS = 3
+RATE = lb.scale_by_learning_rate(SCHEDULE)
+
+
+def norm_muon(**settings):
+    return lb.chain(lb.orthogonalize_momentum(), lb.normalize_neurons(**settings), RATE)
+
+
+def beside_lamb(inner):
+    """The optimizer for matrices, and LAMB for vectors."""
+    labels = {"kernel": "matrix", "bias": "vector"}
+    return optax.partition({"matrix": inner, "vector": LAMB}, labels)
+
+
+def averaging(inner):
+    return lb.average_weights(inner, half_life=2)
+
+
+def chained(*links):
+    return lb.chain(lb.scale_by_adam(), *links, RATE)
+
+
+NOISE = lb.chain(lb.measure_noise_scale(), LAMB)
+KEEPING = {
+    "lars": lb.lars(SCHEDULE),
+    "clipping": chained(lb.clip_by_median_norm(2.0, window=3), lb.scale_by_parameter_rms()),
+    "cain": OPTIMIZERS["cain"].make(),
+    "learned_gradient": OPTIMIZERS["learned_gradient"].make(),
+    "muonh": lb.muonh(SCHEDULE, radius="start"),
+    "NorMuon": beside_lamb(norm_muon()),
+    "second moment": lb.chain(lb.accumulate_momentum(0.9), lb.scale_by_second_moment(0.9), RATE),
+    "decay": chained(lb.add_decayed_weights(0.1), lb.decay_to_target_rms(0.1)),
+    "clamping": chained(lb.clamp_parameters(5.0)),
+    "noise scale": lb.accumulate_gradients(NOISE, every=2, small_batches=True),
+    "skipping": lb.skip_bad_steps(LAMB, deviations=6, window=2),
+    "loss scale": lb.dynamic_loss_scale(LAMB, initial_scale=8.0, growth_interval=9),
+    "masters": lb.master_weights(LAMB),
+    "average": averaging(LAMB),
+    "rounding": lb.stochastic_rounding(LAMB),
+}
+BEGIN_ANEW = {
+    "AccumulateGradientsState": {"accumulator"},  # without meaning between two steps
+    "DynamicLossScaleState": {"loss_scale", "good_steps", "skipped"},
+    "HyperballState": {"learning_rates", "angles"},
+    "MeasureNoiseScaleState": set(lb.states.MeasureNoiseScaleState._fields),
+    "ScaleByLarsState": {"trust_ratios"},
+    "ScaleByLearningRateState": {"learning_rates"},
+    "ScaleByTrustRatioState": {"trust_ratios"},
+    "SkipBadStepsState": {"values", "seen", "skipped", "skipped_in_a_row", "gave_up"},
+}
+"""The fields that the docstring of `adopt_state` says begin anew."""
+REFUSED = {"NesterovSplitState", "ScaleByWarmedUpRateState"}
+
+
+def state_after(optimizer, params=PARAMS, count=STEPS, bad=False):
+    """The state after some steps with gradients of their own, and one that is left out."""
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    for index in range(count + bad):
+        value = jnp.nan if index == count else 1.0
+        gradient = jax.tree.map(lambda x, of=index, by=value: by * jnp.cos(3 * x + of), params)
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return state
+
+
+def fields_of_ours(state):
+    """The arrays directly in the states of this library, by the state's name and the field's."""
+    return [
+        ((node.kind.__name__, name), jax.tree.leaves(field))
+        for node in parts_of(state)
+        if node.kind.__name__ in lb.states.__all__
+        for name, field in node.fields.items()
+        if name != "inner_state"
+    ]
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_every_field_goes_over_or_is_said_to_begin_anew(name):
+    optimizer, leaves_out = KEEPING[name], name in ("skipping", "loss scale")
+    params = jax.tree.map(lambda x: x.astype("bfloat16"), PARAMS) if name == "masters" else PARAMS
+    state = state_after(optimizer, params, 2 * STEPS, bad=leaves_out)
+    first = fields_of_ours(optimizer.init(params))
+    compared = optimizer if sums_gradients(state) else None
+    adopted = lb.adopt_state(optimizer, params, state, old_optimizer=compared)
+    chex.assert_trees_all_equal_shapes_and_dtypes(adopted, state)
+    triples = zip(fields_of_ours(state), fields_of_ours(adopted), first, strict=True)
+    for ((kind, field), old), (_, new), (_, at_first) in triples:
+        begins_anew = field in BEGIN_ANEW.get(kind, ())
+        chex.assert_trees_all_equal(new, at_first if begins_anew else old)
+        assert field in UNMOVED or not_equal(old, at_first), (kind, field)
+
+
+UNMOVED = ("micro_step", "examples", "small_batches", "gave_up")
+"""Fields that are as at first: there are no micro-batches now, and few steps were left out."""
+
+
+def not_equal(arrays, others):
+    return any(np.any(np.asarray(x) != y) for x, y in zip(arrays, others, strict=True))
+
+
+def test_no_state_is_forgotten():
+    kinds = {kind for own in KEEPING.values() for (kind, _), _ in fields_of_ours(own.init(PARAMS))}
+    assert kinds | REFUSED == {*lb.states.__all__}
+
+
+CARRIERS = {
+    "typed": lambda state, folder: state,
+    "without types": lambda state, folder: as_orbax(state),
+    "from Orbax": lambda state, folder: read_back(state, folder),
+}
+WITH_AVERAGE = {
+    "the same": (averaging(LAMB), averaging(LAMB)),
+    "of optax, in a wrapper": (averaging(optax.adam(SCHEDULE)), lb.skip_bad_steps(averaging(LAMB))),
+    "of some": (without_bias(averaging(LAMB)), masked(averaging(LAMB))),
+    "of fewer": (averaging(LAMB), without_bias(averaging(LAMB))),
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("name", WITH_AVERAGE)
+def test_an_average_goes_on(name, carrier, tmp_path):
+    old, new = WITH_AVERAGE[name]
+    state = state_after(old)
+    adopted = lb.adopt_state(new, PARAMS, CARRIERS[carrier](state, tmp_path))
+    chex.assert_trees_all_equal_shapes_and_dtypes(adopted, new.init(PARAMS))
+    for field in ("average", "steps", "weight"):
+        now, before = (optax.tree.get(tree, field) for tree in (adopted, state))
+        if name == "of fewer" and field == "average":
+            now, before = now["kernel"], before["kernel"]
+        chex.assert_trees_all_equal(now, before)
+    assert optax.tree.get(adopted, "steps") == STEPS
+
+
+def test_the_average_of_masters_goes_on():
+    params = jax.tree.map(lambda x: (x / 3).astype("bfloat16"), PARAMS)
+    optimizer = lb.master_weights(averaging(LAMB))
+    state = state_after(optimizer, params)
+    adopted = lb.adopt_state(optimizer, params, state)
+    chex.assert_trees_all_equal(adopted.inner_state.average, state.inner_state.average)
+
+
+def test_a_first_average_counts_the_steps_of_the_run():
+    """Its half-life may be a schedule of them. It begins with the weights of the next step."""
+    asked = []
+
+    def half_life(step):
+        asked.append(int(step))
+        return 2.0
+
+    new = lb.average_weights(LAMB, half_life=half_life)
+    adopted = lb.adopt_state(new, PARAMS, state_after(LAMB))
+    assert (int(adopted.steps), float(adopted.weight)) == (STEPS, 0)
+    updates, state = new.update(gradients(1)[0], adopted, PARAMS)
+    moved = optax.apply_updates(PARAMS, updates)
+    chex.assert_trees_all_close(state.average, moved, rtol=1e-6)
+    assert asked[-1] == STEPS
+
+
+def test_an_average_of_fewer_parameters_is_refused():
+    state = state_after(without_bias(averaging(LAMB)))
+    everywhere = optax.chain(averaging(optax.identity()), without_bias(LAMB))
+    with pytest.raises(ValueError, match="state must hold an average of all parameters of which"):
+        lb.adopt_state(everywhere, PARAMS, state)
+
+
+@pytest.mark.parametrize("old", [LAMB, lb.stochastic_rounding(LAMB, seed=3)])
+def test_random_numbers_go_on(old):
+    new = lb.stochastic_rounding(LAMB)
+    assert lb.adopt_state(new, PARAMS, state_after(old)).steps == STEPS
+    calls = lb.stochastic_rounding(lb.accumulate_gradients(LAMB, every=2))
+    adopted = lb.adopt_state(calls, PARAMS, state_after(calls, count=2 * STEPS))
+    assert (int(adopted.steps), int(adopted.inner_state.macro_step)) == (2 * STEPS, STEPS)
+
+
+MATRICES = helpers.drawn({"first": (8, 24), "second": (6, 4), "third": (5, 3)})
+TREES = {
+    "dict": MATRICES,
+    "tuples of one": tuple((x,) for x in MATRICES.values()),
+    "nested": {"a": (MATRICES["first"], MATRICES["second"]), "b": MATRICES["third"]},
+}
+
+
+def several(first, second):
+    """Two optimizers, each for some of the parameters, and one that is not moved."""
+
+    def labels(params):
+        leaves, structure = jax.tree.flatten(params)
+        return structure.unflatten(["second", "none", "first"][: len(leaves)])
+
+    return optax.partition({"first": first, "second": second, "none": optax.set_to_zero()}, labels)
+
+
+NEURONS = {
+    "alone": norm_muon(),
+    "several": several(norm_muon(), norm_muon()),
+    "muonh": lb.chain(
+        lb.orthogonalize_momentum(), lb.normalize_neurons(), lb.hyperball(0.1, stacked={})
+    ),
+}
+
+
+def moments_of_neurons(state):
+    """The second moments of all neurons, state by state."""
+    nodes = [node for node in parts_of(state) if node.kind is lb.states.NormalizeNeuronsState]
+    return [x for node in nodes for x in jax.tree.leaves(node.fields["nu"])]
+
+
+@pytest.mark.parametrize("carrier", ["typed", "without types"])
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("name", NEURONS)
+def test_moments_of_neurons_go_on(name, tree, carrier):
+    optimizer, params = NEURONS[name], TREES[tree]
+    state = state_after(optimizer, params)
+    adopted = lb.adopt_state(optimizer, params, CARRIERS[carrier](state, None))
+    before = moments_of_neurons(state)
+    assert all(jnp.all(x > 0) for x in before)
+    chex.assert_trees_all_equal(moments_of_neurons(adopted), before)
+
+
+def test_moments_of_neurons_go_to_the_parameters_that_they_are_of():
+    """From one optimizer for all to two, and back."""
+    one, two = NEURONS["alone"], several(norm_muon(), norm_muon())
+    state = state_after(one, MATRICES)
+    apart = lb.adopt_state(two, MATRICES, state)
+    first, _, third = moments_of_neurons(state)
+    chex.assert_trees_all_equal(moments_of_neurons(apart), [third, first])
+    together = optax.masked(one, {"first": True, "second": False, "third": True})
+    adopted = lb.adopt_state(together, MATRICES, apart)
+    chex.assert_trees_all_equal(moments_of_neurons(adopted), [first, third])
+
+
+@pytest.mark.parametrize(
+    ("old", "kept"),
+    [
+        (norm_muon(side="longer"), [True, False, False]),
+        (lb.chain(lb.orthogonalize_momentum(), RATE), [False, False, False]),
+    ],
+    ids=["of the longer side", "none"],
+)
+def test_moments_that_do_not_fit_begin_at_zero(old, kept):
+    state = state_after(old, MATRICES)
+    adopted = lb.adopt_state(NEURONS["alone"], MATRICES, state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(adopted, NEURONS["alone"].init(MATRICES))
+    assert [bool(jnp.any(x > 0)) for x in moments_of_neurons(adopted)] == kept
+
+
+def test_moments_of_neurons_lie_where_init_puts_them():
+    optimizer, params = NEURONS["alone"], {"first": MATRICES["first"]}
+    state = state_after(optimizer, params)
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    on_mesh = jax.device_put(params, NamedSharding(mesh, P("x", "y")))
+    adopted = lb.adopt_state(optimizer, on_mesh, state)
+    assert same_places(adopted[1], optimizer.init(on_mesh)[1])
+    chex.assert_trees_all_equal(moments_of_neurons(adopted), moments_of_neurons(state))
+
+
+def test_moments_of_neurons_go_on_if_init_is_compiled():
+    optimizer = NEURONS["alone"]
+    compiled = optimizer._replace(init=jax.jit(optimizer.init))
+    state = state_after(optimizer, MATRICES)
+    adopted = lb.adopt_state(compiled, MATRICES, state)
+    chex.assert_trees_all_equal(moments_of_neurons(adopted), moments_of_neurons(state))
+
+
+def test_all_of_it_inside_of_jit():
+    optimizer = lb.stochastic_rounding(averaging(NEURONS["alone"]))
+    state = state_after(optimizer, MATRICES)
+    adopt = jax.jit(lambda state: lb.adopt_state(optimizer, MATRICES, state, step=STEPS))
+    chex.assert_trees_all_equal(adopt(state), lb.adopt_state(optimizer, MATRICES, state))
+    chex.assert_trees_all_equal(moments_of_neurons(adopt(state)), moments_of_neurons(state))
