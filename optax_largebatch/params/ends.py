@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from optax_largebatch.params.blocks import Block
 from optax_largebatch.params.names import is_called
-from optax_largebatch.params.outputs_first import module_of
 from optax_largebatch.params.paths import is_hidden
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.shapes import is_table
@@ -103,7 +102,7 @@ def _with_a_length_of_their_own(blocks: Sequence[Block]) -> list[Block]:
     """
     modules: dict[str, set[int]] = {}
     for block in blocks:
-        module = module_of(block.name) or block.name
+        module = re.sub(r"/[^/]*(/\d+)*$", "", block.name)
         key = re.sub(r".*/(?=[^/]*\d$)", "", module)
         modules.setdefault(key, set()).update(block.shape)
     counts = Counter(length for lengths in modules.values() for length in lengths)

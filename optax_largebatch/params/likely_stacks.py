@@ -99,14 +99,17 @@ def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[
     """The axis along which the parameters of a module seem to be stacked, if there is one.
 
     Of two axes it is the shorter one: there are fewer layers than channels. Kernels share their
-    second axis in other modules too. So along it, what has two axes must be a bias or a scale.
+    second axis in other modules too. So along it, what has two axes must be a bias or a scale, and
+    none of attention, which may have as many heads as channels in each.
     """
     ndims = [len(shape) for shape in members.values()]
     is_stack = is_called("stack", module) if min(ndims) == 3 else min(ndims) == 2 < max(ndims)
     if not is_stack:
         return []
     small = [names[number] for number, shape in members.items() if len(shape) == 2]
-    is_second = all(is_called("vector", name) for name in small)
+    is_second = all(
+        is_called("vector", name) and not is_called("heads of inputs", name) for name in small
+    )
     axes = [axis for axis in (0, 1) if _is_shared(axis, members.values())]
     if not is_second:
         axes = [axis for axis in axes if axis == 0]

@@ -48,8 +48,11 @@ NAMES: dict[str, tuple[Row, ...]] = {
         Row(r"(^|/)((?!multi|attn|attention)[^/]*_)?head(_?\d+)?(/|$)", "lm_head, head"),
         Row(r"unembed|(?<!pre_)logits|classifier|predictions|readout", "what it puts out"),
         Row(r"(^|/)(text|visual|vision|image)_projection(/|$)", "CLIP's two heads"),
-        Row(r"(^|/)final_?layer(_\d+)?(/|$)", "diffusion transformers"),
-        Row(r"^(params/)?(fc|decoder|outputs?)(/(kernel|w|weight))?$", "ResNet's fc, S5's decoder"),
+        Row(r"(^|/)final_?(layer|proj)(_\d+)?(/|$)", "diffusion transformers"),
+        Row(
+            r"^(params/)?(fc|decoder|proj_out|outputs?)(/(kernel|w|weight))?$",
+            "at the root: ResNet's fc, S5's decoder, Flux's proj_out",
+        ),
     ),
     "adapter": (Row(r"lora|adapter", "beside matrices that are not trained"),),
     "router": (Row(r"(^|/)(gate|router|gating)(/(kernel|w|weight))?$", "of experts"),),

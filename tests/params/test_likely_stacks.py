@@ -72,6 +72,12 @@ NO_STACKS = {
             "out": {"bias": (8,), "kernel": (4, 2, 8)},
         }
     },
+    "as many heads as channels in each": {
+        "attention": {
+            **{name: {"bias": (4, 4), "kernel": (16, 4, 4)} for name in ("key", "query", "value")},
+            "out": {"kernel": (4, 4, 16)},
+        }
+    },
     "one layer": {"layers": {"bias": (1, 8), "kernel": (1, 8, 8)}},
     "a single array": (4, 8, 8),
 }
