@@ -1,4 +1,4 @@
-"""The two ends of a network: embeddings and the last layer, which Adam moves beside Muon."""
+"""The two ends of a network: embeddings and the last layer, which Adam moves."""
 
 from collections import Counter
 from collections.abc import Sequence

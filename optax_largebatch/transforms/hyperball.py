@@ -42,7 +42,7 @@ class HyperballState(NamedTuple):
     are not on a sphere."""
     radii: jax.Array
     """With `radius="start"` the norm of each block at its first step, otherwise 0, in the order of
-    `angles`. Of a block that has been zero, the radius of its ball, below 0 to tell it apart."""
+    `angles`. Of a block that has been zero, the radius of its ball with the sign changed."""
 
 
 def hyperball(

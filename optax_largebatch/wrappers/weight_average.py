@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_number_or_schedule, check_state, number_at
-from optax_largebatch.norms import dtype_like
+from optax_largebatch.norms import accumulation_dtype, dtype_like
 from optax_largebatch.params.leaves import check_params, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.accumulation import has_moved
