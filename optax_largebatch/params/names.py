@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[Row, ...]] = {
     "token": (Row(rf"(^|/)(cls|class)(_?token)?{_END}", "the class token of a ViT"),),
     "vector": (
         Row(rf"(^|/)([^/]*_)?bias{_END}", "attention of Flax and Keras: (heads, size)"),
-        Row(rf"(^|/)(b|scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
+        Row(rf"(^|/)(scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
         Row(
             rf"rel(ative)?_?(pos|att|emb)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
             "T5, Swin: a bias for each distance and head",
