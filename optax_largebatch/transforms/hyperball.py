@@ -72,10 +72,15 @@ def hyperball(
 
     Written as :math:`1 / s - 1`, the first factor would lose most of its digits at small rates.
 
-    A block whose direction is 0 does not turn, and a block of zeros stays. So biases that start at
-    0 would never move, and the scale of a normalisation would keep its mean square. Leave vectors
-    out by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
-    `explain(optimizer, params)` marks what it would catch.
+    A block of zeros has no sphere: it grows in a ball of radius
+    :math:`R = \tfrac12 \sqrt[4]{n}` for :math:`n` elements, about half the norm of LeCun's start. It
+    takes :math:`w \leftarrow w - \eta_t \frac{R}{\lVert u \rVert} u`, and is brought back to
+    :math:`R` only where it is beyond it. So output projections, adapters and heads that start at 0
+    train. The state keeps which blocks these are.
+
+    A block whose direction is 0 does not turn. The scale of a normalisation would keep its mean
+    square, so leave vectors out by `trust_ratio_mask`, and embeddings too unless you want their
+    norm fixed: `explain(optimizer, params)` marks what it would catch.
 
     Parameters in bfloat16 round most of a step away: at a rate of .001 four of five weights stay
     as they are, at .01 one of five. Put `master_weights` or `stochastic_rounding` around the
@@ -86,7 +91,7 @@ def hyperball(
             to 0.02 in published runs of MuonH. :math:`\eta`, 0 or more; a float, a schedule, or
             what `ParamGroups.per_group` returns.
         radius: the norm that a block keeps, :math:`R`. `"now"` is its norm before the step, which
-            suits most runs. `"start"` is its norm at the first step, kept in the state, so that
+            suits most runs; of a block of zeros, see above. `"start"` is its norm at the first step, kept in the state, so that
             rounding does not add up. A positive number is the radius of all blocks, to which the
             first step brings them.
         trust_ratio_mask: the parameters that stay on their spheres; None for all. The others take
