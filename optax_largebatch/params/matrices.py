@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -298,7 +298,7 @@ def _default_axes(blocks: list[Block], params: Any) -> list[Axes]:
     return pairs
 
 
-def is_patterns(tree: Any) -> bool:
+def is_patterns(tree: Any) -> TypeGuard[dict[str, Any]]:
     """Whether `tree` maps patterns to pairs; a tree of pairs may look the same."""
     return isinstance(tree, dict) and all(
         isinstance(key, str) and _is_entry(x) for key, x in tree.items()
