@@ -15,6 +15,9 @@ from optax_largebatch.params.shapes import is_table
 End = Rule | Literal["by name"] | None
 """The parameters of one end: a rule, by their names, or None if there are none."""
 
+INSIDE = ("heads of inputs", "three matrices", "two matrices", "more outputs", "router")
+"""The kinds of matrices that may have a length of their own inside of a layer."""
+
 MANY = 8
 """How many times as many rows as columns a table of words has, at least."""
 
@@ -68,10 +71,19 @@ def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) ->
     words = {rows for rows, columns in shapes if rows > 2 * columns}
     others = [block for block in blocks if block.is_matrix and block not in tables]
     as_long = [block for block in others if not words.isdisjoint(block.shape)]
-    if may_ask and not words:
-        modules = _modules_with_a_length(blocks)
-        _ask("head", [x for x in others if _is_bare(x) or min(modules[n] for n in x.shape) == 1])
+    if may_ask and len(as_long) != 1:
+        modules = _modules_with_a_length([block for block in blocks if block not in tables])
+        lonely = [x for x in others if _is_bare(x) or min(modules[n] for n in x.shape) == 1]
+        if words:  # then the table may be the last layer, too, or there is one with a few classes
+            width = max(columns for _, columns in shapes)
+            lonely = [x for x in lonely if min(x.shape) < width and not _is_inside(x.name)]
+        _ask("head", lonely)
     return [len(as_long) == 1 and block in as_long for block in blocks]
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a matrix is called what is inside of a layer, as queries, keys and values are."""
+    return "/" in name and any(is_called(kind, name) for kind in INSIDE)
 
 
 def _selected(end: Rule | None, named: list[tuple[str, Any]]) -> list[bool]:

@@ -122,9 +122,10 @@ def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
             pairs[number] = block.pair(places)
             if window_of(block.name, block.shape):
                 convolutions.append(number)
-    first = [n for n in convolutions if is_first_layer(blocks[n].name, blocks[n].shape)]
-    for number in convolutions if len(convolutions) == 1 else first:
-        del pairs[number]
+    is_alone = len(convolutions) == 1
+    for number in convolutions:
+        if is_first_layer(blocks[number].name, blocks[number].shape, is_alone):
+            del pairs[number]
     return pairs
 
 

@@ -80,9 +80,12 @@ def _layers(names: list[str], shapes: list[tuple[int, ...]], declared: Axes) -> 
             beside = next((names[n] for n in members if axis in declared[n]), "")
             stack = _common([paths[n][:-1] for n in members])
             for number in members:
+                is_router = is_called("router", names[number])
+                if is_router and len(shapes[number]) == 2 + len(declared[number]):
+                    continue  # it has an output for each of the experts beside it
                 if axis not in declared[number] and number not in stacks:
                     alone = f"^{re.escape(names[number])}$"
-                    pattern = alone if beside or not stack else "/".join([*stack, ""])
+                    pattern = alone if beside or not stack else _of_module(stack)
                     stacks[number] = LikelyStack(
                         number, names[number], shapes[number], axis, beside, pattern
                     )
@@ -100,11 +103,16 @@ def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[
 
     Of two axes it is the shorter one: there are fewer layers than channels. Kernels share their
     second axis in other modules too. So along it, what has two axes must be a bias or a scale, and
-    none of attention, which may have as many heads as channels in each.
+    none of attention, which may have as many heads as channels in each. Queries of attention by
+    themselves may have as many heads as inputs. The layers of a list are no stack.
     """
     ndims = [len(shape) for shape in members.values()]
     is_stack = is_called("stack", module) if min(ndims) == 3 else min(ndims) == 2 < max(ndims)
-    if not is_stack:
+    keys = {names[number].removeprefix(f"{module}/").split("/")[0] for number in members}
+    are_layers = len(keys) > 1 and all(key.isdigit() for key in keys)
+    is_of_heads = is_called("heads of inputs", module.rpartition("/")[2])
+    has_kernels = not all(is_called("vector", names[number]) for number in members)
+    if not is_stack or not has_kernels or are_layers or is_of_heads:
         return []
     small = [names[number] for number, shape in members.items() if len(shape) == 2]
     is_second = all(
@@ -134,13 +142,18 @@ def _experts(
     for number, name in enumerate(names):
         if not is_called("router", name) or len(axes[number]) != 2:
             continue
-        many = shapes[number][axes[number][1]]
+        lengths = [shapes[number][axis] for axis in axes[number]]
+        many = min(lengths) if is_called("outputs first", name) else lengths[1]
         module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", name)
-        for other, expert in enumerate(names):
-            if expert.startswith(module) and len(axes[other]) == 3:
-                axis = axes[other][0]
-                if shapes[other][axis] == many > 1:
-                    experts[other] = axis
+        beside = [
+            other
+            for other, inside in enumerate(names)
+            if inside.startswith(module)
+            and len(axes[other]) == 3
+            and shapes[other][axes[other][0]] == many > 1
+        ]
+        if len(beside) > 1:  # one alone may be attention's outputs, beside a gate for each head
+            experts |= {other: axes[other][0] for other in beside}
     return [
         LikelyStack(number, names[number], shapes[number], axis, "", pattern)
         for axis in sorted({*experts.values()})
@@ -148,6 +161,12 @@ def _experts(
         for number in sorted(experts)
         if experts[number] == axis and re.search(pattern, names[number])
     ]
+
+
+def _of_module(keys: list[str]) -> str:
+    """A pattern of all that is in a module. Dots of `layers.0` may stay: they match themselves."""
+    name = "/".join([*keys, ""])
+    return re.escape(name) if re.search(r"[^\w./~-]", name) else name
 
 
 def _common(paths: list[list[str]]) -> list[str]:

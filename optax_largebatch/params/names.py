@@ -30,23 +30,39 @@ NAMES: dict[str, tuple[Row, ...]] = {
     "position": (Row(r"pos(ition)?(al)?_?emb", "added to embeddings, as pos_embedding"),),
     "token": (Row(rf"(^|/)(cls|class)(_?token)?{_END}", "the class token of a ViT"),),
     "vector": (
-        Row(rf"(^|/)([^/]*_)?bias{_END}", "attention of Flax and Keras: (heads, size)"),
+        Row(
+            rf"(^|/)([^/]*_)?bias(_?\d+|_[a-z]{{1,2}})?{_END}",
+            "attention of Flax and Keras: (heads, size); pos_bias_u of Conformer",
+        ),
+        Row(rf"(^|/)b_?([qkvo]|\d+){_END}", "b1, bq: plain dictionaries, some with (1, size)"),
+        Row(rf"(^|/)(gating|query|key|value|qkv)_b{_END}", "AlphaFold's: (heads, size)"),
+        Row(rf"(^|/)((input|a)_gate|ffw_up)/b{_END}", "Griffin's: (heads, size)"),
         Row(rf"(^|/)(scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
+        Row(rf"(^|/)weight_g{_END}", "the lengths of a weight normalisation: (1, 1, size)"),
         Row(
             rf"rel(ative)?_?(pos|att|emb)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
             "T5, Swin: a bias for each distance and head",
         ),
         Row(rf"(^|/)([^/]*_log|log_[^/]*|dt_[^/]*|lambda[^/]*){_END}", "states: Mamba, S4, S5"),
+        Row(rf"(^|/)[^/]*_(re|im|real|imag){_END}", "parts of complex arrays: LRU, S4D, FNO"),
+        Row(
+            rf"(^|/)(seq|ssm|s4d?|s5|lru)/[A-EPQ]\d?{_END}",
+            "the matrices of S4 by a name of theirs",
+        ),
+        Row(rf"(^|/)(r_k|k_[ka]|x_[rwkvag]){_END}", "RWKV-7's: (heads, size) or (1, 1, size)"),
         Row(rf"(^|/)time_(decay|first|faaaa|mix|maa)[^/]*{_END}", "RWKV's: (heads, size)"),
     ),
     "embedding": (
         Row(r"embed|embs?(_\d+)?(/|$)", "nearly all libraries"),
         Row(r"(^|/)(w[tp]e|pos|positions?|vocab|codebook)(/|$)", "GPT-2's wte and wpe"),
         Row(rf"(^|/)[^/]*(cls|class|register|mask|query|latent)_?tokens?{_END}", "learned tokens"),
+        Row(rf"(^|/)latents{_END}", "the learned array of a Perceiver"),
+        Row(r"(^|/)(w_e|w_pos)$", "as papers on circuits call them"),
     ),
     "head": (
         Row(r"(^|/)((?!multi|attn|attention)[^/]*_)?head(_?\d+)?(/|$)", "lm_head, head"),
         Row(r"unembed|(?<!pre_)logits|classifier|predictions|readout", "what it puts out"),
+        Row(r"(^|/)(qa_outputs|seq_relationship|score)(/(kernel|w|weight|bias))?$", "of a BERT"),
         Row(r"(^|/)(text|visual|vision|image)_projection(/|$)", "CLIP's two heads"),
         Row(r"(^|/)final_?(layer|proj)(_\d+)?(/|$)", "diffusion transformers"),
         Row(
@@ -70,15 +86,28 @@ NAMES: dict[str, tuple[Row, ...]] = {
     "heads of inputs": (
         Row(r"(^|/)(to_|c_)?(query|key|value|[qkv])(_proj(ection)?)?(/|$)", "attention's inputs"),
         Row(r"(^|/)w(q|k|v|qkv|kv)(_b)?(/|$)", "Llama and MaxText"),
+        Row(r"(^|/)(query|key|value|gating)_w$", "AlphaFold"),
     ),
     "heads to outputs": (
         Row(r"(^|/)(to_)?(out|o|output)(_proj(ection)?|_\d+)?(/|$)", "attention's outputs"),
-        Row(r"(^|/)(wo|attention_output)(/|$)", "Llama and Keras"),
+        Row(r"(^|/)(wo|attention_output|output_w)(/|$)", "Llama, Keras and AlphaFold"),
     ),
     "stack of matrices": (Row(r"einsum|expert|moe", "Gemma's heads, and experts"),),
     "convolution": (Row(r"conv|downsample|patch|stem", "windows first, or last"),),
+    "norm of an image": (
+        Row(
+            r"(norm\d*|(^|/)([^/]*_)?(bn|gn|ln)(_[^/]*|\d*))/weight$",
+            "Equinox's LayerNorm: (channels, height, width)",
+        ),
+    ),
+    "depthwise": (
+        Row(
+            r"(^|/)((short|causal|temporal)_?conv(_?1d)?|conv_?1d)(/(kernel|w|weight))?$",
+            "of two axes, (window, channels): Griffin",
+        ),
+    ),
     "outputs first": (
-        Row(r"(^|/)weight[^/]*$", "PyTorch, Equinox and Haliax; Flax's are called kernel"),
+        Row(r"(^|/)weight(_[^/]*)?$", "PyTorch, Equinox and Haliax; Flax's are called kernel"),
     ),
     "more outputs": (
         Row(r"(^|/)(c_fc|fc_?1|fc_in|up|(up|gate)_proj|w[13]|wi(_\d)?)(/|$)", "of an MLP"),

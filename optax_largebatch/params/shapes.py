@@ -15,7 +15,7 @@ Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def is_vector(name: str, block: Sequence[int]) -> bool:
-    """Whether a block has one axis, or is called a bias or a scale and has several.
+    """Whether a block has one axis, or is called a bias, a scale or a filter and has several.
 
     Lengths do not count: inside of `jax.shard_map`, they are those of a shard.
 
@@ -23,7 +23,8 @@ def is_vector(name: str, block: Sequence[int]) -> bool:
         name: of the parameter.
         block: its shape without the stacked axes.
     """
-    return len(block) < 2 or is_called("vector", name)
+    kind = "depthwise" if len(block) == 2 else "norm of an image"
+    return len(block) < 2 or is_called("vector", name) or is_called(kind, name)
 
 
 def pair_of_attention(name: str, ndim: int) -> Pair | None:
@@ -47,7 +48,7 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
     """The rows and columns of a kernel with more than two axes; None for what is no matrix.
 
     A depthwise kernel is a filter for each channel, an array that ends with an axis of length 2 is
-    complex, and embeddings and positions are tables.
+    complex (but the window of a weight may end it), and embeddings and positions are tables.
 
     Args:
         name: of the parameter.
@@ -56,8 +57,12 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
     """
     axes = tuple(range(len(block)))
     first, last, inner = axes[:1], axes[-1:], axes[1:]
-    is_flat = len(block) - block.count(1) < 2 or (len(block) == 3 and block[0] == 1)
-    if is_flat or block[-1] == 2 or is_table(name):
+    is_kernel = re.search(r"(kernel|weight|(^|/)w)$", name, re.IGNORECASE) is not None
+    is_flat = len(block) - block.count(1) < 2 or (
+        block[0] == 1 and len(block) == 3 and not is_kernel
+    )
+    is_complex = block[-1] == 2 and not is_called("outputs first", name)
+    if is_flat or is_complex or block[-1] == 1 or is_table(name):
         return None
     if is_called("heads of inputs", name):
         return (last, axes[:-1]) if block[-1] == width != block[0] else (first, inner)
@@ -89,11 +94,14 @@ def window_of(name: str, block: Sequence[int]) -> tuple[int, ...] | None:
     return window if window and (is_window or is_called("convolution", name)) else None
 
 
-def is_first_layer(name: str, block: Sequence[int]) -> bool:
-    """Whether a convolution sees the channels of an image."""
+def is_first_layer(name: str, block: Sequence[int], is_alone: bool = False) -> bool:
+    """Whether a convolution sees the channels of an image.
+
+    The only one of a network sees other channels than those inside, as the patches of latents.
+    """
     window = window_of(name, block) or ()
     channels = [length for axis, length in enumerate(block) if axis not in window]
-    return min(channels) <= COLOURS
+    return min(channels) <= COLOURS or (is_alone and min(channels) < max(channels))
 
 
 def is_table(name: str) -> bool:
