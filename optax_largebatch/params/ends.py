@@ -76,7 +76,13 @@ def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) ->
         lonely = [x for x in others if _is_bare(x) or min(modules[n] for n in x.shape) == 1]
         if words:  # then the table may be the last layer, too, or there is one with a few classes
             width = max(columns for _, columns in shapes)
-            lonely = [x for x in lonely if min(x.shape) < width and not _is_inside(x.name)]
+            lengths = Counter(n for block in others for n in {*block.shape})
+            lonely = [
+                block
+                for block in lonely
+                if not _is_inside(block.name)
+                and any(lengths[n] == 1 and n < width for n in block.shape)
+            ]
         _ask("head", lonely)
     return [len(as_long) == 1 and block in as_long for block in blocks]
 
