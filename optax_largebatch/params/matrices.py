@@ -285,8 +285,7 @@ def _default_axes(blocks: list[Block], params: Any) -> list[Axes]:
     pairs: list[Axes] = []
     for number, block in enumerate(blocks):
         first, others = block.axes[:1], block.axes[1:]
-        is_depthwise = len(block.shape) > 2 and block.shape[1] == 1
-        if block.is_vector or is_depthwise:
+        if block.is_vector:
             pairs.append(None)
         elif number in turned:
             pairs.append((others, first))

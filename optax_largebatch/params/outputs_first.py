@@ -17,7 +17,8 @@ from optax_largebatch.params.shapes import Pair, is_table
 def by_type(params: Any) -> set[int]:
     """The numbers of the weights in `Linear`, `Conv` and `ConvTranspose` of Equinox.
 
-    Nobody has to say what the tree says by its types.
+    Nobody has to say what the tree says by its types. Depthwise weights are not among them: their
+    type says what they are, and inside of `jax.shard_map` their lengths may not.
     """
     equinox = sys.modules.get("equinox")
     if equinox is None:
@@ -27,10 +28,15 @@ def by_type(params: Any) -> set[int]:
     start = 0
     for node in jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, kinds)):
         leaves = jax.tree.leaves(node)
-        if isinstance(node, kinds):
+        if isinstance(node, kinds) and not _is_depthwise(node):
             weights |= {start + k for k, leaf in enumerate(leaves) if leaf is node.weight}
         start += len(leaves)
     return weights
+
+
+def _is_depthwise(node: Any) -> bool:
+    """Whether a layer of Equinox has a filter for each channel."""
+    return getattr(node, "groups", 0) == getattr(node, "in_channels", 1)
 
 
 def by_name(blocks: Sequence[Block]) -> dict[int, Pair]:
