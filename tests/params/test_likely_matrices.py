@@ -87,7 +87,7 @@ def test_the_line_keeps_what_is_said_already():
 
 SILENT = {
     "a first layer": convolutions((4, 4, 3, 8)),
-    "the only convolution": convolutions((4, 4, 8, 8)),
+    "the only convolution": convolutions((4, 4, 8, 16)),
     "depthwise": convolutions((3, 3, 1, 8), (7, 7, 1, 16), (4, 1, 8)),
     "positions": {"pos_embedding": jnp.ones((1, 9, 8)), "cls": jnp.ones((1, 1, 8))},
     "norms of Haiku": {"batchnorm": {"scale": jnp.ones((1, 1, 1, 8))}},
