@@ -80,7 +80,8 @@ def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
 
     A first layer alone, such as that of the patches of an image, is not among them.
     """
-    lengths = Counter(length for block in blocks for length in {*block.shape} if length > 1)
+    counted = [block for block in blocks if len(block.shape) == 1 or not block.is_vector]
+    lengths = Counter(length for block in counted for length in {*block.shape} if length > 1)
     width = max(lengths, key=lambda length: (lengths[length], length), default=0)
     pairs = {}
     convolutions = []

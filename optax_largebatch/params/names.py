@@ -33,7 +33,7 @@ NAMES: dict[str, tuple[Row, ...]] = {
         Row(rf"(^|/)([^/]*_)?bias{_END}", "attention of Flax and Keras: (heads, size)"),
         Row(rf"(^|/)(b|scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
         Row(
-            rf"rel(ative)?_?(pos|att)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
+            rf"rel(ative)?_?(pos|att|emb)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
             "T5, Swin: a bias for each distance and head",
         ),
         Row(rf"(^|/)([^/]*_log|log_[^/]*|dt_[^/]*|lambda[^/]*){_END}", "states: Mamba, S4, S5"),

@@ -1,0 +1,72 @@
+"""Embeddings and the last layer: by known names, by the length of a table of words, or asked."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import optax_largebatch as lb
+from optax_largebatch.params.ends import between_ends
+
+LAYER = {"up": {"kernel": (8, 32)}, "down": {"kernel": (32, 8)}}
+
+
+def params_of(shapes):
+    is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
+    return jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, "float32"), shapes, is_leaf=is_shape
+    )
+
+
+def ends(shapes, embeddings="by name", head="by name"):
+    """The names of what is at the ends."""
+    mask = between_ends(embeddings, head).mask(params_of(shapes))
+    leaves = jax.tree_util.tree_leaves_with_path(mask)
+    return {jax.tree_util.keystr(k, simple=True, separator="/") for k, flag in leaves if not flag}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ({"embed": (99, 8), "h": LAYER, "lm_head": (8, 99)}, {"embed", "lm_head"}),
+        ({"wte": (99, 8), "wpe": (16, 8), "h": LAYER}, {"wte", "wpe"}),
+        ({"wte": (99, 8), "h": LAYER, "ff_out": {"kernel": (8, 99)}}, {"wte", "ff_out/kernel"}),
+        ({"positions": (16, 8), "h": LAYER, "classifier": (8, 3)}, {"positions", "classifier"}),
+        ({"pre_logits": {"w": (8, 8)}, "h": LAYER, "logits_dense": (8, 3)}, {"logits_dense"}),
+        ({"time_emb_proj": {"kernel": (8, 8)}, "h": LAYER, "head": (8, 3)}, {"head"}),
+        ({"q": {"lora_a": (99, 2), "lora_b": (2, 8)}}, set()),
+        ({"h": LAYER}, set()),
+        ({"multi_head": LAYER, "fc": {"kernel": (8, 3)}, "h": {"fc": (8, 8)}}, {"fc/kernel"}),
+    ],
+)
+def test_by_name(shapes, expected):
+    assert ends(shapes) == expected
+
+
+@pytest.mark.parametrize(
+    ("shapes", "asks", "such_as"),
+    [
+        ({"layers": [{"kernel": (8, 9)}, {"kernel": (9, 3)}]}, "head", "layers/1/kernel"),
+        ({"z": (6, 8), "mlp": LAYER, "readout": (8, 3)}, "embeddings", "z"),
+        ({"table": {"x": (99, 8)}, "mlp": LAYER, "head": (8, 3)}, "embeddings", "table/x"),
+    ],
+)
+def test_asks_where_a_matrix_may_be_an_end(shapes, asks, such_as):
+    with pytest.raises(ValueError, match=f"^{asks} must be given: .*'{such_as}'"):
+        ends(shapes)
+    assert ends(shapes, **{asks: None}) == ends(shapes, **{asks: lb.matching(such_as)}) - {such_as}
+
+
+def test_a_network_without_biases_and_scales():
+    """The rule that leaves vectors out is chosen here, so it may select nothing."""
+    ones = jax.tree.map(lambda x: jnp.ones(x.shape), params_of({"embed": (99, 8), "h": LAYER}))
+    for family in ("adamw", "lamb", "lans", "lars", "muon", "muonh", "sgd"):
+        decay = {} if family == "muonh" else {"weight_decay": 0.1}
+        run = lb.TunedRun(family, batch_size=8, total=800, learning_rate=0.1, **decay)
+        plan = lb.batch_plan(16, total=800, run=run)
+        lb.planned_optimizer(plan, ones).init(ones)
+        for rule in (lambda params: False, ~lb.at_least_ndim(0), {"embed": True, "h": False}):
+            lb.planned_optimizer(plan, ones, not_decayed=rule).init(ones)
+        with pytest.raises(
+            ValueError, match="not_decayed: the pattern 'bias' matches no parameter"
+        ):
+            lb.planned_optimizer(plan, ones, not_decayed=lb.matching("bias"))
