@@ -121,5 +121,5 @@ def _as_rounded(x: Any) -> jax.Array:
 
     XLA leaves out a cast that is followed by one back, and would average other weights.
     """
-    is_low = x.dtype != accumulation_dtype(x.dtype)
+    is_low = x.dtype != dtype_like(x.dtype)
     return jax.lax.optimization_barrier(x) if is_low else x
