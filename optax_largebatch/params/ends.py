@@ -59,18 +59,27 @@ def _embeddings_by_name(blocks: list[Block], may_ask: bool) -> list[bool]:
 
 
 def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) -> list[bool]:
-    """The last layer: by its name, or because it is as long as a table of words."""
+    """The last layer: by its name, or else the only matrix as long as a table of words.
+
+    A network of bytes may have hidden layers that are as long by chance.
+    """
+    named = [is_called("head", block.name) for block in blocks]
+    if any(named):
+        return named
     tables = [block for block, flag in zip(blocks, embeddings, strict=True) if flag]
     shapes = [block.shape for block in tables if block.is_matrix]
     words = {rows for rows, columns in shapes if rows > 2 * columns}
-    called = [
-        is_called("head", block.name) or (block.is_matrix and not words.isdisjoint(block.shape))
-        for block in blocks
+    as_long = [
+        block.is_matrix and not flag and not words.isdisjoint(block.shape)
+        for block, flag in zip(blocks, embeddings, strict=True)
     ]
-    if may_ask and not words and not any(called):
+    if sum(as_long) == 1:
+        return as_long
+    if may_ask and (any(as_long) or not words):
+        candidates = [block for block, flag in zip(blocks, as_long, strict=True) if flag]
         lonely = _with_a_length_of_their_own(blocks)
-        _ask("head", [block for block in lonely if block not in tables])
-    return called
+        _ask("head", candidates or [block for block in lonely if block not in tables])
+    return named
 
 
 def _selected(end: Rule | None, named: list[tuple[str, Any]]) -> list[bool]:
