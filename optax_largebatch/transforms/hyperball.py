@@ -72,9 +72,11 @@ def hyperball(
 
     Written as :math:`1 / s - 1`, the first factor would lose most of its digits at small rates.
 
-    A block whose direction is 0 does not turn, and a block of zeros stays. So biases that start at
-    0 would never move, and the scale of a normalisation would keep its mean square. Leave vectors
-    out by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
+    A block whose direction is 0 does not turn. A block of zeros has no norm to keep: it moves in a
+    ball, by :math:`\eta R` in a step, where :math:`R` is half the fourth root of its number of
+    elements, and is projected back only from outside. (A radius that is a number is the norm from
+    the first step on.) The scale of a normalisation would keep its mean square. Leave vectors out
+    by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
     `explain(optimizer, params)` marks what it would catch.
 
     Parameters in bfloat16 round most of a step away: at a rate of .001 four of five weights stay
