@@ -6,6 +6,7 @@ layers. Under `jit` a sharded leaf is still one array, and the compiler adds up 
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+import functools
 import itertools
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,9 +21,11 @@ WIDE = frozenset(map(jnp.dtype, ("float64", "complex128")))
 """What is accumulated in 64 bits."""
 
 
+@functools.lru_cache(256)
 def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
     """The dtype of norms and moments: float32, or float64 if one of `dtypes` is as precise."""
-    return jnp.dtype(jnp.float32 if WIDE.isdisjoint(map(jnp.dtype, dtypes)) else jnp.float64)
+    is_wide = not WIDE.isdisjoint([jnp.dtype(x) for x in dtypes])
+    return jnp.dtype(jnp.float64 if is_wide else jnp.float32)
 
 
 def dtype_like(like: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike | None = None) -> jnp.dtype:

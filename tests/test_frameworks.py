@@ -313,14 +313,15 @@ def test_equinox_trains_as_plain_dictionaries(name):
 
 def test_a_module_that_can_be_called_is_no_function_of_labels():
     """Optax calls labels that can be called, and those of a module are a module too."""
-    optimizer = lb.muon(0.01, others=optax.sgd(1e-3), matrix_mask=lb.at_least_ndim(2))
+    others = optax.sgd(1e-3)  # types tell where rows are, which does not matter with 0.2
+    optimizer = lb.muon(0.01, consistent_rms=0.2, others=others, matrix_mask=lb.at_least_ndim(2))
     model = every_array(equinox_net())
     leaves = jax.tree.leaves(model)
     actual, expected = (
         optimizer.update(tree, optimizer.init(tree), tree)[0] for tree in (model, leaves)
     )
     for update, same in zip(jax.tree.leaves(actual), expected, strict=True):
-        np.testing.assert_array_equal(update, same)
+        np.testing.assert_allclose(update, same, rtol=1e-3)
 
 
 # Rules.

@@ -95,6 +95,7 @@ class LeafTransform:
         check_stacked(self.stacked).check_none_forgotten(params)
         if self.at_init is not None:
             self.at_init(params)
+        check_stacked(self.stacked).check_not_flat(params)
         state = built_like(self.state, [field.init(params) for field in self.state])
         record_state(state, self, params)
         return state

@@ -186,7 +186,7 @@ def muonh(
         chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
         heads = _heads(adamh_mask, stacks, params)
         movable = [flag and not head for flag, head in zip(chosen, heads, strict=True)]
-        check_matrices("muonh", matrix_axes, stacks, params, movable)
+        check_matrices("muonh", matrix_axes, stacks, params, movable, may_be_none=any(heads))
 
     directions = partition(
         "muonh",
@@ -208,7 +208,7 @@ def muonh(
         },
         lambda params: ["muon" if mover == "muonh" else "adam" for mover in movers(params)],
         stacks,
-        None if is_optimizer(others) else at_init,  # beside it, only the matrices are seen
+        None if is_optimizer(others) else at_init,  # otherwise only matrices are seen here
     )
     matrices = with_matrices_inside(stacks, matrix_axes)  # each keeps its norm
     if not is_optimizer(others):

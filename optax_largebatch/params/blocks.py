@@ -19,7 +19,7 @@ class Block(NamedTuple):
     shape: tuple[int, ...]
     """The lengths of these axes."""
     stack: tuple[int, ...]
-    """Those that are stacked."""
+    """The axes of the parameter that are stacked."""
     is_vector: bool
     """Whether it has one axis, by its shape or its name."""
 

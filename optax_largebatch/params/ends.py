@@ -1,4 +1,4 @@
-"""The two ends of a network: embeddings and the last layer, which Adam moves beside Muon."""
+"""The two ends of a network: embeddings and the last layer, which Adam moves."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -53,33 +53,25 @@ class _BetweenEnds:
 def _embeddings_by_name(blocks: list[Block], may_ask: bool) -> list[bool]:
     called = [is_table(block.name) for block in blocks]
     if may_ask and not any(called):
-        lonely = _with_a_length_of_their_own(blocks)
-        _ask("embeddings", [block for block in blocks if _may_be_table(block, block in lonely)])
+        modules = _modules_with_a_length(blocks)
+        _ask("embeddings", [block for block in blocks if _may_be_table(block, modules)])
     return called
 
 
 def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) -> list[bool]:
-    """The last layer: by its name, or else the only matrix as long as a table of words.
-
-    A network of bytes may have hidden layers that are as long by chance.
-    """
-    named = [is_called("head", block.name) for block in blocks]
-    if any(named):
-        return named
+    """The last layer: by its name, or the only other matrix as long as a table of words."""
+    called = [is_called("head", block.name) for block in blocks]
+    if any(called):
+        return called
     tables = [block for block, flag in zip(blocks, embeddings, strict=True) if flag]
     shapes = [block.shape for block in tables if block.is_matrix]
     words = {rows for rows, columns in shapes if rows > 2 * columns}
-    as_long = [
-        block.is_matrix and not flag and not words.isdisjoint(block.shape)
-        for block, flag in zip(blocks, embeddings, strict=True)
-    ]
-    if sum(as_long) == 1:
-        return as_long
-    if may_ask and (any(as_long) or not words):
-        candidates = [block for block, flag in zip(blocks, as_long, strict=True) if flag]
-        lonely = _with_a_length_of_their_own(blocks)
-        _ask("head", candidates or [block for block in lonely if block not in tables])
-    return named
+    others = [block for block in blocks if block.is_matrix and block not in tables]
+    as_long = [block for block in others if not words.isdisjoint(block.shape)]
+    if may_ask and not words:
+        modules = _modules_with_a_length(blocks)
+        _ask("head", [x for x in others if _is_bare(x) or min(modules[n] for n in x.shape) == 1])
+    return [len(as_long) == 1 and block in as_long for block in blocks]
 
 
 def _selected(end: Rule | None, named: list[tuple[str, Any]]) -> list[bool]:
@@ -96,16 +88,20 @@ def _ask(argument: str, candidates: list[Block]) -> None:
         )
 
 
-def _may_be_table(block: Block, is_lonely: bool) -> bool:
+def _may_be_table(block: Block, modules: Counter[int]) -> bool:
     """Whether a matrix of unknown name may be a table: it is in no module, or has many rows."""
     if not block.is_matrix or is_called("head", block.name):
         return False
-    is_bare = "/" not in block.name.removeprefix("params/")
-    return is_bare or (is_lonely and block.shape[0] > MANY * block.shape[1])
+    rows, columns = block.shape
+    return _is_bare(block) or (modules[rows] == 1 and rows > MANY * columns)
 
 
-def _with_a_length_of_their_own(blocks: Sequence[Block]) -> list[Block]:
-    """The matrices with a side that no other module has: only the first and last layers do.
+def _is_bare(block: Block) -> bool:
+    return "/" not in block.name.removeprefix("params/")
+
+
+def _modules_with_a_length(blocks: Sequence[Block]) -> Counter[int]:
+    """In how many modules a side has each length: only that of a first or last layer is in one.
 
     Modules in a list may have twins with the same numbers, as the two networks of a NeRF.
     """
@@ -114,7 +110,4 @@ def _with_a_length_of_their_own(blocks: Sequence[Block]) -> list[Block]:
         module = re.sub(r"/[^/]*(/\d+)*$", "", block.name)
         key = re.sub(r".*/(?=[^/]*\d$)", "", module)
         modules.setdefault(key, set()).update(block.shape)
-    counts = Counter(length for lengths in modules.values() for length in lengths)
-    return [
-        block for block in blocks if block.is_matrix and min(counts[n] for n in block.shape) == 1
-    ]
+    return Counter(length for lengths in modules.values() for length in lengths)

@@ -9,6 +9,7 @@ import jax
 
 from optax_largebatch.params import outputs_first
 from optax_largebatch.params.blocks import Block, blocks_of
+from optax_largebatch.params.masks import has_placeholders
 from optax_largebatch.params.matrices import MatrixAxes, axes_of_matrices, said_by
 from optax_largebatch.params.patterns import patterns_of
 from optax_largebatch.params.shapes import Pair, is_first_layer, pair_of_kernel, window_of
@@ -22,6 +23,7 @@ def check_matrices(
     params: Any,
     chosen: Sequence[bool],
     turns_matter: bool = False,
+    may_be_none: bool = False,
 ) -> None:
     """Warns of matrices that are none to Muon, and of those whose rows may be its columns.
 
@@ -32,6 +34,7 @@ def check_matrices(
         params: the parameters.
         chosen: whether each is one that Muon is to move, if it is a matrix.
         turns_matter: whether its rule for columns is another one than for rows.
+        may_be_none: whether no parameter needs to be a matrix.
 
     Raises:
         ValueError: no parameter is a matrix.
@@ -40,8 +43,7 @@ def check_matrices(
         return  # nothing to say, or it has been said what comes first
     blocks = blocks_of(params, stacked)
     pairs = axes_of_matrices(matrix_axes, stacked, params)
-    said = said_by(matrix_axes, params)
-    asked = [flag and not is_said for flag, is_said in zip(chosen, said, strict=True)]
+    asked = [a and b for a, b in zip(chosen, unsaid(matrix_axes, params), strict=True)]
     kernels = {
         number: pair
         for number, pair in kernels_of_more_axes(blocks).items()
@@ -55,18 +57,45 @@ def check_matrices(
             "of the pair. A text such as 'rows heads columns' has a matrix for each head.",
             stacklevel=2,
         )
-    if not any(flag and pair is not None for flag, pair in zip(chosen, pairs, strict=True)):
+    is_one = [flag and pair is not None for flag, pair in zip(chosen, pairs, strict=True)]
+    # Where some parameters are hidden, the same optimizer may have others with matrices.
+    if not any(is_one) and not may_be_none and not has_placeholders(params):
         raise ValueError(
             f"{who} moves matrices, and none of the {len(blocks)} parameters is one: they have one "
             "axis, as after optax.flatten or ravel_pytree, or matrix_mask leaves them out. Pass "
             "the tree of the network, or say by matrix_axes= which are matrices."
         )
+    if turns_matter:
+        warn_of_turned(who, matrix_axes, blocks, asked)
+
+
+def unsaid(matrix_axes: MatrixAxes, params: Any) -> list[bool]:
+    """Whether neither the argument nor a type says of each parameter what it is."""
+    by_type = outputs_first.by_type(params)
+    said = said_by(matrix_axes, params)
+    return [not flag and number not in by_type for number, flag in enumerate(said)]
+
+
+def warn_of_turned(
+    who: str,
+    matrix_axes: MatrixAxes,
+    blocks: Sequence[Block],
+    asked: Sequence[bool],
+    squares: bool = False,
+) -> None:
+    """Warns of matrices that seem to have their outputs first, where nobody has said so.
+
+    Args:
+        who: the transformation.
+        matrix_axes: its argument.
+        blocks: the parameters.
+        asked: whether nobody has said what each is.
+        squares: whether it matters for square matrices, too.
+    """
     turned = {
-        number: pair
-        for number, pair in outputs_first.by_name(blocks).items()
-        if asked[number] and pairs[number] == pair[::-1]
+        number: pair for number, pair in outputs_first.by_name(blocks).items() if asked[number]
     }
-    if turns_matter and any(len({*blocks[number].shape}) > 1 for number in turned):
+    if turned and (squares or any(len({*blocks[n].shape}) > 1 for n in turned)):
         warnings.warn(
             f"{who}: {_of_all(turned, blocks)} seem to have their outputs first, and rows are "
             f"taken for inputs. Say so: {line_of_axes(matrix_axes, turned, blocks)}. If they have "
@@ -100,7 +129,7 @@ def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
 
 
 def line_of_axes(matrix_axes: MatrixAxes, pairs: Mapping[int, Any], blocks: Sequence[Block]) -> str:
-    """The argument that says the pairs beside what it says already, to be pasted."""
+    """The argument with these pairs added to what it says already, to be pasted."""
     names = [block.name for block in blocks]
     entries = dict(matrix_axes) if isinstance(matrix_axes, Mapping) else {}
     for pair in dict.fromkeys(pairs.values()):

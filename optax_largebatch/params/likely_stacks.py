@@ -136,8 +136,8 @@ def _experts(
             continue
         many = shapes[number][axes[number][1]]
         module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", name)
-        for other, beside in enumerate(names):
-            if beside.startswith(module) and len(axes[other]) == 3:
+        for other, expert in enumerate(names):
+            if expert.startswith(module) and len(axes[other]) == 3:
                 axis = axes[other][0]
                 if shapes[other][axis] == many > 1:
                     experts[other] = axis

@@ -58,7 +58,7 @@ def select_leaves(
             matches nothing.
     """
     choices = resolve_mask(name, mask, params)
-    if any(choices) or not choices or _has_placeholders(params):
+    if any(choices) or not choices or has_placeholders(params):
         return choices
     if paths.is_function(mask) and mask(params) is False:
         return choices
@@ -112,7 +112,7 @@ def inverted(name: str, mask: Mask) -> Mask:
     return others
 
 
-def _has_placeholders(params: Any) -> bool:
+def has_placeholders(params: Any) -> bool:
     """Whether unknown other parameters may be behind a placeholder of optax.
 
     The mask may be meant for those: `optax.partition` gives several optimizers the same mask.

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from optax_largebatch.params.fused import Fused, from_batch, read_fused, stack_o
 from optax_largebatch.params.leaves import Layout, Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.rules import matching
+from optax_largebatch.params.shapes import pair_of_attention
 from optax_largebatch.params.stacked import Stacked, check_stacked, check_text_of_stack
 
 Axes = tuple[tuple[int, ...], tuple[int, ...]] | str | None
@@ -277,21 +278,27 @@ def _matrices(leaves: Leaves, index: int, pair: Any, who: str) -> Matrices:
 def _default_axes(blocks: list[Block], params: Any) -> list[Axes]:
     """Rows and columns where nobody says them: of blocks with two axes, (inputs, outputs).
 
-    Weights of Equinox have their outputs first, and so have its convolutions.
+    Weights of Equinox have their outputs first, and so have its convolutions. Kernels of attention
+    are known by their names.
     """
     turned = outputs_first.by_type(params)
     pairs: list[Axes] = []
     for number, block in enumerate(blocks):
         first, others = block.axes[:1], block.axes[1:]
         is_depthwise = len(block.shape) > 2 and block.shape[1] == 1
-        if block.is_vector or is_depthwise or (len(others) > 1 and number not in turned):
+        if block.is_vector or is_depthwise:
             pairs.append(None)
+        elif number in turned:
+            pairs.append((others, first))
+        elif len(others) == 1:
+            pairs.append((first, others))
         else:
-            pairs.append((others, first) if number in turned else (first, others))
+            places = pair_of_attention(block.name, len(block.shape))
+            pairs.append(block.pair(places) if places else None)
     return pairs
 
 
-def is_patterns(tree: Any) -> bool:
+def is_patterns(tree: Any) -> TypeGuard[dict[str, Any]]:
     """Whether `tree` maps patterns to pairs; a tree of pairs may look the same."""
     return isinstance(tree, dict) and all(
         isinstance(key, str) and _is_entry(x) for key, x in tree.items()

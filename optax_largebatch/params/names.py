@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[Row, ...]] = {
     "token": (Row(rf"(^|/)(cls|class)(_?token)?{_END}", "the class token of a ViT"),),
     "vector": (
         Row(rf"(^|/)([^/]*_)?bias{_END}", "attention of Flax and Keras: (heads, size)"),
-        Row(rf"(^|/)(b|scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
+        Row(rf"(^|/)(scale|gamma|beta|offset|gain){_END}", "norms with several axes"),
         Row(
             rf"rel(ative)?_?(pos|att|emb)[^/]*(/[^/]*(embedding|bias|weight))?{_END}",
             "T5, Swin: a bias for each distance and head",
@@ -54,12 +54,18 @@ NAMES: dict[str, tuple[Row, ...]] = {
             "at the root: ResNet's fc, S5's decoder, Flux's proj_out",
         ),
     ),
-    "adapter": (Row(r"lora|adapter", "beside matrices that are not trained"),),
+    "adapter": (Row(r"lora|adapter", "for matrices that are not trained"),),
     "router": (Row(r"(^|/)(gate|router|gating)(/(kernel|w|weight))?$", "of experts"),),
     "stack": (
         Row(r"(^|/)([^/]*_)?(layers|blocks|experts|layer_stack)$", "as most libraries call it"),
         Row(r"(^|/)[^/]*scan[^/]*$", "linen.scan"),
         Row(r"(^|/)h$", "GPT-2's layers"),
+    ),
+    "attention to heads": (
+        Row(r"(^|/)(query|key|value)/kernel$", "(inputs, heads, size) of Flax, Keras, MaxText"),
+    ),
+    "attention from heads": (
+        Row(r"att[^/]*/(out|attention_output)/kernel$", "(heads, size, outputs) of the same"),
     ),
     "heads of inputs": (
         Row(r"(^|/)(to_|c_)?(query|key|value|[qkv])(_proj(ection)?)?(/|$)", "attention's inputs"),

@@ -50,11 +50,11 @@ def by_name(blocks: Sequence[Block]) -> dict[int, Pair]:
             by_own_name[re.sub(r"[^A-Za-z].*", "", _own(block.name))].append(number)
     turned: dict[int, Pair] = {}
     for own_name, numbers in by_own_name.items():
-        told = {n: _vote_of_bias(blocks[n], biases) for n in numbers}
-        votes = sum(told.values()) or sum(_vote_of_module(blocks[n]) for n in numbers)
+        votes_of_bias = {n: _vote_of_bias(blocks[n], biases) for n in numbers}
+        votes = sum(votes_of_bias.values()) or sum(_vote_of_module(blocks[n]) for n in numbers)
         is_usual = votes > 0 or (votes == 0 and is_called("outputs first", own_name))
         for number in numbers:
-            if told[number] > 0 or (told[number] == 0 and is_usual):
+            if votes_of_bias[number] > 0 or (votes_of_bias[number] == 0 and is_usual):
                 turned[number] = blocks[number].pair(((1,), (0,)))
     return turned
 
@@ -69,7 +69,7 @@ def _own(name: str) -> str:
 
 
 def _vote_of_bias(block: Block, biases: dict[str, int]) -> int:
-    """1 if the bias beside it is as long as the first axis alone, -1 for the second, 0 if none."""
+    """1 if the bias of its module is as long as the first axis alone, -1 for the second, or 0."""
     length = biases.get(module_of(block.name))
     return (block.shape[0] == length) - (block.shape[1] == length)
 

@@ -26,6 +26,23 @@ def is_vector(name: str, block: Sequence[int]) -> bool:
     return len(block) < 2 or is_called("vector", name)
 
 
+def pair_of_attention(name: str, ndim: int) -> Pair | None:
+    """The rows and columns of a kernel of Flax's, Keras' or MaxText's attention, by its name.
+
+    They have three axes: (inputs, heads, size) for queries, keys and values, and (heads, size,
+    outputs) for the last one. All heads are one matrix.
+
+    Args:
+        name: of the parameter.
+        ndim: the number of axes of a block.
+    """
+    if ndim == 3 and is_called("attention to heads", name):
+        return (0,), (1, 2)
+    if ndim == 3 and is_called("attention from heads", name):
+        return (0, 1), (2,)
+    return None
+
+
 def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
     """The rows and columns of a kernel with more than two axes; None for what is no matrix.
 

@@ -190,9 +190,25 @@ class Stacked:
             raise ValueError(message)
         warnings.warn(message, stacklevel=2)
 
+    def check_not_flat(self, params: Any) -> None:
+        """Warns if a whole network seems to lie in one vector."""
+        if self.if_forgotten == "nothing" or not jax.tree_util.all_leaves([params]):
+            return
+        size = math.prod(shape) if len(shape := np.shape(params)) == 1 else 0
+        if size > LARGEST_TOY:
+            warnings.warn(
+                f"the parameters are one vector of {size} numbers, as after optax.flatten or "
+                "ravel_pytree, so all layers have one norm. Pass the tree of the network. If the "
+                "vector is one layer, say so: stacked={}.",
+                stacklevel=3,
+            )
+
     def __repr__(self) -> str:
         return self.description
 
+
+LARGEST_TOY = 64
+"""So many numbers in one vector, and no more, are no network."""
 
 Stacks = Stacked | dict[str, Axes | str] | None
 """What `stacked` may be: the result of `stacked_layers`, its patterns alone, or None."""

@@ -1,7 +1,7 @@
 """Steps on a sphere: the trust ratio of LAMB, and a projection back."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class HyperballState(NamedTuple):
     are not on a sphere."""
     radii: jax.Array
     """With `radius="start"` the norm of each block at its first step, otherwise 0, in the order of
-    `angles`. Of a block that has been zero, the radius of its ball, below 0 to tell it apart."""
+    `angles`. Of a block that has been zero, the radius of its ball with the sign changed."""
 
 
 def hyperball(
@@ -72,12 +72,15 @@ def hyperball(
 
     Written as :math:`1 / s - 1`, the first factor would lose most of its digits at small rates.
 
-    A block whose direction is 0 does not turn. A block of zeros has no norm to keep: it moves in a
-    ball, by :math:`\eta R` in a step, where :math:`R` is half the fourth root of its number of
-    elements, and is projected back only from outside. (A radius that is a number is the norm from
-    the first step on.) The scale of a normalisation would keep its mean square. Leave vectors out
-    by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
-    `explain(optimizer, params)` marks what it would catch.
+    A block of zeros has no sphere: it grows in a ball of radius
+    :math:`R = \tfrac12 \sqrt[4]{n}` for :math:`n` elements, about half the norm of LeCun's start.
+    It takes :math:`w \leftarrow w - \eta_t \frac{R}{\lVert u \rVert} u`, and is brought back to
+    :math:`R` only where it is beyond it. So output projections, adapters and heads that start at 0
+    train. The state keeps which blocks these are.
+
+    A block whose direction is 0 does not turn. The scale of a normalisation would keep its mean
+    square, so leave vectors out by `trust_ratio_mask`, and embeddings too unless you want their
+    norm fixed: `explain(optimizer, params)` marks what it would catch.
 
     Parameters in bfloat16 round most of a step away: at a rate of .001 four of five weights stay
     as they are, at .01 one of five. Put `master_weights` or `stochastic_rounding` around the
@@ -88,9 +91,9 @@ def hyperball(
             to 0.02 in published runs of MuonH. :math:`\eta`, 0 or more; a float, a schedule, or
             what `ParamGroups.per_group` returns.
         radius: the norm that a block keeps, :math:`R`. `"now"` is its norm before the step, which
-            suits most runs. `"start"` is its norm at the first step, kept in the state, so that
-            rounding does not add up. A positive number is the radius of all blocks, to which the
-            first step brings them.
+            suits most runs; of a block of zeros, see above. `"start"` is its norm at the first
+            step, kept in the state, so that rounding does not add up. A positive number is the
+            radius of all blocks, to which the first step brings them.
         trust_ratio_mask: the parameters that stay on their spheres; None for all. The others take
             the step :math:`-\eta_t u`.
         stacked: the parameters that stack layers, so that each layer has a sphere of its own:
@@ -160,7 +163,9 @@ def hyperball_transform(
         if kind == "given":
             known, sphere = jnp.zeros_like(norm), given_radius
         else:
-            ball = choice.balls[0] if at.parts is None else _balls(at, norm.dtype)
+            ball = choice.balls[0]
+            if at.parts is not None:
+                ball = at.parts.of_device(at.parts.along_axis(jnp.array(choice.balls, norm.dtype)))
             first = jnp.where(norm == 0, -ball, norm if kind == "start" else 0.0)
             known = jnp.where(known == 0, first, known)
             sphere = jnp.where(known == 0, norm, jnp.abs(known))
@@ -233,8 +238,3 @@ def _radii_of_balls(leaves: Leaves, stacks: Stacked) -> list[tuple[float, ...]]:
         lengths = cut.lengths if cut else [1]
         radii.append(tuple([BALL_OF_ZEROS * (elements * n) ** 0.25 for n in lengths]))
     return radii
-
-
-def _balls(at: engine.Leaf, dtype: jnp.dtype) -> Any:
-    """The radii of the balls of a leaf whose blocks are parts of an axis."""
-    return at.parts.of_device(at.parts.along_axis(jnp.array(at.choice.balls, dtype)))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_number_or_schedule, check_state, number_at
-from optax_largebatch.norms import dtype_like
+from optax_largebatch.norms import accumulation_dtype, dtype_like
 from optax_largebatch.params.leaves import check_params, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.accumulation import has_moved
@@ -121,5 +121,5 @@ def _as_rounded(x: Any) -> jax.Array:
 
     XLA leaves out a cast that is followed by one back, and would average other weights.
     """
-    is_low = x.dtype != dtype_like(x.dtype)
+    is_low = x.dtype != accumulation_dtype(x.dtype)
     return jax.lax.optimization_barrier(x) if is_low else x

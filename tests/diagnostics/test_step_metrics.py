@@ -241,9 +241,11 @@ def test_metrics_of_muon():
     assert not RATIOS.keys() & lb.step_metrics(trained(lb.muon(0.1), params=params), params).keys()
 
 
-@pytest.mark.parametrize("name", ["all are matrices", "none is a matrix"])
+@pytest.mark.parametrize("name", ["all are matrices", "no matrix is seen"])
 def test_metrics_where_a_part_has_no_parameters(name):
-    params = MATRICES if name == "all are matrices" else SCALES
+    params = MATRICES
+    if name == "no matrix is seen":
+        params = SCALES | dict.fromkeys(MATRICES, optax.MaskedNode())
     optimizer = lb.muon(0.1, others=lb.lamb(0.1))
     found = lb.step_metrics(trained(optimizer, params=params), params)
     part = "muon" if params is MATRICES else "others"

@@ -584,6 +584,8 @@ def stacks(case: Settings) -> lb.Stacked:
         own = tuple(axis for axis in range(ndim) if axis not in view.get("norm_axes", range(ndim)))
         if own:
             axes[whole(leaf)] = own
+        if "expert" in leaf:
+            axes[leaf] = None  # Marin's experts share a norm
     return lb.stacked_layers(axes)
 
 

@@ -36,6 +36,7 @@ def ends(shapes, embeddings="by name", head="by name"):
         ({"q": {"lora_a": (99, 2), "lora_b": (2, 8)}}, set()),
         ({"h": LAYER}, set()),
         ({"embed": (32, 8), "h": LAYER, "head": (8, 32)}, {"embed", "head"}),
+        ({"embed": (32, 8), "h": LAYER}, {"embed"}),  # as many words as inner channels
         ({"multi_head": LAYER, "fc": {"kernel": (8, 3)}, "h": {"fc": (8, 8)}}, {"fc/kernel"}),
     ],
 )
@@ -48,7 +49,6 @@ def test_by_name(shapes, expected):
     [
         ({"layers": [{"kernel": (8, 9)}, {"kernel": (9, 3)}]}, "head", "layers/1/kernel"),
         ({"z": (6, 8), "mlp": LAYER, "readout": (8, 3)}, "embeddings", "z"),
-        ({"embed": (32, 8), "h": LAYER, "last": (8, 32)}, "head", "last"),
         ({"table": {"x": (99, 8)}, "mlp": LAYER, "head": (8, 3)}, "embeddings", "table/x"),
     ],
 )

@@ -14,10 +14,13 @@ import optax_largebatch as lb
 KERNEL = {"kernel": jnp.ones((8, 16)), "bias": jnp.ones(16)}
 
 
-def attention(width=8, heads=2, size=3):
-    inputs = {"kernel": jnp.ones((width, heads, size)), "bias": jnp.zeros((heads, size))}
-    outputs = {"kernel": jnp.ones((heads, size, width)), "bias": jnp.zeros(width)}
-    return {**dict.fromkeys(("query", "key", "value"), inputs), "out": outputs}
+def attention(inputs=("query", "key", "value"), output="out"):
+    to_heads = {"kernel": jnp.ones((8, 2, 3)), "bias": jnp.zeros((2, 3))}
+    from_heads = {"kernel": jnp.ones((2, 3, 8)), "bias": jnp.zeros(8)}
+    return {**dict.fromkeys(inputs, to_heads), output: from_heads}
+
+
+QWEN = attention(("q_proj", "k_proj", "v_proj"), "o_proj")
 
 
 def convolutions(*shapes):
@@ -31,12 +34,18 @@ def line(message):
 
 KERNELS = {
     "attention": (
-        {"attention": attention(), "mlp": KERNEL},
-        {"(^|/)(key|query|value)/kernel$": (0, (1, 2)), "(^|/)out/kernel$": ((0, 1), 2)},
+        {"attention": QWEN, "mlp": KERNEL},
+        {
+            "(^|/)(k_proj|q_proj|v_proj)/kernel$": (0, (1, 2)),
+            "(^|/)o_proj/kernel$": ((0, 1), 2),
+        },
     ),
     "layers of attention": (
-        {"layers": jax.tree.map(lambda x: jnp.stack([x] * 5), {"a": attention(), "mlp": KERNEL})},
-        {"(^|/)(key|query|value)/kernel$": (1, (2, 3)), "(^|/)out/kernel$": ((1, 2), 3)},
+        {"layers": jax.tree.map(lambda x: jnp.stack([x] * 5), {"a": QWEN, "mlp": KERNEL})},
+        {
+            "(^|/)(k_proj|q_proj|v_proj)/kernel$": (1, (2, 3)),
+            "(^|/)o_proj/kernel$": ((1, 2), 3),
+        },
     ),
     "convolutions": (
         convolutions((3, 3, 3, 8), (3, 3, 8, 8), (1, 1, 8, 16)) | {"Dense": KERNEL},
@@ -72,7 +81,7 @@ def test_kernels_with_more_axes(name, make):
 def test_the_line_keeps_what_is_said_already():
     said = {"mlp/kernel": (0, 1)}
     with pytest.warns(UserWarning, match="more than two axes") as caught:
-        lb.muonh(0.1, matrix_axes=said).init({"attention": attention(), "mlp": KERNEL})
+        lb.muonh(0.1, matrix_axes=said).init({"attention": QWEN, "mlp": KERNEL})
     assert line(caught[0].message) == said | KERNELS["attention"][1]
 
 
@@ -93,6 +102,22 @@ def test_what_is_no_matrix_needs_no_word(name):
     optimizer.init(params)
     moved = [x.name for x in lb.explain(optimizer, params).parameters if x.matrices]
     assert moved == ["mlp/kernel"]
+
+
+@pytest.mark.parametrize("output", ["out", "attention_output"])
+@pytest.mark.parametrize("layers", [0, 5])
+def test_attention_is_known_by_its_names(output, layers):
+    """That of Flax, Keras and MaxText: one matrix of all heads, and biases that are none."""
+    params = {"self_attention": attention(output=output)}
+    if layers:
+        params = jax.tree.map(lambda x: jnp.stack([x] * layers, 1), params)
+    optimizer = lb.muonh(0.1, stacked={"attention": 1} if layers else None)
+    optimizer.init(params)
+    number, shapes = layers or 1, {"bias": {}, "kernel": {(8, 6): layers or 1}}
+    for x in lb.explain(optimizer, params).parameters:
+        outputs = {(6, 8): number} if "output" in x.name or "out/" in x.name else None
+        kind = x.name.rpartition("/")[2]
+        assert x.matrices == (outputs if outputs and kind == "kernel" else shapes[kind])
 
 
 @pytest.mark.parametrize(

@@ -119,19 +119,19 @@ def test_accumulates_micro_batches():
 
 
 def test_what_the_names_do_not_say_is_asked_for():
-    other = {"wte": PARAMS["embed"], "layer": PARAMS["layer"], "lm": PARAMS["head"]}
+    other = {"first": PARAMS["embed"], "layer": PARAMS["layer"], "last": PARAMS["head"]}
     plan = planned("muonh")
-    with pytest.raises(ValueError, match=r"embeddings must be given: no parameter has 'embed'"):
+    with pytest.raises(ValueError, match=r"embeddings must be given: no name says where"):
         lb.planned_optimizer(plan, other)
     with pytest.raises(ValueError, match=r"head must be given: .*head=None if there are none"):
-        lb.planned_optimizer(plan, other, embeddings=lb.matching("wte"))
-    places = {"embeddings": lb.matching("wte"), "head": lb.matching("lm")}
-    found = lb.explain(lb.planned_optimizer(plan, other, **places), other)
-    assert str(found).count("muon") == 2  # the kernel, and the summary
+        lb.planned_optimizer(plan, other, embeddings=None)
+    places = {"embeddings": lb.matching("first"), "head": lb.matching("last")}
+    explained = lb.explain(lb.planned_optimizer(plan, other, **places), other)
+    assert str(explained).count("muon") == 2  # the kernel, and the summary
     alone = lb.explain(lb.planned_optimizer(plan, other, embeddings=None, head=None), other)
     assert str(alone).count("muon") == 4
     one = lb.explain(
-        lb.planned_optimizer(plan, other, embeddings=None, head=lb.matching("lm")), other
+        lb.planned_optimizer(plan, other, embeddings=None, head=lb.matching("last")), other
     )
     assert str(one).count("muon") == 3
 

@@ -11,7 +11,9 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_flags, check_numbers
 from optax_largebatch.norms import accumulation_dtype, sum_of_squares
 from optax_largebatch.numerics import root
+from optax_largebatch.params.blocks import blocks_of
 from optax_largebatch.params.leaves import Leaves, leaves_of
+from optax_largebatch.params.likely_matrices import unsaid, warn_of_turned
 from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
@@ -131,11 +133,17 @@ def normalize_neurons(
         factors = norm / jnp.maximum(new_norm, eps) / divisor
         return layout.local_shard(factors) * update, at.state._replace(nu=(nu,))
 
+    def at_init(params: optax.Params) -> None:
+        if side == "columns" and not stacks.forgotten(params):
+            blocks, asked = blocks_of(params, stacks), unsaid(matrix_axes, params)
+            warn_of_turned("normalize_neurons", matrix_axes, blocks, asked, squares=True)
+
     return engine.transformation(
         leaf,
         state=engine.declare(NormalizeNeuronsState, nu=engine.PerAxis(zeros)),
         scalars=lambda state: (b2, eps),
         choices=matrices,
         given="shards",
+        at_init=at_init,
         takes_complex=True,
     )
