@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 PARAMS = {"kernel": jnp.ones((8, 4)), "bias": jnp.zeros(4)}
 LAYERS = {"layers": {"kernel": jnp.ones((4, 8, 8))}}
 MATRIX = {"kernel": jnp.ones((8, 16))}
-HEADS = {"query": {"kernel": jnp.ones((8, 2, 4))}, "down": {"kernel": jnp.ones((16, 8))}}
+HEADS = {"q_proj": {"kernel": jnp.ones((8, 2, 4))}, "down": {"kernel": jnp.ones((16, 8))}}
 OUTPUTS_FIRST = {"up": {"weight": jnp.ones((16, 8)), "bias": jnp.ones(16)}}
 LAMB = lb.lamb(0.1)
 
