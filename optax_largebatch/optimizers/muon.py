@@ -127,7 +127,7 @@ def muon(
         matrix_mask: the parameters that Muon moves, if they are matrices; None for all. Leave out
             the embeddings and the last layer: `~matching("embed", "head")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
-            as Flax's attention, and for several matrices in one, such as queries, keys and values:
+            as convolutions, and for several matrices in one, such as queries, keys and values:
             see `orthogonalize_momentum`. (The argument `muon_weight_dimension_numbers` of
             `optax.contrib.muon`.)
         ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes

@@ -117,7 +117,7 @@ def muonh(
         matrix_mask: the other parameters that this moves, if they are matrices; None for all. Leave
             out the embeddings: `~matching("embed")`.
         matrix_axes: which axes are rows and columns, for parameters with more than two axes, such
-            as Flax's attention, and for several matrices in one, such as queries, keys and values:
+            as convolutions, and for several matrices in one, such as queries, keys and values:
             see `orthogonalize_momentum`. Each matrix of a text keeps its own norm; with a pair of
             axes, all that a block of `stacked` has keeps one.
         ns_dtype: dtype of the iterations, and of what devices exchange: bfloat16, as in all recipes

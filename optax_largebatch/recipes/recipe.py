@@ -50,8 +50,8 @@ class Recipe(Settings):
             head: for Muon and MuonH, the last layer; None for `matching("head")`. If it is tied to
                 the embeddings, give both the same rule; the settings of embeddings then apply.
             matrix_axes: for Muon and MuonH, the rows and columns of matrices with more than two
-                axes, see `orthogonalize_momentum`; and None for biases with two axes, as in Flax's
-                attention: `{"query/kernel": (0, (1, 2)), "query/bias": None}`.
+                axes, as of convolutions: `{"conv/kernel": ((0, 1, 2), 3)}`; see
+                `orthogonalize_momentum`.
             stacked: the parameters that stack layers, from `stacked_layers`, or None.
 
         Returns:

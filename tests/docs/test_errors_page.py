@@ -16,6 +16,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 PARAMS = {"kernel": jnp.ones((8, 4)), "bias": jnp.zeros(4)}
 LAYERS = {"layers": {"kernel": jnp.ones((4, 8, 8))}}
 MATRIX = {"kernel": jnp.ones((8, 16))}
+HEADS = {"q_proj": {"kernel": jnp.ones((8, 2, 4))}, "down": {"kernel": jnp.ones((16, 8))}}
+OUTPUTS_FIRST = {"up": {"weight": jnp.ones((16, 8)), "bias": jnp.ones(16)}}
 LAMB = lb.lamb(0.1)
 
 
@@ -30,6 +32,11 @@ def in_two_groups():
         {"params": lb.at_least_ndim(2), "learning_rate": 0.2},
     )
     lb.lamb(0.1, groups=groups).init(PARAMS)
+
+
+def planned_for(params):
+    run = lb.TunedRun("muonh", batch_size=8, total=800, learning_rate=0.1)
+    lb.planned_optimizer(lb.batch_plan(8, total=800, run=run), params)
 
 
 def half_of_the_bits():
@@ -118,6 +125,21 @@ RAISED = {
     "groups: the parameter ... is in two groups": in_two_groups,
     "batch_size must be within the batch sizes at which": lambda: lb.recipes.get(
         "bert-large/lamb/mlperf", 65536
+    ),
+    "UserWarning: muonh: ... have more than two axes and may be matrices": lambda: lb.muonh(
+        0.1
+    ).init(HEADS),
+    "UserWarning: muon: ... seem to have their outputs first, and rows are taken for inputs": (
+        lambda: lb.muon(0.1).init(OUTPUTS_FIRST)
+    ),
+    "parameters look like stacks of layers, such as": lambda: lb.muonh(0.1).init(
+        {"layers": {"kernel": jnp.ones((4, 8, 8)), "bias": jnp.ones((4, 8))}}
+    ),
+    "muonh moves matrices, and none of the ... parameters is one": lambda: lb.muonh(0.1).init(
+        jnp.ones(8)
+    ),
+    "head must be given: no name says where they are": lambda: planned_for(
+        [{"kernel": jnp.ones((8, 9))}, {"kernel": jnp.ones((9, 3))}]
     ),
     "params must be given to `update`": lambda: LAMB.update(PARAMS, LAMB.init(PARAMS)),
     "params must hold floating point or complex arrays": lambda: LAMB.init(

@@ -23,6 +23,10 @@ QUESTIONS = {
     "Who moves what?": ("algorithms/muonh.md", "Who moves what"),
     "Which batch is my rate for?": (TONIGHT, "Three statements"),
     "My qkv is fused, what now?": ("algorithms/muon.md", "Several matrices in one parameter"),
+    "What does it have to know of my network?": (
+        "guides/your_model.md",
+        "What is known, and what is asked",
+    ),
     "What does a whole program look like?": ("guides/your_program.md", "What the lines are for"),
     # The owner of a code base.
     "What do I depend on?": (ADOPTING, "What you depend on"),

@@ -9,9 +9,14 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 SCRIPTS = {
     name: runpy.run_path(str(DOCS / f"{name}.py"))
-    for name in ("write_evidence", "write_measured", "write_recipes")
+    for name in ("write_evidence", "write_measured", "write_networks", "write_recipes")
 }
-PAGES = [(script, page) for script, names in SCRIPTS.items() for page in names["PAGES"]]
+SLOW = {"write_networks"}  # every network with every optimizer
+PAGES = [
+    pytest.param(script, page, marks=[pytest.mark.slow] * (script in SLOW))
+    for script, names in SCRIPTS.items()
+    for page in names["PAGES"]
+]
 
 
 @pytest.mark.parametrize(("script", "page"), PAGES)

@@ -131,7 +131,19 @@ def test_goes_from_512_to_16k(name):
     assert "momentum       0.95 -> 0.7" in printed
 
 
-@pytest.mark.parametrize("name", ["nnx", "linen"])
+def test_keras_trains():
+    """Each head is a matrix, and the model has what was trained in the end."""
+    afterwards = "assert not any(v.value.is_deleted() for v in model.variables)"
+    printed = printed_by(f"{source('keras')}\n{afterwards}")
+    losses = losses_in(printed)
+    assert len(losses) == 42
+    assert losses[-5:].mean() < 0.5 * losses[0], losses
+    assert re.search(r"attention_1/query/kernel +64x4x16 +4 of 64x16 +muon +sphere", printed)
+    assert re.search(r"attention_1/attention_output/kernel +4x16x64 +4 of 16x64 +muon", printed)
+    assert re.search(r"up_0/kernel +64x256 +1 of 64x256 +muon +sphere", printed)
+
+
+@pytest.mark.parametrize("name", ["nnx", "linen", "keras"])
 def test_fits_the_page(name):
     lines = (ROOT / "examples" / f"program_{name}.py").read_text().splitlines()
     assert max(map(len, lines)) <= 84

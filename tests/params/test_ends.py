@@ -35,6 +35,7 @@ def ends(shapes, embeddings="by name", head="by name"):
         ({"time_emb_proj": {"kernel": (8, 8)}, "h": LAYER, "head": (8, 3)}, {"head"}),
         ({"q": {"lora_a": (99, 2), "lora_b": (2, 8)}}, set()),
         ({"h": LAYER}, set()),
+        ({"embed": (32, 8), "h": LAYER, "head": (8, 32)}, {"embed", "head"}),
         ({"embed": (32, 8), "h": LAYER}, {"embed"}),  # as many words as inner channels
         ({"multi_head": LAYER, "fc": {"kernel": (8, 3)}, "h": {"fc": (8, 8)}}, {"fc/kernel"}),
     ],
