@@ -149,7 +149,7 @@ def hyperball_transform(
         rate = rates[choice.group]
         state = at.state._replace(learning_rates=rate)
         if not choice.is_kept:
-            return -rate * update, state._replace(angles=0.0, radii=0.0)
+            return -rate * update, state._replace(angles=0.0)
         norms = engine.block_norms(at.start, update)
         norm, length, inner = yield in_one_round(norms, engine.block_sums(at.start * update))
         known, sphere = state.radii, norm

@@ -209,3 +209,14 @@ def test_a_given_radius_may_be_injected():
     optimizer = optax.inject_hyperparams(lb.hyperball)(learning_rate=0.1, radius=3.0)
     found, _ = step(optimizer, param, direction)
     assert jnp.linalg.norm(param + found) == pytest.approx(3.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("radius", ["now", "start", 2.0])
+def test_the_mask_may_leave_out_a_stack(radius):
+    params = {"bias": jnp.zeros((3, 2)), "kernel": jnp.ones((3, 2, 2))}
+    transform = lb.hyperball(
+        0.1, radius=radius, trust_ratio_mask=lb.at_least_ndim(2), stacked={"bias|kernel": 0}
+    )
+    found, state = step(transform, params, params | {"bias": jnp.ones((3, 2))})
+    chex.assert_trees_all_close(found["bias"], jnp.full((3, 2), -0.1))
+    assert state.radii.shape == (6,)
