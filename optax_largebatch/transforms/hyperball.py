@@ -71,9 +71,10 @@ def hyperball(
 
     Written as :math:`1 / s - 1`, the first factor would lose most of its digits at small rates.
 
-    A block whose direction is 0 does not turn, and a block of zeros stays. So biases that start at
-    0 would never move, and the scale of a normalisation would keep its mean square. Leave vectors
-    out by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
+    A block whose direction is 0 does not turn. A block of zeros has no norm to keep: it takes steps
+    with :math:`R = n^{1/4} / 2`, where :math:`n` is the number of its elements, and is brought back
+    to :math:`R` only when it is beyond it. The scale of a normalisation would keep its mean square.
+    Leave vectors out by `trust_ratio_mask`, and embeddings too unless you want their norm fixed:
     `explain(optimizer, params)` marks what it would catch.
 
     Parameters in bfloat16 round most of a step away: at a rate of .001 four of five weights stay
