@@ -6,8 +6,9 @@ python -m docs.write_evidence
 from collections.abc import Callable, Mapping
 import functools
 from pathlib import Path
+import re
 
-from benchmarks import fused_heads, transfer
+from benchmarks import fused_heads, transfer, zeros
 from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned.intervals import Difference, difference
@@ -82,6 +83,12 @@ def law_table(name: str) -> str:
     return transfer.law_table(workload, transfer.committed_rows(), results, MOVES, ways)
 
 
+def zeros_table(kind: str) -> str:
+    """What matrices that start at zero lose, in networks or adapters, by who moves them."""
+    rows = read(COMMITTED / "cpu-2-cores" / "zeros.csv", zeros.Row)
+    return zeros.table(rows, [case for case in zeros.CASES if re.match(kind, case)])
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         "tuned": functools.partial(tuned_table, "bert"),
@@ -99,6 +106,10 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "fused": lambda: fused_heads.table(
             read(COMMITTED / "cpu-2-cores" / "fused_heads.csv", fused_heads.Row)
         )
+    },
+    ROOT / "docs" / "algorithms" / "muonh.md": {
+        "zeros": functools.partial(zeros_table, "bert|causal"),
+        "adapters": functools.partial(zeros_table, "adapters"),
     },
     ROOT / "docs" / "index.md": {"tuned": functools.partial(tuned_table, "bert")},
 }

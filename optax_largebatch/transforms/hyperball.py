@@ -22,10 +22,10 @@ from optax_largebatch.transforms.trust_ratio import adapted_leaves
 Radius = Literal["now", "start"] | Scalar
 """The radius of the sphere of a block: its norm now or at the start, or a number for all."""
 
-BALL_OF_ZEROS = 0.5
+BALL_OF_ZEROS = 1.0
 """The radius of the ball of a block that starts at zero, over the fourth root of its number of
-elements. LeCun's start gives a square matrix 1: so does the geometric mean of a matrix and its
-transpose."""
+elements, which is the geometric mean of the norms of LeCun's starts of a matrix and its transpose.
+`python -m benchmarks.zeros` compares several."""
 
 
 class HyperballState(NamedTuple):
@@ -72,11 +72,11 @@ def hyperball(
 
     Written as :math:`1 / s - 1`, the first factor would lose most of its digits at small rates.
 
-    A block of zeros has no sphere: it grows in a ball of radius
-    :math:`R = \tfrac12 \sqrt[4]{n}` for :math:`n` elements, about half the norm of LeCun's start.
-    It takes :math:`w \leftarrow w - \eta_t \frac{R}{\lVert u \rVert} u`, and is brought back to
-    :math:`R` only where it is beyond it. So output projections, adapters and heads that start at 0
-    train. The state keeps which blocks these are.
+    A block of zeros has no sphere: it grows in a ball of radius :math:`R = \sqrt[4]{n}` for
+    :math:`n` elements, which is the norm of LeCun's start of a square matrix. It takes
+    :math:`w \leftarrow w - \eta_t \frac{R}{\lVert u \rVert} u`, and is brought back to :math:`R`
+    only where it is beyond it. So output projections, adapters and heads that start at 0 train. The
+    state keeps which blocks these are.
 
     A block whose direction is 0 does not turn. The scale of a normalisation would keep its mean
     square, so leave vectors out by `trust_ratio_mask`, and embeddings too unless you want their

@@ -83,7 +83,7 @@ def test_a_block_of_zeros_grows_to_the_sphere_of_its_ball(radius, x64):
     param = param.at[0].set(0)
     transform = lb.hyperball(0.25, radius=radius, stacked={"w": 0})
     norms, state = norms_over_steps(transform, {"w": param}, [direction] * 6)
-    ball = 0.5 * 16**0.25
+    ball = 16**0.25
     np.testing.assert_allclose(norms[:, 0], ball * np.minimum(0.25 * np.arange(1, 7), 1))
     np.testing.assert_allclose(norms[:, 1], np.linalg.norm(param[1]))
     started = np.linalg.norm(param[1]) if radius == "start" else 0
@@ -95,7 +95,7 @@ def test_a_block_in_its_ball_may_come_back(x64):
     param, direction = arrays((1, 8, 2), "float64")
     transform = lb.hyperball(0.25, stacked={"w": 0})
     norms, state = norms_over_steps(transform, {"w": 0 * param}, [direction, -direction, direction])
-    np.testing.assert_allclose(norms[:, 0], [0.25, 0, 0.25], atol=1e-12)
+    np.testing.assert_allclose(norms[:, 0], [0.5, 0, 0.5], atol=1e-12)
     assert state.angles.tolist() == [0.0]
 
 
@@ -104,7 +104,7 @@ def test_a_block_of_zeros_without_a_direction_waits():
     param, direction = arrays((1, 8, 2))
     transform = lb.hyperball(0.25, stacked={"w": 0})
     norms, _ = norms_over_steps(transform, {"w": 0 * param}, [0 * direction, direction])
-    np.testing.assert_allclose(norms[:, 0], [0, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(norms[:, 0], [0, 0.5], rtol=1e-6)
 
 
 def test_each_part_of_an_axis_has_a_ball_of_its_size(x64):
@@ -112,7 +112,7 @@ def test_each_part_of_an_axis_has_a_ball_of_its_size(x64):
     transform = lb.hyperball(1.0, stacked={"w": "rows columns=4+1+1"})
     updates, state = step(transform, {"w": 0 * param}, {"w": direction})
     norms = [np.linalg.norm(x) for x in np.split(np.asarray(updates["w"]), [4, 5], 1)]
-    np.testing.assert_allclose(norms, 0.5 * np.array([32, 8, 8]) ** 0.25)
+    np.testing.assert_allclose(norms, np.array([32, 8, 8]) ** 0.25)
     np.testing.assert_allclose(-state.radii, norms)
 
 
@@ -209,3 +209,14 @@ def test_a_given_radius_may_be_injected():
     optimizer = optax.inject_hyperparams(lb.hyperball)(learning_rate=0.1, radius=3.0)
     found, _ = step(optimizer, param, direction)
     assert jnp.linalg.norm(param + found) == pytest.approx(3.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("radius", ["now", "start", 2.0])
+def test_the_mask_may_leave_out_a_stack(radius):
+    params = {"bias": jnp.zeros((3, 2)), "kernel": jnp.ones((3, 2, 2))}
+    transform = lb.hyperball(
+        0.1, radius=radius, trust_ratio_mask=lb.at_least_ndim(2), stacked={"bias|kernel": 0}
+    )
+    found, state = step(transform, params, params | {"bias": jnp.ones((3, 2))})
+    chex.assert_trees_all_close(found["bias"], jnp.full((3, 2), -0.1))
+    assert state.radii.shape == (6,)
