@@ -504,6 +504,7 @@ def differ(one, other):
     ("name", "argument"),
     [pytest.param(*one, marks=[pytest.mark.slow] * (one[0] in SLOW)) for one in USED],
 )
+@pytest.mark.filterwarnings("ignore:.*may be matrices")
 def test_an_argument_has_an_effect(name, argument):
     default = arguments(name)[argument].default
     other = not default if isinstance(default, bool) else CHANGED[argument]

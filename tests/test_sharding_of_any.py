@@ -153,6 +153,7 @@ QUICK = ("dict", "tuple", "tuples of one", "NamedTuple", "nnx.State")
     "container",
     [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CONTAINERS],
 )
+@pytest.mark.filterwarnings("ignore:.*outputs first")
 @pytest.mark.parametrize("name", ALL)
 def test_it_is_what_the_types_say(name, container):
     if name == "a tree as mask" and container == "array":

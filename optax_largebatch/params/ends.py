@@ -72,19 +72,24 @@ def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) ->
     others = [block for block in blocks if block.is_matrix and block not in tables]
     as_long = [block for block in others if not words.isdisjoint(block.shape)]
     if may_ask and len(as_long) != 1:
-        modules = _modules_with_a_length([block for block in blocks if block not in tables])
-        lonely = [x for x in others if _is_bare(x) or min(modules[n] for n in x.shape) == 1]
-        if words:  # then the table may be the last layer, too, or there is one with a few classes
-            width = max(columns for _, columns in shapes)
-            lengths = Counter(n for block in others for n in {*block.shape})
-            lonely = [
-                block
-                for block in lonely
-                if not _is_inside(block.name)
-                and any(lengths[n] == 1 and n < width for n in block.shape)
-            ]
-        _ask("head", lonely)
+        _ask("head", _may_be_head(blocks, tables, words))
     return [len(as_long) == 1 and block in as_long for block in blocks]
+
+
+def _may_be_head(blocks: list[Block], tables: list[Block], words: set[int]) -> list[Block]:
+    """The matrices that may be the last layer, though no name says so.
+
+    Beside a table of words, that may be the table itself, or a layer with a few classes.
+    """
+    others = [block for block in blocks if block not in tables]
+    matrices = [block for block in others if block.is_matrix]
+    if not words:
+        modules = _modules_with_a_length(others)
+        return [x for x in matrices if _is_bare(x) or min(modules[n] for n in x.shape) == 1]
+    width = max(table.shape[1] for table in tables if table.is_matrix)
+    modules = _modules_with_a_length(matrices)
+    few = {n for n, number in modules.items() if number == 1 and n < width}
+    return [x for x in matrices if not few.isdisjoint(x.shape) and not _is_inside(x.name)]
 
 
 def _is_inside(name: str) -> bool:

@@ -49,7 +49,7 @@ NAMES: dict[str, tuple[Row, ...]] = {
             rf"(^|/)(seq|ssm|s4d?|s5|lru)/[A-EPQ]\d?{_END}",
             "the matrices of S4 by a name of theirs",
         ),
-        Row(rf"(^|/)(r_k|k_[ka]|x_[rwkvag]){_END}", "RWKV-7's: (heads, size) or (1, 1, size)"),
+        Row(rf"(^|/)(r_k|k_[ka]|x_[rwkvag]|[awv]0){_END}", "RWKV-7's: (1, 1, size)"),
         Row(rf"(^|/)time_(decay|first|faaaa|mix|maa)[^/]*{_END}", "RWKV's: (heads, size)"),
     ),
     "embedding": (

@@ -103,10 +103,13 @@ def _own(name: str) -> str:
 
 
 def _vote_of_bias(block: Block, biases: dict[str, int]) -> int:
-    """1 if its bias is as long as the first axis alone, -1 for the second, 0 if none."""
+    """1 if its bias is as long as the first axis alone, -1 for the second, 0 if none.
+
+    At the root, a bias need not be that of a kernel.
+    """
     alone = f"{module_of(block.name)}/"
     partner = _partner(block.name, "weights?|kernel|w") or alone
-    length = biases.get(partner, biases.get(alone))
+    length = None if partner == alone == "/" else biases.get(partner, biases.get(alone))
     return (block.shape[0] == length) - (block.shape[1] == length)
 
 

@@ -48,7 +48,7 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
-    """A decorator for functions of a tree that look at its structure and its shapes alone.
+    """A decorator for functions of a tree that look at its structure and its types alone.
 
     Results are kept, because they are asked for many times while a step is traced. The tree comes
     first, and all other arguments have a hash.
@@ -59,7 +59,8 @@ def of_shapes(function: Callable[P, T]) -> Callable[P, T]:
     def of_tree(*args: P.args, **kwargs: P.kwargs) -> T:
         tree, *others = args
         leaves, structure = jax.tree.flatten(tree)
-        key = structure, tuple(map(np.shape, leaves)), *others
+        types = [(np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves]
+        key = structure, tuple(types), *others
         try:
             if key in kept:
                 return kept[key]

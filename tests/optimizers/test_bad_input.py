@@ -121,9 +121,9 @@ class TestWrongTrees:
 
     def test_gradient_of_another_shape_beside_a_frozen_leaf(self, name):
         optimizer = OPTIMIZERS[name].make()
-        params = {"a": None, "b": jnp.ones(2)}
-        with pytest.raises(ValueError, match=r"'b' has a gradient of shape \(3,\)"):
-            optimizer.update({"a": None, "b": jnp.ones(3)}, optimizer.init(params), params)
+        params = {"a": None, "b": jnp.ones((2, 2))}
+        with pytest.raises(ValueError, match=r"'b' has a gradient of shape \(3, 2\)"):
+            optimizer.update({"a": None, "b": jnp.ones((3, 2))}, optimizer.init(params), params)
 
     def test_state_of_other_parameters(self, name):
         optimizer, state = start(name)

@@ -353,6 +353,8 @@ def test_converges(name, problem):
         for tree in PROBLEMS[problem]
     )
     entry = OPTIMIZERS[name]
+    if problem == "parabola" and "matrix_axes" in entry.arguments:
+        pytest.skip("Muon wants a matrix")
     steps = 3000
     rate = optax.linear_schedule(entry.peak, 0.0, steps)
     optimizer = entry.make(learning_rate=rate, **entry.known(weight_decay=0.0))

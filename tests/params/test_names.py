@@ -118,3 +118,14 @@ def test_wrapped_stacks():
         "head": (),
         "layers/weight": (0,),
     }
+
+
+def test_stacks_that_a_function_chooses_by_dtype():
+    """What is kept for a tree is not taken for one of other dtypes."""
+    stacked = lb.stacked_layers(
+        lambda params: jax.tree.map(lambda x: 0 if x.dtype == jnp.bfloat16 else None, params)
+    )
+    for dtype, expected in (("bfloat16", {(4, 4): 4}), ("float32", {})):
+        params = {"cube": jnp.ones((4, 4, 4), dtype), "square": jnp.ones((4, 4))}
+        optimizer = lb.muon(0.1, stacked=stacked)
+        assert lb.explain(optimizer, params).parameters[0].matrices == expected

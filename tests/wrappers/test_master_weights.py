@@ -110,7 +110,7 @@ def test_parameters_stay_between_macro_batches():
 
 def test_under_scan_and_unrolled_in_one_computation():
     """XLA may leave out the rounding of a parameter that it still has at hand."""
-    optimizer = lb.master_weights(lb.lamb(0.01))
+    optimizer = lb.master_weights(lb.lamb(0.01, stacked={}))
     start = jnp.linspace(-1.0, 1.0, 1000).astype("bfloat16")
 
     def waves(params, _):
