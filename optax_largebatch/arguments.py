@@ -223,20 +223,20 @@ def _described(kind: Any) -> str:
     return f"a tuple of {len(kind)} states" if isinstance(kind, tuple) else f"a {name}"
 
 
-def refused(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator that turns a keyword that a function does not have into an error that says why.
+def refused(*names: str, why: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator for keywords that optax or an original has, and the function does not.
 
     Args:
-        **reasons: for each keyword why there is none, and what to do: a sentence.
+        *names: the keywords.
+        why: why there are none, and what to do: a sentence.
     """
 
     def decorator(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-            for name in reasons.keys() & kwargs.keys():
+            for name in kwargs.keys() & names:
                 raise TypeError(
-                    f"{function.__name__}() has no argument {name!r}, got {kwargs[name]!r}. "
-                    f"{reasons[name]}"
+                    f"{function.__name__}() has no argument {name!r}, got {kwargs[name]!r}. {why}"
                 )
             return function(*args, **kwargs)
 
@@ -245,13 +245,14 @@ def refused(**reasons: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorator
 
 
-def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """`refused` for keywords of other libraries: the error gives the name here."""
-    return refused(**{theirs: f"Here it is called {ours!r}." for theirs, ours in names.items()})
+def renamed(theirs: str, ours: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """`refused` for a keyword of another library: the error gives the name here."""
+    return refused(theirs, why=f"Here it is called {ours!r}.")
 
 
 without_nu_dtype = refused(
-    nu_dtype="In 16 bits a second moment stops growing. mu_dtype makes the first one smaller."
+    "nu_dtype",
+    why="In 16 bits a second moment stops growing. mu_dtype makes the first one smaller.",
 )
 """For what keeps second moments."""
 

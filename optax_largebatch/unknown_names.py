@@ -1,24 +1,6 @@
-"""Names that this package does not have, with those that it has in their place."""
+"""Names of optax that this package does not have, with those whose function here does more."""
 
 IN_PLACE_OF = {
-    # Of version 0.1.0.
-    "batch_scale": "macrobatch_size // batch_size",
-    "named": "matching",
-    "scale_by_learned_matrices": "learned_gradient",
-    "Hyperparameters": "TunedRun",
-    "ScaledHyperparameters": "BatchPlan",
-    "excluding": "~matching",
-    "excluding_kinds": "~matching_kinds",
-    "scale_hyperparameters": "batch_plan",
-    "shard_optimizer_state": "optimizer_state_shardings",
-    "SkipNonfiniteState": "states.SkipBadStepsState",
-    "SkipSpikesState": "states.SkipBadStepsState",
-    "skip_nonfinite": "skip_bad_steps",
-    "skip_spikes": "skip_bad_steps",
-    "warmup_cosine": "warmup_decay",
-    "warmup_hold_decay": "warmup_decay",
-    "warmup_polynomial": "warmup_decay",
-    # Of optax, where the function here does more.
     "MultiSteps": "accumulate_gradients",
     "apply_if_finite": "skip_bad_steps",
     "centralize": "centralize_gradients",

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import norms
-from optax_largebatch.arguments import refused
 from optax_largebatch.diagnostics.noise_scale import noise_scale_or_0
 from optax_largebatch.diagnostics.optimizer_facts import LAYER_WISE, Optimizer
 from optax_largebatch.params import owners
@@ -34,7 +33,6 @@ SCALARS = {
 INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
-@refused(groups="The rate of a group is that of its schedule; the largest is here.")
 def step_metrics(
     state: Any, params: Any = None, *, gradients: Any = None, updates: Any = None
 ) -> dict[str, jax.Array]:

@@ -31,7 +31,7 @@ NO_DECAY = (
 """Why there is no weight decay on a sphere."""
 
 
-@refused(weight_decay=NO_DECAY, weight_decay_mask=NO_DECAY, mask=NO_DECAY)
+@refused("weight_decay", "weight_decay_mask", "mask", why=NO_DECAY)
 def adamh(
     learning_rate: Scalar | optax.Schedule,
     *,

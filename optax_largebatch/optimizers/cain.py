@@ -19,7 +19,7 @@ from optax_largebatch.transforms.parameter_scale.factored_parameter_rms import (
 from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
 
 
-@refused(scale_speed="It is 0.05: icefall ignores what is passed.")
+@refused("scale_speed", why="It is 0.05: icefall ignores what is passed.")
 @without_nu_dtype
 def cain(
     learning_rate: Scalar | optax.Schedule = 1e-2,

@@ -15,7 +15,7 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 
 
 @without_nu_dtype
-@renamed(mask="weight_decay_mask")
+@renamed("mask", "weight_decay_mask")
 def eve(
     learning_rate: Scalar | optax.Schedule = 1e-3,
     *,

@@ -18,7 +18,7 @@ from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 
 
 @without_nu_dtype
-@renamed(mask="weight_decay_mask")
+@renamed("mask", "weight_decay_mask")
 def lamb(
     learning_rate: Scalar | optax.Schedule,
     b1: Scalar | optax.Schedule = 0.9,

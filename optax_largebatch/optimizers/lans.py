@@ -22,12 +22,9 @@ _LINKS = (
 )
 
 
-_IN_LINKS = "trust_ratio_bounds clip_gradient normalization_eps bias_correction grad_averaging"
-
-
-@refused(**dict.fromkeys(_IN_LINKS.split(), _LINKS))
+@refused("clip_gradient", "bias_correction", "grad_averaging", why=_LINKS)
 @without_nu_dtype
-@renamed(mask="weight_decay_mask")
+@renamed("mask", "weight_decay_mask")
 def lans(
     learning_rate: Scalar | optax.Schedule,
     *,

@@ -19,11 +19,8 @@ _LINKS = (
 )
 
 
-@renamed(mask="weight_decay_mask")
-@refused(
-    momentum_of="'steps' is learning_rate_in_momentum=True, 'directions' is False.",
-    **dict.fromkeys(("trust_ratio_bounds", "zero_ratio", "clip_gradient"), _LINKS),
-)
+@renamed("mask", "weight_decay_mask")
+@refused("clip_gradient", why=_LINKS)
 def lars(
     learning_rate: Scalar | optax.Schedule,
     weight_decay: Scalar | optax.Schedule = 0.0,
@@ -140,7 +137,7 @@ def lars(
     )
 
 
-@renamed(mask="weight_decay_mask")
+@renamed("mask", "weight_decay_mask")
 def larc(
     learning_rate: Scalar | optax.Schedule,
     *,

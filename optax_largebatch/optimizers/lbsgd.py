@@ -29,10 +29,10 @@ _CHAIN = (
 
 
 @refused(
-    begin_epoch="To go on with a run, restore its state, which counts the micro-batches.",
-    clip_gradient=_CHAIN,
+    "begin_epoch", why="To go on with a run, restore its state, which counts the micro-batches."
 )
-@renamed(mask="weight_decay_mask")
+@refused("clip_gradient", why=_CHAIN)
+@renamed("mask", "weight_decay_mask")
 def lbsgd(
     learning_rate: Scalar | optax.Schedule,
     *,

@@ -14,12 +14,15 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scale
 from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_parameter_rms
 
-_AS_ICEFALL = "This experiment has icefall's value."
-
 
 @refused(
-    **dict.fromkeys(("size_lr_scale", "meta_lr_scale", "max_step_scale"), _AS_ICEFALL),
-    **dict.fromkeys(("param_min_rms", "param_max_rms", "size_update_period"), _AS_ICEFALL),
+    "size_lr_scale",
+    "meta_lr_scale",
+    "max_step_scale",
+    "param_min_rms",
+    "param_max_rms",
+    "size_update_period",
+    why="This experiment has icefall's value.",
 )
 def learned_gradient(
     learning_rate: Scalar | optax.Schedule = 0.03,

@@ -26,11 +26,15 @@ from optax_largebatch.transforms.partitioned import OF_OTHERS, Others, is_optimi
 
 
 @refused(
-    trust_ratio="muonh gives each step the length of its matrix, and keeps the norms, too.",
-    **dict.fromkeys(("adam_b1", "adam_b2"), OF_OTHERS),
-    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), OF_OTHERS),
+    "adam_b1",
+    "adam_b2",
+    "adam_eps_root",
+    "adam_weight_decay",
+    "adam_learning_rate",
+    why=OF_OTHERS,
 )
-@renamed(mask="weight_decay_mask", muon_weight_dimension_numbers="matrix_axes")
+@renamed("mask", "weight_decay_mask")
+@renamed("muon_weight_dimension_numbers", "matrix_axes")
 def muon(
     learning_rate: Scalar | optax.Schedule,
     ns_coeffs: Any = "standard",

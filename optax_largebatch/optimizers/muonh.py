@@ -31,13 +31,13 @@ _DIRECTION = (
 )
 
 
-@refused(
-    **dict.fromkeys(("preconditioning", "eps_is_floor"), _DIRECTION),
-    **dict.fromkeys(("adaptive", "consistent_rms", "shape_factor", "trust_ratio"), _NO_SCALE),
-    **dict.fromkeys(("weight_decay", "weight_decay_mask"), NO_DECAY),
-    **dict.fromkeys(("adam_eps_root", "adam_weight_decay", "adam_learning_rate"), OF_OTHERS),
-)
-@renamed(adam_b1="b1", adam_b2="b2", muon_weight_dimension_numbers="matrix_axes")
+@refused("preconditioning", why=_DIRECTION)
+@refused("adaptive", "consistent_rms", why=_NO_SCALE)
+@refused("weight_decay", "weight_decay_mask", why=NO_DECAY)
+@refused("adam_eps_root", "adam_weight_decay", "adam_learning_rate", why=OF_OTHERS)
+@renamed("adam_b1", "b1")
+@renamed("adam_b2", "b2")
+@renamed("muon_weight_dimension_numbers", "matrix_axes")
 def muonh(
     learning_rate: Scalar | optax.Schedule,
     *,

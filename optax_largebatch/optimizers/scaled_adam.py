@@ -19,9 +19,10 @@ from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_p
 
 
 @refused(
-    scalar_max="Single numbers are clamped to [-10, 10], as in icefall.",
-    size_update_period="Sizes are updated every 4 steps, as in icefall.",
-    clipping_update_period="The median is that of 100 norms. Chain clip_by_median_norm for others.",
+    "scalar_max",
+    "size_update_period",
+    "clipping_update_period",
+    why="It has icefall's value. Chain clip_by_median_norm for another median.",
 )
 @without_nu_dtype
 def scaled_adam(

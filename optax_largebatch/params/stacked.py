@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from optax_largebatch import norms
-from optax_largebatch.arguments import refused
 from optax_largebatch.params import paths
 from optax_largebatch.params.fused import read_fused, stacks_in
 from optax_largebatch.params.leaves import Layout, Leaves
@@ -279,10 +278,6 @@ NOT_SAID = Stacked("None", _ByPatterns(()), if_forgotten="warning")
 """The same, where nobody has said so."""
 
 
-@refused(
-    named="Patterns stack biases too, which have no metadata: stacked_layers({'layers/': 0}). Or "
-    "give a tree of axes."
-)
 def stacked_layers(where: Any) -> Stacked:
     r"""Says which parameters stack layers, so that each slice has its own norm and trust ratio.
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from optax_largebatch.arguments import check_choice, check_integer, refused
+from optax_largebatch.arguments import check_choice, check_integer
 from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.growth import Growth
 from optax_largebatch.plans.law import LAWS
@@ -10,18 +10,7 @@ from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.stages import Start, stages_of, starts_of
 from optax_largebatch.plans.tuned_run import TunedRun
 
-_IN_A_RUN = (
-    "It is one of a TunedRun, which says for which batch size the numbers are: "
-    'batch_plan(..., run=TunedRun("adamw", batch_size=..., total=..., learning_rate=...)).'
-)
 
-
-@refused(
-    **dict.fromkeys(
-        ("learning_rate", "weight_decay", "decay_kind", "reference_batch_size"), _IN_A_RUN
-    ),
-    coupling="Give a law: 'sqrt' is \"sqrt\", 'linear' is \"sgd\", 'none' is \"kept\".",
-)
 def batch_plan(
     stages: "Growth | str | dict[Count, Count] | list[Start] | int",
     *,

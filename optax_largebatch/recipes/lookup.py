@@ -5,7 +5,7 @@ import itertools
 import math
 from typing import Any
 
-from optax_largebatch.arguments import check_integer, check_number, refused
+from optax_largebatch.arguments import check_integer, check_number
 from optax_largebatch.recipes.building import given
 from optax_largebatch.recipes.catalogue import Entry, check_said, find, published, rows
 from optax_largebatch.recipes.recipe import Recipe
@@ -30,10 +30,6 @@ LEAST = {"batch_size": 1, "epochs": 1, "examples": 1, "total_steps": 1, "warmup_
 """The smallest integers that a caller may pass."""
 
 
-@refused(
-    extrapolate="Take the nearest published batch size, and pass the learning_rate and total_steps "
-    "that batch_plan gives."
-)
 def get(
     name: str,
     batch_size: int | None = None,

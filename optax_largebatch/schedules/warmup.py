@@ -26,10 +26,12 @@ POWERS: dict[str, Callable[[jax.Array, Scalar], jax.Array]] = {
 
 
 @refused(
-    warmup_mode="For a constant warm-up join optax.constant_schedule and warmup_decay with "
-    "optax.join_schedules."
+    "warmup_mode",
+    why="For a constant warm-up join optax.constant_schedule and warmup_decay with "
+    "optax.join_schedules.",
 )
-@renamed(init_value="warmup_begin_value", decay_steps="total_steps")
+@renamed("init_value", "warmup_begin_value")
+@renamed("decay_steps", "total_steps")
 def warmup_decay(
     peak_value: Scalar,
     *,

@@ -10,7 +10,7 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_optional_number, renamed
 
 
-@renamed(max_delta="max_value")
+@renamed("max_delta", "max_value")
 def clip_by_value(max_value: Scalar | None) -> optax.GradientTransformationExtraArgs:
     r"""Clips every element of the gradient to :math:`[-c, c]`.
 

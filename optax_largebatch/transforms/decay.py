@@ -29,7 +29,7 @@ class DecayToTargetRmsState(NamedTuple):
     """Steps taken, shape ()."""
 
 
-@renamed(mask="weight_decay_mask")
+@renamed("mask", "weight_decay_mask")
 def add_decayed_weights(
     weight_decay: Hyperparameter = 0.0,
     weight_decay_mask: Mask = None,
@@ -94,7 +94,7 @@ def add_decayed_weights(
     )
 
 
-@renamed(mask="weight_decay_mask")
+@renamed("mask", "weight_decay_mask")
 def decay_to_target_rms(
     weight_decay: Hyperparameter = 1e-3,
     *,

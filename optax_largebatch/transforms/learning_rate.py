@@ -21,8 +21,9 @@ class ScaleByLearningRateState(NamedTuple):
 
 
 @refused(
-    flip_sign="A step always goes downhill. To go uphill, put optax.scale(-1.0) in front, or leave "
-    "the sign with optax.scale_by_learning_rate(..., flip_sign=False)."
+    "flip_sign",
+    why="A step always goes downhill. To go uphill, put optax.scale(-1.0) in front, or leave "
+    "the sign with optax.scale_by_learning_rate(..., flip_sign=False).",
 )
 def scale_by_learning_rate(learning_rate: Hyperparameter) -> optax.GradientTransformationExtraArgs:
     r"""Turns a direction into a step downhill.

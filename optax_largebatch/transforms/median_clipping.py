@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import arguments, engine
-from optax_largebatch.arguments import Scalar, refused
+from optax_largebatch.arguments import Scalar
 from optax_largebatch.engine.state import check_shape
 from optax_largebatch.norms import accumulation_dtype
 from optax_largebatch.numerics import is_due
@@ -35,7 +35,6 @@ class ClipByMedianNormState(NamedTuple):
     """The largest norm that is not clipped, shape (); the largest number of the dtype at first."""
 
 
-@refused(period="The parameters are measured every 4 steps, as in icefall.")
 def clip_by_median_norm(
     clipping_scale: Scalar | None,
     *,

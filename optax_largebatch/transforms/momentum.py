@@ -17,7 +17,7 @@ class AccumulateMomentumState(NamedTuple):
     """The momentum buffer, like the parameters."""
 
 
-@renamed(decay="momentum")
+@renamed("decay", "momentum")
 def accumulate_momentum(
     momentum: Scalar = 0.9,
     *,

@@ -160,7 +160,7 @@ class ScaleByLarsState(NamedTuple):
     leaf that stacks layers, in the order of its layers."""
 
 
-@renamed(mask="weight_decay_mask")
+@renamed("mask", "weight_decay_mask")
 def scale_by_lars(
     weight_decay: Hyperparameter = 0.0,
     *,

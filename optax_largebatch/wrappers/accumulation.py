@@ -60,11 +60,16 @@ _SAY_IF_MOVED = (*_ACCUMULATING, SkipBadStepsState, DynamicLossScaleState)
 """States that know whether the last call moved the parameters."""
 
 
-@arguments.renamed(opt="inner", every_k_schedule="every")
+@arguments.renamed("opt", "inner")
+@arguments.renamed("every_k_schedule", "every")
 @arguments.refused(
-    use_grad_mean="A step is always that of the mean gradient. For that of the sum, put "
+    "use_grad_mean",
+    why="A step is always that of the mean gradient. For that of the sum, put "
     "optax.scale(every) first in `inner`.",
-    should_skip_update_fn="To leave out bad steps, put a wrapper around this one: "
+)
+@arguments.refused(
+    "should_skip_update_fn",
+    why="To leave out bad steps, put a wrapper around this one: "
     "skip_bad_steps(accumulate_gradients(...)).",
 )
 def accumulate_gradients(

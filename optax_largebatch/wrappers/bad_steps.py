@@ -40,7 +40,7 @@ class SkipBadStepsState(NamedTuple):
         return self.skipped_in_a_row > 0
 
 
-@arguments.renamed(max_consecutive_errors="max_in_a_row")
+@arguments.renamed("max_consecutive_errors", "max_in_a_row")
 def skip_bad_steps(
     inner: optax.GradientTransformation,
     *,

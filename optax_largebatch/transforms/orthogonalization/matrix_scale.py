@@ -23,7 +23,7 @@ _SQUARES: dict[ShapeFactor, Callable[[float], float]] = {
 """The squares of these factors, by the ratio of columns to rows."""
 
 
-@renamed(weight_dimension_numbers="matrix_axes")
+@renamed("weight_dimension_numbers", "matrix_axes")
 def scale_by_matrix_shape(
     consistent_rms: Scalar | None = None,
     *,

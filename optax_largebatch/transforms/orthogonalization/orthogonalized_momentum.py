@@ -43,7 +43,7 @@ class _Scalars(NamedTuple):
     eps: Any
 
 
-@renamed(weight_dimension_numbers="matrix_axes")
+@renamed("weight_dimension_numbers", "matrix_axes")
 def orthogonalize_momentum(
     beta: Scalar | optax.Schedule = 0.95,
     *,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import engine
-from optax_largebatch.arguments import Scalar, check_numbers, refused
+from optax_largebatch.arguments import Scalar, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh, sum_of_squares
 from optax_largebatch.numerics import root
@@ -33,7 +33,6 @@ REFIT_PERIOD = 1000
 """How many steps are between two fits of all factors from the beginning."""
 
 
-@refused(refit_period="It is 1000 steps.")
 def scale_by_factored_parameter_rms(
     eps: Scalar = 1e-5, *, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:

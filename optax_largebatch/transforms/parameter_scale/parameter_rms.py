@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch import engine
-from optax_largebatch.arguments import Scalar, check_integer, check_numbers, refused
+from optax_largebatch.arguments import Scalar, check_integer, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.numerics import is_due
 from optax_largebatch.params.stacked import Stacks, check_stacked, have_several_elements
@@ -24,7 +24,6 @@ class ScaleByParameterRmsState(NamedTuple):
     step."""
 
 
-@refused(max_rms="There is no upper bound.")
 def scale_by_parameter_rms(
     min_rms: Scalar = 1e-5, *, period: int = 1, scalar_scale: Scalar = 1.0, stacked: Stacks = None
 ) -> optax.GradientTransformationExtraArgs:
