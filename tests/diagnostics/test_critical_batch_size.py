@@ -147,6 +147,18 @@ def test_steps_that_do_not_bend_are_an_error(steps, said):
         lb.fit_critical_batch_size(BATCHES, steps)
 
 
+@pytest.mark.parametrize("critical", [64 / 900, 16384 * 900])
+def test_searches_a_thousand_times_beyond_the_batch_sizes(critical):
+    found = lb.fit_critical_batch_size(BATCHES, curve(critical, 300.0)).critical_batch_size
+    np.testing.assert_allclose(found, critical, rtol=1e-6)
+
+
+@pytest.mark.parametrize("critical", [64 / 1100, 16384 * 1100])
+def test_searches_no_further(critical):
+    with pytest.raises(ValueError, match="no critical batch size between 0.064 and 1.64e"):
+        lb.fit_critical_batch_size(BATCHES, curve(critical, 300.0))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [

@@ -308,3 +308,16 @@ def test_smoothing_matters_where_few_directions_make_the_loss():
     print(f"exact {exact:.1f}, smoothing 0.1: {with_smoothing:.1f}, none: {without:.1f}")
     np.testing.assert_allclose(with_smoothing, exact, rtol=0.2)
     assert without < 0.7 * exact
+
+
+def test_low_precision_parameters_with_masters_take_the_steps_of_float32():
+    """Without masters, the last small steps of bfloat16 are lost."""
+    settings = {"learning_rates": (0.05,), "target": 0.02, "max_steps": 2000}
+
+    def optimizer(rate):
+        return lb.master_weights(optax.sgd(rate))
+
+    with jax.numpy_dtype_promotion("standard"):  # optax.apply_updates adds float32 to bfloat16
+        low = measured_on_the_bowl(optimizer, START.astype("bfloat16"), **settings)
+    full = measured_on_the_bowl(optax.sgd, **settings)
+    np.testing.assert_allclose(low.steps, full.steps, rtol=0.02)

@@ -88,7 +88,9 @@ def test_steps_of_arrays_of_jax():
     for method in (getattr(PLAN, name) for name in OF_STEPS):
         assert jax.jit(method)(jnp.int32(-5)) == method(0)  # no value is known when it is traced
         assert jax.jit(method)(jnp.uint32(2**32 - 1)) == method(10**6) == method(jnp.uint32(2**31))
-        for wrong in (jnp.int32(-1), jnp.asarray([3, -1])):
+        for narrow in (jnp.int8(5), jnp.uint8(5)):  # the run has more steps than they can count
+            assert jax.jit(method)(narrow) == method(5)
+        for wrong in (-1, jnp.int32(-1), jnp.asarray([3, -1])):
             with pytest.raises(ValueError, match="step must be an integer of 0 or more, got"):
                 method(wrong)
         for wrong in (jnp.float32(5), jnp.ones(3), jnp.asarray(True), np.ones(3), [5], 1.0, None):

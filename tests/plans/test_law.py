@@ -254,6 +254,7 @@ class TestTo:
         assert run.learning_rate.warmup == 256_000
         assert (run.weight_decay, run.b1, run.b2, run.momentum) == (0.0, 0.9, 0.999, None)
         assert "sqrt(rate x decay)" in str(run)
+        assert f"Adam moves the rest at 0.231 of it, at 256 {3 / 13 * run.peak:.2g}" in run.note
         assert "Do not trust" not in str(run)
 
     def test_a_decay_that_has_no_time_to_settle(self):

@@ -103,11 +103,11 @@ def test_steps_that_are_lost_otherwise_add_up():
     assert abs(end["low"].astype("float32").mean() - (1 - 1000 * 2**-7 / 50)) < 4 * sigma
 
 
-def patterns(seed, steps):
+def patterns(steps, **seed):
     """Which elements of two equal leaves are rounded up, in each of some steps."""
     params = {name: jnp.ones(256, "bfloat16") for name in ("a", "b")}
     targets = jax.tree.map(lambda x: jnp.full(x.shape, 1 + 2**-8), params)
-    optimizer = lb.stochastic_rounding(TARGETS, seed=seed)
+    optimizer = lb.stochastic_rounding(TARGETS, **seed)
     state = optimizer.init(params)
     step = jax.jit(optimizer.update)
     for _ in range(steps):
@@ -116,11 +116,11 @@ def patterns(seed, steps):
 
 
 def test_seeds_steps_and_leaves_have_their_own_numbers():
-    found = [*patterns(0, 2), *patterns(1, 2)]
-    for index, one in enumerate(found):
-        for other in found[:index]:
-            assert 64 < np.sum(one != other) < 192
-    np.testing.assert_array_equal(found, [*patterns(0, 2), *patterns(1, 2)])
+    of_both = [*patterns(2, seed=0), *patterns(2, seed=1)]
+    for index, pattern in enumerate(of_both):
+        for other in of_both[:index]:
+            assert 64 < np.sum(pattern != other) < 192
+    np.testing.assert_array_equal(of_both, [*patterns(2), *patterns(2, seed=1)])
 
 
 def test_inner_sees_float32():
