@@ -124,7 +124,7 @@ def checked_coefficients(ns_coeffs: Any, ns_steps: Any) -> Coefficients:
     """
     allowed = (
         f"one of {', '.join(map(repr, PUBLISHED))}, three numbers for all iterations, or "
-        "a sequence with three numbers for each iteration"
+        "a sequence with three numbers for each iteration, the first two of them not near 0"
     )
     if ns_steps is not None:
         check_integer("ns_steps", ns_steps, at_least=1)
@@ -156,6 +156,7 @@ def _is_triple(node: Any) -> bool:
         and not isinstance(node, str)
         and len(node) == 3
         and all(isinstance(x, int | float | np.floating) and abs(x) <= LARGEST for x in node)
+        and min(map(abs, node[:2])) >= 1 / LARGEST  # the iteration divides by both
     )
 
 
