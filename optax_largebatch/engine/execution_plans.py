@@ -27,6 +27,9 @@ class ExecutionPlan:
     """The passes of each group are calls that XLA does not inline."""
     batch_identical: bool = False
     """Small leaves of one shape take their sums as one array."""
+    batch_matrices: bool = False
+    """Matrices of several leaves with the same sides are multiplied as one batch: a GPU runs few
+    large products faster than many small ones, and a CPU more slowly."""
     batch_hoisted: bool = False
     """Hoisted numbers of identical leaves are computed as vectors. With `serialize_groups` only
     after the last round."""
@@ -38,7 +41,7 @@ class ExecutionPlan:
 
 ONE_CPU = ExecutionPlan(sums.on_cpu, group_size=2**18, no_inline=True)
 # Of one GPU, and of the shards of several.
-GPU = ExecutionPlan(sums.variadic, batch_identical=True, batch_hoisted=True)
+GPU = ExecutionPlan(sums.variadic, batch_identical=True, batch_matrices=True, batch_hoisted=True)
 # Two matrices of 768 x 768 are a group.
 ONE_GPU = dataclasses.replace(GPU, group_size=5 * 2**18, serialize_groups=True, smallest_first=True)
 ONE_TPU = ExecutionPlan(

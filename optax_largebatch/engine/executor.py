@@ -25,7 +25,8 @@ from optax_largebatch.engine.compilation import (
 )
 from optax_largebatch.engine.execution_plans import ExecutionPlan
 from optax_largebatch.engine.identical_leaves import batch_identical, group_leaves
-from optax_largebatch.engine.matrices.work import matrices_round
+from optax_largebatch.engine.matrices.all_to_all import ELEMENTS_AT_A_TIME
+from optax_largebatch.engine.matrices.work import matrices_round, size_of_product
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import Round
 from optax_largebatch.engine.sums import is_large
@@ -90,7 +91,19 @@ class Execution:
         sizes = {i: len(self._batches[i]) * self._leaves[i].gradient.size for i in batches}
         if self._plan.smallest_first:
             sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))
-        return group_leaves(sizes, self._plan.group_size)
+        if not self._plan.batch_matrices or self._plan.group_size is None:
+            return group_leaves(sizes, self._plan.group_size)
+        by_sides: dict[Any, dict[int, int]] = {}
+        for i, size in sizes.items():
+            on = next((x.of_each for x in self._remaining(i, self.inputs) if x.of_each), None)
+            alike = on and (on.function, on.dtype, *sorted(on.matrices.shape))
+            of_product = size_of_product(self._leaves[i].gradient, on) if on else size
+            by_sides.setdefault(alike, {})[i] = of_product
+        groups = [
+            group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)
+            for alike, some in by_sides.items()
+        ]
+        return list(itertools.chain(*groups))
 
     def _remaining(self, i: int, inputs: Mapping[int, PassInputs]) -> Sequence[Round]:
         """The rounds that a batch has not taken."""
@@ -143,7 +156,8 @@ class Execution:
         rounds = {i: self._remaining(i, inputs)[0] for i in waiting}
         with_matrices = {i: self._programs[i] for i, x in rounds.items() if x.of_each}
         if with_matrices:
-            return matrices_round(with_matrices, leaves, scalars, inputs)
+            side_by_side = self._plan.batch_matrices
+            return matrices_round(with_matrices, leaves, scalars, inputs, side_by_side)
         is_global = rounds[waiting[0]].global_of is not None
         stored: dict[int, Sequence[jax.Array]] = {}
         sums: dict[tuple[int, int], jax.Array] = {}

@@ -17,7 +17,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import allow_inlining, barrier
-from optax_largebatch.engine.matrices.all_to_all import AllToAll, map_matrices
+from optax_largebatch.engine.identical_leaves import group_leaves
+from optax_largebatch.engine.matrices.all_to_all import (
+    ELEMENTS_AT_A_TIME,
+    AllToAll,
+    map_matrices,
+)
 from optax_largebatch.engine.matrices.layouts import (
     Exchange,
     ShardLayout,
@@ -40,21 +45,32 @@ def matrices_round(
     leaves: Mapping[int, LeafArrays],
     scalars: Scalars,
     inputs: Mapping[int, PassInputs],
+    side_by_side: bool,
 ) -> dict[int, PassInputs]:
-    """The inputs of the next pass over some leaves, after work on their matrices."""
+    """The inputs of the next pass over some leaves, after work on their matrices.
+
+    Args:
+        programs: the program of each leaf.
+        leaves: the arrays of each.
+        scalars: the scalars of the step.
+        inputs: the inputs of this round.
+        side_by_side: whether matrices of several leaves with the same sides are one batch.
+    """
     leaves, after = dict(leaves), {}
     functions: dict[int, Any] = {
         i: program.rounds[len(inputs[i].answers)].of_each for i, program in programs.items()
     }
     one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
-    order = batches({i: EachMatrix(leaves[i].gradient, (), x) for i, x in functions.items()})
+    shapes = {i: EachMatrix(leaves[i].gradient, (), x) for i, x in functions.items()}
+    order = batches(shapes, side_by_side)
     for now, following in itertools.zip_longest(order, order[1:], fillvalue=[]):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
         for i in now:
             stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
             tasks[i] = EachMatrix(array, numbers, functions[i])
-        done, waiting = apply_to_matrices(tasks, {i: leaves[i].gradient for i in following})
+        gradients = {i: leaves[i].gradient for i in following}
+        done, waiting = apply_to_matrices(tasks, gradients, side_by_side)
         after |= {i: inputs[i].after(stored[i], [x]) for i, x in done.items()}
         leaves |= {i: leaves[i]._replace(gradient=x) for i, x in waiting.items()}
     return after
@@ -70,12 +86,12 @@ def _stored_and_matrices(
     return stop.stored, array, numbers
 
 
-def batches(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
+def batches(tasks: Mapping[Key, EachMatrix], side_by_side: bool) -> list[list[Key]]:
     """Groups of arrays whose matrices are exchanged and worked on together, in order.
 
     First those that move, so that communication overlaps with other work. If nothing moves, each
-    array is a group. The large ones come first: results pile up, and work on a small array needs
-    less memory beside them.
+    array is a group, or with `side_by_side` those that fill a device. The large ones come first:
+    results pile up, and work on a small array needs less memory then.
     """
     mesh = _mesh_of_types(tasks)
     tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
@@ -84,14 +100,26 @@ def batches(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
         _warn_if_specs_are_unknown(tasks, mesh)
         return [list(group) for group in exchanges.values()]
     moving: list[list[Key]] = []
-    staying: list[Key] = []
+    staying: list[list[Key]] = []
     for exchange, group in exchanges.items():
         if exchange.moves:
             moving += _batches_of(exchange, group)
         else:
-            staying += group
-    staying.sort(key=lambda key: -tasks[key].array.size)
-    return [*moving, *([key] for key in staying)]
+            staying += _side_by_side(group) if side_by_side else [[key] for key in group]
+    staying.sort(key=lambda keys: -sum(tasks[key].array.size for key in keys))
+    return [*moving, *staying]
+
+
+def _side_by_side(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
+    """Arrays whose matrices have the same sides, in groups whose products fill a device."""
+    sizes = {key: size_of_product(x, on) for key, (x, _, on) in tasks.items()}
+    return group_leaves(sizes, ELEMENTS_AT_A_TIME)
+
+
+def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
+    """The elements of the products of the matrices of an array with their transposes."""
+    height, width = sorted(on.matrices.shape)
+    return x.size * height // max(width, 1)
 
 
 def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, EachMatrix]]:
@@ -129,7 +157,7 @@ def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[lis
 
 
 def apply_to_matrices(
-    tasks: Mapping[Key, EachMatrix], following: Following = ()
+    tasks: Mapping[Key, EachMatrix], following: Following = (), side_by_side: bool = False
 ) -> tuple[dict[Key, jax.Array], Following]:
     """The results for the matrices of several arrays, each by its function.
 
@@ -138,34 +166,57 @@ def apply_to_matrices(
         following: the arrays of the next batch. They wait until the matrices of this batch have
             arrived, so the next ones travel during this work. If nothing moves, they wait until the
             work is done. Otherwise all batches would be in memory at once.
+        side_by_side: whether matrices of several arrays with the same sides are one batch.
 
     Returns:
         The results, and `following`.
     """
     mesh = _mesh_of_types(tasks)
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
-        return _by_their_types(tasks, following, mesh)
+        return _by_their_types(tasks, following, mesh, side_by_side)
     shapes = {key: task.array.shape for key, task in tasks.items()}
     tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
     if mesh is not None:
         return barrier((_by_the_compiler(tasks, mesh), following))
-    exchanges = [AllToAll(x, some) for x, some in _exchanges(tasks).items() if x.moves]
+    together = _exchanges(tasks)
+    exchanges = [AllToAll(x, some) for x, some in together.items() if x.moves]
     received = [exchange.received() for exchange in exchanges]
     if exchanges:
         received, following = barrier((received, following))
     results: dict[Key, jax.Array] = {}
     for exchange, pieces in zip(exchanges, received, strict=True):
         results |= exchange.results(pieces)
-    results |= {key: _here(task) for key, task in tasks.items() if key not in results}
+    for staying in (some for x, some in together.items() if not x.moves):
+        for keys in _side_by_side(staying) if side_by_side else [[key] for key in staying]:
+            results |= _here({key: staying[key] for key in keys})
     if not exchanges and jax.tree.leaves(following):
         results, following = barrier((results, following))
     return {key: results[key].reshape(shapes[key]) for key in tasks}, following
 
 
-def _here(task: EachMatrix) -> jax.Array:
-    """The result for an array whose matrices are whole on this device."""
-    x, _, on = task
-    return on.matrices.from_batch(map_matrices(task.apply, on.matrices.to_batch(x)), x.shape)
+def _here(tasks: Mapping[Key, EachMatrix]) -> dict[Key, jax.Array]:
+    """The results for arrays whose matrices are whole on this device, as one batch.
+
+    Of several arrays, a tall matrix is transposed, so that all have one shape.
+    """
+    stacks = {key: on.matrices.to_batch(x) for key, (x, _, on) in tasks.items()}
+    if len({x.shape[1:] for x in stacks.values()}) > 1:
+        stacks = {key: _wide(x) for key, x in stacks.items()}
+    first, *_ = tasks.values()
+    done = map_matrices(first.apply, jnp.concatenate([*stacks.values()]))
+    results, stop = {}, 0
+    for key, (x, _, on) in tasks.items():
+        start, stop = stop, stop + len(stacks[key])
+        result = done[start:stop]
+        if result.shape[1:] != on.matrices.shape:
+            result = result.mT
+        results[key] = on.matrices.from_batch(result, x.shape)
+    return results
+
+
+def _wide(matrices: jax.Array) -> jax.Array:
+    """Matrices (matrices, rows, columns) that lie on their long side."""
+    return matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices
 
 
 def _exchange(x: jax.Array, on: MatrixFunction) -> Exchange:
@@ -267,7 +318,10 @@ def _by_the_compiler(
 
 
 def _by_their_types(
-    tasks: Mapping[Key, EachMatrix], following: Following, mesh: jax.sharding.AbstractMesh
+    tasks: Mapping[Key, EachMatrix],
+    following: Following,
+    mesh: jax.sharding.AbstractMesh,
+    side_by_side: bool,
 ) -> tuple[dict[Key, jax.Array], Following]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
     functions = {key: _with_spec_of(x, on) for key, (x, _, on) in tasks.items()}
@@ -278,7 +332,7 @@ def _by_their_types(
         on_shards = {
             key: EachMatrix(x, numbers, functions[key]) for key, (x, numbers) in arrays.items()
         }
-        return apply_to_matrices(on_shards, following)
+        return apply_to_matrices(on_shards, following, side_by_side)
 
     specs = {key: norms.explicit_spec(x) for key, (x, *_) in tasks.items()}
     of_following = jax.tree.map(norms.explicit_spec, following)
