@@ -155,7 +155,7 @@ def test_searches_a_thousand_times_beyond_the_batch_sizes(critical):
 
 @pytest.mark.parametrize("critical", [64 / 1100, 16384 * 1100])
 def test_searches_no_further(critical):
-    with pytest.raises(ValueError, match="no critical batch size between 0.064 and 1.64e"):
+    with pytest.raises(ValueError, match=r"no critical batch size between 0\.064 and 1\.64e"):
         lb.fit_critical_batch_size(BATCHES, curve(critical, 300.0))
 
 
