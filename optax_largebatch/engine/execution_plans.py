@@ -28,8 +28,8 @@ class ExecutionPlan:
     batch_identical: bool = False
     """Small leaves of one shape take their sums as one array."""
     batch_matrices: bool = False
-    """Matrices of several leaves with the same sides are multiplied as one batch: a GPU runs few
-    large products faster than many small ones, and a CPU more slowly."""
+    """Matrices of one shape, of several leaves, are multiplied as one batch: a GPU runs few large
+    products faster than many small ones, and a CPU more slowly."""
     batch_hoisted: bool = False
     """Hoisted numbers of identical leaves are computed as vectors. With `serialize_groups` only
     after the last round."""

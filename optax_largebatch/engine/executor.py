@@ -58,6 +58,8 @@ class Execution:
         self._batches = batch_identical(programs, leaves, plan)
         self.inputs = dict.fromkeys(self._batches, PassInputs())
         """The inputs of the next pass over each batch."""
+        self._following: Sequence[int] = ()
+        """The batches that wait until the matrices of this group are multiplied."""
         self._results: dict[int, tuple[jax.Array, Any]] = {}
         self._pass = jax.jit(allow_inlining(passes.stored_and_sums), static_argnums=(0, 1, 2))
         self._hoisted = jax.jit(allow_inlining(passes.hoisted_numbers), static_argnums=0)
@@ -73,9 +75,11 @@ class Execution:
                 ready = self._with_global_round(waiting)
                 self.inputs |= self._round(ready, self._leaves, self._scalars, self.inputs)
             previous: list[int] = []
-            for group in self._groups(local):
+            groups = self._groups(local)
+            for group, following in itertools.zip_longest(groups, groups[1:], fillvalue=()):
                 if self._plan.serialize_groups:
                     self._wait_for(previous, group)
+                    self._following = following
                 previous = group
                 leaves = {k: self._leaves[k] for i in group for k in self._batches[i]}
                 inputs = {i: self.inputs[i] for i in group}
@@ -93,15 +97,15 @@ class Execution:
             sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))
         if not self._plan.batch_matrices or self._plan.group_size is None:
             return group_leaves(sizes, self._plan.group_size)
-        by_sides: dict[Any, dict[int, int]] = {}
+        by_shape: dict[Any, dict[int, int]] = {}
         for i, size in sizes.items():
             on = next((x.of_each for x in self._remaining(i, self.inputs) if x.of_each), None)
-            alike = on and (on.function, on.dtype, *sorted(on.matrices.shape))
+            alike = on and (on.function, on.dtype, on.matrices.shape)
             of_product = size_of_product(self._leaves[i].gradient, on) if on else size
-            by_sides.setdefault(alike, {})[i] = of_product
+            by_shape.setdefault(alike, {})[i] = of_product
         groups = [
             group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)
-            for alike, some in by_sides.items()
+            for alike, some in by_shape.items()
         ]
         return list(itertools.chain(*groups))
 
@@ -156,8 +160,15 @@ class Execution:
         rounds = {i: self._remaining(i, inputs)[0] for i in waiting}
         with_matrices = {i: self._programs[i] for i, x in rounds.items() if x.of_each}
         if with_matrices:
+            gradients = {
+                k: self._leaves[k].gradient for i in self._following for k in self._batches[i]
+            }
             side_by_side = self._plan.batch_matrices
-            return matrices_round(with_matrices, leaves, scalars, inputs, side_by_side)
+            after, gradients = matrices_round(
+                with_matrices, leaves, scalars, inputs, gradients, side_by_side
+            )
+            self._replace_gradients(gradients)
+            return after
         is_global = rounds[waiting[0]].global_of is not None
         stored: dict[int, Sequence[jax.Array]] = {}
         sums: dict[tuple[int, int], jax.Array] = {}
@@ -263,6 +274,10 @@ class Execution:
         for i, (arrays, structure) in flat.items():
             arrays = [written.get((i, k), x) for k, x in enumerate(arrays)]
             self._results[i] = self._results[i][0], structure.unflatten(arrays)
+        self._replace_gradients(gradients)
+
+    def _replace_gradients(self, gradients: Mapping[int, jax.Array]) -> None:
+        """Goes on with gradients that have waited for something."""
         for i, gradient in gradients.items():
             self._leaves[i] = self._leaves[i]._replace(gradient=gradient)
 

@@ -23,7 +23,7 @@ from optax_largebatch.engine.matrices.layouts import Exchange, MatrixRange, choo
 from optax_largebatch.engine.requests import EachMatrix
 
 ELEMENTS_AT_A_TIME = 2**22
-"""The elements of the smallest products of matrices that fill a device: seven of 768 x 768."""
+"""The elements of products of matrices that fill a device: seven of 768 x 768."""
 
 
 class AllToAll:
@@ -81,7 +81,8 @@ class AllToAll:
         exchange = self._exchange
         layouts = [x.layout for x in self._ranges]
         matrices = self._in_its_layout([x.unshard(received, exchange) for x in layouts], axis=0)
-        matrices = map_matrices(self._function, matrices)
+        # Whole matrices count, not products: what was received is in memory, too.
+        matrices = map_matrices(self._function, matrices, math.prod(exchange.shape))
         pieces = self._in_its_layout([x.shard(matrices, exchange) for x in layouts], axis=1)
         returned = self._exchanged(pieces)[None]
         of_copies = norms.gathered(returned, 0, exchange.copies) if exchange.copies else returned
@@ -143,13 +144,20 @@ class AllToAll:
         return result
 
 
-def map_matrices(function: Callable[[jax.Array], jax.Array], matrices: jax.Array) -> jax.Array:
+def map_matrices(
+    function: Callable[[jax.Array], jax.Array], matrices: jax.Array, size: int
+) -> jax.Array:
     """A function of each matrix, on as many at a time as fill a device.
 
     Each result is written over its matrix, which saves memory.
+
+    Args:
+        function: takes a matrix to one of the same shape.
+        matrices: (matrices, rows, columns), such as (12, 768, 3072).
+        size: the elements that a matrix counts for.
     """
-    number, *sides = matrices.shape
-    at_a_time = max(ELEMENTS_AT_A_TIME // max(min(sides) ** 2, 1), 1)
+    number = len(matrices)
+    at_a_time = max(ELEMENTS_AT_A_TIME // max(size, 1), 1)
     of_several = jax.vmap(function)
     if number <= at_a_time:
         return function(matrices[0])[None] if number == 1 else of_several(matrices)

@@ -8,6 +8,7 @@ types know the mesh, the compiler is asked for the same.
 from collections.abc import Mapping, Sequence
 import functools
 import itertools
+import math
 from typing import Any, TypeVar
 import warnings
 
@@ -45,8 +46,9 @@ def matrices_round(
     leaves: Mapping[int, LeafArrays],
     scalars: Scalars,
     inputs: Mapping[int, PassInputs],
+    following: Following,
     side_by_side: bool,
-) -> dict[int, PassInputs]:
+) -> tuple[dict[int, PassInputs], Following]:
     """The inputs of the next pass over some leaves, after work on their matrices.
 
     Args:
@@ -54,7 +56,8 @@ def matrices_round(
         leaves: the arrays of each.
         scalars: the scalars of the step.
         inputs: the inputs of this round.
-        side_by_side: whether matrices of several leaves with the same sides are one batch.
+        following: arrays of other leaves, which wait until the matrices are multiplied.
+        side_by_side: whether matrices of one shape, of several leaves, are one batch.
     """
     leaves, after = dict(leaves), {}
     functions: dict[int, Any] = {
@@ -63,17 +66,20 @@ def matrices_round(
     one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
     shapes = {i: EachMatrix(leaves[i].gradient, (), x) for i, x in functions.items()}
     order = batches(shapes, side_by_side)
-    for now, following in itertools.zip_longest(order, order[1:], fillvalue=[]):
+    for now, then in itertools.zip_longest(order, order[1:], fillvalue=None):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
         for i in now:
             stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
             tasks[i] = EachMatrix(array, numbers, functions[i])
-        gradients = {i: leaves[i].gradient for i in following}
-        done, waiting = apply_to_matrices(tasks, gradients, side_by_side)
+        waiting = following if then is None else {i: leaves[i].gradient for i in then}
+        done, waiting = apply_to_matrices(tasks, waiting, side_by_side)
         after |= {i: inputs[i].after(stored[i], [x]) for i, x in done.items()}
-        leaves |= {i: leaves[i]._replace(gradient=x) for i, x in waiting.items()}
-    return after
+        if then is None:
+            following = waiting
+        else:
+            leaves |= {i: leaves[i]._replace(gradient=x) for i, x in waiting.items()}
+    return after, following
 
 
 def _stored_and_matrices(
@@ -111,9 +117,15 @@ def batches(tasks: Mapping[Key, EachMatrix], side_by_side: bool) -> list[list[Ke
 
 
 def _side_by_side(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
-    """Arrays whose matrices have the same sides, in groups whose products fill a device."""
-    sizes = {key: size_of_product(x, on) for key, (x, _, on) in tasks.items()}
-    return group_leaves(sizes, ELEMENTS_AT_A_TIME)
+    """Arrays whose matrices have one shape, in groups whose products fill a device.
+
+    A tall matrix and a wide one with its sides are not together: XLA would transpose whole arrays.
+    """
+    by_shape: dict[tuple[int, int], dict[Key, int]] = {}
+    for key, (x, _, on) in tasks.items():
+        by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
+    groups = (group_leaves(sizes, ELEMENTS_AT_A_TIME) for sizes in by_shape.values())
+    return list(itertools.chain(*groups))
 
 
 def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
@@ -166,7 +178,7 @@ def apply_to_matrices(
         following: the arrays of the next batch. They wait until the matrices of this batch have
             arrived, so the next ones travel during this work. If nothing moves, they wait until the
             work is done. Otherwise all batches would be in memory at once.
-        side_by_side: whether matrices of several arrays with the same sides are one batch.
+        side_by_side: whether matrices of one shape, of several arrays, are one batch.
 
     Returns:
         The results, and `following`.
@@ -186,37 +198,34 @@ def apply_to_matrices(
     results: dict[Key, jax.Array] = {}
     for exchange, pieces in zip(exchanges, received, strict=True):
         results |= exchange.results(pieces)
-    for staying in (some for x, some in together.items() if not x.moves):
-        for keys in _side_by_side(staying) if side_by_side else [[key] for key in staying]:
-            results |= _here({key: staying[key] for key in keys})
+    staying = [
+        {key: some[key] for key in keys}
+        for exchange, some in together.items()
+        if not exchange.moves
+        for keys in (_side_by_side(some) if side_by_side else [[key] for key in some])
+    ]
+    stacks = [_multiplied(some) for some in staying]
     if not exchanges and jax.tree.leaves(following):
-        results, following = barrier((results, following))
+        stacks, following = barrier((stacks, following))
+    for some, stack in zip(staying, stacks, strict=True):
+        results |= _taken_apart(some, stack)
     return {key: results[key].reshape(shapes[key]) for key in tasks}, following
 
 
-def _here(tasks: Mapping[Key, EachMatrix]) -> dict[Key, jax.Array]:
-    """The results for arrays whose matrices are whole on this device, as one batch.
-
-    Of several arrays, a tall matrix is transposed, so that all have one shape.
-    """
-    stacks = {key: on.matrices.to_batch(x) for key, (x, _, on) in tasks.items()}
-    if len({x.shape[1:] for x in stacks.values()}) > 1:
-        stacks = {key: _wide(x) for key, x in stacks.items()}
+def _multiplied(tasks: Mapping[Key, EachMatrix]) -> jax.Array:
+    """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
     first, *_ = tasks.values()
-    done = map_matrices(first.apply, jnp.concatenate([*stacks.values()]))
+    matrices = jnp.concatenate([on.matrices.to_batch(x) for x, _, on in tasks.values()])
+    return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
+
+
+def _taken_apart(tasks: Mapping[Key, EachMatrix], matrices: jax.Array) -> dict[Key, jax.Array]:
+    """The result for each array, from those for all matrices."""
     results, stop = {}, 0
     for key, (x, _, on) in tasks.items():
-        start, stop = stop, stop + len(stacks[key])
-        result = done[start:stop]
-        if result.shape[1:] != on.matrices.shape:
-            result = result.mT
-        results[key] = on.matrices.from_batch(result, x.shape)
+        start, stop = stop, stop + x.size // max(math.prod(on.matrices.shape), 1)
+        results[key] = on.matrices.from_batch(matrices[start:stop], x.shape)
     return results
-
-
-def _wide(matrices: jax.Array) -> jax.Array:
-    """Matrices (matrices, rows, columns) that lie on their long side."""
-    return matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices
 
 
 def _exchange(x: jax.Array, on: MatrixFunction) -> Exchange:
