@@ -40,6 +40,7 @@ SHORT = [
     ),
     ("one H100", "300 small leaves", "scaled_adam"),
     ("one H100", "two layers", "adamh"),
+    ("one H100", "two layers", "muonh, bfloat16"),
 ]
 
 SEVERAL = ("bert-base", "bert-base, specs", "1.3B, stacked")
@@ -87,6 +88,7 @@ def measure(target_name: str, case_name: str, name: str) -> dict[str, Any]:
         "optimizer": name,
         "kernels": cost.kernels,
         "kernels_for_each_leaf": round(cost.kernels / leaves, 2),
+        "calls_of_cublas": compiled.as_text().count('custom_call_target="__cublas'),
         "bytes_for_each_parameter": round(cost.bytes / own_parameters, 2),
         "floor": case.floors.get(name, ""),
         "bytes_between_steps": round(program.cost(branch=False).bytes / own_parameters, 2),
@@ -103,7 +105,9 @@ def optimizers_of(case: str) -> list[str]:
     """AdamW and ours; of the first network those of optax and AdamH too."""
     if CASES[case].told:
         return [*OURS]
-    more = ["optax.lamb", "optax.lars", "adamh"] if case == "bert-base" else []
+    more = []
+    if case == "bert-base":
+        more = ["optax.lamb", "optax.lars", "adamh", "muon, bfloat16", "muonh, bfloat16"]
     return ["optax.adamw", *more, *OURS]
 
 

@@ -11,8 +11,10 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The compilers read this when they are loaded.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
+# The compilers read this when they are loaded. A card would choose cuBLAS for products of matrices;
+# where none is there to try, XLA would take Triton kernels with tiny tiles.
+FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ |= {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",

@@ -27,6 +27,10 @@ def _muon(**own: Any) -> optax.GradientTransformation:
     return lb.muon(1e-3, weight_decay=0.01, consistent_rms=0.2, matrix_mask=_matrices, **own)
 
 
+def _muonh(**own: Any) -> optax.GradientTransformation:
+    return lb.muonh(1e-3, matrix_mask=_matrices, **own)
+
+
 # AdamW reads p, g, m, v and writes p, m, v: 28. A norm of p or g before that is 4 more, and norms
 # between the moments and the step have p, m and v read again. Ours are looked up when they are
 # built: an older version of the library need not have them all.
@@ -53,10 +57,11 @@ OPTIMIZERS = {
     "scaled_adam": Optimizer(lambda **own: lb.scaled_adam(1e-3, **own), 36),
     "muon": Optimizer(_muon, 28),
     "muon, bfloat16": Optimizer(lambda **own: _muon(ns_dtype="bfloat16", **own), 28),
-    "muonh": Optimizer(lambda **own: lb.muonh(1e-3, matrix_mask=_matrices, **own), 36),
+    "muonh": Optimizer(_muonh, 36),
+    "muonh, bfloat16": Optimizer(lambda **own: _muonh(ns_dtype="bfloat16", **own), 36),
 }
 BASELINE = "optax.adamw"
-MULTIPLYING = ("muon", "muon, bfloat16", "muonh")
+MULTIPLYING = ("muon", "muon, bfloat16", "muonh", "muonh, bfloat16")
 """A CPU takes half a minute for their products in BERT-base, so they run if they are named."""
 
 

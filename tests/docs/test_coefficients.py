@@ -26,7 +26,7 @@ def test_the_row_is_what_is_computed(name):
     for dtype, value in zip(DTYPES, values, strict=True):
         found = largest(name, dtype)
         # Low precision rounds otherwise on other machines.
-        assert found > 10 if value == "diverges" else found == pytest.approx(float(value), rel=0.05)
+        assert found > 1.5 if value == "grows" else found == pytest.approx(float(value), rel=0.05)
 
 
 def test_the_safety_factor_keeps_polar_express_from_growing():

@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import pytest
 
+import optax_largebatch as lb
 from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, SHARDS_ON_GPUS
 from optax_largebatch.engine.matrices import work
-import optax_largebatch as lb
 from tests import helpers
 from tests.engine.steps import lowered, use_plan
 
