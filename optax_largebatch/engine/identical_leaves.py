@@ -37,7 +37,7 @@ def batch_identical(
     """
     identical: dict[Any, list[int]] = {}
     for i, program in programs.items():
-        on_elements = program.can_be_cut and not any(x.of_each for x in program.rounds)
+        on_elements = program.tileable and not any(x.of_each for x in program.rounds)
         identical.setdefault(program if on_elements else i, []).append(i)
     batches = [
         batch

@@ -21,7 +21,7 @@ Recompute = Callable[[Any], list[Statistic]]
 
 Sums = Callable[[list[Statistic], Recompute, Any, bool], list[jax.Array]]
 """Takes the statistics; a function that computes them again; its arrays, those of the leaf first;
-and whether these can be cut into tiles."""
+and whether these may be cut into tiles."""
 
 MIN_YNN_SIZE = 2**12
 """The elements of an array that XLA on a CPU sums by YNN, measured with jaxlib 0.10."""
@@ -56,7 +56,7 @@ def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
 
 
 def on_cpu(
-    statistics: list[Statistic], recompute: Recompute, arrays: Any, can_be_cut: bool
+    statistics: list[Statistic], recompute: Recompute, arrays: Any, tileable: bool
 ) -> list[jax.Array]:
     """Sums that need little memory and read it rarely.
 
@@ -67,7 +67,7 @@ def on_cpu(
     """
     size = arrays[0][0].size
     if is_large(size):
-        tiles = _tiles(statistics, arrays) if can_be_cut and has_few_cores() else None
+        tiles = _tiles(statistics, arrays) if tileable and has_few_cores() else None
         if tiles:
             # Traced once for all tiles of a size.
             terms = jax.jit(lambda arrays: [x.term for x in recompute(arrays)], inline=True)
@@ -130,7 +130,7 @@ def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
     if {(x.array.shape, x.kept) for x in statistics} != {(shape, statistics[0].kept)}:
         return None
     tiles = Tiles.of(shape, statistics[0].kept or ())
-    return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
+    return tiles if tiles and all(map(tiles.can_tile, jax.tree.leaves(arrays))) else None
 
 
 def _of_written(

@@ -5,7 +5,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.engine.matrices.groups import ALONE, Group
+from optax_largebatch.engine.matrices.groups import ALONE, DeviceGroup
 from optax_largebatch.norms import cast, sum_of_squares
 from optax_largebatch.numerics import positive, root
 from optax_largebatch.transforms.orthogonalization.coefficients import Coefficients
@@ -20,7 +20,7 @@ def newton_schulz(
     coefficients: Coefficients,
     preconditioning: Preconditioning,
     eps_is_floor: bool,
-    group: Group = ALONE,
+    group: DeviceGroup = ALONE,
 ) -> jax.Array:
     """The matrix with all its singular values near 1.
 
