@@ -331,7 +331,7 @@ class Leaf(NamedTuple):
     stacked: tuple[int, ...]
     """The axes of the leaf that run over its blocks, such as layers."""
     run: Run = Run()
-    """Not for the program itself."""
+    """For transforms that run others, which hand it on; a program of one's own ignores it."""
 
 
 def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:

@@ -23,7 +23,7 @@ from optax_largebatch.params.leaves import Leaves
 
 
 class StaticInfo(NamedTuple):
-    """What a step is traced for, beside the types of its arrays; hashable."""
+    """What a step is traced for, with arrays of certain types; hashable."""
 
     structure: Any
     """The tree structure of the parameters."""

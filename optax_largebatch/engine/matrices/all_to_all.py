@@ -65,7 +65,7 @@ class AllToAll:
                 self._pieces[key] = layout.to_pieces(shards, group.size, columns)
                 stop += len(shards)
             self._ranges.append(MatrixRange(layout.of_piece(columns), start, stop))
-        # What the function is given beside its matrix is the same for all leaves.
+        # What the function is given after its matrix is the same for all leaves.
         function = next(iter(tasks.values())).apply
         self._function = functools.partial(function, group=group) if group.axis else function
 
