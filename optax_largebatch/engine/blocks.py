@@ -46,24 +46,26 @@ class VectorOfBlocks(Field):
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         return [None] * len(leaves.arrays)
 
-    def kinds(self, part: Any) -> Any:
-        return jax.tree.map(lambda _: "per block", part)
+    def kinds(self, leaf_value: Any) -> Any:
+        return jax.tree.map(lambda _: "per block", leaf_value)
 
-    def join(self, name: str, old: jax.Array, parts: list[Any], leaves: Leaves) -> Any:
-        """One vector of the parts: an entry for each block, one for all of a leaf, or None.
+    def join(self, name: str, old: jax.Array, leaf_values: list[Any], leaves: Leaves) -> Any:
+        """One vector of all leaves, which have a number for each block, one for all, or None.
 
         A leaf without a gradient has None and keeps its old entries.
         """
         entries: list[Any] = []
         start = 0
-        for index, (axes, cut) in enumerate(check_stacked(self.stacked).over_blocks(leaves)):
-            part = 0 if parts[index] is None else parts[index]
-            if axes or isinstance(part, jax.Array):
-                vector = blocks_of_leaf(jnp.asarray(part, old.dtype), index, axes, leaves, cut)
+        for index, (axes, segments) in enumerate(check_stacked(self.stacked).over_blocks(leaves)):
+            is_old = leaf_values[index] is None
+            value = 0 if is_old else leaf_values[index]
+            if axes or isinstance(value, jax.Array):
+                value = jnp.asarray(value, old.dtype)
+                vector = blocks_of_leaf(value, index, axes, leaves, segments)
             else:
-                vector = np.full(1, part, old.dtype)
+                vector = np.full(1, value, old.dtype)
             stop = start + vector.size
-            entries.append(old[start:stop] if parts[index] is None else vector)
+            entries.append(old[start:stop] if is_old else vector)
             start = stop
         _check_blocks(name, old, start)
         return _one_vector(_join_constants(entries)) if entries else old
@@ -78,23 +80,26 @@ class NumberPerBlock(VectorOfBlocks):
     """
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        parts, start = [], 0
-        known = check_stacked(self.stacked).over_blocks(leaves)
-        shapes = [whole_shape(leaves, index, *one) for index, one in enumerate(known)]
+        blocks = check_stacked(self.stacked).over_blocks(leaves)
+        shapes = [
+            whole_shape(leaves, index, axes, segments)
+            for index, (axes, segments) in enumerate(blocks)
+        ]
         _check_blocks(name, value, sum(map(math.prod, shapes)))
-        for index, ((axes, cut), shape) in enumerate(zip(known, shapes, strict=True)):
+        leaf_values, start = [], 0
+        for index, ((axes, segments), shape) in enumerate(zip(blocks, shapes, strict=True)):
             stop = start + math.prod(shape)
-            part = jnp.reshape(value[start:stop], shape)
-            part = cut.spread(part) if cut else part
+            of_leaf = jnp.reshape(value[start:stop], shape)
+            of_leaf = segments.spread(of_leaf) if segments else of_leaf
             for axis in axes:
-                part = norms.local_shard(part, axis, leaves.axes_along(index, axis))
+                of_leaf = norms.local_shard(of_leaf, axis, leaves.axes_along(index, axis))
             # On a mesh of explicit axes, `jnp.where` takes arrays that are split in the same way.
-            of_leaf = norms.explicit_spec(leaves.arrays[index])
-            kept = () if cut else axes  # the answers for parts of an axis are whole
-            spec = [name if k in kept else None for k, name in enumerate(of_leaf)]
-            parts.append(norms.with_spec(part, PartitionSpec(*spec)))
+            spec = norms.explicit_spec(leaves.arrays[index])
+            kept = () if segments else axes  # the answers for segments of an axis are whole
+            spec = [name if axis in kept else None for axis, name in enumerate(spec)]
+            leaf_values.append(norms.with_spec(of_leaf, PartitionSpec(*spec)))
             start = stop
-        return parts
+        return leaf_values
 
 
 def of_stacks(field: Any, stacked: Stacked) -> Any:

@@ -74,7 +74,7 @@ class Execution:
             if not local:
                 ready = self._with_global_round(waiting)
                 self.inputs |= self._round(ready, self._leaves, self._scalars, self.inputs)
-            previous: list[int] = []
+            previous: Sequence[int] = []
             groups = self._groups(local)
             for group, following in itertools.zip_longest(groups, groups[1:], fillvalue=()):
                 if self._plan.serialize_groups:
@@ -123,11 +123,11 @@ class Execution:
     def _with_global_round(self, waiting: Sequence[int]) -> list[int]:
         """The batches whose norm of all leaves can be taken: no other leaf has yet to come to it.
 
-        A partition has several such norms, each of the leaves of one of its parts.
+        A partition has several such norms, each of the leaves of one of its members.
         """
         remaining = {i: self._remaining(i, self.inputs) for i in waiting}
-        later = {(x.global_of, x.number) for rounds in remaining.values() for x in rounds[1:]}
-        return [i for i, (x, *_) in remaining.items() if (x.global_of, x.number) not in later]
+        later = {(x.global_of, x.index) for rounds in remaining.values() for x in rounds[1:]}
+        return [i for i, (x, *_) in remaining.items() if (x.global_of, x.index) not in later]
 
     def _local_rounds(
         self,
@@ -145,8 +145,9 @@ class Execution:
         while ready := self._with_local_round(group, inputs):
             inputs |= self._round(ready, leaves, scalars, inputs)
         if self._plan.no_inline:
-            for i in (i for i in group if not self._remaining(i, inputs)):
-                inputs[i] = self._with_hoisted(i, leaves, scalars, inputs[i])
+            for i in group:
+                if not self._remaining(i, inputs):
+                    inputs[i] = self._with_hoisted(i, leaves, scalars, inputs[i])
         return inputs
 
     def _round(
@@ -176,8 +177,8 @@ class Execution:
             batch = [leaves[k] for k in self._batches[i]]
             with self._no_inline(batch[0].gradient.size):
                 static = self._programs[i], self._plan.sums, self._defers_writes(i)
-                stored[i], found = self._pass(*static, batch, scalars, inputs[i])
-            sums |= {(i, k): x for k, x in enumerate(found)}
+                stored[i], of_batch = self._pass(*static, batch, scalars, inputs[i])
+            sums |= {(i, k): x for k, x in enumerate(of_batch)}
         infos = {(i, k): rounds[i].statistics[k] for i, k in sums}
         totals = norms.over_shards(sums, {key: info.split for key, info in infos.items()})
         totals = reduction_barrier(totals) if self._plan.fuse_reductions else totals
@@ -254,7 +255,7 @@ class Execution:
                 update, state = self._finish(program, leaf, scalars, inputs)
                 self._results[i] = update, program.with_constants(state)
 
-    def _wait_for(self, previous: list[int], group: list[int]) -> None:
+    def _wait_for(self, previous: Sequence[int], group: Sequence[int]) -> None:
         """Has the gradients of a group wait for state that the group before it has written.
 
         Otherwise XLA takes the sums of all leaves first and finishes them later. The scalars wait
@@ -296,7 +297,7 @@ class Execution:
     def _computes_several(self, i: int) -> bool:
         """Whether a round takes several sums of what is computed, in passes that XLA inlines."""
         program = self._programs[i]
-        return program.can_be_cut and program.computed_at_once > 1 and not self._plan.no_inline
+        return program.tileable and program.computed_at_once > 1 and not self._plan.no_inline
 
     def _no_inline(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
         """Surrounds a call that is not inlined; a pass over a leaf only if that is large."""

@@ -8,12 +8,14 @@ itself. The leaves of a batch read their numbers from one vector, so XLA merges 
 
 from collections.abc import Mapping, Sequence
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from optax_largebatch.engine.execution_plans import ExecutionPlan
 from optax_largebatch.engine.program import LeafArrays, Program
+
+Key = TypeVar("Key")
 
 MAX_BATCHED_LEAF = 2**18
 """The elements of a leaf in a batch; a pass over more keeps a GPU busy."""
@@ -37,7 +39,7 @@ def batch_identical(
     """
     identical: dict[Any, list[int]] = {}
     for i, program in programs.items():
-        on_elements = program.can_be_cut and not any(x.of_each for x in program.rounds)
+        on_elements = program.tileable and not any(x.of_each for x in program.rounds)
         identical.setdefault(program if on_elements else i, []).append(i)
     batches = [
         batch
@@ -47,20 +49,20 @@ def batch_identical(
     return {batch[0]: batch for batch in sorted(batches)}
 
 
-def group_leaves(sizes: Mapping[int, int], group_size: int | None) -> list[list[int]]:
+def group_leaves(sizes: Mapping[Key, int], group_size: int | None) -> list[list[Key]]:
     """The leaves in order, several small ones at a time.
 
     Args:
-        sizes: the elements of each leaf, by number.
+        sizes: the elements of each leaf.
         group_size: the elements of a group of several leaves, at most; None for one group of all.
     """
-    groups: list[list[int]] = []
+    groups: list[list[Key]] = []
     room = 0
-    for i, size in sizes.items():
+    for key, size in sizes.items():
         if not groups or (group_size is not None and size > room):
             groups.append([])
             room = group_size or 0
-        groups[-1].append(i)
+        groups[-1].append(key)
         room -= size
     return groups
 

@@ -34,8 +34,11 @@ def stored_and_sums(
     if len(leaves) == 1:
         return _of_one(program, sums, defer_writes, leaves[0], scalars, inputs)
     structure = jax.tree.structure(leaves[0])
-    of_each = zip(program.kinds, *map(jax.tree.leaves, leaves), strict=True)
-    arrays = [x[0] if kind == "whole" else _stacked(x) for kind, *x in of_each]
+    of_leaves = zip(*map(jax.tree.leaves, leaves), strict=True)
+    arrays = [
+        x[0] if kind == "whole" else _stacked(x)
+        for kind, x in zip(program.kinds, of_leaves, strict=True)
+    ]
     axes = [None if kind == "whole" else 0 for kind in program.kinds]
 
     def sums_of_one(arrays: Any, inputs: PassInputs) -> list[jax.Array]:
@@ -59,20 +62,23 @@ def _of_one(
     arrays, structure = jax.tree.flatten(leaf)
 
     def recompute(given: tuple[list[jax.Array], PassInputs]) -> list[Statistic]:
-        """The statistics of the round, of the leaf or of a part of it."""
-        parts, inputs = iter(given[0]), given[1]
-        both = zip(program.kinds, arrays, strict=True)
-        part = structure.unflatten(x if kind == "whole" else next(parts) for kind, x in both)
-        request: Any = program.run(part, scalars, inputs).request
+        """The statistics of the round, of the leaf or of a tile of it."""
+        of_tile, inputs = iter(given[0]), given[1]
+        tile = structure.unflatten(
+            x if kind == "whole" else next(of_tile)
+            for kind, x in zip(program.kinds, arrays, strict=True)
+        )
+        request: Any = program.run(tile, scalars, inputs).request
         return list(request.distinct.values())
 
     of_leaf = [x for kind, x in zip(program.kinds, arrays, strict=True) if kind != "whole"]
     given = of_leaf, inputs._replace(stored=(*inputs.stored, *stored))
     statistics = list(request.distinct.values())
-    found = sums(statistics, recompute, given, program.can_be_cut)
-    known = program.rounds[len(inputs.answers)].statistics
-    of_each = zip(found, known, strict=True)
-    return stored, [x / info.elements if info.is_mean else x for x, info in of_each]
+    leaf_sums = sums(statistics, recompute, given, program.tileable)
+    infos = program.rounds[len(inputs.answers)].statistics
+    return stored, [
+        x / info.elements if info.is_mean else x for x, info in zip(leaf_sums, infos, strict=True)
+    ]
 
 
 def hoisted_numbers(

@@ -25,11 +25,12 @@ from optax_largebatch.engine.requests import (
     Materialize,
     Request,
     Round,
+    Run,
     Splits,
     round_of,
 )
 from optax_largebatch.engine.state import ArrayKind
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.engine.transform import LeafTransform, StaticLeaf
 
 IS_NONE = functools.partial(operator.is_, None)
 
@@ -113,7 +114,7 @@ class Program:
 
     Args:
         transform: the transform.
-        choice: its choice for the leaf.
+        static: what it knows of the leaf beforehand.
         leaf: the arrays of the leaf.
         scalars: the scalars of the step.
         splits: how the leaf is split between devices.
@@ -123,15 +124,16 @@ class Program:
     def __init__(
         self,
         transform: LeafTransform,
-        choice: Any,
+        static: StaticLeaf,
         leaf: LeafArrays,
         scalars: Scalars,
         splits: Splits,
         global_dtype: jnp.dtype,
     ):
         self._transform = transform
-        self.choice = choice
-        self.can_be_cut = transform.given == "parts"
+        self.static = static
+        self.tileable = transform.given == "parts"
+        """Whether it may be run on tiles of the leaf."""
         of_elements = len(jax.tree.leaves((leaf.gradient, leaf.param)))
         self.kinds: list[ArrayKind] = ["per element"] * of_elements
         """The kind of each array of the leaf."""
@@ -161,44 +163,48 @@ class Program:
         """Runs the program from its start up to the first request that has no answer.
 
         Args:
-            leaf: the arrays of the leaf, or of a part of it.
+            leaf: the arrays of the leaf, or of a tile of it.
             scalars: the scalars of the step.
-            inputs: what earlier passes have found. Arrays that it lacks are computed again.
+            inputs: what it has from earlier passes. Arrays that it lacks are computed again.
 
         Raises:
             RuntimeError: the program requests something else than it did before.
         """
         dtype = self._dtype
         gradient, param, state = _cast(leaf, dtype)
-        numbers = _cast(scalars.tree, dtype)
-        at = Leaf(param, param, state, numbers, self.choice, (), is_checked=not self._is_read)
+        run = Run(is_first=not self._is_read)
+        at = Leaf(param, param, state, _cast(scalars.tree, dtype), self.static, (), run)
         program = self._transform.program(gradient, at)
-        known, stored = iter(inputs.stored), []
-        known_hoisted, hoisted = iter(inputs.hoisted), []
-        round_number, answer = 0, None
+        stored_before, stored = iter(inputs.stored), []
+        hoisted_before, hoisted = iter(inputs.hoisted), []
+        round_index, answer = 0, None
         while True:
             try:
                 request = program.send(answer)
             except StopIteration as end:
-                self._check_same(round_number, None)
+                self._check_same(round_index, None)
                 return Suspension(tuple(stored), tuple(hoisted), None, end.value)
             if isinstance(request, Materialize):
-                array = next(known, None)
+                array = next(stored_before, None)
                 if array is None:
                     array = norms.cast(request.array, request.dtype or dtype)
                     stored.append(array)
                 answer = norms.cast(array, dtype) if request.dtype else array
             elif isinstance(request, Hoist):
-                answer = [next(known_hoisted, jnp.asarray(x)) for x in request.values]
+                answer = [next(hoisted_before, jnp.asarray(x)) for x in request.values]
                 hoisted += answer
             elif isinstance(request, EachMatrix) and not request.array.size:
                 answer = request.array
             else:
-                self._check_same(round_number, request)
-                if round_number == len(inputs.answers):
+                self._check_same(round_index, request)
+                if round_index == len(inputs.answers):
                     return Suspension(tuple(stored), tuple(hoisted), request, None)
-                answer = _answer(request, inputs.answers[round_number], dtype)
-                round_number += 1
+                answers = inputs.answers[round_index]
+                if isinstance(request, EachMatrix):
+                    answer = norms.cast(answers[0], dtype)
+                else:
+                    answer = request.answers(answers, dtype)
+                round_index += 1
 
     def result(
         self, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs
@@ -213,8 +219,8 @@ class Program:
         XLA takes long to put the constants of a thousand leaves into one vector; NumPy does not.
         """
         new, structure = jax.tree.flatten(state, is_leaf=IS_NONE)
-        both = zip(new, self._constants, strict=True)
-        return structure.unflatten([x if known is None else known for x, known in both])
+        constants = zip(new, self._constants, strict=True)
+        return structure.unflatten([x if value is None else value for x, value in constants])
 
     def _like_old(self, old: Any, new: Any) -> Any:
         """An array of the new state, or the numbers of blocks where the old one had nothing.
@@ -238,7 +244,7 @@ class Program:
             request = stop.request
             info = round_of(request, splits)
             before = [x for x in self.rounds if x.global_of == info.global_of]
-            self.rounds.append(info._replace(number=len(before)))
+            self.rounds.append(info._replace(index=len(before)))
             if isinstance(request, EachMatrix):
                 answers = [jnp.negative(request.arrays(self._dtype)[0])]
             else:
@@ -254,23 +260,24 @@ class Program:
         update, state = stop.result
         old, structure = jax.tree.flatten(leaf.state, is_leaf=IS_NONE)
         new = structure.flatten_up_to(state)
-        both = list(zip(old, new, strict=True))
+        changes = list(zip(old, new, strict=True))
         self.hoists = bool(stop.hoisted)
-        written = {id(now) for before, now in both if before is not None}
-        places = enumerate(stop.hoisted)
-        self.hoisted_state = frozenset([place for place, x in places if id(x) in written])
-        self._constants = [_constant(now) if before is None else None for before, now in both]
+        written = {id(now) for before, now in changes if before is not None}
+        self.hoisted_state = frozenset(
+            [position for position, x in enumerate(stop.hoisted) if id(x) in written]
+        )
+        self._constants = [_constant(now) if before is None else None for before, now in changes]
         state = self.with_constants(structure.unflatten(map(self._like_old, old, new)))
         self.result_types = jax.tree.map(jax.typeof, (update, state))
 
-    def _check_same(self, number: int, request: Request | EachMatrix | None) -> None:
+    def _check_same(self, index: int, request: Request | EachMatrix | None) -> None:
         """Checks that a request, or the end, is what came here in the first run."""
-        now: Any = request and type(request)
+        outline: Any = None if request is None else type(request)
         if isinstance(request, Request):
-            now = request.is_global, [x[1:] for x in request.statistics]
-        if number == len(self._requests):
-            self._requests.append(now)
-        elif now != self._requests[number]:
+            outline = request.is_global, [x[1:] for x in request.statistics]
+        if index == len(self._requests):
+            self._requests.append(outline)
+        elif outline != self._requests[index]:
             raise RuntimeError(
                 f"{self._transform.name}: the leaf program must ask for the same things whenever "
                 "it runs with the same choice; it is run once for each pass. Let it not depend on "
@@ -278,23 +285,11 @@ class Program:
             )
 
 
-def _answer(request: Any, found: Sequence[jax.Array], dtype: jnp.dtype) -> Any:
-    """The answer for the program."""
-    if isinstance(request, EachMatrix):
-        return norms.cast(found[0], dtype)
-    sums = dict(zip(request.distinct, found, strict=True))
-    of_each = [(x, sums[x.identity]) for x in request.statistics]
-    return [
-        (norms.from_sum_of_squares(total) if x.is_root else total).astype(dtype)
-        for x, total in of_each
-    ]
-
-
 def _abstract_sums(request: Request, info: Round) -> list[jax.Array]:
     """Sums of which only the types matter; the passes take them otherwise."""
     return [
-        norms.over_shards({0: norms.block_sum(x.term, known.kept)}, {0: known.split})[0]
-        for x, known in zip(request.distinct.values(), info.statistics, strict=True)
+        norms.over_shards({0: norms.block_sum(x.term, x_info.kept)}, {0: x_info.split})[0]
+        for x, x_info in zip(request.distinct.values(), info.statistics, strict=True)
     ]
 
 

@@ -9,7 +9,7 @@ All leaves make their requests in rounds. The sums of a round, of the whole netw
 devices as one vector.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 import dataclasses
 import functools
 import math
@@ -42,8 +42,8 @@ class Statistic(NamedTuple):
     array: jax.Array
     kind: Kind
     kept: tuple[int, ...] | None = None
-    """The axes that are not summed over, which keep their place in the answer; None for the axes of
-    the leaf that run over its blocks."""
+    """The axes that are not summed over. They keep their place in the answer. None stands for the
+    axes of the leaf that run over its blocks."""
     held: Held = "sharded"
 
     @property
@@ -55,11 +55,6 @@ class Statistic(NamedTuple):
     def term(self) -> jax.Array:
         """What is summed: the elements or their squares."""
         return norms.square(self.array) if self.is_root else self.array
-
-    @property
-    def identity(self) -> Any:
-        """A key that equal statistics of a round share."""
-        return id(self.array), *self[1:]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,22 +71,33 @@ class Request:
     path: Path | None = None
     """The position of the transform that asks."""
 
-    def of(self, at: "Leaf") -> "Request":
+    def of(self, at: "Leaf", segments: Parts | None) -> "Request":
         """The request of the transform that works on a leaf, whose blocks have norms."""
 
         def of_blocks(x: Statistic) -> Statistic:
-            if x.kept is not None or at.parts is None:
-                return x._replace(kept=at.stacked) if x.kept is None else x
-            sums = at.parts.sums_of_each(norms.block_sum(x.term, at.stacked))
+            if x.kept is not None:
+                return x
+            if segments is None:
+                return x._replace(kept=at.stacked)
+            sums = segments.sums_of_each(norms.block_sum(x.term, at.stacked))
             return Statistic(sums, "sum", tuple(range(sums.ndim)), "partial")
 
-        asked = tuple(map(of_blocks, self.statistics))
-        return dataclasses.replace(self, statistics=asked, path=at.path)
+        statistics = tuple(map(of_blocks, self.statistics))
+        return dataclasses.replace(self, statistics=statistics, path=at.run.path)
 
     @functools.cached_property
     def distinct(self) -> dict[Any, Statistic]:
-        """The statistics without repetitions, by their identities."""
-        return {x.identity: x for x in self.statistics}
+        """The statistics without repetitions, by a key that equal ones share."""
+        return {(id(x.array), *x[1:]): x for x in self.statistics}
+
+    def answers(self, sums: Sequence[jax.Array], dtype: jnp.dtype) -> list[jax.Array]:
+        """The answer for each statistic, from the sums (or means) for the distinct ones."""
+        by_key = dict(zip(self.distinct, sums, strict=True))
+        answers = [by_key[id(x.array), *x[1:]] for x in self.statistics]
+        return [
+            (norms.from_sum_of_squares(answer) if x.is_root else answer).astype(dtype)
+            for x, answer in zip(self.statistics, answers, strict=True)
+        ]
 
 
 class MatrixFunction(NamedTuple):
@@ -115,6 +121,14 @@ class EachMatrix(NamedTuple):
     def apply(self, matrix: jax.Array, **group: Any) -> jax.Array:
         """The result for one matrix."""
         return self.on.function(matrix, *self.numbers, **group)
+
+    def to_batch(self) -> jax.Array:
+        """The matrices of the array, or their shards: (matrices, rows, columns)."""
+        return self.on.matrices.to_batch(self.array)
+
+    def from_batch(self, matrices: jax.Array) -> jax.Array:
+        """An array like the one handed in, of its matrices: the reverse of `to_batch`."""
+        return self.on.matrices.from_batch(matrices, self.array.shape)
 
     def arrays(self, dtype: jnp.dtype) -> list[jax.Array]:
         """The array and the numbers in the dtype of the function, or else in `dtype`."""
@@ -158,7 +172,7 @@ class Round(NamedTuple):
     """The function, if the request is for each matrix."""
     global_of: Path | None = None
     """For a norm of all leaves, the transform that asks: it is of the leaves that it works on."""
-    number: int = 0
+    index: int = 0
     """How many such norms this transform has asked for before."""
 
 
@@ -231,9 +245,9 @@ def hoist(*values: jax.Array) -> Hoist:
 
 
 def sums_over_devices(*arrays: jax.Array) -> Request:
-    """Asks for the sums of arrays over the devices that have parts of the leaf.
+    """Asks for the sums of arrays over the devices that have shards of the leaf.
 
-    It is for arrays that the program has computed from its part of the leaf, of any shape.
+    It is for arrays that the program has computed from its shard of the leaf, of any shape.
     """
     return Request(
         tuple([Statistic(x, "sum", tuple(range(x.ndim)), held="partial") for x in arrays])
@@ -264,8 +278,8 @@ def each_matrix(
         *numbers: of this step, such as a small number to add; the same for all leaves.
         dtype: in which the function is given its matrix and `numbers`, and the devices exchange
             matrices; None for the leaf's accumulation dtype.
-        splits: whether the function also takes `group=` (a `Group` of `engine.matrices.groups`).
-            A group of devices then shares each large matrix, if there are fewer than devices. The
+        splits: whether the function also takes `group=` (a `DeviceGroup`).
+            Several devices then share each large matrix, if there are fewer than devices. The
             matrix lies on its long side, and each device has some of its columns, in any order,
             and columns of zeros.
     """
@@ -288,6 +302,19 @@ REQUESTS = (Request, Hoist, EachMatrix, Materialize)
 LeafProgram = Generator[Request | Hoist | EachMatrix | Materialize, Any, tuple[jax.Array, Any]]
 
 
+class Run(NamedTuple):
+    """A run of a leaf program, as the engine sees it."""
+
+    path: Path = ()
+    """The position of its transform among those that it is combined with."""
+    is_first: bool = False
+    """Whether it is the first run, in which all that the program returns is checked."""
+
+    def inside(self, member: str | int) -> "Run":
+        """The run of a transform inside this one."""
+        return self._replace(path=(*self.path, member))
+
+
 class Leaf(NamedTuple):
     """What a leaf program is given with the gradient."""
 
@@ -296,19 +323,15 @@ class Leaf(NamedTuple):
     start: Any
     """The parameter at the start of the step: `param`, unless a transform has moved it."""
     state: Any
-    """The transform's state, with this leaf's part in each field."""
+    """The transform's state, with the value of this leaf in each field."""
     scalars: Any
     """The transform's scalars of this step."""
     choice: Any
     """The transform's choice for this leaf when it was traced, such as a mask's boolean."""
     stacked: tuple[int, ...]
     """The axes of the leaf that run over its blocks, such as layers."""
-    path: Path = ()
-    """The position of the transform among those that it is combined with."""
-    parts: Parts | None = None
-    """The parts of an axis that are blocks, if a text in `stacked` cuts one."""
-    is_checked: bool = False
-    """Whether what the program returns is checked: the first time that it runs."""
+    run: Run = Run()
+    """For transforms that run others, which hand it on; a program of one's own ignores it."""
 
 
 def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
@@ -330,7 +353,7 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
                 results[index] = end.value
         answers = {}
         if waiting:
-            found = iter((yield in_one_round(*waiting.values())))
-            answers = {i: [next(found) for _ in asked.statistics] for i, asked in waiting.items()}
+            of_all = iter((yield in_one_round(*waiting.values())))
+            answers = {i: [next(of_all) for _ in asked.statistics] for i, asked in waiting.items()}
             waiting = {}
     return [results[index] for index in range(len(programs))]

@@ -4,7 +4,7 @@ A declaration is the NamedTuple of the state, with one of these fields in place 
 
     declare(MomentumState, count=Counter(), trace=PerParameter())
 
-The declaration makes the first state, gives each leaf its part and puts the new parts together. So
+The declaration makes the first state, splits it by leaves and joins the new states of leaves. So
 nothing undeclared is kept, and nothing declared gets lost.
 """
 
@@ -38,20 +38,20 @@ class Field:
         raise NotImplementedError
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        """The part of the field for each leaf."""
+        """The value of the field for each leaf."""
         return [value] * len(leaves.arrays)
 
-    def kinds(self, part: Any) -> Any:
-        """The `ArrayKind` of each array in the part of a leaf; shapes do not tell."""
-        return jax.tree.map(lambda _: "whole", part)
+    def kinds(self, leaf_value: Any) -> Any:
+        """The `ArrayKind` of each array in the value of a leaf; shapes do not tell."""
+        return jax.tree.map(lambda _: "whole", leaf_value)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
-        """The transforms with states inside a value or a leaf's part, and these states."""
+        """The transforms with states inside a value, also of a leaf, and these states."""
         return []
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
-        """The new value, from the old one and the new part of each leaf."""
-        moved = (part for part in parts if part is not old)
+    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+        """The new value, from the old one and the new value of each leaf."""
+        moved = (value for value in leaf_values if value is not old)
         return _cast_like(next(moved, old), old)
 
 
@@ -67,7 +67,7 @@ class Counter(Field):
         check_shape(name, value, ())
         return super().split(name, value, leaves)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
+    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         return optax.safe_increment(old)
 
 
@@ -89,20 +89,21 @@ class PerParameter(Field):
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         return leaves.alike(f"the state's {name}", value)
 
-    def kinds(self, part: Any) -> Any:
-        return jax.tree.map(lambda _: "per element", part)
+    def kinds(self, leaf_value: Any) -> Any:
+        return jax.tree.map(lambda _: "per element", leaf_value)
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
-        old_parts = leaves.align(f"the state's {name}", old)
-        return leaves.rebuild(list(map(_cast_like, parts, old_parts)))
+    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+        old_values = leaves.align(f"the state's {name}", old)
+        return leaves.rebuild(list(map(_cast_like, leaf_values, old_values)))
 
 
 @dataclasses.dataclass(frozen=True)
 class PerAxis(Field):
     """Arrays for the axes of each parameter: a tuple with a tuple for each parameter.
 
-    The parameters are in the order of `jax.tree.leaves`, without their names and boxes: those would
-    make some trainers shard these arrays like the parameters. Every device has them whole.
+    The parameters are in the order of `jax.tree.leaves`. Their names are left out, and the boxes
+    around them: otherwise some trainers would shard these arrays like the parameters. Every device
+    has these arrays whole.
 
     Args:
         initial: a function from the parameters to the first arrays: a tuple for each parameter.
@@ -126,8 +127,8 @@ class PerAxis(Field):
         check_length(name, value, len(leaves.arrays))
         return value
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
-        return tuple(map(_cast_like, parts, old))
+    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+        return tuple(map(_cast_like, leaf_values, old))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,14 +164,14 @@ class StateOf(Field):
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         return self.transform.split(value, leaves)
 
-    def kinds(self, part: Any) -> Any:
-        return self.transform.kinds(part)
+    def kinds(self, leaf_value: Any) -> Any:
+        return self.transform.kinds(leaf_value)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
         return [(self.transform, value)]
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
-        return self.transform.join(old, parts, leaves)
+    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+        return self.transform.join(old, leaf_values, leaves)
 
 
 def check_length(name: str, value: Any, expected: int) -> None:

@@ -17,18 +17,18 @@ from optax_largebatch.engine.execution_plans import (
 from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.program import LeafArrays, Program, Scalars
 from optax_largebatch.engine.shards import on_shards
-from optax_largebatch.engine.transform import LeafTransform
+from optax_largebatch.engine.transform import LeafTransform, StaticLeaf
 from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh
 from optax_largebatch.params.leaves import Leaves
 
 
 class StaticInfo(NamedTuple):
-    """What is known of a step before any number; hashable."""
+    """What a step is traced for, with arrays of certain types; hashable."""
 
     structure: Any
     """The tree structure of the parameters."""
-    choices: tuple[Any, ...]
-    """The transform's choice for each parameter."""
+    leaves: tuple[StaticLeaf, ...]
+    """What the transform knows of each parameter."""
     specs: tuple[Any, ...] | None
     """How the parameters are split, if `update` is given the specs."""
     mesh: Any
@@ -40,7 +40,7 @@ class StaticInfo(NamedTuple):
     def of(
         cls, transform: LeafTransform, leaves: Leaves, gradients: Sequence[jax.Array | None]
     ) -> "StaticInfo":
-        """What is known of a step for these parameters."""
+        """The information for a step of these parameters."""
         return cls(
             leaves.treedef,
             tuple(transform.choose(leaves)),
@@ -65,7 +65,7 @@ class Step:
 
     Args:
         transform: the transform.
-        info: what is known of the step.
+        info: what the step is traced for.
     """
 
     def __init__(self, transform: LeafTransform, info: StaticInfo):
@@ -147,12 +147,13 @@ class Step:
         programs = {}
         for i, leaf in by_leaf.items():
             arrays, structure = jax.tree.flatten(leaf)
-            choice, spec = self._info.choices[i], self._info.specs and self._info.specs[i]
-            identity = (choice, spec, global_dtype, structure, *map(jax.typeof, arrays))
+            static = self._info.leaves[i]
+            spec = None if self._info.specs is None else self._info.specs[i]
+            identity = (static, spec, global_dtype, structure, *map(jax.typeof, arrays))
             if identity not in self._programs:
                 splits = functools.partial(leaves.split, i)
                 self._programs[identity] = Program(
-                    self._transform, choice, leaf, scalars, splits, global_dtype
+                    self._transform, static, leaf, scalars, splits, global_dtype
                 )
             programs[i] = self._programs[identity]
         return programs

@@ -21,17 +21,13 @@ Recompute = Callable[[Any], list[Statistic]]
 
 Sums = Callable[[list[Statistic], Recompute, Any, bool], list[jax.Array]]
 """Takes the statistics; a function that computes them again; its arrays, those of the leaf first;
-and whether these can be cut into tiles."""
+and whether these may be cut into tiles."""
 
 MIN_YNN_SIZE = 2**12
 """The elements of an array that XLA on a CPU sums by YNN, measured with jaxlib 0.10."""
 
-LARGE_ON_FEW_CORES = 2**20
-"""The elements of a large leaf on a CPU with few cores."""
-
-LARGE_ON_MANY_CORES = 2**17
-"""The elements of a large leaf on many cores. On few cores such a leaf is middling: its sums are
-taken one by one."""
+LARGE = 2**17
+"""The elements of a large leaf on a CPU."""
 
 
 def plain(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
@@ -56,7 +52,7 @@ def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
 
 
 def on_cpu(
-    statistics: list[Statistic], recompute: Recompute, arrays: Any, can_be_cut: bool
+    statistics: list[Statistic], recompute: Recompute, arrays: Any, tileable: bool
 ) -> list[jax.Array]:
     """Sums that need little memory and read it rarely.
 
@@ -67,7 +63,7 @@ def on_cpu(
     """
     size = arrays[0][0].size
     if is_large(size):
-        tiles = _tiles(statistics, arrays) if can_be_cut and has_few_cores() else None
+        tiles = _tiles(statistics, arrays) if tileable and has_few_cores() else None
         if tiles:
             # Traced once for all tiles of a size.
             terms = jax.jit(lambda arrays: [x.term for x in recompute(arrays)], inline=True)
@@ -77,20 +73,19 @@ def on_cpu(
     computed = [k for k, x in enumerate(statistics) if id(x.array) not in inputs]
     if size < MIN_YNN_SIZE or not computed:
         return plain(statistics)
-    # Each sum of a middling leaf is a call, so that less is in memory at once.
-    is_middling = size >= LARGE_ON_MANY_CORES
-    pieces = [[k] for k in computed] if is_middling else [computed]
-    sums = {k: _block_sum(x) for k, x in enumerate(statistics) if k not in computed}
+
+    def computed_arrays(arrays: Any) -> list[jax.Array]:
+        again = recompute(arrays)
+        return [again[k].array for k in computed]
+
     with no_inline():
-        for positions in pieces:
-            take = _of_written(statistics, positions, recompute)
-            sums |= zip(positions, (jax.jit(take) if is_middling else take)(arrays), strict=True)
-    return [sums[k] for k in range(len(statistics))]
+        written = dict(zip(computed, jax.jit(allow_inlining(computed_arrays))(arrays), strict=True))
+    return plain([x._replace(array=written.get(k, x.array)) for k, x in enumerate(statistics)])
 
 
 def is_large(size: int) -> bool:
     """Whether a leaf of so many elements should be read from a CPU's memory as rarely as it can."""
-    return size >= (LARGE_ON_FEW_CORES if has_few_cores() else LARGE_ON_MANY_CORES)
+    return size >= LARGE
 
 
 @functools.cache
@@ -130,31 +125,14 @@ def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
     if {(x.array.shape, x.kept) for x in statistics} != {(shape, statistics[0].kept)}:
         return None
     tiles = Tiles.of(shape, statistics[0].kept or ())
-    return tiles if tiles and all(map(tiles.can_cut, jax.tree.leaves(arrays))) else None
+    return tiles if tiles and all(map(tiles.can_tile, jax.tree.leaves(arrays))) else None
 
 
-def _of_written(
-    statistics: Sequence[Statistic], positions: Sequence[int], recompute: Recompute
-) -> Callable[[Any], list[jax.Array]]:
-    """Takes some of the sums, of arrays that are in memory when they are added."""
-
-    def sums(arrays: Any) -> list[jax.Array]:
-        def some(arrays: Any) -> list[jax.Array]:
-            found = recompute(arrays)
-            return [found[k].array for k in positions]
-
-        written = jax.jit(allow_inlining(some))(arrays)
-        of_each = zip(positions, written, strict=True)
-        return [_block_sum(statistics[k]._replace(array=x)) for k, x in of_each]
-
-    return sums
-
-
-def _in_calls(number: int, recompute: Recompute, arrays: Any) -> list[jax.Array]:
+def _in_calls(count: int, recompute: Recompute, arrays: Any) -> list[jax.Array]:
     """The sums, each in a call, so that what several are computed from is not kept in memory."""
 
-    def one(k: int) -> Callable[[Any], jax.Array]:
+    def sum_of(k: int) -> Callable[[Any], jax.Array]:
         return lambda arrays: _block_sum(recompute(arrays)[k])
 
     with no_inline():
-        return [jax.jit(allow_inlining(one(k)))(arrays) for k in range(number)]
+        return [jax.jit(allow_inlining(sum_of(k)))(arrays) for k in range(count)]

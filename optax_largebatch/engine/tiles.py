@@ -65,7 +65,7 @@ class Tiles(NamedTuple):
         """The shape of an array with an element for each block, which broadcasts."""
         return norms.shape_of_blocks(self.shape, self.kept)
 
-    def can_cut(self, x: jax.Array) -> bool:
+    def can_tile(self, x: jax.Array) -> bool:
         """Whether an array has as many elements as the leaf, one for each block, or one."""
         return x.shape in (self.shape, self.shape_of_blocks, ())
 

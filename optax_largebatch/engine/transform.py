@@ -100,7 +100,7 @@ class LeafTransform:
         record_state(state, self, params)
         return state
 
-    def choose(self, leaves: Leaves) -> list["Choice"]:
+    def choose(self, leaves: Leaves) -> list["StaticLeaf"]:
         """The choice for each leaf, and what else its program has to know of it beforehand."""
         if not self.takes_complex:
             check_real(self.name, leaves)
@@ -110,8 +110,10 @@ class LeafTransform:
         if self.given == "whole":
             who = f"{self.name} works on whole leaves"
             layouts = [leaves.layout(i, who) for i in range(len(leaves.arrays))]
-        known = zip(choices, stacked, layouts, strict=True)
-        return [Choice(choice, axes, layout, cut) for choice, (axes, cut), layout in known]
+        return [
+            StaticLeaf(choice, axes, segments, layout)
+            for choice, (axes, segments), layout in zip(choices, stacked, layouts, strict=True)
+        ]
 
     def check(self, state: Any) -> None:
         """Checks that a state has the fields that are declared."""
@@ -126,42 +128,33 @@ class LeafTransform:
             return [self.state] * len(leaves.arrays)
         named = zip(names_and_fields(self.state), state, strict=True)
         fields = [field.split(name, value, leaves) for (name, field), value in named]
-        return [built_like(self.state, parts) for parts in zip(*fields, strict=True)]
+        return [built_like(self.state, values) for values in zip(*fields, strict=True)]
 
-    def kinds(self, part: Any) -> Any:
+    def kinds(self, leaf_state: Any) -> Any:
         """The `ArrayKind` of each array in the state of a leaf."""
-        fields = zip(self.state, part, strict=True)
+        fields = zip(self.state, leaf_state, strict=True)
         return built_like(self.state, [field.kinds(value) for field, value in fields])
 
-    def join(self, state: Any, parts: list[Any], leaves: Leaves) -> Any:
+    def join(self, state: Any, leaf_states: list[Any], leaves: Leaves) -> Any:
         """The new state, from the old one and the new state of each leaf."""
         new = []
         fields = zip(names_and_fields(self.state), state, strict=True)
         for k, ((name, field), old) in enumerate(fields):
-            new.append(field.join(name, old, [part[k] for part in parts], leaves))
+            new.append(field.join(name, old, [values[k] for values in leaf_states], leaves))
         return built_like(self.state, new)
 
-    def same_for_all(self, part: Any, *kinds: type) -> list[tuple[str, str, Any]]:
-        """The fields that are the same for all leaves: their transform, name, and value.
+    def program(self, update: jax.Array, at: Leaf) -> LeafProgram:
+        """The leaf program of one leaf, begun; whole leaves are put together here.
 
         Args:
-            part: the state of a leaf.
-            *kinds: the kinds of fields that are meant.
+            update: the gradient, or the update of the transform before.
+            at: what the program is given with it; as its choice, the `StaticLeaf`.
         """
-        found = []
-        for (name, field), value in zip(names_and_fields(self.state), part, strict=True):
-            for transform, inner_part in field.inside(value):
-                found += transform.same_for_all(inner_part, *kinds)
-            if isinstance(field, kinds):
-                found.append((self.name, name, value))
-        return found
-
-    def program(self, update: jax.Array, at: Leaf) -> LeafProgram:
-        """The leaf program of one leaf, begun; whole leaves are put together here."""
-        choice, stacked, layout, parts = at.choice
-        at = at._replace(choice=choice, stacked=stacked, parts=parts)
+        leaf: StaticLeaf = at.choice
+        at = at._replace(choice=leaf.choice, stacked=leaf.stacked)
+        layout = leaf.layout
         if layout is None or not any((*layout.mesh_axes, *norms.explicit_spec(update))):
-            return self._named(update, at)
+            return self._named(update, at, leaf.segments)
         return self._on_whole_leaf(update, at, layout)
 
     def _on_whole_leaf(self, update: jax.Array, at: Leaf, layout: Layout) -> LeafProgram:
@@ -174,8 +167,8 @@ class LeafTransform:
         def shard(x: Any) -> Any:
             if not jnp.ndim(x):
                 return x
-            part = layout.local_shard(x)
-            return norms.with_spec(part, spec_alike(spec, shape, part.shape))
+            of_device = layout.local_shard(x)
+            return norms.with_spec(of_device, spec_alike(spec, shape, of_device.shape))
 
         def moved(move: Callable[[Any], Any], state: Any) -> Any:
             kinds = self.kinds(state)
@@ -183,11 +176,15 @@ class LeafTransform:
 
         state = moved(gathered, at.state)
         whole = at._replace(param=gathered(at.param), start=gathered(at.start), state=state)
-        update, state = yield from self._named(gathered(update), whole, _on_copies)
+        update, state = yield from self._named(gathered(update), whole, None, _on_copies)
         return shard(update), moved(shard, state)
 
     def _named(
-        self, update: jax.Array, at: Leaf, adapted: Callable[[Any], Any] | None = None
+        self,
+        update: jax.Array,
+        at: Leaf,
+        segments: Parts | None,
+        adapted: Callable[[Any], Any] | None = None,
     ) -> Generator[Any, Any, Any]:
         """The leaf program as it is written, its operations named after the transform.
 
@@ -208,11 +205,11 @@ class LeafTransform:
             if not isinstance(request, REQUESTS):
                 raise no_request(self, request)
             asked = request if isinstance(request, Request) and request.path is None else None
-            request = asked.of(at) if asked else request
+            request = asked.of(at, segments) if asked else request
             answer = yield adapted(request) if adapted else request
-            if asked and at.parts:
-                answer = list(map(at.parts.answer, asked.statistics, answer))
-        if at.is_checked:
+            if asked and segments:
+                answer = list(map(segments.answer, asked.statistics, answer))
+        if at.run.is_first:
             check_result(self, result, update, at)
         return result
 
@@ -228,13 +225,14 @@ def _on_copies(request: Any) -> Any:
     return request
 
 
-class Choice(NamedTuple):
-    """What a leaf program knows of its leaf beforehand."""
+class StaticLeaf(NamedTuple):
+    """What is known of a leaf before a step is traced; hashable."""
 
     choice: Any
     """The choice that the transform has made."""
     stacked: tuple[int, ...]
+    """The axes that run over its blocks."""
+    segments: Parts | None
+    """The segments of an axis that are blocks, if a text in `stacked` cuts one."""
     layout: Layout | None
     """How the leaf is split, if its program gets all of it."""
-    parts: Parts | None
-    """The parts of an axis that are blocks."""

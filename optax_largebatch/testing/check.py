@@ -23,7 +23,7 @@ from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, S
 from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars, Suspension
 from optax_largebatch.engine.requests import EachMatrix, Request
-from optax_largebatch.engine.state import Shared
+from optax_largebatch.engine.state import Shared, names_and_fields
 from optax_largebatch.engine.step import Arrays, StaticInfo, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
@@ -146,9 +146,9 @@ def _check_one(transform: optax.GradientTransformation, gradients: Any, params: 
         _compare((leaves.rebuild(updates), new), expected, message)
     for axis in range(max(x.ndim for x in leaves.arrays)):
         for run in (_with_specs_on_two_devices, _inside_of_shard_map):
-            found = run(transform, axis, gradients, state, params)
+            results = run(transform, axis, gradients, state, params)
             message = f"{name}: with axis {axis} split between devices, it gives other numbers."
-            _compare(found, expected, message)
+            _compare(results, expected, message)
 
 
 def _check_without_params(name: str, specification: Any, gradients: Any, params: Any) -> None:
@@ -170,7 +170,7 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
     results = execution.results()
     same: dict[Any, Any] = {}
     for i, program in programs.items():
-        for who, name, value in transform.same_for_all(results[i][1], Shared):
+        for who, name, value in _shared(transform, results[i][1]):
             message = (
                 f"{who}: the state's field {name!r} is Shared, and its new value {SAME_FOR_ALL}"
                 "declare it as PerParameter(), NumberPerBlock() or VectorOfBlocks()."
@@ -186,10 +186,19 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
                     "another function: the matrices of one function are worked on together."
                 )
                 _compare(stop.request.numbers, numbers, message)
-        if program.can_be_cut:
+        if program.tileable:
             passes.check_kept()
-            passes.check_parts()
+            passes.check_tiles()
         passes.check_work()
+
+
+def _shared(transform: LeafTransform, leaf_state: Any) -> Iterator[tuple[str, str, Any]]:
+    """The `Shared` fields in the state of a leaf: their transform, name, and value."""
+    for (name, field), value in zip(names_and_fields(transform.state), leaf_state, strict=True):
+        for inner, inner_state in field.inside(value):
+            yield from _shared(inner, inner_state)
+        if isinstance(field, Shared):
+            yield transform.name, name, value
 
 
 class _Passes(NamedTuple):
@@ -213,8 +222,8 @@ class _Passes(NamedTuple):
         yield inputs, self.program.run(self.leaf, self.scalars, inputs)
 
     def check_kept(self) -> None:
-        """Checks that a program of parts has an answer for each block, and none for its rows."""
-        stacked = self.program.choice.stacked
+        """Checks that a program of tiles has an answer for each block, and none for its rows."""
+        stacked = self.program.static.stacked
         kept = {x.kept for of_round in self.program.rounds for x in of_round.statistics}
         for axes in kept - {stacked, ()}:
             raise ValueError(
@@ -223,30 +232,32 @@ class _Passes(NamedTuple):
                 "a part of the answer: say given='whole' or 'shards'."
             )
 
-    def check_parts(self) -> None:
-        """Checks that passes over parts of the leaf compute what they do over all of it."""
+    def check_tiles(self) -> None:
+        """Checks that passes over tiles of the leaf compute what they do over all of it."""
         shape = self.leaf.gradient.shape
         message = (
             f"{self.name}: the leaf program says given='parts', and gives other numbers for parts "
             f"of a leaf of shape {shape} than for all of it. Ask for sums, means and norms by "
             "`yield block_sums(...)` and its like, or say given='whole'."
         )
-        for cut, joined in _cuts(shape, self.program.choice.stacked):
-            pieces = range(len(cut(self.leaf.gradient)))
+        for cut, joined in _cuts(shape, self.program.static.stacked):
+            count = len(cut(self.leaf.gradient))
             for inputs, stop in self.each():
                 try:
-                    of_parts = [self._of_part(cut, k, inputs) for k in pieces]
+                    of_tiles = [self._of_tile(cut, k, inputs) for k in range(count)]
                 except Exception as error:
                     raise ValueError(message) from error
-                for whole, *parts in zip(_arrays(stop), *of_parts, strict=True):
-                    for found in [joined(parts)] if whole.shape == shape else parts:
-                        _compare(found, whole, message)
+                for whole, *tiles in zip(_arrays(stop), *of_tiles, strict=True):
+                    for result in [joined(tiles)] if whole.shape == shape else tiles:
+                        _compare(result, whole, message)
 
-    def _of_part(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
-        """What a pass over a part of the leaf computes."""
+    def _of_tile(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
+        """What a pass over a tile of the leaf computes."""
         arrays, structure = jax.tree.flatten(self.leaf)
-        of_each = zip(arrays, self.program.kinds, strict=True)
-        leaf = structure.unflatten(x if kind == "whole" else cut(x)[k] for x, kind in of_each)
+        leaf = structure.unflatten(
+            x if kind == "whole" else cut(x)[k]
+            for x, kind in zip(arrays, self.program.kinds, strict=True)
+        )
         inputs = jax.tree.map(lambda x: cut(x)[k], inputs)
         return _arrays(self.program.run(leaf, self.scalars, inputs))
 
@@ -271,21 +282,21 @@ class _Passes(NamedTuple):
 
 
 def _cuts(shape: tuple[int, ...], kept: tuple[int, ...]) -> Iterator[tuple[Callable, Callable]]:
-    """Ways to cut a leaf: functions that cut an array, and put the parts together again.
+    """Ways to cut a leaf: functions that cut an array, and put the tiles together again.
 
-    Numbers of blocks, which have other shapes, go with each part.
+    Numbers of blocks, which have other shapes, go with each tile.
     """
     for axis in (k for k, size in enumerate(shape) if size > 1 and k not in kept):
         at = [-(-shape[axis] // 3)]
         yield (
             lambda x, axis=axis, at=at: jnp.split(x, at, axis) if x.shape == shape else [x, x],
-            lambda parts, axis=axis: jnp.concatenate(parts, axis),
+            lambda tiles, axis=axis: jnp.concatenate(tiles, axis),
         )
     if kept == tuple(range(len(kept))):  # each block is a row, as in tiles
         rows = math.prod(shape[: len(kept)])
         yield (
             lambda x: [x.reshape(rows, -1) if x.ndim else x],
-            lambda parts: parts[0].reshape(shape),
+            lambda tiles: tiles[0].reshape(shape),
         )
 
 
@@ -372,11 +383,11 @@ def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, par
     in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *separate)
     _compare(stacked, in_one, message.format("updates"))
     vectors = _of_blocks(transform, state), _of_blocks(unstacked, separate_state)
-    for found, expected in zip(*vectors, strict=True):
+    for vector, expected in zip(*vectors, strict=True):
         each = expected.reshape(len(layers), -1).T  # for each parameter the numbers of its layers
-        if found.size == len(each):  # one for each parameter, and not for each layer
-            found = np.repeat(found, len(layers))
-        _compare(found, each, message.format("numbers for each layer in the state"))
+        if vector.size == len(each):  # one for each parameter, and not for each layer
+            vector = np.repeat(vector, len(layers))
+        _compare(vector, each, message.format("numbers for each layer in the state"))
 
 
 def _of_blocks(transform: Any, state: Any) -> Iterator[np.ndarray]:
@@ -404,9 +415,9 @@ def _compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., An
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
 
 
-def _compare(found: Any, expected: Any, message: str) -> None:
+def _compare(results: Any, expected: Any, message: str) -> None:
     """Compares two trees of arrays, whose numbers may have other axes of length 1."""
-    for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    for x, y in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
         x, y = np.ravel(x), np.ravel(y)
         size = np.max(np.abs(y), initial=0.0)
         if x.shape != y.shape or not np.allclose(x, y, rtol=1e-6, atol=1e-6 * size, equal_nan=True):

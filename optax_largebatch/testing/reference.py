@@ -16,6 +16,7 @@ from optax_largebatch.engine.requests import (
     Leaf,
     LeafProgram,
     Request,
+    Run,
     Statistic,
 )
 from optax_largebatch.engine.to_optax import leaf_transform_of
@@ -49,16 +50,17 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
 def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
     """One step: every program once, each as far as its next request, in turns."""
     leaves, gradients = gradients_of(updates, params)
-    parts = transform.split(state, leaves)
+    states = transform.split(state, leaves)
     scalars, choices = transform.scalars(state), transform.choose(leaves)
     programs: dict[int, LeafProgram] = {}
     dtypes: dict[int, Any] = {}
     for i, gradient in enumerate(gradients):
         if gradient is not None:
             dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
-            given = (gradient, None if params is None else leaves.arrays[i], parts[i], scalars)
-            update, param, part, numbers = _cast(given, dtypes[i])
-            at = Leaf(param, param, part, numbers, choices[i], (), is_checked=True)
+            param = None if params is None else leaves.arrays[i]
+            given = gradient, param, states[i], scalars
+            update, param, of_leaf, numbers = _cast(given, dtypes[i])
+            at = Leaf(param, param, of_leaf, numbers, choices[i], (), Run(is_first=True))
             programs[i] = transform.program(update, at)
     answers: dict[int, Any] = dict.fromkeys(programs)
     waiting: dict[int, Request] = {}
@@ -78,7 +80,7 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
                     request = programs[i].send(cast(array, dtypes[i]))
                 waiting[i] = request
             except StopIteration as end:
-                update, parts[i] = end.value
+                update, states[i] = end.value
                 gradients[i] = update.astype(leaves.arrays[i].dtype)
         # A norm of all leaves waits for leaves that have other requests before it. It is of the
         # leaves that the same transform works on.
@@ -90,18 +92,18 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             norm = jnp.sqrt(total([jnp.sum(jnp.abs(x) ** 2) for x in arrays.values()]))
             answers = {i: [norm.astype(dtypes[i])] for i in arrays}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
-    return leaves.rebuild(gradients), transform.join(state, parts, leaves)
+    return leaves.rebuild(gradients), transform.join(state, states, leaves)
 
 
 def _answer(statistic: Statistic) -> jax.Array:
     """The norm, root mean square, sum or mean of every slice along the axes that are kept."""
     x, kind, kept, _ = statistic
     others = tuple(axis for axis in range(x.ndim) if axis not in (kept or ()))
-    is_root = kind in ("norm", "rms")
-    found = jnp.sum(jnp.square(jnp.abs(x)) if is_root else x, axis=others, keepdims=bool(kept))
+    is_root = statistic.is_root
+    answer = jnp.sum(jnp.square(jnp.abs(x)) if is_root else x, axis=others, keepdims=bool(kept))
     if kind in ("mean", "rms"):
-        found = found * found.size / max(x.size, 1)
-    return jnp.sqrt(found) if is_root else found
+        answer = answer * answer.size / max(x.size, 1)
+    return jnp.sqrt(answer) if is_root else answer
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

@@ -178,8 +178,8 @@ def _each(at: engine.Leaf) -> list[engine.Leaf]:
     """The `Leaf` of each of several transforms."""
     parts = zip(at.state, at.scalars, at.choice, strict=True)
     return [
-        at._replace(state=state, scalars=scalars, choice=choice, path=(*at.path, number))
-        for number, (state, scalars, choice) in enumerate(parts)
+        at._replace(state=state, scalars=scalars, choice=choice, run=at.run.inside(position))
+        for position, (state, scalars, choice) in enumerate(parts)
     ]
 
 

@@ -16,7 +16,7 @@ from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
+from optax_largebatch.params.stacked import NOT_STACKED, Parts, Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.trust_ratio import adapted_leaves
 
 Radius = Literal["now", "start"] | Scalar
@@ -164,8 +164,9 @@ def hyperball_transform(
             known, sphere = jnp.zeros_like(norm), given_radius
         else:
             ball = choice.balls[0]
-            if at.parts is not None:
-                ball = at.parts.of_device(at.parts.along_axis(jnp.array(choice.balls, norm.dtype)))
+            if choice.segments is not None:
+                balls = choice.segments.along_axis(jnp.array(choice.balls, norm.dtype))
+                ball = choice.segments.of_device(balls)
             first = jnp.where(norm == 0, -ball, norm if kind == "start" else 0.0)
             known = jnp.where(known == 0, first, known)
             sphere = jnp.where(known == 0, norm, jnp.abs(known))
@@ -192,8 +193,10 @@ def hyperball_transform(
         return shrinkage * at.start + factor * update, state._replace(angles=angle, radii=known)
 
     def choices(leaves: Leaves) -> list[_Choice]:
-        kept, balls = are_kept(leaves.tree), _radii_of_balls(leaves, stacks)
-        return list(map(_Choice, rates.indices(leaves.tree), kept, balls))
+        groups, are_on_spheres = rates.indices(leaves.tree), are_kept(leaves.tree)
+        segments = [segments for _, segments in stacks.over_blocks(leaves)]
+        balls = _radii_of_balls(leaves, stacks)
+        return list(map(_Choice, groups, are_on_spheres, balls, segments))
 
     def facts(params: optax.Params) -> list[Facts]:
         known = zip(rates.of_each(params), are_kept(params), strict=True)
@@ -227,7 +230,9 @@ class _Choice(NamedTuple):
     is_kept: bool
     """Whether it stays on its spheres."""
     balls: tuple[float, ...]
-    """The radius of the ball of a block of zeros; one for each part of an axis that is cut."""
+    """The radius of the ball of a block of zeros; one for each segment of an axis that is cut."""
+    segments: Parts | None
+    """The segments of an axis that are blocks."""
 
 
 def _radii_of_balls(leaves: Leaves, stacks: Stacked) -> list[tuple[float, ...]]:

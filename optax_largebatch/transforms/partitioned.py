@@ -138,7 +138,7 @@ def partitioned(
         name, choice = at.choice
         parts = at.state.inner_states
         here = at._replace(
-            state=parts[name], scalars=at.scalars[name], choice=choice, path=(*at.path, name)
+            state=parts[name], scalars=at.scalars[name], choice=choice, run=at.run.inside(name)
         )
         update, new = yield from transforms[name].program(update, here)
         return update, at.state._replace(inner_states=parts | {name: new})
@@ -198,10 +198,10 @@ class _StatesOfOwners(Field):
                 parts[i][owner] = part
         return parts
 
-    def kinds(self, part: Any) -> Any:
+    def kinds(self, leaf_value: Any) -> Any:
         return {
             owner: None if state is None else self.transforms[owner].kinds(state)
-            for owner, state in part.items()
+            for owner, state in leaf_value.items()
         }
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
@@ -215,10 +215,10 @@ class _StatesOfOwners(Field):
         inner = {owner: getattr(part, "inner_state", part) for owner, part in value.items()}
         return [(self.transforms[owner], x) for owner, x in inner.items() if x is not None]
 
-    def join(self, name: str, old: Any, parts: list[Any], leaves: Leaves) -> Any:
+    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         new = {}
         for owner, (numbers, its_leaves) in self.by_owner(leaves).items():
-            of_owner = [parts[i][owner] for i in numbers]
+            of_owner = [leaf_values[i][owner] for i in numbers]
             state = old[owner].inner_state
             joined = self.transforms[owner].join(state, of_owner, its_leaves)
             new[owner] = optax.MaskedState(joined)

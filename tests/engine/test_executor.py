@@ -84,8 +84,7 @@ def way(request, monkeypatch):
     if request.param != "few":
         monkeypatch.setattr(sums, "MIN_YNN_SIZE", 4)
     if request.param in ("tiles", "many cores"):
-        monkeypatch.setattr(sums, "LARGE_ON_FEW_CORES", 5)
-        monkeypatch.setattr(sums, "LARGE_ON_MANY_CORES", 5)
+        monkeypatch.setattr(sums, "LARGE", 5)
         monkeypatch.setattr(tiles, "MAX_TILE_ELEMENTS", 5)
         monkeypatch.setattr(tiles, "TILES_PER_ITERATION", 1)
         monkeypatch.setattr(tiles, "ALIGNMENT", 1)
@@ -126,11 +125,7 @@ def test_equals_the_reference_executor(name):
 
 
 # One element below each threshold, at it and above it, as it is measured; and two stacks.
-SIZES = [
-    size + more
-    for size in (sums.MIN_YNN_SIZE, sums.LARGE_ON_MANY_CORES, sums.LARGE_ON_FEW_CORES)
-    for more in (-1, 0, 1)
-]
+SIZES = [size + more for size in (sums.MIN_YNN_SIZE, sums.LARGE) for more in (-1, 0, 1)]
 
 
 @functools.cache

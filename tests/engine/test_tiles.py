@@ -38,7 +38,7 @@ def test_sums_are_those_of_whole_blocks(name):
         seen.append(a.size)
         return [a * b * scale, jnp.square(a + one)]
 
-    assert all(map(cut.can_cut, (a, b, scale, one)))
+    assert all(map(cut.can_tile, (a, b, scale, one)))
     sums = jax.jit(cut.sums, static_argnums=0)(terms, (a, b, scale, one))
     others = tuple(axis for axis in range(len(shape)) if axis not in kept)
     for ours, whole in zip(sums, terms((a, b, scale, one)), strict=True):
@@ -60,7 +60,7 @@ def test_what_is_not_cut(shape, kept):
 def test_arrays_that_cannot_be_cut():
     cut = Tiles.of((4, 512), (0,))
     shapes = [(4, 512), (4, 1), (), (512,), (1, 512), (512, 4)]
-    assert [cut.can_cut(jnp.zeros(shape)) for shape in shapes] == [True] * 3 + [False] * 3
+    assert [cut.can_tile(jnp.zeros(shape)) for shape in shapes] == [True] * 3 + [False] * 3
 
 
 def test_sums_can_be_differentiated():

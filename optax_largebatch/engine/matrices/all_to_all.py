@@ -38,39 +38,50 @@ class AllToAll:
     """
 
     def __init__(self, exchange: Exchange, tasks: Mapping[Any, EachMatrix]):
-        self._layouts = {key: layout_of(x, on.matrices) for key, (x, _, on) in tasks.items()}
+        layouts = {key: layout_of(task) for key, task in tasks.items()}
         # Equal layouts follow each other, so that few devices have matrices of two.
-        self._tasks = {key: tasks[key] for key in sorted(tasks, key=lambda x: self._layouts[x])}
-        batches = {key: on.matrices.to_batch(x) for key, (x, _, on) in self._tasks.items()}
+        self._tasks = {key: tasks[key] for key in sorted(tasks, key=lambda key: layouts[key])}
+        self._layouts = layouts
         self._plan = choose_plan(exchange, tasks.values())
         group, columns = self._plan.group, self._plan.columns
-        # The devices of a group follow each other: its axis changes fastest.
-        across, copies = (
-            tuple(sorted(names, key=group.axis.__eq__))
-            for names in (exchange.across, exchange.copies)
+
+        def group_last(names: tuple[str, ...]) -> tuple[str, ...]:
+            # The devices of a group follow each other: its axis changes fastest.
+            return tuple(sorted(names, key=lambda name: name == group.axis))
+
+        self._exchange = exchange._replace(
+            shape=(exchange.shape[0], columns),
+            across=group_last(exchange.across),
+            copies=group_last(exchange.copies),
         )
-        shape = (exchange.shape[0], columns)
-        self._exchange = exchange._replace(shape=shape, across=across, copies=copies)
+        self._pieces: dict[Any, jax.Array] = {}
         self._ranges: list[MatrixRange] = []
         stop = 0
-        for layout, keys in itertools.groupby(self._tasks, self._layouts.__getitem__):
-            start, stop = stop, stop + sum(len(batches[key]) for key in keys)
+        for layout, keys in itertools.groupby(self._tasks, key=lambda key: layouts[key]):
+            start = stop
+            for key in keys:
+                shards = self._tasks[key].to_batch()  # say, (layers=12, rows=768, columns=384)
+                shards = shards.reshape(len(shards), -1)
+                self._pieces[key] = layout.to_pieces(shards, group.size, columns)
+                stop += len(shards)
             self._ranges.append(MatrixRange(layout.of_piece(columns), start, stop))
-        self._pieces = {
-            key: self._layouts[key].cut(batch.reshape(len(batch), -1), group.size, columns)
-            for key, batch in batches.items()
-        }
-        # The numbers that it is given are the same for all leaves.
+        # What the function is given after its matrix is the same for all leaves.
         function = next(iter(tasks.values())).apply
         self._function = functools.partial(function, group=group) if group.axis else function
 
     def received(self) -> jax.Array:
-        """All pieces of this device's matrices: (devices, matrices, elements of a piece)."""
-        pieces = jnp.concatenate(list(self._pieces.values()), axis=1)
+        """All pieces of this device's matrices: (devices, matrices, elements of a piece).
+
+        The shards of 12 layers, (layers=12, rows=768, columns=3072) on 8 devices, are padded to 16
+        layers; 2 layers of 8 shards come back.
+        """
+        pieces = jnp.concatenate(list(self._pieces.values()), axis=1)  # (1, 12, 768 * 384)
         size, _, elements = pieces.shape
         per_group, copies, devices = self._groups
-        padded = jnp.pad(pieces, ((0, 0), (0, self._plan.padding), (0, 0)))
+        padded = jnp.pad(pieces, ((0, 0), (0, self._plan.padding), (0, 0)))  # (1, 16, 768 * 384)
+        # (pieces=1, matrices=2, copies=1, devices=8, 768 * 384)
         of_groups = padded.reshape(size, per_group, copies, devices, elements)
+        # (copies=1, devices=8, matrices=2, 768 * 384)
         of_copies = of_groups.transpose(self._order).reshape(*self._devices, per_group, elements)
         if not self._exchange.copies:
             return self._exchanged(of_copies[0])
@@ -80,21 +91,24 @@ class AllToAll:
         """The results for the arrays, from the pieces of this device's matrices."""
         exchange = self._exchange
         layouts = [x.layout for x in self._ranges]
+        # (devices=8, matrices=2, 768 * 384) to (matrices=2, rows=768, columns=3072), and back
         matrices = self._in_its_layout([x.unshard(received, exchange) for x in layouts], axis=0)
         # Whole matrices count, not products: what was received is in memory, too.
         matrices = map_matrices(self._function, matrices, math.prod(exchange.shape))
         pieces = self._in_its_layout([x.shard(matrices, exchange) for x in layouts], axis=1)
         returned = self._exchanged(pieces)[None]
         of_copies = norms.gathered(returned, 0, exchange.copies) if exchange.copies else returned
+        # (copies=1, devices=8, pieces=1, matrices=2, 768 * 384), in the order of `received`
         lengths = (self._plan.group.size, *self._groups, pieces.shape[-1])
         of_groups = of_copies.reshape([lengths[axis] for axis in self._order])
+        # (pieces=1, matrices=16, 768 * 384), of which the first 12 are no padding
         done = of_groups.transpose(np.argsort(self._order).tolist())
         done = done.reshape(lengths[0], math.prod(lengths[1:4]), lengths[-1])
         results, stop = {}, 0
-        for key, (x, _, on) in self._tasks.items():
+        for key, task in self._tasks.items():
             start, stop = stop, stop + self._pieces[key].shape[1]
-            shards = self._layouts[key].uncut(done[:, start:stop], self._plan.columns)
-            results[key] = on.matrices.from_batch(shards, x.shape)
+            shards = self._layouts[key].from_pieces(done[:, start:stop], self._plan.columns)
+            results[key] = task.from_batch(shards)
         return results
 
     @property
@@ -107,10 +121,10 @@ class AllToAll:
     def _groups(self) -> tuple[int, int, int]:
         """The matrices of a group, and the number of groups along copies and across."""
         copies, devices = self._devices
-        group, number = self._plan.group, self._plan.matrices_per_group
+        group, per_group = self._plan.group, self._plan.matrices_per_group
         if group.axis in self._exchange.copies:
-            return number, copies // group.size, devices
-        return number, copies, devices // group.size
+            return per_group, copies // group.size, devices
+        return per_group, copies, devices // group.size
 
     @property
     def _order(self) -> tuple[int, ...]:
@@ -135,10 +149,10 @@ class AllToAll:
         device = jax.lax.axis_index(across) if across else 0
         copy = self._copy * copies // self._devices[0]
         group = device * devices // self._devices[1]
-        numbers = (jnp.arange(per_group, dtype=jnp.int32) * copies + copy) * devices + group
+        here = (jnp.arange(per_group, dtype=jnp.int32) * copies + copy) * devices + group
         result = by_layout[0]
         for matrices, candidate in zip(self._ranges[1:], by_layout[1:], strict=True):
-            has_layout = (numbers >= matrices.start) & (numbers < matrices.stop)
+            has_layout = (here >= matrices.start) & (here < matrices.stop)
             shape = [per_group if k == axis else 1 for k in range(result.ndim)]
             result = jnp.where(has_layout.reshape(shape), candidate, result)
         return result
@@ -153,15 +167,15 @@ def map_matrices(
 
     Args:
         function: takes a matrix to one of the same shape.
-        matrices: (matrices, rows, columns), such as (12, 768, 3072).
+        matrices: say, (layers=12, rows=768, columns=3072).
         size: the elements that a matrix counts for.
     """
-    number = len(matrices)
+    count = len(matrices)
     at_a_time = max(ELEMENTS_AT_A_TIME // max(size, 1), 1)
     of_several = jax.vmap(function)
-    if number <= at_a_time:
-        return function(matrices[0])[None] if number == 1 else of_several(matrices)
-    whole = number // at_a_time
+    if count <= at_a_time:
+        return function(matrices[0])[None] if count == 1 else of_several(matrices)
+    whole = count // at_a_time
 
     def step(index: Any, matrices: jax.Array) -> jax.Array:
         start = index * at_a_time

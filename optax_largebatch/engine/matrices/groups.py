@@ -23,7 +23,7 @@ bfloat16."""
 ITERATIONS = 5
 
 
-class Group(NamedTuple):
+class DeviceGroup(NamedTuple):
     """The devices that share a matrix with this one; without an axis it is alone.
 
     They follow each other along a mesh axis.
@@ -66,13 +66,13 @@ class Group(NamedTuple):
         return [[*range(k, k + self.size)] for k in range(0, number, self.size)]
 
 
-ALONE = Group()
+ALONE = DeviceGroup()
 
 
 class SharingPlan(NamedTuple):
     """How devices share the matrices of one exchange, and what it costs the busiest device."""
 
-    group: Group
+    group: DeviceGroup
     matrices_per_group: int
     """Padding included."""
     padding: int
@@ -105,7 +105,7 @@ def sharing_plans(
     height, width = sides
     devices = math.prod(axes.values())
     groups = [
-        Group(axis, size)
+        DeviceGroup(axis, size)
         for axis, length in axes.items()
         for size in range(2, length + 1)
         if length % size == 0 and height % size == 0

@@ -14,7 +14,6 @@ from optax_largebatch import norms
 from optax_largebatch.engine.matrices.groups import SharingPlan, sharing_plans
 from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
 from optax_largebatch.params.fused import Fused
-from optax_largebatch.params.matrices import Matrices
 
 
 class Exchange(NamedTuple):
@@ -57,37 +56,49 @@ class ShardLayout(NamedTuple):
     @property
     def column_unit(self) -> int:
         """The columns of a device in a group are a multiple of it."""
-        others = math.prod(self.lengths[axis] for axis in self._long_side if axis != self._cut_axis)
+        others = math.prod(
+            self.lengths[axis] for axis in self._long_side if axis != self._shared_axis
+        )
         names = (self.mesh_axes[axis] for axis in self._long_side)
         return max(others, 1) * math.prod(map(norms.devices_along, names))
 
     def of_piece(self, columns: int) -> "ShardLayout":
         """The layout of the pieces of a group, in which each device has so many columns."""
         lengths = list(self.lengths)
-        lengths[self._cut_axis] = columns // self.column_unit
+        lengths[self._shared_axis] = columns // self.column_unit
         return self._replace(lengths=tuple(lengths))
 
-    def cut(self, shards: jax.Array, size: int, columns: int) -> jax.Array:
-        """For each device of a group a piece of each shard: (pieces, matrices, elements)."""
-        axis, number = self._cut_axis + 1, shards.shape[0]
-        length = self.of_piece(columns).lengths[self._cut_axis]
-        x = shards.reshape(number, *self.lengths)
-        padding = size * length - x.shape[axis]
-        x = jnp.pad(x, [(0, padding if k == axis else 0) for k in range(x.ndim)])
-        x = x.reshape(*x.shape[:axis], size, length, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x, axis, 0).reshape(size, number, -1)
+    def to_pieces(self, shards: jax.Array, devices: int, columns: int) -> jax.Array:
+        """For each device of a group a piece of each shard: (devices, matrices, elements).
 
-    def uncut(self, pieces: jax.Array, columns: int) -> jax.Array:
-        """The reverse of `cut`: (matrices, elements of a shard)."""
-        axis, (size, number, _) = self._cut_axis + 1, pieces.shape
-        x = pieces.reshape(size, number, *self.of_piece(columns).lengths)
+        Each device gets so many columns of the whole matrix. Shards of 96 columns, 8 of a matrix,
+        are shared by 2 devices in pieces of 48: (layers=12, rows=768, columns=96), to
+        (12, 768, 2, 48), to (2, 12, 768 * 48).
+        """
+        axis, matrices = self._shared_axis + 1, shards.shape[0]
+        length = self.of_piece(columns).lengths[self._shared_axis]
+        x = shards.reshape(matrices, *self.lengths)
+        padding = devices * length - x.shape[axis]
+        x = jnp.pad(x, [(0, padding if k == axis else 0) for k in range(x.ndim)])
+        x = x.reshape(*x.shape[:axis], devices, length, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 0).reshape(devices, matrices, -1)
+
+    def from_pieces(self, pieces: jax.Array, columns: int) -> jax.Array:
+        """The reverse of `to_pieces`: (matrices, elements of a shard)."""
+        axis, (devices, matrices, _) = self._shared_axis + 1, pieces.shape
+        # (2, 12, 768 * 48) to (2, 12, 768, 48), (12, 768, 2, 48), (12, 768, 96)
+        x = pieces.reshape(devices, matrices, *self.of_piece(columns).lengths)
         x = jnp.moveaxis(x, 0, axis)
-        x = x.reshape(*x.shape[:axis], size * x.shape[axis + 1], *x.shape[axis + 2 :])
-        x = jax.lax.slice_in_dim(x, 0, self.lengths[self._cut_axis], axis=axis)
-        return x.reshape(number, math.prod(self.lengths))
+        x = x.reshape(*x.shape[:axis], devices * x.shape[axis + 1], *x.shape[axis + 2 :])
+        x = jax.lax.slice_in_dim(x, 0, self.lengths[self._shared_axis], axis=axis)
+        return x.reshape(matrices, math.prod(self.lengths))
 
     def unshard(self, shards: jax.Array, exchange: Exchange) -> jax.Array:
-        """Matrices (matrices, rows, columns) of their shards (devices, matrices, elements)."""
+        """Matrices (matrices, rows, columns) of their shards (devices, matrices, elements).
+
+        8 shards of 2 matrices: (devices=8, layers=2, 768 * 384) to (8, 2, 768, 384), transposed to
+        (2, 768, 8, 384), and joined to (layers=2, rows=768, columns=3072).
+        """
         devices, order = self._order(exchange)
         x = shards.reshape(*devices, shards.shape[1], *self.lengths)
         return jnp.transpose(x, order).reshape(shards.shape[1], *exchange.shape)
@@ -106,8 +117,8 @@ class ShardLayout(NamedTuple):
         return range(self.row_axes) if self.is_tall else range(self.row_axes, len(self.lengths))
 
     @property
-    def _cut_axis(self) -> int:
-        """The axis that is cut for a group: the longest of the long side."""
+    def _shared_axis(self) -> int:
+        """The axis that the devices of a group share: the longest of the long side."""
         return max(self._long_side, key=lambda axis: self.lengths[axis])
 
     def _order(self, exchange: Exchange) -> tuple[list[int], list[int]]:
@@ -130,12 +141,13 @@ class MatrixRange(NamedTuple):
     stop: int
 
 
-def layout_of(x: jax.Array, matrices: Matrices) -> ShardLayout:
+def layout_of(task: EachMatrix) -> ShardLayout:
     """How the matrices of an array are split."""
+    matrices = task.on.matrices
     axes = (*matrices.rows, *matrices.columns)
     names = [splitting(matrices.layout.mesh_axes[axis]) for axis in axes]
     height, width = matrices.shape
-    lengths = tuple(x.shape[axis] for axis in axes)
+    lengths = tuple(task.array.shape[axis] for axis in axes)
     return ShardLayout(lengths, tuple(names), len(matrices.rows), height > width)
 
 
@@ -146,11 +158,11 @@ def splitting(names: Iterable[str]) -> tuple[str, ...]:
 
 def choose_plan(exchange: Exchange, tasks: Iterable[EachMatrix]) -> SharingPlan:
     """The cheapest plan to share the matrices of the arrays of an exchange."""
-    layouts = [(task.array.size, layout_of(task.array, task.on.matrices)) for task in tasks]
-    number = sum(size // math.prod(layout.lengths) for size, layout in layouts)
+    layouts = [(task.array.size, layout_of(task)) for task in tasks]
+    matrices = sum(size // math.prod(layout.lengths) for size, layout in layouts)
     axes = {name: norms.devices_along((name,)) for name in (*exchange.across, *exchange.copies)}
     unit = math.lcm(*(layout.column_unit for _, layout in layouts))
-    plans = sharing_plans(number, exchange.shape, axes, exchange.dtype.itemsize, unit)
+    plans = sharing_plans(matrices, exchange.shape, axes, exchange.dtype.itemsize, unit)
     return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)
 
 
@@ -160,15 +172,16 @@ def with_the_matrices_inside(task: EachMatrix, is_automatic: bool) -> EachMatrix
     They are opened, so that devices share them, if no shard cuts one of them in pieces. On an
     automatic mesh only the compiler knows the shards.
     """
-    x, numbers, on = task
+    on = task.on
     if on.matrices.fused is None:
         return task
-    if not is_automatic and (opened := on.matrices.opened(x.shape)) is not None:
+    opened = None if is_automatic else on.matrices.opened(task.array.shape)
+    if opened is not None:
         matrices, shape = opened
-        return EachMatrix(x.reshape(shape), numbers, on._replace(matrices=matrices))
+        return task._replace(array=task.array.reshape(shape), on=on._replace(matrices=matrices))
     function = _of_each_inside(on.matrices.fused, on.function)
     closed = on.matrices._replace(fused=None)
-    return EachMatrix(x, numbers, MatrixFunction(function, closed, on.dtype, splits=False))
+    return task._replace(on=MatrixFunction(function, closed, on.dtype, splits=False))
 
 
 @functools.lru_cache

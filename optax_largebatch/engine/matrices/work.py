@@ -66,19 +66,16 @@ def matrices_round(
     one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
     shapes = {i: EachMatrix(leaves[i].gradient, (), x) for i, x in functions.items()}
     order = batches(shapes, side_by_side)
-    for now, then in itertools.zip_longest(order, order[1:], fillvalue=None):
+    for now, then in itertools.zip_longest(order, order[1:], fillvalue=()):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
         for i in now:
             stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
             tasks[i] = EachMatrix(array, numbers, functions[i])
-        waiting = following if then is None else {i: leaves[i].gradient for i in then}
-        done, waiting = apply_to_matrices(tasks, waiting, side_by_side)
+        waiting = {i: leaves[i].gradient for i in then}, following
+        done, (gradients, following) = apply_to_matrices(tasks, waiting, side_by_side)
         after |= {i: inputs[i].after(stored[i], [x]) for i, x in done.items()}
-        if then is None:
-            following = waiting
-        else:
-            leaves |= {i: leaves[i]._replace(gradient=x) for i, x in waiting.items()}
+        leaves |= {i: leaves[i]._replace(gradient=x) for i, x in gradients.items()}
     return after, following
 
 
@@ -140,15 +137,16 @@ def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, Each
     Where wide matrices leave devices idle, narrower ones of the same height take part in their
     exchange, filled up with columns of zeros, if that costs less.
     """
-    found: dict[Exchange, dict[Key, EachMatrix]] = {}
+    exchanges: dict[Exchange, dict[Key, EachMatrix]] = {}
     for key, task in tasks.items():
-        found.setdefault(_exchange(task.array, task.on), {})[key] = task
-    for wide, narrow in itertools.permutations(list(found), 2):
-        if {wide, narrow} <= found.keys() and narrow.fits_into(wide):
-            separate = sum(choose_plan(x, found[x].values()).cost for x in (wide, narrow))
-            if choose_plan(wide, (found[wide] | found[narrow]).values()).cost < separate:
-                found[wide] |= found.pop(narrow)
-    return found
+        exchanges.setdefault(_exchange(task), {})[key] = task
+    for wide, narrow in itertools.permutations(list(exchanges), 2):
+        if {wide, narrow} <= exchanges.keys() and narrow.fits_into(wide):
+            together = exchanges[wide] | exchanges[narrow]
+            separate = sum(choose_plan(x, exchanges[x].values()).cost for x in (wide, narrow))
+            if choose_plan(wide, together.values()).cost < separate:
+                exchanges[wide] |= exchanges.pop(narrow)
+    return exchanges
 
 
 def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
@@ -160,7 +158,7 @@ def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[lis
     """
     by_layout: dict[ShardLayout, dict[Key, EachMatrix]] = {}
     for key, task in tasks.items():
-        by_layout.setdefault(layout_of(task.array, task.on.matrices), {})[key] = task
+        by_layout.setdefault(layout_of(task), {})[key] = task
     plans = [choose_plan(exchange, some.values()) for some in by_layout.values()]
     is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks.values()).cost
     if is_cheap and not any(plan.padding for plan in plans):
@@ -215,28 +213,29 @@ def apply_to_matrices(
 def _multiplied(tasks: Mapping[Key, EachMatrix]) -> jax.Array:
     """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
     first, *_ = tasks.values()
-    matrices = jnp.concatenate([on.matrices.to_batch(x) for x, _, on in tasks.values()])
+    matrices = jnp.concatenate([task.to_batch() for task in tasks.values()])
     return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
 
 
 def _taken_apart(tasks: Mapping[Key, EachMatrix], matrices: jax.Array) -> dict[Key, jax.Array]:
     """The result for each array, from those for all matrices."""
     results, stop = {}, 0
-    for key, (x, _, on) in tasks.items():
-        start, stop = stop, stop + x.size // max(math.prod(on.matrices.shape), 1)
-        results[key] = on.matrices.from_batch(matrices[start:stop], x.shape)
+    for key, task in tasks.items():
+        start, stop = stop, stop + task.array.size // max(math.prod(task.on.matrices.shape), 1)
+        results[key] = task.from_batch(matrices[start:stop])
     return results
 
 
-def _exchange(x: jax.Array, on: MatrixFunction) -> Exchange:
+def _exchange(task: EachMatrix) -> Exchange:
     """The exchange that an array takes part in."""
+    on, dtype = task.on, task.array.dtype
     height, width = sorted(on.matrices.shape)
     across = _bound(on.matrices, (*on.matrices.rows, *on.matrices.columns))
     between = _bound(on.matrices, on.matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
     copies = splitting(x for x in others if on.matrices.specs_known or _is_in_types(x))
-    dtype = norms.dtype_like(x.dtype, on.dtype or x.dtype)
+    dtype = norms.dtype_like(dtype, on.dtype or dtype)
     return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
 
 
@@ -259,9 +258,9 @@ def _mesh_of_types(tasks: Mapping[Key, EachMatrix]) -> jax.sharding.AbstractMesh
 
     A mesh of one device does so, too, if its axes are explicit.
     """
-    for x, *_ in tasks.values():
-        mesh = jax.typeof(x).sharding.mesh
-        splits = mesh.size > 1 or any(norms.explicit_spec(x))
+    for task in tasks.values():
+        mesh = jax.typeof(task.array).sharding.mesh
+        splits = mesh.size > 1 or any(norms.explicit_spec(task.array))
         if splits and AxisType.Manual not in mesh.axis_types:
             return mesh
     return None
@@ -275,7 +274,7 @@ def _warn_if_specs_are_unknown(
     It does so if several mesh axes split one axis of an array; types do not say if they do.
     """
     axes = [name for name, size in mesh.shape.items() if size > 1]
-    specs_known = all(on.matrices.specs_known for *_, on in tasks.values())
+    specs_known = all(task.on.matrices.specs_known for task in tasks.values())
     if len(axes) < 2 or specs_known or AxisType.Explicit in mesh.axis_types:
         return
     warnings.warn(
@@ -296,7 +295,7 @@ def _by_the_compiler(
     It is asked to put whole matrices on each device, and uses all-to-alls for that.
     """
     results: dict[Key, jax.Array] = {}
-    stacks = {key: on.matrices.to_batch(x) for key, (x, _, on) in tasks.items()}
+    stacks = {key: task.to_batch() for key, task in tasks.items()}
     alike: dict[Any, list[Key]] = {}
     for key, x in stacks.items():
         # A stack that all devices can share equally may be split between its layers already.
@@ -307,9 +306,9 @@ def _by_the_compiler(
     specs = [PartitionSpec(names[: k + 1], free, free) for k in range(len(names))]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
     for keys in alike.values():
-        some = [stacks[key] for key in keys]
+        some = [stacks[key] for key in keys]  # say, (layers=12, rows=768, columns=3072)
         zeros = jnp.zeros((-sum(map(len, some)) % mesh.size, *some[0].shape[1:]), some[0].dtype)
-        matrices = jnp.concatenate([*some, zeros])
+        matrices = jnp.concatenate([*some, zeros])  # (16, 768, 3072) for 8 devices
         matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings, matrices)
         done = jax.vmap(tasks[keys[0]].apply)(matrices)
         matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings[::-1], done)
@@ -320,8 +319,7 @@ def _by_the_compiler(
             whole = NamedSharding(mesh, PartitionSpec(None, by_rows))
             matrices = jax.lax.with_sharding_constraint(matrices, whole)
         for key, stack in zip(keys, some, strict=True):
-            x, _, on = tasks[key]
-            results[key] = on.matrices.from_batch(matrices[: len(stack)], x.shape)
+            results[key] = tasks[key].from_batch(matrices[: len(stack)])
             matrices = matrices[len(stack) :]
     return results
 
@@ -333,30 +331,32 @@ def _by_their_types(
     side_by_side: bool,
 ) -> tuple[dict[Key, jax.Array], Following]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
-    functions = {key: _with_spec_of(x, on) for key, (x, _, on) in tasks.items()}
 
     def on_one_device(
-        arrays: dict[Key, Any], following: Following
+        arrays: dict[Key, jax.Array], numbers: dict[Key, Any], following: Following
     ) -> tuple[dict[Key, jax.Array], Following]:
         on_shards = {
-            key: EachMatrix(x, numbers, functions[key]) for key, (x, numbers) in arrays.items()
+            key: EachMatrix(arrays[key], numbers[key], _with_spec_of(task))
+            for key, task in tasks.items()
         }
         return apply_to_matrices(on_shards, following, side_by_side)
 
-    specs = {key: norms.explicit_spec(x) for key, (x, *_) in tasks.items()}
+    arrays = {key: task.array for key, task in tasks.items()}
+    specs = jax.tree.map(norms.explicit_spec, arrays)
     of_following = jax.tree.map(norms.explicit_spec, following)
     return jax.shard_map(
         on_one_device,
         mesh=mesh,
-        in_specs=({key: (spec, PartitionSpec()) for key, spec in specs.items()}, of_following),
+        in_specs=(specs, PartitionSpec(), of_following),
         out_specs=(specs, of_following),
         check_vma=False,
-    )({key: (x, numbers) for key, (x, numbers, _) in tasks.items()}, following)
+    )(arrays, {key: task.numbers for key, task in tasks.items()}, following)
 
 
-def _with_spec_of(x: jax.Array, on: MatrixFunction) -> MatrixFunction:
-    """The same function, for an array whose type says how it is split."""
-    spec = norms.explicit_spec(x)
-    names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
+def _with_spec_of(task: EachMatrix) -> MatrixFunction:
+    """The function of a task, for an array whose type says how it is split."""
+    on, ndim = task.on, task.array.ndim
+    spec = (*norms.explicit_spec(task.array), *[None] * ndim)[:ndim]
+    names = tuple(map(mesh_axes, spec))
     layout = on.matrices.layout._replace(mesh_axes=names)
     return on._replace(matrices=on.matrices._replace(layout=layout, specs_known=True))

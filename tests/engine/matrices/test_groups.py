@@ -33,13 +33,13 @@ def sending_is_free(monkeypatch):
 @pytest.fixture
 def chosen(monkeypatch):
     """The groups of several devices that have worked on matrices."""
-    found, own = set(), groups.Group.sum
+    found, own = set(), groups.DeviceGroup.sum
 
     def noting(self, x):
         found.update({tuple(self)} - {tuple(groups.ALONE)})
         return own(self, x)
 
-    monkeypatch.setattr(groups.Group, "sum", noting)
+    monkeypatch.setattr(groups.DeviceGroup, "sum", noting)
     return found
 
 
