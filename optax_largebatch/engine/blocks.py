@@ -17,7 +17,7 @@ from optax_largebatch.engine.compilation import barrier, chunked
 from optax_largebatch.engine.state import Field
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.params.stacked import Stacked, blocks_of_leaf, check_stacked, whole_shape
+from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +56,10 @@ class VectorOfBlocks(Field):
         """
         entries: list[Any] = []
         start = 0
-        for index, (axes, cut) in enumerate(check_stacked(self.stacked).over_blocks(leaves)):
+        for index, blocks in enumerate(check_stacked(self.stacked).over_blocks(leaves)):
             part = 0 if parts[index] is None else parts[index]
-            if axes or isinstance(part, jax.Array):
-                vector = blocks_of_leaf(jnp.asarray(part, old.dtype), index, axes, leaves, cut)
+            if blocks.axes or isinstance(part, jax.Array):
+                vector = blocks.vector(jnp.asarray(part, old.dtype), index, leaves)
             else:
                 vector = np.full(1, part, old.dtype)
             stop = start + vector.size
@@ -80,17 +80,17 @@ class NumberPerBlock(VectorOfBlocks):
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         parts, start = [], 0
         known = check_stacked(self.stacked).over_blocks(leaves)
-        shapes = [whole_shape(leaves, index, *one) for index, one in enumerate(known)]
+        shapes = [blocks.whole_shape(index, leaves) for index, blocks in enumerate(known)]
         _check_blocks(name, value, sum(map(math.prod, shapes)))
-        for index, ((axes, cut), shape) in enumerate(zip(known, shapes, strict=True)):
+        for index, ((axes, segments), shape) in enumerate(zip(known, shapes, strict=True)):
             stop = start + math.prod(shape)
             part = jnp.reshape(value[start:stop], shape)
-            part = cut.spread(part) if cut else part
+            part = segments.spread(part) if segments else part
             for axis in axes:
                 part = norms.local_shard(part, axis, leaves.axes_along(index, axis))
             # On a mesh of explicit axes, `jnp.where` takes arrays that are split in the same way.
             of_leaf = norms.explicit_spec(leaves.arrays[index])
-            kept = () if cut else axes  # the answers for parts of an axis are whole
+            kept = () if segments else axes  # the answers for segments are whole
             spec = [name if k in kept else None for k, name in enumerate(of_leaf)]
             parts.append(norms.with_spec(part, PartitionSpec(*spec)))
             start = stop

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.params.matrices import Matrices
-from optax_largebatch.params.stacked import Parts
+from optax_largebatch.params.segments import Segments
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
@@ -305,7 +305,7 @@ class Leaf(NamedTuple):
     """The axes of the leaf that run over its blocks, such as layers."""
     path: Path = ()
     """The position of the transform among those that it is combined with."""
-    parts: Parts | None = None
+    parts: Segments | None = None
     """The parts of an axis that are blocks, if a text in `stacked` cuts one."""
     is_checked: bool = False
     """Whether what the program returns is checked: the first time that it runs."""

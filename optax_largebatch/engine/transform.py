@@ -33,8 +33,10 @@ from optax_largebatch.engine.declaration import check_declaration, check_result,
 from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import built_like, names_and_fields
-from optax_largebatch.params.leaves import Layout, Leaves, check_real, spec_alike
-from optax_largebatch.params.stacked import NOT_STACKED, Parts, Stacks, check_stacked
+from optax_largebatch.params.leaves import LeafSharding, Leaves, check_real, spec_alike
+from optax_largebatch.params.likely_stacks import check_none_forgotten, check_not_flat
+from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class LeafTransform:
             names = getattr(self.leaf, "__qualname__", repr(self.leaf)).split(".")
             object.__setattr__(self, "name", names[0])
         check_declaration(self)
-        stacks = check_stacked(self.stacked, parts=self.given != "whole")
+        stacks = check_stacked(self.stacked, segments=self.given != "whole")
         object.__setattr__(self, "stacked", stacks)
         if stacks.texts:  # a tile has a piece of the axis that is cut
             object.__setattr__(self, "given", "shards")
@@ -92,10 +94,10 @@ class LeafTransform:
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
-        check_stacked(self.stacked).check_none_forgotten(params)
+        check_none_forgotten(check_stacked(self.stacked), params)
         if self.at_init is not None:
             self.at_init(params)
-        check_stacked(self.stacked).check_not_flat(params)
+        check_not_flat(check_stacked(self.stacked), params)
         state = built_like(self.state, [field.init(params) for field in self.state])
         record_state(state, self, params)
         return state
@@ -106,10 +108,10 @@ class LeafTransform:
             check_real(self.name, leaves)
         choices = self.choices(leaves)
         stacked = check_stacked(self.stacked).over_blocks(leaves)
-        layouts: list[Layout | None] = [None] * len(leaves.arrays)
+        layouts: list[LeafSharding | None] = [None] * len(leaves.arrays)
         if self.given == "whole":
             who = f"{self.name} works on whole leaves"
-            layouts = [leaves.layout(i, who) for i in range(len(leaves.arrays))]
+            layouts = [leaves.sharding(i, who) for i in range(len(leaves.arrays))]
         known = zip(choices, stacked, layouts, strict=True)
         return [Choice(choice, axes, layout, cut) for choice, (axes, cut), layout in known]
 
@@ -164,7 +166,7 @@ class LeafTransform:
             return self._named(update, at)
         return self._on_whole_leaf(update, at, layout)
 
-    def _on_whole_leaf(self, update: jax.Array, at: Leaf, layout: Layout) -> LeafProgram:
+    def _on_whole_leaf(self, update: jax.Array, at: Leaf, layout: LeafSharding) -> LeafProgram:
         """The leaf program of a split leaf; each device gathers all of it and keeps its shard."""
         shape, spec = update.shape, norms.explicit_spec(update)
 
@@ -234,7 +236,7 @@ class Choice(NamedTuple):
     choice: Any
     """The choice that the transform has made."""
     stacked: tuple[int, ...]
-    layout: Layout | None
+    layout: LeafSharding | None
     """How the leaf is split, if its program gets all of it."""
-    parts: Parts | None
+    parts: Segments | None
     """The parts of an axis that are blocks."""

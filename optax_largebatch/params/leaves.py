@@ -120,7 +120,7 @@ class Leaves:
         here = math.prod(size for axis, size in shape if axis not in kept)
         return here * (norms.devices_along(self.split(index, kept).within) if here == 1 else 1) <= 1
 
-    def layout(self, index: int, who: str) -> "Layout":
+    def sharding(self, index: int, who: str) -> "LeafSharding":
         """How the axes of a leaf are split, for transformations that work along axes.
 
         Args:
@@ -146,7 +146,7 @@ class Leaves:
         names = [mesh_axes(spec[axis]) if axis < len(spec) else () for axis in range(array.ndim)]
         parts = [norms.devices_along(axes) if axes and self.mesh is None else 1 for axes in names]
         shape = tuple(size * part for size, part in zip(array.shape, parts, strict=True))
-        return Layout(shape, tuple(names))
+        return LeafSharding(shape, tuple(names))
 
     def sum_of_squares(self, arrays: list[Any]) -> jax.Array:
         """The sum of the squares of all elements of arrays that are split like the leaves.
@@ -163,7 +163,7 @@ class Leaves:
         return self.treedef.unflatten(leaves)
 
 
-class Layout(NamedTuple):
+class LeafSharding(NamedTuple):
     """The axes of a leaf, which may be split between devices."""
 
     shape: tuple[int, ...]

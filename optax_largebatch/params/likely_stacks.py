@@ -1,8 +1,10 @@
-"""Parameters that look like stacks of layers, and are not declared as such."""
+"""Parameters that look like stacks of layers and are not declared as such, and warnings of them."""
 
 from collections.abc import Iterable, Sequence
+import math
 import re
 from typing import Any, NamedTuple
+import warnings
 
 import jax
 import numpy as np
@@ -10,6 +12,10 @@ import numpy as np
 from optax_largebatch.params.names import is_called
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.patterns import patterns_of
+from optax_largebatch.params.stacked import Stacked
+
+LARGEST_TOY = 64
+"""So many numbers in one vector, and no more, are no network."""
 
 Axes = Sequence[tuple[int, ...]]
 """The stacked axes of each parameter."""
@@ -178,3 +184,50 @@ def _common(paths: list[list[str]]) -> list[str]:
 def declaration(entries: Iterable[str]) -> str:
     """Code that declares stacks by their entries."""
     return f"stacked_layers({{{', '.join(dict.fromkeys(entries))}}})"
+
+
+def forgotten(stacked: Stacked, params: Any) -> list[LikelyStack]:
+    """The parameters that look like stacks, where nobody has said whether they are."""
+    if stacked.if_forgotten == "nothing":
+        return []
+    said = stacked.entries.of(params)
+    # At the root, a network of few parameters has lengths that are equal by chance.
+    return [
+        stack
+        for stack in likely_stacks(params, stacked.axes(params))
+        if () not in said[stack.number]
+        and (not stack.beside or stack.name.split("/")[0] == stack.beside.split("/")[0])
+    ]
+
+
+def check_none_forgotten(stacked: Stacked, params: Any) -> None:
+    """Warns, or raises, if some parameters look like stacks, and nobody has said whether."""
+    stacks = forgotten(stacked, params)
+    if not stacks:
+        return
+    first = stacks[0]
+    message = (
+        f"{len({stack.number for stack in stacks})} of {len(leaf_names(params))} parameters look "
+        f"like stacks of layers, such as {first.name!r} of shape {first.shape}, and "
+        f"stacked={stacked} does not declare them. Each would count as one layer, or as no "
+        "matrix, and a stack of biases as a matrix. Declare them: "
+        f"stacked={declaration(stack.entry for stack in stacks)}. If one is no stack, say so by "
+        f"None in place of the axis: {{{first.pattern!r}: None}}."
+    )
+    if stacked.if_forgotten == "error":
+        raise ValueError(message)
+    warnings.warn(message, stacklevel=2)
+
+
+def check_not_flat(stacked: Stacked, params: Any) -> None:
+    """Warns if a whole network seems to lie in one vector."""
+    if stacked.if_forgotten == "nothing" or not jax.tree_util.all_leaves([params]):
+        return
+    shape = np.shape(params)
+    if len(shape) == 1 and math.prod(shape) > LARGEST_TOY:
+        warnings.warn(
+            f"the parameters are one vector of {math.prod(shape)} numbers, as after optax.flatten "
+            "or ravel_pytree, so all layers have one norm. Pass the tree of the network. If the "
+            "vector is one layer, say so: stacked={}.",
+            stacklevel=3,
+        )

@@ -15,9 +15,9 @@ from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Materialize
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, sum_of_squares, with_spec
 from optax_largebatch.numerics import bias_correction, quotient, root
+from optax_largebatch.params.blocks import Layers
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
-from optax_largebatch.params.layers import Layers
-from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.leaves import LeafSharding, Leaves
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
@@ -126,7 +126,7 @@ def scale_by_learned_matrices(
     check_numbers("(0, inf)", max_step_scale=max_step_scale)
     check_integer("max_fullcov_size", max_fullcov_size, at_least=0)
     check_dtypes(mu_dtype=mu_dtype)
-    stacks = check_stacked(stacked, parts=False)
+    stacks = check_stacked(stacked, segments=False)
 
     def identities(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
@@ -150,9 +150,9 @@ def scale_by_learned_matrices(
         correction = bias_correction(b2, state.count + 1)
         return b1, b2, eps, correction, max_step_scale, meta_rates, learns
 
-    def choices(leaves: Leaves) -> list[tuple[Layers, Layout, int]]:
+    def choices(leaves: Leaves) -> list[tuple[Layers, LeafSharding, int]]:
         who = "scale_by_learned_matrices multiplies along axes"
-        layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
+        layouts = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
         stacked = zip(layouts, stacks.axes(leaves.tree), strict=True)
         layers = [Layers.of(layout.shape, axes) for layout, axes in stacked]
         return list(zip(layers, layouts, rates.indices(leaves.tree), strict=True))

@@ -133,7 +133,7 @@ class MatrixRange(NamedTuple):
 def layout_of(x: jax.Array, matrices: Matrices) -> ShardLayout:
     """How the matrices of an array are split."""
     axes = (*matrices.rows, *matrices.columns)
-    names = [splitting(matrices.layout.mesh_axes[axis]) for axis in axes]
+    names = [splitting(matrices.sharding.mesh_axes[axis]) for axis in axes]
     height, width = matrices.shape
     lengths = tuple(x.shape[axis] for axis in axes)
     return ShardLayout(lengths, tuple(names), len(matrices.rows), height > width)

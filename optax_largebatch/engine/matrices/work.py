@@ -190,7 +190,7 @@ def _is_in_types(axis: str) -> bool:
 
 def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
     """The mesh axes that split some axes here, in order."""
-    names = {name for axis in axes for name in matrices.layout.mesh_axes[axis]}
+    names = {name for axis in axes for name in matrices.sharding.mesh_axes[axis]}
     return tuple(sorted(splitting(names)))
 
 
@@ -295,5 +295,5 @@ def _with_spec_of(x: jax.Array, on: MatrixFunction) -> MatrixFunction:
     """The same function, for an array whose type says how it is split."""
     spec = norms.explicit_spec(x)
     names = tuple(mesh_axes(entry) for entry in (*spec, *[None] * x.ndim)[: x.ndim])
-    layout = on.matrices.layout._replace(mesh_axes=names)
-    return on._replace(matrices=on.matrices._replace(layout=layout, specs_known=True))
+    sharding = on.matrices.sharding._replace(mesh_axes=names)
+    return on._replace(matrices=on.matrices._replace(sharding=sharding, specs_known=True))
