@@ -9,7 +9,7 @@ import numpy as np
 
 from optax_largebatch.params.fused import Sides
 from optax_largebatch.params.paths import leaf_names, of_shapes
-from optax_largebatch.params.shapes import Pair, is_vector
+from optax_largebatch.params.shapes import Axes, Pair, Shape, is_vector
 from optax_largebatch.params.stacked import Stacked
 
 
@@ -17,11 +17,11 @@ class Block(NamedTuple):
     """A parameter, as one of its layers is."""
 
     name: str
-    axes: tuple[int, ...]
+    axes: Axes
     """The axes of the parameter that are not stacked."""
-    shape: tuple[int, ...]
+    shape: Shape
     """The lengths of these axes."""
-    stack: tuple[int, ...]
+    stack: Axes
     """The axes of the parameter that are stacked."""
     is_vector: bool
     """Whether it has one axis, by its shape or its name."""
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     """Whether `matrix_axes` or a type says them, so that nobody has to guess."""
 
     @classmethod
-    def of(cls, name: str, shape: tuple[int, ...], stack: tuple[int, ...] = ()) -> "Block":
+    def of(cls, name: str, shape: Shape, stack: Axes = ()) -> "Block":
         """The block of a parameter with these stacked axes."""
         axes = tuple([axis for axis in range(len(shape)) if axis not in stack])
         lengths = tuple([shape[axis] for axis in axes])
@@ -59,16 +59,16 @@ def blocks_of(params: Any, stacked: Stacked) -> list[Block]:
 class Layers(NamedTuple):
     """The shape of a parameter that stacks layers: its stacked axes, and those of a block."""
 
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
+    shape: Shape
+    axes: Axes
     """The stacked axes."""
-    stack: tuple[int, ...]
+    stack: Shape
     """The lengths of the stacked axes."""
-    block: tuple[int, ...]
+    block: Shape
     """The lengths of the other axes, those of length 1 left out."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], axes: tuple[int, ...]) -> "Layers":
+    def of(cls, shape: Shape, axes: Axes) -> "Layers":
         """The layers of a parameter of this shape."""
         block = (size for axis, size in enumerate(shape) if axis not in axes)
         stack = tuple(shape[axis] for axis in axes)

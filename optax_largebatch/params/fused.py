@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_largebatch.params.shapes import Axes, Shape
+
 _ITEM = re.compile(r"\([^()]*\)|[^\s()]+")
 _WORD = re.compile(r"[1-9]\d*|[A-Za-z_]\w*|(rows|columns)=[1-9]\d*(\+[1-9]\d*)*")
 _MEANT = {
@@ -25,22 +27,22 @@ _NEARLY = 0.75
 class Fused(NamedTuple):
     """How a matrix is fused of others."""
 
-    words: tuple[tuple[int, ...], ...]
+    words: tuple[Shape, ...]
     """The lengths of the words that each of its axes is cut into: first its rows, then columns."""
     row_axes: int
     """How many of its axes are rows."""
-    rows: tuple[int, ...]
+    rows: Axes
     """Which of all words are rows of a matrix inside; those that are neither rows nor columns
     count matrices."""
-    columns: tuple[int, ...]
+    columns: Axes
     """Which of them are columns."""
-    segments: tuple[int, ...]
+    segments: Shape
     """The lengths of the segments of one word, each of which has its matrices."""
     segmented: int
     """This word."""
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> Shape:
         """The lengths of all words."""
         return tuple(itertools.chain(*self.words))
 
@@ -48,7 +50,7 @@ class Fused(NamedTuple):
     def shapes(self) -> list[tuple[int, int]]:
         """The rows and columns of the matrices in each segment."""
 
-        def side(words: tuple[int, ...], segment: int) -> int:
+        def side(words: Axes, segment: int) -> int:
             lengths = (segment if k == self.segmented else self.lengths[k] for k in words)
             return math.prod(lengths)
 
@@ -61,7 +63,7 @@ class Fused(NamedTuple):
         return math.prod(length for k, length in enumerate(self.lengths) if k not in sides)
 
     @property
-    def cut_axes(self) -> tuple[int, ...]:
+    def cut_axes(self) -> Axes:
         """The axes that are cut between matrices."""
         axes = np.repeat(np.arange(len(self.words)), list(map(len, self.words)))
         return tuple(sorted({int(axes[k]) for k in self._ids}))
@@ -138,7 +140,7 @@ def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.A
 
 
 def from_batch(
-    matrices: jax.Array, shape: tuple[int, ...], rows: Sequence[int], columns: Sequence[int]
+    matrices: jax.Array, shape: Shape, rows: Sequence[int], columns: Sequence[int]
 ) -> jax.Array:
     """The array of this shape, the reverse of `to_batch`."""
     order = [*stack_of(len(shape), rows, columns), *rows, *columns]
@@ -146,7 +148,7 @@ def from_batch(
     return jnp.transpose(turned, np.argsort(order).tolist())
 
 
-def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> tuple[int, ...]:
+def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> Axes:
     """The axes that are neither rows nor columns."""
     return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
 
@@ -154,8 +156,8 @@ def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> tuple[in
 class Sides(NamedTuple):
     """The axes of a parameter that are rows of its matrices, and those that are columns."""
 
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
+    rows: Axes
+    columns: Axes
     fused: Fused | None = None
     """What each matrix is fused of, if it is."""
 
@@ -166,11 +168,11 @@ class Word(NamedTuple):
     name: str
     size: int
     """Its length; 0 where the text does not say it."""
-    inside: tuple[int, ...] = ()
+    inside: Shape = ()
     """The lengths of its segments, if they differ."""
 
 
-def read_fused(argument: str, name: str, shape: tuple[int, ...], text: str) -> Sides:
+def read_fused(argument: str, name: str, shape: Shape, text: str) -> Sides:
     """The axes of rows and those of columns in a text, and what the matrices are fused of.
 
     Args:
@@ -193,7 +195,7 @@ def read_fused(argument: str, name: str, shape: tuple[int, ...], text: str) -> S
         ) from None
 
 
-def _read(text: str, shape: tuple[int, ...], least_sides: int) -> Sides:
+def _read(text: str, shape: Shape, least_sides: int) -> Sides:
     items = _ITEM.findall(text)
     if _ITEM.sub("", text).strip():
         raise ValueError("has parentheses that are not in pairs, or one pair inside another")
@@ -201,7 +203,7 @@ def _read(text: str, shape: tuple[int, ...], least_sides: int) -> Sides:
         raise ValueError(f"has {len(items)} items for {len(shape)} axes")
     of_axes = [_words(item, length) for item, length in zip(items, shape, strict=True)]
 
-    def axes_with(side: str) -> tuple[int, ...]:
+    def axes_with(side: str) -> Axes:
         return tuple(k for k, words in enumerate(of_axes) if side in [x.name for x in words])
 
     rows, columns = axes_with("rows"), axes_with("columns")
@@ -228,7 +230,7 @@ def _read(text: str, shape: tuple[int, ...], least_sides: int) -> Sides:
     return Sides(rows, columns, fused)
 
 
-def stacks_in(text: str) -> tuple[int, ...]:
+def stacks_in(text: str) -> Axes:
     """The axes of a text that stack matrices."""
     is_side = re.compile(r"\b(rows|columns)\b").search
     return tuple(axis for axis, item in enumerate(_ITEM.findall(text)) if not is_side(item))

@@ -15,13 +15,7 @@ from optax_largebatch.params.masks import has_placeholders
 from optax_largebatch.params.matrix_axes import ParamAxes
 from optax_largebatch.params.names import is_called
 from optax_largebatch.params.patterns import patterns_of
-from optax_largebatch.params.shapes import (
-    Pair,
-    is_first_layer,
-    is_table,
-    pair_of_kernel,
-    window_of,
-)
+from optax_largebatch.params.shapes import Pair, is_first_layer, is_table, pair_of_kernel, window_of
 
 
 def check_matrices(

@@ -9,16 +9,15 @@ import warnings
 import jax
 import numpy as np
 
+from optax_largebatch.params.blocks import Block
 from optax_largebatch.params.names import is_called
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.patterns import patterns_of
+from optax_largebatch.params.shapes import Axes, Shape
 from optax_largebatch.params.stacked import Stacked
 
 LARGEST_TOY = 64
 """So many numbers in one vector, and no more, are no network."""
-
-Axes = Sequence[tuple[int, ...]]
-"""The stacked axes of each parameter."""
 
 
 class LikelyStack(NamedTuple):
@@ -27,7 +26,7 @@ class LikelyStack(NamedTuple):
     number: int
     """The number of the parameter among `jax.tree.leaves(params)`."""
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     axis: int
     """The axis that seems to run over layers."""
     beside: str
@@ -41,7 +40,7 @@ class LikelyStack(NamedTuple):
         return f"{self.pattern!r}: {self.axis}"
 
 
-def likely_stacks(params: Any, declared: Axes) -> list[LikelyStack]:
+def likely_stacks(params: Any, declared: Sequence[Axes]) -> list[LikelyStack]:
     """The parameters that look like stacks and are not declared: layers, and experts.
 
     Args:
@@ -51,13 +50,25 @@ def likely_stacks(params: Any, declared: Axes) -> list[LikelyStack]:
     names = leaf_names(params)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
     layers = _layers(names, shapes, declared)
-    axes = [{*axes} for axes in declared]
-    for stack in layers:
-        axes[stack.number].add(stack.axis)
-    return [*layers, *_experts(names, shapes, axes)]
+    stacks = [{*axes} for axes in declared]
+    for layer in layers:
+        stacks[layer.number].add(layer.axis)
+    blocks = list(map(Block.of, names, shapes, map(tuple, stacks)))
+    experts = _axes_of_experts(blocks)
+    patterns = {
+        axis: patterns_of(names, {number for number in experts if experts[number] == axis})
+        for axis in sorted({*experts.values()})
+    }
+    return layers + [
+        LikelyStack(number, names[number], shapes[number], axis, "", pattern)
+        for axis in patterns
+        for pattern in patterns[axis]
+        for number in sorted(experts)
+        if experts[number] == axis and re.search(pattern, names[number])
+    ]
 
 
-def _layers(names: list[str], shapes: list[tuple[int, ...]], declared: Axes) -> list[LikelyStack]:
+def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> list[LikelyStack]:
     """The parameters that seem to be stacked along an axis with all others of a module.
 
     All parameters of a module that is stacked have the stacked axis, biases and scales too. So a
@@ -98,13 +109,13 @@ def _layers(names: list[str], shapes: list[tuple[int, ...]], declared: Axes) -> 
     return [stacks[number] for number in sorted(stacks)]
 
 
-def _is_shared(axis: int, shapes: Iterable[tuple[int, ...]]) -> bool:
+def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:
     """Whether all have this axis, with one length."""
     lengths = {shape[axis] if axis < len(shape) else None for shape in shapes}
     return len(lengths) == 1 and None not in lengths
 
 
-def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[str]) -> list[int]:
+def _stacked_axis(module: str, members: dict[int, Shape], names: list[str]) -> list[int]:
     """The axis along which the parameters of a module seem to be stacked, if there is one.
 
     Of two axes it is the shorter one: there are fewer layers than channels. Kernels share their
@@ -130,43 +141,29 @@ def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[
     return sorted(axes, key=lambda axis: next(iter(members.values()))[axis])[:1]
 
 
-def _experts(
-    names: list[str], shapes: list[tuple[int, ...]], stacked: Sequence[set[int]]
-) -> list[LikelyStack]:
-    """The experts of a module, whose router has an output for each of them.
+def _axes_of_experts(blocks: Sequence[Block]) -> dict[int, int]:
+    """The axis of the experts of a module, whose router has an output for each of them.
 
     Args:
-        names: of all parameters.
-        shapes: of all parameters.
-        stacked: the axes of each that run over layers.
+        blocks: of all parameters, without the axes that run over layers.
     """
-    axes = [
-        [axis for axis in range(len(shape)) if axis not in stack]
-        for shape, stack in zip(shapes, stacked, strict=True)
-    ]
-    experts: dict[int, int] = {}
-    for number, name in enumerate(names):
-        if not is_called("router", name) or len(axes[number]) != 2:
+    axes: dict[int, int] = {}
+    for router in blocks:
+        if not is_called("router", router.name) or len(router.shape) != 2:
             continue
-        lengths = [shapes[number][axis] for axis in axes[number]]
-        many = min(lengths) if is_called("outputs first", name) else lengths[1]
-        module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", name)
-        beside = [
-            other
-            for other, inside in enumerate(names)
-            if inside.startswith(module)
-            and len(axes[other]) == 3
-            and shapes[other][axes[other][0]] == many > 1
-        ]
+        is_turned = is_called("outputs first", router.name)
+        experts = min(router.shape) if is_turned else router.shape[1]
+        module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", router.name)
+        beside = {
+            number: block.axes[0]
+            for number, block in enumerate(blocks)
+            if block.name.startswith(module)
+            and len(block.shape) == 3
+            and block.shape[0] == experts > 1
+        }
         if len(beside) > 1:  # one alone may be attention's outputs, beside a gate for each head
-            experts |= {other: axes[other][0] for other in beside}
-    return [
-        LikelyStack(number, names[number], shapes[number], axis, "", pattern)
-        for axis in sorted({*experts.values()})
-        for pattern in patterns_of(names, {n for n, k in experts.items() if k == axis})
-        for number in sorted(experts)
-        if experts[number] == axis and re.search(pattern, names[number])
-    ]
+            axes |= beside
+    return axes
 
 
 def _of_module(keys: list[str]) -> str:

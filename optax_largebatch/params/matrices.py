@@ -11,14 +11,15 @@ import jax.numpy as jnp
 
 from optax_largebatch.params.fused import Fused, from_batch, stack_of, to_batch
 from optax_largebatch.params.leaves import LeafSharding
+from optax_largebatch.params.shapes import Axes, Shape
 
 
 class Matrices(NamedTuple):
     """The matrices in one parameter; the axes that are neither rows nor columns stack them."""
 
-    rows: tuple[int, ...]
+    rows: Axes
     """The axes that one multiplies over, in `inputs @ matrix`."""
-    columns: tuple[int, ...]
+    columns: Axes
     sharding: LeafSharding
     specs_known: bool = False
     """Whether `update` is given the spec of the parameter. If so, devices have the same along all
@@ -65,7 +66,7 @@ class Matrices(NamedTuple):
         return self.sharding.local_shard(jnp.asarray(vector, dtype).reshape(lengths))
 
     @property
-    def stack(self) -> tuple[int, ...]:
+    def stack(self) -> Axes:
         """The axes that stack matrices."""
         return stack_of(len(self.sharding.shape), self.rows, self.columns)
 
@@ -73,11 +74,11 @@ class Matrices(NamedTuple):
         """The matrices of an array like the parameter, or their shards, as a batch."""
         return to_batch(x, self.rows, self.columns)
 
-    def from_batch(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    def from_batch(self, matrices: jax.Array, shape: Shape) -> jax.Array:
         """The array of this shape, the reverse of `to_batch`."""
         return from_batch(matrices, shape, self.rows, self.columns)
 
-    def opened(self, shape: tuple[int, ...]) -> "tuple[Matrices, tuple[int, ...]] | None":
+    def opened(self, shape: Shape) -> "tuple[Matrices, Shape] | None":
         """The matrices that these are fused of, by an axis for each word that cuts an axis.
 
         Args:
@@ -114,7 +115,7 @@ class Matrices(NamedTuple):
         return matrices, tuple(opened)
 
     @property
-    def cut_axes(self) -> tuple[int, ...]:
+    def cut_axes(self) -> Axes:
         """The axes of the sides that are cut between matrices inside; the columns if none is."""
         if self.fused is None:
             return ()

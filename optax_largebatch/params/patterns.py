@@ -101,9 +101,9 @@ def patterns_of(names: Sequence[str], chosen: Collection[int]) -> list[str]:
 
 def _end(name: str, others: str) -> str:
     """The shortest end of a name that none of the others has, or all of it."""
-    parts = [re.sub(r"\d+", r"\\d+", re.escape(part)) for part in name.split("/")]
-    for start in range(len(parts) - 1, -1, -1):
-        end = f"(^|/){'/'.join(parts[start:])}$"
+    keys = [re.sub(r"\d+", r"\\d+", re.escape(key)) for key in name.split("/")]
+    for start in reversed(range(len(keys))):
+        end = f"(^|/){'/'.join(keys[start:])}$"
         if not re.search(end, others, re.MULTILINE):
             return end
     return f"^{re.escape(name)}$"

@@ -11,13 +11,14 @@ import numpy as np
 from optax_largebatch import norms
 from optax_largebatch.params.fused import read_fused, stacks_in
 from optax_largebatch.params.leaves import LeafSharding, Leaves
+from optax_largebatch.params.shapes import Axes, Shape
 
 
 class Segments(NamedTuple):
     """The segments of an axis of a parameter, each of which is a block."""
 
     axis: int
-    axes: tuple[int, ...]
+    axes: Axes
     """This axis and those of the stack, which run over blocks."""
     ids: tuple[int, ...]
     """For each index along it the number of its segment."""
@@ -80,11 +81,11 @@ class Segments(NamedTuple):
 class BlockAxes(NamedTuple):
     """The axes of a leaf that run over its blocks."""
 
-    axes: tuple[int, ...]
+    axes: Axes
     segments: Segments | None = None
     """The segments of one of them, if a text cuts it."""
 
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, whole: Shape) -> Shape:
         """The shape of an array with a number for each block, by that of the whole leaf."""
         lengths = norms.shape_of_blocks(whole, self.axes)
         if self.segments is None:
@@ -92,7 +93,7 @@ class BlockAxes(NamedTuple):
         axis = self.segments.axis
         return (*lengths[:axis], self.segments.number, *lengths[axis + 1 :])
 
-    def whole_shape(self, index: int, leaves: Leaves) -> tuple[int, ...]:
+    def whole_shape(self, index: int, leaves: Leaves) -> Shape:
         """The same for a leaf, on all devices together."""
         whole = leaves.sharding(index, "blocks have numbers").shape if self.axes else ()
         return self.shape(whole)

@@ -15,8 +15,9 @@ from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.patterns import Entries, IsEntry, are_patterns, entries_of_tree
 from optax_largebatch.params.rules import matching
 from optax_largebatch.params.segments import BlockAxes, axes_by_text
+from optax_largebatch.params.shapes import Axes, Shape
 
-Axes = int | tuple[int, ...] | None
+StackedAxes = int | Axes | None
 """One stacked axis, several of them, or None."""
 
 
@@ -53,9 +54,9 @@ class Stacked:
     texts: Texts | None = dataclasses.field(default=None, compare=False)
     """The texts that cut axes into blocks, if there are any."""
 
-    def axes(self, params: Any) -> list[tuple[int, ...]]:
+    def axes(self, params: Any) -> list[Axes]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
-        stacks: list[tuple[int, ...]] = []
+        stacks: list[Axes] = []
         pairs = zip(jax.tree.leaves(params), self.entries.of(params), strict=True)
         for index, (leaf, entries) in enumerate(pairs):
             try:
@@ -90,7 +91,7 @@ class Stacked:
             for index, (stack, text) in enumerate(zip(stacks, texts, strict=True))
         ]
 
-    def lengths(self, params: Any) -> list[tuple[int, ...]]:
+    def lengths(self, params: Any) -> list[Shape]:
         """The lengths of the axes of each leaf that run over blocks."""
         leaves, structure = jax.tree.flatten(params)
         lengths = []
@@ -113,7 +114,7 @@ class Stacked:
         return self.description
 
 
-Stacks = Stacked | dict[str, Axes | str] | None
+Stacks = Stacked | dict[str, StackedAxes | str] | None
 """What `stacked` may be: the result of `stacked_layers`, its patterns alone, or None."""
 
 _NAME = "stacked_layers"
@@ -211,7 +212,7 @@ def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:
     return [not leaves.one_element(index, stack) for index, stack in enumerate(axes)]
 
 
-def check_text(argument: str, text: str, name: str, stack: tuple[int, ...]) -> None:
+def check_text(argument: str, text: str, name: str, stack: Axes) -> None:
     """Checks that no stacked axis is one of rows or columns in a text."""
     if wrong := {*stack} - {*stacks_in(text)}:
         raise ValueError(
@@ -220,7 +221,7 @@ def check_text(argument: str, text: str, name: str, stack: tuple[int, ...]) -> N
         )
 
 
-def _by_patterns(where: dict[str, Axes | str]) -> Stacked:
+def _by_patterns(where: dict[str, StackedAxes | str]) -> Stacked:
     """The stacks by patterns; those with a text come last."""
     order = sorted(where, key=lambda pattern: (isinstance(where[pattern], str), pattern))
     said = []
@@ -250,15 +251,15 @@ def _no_axes(node: Any) -> str:
     )
 
 
-def _as_tuple(axes: Axes) -> tuple[int, ...]:
+def _as_tuple(axes: StackedAxes) -> Axes:
     if axes is None:
         return ()
     return tuple(map(int, axes if isinstance(axes, tuple) else (axes,)))
 
 
-def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> tuple[int, ...]:
+def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> Axes:
     """The stacked axes of a leaf in order, counted from 0."""
-    axes: tuple[int, ...] = ()
+    axes: Axes = ()
     for entry in entries:
         if not is_entry(entry):
             raise TypeError(_no_axes(entry))
@@ -283,6 +284,6 @@ def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> tuple[int, ...]:
     return tuple(counted)
 
 
-def _block(leaf: Any, axes: tuple[int, ...]) -> Any:
+def _block(leaf: Any, axes: Axes) -> Any:
     shape = [size for axis, size in enumerate(np.shape(leaf)) if axis not in axes]
     return jax.ShapeDtypeStruct(shape, leaf.dtype) if axes else leaf
