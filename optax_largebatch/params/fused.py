@@ -65,18 +65,17 @@ class Fused(NamedTuple):
     @property
     def cut_axes(self) -> Axes:
         """The axes that are cut between matrices."""
-        axes = np.repeat(np.arange(len(self.words)), list(map(len, self.words)))
-        return tuple(sorted({int(axes[k]) for k in self._ids}))
+        return tuple(sorted({self._axes[k] for k in self._ids}))
 
     @property
     def cut_sides(self) -> tuple[int, ...]:
         """The sides that are cut between matrices: 0 for the rows and 1 for the columns."""
         return tuple(sorted({int(axis >= self.row_axes) for axis in self.cut_axes}))
 
-    def ids_along_side(self, side: int) -> np.ndarray:
-        """For each index along a side the number of its matrix, as far as this side is cut."""
-        axes = slice(self.row_axes, None) if side else slice(0, self.row_axes)
-        return self.ids_along(axes)
+    @property
+    def sides(self) -> tuple[slice, slice]:
+        """The axes of its rows, and those of its columns."""
+        return slice(0, self.row_axes), slice(self.row_axes, None)
 
     def ids_along(self, axes: slice) -> np.ndarray:
         """For each index along some axes the number of its matrix, as far as they are cut."""
@@ -88,10 +87,14 @@ class Fused(NamedTuple):
 
     def spread(self, values: Sequence[float]) -> tuple[int, np.ndarray]:
         """A value for each segment, along the axis that has them: which axis, and a vector."""
-        before = itertools.accumulate(map(len, self.words))
-        axis = next(axis for axis, end in enumerate(before) if self.segmented < end)
+        axis = self._axes[self.segmented]
         places = self._places(slice(axis, axis + 1))[self.segmented]
         return axis, np.repeat(values, self.segments)[places]
+
+    @property
+    def _axes(self) -> list[int]:
+        """The axis of each word."""
+        return [axis for axis, lengths in enumerate(self.words) for _ in lengths]
 
     @property
     def _ids(self) -> dict[int, np.ndarray]:
@@ -119,8 +122,8 @@ class Fused(NamedTuple):
             matrix: the fused matrix, or the transposed one.
             *numbers: of this step.
         """
-        height = math.prod(itertools.chain(*self.words[: self.row_axes]))
-        is_transposed = matrix.shape != (height, math.prod(self.lengths) // height)
+        shape = tuple(math.prod(itertools.chain(*self.words[axes])) for axes in self.sides)
+        is_transposed = matrix.shape != shape
         upright = matrix.T if is_transposed else matrix
         ends = list(itertools.accumulate(self.segments))
         of_each = jax.vmap(lambda inner: function(inner, *numbers))
@@ -128,7 +131,7 @@ class Fused(NamedTuple):
         for segment in jnp.split(upright.reshape(self.lengths), ends[:-1], self.segmented):
             matrices = of_each(to_batch(segment, self.rows, self.columns))
             mapped.append(from_batch(matrices, segment.shape, self.rows, self.columns))
-        result = jnp.concatenate(mapped, self.segmented).reshape(upright.shape)
+        result = jnp.concatenate(mapped, self.segmented).reshape(shape)
         return result.T if is_transposed else result
 
 

@@ -127,7 +127,7 @@ class Matrices(NamedTuple):
         if self.fused is None:
             return jnp.sum(sums, (*self.rows, *self.columns), keepdims=True)
         (side,) = self.fused.cut_sides or (1,)
-        ids = self.fused.ids_along_side(side)
+        ids = self.fused.ids_along(self.fused.sides[side])
         batch = jnp.moveaxis(self.to_batch(sums), 1 + side, 0)
         of_matrices = jax.ops.segment_sum(batch, ids, ids.max() + 1)
         return self.from_batch(jnp.moveaxis(of_matrices[ids], 0, 1 + side), sums.shape)

@@ -119,7 +119,7 @@ def wraps_one_array(node: Any) -> bool:
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
     """The node at a path."""
     for key in path:
-        tree = dict(inside(tree))[key,]
+        tree = dict(inside(tree))[(key,)]
     return tree
 
 

@@ -245,12 +245,13 @@ class _OfKinds:
     may_be_none: bool = False
 
     def __call__(self, named: Named) -> list[bool]:
-        selected = [any(_is_of(kind, name, leaf) for kind in self.kinds) for name, leaf in named]
-        parameters = [
-            flag for flag, (_, leaf) in zip(selected, named, strict=True) if leaf is not None
+        selected = [
+            leaf is not None and any(_is_of(kind, name, leaf) for kind in self.kinds)
+            for name, leaf in named
         ]
-        known = all(hasattr(leaf, "ndim") for _, leaf in named if leaf is not None)
-        if parameters and known and not any(parameters) and not self.may_be_none:
+        leaves = [leaf for _, leaf in named if leaf is not None]
+        is_known = all(hasattr(leaf, "ndim") for leaf in leaves)
+        if leaves and is_known and not any(selected) and not self.may_be_none:
             raise ValueError(
                 f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
                 f"{listed([name for name, _ in named])}. Select by matching(...), or all."
