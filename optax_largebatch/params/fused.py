@@ -239,6 +239,15 @@ def stacks_in(text: str) -> Axes:
     return tuple(axis for axis, item in enumerate(_ITEM.findall(text)) if not is_side(item))
 
 
+def check_text(argument: str, text: str, name: str, stack: Axes) -> None:
+    """Checks that no stacked axis is one of rows or columns in a text."""
+    if wrong := {*stack} - {*stacks_in(text)}:
+        raise ValueError(
+            f"{argument}: {text!r} has rows or columns along axis {min(wrong)} of {name!r}, which "
+            "stacks layers by stacked=. Give that axis another name in the text, such as layers."
+        )
+
+
 def _words(item: str, length: int) -> list[Word]:
     """The words that an item cuts an axis of this length into."""
     words: list[Word] = []

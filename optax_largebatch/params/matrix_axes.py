@@ -8,13 +8,13 @@ from typing import Any, Literal
 import jax
 
 from optax_largebatch.params.blocks import Block, blocks_of
-from optax_largebatch.params.fused import Sides, read_fused
+from optax_largebatch.params.fused import Sides, check_text, read_fused
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.matrices import Matrices
 from optax_largebatch.params.patterns import Entries, are_patterns, entries_of_tree
 from optax_largebatch.params.shapes import pair_of_attention
-from optax_largebatch.params.stacked import Stacked, Texts, check_stacked, check_text
+from optax_largebatch.params.stacked import Stacked, check_stacked
 
 MatrixAxes = Mapping[str, Any] | Callable[[Any], Any] | Any
 """Patterns, a function of the parameters, or a tree (or prefix). Each entry is a pair, the axes of
@@ -93,11 +93,7 @@ class ParamAxes:
         """The stacks in which each matrix of a text is a block."""
         if self.entries.says_nothing:
             return self.stacked
-        return dataclasses.replace(self.stacked, texts=Texts(_NAME, self._texts))
-
-    def _texts(self, params: Any) -> list[str | None]:
-        sides = [block.sides for block in self.blocks(params)]
-        return [text if isinstance(text, str) else None for text in sides]
+        return dataclasses.replace(self.stacked, texts=self.entries)
 
 
 def check_axes(

@@ -54,6 +54,11 @@ class Entries:
         pairs = zip(matched, named, strict=True)
         return [entries for entries, (_, leaf) in pairs if not paths.is_hidden(leaf)]
 
+    def texts(self, params: Any) -> list[str | None]:
+        """The entry of each leaf that is a text; the last of several counts."""
+        last = [entries[-1] if entries else None for entries in self.of(params)]
+        return [entry if isinstance(entry, str) else None for entry in last]
+
 
 @dataclasses.dataclass(frozen=True)
 class _Tree:

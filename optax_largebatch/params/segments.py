@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 from optax_largebatch import norms
-from optax_largebatch.params.fused import read_fused, stacks_in
+from optax_largebatch.params.fused import check_text, read_fused, stacks_in
 from optax_largebatch.params.leaves import LeafSharding, Leaves
 from optax_largebatch.params.shapes import Axes, Shape
 
@@ -110,9 +110,10 @@ class BlockAxes(NamedTuple):
         return jnp.ravel(self.segments.first(gathered) if self.segments else gathered)
 
 
-def axes_by_text(argument: str, text: str, leaves: Leaves, index: int) -> BlockAxes:
+def axes_by_text(argument: str, text: str, stack: Axes, leaves: Leaves, index: int) -> BlockAxes:
     """The axes over the blocks of a leaf by its text, with the segments if that cuts an axis."""
     name = leaves.names[index]
+    check_text(argument, text, name, stack)
     sharding = leaves.sharding(index, "a norm of each part of an axis needs all of the axis")
     sides = read_fused(argument, name, sharding.shape, text)
     stack = stacks_in(text)

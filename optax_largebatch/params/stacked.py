@@ -1,10 +1,8 @@
 """Stacked layers: which axes of a parameter run over layers, so that each slice is a block."""
 
-from collections.abc import Callable
 import dataclasses
-import functools
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -30,15 +28,6 @@ def _is_axes_or_text(node: Any) -> bool:
     return isinstance(node, str) or _is_axes(node)
 
 
-class Texts(NamedTuple):
-    """Texts that name and cut the axes of some parameters."""
-
-    argument: str
-    """The argument that has them, for messages."""
-    of: Callable[[Any], list[str | None]]
-    """From the parameters to the text of each."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Stacked:
     """The result of `stacked_layers`: pass it as the argument `stacked`.
@@ -51,8 +40,8 @@ class Stacked:
     """The stacked axes of the parameters, or their texts, by the patterns of those."""
     if_forgotten: Literal["nothing", "warning", "error"] = "nothing"
     """What happens at `init` if stacks seem to be forgotten."""
-    texts: Texts | None = dataclasses.field(default=None, compare=False)
-    """The texts that cut axes into blocks, if there are any."""
+    texts: Entries | None = dataclasses.field(default=None, compare=False)
+    """What has the texts that cut axes into blocks, if there are any."""
 
     def axes(self, params: Any) -> list[Axes]:
         """The stacked axes of each leaf, counted from 0, in the order of `jax.tree.leaves`."""
@@ -64,8 +53,6 @@ class Stacked:
             except (TypeError, ValueError) as error:
                 name = paths.leaf_names(params)[index]
                 raise type(error)(f"{_NAME}: the parameter {name!r} {error}") from None
-            if (text := _last_text(entries)) is not None:
-                check_text(_NAME, text, paths.leaf_names(params)[index], stacks[-1])
         return stacks
 
     def blocks(self, params: Any) -> Any:
@@ -84,10 +71,9 @@ class Stacked:
         stacks = self.axes(leaves.tree)
         if self.texts is None:
             return list(map(BlockAxes, stacks))
-        argument, texts_of = self.texts
-        texts = texts_of(leaves.tree)
+        argument, texts = self.texts.argument, self.texts.texts(leaves.tree)
         return [
-            BlockAxes(stack) if text is None else axes_by_text(argument, text, leaves, index)
+            BlockAxes(stack) if text is None else axes_by_text(argument, text, stack, leaves, index)
             for index, (stack, text) in enumerate(zip(stacks, texts, strict=True))
         ]
 
@@ -212,15 +198,6 @@ def have_several_elements(leaves: Leaves, stacked: Stacked) -> list[bool]:
     return [not leaves.one_element(index, stack) for index, stack in enumerate(axes)]
 
 
-def check_text(argument: str, text: str, name: str, stack: Axes) -> None:
-    """Checks that no stacked axis is one of rows or columns in a text."""
-    if wrong := {*stack} - {*stacks_in(text)}:
-        raise ValueError(
-            f"{argument}: {text!r} has rows or columns along axis {min(wrong)} of {name!r}, which "
-            "stacks layers by stacked=. Give that axis another name in the text, such as layers."
-        )
-
-
 def _by_patterns(where: dict[str, StackedAxes | str]) -> Stacked:
     """The stacks by patterns; those with a text come last."""
     order = sorted(where, key=lambda pattern: (isinstance(where[pattern], str), pattern))
@@ -231,17 +208,8 @@ def _by_patterns(where: dict[str, StackedAxes | str]) -> Stacked:
         said.append((pattern, entry if isinstance(entry, str) else _as_tuple(entry)))
     entries = Entries(_NAME, _is_axes_or_text, tuple(said))
     has_texts = any(isinstance(entry, str) for entry in where.values())
-    texts = Texts(_NAME, functools.partial(_texts, entries)) if has_texts else None
+    texts = entries if has_texts else None
     return Stacked(repr(where), entries, "warning" if where else "nothing", texts)
-
-
-def _texts(entries: Entries, params: Any) -> list[str | None]:
-    return list(map(_last_text, entries.of(params)))
-
-
-def _last_text(entries: list[Any]) -> str | None:
-    """The text among the entries of a leaf, if there is one."""
-    return entries[-1] if entries and isinstance(entries[-1], str) else None
 
 
 def _no_axes(node: Any) -> str:
