@@ -59,8 +59,7 @@ class Fused(NamedTuple):
     @property
     def number(self) -> int:
         """How many matrices each segment has."""
-        sides = (*self.rows, *self.columns)
-        return math.prod(length for k, length in enumerate(self.lengths) if k not in sides)
+        return math.prod(self._counts.values())
 
     @property
     def cut_axes(self) -> Axes:
@@ -79,11 +78,12 @@ class Fused(NamedTuple):
 
     def ids_along(self, axes: slice) -> np.ndarray:
         """For each index along some axes the number of its matrix, as far as they are cut."""
-        number = np.zeros(math.prod(itertools.chain(*self.words[axes])), int)
+        matrices = np.zeros(math.prod(itertools.chain(*self.words[axes])), int)
+        ids = self._ids
         for k, places in self._places(axes).items():
-            if k in self._ids:
-                number = number * (self._ids[k].max() + 1) + self._ids[k][places]
-        return number
+            if k in ids:
+                matrices = matrices * (ids[k].max() + 1) + ids[k][places]
+        return matrices
 
     def spread(self, values: Sequence[float]) -> tuple[int, np.ndarray]:
         """A value for each segment, along the axis that has them: which axis, and a vector."""
@@ -97,10 +97,15 @@ class Fused(NamedTuple):
         return [axis for axis, lengths in enumerate(self.words) for _ in lengths]
 
     @property
+    def _counts(self) -> dict[int, int]:
+        """The lengths of the words that count matrices."""
+        sides = (*self.rows, *self.columns)
+        return {k: length for k, length in enumerate(self.lengths) if k not in sides}
+
+    @property
     def _ids(self) -> dict[int, np.ndarray]:
         """For each word that counts matrices, the number that each of its indices has."""
-        sides = (*self.rows, *self.columns)
-        ids = {k: np.arange(n) for k, n in enumerate(self.lengths) if k not in sides and n > 1}
+        ids = {k: np.arange(n) for k, n in self._counts.items() if n > 1}
         if len(self.segments) > 1:
             ids[self.segmented] = np.repeat(np.arange(len(self.segments)), self.segments)
         return ids

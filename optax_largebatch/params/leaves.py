@@ -26,7 +26,7 @@ class Leaves:
     treedef: Any
     arrays: list[Any]
     specs: list[PartitionSpec] | None = None
-    """How the leaves are split between devices, if `update` is told."""
+    """How the leaves are split between devices, if `update` is given that."""
     mesh: Any = None
     """The mesh of the specs under `jit`; None inside `jax.shard_map`, where each leaf is a shard
     already."""

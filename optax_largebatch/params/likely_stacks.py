@@ -29,7 +29,7 @@ class LikelyStack(NamedTuple):
     shape: Shape
     axis: int
     """The axis that seems to run over layers."""
-    beside: str
+    neighbour: str
     """The name of a declared stack of the same module; empty if there is none."""
     pattern: str
     """A pattern for `stacked_layers` that declares the parameter."""
@@ -94,7 +94,7 @@ def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> 
         for axis in known:
             if not _is_shared(axis, [shapes[n] for n in members]) or shapes[members[0]][axis] == 1:
                 continue
-            beside = next((names[n] for n in members if axis in declared[n]), "")
+            neighbour = next((names[n] for n in members if axis in declared[n]), "")
             stack = _common([paths[n][:-1] for n in members])
             for number in members:
                 is_router = is_called("router", names[number])
@@ -102,9 +102,9 @@ def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> 
                     continue  # it has an output for each of the experts beside it
                 if axis not in declared[number] and number not in stacks:
                     alone = f"^{re.escape(names[number])}$"
-                    pattern = alone if beside or not stack else _of_module(stack)
+                    pattern = alone if neighbour or not stack else _of_module(stack)
                     stacks[number] = LikelyStack(
-                        number, names[number], shapes[number], axis, beside, pattern
+                        number, names[number], shapes[number], axis, neighbour, pattern
                     )
     return [stacks[number] for number in sorted(stacks)]
 
@@ -154,15 +154,15 @@ def _axes_of_experts(blocks: Sequence[Block]) -> dict[int, int]:
         is_turned = is_called("outputs first", router.name)
         experts = min(router.shape) if is_turned else router.shape[1]
         module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", router.name)
-        beside = {
+        candidates = {
             number: block.axes[0]
             for number, block in enumerate(blocks)
             if block.name.startswith(module)
             and len(block.shape) == 3
             and block.shape[0] == experts > 1
         }
-        if len(beside) > 1:  # one alone may be attention's outputs, beside a gate for each head
-            axes |= beside
+        if len(candidates) > 1:  # one alone may be attention's outputs, with a gate for each head
+            axes |= candidates
     return axes
 
 
@@ -193,7 +193,7 @@ def forgotten(stacked: Stacked, params: Any) -> list[LikelyStack]:
         stack
         for stack in likely_stacks(params, stacked.axes(params))
         if () not in said[stack.number]
-        and (not stack.beside or stack.name.split("/")[0] == stack.beside.split("/")[0])
+        and (not stack.neighbour or stack.name.split("/")[0] == stack.neighbour.split("/")[0])
     ]
 
 
