@@ -12,6 +12,7 @@ from optax_largebatch.params.fused import Sides, check_text, read_fused
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.matrices import Matrices
+from optax_largebatch.params.paths import of_shapes
 from optax_largebatch.params.patterns import Entries, are_patterns, entries_of_tree
 from optax_largebatch.params.shapes import pair_of_attention
 from optax_largebatch.params.stacked import Stacked, check_stacked
@@ -42,18 +43,13 @@ class ParamAxes:
             TypeError: the entry for a parameter is neither a pair of axes nor a text.
             ValueError: an axis does not exist or is named twice, or a pattern matches nothing.
         """
-        turned = _outputs_first(params)
-        blocks = blocks_of(params, self.stacked)
-        described = []
-        for number, entries in enumerate(self.entries.of(params)):
-            block, is_turned = blocks[number], number in turned
-            sides = _checked(block, entries[-1]) if entries else _sides(block, is_turned)
-            described.append(block._replace(sides=sides, is_said=is_turned or bool(entries)))
-        return described
+        return _blocks(params, self)
 
     def are_matrices(self, params: Any, mask: Mask = None) -> list[bool]:
         """Whether each parameter is a matrix, or stacks matrices, and `matrix_mask` chooses it."""
         blocks = self.blocks(params)
+        if mask is None:
+            return [block.sides is not None for block in blocks]
         chosen = select_leaves("matrix_mask", mask, self.stacked.blocks(params))
         pairs = zip(chosen, blocks, strict=True)
         return [flag and block.sides is not None for flag, block in pairs]
@@ -143,6 +139,18 @@ def matrices_of(
 
 
 _NAME = "matrix_axes"
+
+
+@of_shapes
+def _blocks(params: Any, axes: ParamAxes) -> list[Block]:
+    turned = _outputs_first(params)
+    blocks = blocks_of(params, axes.stacked)
+    described = []
+    for number, entries in enumerate(axes.entries.of(params)):
+        block, is_turned = blocks[number], number in turned
+        sides = _checked(block, entries[-1]) if entries else _sides(block, is_turned)
+        described.append(block._replace(sides=sides, is_said=is_turned or bool(entries)))
+    return described
 
 
 def _sides(block: Block, is_turned: bool) -> Sides | None:
