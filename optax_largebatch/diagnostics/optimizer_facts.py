@@ -16,7 +16,7 @@ from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
 from optax_largebatch.params.owners import Keys, Part, by_parameter, owners, parts_of_kinds
-from optax_largebatch.params.stacked import Parts
+from optax_largebatch.params.segments import BlockAxes, Segments
 from optax_largebatch.transforms.trust_ratio import ScaleByLarsState, ScaleByTrustRatioState
 
 LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
@@ -52,9 +52,9 @@ class OptimizerFacts(NamedTuple):
     """How many blocks each parameter has."""
     ratios: dict[Keys, RatioFacts]
     """What it says about each part of its state with trust ratios, by the part's keys."""
-    spheres: dict[int, tuple[tuple[int, ...], Parts | None]]
-    """The axes over the blocks of each parameter whose blocks stay on spheres, and the parts of an
-    axis, by the numbers of the parameters."""
+    spheres: dict[int, BlockAxes]
+    """The axes over the blocks of each parameter whose blocks stay on spheres, by the numbers of
+    the parameters."""
 
     @property
     def lengths(self) -> list[str]:
@@ -167,18 +167,18 @@ def _highest(rate: Any) -> float | None:
 
 
 def block_norms(
-    x: jax.Array, stacked_axes: tuple[int, ...] = (), parts: Parts | None = None
+    x: jax.Array, stacked_axes: tuple[int, ...] = (), segments: Segments | None = None
 ) -> jax.Array:
     """The norm of each block, in a shape that broadcasts.
 
     Args:
         x: the array.
         stacked_axes: its axes that run over blocks.
-        parts: the parts of one of them, if it is cut.
+        segments: the segments of one of them, if it is cut.
     """
     squares = sum_of_squares(x, stacked_axes)
-    if parts is not None:
-        squares = parts.spread(parts.sums_of_each(squares))
+    if segments is not None:
+        squares = segments.spread(segments.sums_of_each(squares))
     return from_sum_of_squares(squares)
 
 

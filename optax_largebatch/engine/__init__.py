@@ -24,9 +24,10 @@ from optax_largebatch.engine.requests import (
 from optax_largebatch.engine.state import Counter, PerAxis, PerParameter, Shared, StateOf, declare
 from optax_largebatch.engine.to_optax import leaf_transform_of, transformation
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.params.layers import Layers
+from optax_largebatch.params.blocks import Layers
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.matrices import Matrices, matrices_of
+from optax_largebatch.params.matrices import Matrices
+from optax_largebatch.params.matrix_axes import matrices_of
 
 __all__ = [
     "Counter", "Layers", "Leaf", "LeafProgram", "LeafTransform", "Leaves", "Matrices",

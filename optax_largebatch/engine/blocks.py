@@ -17,7 +17,7 @@ from optax_largebatch.engine.compilation import barrier, chunked
 from optax_largebatch.engine.state import Field
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.placement import replicated
-from optax_largebatch.params.stacked import Stacked, blocks_of_leaf, check_stacked, whole_shape
+from optax_largebatch.params.stacked import Stacked, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +56,11 @@ class VectorOfBlocks(Field):
         """
         entries: list[Any] = []
         start = 0
-        for index, (axes, segments) in enumerate(check_stacked(self.stacked).over_blocks(leaves)):
+        for index, blocks in enumerate(check_stacked(self.stacked).over_blocks(leaves)):
             is_old = leaf_values[index] is None
             value = 0 if is_old else leaf_values[index]
-            if axes or isinstance(value, jax.Array):
-                value = jnp.asarray(value, old.dtype)
-                vector = blocks_of_leaf(value, index, axes, leaves, segments)
+            if blocks.axes or isinstance(value, jax.Array):
+                vector = blocks.vector(jnp.asarray(value, old.dtype), index, leaves)
             else:
                 vector = np.full(1, value, old.dtype)
             stop = start + vector.size
@@ -80,14 +79,11 @@ class NumberPerBlock(VectorOfBlocks):
     """
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        blocks = check_stacked(self.stacked).over_blocks(leaves)
-        shapes = [
-            whole_shape(leaves, index, axes, segments)
-            for index, (axes, segments) in enumerate(blocks)
-        ]
+        block_axes = check_stacked(self.stacked).over_blocks(leaves)
+        shapes = [blocks.whole_shape(index, leaves) for index, blocks in enumerate(block_axes)]
         _check_blocks(name, value, sum(map(math.prod, shapes)))
         leaf_values, start = [], 0
-        for index, ((axes, segments), shape) in enumerate(zip(blocks, shapes, strict=True)):
+        for index, ((axes, segments), shape) in enumerate(zip(block_axes, shapes, strict=True)):
             stop = start + math.prod(shape)
             of_leaf = jnp.reshape(value[start:stop], shape)
             of_leaf = segments.spread(of_leaf) if segments else of_leaf

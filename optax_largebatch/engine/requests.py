@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from optax_largebatch import norms
 from optax_largebatch.params.matrices import Matrices
-from optax_largebatch.params.stacked import Parts
+from optax_largebatch.params.segments import Segments
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
@@ -71,7 +71,7 @@ class Request:
     path: Path | None = None
     """The position of the transform that asks."""
 
-    def of(self, at: "Leaf", segments: Parts | None) -> "Request":
+    def of(self, at: "Leaf", segments: Segments | None) -> "Request":
         """The request of the transform that works on a leaf, whose blocks have norms."""
 
         def of_blocks(x: Statistic) -> Statistic:

@@ -33,8 +33,10 @@ from optax_largebatch.engine.declaration import check_declaration, check_result,
 from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
 from optax_largebatch.engine.state import built_like, names_and_fields
-from optax_largebatch.params.leaves import Layout, Leaves, check_real, spec_alike
-from optax_largebatch.params.stacked import NOT_STACKED, Parts, Stacks, check_stacked
+from optax_largebatch.params.leaves import LeafSharding, Leaves, check_real, spec_alike
+from optax_largebatch.params.likely_stacks import check_none_forgotten, check_not_flat
+from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class LeafTransform:
             names = getattr(self.leaf, "__qualname__", repr(self.leaf)).split(".")
             object.__setattr__(self, "name", names[0])
         check_declaration(self)
-        stacks = check_stacked(self.stacked, parts=self.given != "whole")
+        stacks = check_stacked(self.stacked, segments=self.given != "whole")
         object.__setattr__(self, "stacked", stacks)
         if stacks.texts:  # a tile has a piece of the axis that is cut
             object.__setattr__(self, "given", "shards")
@@ -92,10 +94,10 @@ class LeafTransform:
 
     def init(self, params: optax.Params) -> Any:
         """The state before the first step."""
-        check_stacked(self.stacked).check_none_forgotten(params)
+        check_none_forgotten(check_stacked(self.stacked), params)
         if self.at_init is not None:
             self.at_init(params)
-        check_stacked(self.stacked).check_not_flat(params)
+        check_not_flat(check_stacked(self.stacked), params)
         state = built_like(self.state, [field.init(params) for field in self.state])
         record_state(state, self, params)
         return state
@@ -106,13 +108,13 @@ class LeafTransform:
             check_real(self.name, leaves)
         choices = self.choices(leaves)
         stacked = check_stacked(self.stacked).over_blocks(leaves)
-        layouts: list[Layout | None] = [None] * len(leaves.arrays)
+        shardings: list[LeafSharding | None] = [None] * len(leaves.arrays)
         if self.given == "whole":
             who = f"{self.name} works on whole leaves"
-            layouts = [leaves.layout(i, who) for i in range(len(leaves.arrays))]
+            shardings = [leaves.sharding(i, who) for i in range(len(leaves.arrays))]
         return [
-            StaticLeaf(choice, axes, segments, layout)
-            for choice, (axes, segments), layout in zip(choices, stacked, layouts, strict=True)
+            StaticLeaf(choice, axes, segments, sharding)
+            for choice, (axes, segments), sharding in zip(choices, stacked, shardings, strict=True)
         ]
 
     def check(self, state: Any) -> None:
@@ -152,22 +154,22 @@ class LeafTransform:
         """
         leaf: StaticLeaf = at.choice
         at = at._replace(choice=leaf.choice, stacked=leaf.stacked)
-        layout = leaf.layout
-        if layout is None or not any((*layout.mesh_axes, *norms.explicit_spec(update))):
+        sharding = leaf.sharding
+        if sharding is None or not any((*sharding.mesh_axes, *norms.explicit_spec(update))):
             return self._named(update, at, leaf.segments)
-        return self._on_whole_leaf(update, at, layout)
+        return self._on_whole_leaf(update, at, sharding)
 
-    def _on_whole_leaf(self, update: jax.Array, at: Leaf, layout: Layout) -> LeafProgram:
+    def _on_whole_leaf(self, update: jax.Array, at: Leaf, sharding: LeafSharding) -> LeafProgram:
         """The leaf program of a split leaf; each device gathers all of it and keeps its shard."""
         shape, spec = update.shape, norms.explicit_spec(update)
 
         def gathered(x: Any) -> Any:
-            return None if x is None else layout.gathered(x)
+            return None if x is None else sharding.gathered(x)
 
         def shard(x: Any) -> Any:
             if not jnp.ndim(x):
                 return x
-            of_device = layout.local_shard(x)
+            of_device = sharding.local_shard(x)
             return norms.with_spec(of_device, spec_alike(spec, shape, of_device.shape))
 
         def moved(move: Callable[[Any], Any], state: Any) -> Any:
@@ -183,7 +185,7 @@ class LeafTransform:
         self,
         update: jax.Array,
         at: Leaf,
-        segments: Parts | None,
+        segments: Segments | None,
         adapted: Callable[[Any], Any] | None = None,
     ) -> Generator[Any, Any, Any]:
         """The leaf program as it is written, its operations named after the transform.
@@ -232,7 +234,7 @@ class StaticLeaf(NamedTuple):
     """The choice that the transform has made."""
     stacked: tuple[int, ...]
     """The axes that run over its blocks."""
-    segments: Parts | None
+    segments: Segments | None
     """The segments of an axis that are blocks, if a text in `stacked` cuts one."""
-    layout: Layout | None
+    sharding: LeafSharding | None
     """How the leaf is split, if its program gets all of it."""

@@ -8,8 +8,8 @@ from optax_largebatch.arguments import Scalar, refused, renamed
 from optax_largebatch.params.groups import ParamGroups, as_grouped, by_owner, check_groups
 from optax_largebatch.params.likely_matrices import check_matrices
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.matrices import MatrixAxes, are_matrices
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.decay import add_decayed_weights
@@ -203,17 +203,18 @@ def muon(
             groups.per_group("weight_decay", weight_decay), weight_decay_mask, stacked=stacked
         ),
     )
-    stacks = check_stacked(stacked)
+    axes = check_axes(matrix_axes, stacked)
+    stacks = axes.stacked
 
     def owners(params: optax.Params) -> list[str]:
         select_leaves("weight_decay_mask", weight_decay_mask, stacks.blocks(params))  # its errors
-        chosen = are_matrices(matrix_axes, stacks, params, matrix_mask)
+        chosen = axes.are_matrices(params, matrix_mask)
         return ["muon" if is_matrix else "others" for is_matrix in chosen]
 
     def at_init(params: optax.Params) -> None:
         chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
         turns_matter = consistent_rms is None and shape_factor != "none"
-        check_matrices("muon", matrix_axes, stacks, params, chosen, turns_matter)
+        check_matrices("muon", axes, params, chosen, turns_matter)
 
     if is_optimizer(others):
         parts = {"muon": chain(matrices, scale_by_learning_rate(rate)), "others": others}

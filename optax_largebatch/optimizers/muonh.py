@@ -11,8 +11,8 @@ from optax_largebatch.params.blocks import blocks_of
 from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.likely_matrices import check_matrices
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
-from optax_largebatch.params.matrices import MatrixAxes, are_matrices, with_matrices_inside
-from optax_largebatch.params.stacked import Stacked, Stacks, check_stacked
+from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
+from optax_largebatch.params.stacked import Stacked, Stacks
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
@@ -172,11 +172,12 @@ def muonh(
     check_mask("adamh_mask", adamh_mask)
     check_mask("matrix_mask", matrix_mask)
     rate = groups.per_group("learning_rate", learning_rate)
-    stacks = check_stacked(stacked, if_forgotten="error")
+    axes = check_axes(matrix_axes, stacked, if_forgotten="error")
+    stacks = axes.stacked
 
     def movers(params: optax.Params) -> list[str]:
         """What moves each parameter: Muon or Adam on a sphere, or the others."""
-        matrices = are_matrices(matrix_axes, stacks, params, matrix_mask)
+        matrices = axes.are_matrices(params, matrix_mask)
         heads = _heads(adamh_mask, stacks, params)
         kinds = zip(heads, matrices, strict=True)
         return ["adamh" if head else "muonh" if matrix else "others" for head, matrix in kinds]
@@ -188,7 +189,7 @@ def muonh(
         chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
         heads = _heads(adamh_mask, stacks, params)
         movable = [flag and not head for flag, head in zip(chosen, heads, strict=True)]
-        check_matrices("muonh", matrix_axes, stacks, params, movable, may_be_none=any(heads))
+        check_matrices("muonh", axes, params, movable, may_be_none=any(heads))
 
     directions = partition(
         "muonh",
@@ -212,11 +213,10 @@ def muonh(
         stacks,
         None if is_optimizer(others) else at_init,  # otherwise only matrices are seen here
     )
-    matrices = with_matrices_inside(stacks, matrix_axes)  # each keeps its norm
     if not is_optimizer(others):
-        steps = steps_beside_spheres("muonh", owners, rate, others, radius, matrices)
+        steps = steps_beside_spheres("muonh", owners, rate, others, radius, axes.stacked_matrices)
         return chain(directions, steps)
-    spheres = hyperball(rate, radius=radius, stacked=matrices)
+    spheres = hyperball(rate, radius=radius, stacked=axes.stacked_matrices)
     parts = {"muonh": chain(directions, spheres), "others": others}
     return partition("muonh", parts, owners, stacks, at_init)
 

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from optax_largebatch.params.blocks import Block
 from optax_largebatch.params.names import is_called
-from optax_largebatch.params.paths import is_hidden
+from optax_largebatch.params.paths import Named, is_hidden
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.shapes import is_table
 
@@ -36,7 +36,7 @@ class _BetweenEnds:
     embeddings: End
     head: End
 
-    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+    def __call__(self, named: Named) -> list[bool]:
         blocks = []
         for name, leaf in named:
             shape = () if is_hidden(leaf) else getattr(leaf, "shape", ())
@@ -97,7 +97,7 @@ def _is_inside(name: str) -> bool:
     return "/" in name and any(is_called(kind, name) for kind in INSIDE)
 
 
-def _selected(end: Rule | None, named: list[tuple[str, Any]]) -> list[bool]:
+def _selected(end: Rule | None, named: Named) -> list[bool]:
     return [False] * len(named) if end is None else end.select(named)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 import difflib
-import functools
 import itertools
 import math
 import re
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from optax_largebatch.params.shapes import Axes, Shape
 
 _ITEM = re.compile(r"\([^()]*\)|[^\s()]+")
 _WORD = re.compile(r"[1-9]\d*|[A-Za-z_]\w*|(rows|columns)=[1-9]\d*(\+[1-9]\d*)*")
@@ -26,68 +27,95 @@ _NEARLY = 0.75
 class Fused(NamedTuple):
     """How a matrix is fused of others."""
 
-    sides: tuple[int, int]
-    """The rows and columns of the fused matrix."""
-    lengths: tuple[int, ...]
-    """The axes that its rows, and then its columns, are cut into."""
-    rows: tuple[int, ...]
-    """Which of these axes are rows of a matrix inside; those that are neither rows nor columns
+    words: tuple[Shape, ...]
+    """The lengths of the words that each of its axes is cut into: first its rows, then columns."""
+    row_axes: int
+    """How many of its axes are rows."""
+    rows: Axes
+    """Which of all words are rows of a matrix inside; those that are neither rows nor columns
     count matrices."""
-    columns: tuple[int, ...]
+    columns: Axes
     """Which of them are columns."""
-    parts: tuple[int, ...]
-    """The lengths of the parts of one axis, each of which is a matrix."""
-    axis: int
-    """This axis."""
-    cuts: tuple[int, ...]
-    """Into how many axes each axis of the rows, and then of the columns, is cut."""
+    segments: Shape
+    """The lengths of the segments of one word, each of which has its matrices."""
+    segmented: int
+    """This word."""
+
+    @property
+    def lengths(self) -> Shape:
+        """The lengths of all words."""
+        return tuple(itertools.chain(*self.words))
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """The rows and columns of the matrices in each part."""
+        """The rows and columns of the matrices in each segment."""
 
-        def side(axes: tuple[int, ...], part: int) -> int:
-            return math.prod(part if k == self.axis else self.lengths[k] for k in axes)
+        def side(words: Axes, segment: int) -> int:
+            lengths = (segment if k == self.segmented else self.lengths[k] for k in words)
+            return math.prod(lengths)
 
-        return [(side(self.rows, part), side(self.columns, part)) for part in self.parts]
+        return [(side(self.rows, n), side(self.columns, n)) for n in self.segments]
 
     @property
     def number(self) -> int:
-        """How many matrices each part has."""
-        sides = (*self.rows, *self.columns)
-        return math.prod(x for k, x in enumerate(self.lengths) if k not in sides)
+        """How many matrices each segment has."""
+        return math.prod(self._counts.values())
 
-    def spread(self, numbers: Sequence[float]) -> tuple[int, np.ndarray]:
-        """A number for each part, along the side that has the parts: which side, and a vector."""
-        return self._along_side(self.axis, np.repeat(numbers, self.parts))
+    @property
+    def cut_axes(self) -> Axes:
+        """The axes that are cut between matrices."""
+        return tuple(sorted({self._axes[k] for k in self._ids}))
 
     @property
     def cut_sides(self) -> tuple[int, ...]:
         """The sides that are cut between matrices: 0 for the rows and 1 for the columns."""
-        return tuple(sorted({side for side, _ in self._cuts()}))
+        return tuple(sorted({int(axis >= self.row_axes) for axis in self.cut_axes}))
 
-    def numbered(self, side: int) -> np.ndarray:
-        """For each index along a side the number of its matrix, as far as this side is cut."""
-        vectors = (vector for cut, vector in self._cuts() if cut == side)
-        first = np.zeros(self.sides[side], int)
-        return functools.reduce(lambda n, x: n * (x.max() + 1) + x, vectors, first)
+    @property
+    def sides(self) -> tuple[slice, slice]:
+        """The axes of its rows, and those of its columns."""
+        return slice(0, self.row_axes), slice(self.row_axes, None)
 
-    def _cuts(self) -> list[tuple[int, np.ndarray]]:
-        """For each axis that is cut its side, and for each index along that a number of a part."""
+    def ids_along(self, axes: slice) -> np.ndarray:
+        """For each index along some axes the number of its matrix, as far as they are cut."""
+        matrices = np.zeros(math.prod(itertools.chain(*self.words[axes])), int)
+        ids = self._ids
+        for k, places in self._places(axes).items():
+            if k in ids:
+                matrices = matrices * (ids[k].max() + 1) + ids[k][places]
+        return matrices
+
+    def spread(self, values: Sequence[float]) -> tuple[int, np.ndarray]:
+        """A value for each segment, along the axis that has them: which axis, and a vector."""
+        axis = self._axes[self.segmented]
+        places = self._places(slice(axis, axis + 1))[self.segmented]
+        return axis, np.repeat(values, self.segments)[places]
+
+    @property
+    def _axes(self) -> list[int]:
+        """The axis of each word."""
+        return [axis for axis, lengths in enumerate(self.words) for _ in lengths]
+
+    @property
+    def _counts(self) -> dict[int, int]:
+        """The lengths of the words that count matrices."""
         sides = (*self.rows, *self.columns)
-        cut = [k for k, n in enumerate(self.lengths) if k not in sides and n > 1]
-        numbered = {k: np.arange(self.lengths[k]) for k in cut}
-        if len(self.parts) > 1:
-            numbered[self.axis] = np.repeat(np.arange(len(self.parts)), self.parts)
-        return [self._along_side(k, x) for k, x in sorted(numbered.items())]
+        return {k: length for k, length in enumerate(self.lengths) if k not in sides}
 
-    def _along_side(self, axis: int, values: Any) -> tuple[int, np.ndarray]:
-        """Values along one of the axes, for each index along its side: which side, and a vector."""
-        before = math.prod(self.lengths[:axis])
-        side = int(before >= self.sides[0])  # 1 for the columns
-        before //= self.sides[0] if side else 1
-        after = self.sides[side] // (before * self.lengths[axis])
-        return side, np.tile(np.repeat(values, after), before)
+    @property
+    def _ids(self) -> dict[int, np.ndarray]:
+        """For each word that counts matrices, the number that each of its indices has."""
+        ids = {k: np.arange(n) for k, n in self._counts.items() if n > 1}
+        if len(self.segments) > 1:
+            ids[self.segmented] = np.repeat(np.arange(len(self.segments)), self.segments)
+        return ids
+
+    def _places(self, axes: slice) -> dict[int, np.ndarray]:
+        """For each index along some axes its place in each of their words."""
+        first = sum(map(len, self.words[: axes.start]))
+        lengths = tuple(itertools.chain(*self.words[axes]))
+        places = np.unravel_index(np.arange(math.prod(lengths)), lengths)
+        return dict(enumerate(places, first))
 
     def map(
         self, function: Callable[..., jax.Array], matrix: jax.Array, *numbers: Any
@@ -99,14 +127,16 @@ class Fused(NamedTuple):
             matrix: the fused matrix, or the transposed one.
             *numbers: of this step.
         """
-        is_transposed = matrix.shape != self.sides
-        x = (matrix.T if is_transposed else matrix).reshape(self.lengths)
-        of_each = jax.vmap(lambda one: function(one, *numbers))
-        done = []
-        for part in jnp.split(x, list(itertools.accumulate(self.parts))[:-1], self.axis):
-            matrices = of_each(to_batch(part, self.rows, self.columns))
-            done.append(from_batch(matrices, part.shape, self.rows, self.columns))
-        result = jnp.concatenate(done, self.axis).reshape(self.sides)
+        shape = tuple(math.prod(itertools.chain(*self.words[axes])) for axes in self.sides)
+        is_transposed = matrix.shape != shape
+        upright = matrix.T if is_transposed else matrix
+        ends = list(itertools.accumulate(self.segments))
+        of_each = jax.vmap(lambda inner: function(inner, *numbers))
+        mapped = []
+        for segment in jnp.split(upright.reshape(self.lengths), ends[:-1], self.segmented):
+            matrices = of_each(to_batch(segment, self.rows, self.columns))
+            mapped.append(from_batch(matrices, segment.shape, self.rows, self.columns))
+        result = jnp.concatenate(mapped, self.segmented).reshape(shape)
         return result.T if is_transposed else result
 
 
@@ -118,7 +148,7 @@ def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.A
 
 
 def from_batch(
-    matrices: jax.Array, shape: tuple[int, ...], rows: Sequence[int], columns: Sequence[int]
+    matrices: jax.Array, shape: Shape, rows: Sequence[int], columns: Sequence[int]
 ) -> jax.Array:
     """The array of this shape, the reverse of `to_batch`."""
     order = [*stack_of(len(shape), rows, columns), *rows, *columns]
@@ -126,23 +156,31 @@ def from_batch(
     return jnp.transpose(turned, np.argsort(order).tolist())
 
 
-def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> tuple[int, ...]:
+def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> Axes:
     """The axes that are neither rows nor columns."""
     return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
 
 
-class _Word(NamedTuple):
-    """A word of the text, with the length of its part of an axis."""
+class Sides(NamedTuple):
+    """The axes of a parameter that are rows of its matrices, and those that are columns."""
 
-    kind: str
-    length: int
-    """0 where the text does not say it."""
-    parts: tuple[int, ...]
+    rows: Axes
+    columns: Axes
+    fused: Fused | None = None
+    """What each matrix is fused of, if it is."""
 
 
-def read_fused(
-    argument: str, name: str, shape: tuple[int, ...], text: str
-) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
+class Word(NamedTuple):
+    """A word of the text, which is an axis, or one of those that an axis is cut into."""
+
+    name: str
+    size: int
+    """Its length; 0 where the text does not say it."""
+    inside: Shape = ()
+    """The lengths of its segments, if they differ."""
+
+
+def read_fused(argument: str, name: str, shape: Shape, text: str) -> Sides:
     """The axes of rows and those of columns in a text, and what the matrices are fused of.
 
     Args:
@@ -165,67 +203,77 @@ def read_fused(
         ) from None
 
 
-def _read(
-    text: str, shape: tuple[int, ...], least_sides: int
-) -> tuple[tuple[int, ...], tuple[int, ...], Fused | None]:
+def _read(text: str, shape: Shape, least_sides: int) -> Sides:
     items = _ITEM.findall(text)
     if _ITEM.sub("", text).strip():
         raise ValueError("has parentheses that are not in pairs, or one pair inside another")
     if len(items) != len(shape):
         raise ValueError(f"has {len(items)} items for {len(shape)} axes")
-    cut = [_words(item, length) for item, length in zip(items, shape, strict=True)]
-    axes = {
-        side: tuple(axis for axis, words in enumerate(cut) if any(x.kind == side for x in words))
-        for side in ("rows", "columns")
-    }
-    order = (*axes["rows"], *axes["columns"])
-    if sum(map(bool, axes.values())) < least_sides or len({*order}) < len(order):
+    of_axes = [_words(item, length) for item, length in zip(items, shape, strict=True)]
+
+    def axes_with(side: str) -> Axes:
+        return tuple(k for k, words in enumerate(of_axes) if side in [x.name for x in words])
+
+    rows, columns = axes_with("rows"), axes_with("columns")
+    order = (*rows, *columns)
+    if bool(rows) + bool(columns) < least_sides or not {*rows}.isdisjoint(columns):
         raise ValueError("must have an axis with rows, and another one with columns")
-    words = [word for axis in order for word in cut[axis]]
-    unequal = [k for k, word in enumerate(words) if word.parts]
+    words = [word for axis in order for word in of_axes[axis]]
+    unequal = [k for k, word in enumerate(words) if word.inside]
     if len(unequal) > 1:
         raise ValueError("may have one sum of parts")
     if len(words) == len(order) and not unequal:
-        return axes["rows"], axes["columns"], None
+        return Sides(rows, columns)
     if 0 in shape:
         raise ValueError("cuts an array without elements")
-    rows, columns = (tuple(k for k, word in enumerate(words) if word.kind == side) for side in axes)
-    height, width = (math.prod(shape[axis] for axis in side) for side in axes.values())
-    lengths = tuple(word.length for word in words)
-    part_axis = unequal[0] if unequal else 0
-    parts = words[part_axis].parts or lengths[:1]
-    cuts = tuple(len(cut[axis]) for axis in order)
-    fused = Fused((height, width), lengths, rows, columns, parts, part_axis, cuts)
-    return axes["rows"], axes["columns"], fused
+    segmented = unequal[0] if unequal else 0
+    fused = Fused(
+        words=tuple(tuple(word.size for word in of_axes[axis]) for axis in order),
+        row_axes=len(rows),
+        rows=tuple(k for k, word in enumerate(words) if word.name == "rows"),
+        columns=tuple(k for k, word in enumerate(words) if word.name == "columns"),
+        segments=words[segmented].inside or (words[segmented].size,),
+        segmented=segmented,
+    )
+    return Sides(rows, columns, fused)
 
 
-def stacks_in(text: str) -> tuple[int, ...]:
+def stacks_in(text: str) -> Axes:
     """The axes of a text that stack matrices."""
     is_side = re.compile(r"\b(rows|columns)\b").search
     return tuple(axis for axis, item in enumerate(_ITEM.findall(text)) if not is_side(item))
 
 
-def _words(item: str, length: int) -> list[_Word]:
-    """The parts that an item cuts an axis of this length into."""
-    known: list[_Word] = []
-    for word in item.strip("()").split():
-        if not _WORD.fullmatch(word):
-            raise ValueError(f"has {word!r}, which is no number, no name, and no sum of parts")
-        kind, _, written = word.partition("=")
-        _check_name(kind)
-        parts = tuple(map(int, written.split("+"))) if written else ()
-        if len(parts) > 1 and len({*parts}) == 1:  # equal parts, which devices may share
-            known.append(_Word(str(len(parts)), len(parts), ()))
-            parts = parts[:1]
-        said = int(kind) if kind.isdigit() else sum(parts)
-        known.append(_Word(kind, said, parts if len(parts) > 1 else ()))
-    if not known:
+def check_text(argument: str, text: str, name: str, stack: Axes) -> None:
+    """Checks that no stacked axis is one of rows or columns in a text."""
+    if wrong := {*stack} - {*stacks_in(text)}:
+        raise ValueError(
+            f"{argument}: {text!r} has rows or columns along axis {min(wrong)} of {name!r}, which "
+            "stacks layers by stacked=. Give that axis another name in the text, such as layers."
+        )
+
+
+def _words(item: str, length: int) -> list[Word]:
+    """The words that an item cuts an axis of this length into."""
+    words: list[Word] = []
+    for text in item.strip("()").split():
+        if not _WORD.fullmatch(text):
+            raise ValueError(f"has {text!r}, which is no number, no name, and no sum of parts")
+        name, _, written = text.partition("=")
+        _check_name(name)
+        segments = tuple(map(int, written.split("+"))) if written else ()
+        if len(segments) > 1 and len({*segments}) == 1:  # equal ones, which devices may share
+            words.append(Word(str(len(segments)), len(segments)))
+            segments = segments[:1]
+        size = int(name) if name.isdigit() else sum(segments)
+        words.append(Word(name, size, segments if len(segments) > 1 else ()))
+    if not words:
         raise ValueError(f"has {item}, in which there is no word")
-    rest, remainder = divmod(length, math.prod(word.length or 1 for word in known))
-    unknown = sum(not word.length for word in known)
+    rest, remainder = divmod(length, math.prod(word.size or 1 for word in words))
+    unknown = sum(not word.size for word in words)
     if remainder or unknown > 1 or (rest > 1 and not unknown):
         raise ValueError(f"has {item} for an axis of {length}")
-    return [word._replace(length=word.length or rest) for word in known]
+    return [word._replace(size=word.size or rest) for word in words]
 
 
 def _check_name(name: str) -> None:

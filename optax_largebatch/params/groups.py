@@ -164,33 +164,36 @@ def check_groups(groups: Any, stacked: Any = None, *unknown: str) -> ParamGroups
 
 def as_grouped(name: str, value: Any, allowed: str = "[0, inf)") -> Grouped:
     """A hyperparameter as a `Grouped`, after checking that its values are allowed."""
-    known = isinstance(value, Grouped)
-    grouped = value if known else Grouped(name, ParamGroups((), ()).indices, (value,))
-    for one in grouped.values:
-        arguments.check_number_or_schedule(name, one, allowed)
-    return dataclasses.replace(grouped, allowed=allowed)
+    if not isinstance(value, Grouped):
+        value = Grouped(name, ParamGroups((), ()).indices, (value,))
+    for of_group in value.values:
+        arguments.check_number_or_schedule(name, of_group, allowed)
+    return dataclasses.replace(value, allowed=allowed)
 
 
-def by_owner(parts: Mapping[str, Grouped], owners: Owners) -> Grouped:
+def by_owner(members: Mapping[str, Grouped], owners: Owners) -> Grouped:
     """One hyperparameter, which each parameter takes from what its owner has.
 
     Args:
-        parts: the hyperparameter of each owner.
+        members: the hyperparameter of each owner.
         owners: says who owns which parameter.
     """
-    values = [(owner, value) for owner, part in parts.items() for value in part.values]
-    starts = {owner: [x for x, _ in values].index(owner) for owner in parts}
+    values: list[Any] = []
+    starts: dict[str, int] = {}
+    for owner, grouped in members.items():
+        starts[owner] = len(values)
+        values += grouped.values
 
     def indices(params: Any) -> list[int]:
-        of_owners = {owner: part.indices(params) for owner, part in parts.items()}
-        return [  # the last value of a part has the index -1
-            starts[owner] + of_owners[owner][leaf] % len(parts[owner].values)
+        of_owners = {owner: grouped.indices(params) for owner, grouped in members.items()}
+        return [  # the last value of an owner has the index -1
+            starts[owner] + of_owners[owner][leaf] % len(members[owner].values)
             for leaf, owner in enumerate(owners(params))
         ]
 
-    first = next(iter(parts.values()))
-    name = " or ".join(dict.fromkeys(part.name for part in parts.values()))  # for errors
-    return Grouped(name, indices, tuple(x for _, x in values), first.allowed)
+    first = next(iter(members.values()))
+    name = " or ".join(dict.fromkeys(grouped.name for grouped in members.values()))  # for errors
+    return Grouped(name, indices, tuple(values), first.allowed)
 
 
 def scaled_rate(rate: Any, scale: Scalar | None) -> Any:

@@ -1,6 +1,6 @@
 """The leaves of the trees in one update, checked against each other."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 import dataclasses
 import functools
 import math
@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
+from optax_largebatch.params.shapes import Axes, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Leaves:
     treedef: Any
     arrays: list[Any]
     specs: list[PartitionSpec] | None = None
-    """How the leaves are split between devices, if `update` is told."""
+    """How the leaves are split between devices, if `update` is given that."""
     mesh: Any = None
     """The mesh of the specs under `jit`; None inside `jax.shard_map`, where each leaf is a shard
     already."""
@@ -44,35 +45,30 @@ class Leaves:
                 f"{name} must have the tree structure of the parameters given to `init`: {error}"
             ) from None
 
-    def alike(
-        self, name: str, tree: Any, shape_of: Callable[[int], tuple[int, ...]] | None = None
-    ) -> list[Any]:
+    def alike(self, name: str, tree: Any) -> list[Any]:
         """The parts of another tree at the places of these leaves, after checking their shapes.
 
         Args:
             name: what the tree is, for messages.
             tree: the tree.
-            shape_of: the shape to expect for a leaf; None for the leaf's own shape.
 
         Raises:
             ValueError: the tree has another structure, or an array another shape.
         """
-        parts = self.align(name, tree)
-        for index, part in enumerate(parts):
+        aligned = self.align(name, tree)
+        for index, array in enumerate(aligned):
             shape = self.arrays[index].shape
-            expected = shape if shape_of is None else shape_of(index)
-            found = getattr(part, "shape", None)
-            if found != expected:
-                with_it = "" if expected == shape else f", and not {expected},"
+            given = getattr(array, "shape", None)
+            if given != shape:
                 raise ValueError(
-                    f"{name} has the shape {found}{with_it} for the parameter "
-                    f"{self.names[index]!r} of shape {shape}. It belongs to other "
-                    "parameters or options, or has an axis for several models. Call `init` of "
-                    "this optimizer with these parameters, or restore into what it returns."
+                    f"{name} has the shape {given} for the parameter {self.names[index]!r} of "
+                    f"shape {shape}. It belongs to other parameters or options, or has an axis for "
+                    "several models. Call `init` of this optimizer with these parameters, or "
+                    "restore into what it returns."
                 )
-        return parts
+        return aligned
 
-    def split(self, index: int, kept: tuple[int, ...] = ()) -> norms.Split:
+    def split(self, index: int, kept: Axes = ()) -> norms.Split:
         """How a leaf is split, if its blocks are the slices along the axes `kept`.
 
         Args:
@@ -86,12 +82,12 @@ class Leaves:
             ValueError: the type of a stacked leaf says that it is split, but not along which axis.
         """
         if self.specs is not None and self.mesh is None:
-            axes = range(self.arrays[index].ndim)
-            names = {axis: frozenset(self.axes_along(index, axis)) for axis in axes}
-            return norms.Split(
-                within=frozenset().union(*(names[axis] for axis in axes if axis not in kept)),
-                between=frozenset().union(*(names[axis] for axis in kept)),
-            )
+
+            def along(axes: Iterable[int]) -> frozenset[str]:
+                return frozenset(name for axis in axes for name in self.axes_along(index, axis))
+
+            summed = {*range(self.arrays[index].ndim)} - {*kept}
+            return norms.Split(within=along(summed), between=along(kept))
         varying = norms.varying_axes(self.arrays[index])
         if kept and varying:
             name = self.names[index]
@@ -105,22 +101,29 @@ class Leaves:
 
     def axes_along(self, index: int, axis: int) -> tuple[str, ...]:
         """The mesh axes along which `specs` splits one axis of a leaf that is a shard."""
-        spec = () if self.specs is None or self.mesh is not None else self.specs[index]
+        return () if self.mesh is not None else self._names_along(index, axis)
+
+    def _names_along(self, index: int, axis: int) -> tuple[str, ...]:
+        """The mesh axes along which `specs` splits one axis of a leaf."""
+        spec = () if self.specs is None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
-    def elements_of_block(self, index: int, kept: tuple[int, ...] = ()) -> int:
+    def elements_of_block(self, index: int, kept: Axes = ()) -> int:
         """The number of elements of a block of a leaf, on all devices together."""
-        shape = enumerate(self.arrays[index].shape)
-        here = math.prod([size for axis, size in shape if axis not in kept])
-        return here * norms.devices_along(self.split(index, kept).within)
+        return self._elements_here(index, kept) * norms.devices_along(
+            self.split(index, kept).within
+        )
 
-    def one_element(self, index: int, kept: tuple[int, ...] = ()) -> bool:
+    def one_element(self, index: int, kept: Axes = ()) -> bool:
         """Whether the blocks of a leaf have one element each (or none), on all devices together."""
-        shape = enumerate(self.arrays[index].shape)
-        here = math.prod(size for axis, size in shape if axis not in kept)
-        return here * (norms.devices_along(self.split(index, kept).within) if here == 1 else 1) <= 1
+        here = self._elements_here(index, kept)
+        return here == 0 or (here == 1 and self.elements_of_block(index, kept) == 1)
 
-    def layout(self, index: int, who: str) -> "Layout":
+    def _elements_here(self, index: int, kept: Axes) -> int:
+        shape = enumerate(self.arrays[index].shape)
+        return math.prod([size for axis, size in shape if axis not in kept])
+
+    def sharding(self, index: int, who: str) -> "LeafSharding":
         """How the axes of a leaf are split, for transformations that work along axes.
 
         Args:
@@ -142,11 +145,12 @@ class Leaves:
                 "not say along which of its axes. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
-        spec = () if self.specs is None else self.specs[index]
-        names = [mesh_axes(spec[axis]) if axis < len(spec) else () for axis in range(array.ndim)]
-        parts = [norms.devices_along(axes) if axes and self.mesh is None else 1 for axes in names]
-        shape = tuple(size * part for size, part in zip(array.shape, parts, strict=True))
-        return Layout(shape, tuple(names))
+        names = tuple(self._names_along(index, axis) for axis in range(array.ndim))
+        shape = tuple(
+            size * norms.devices_along(self.axes_along(index, axis))
+            for axis, size in enumerate(array.shape)
+        )
+        return LeafSharding(shape, names)
 
     def sum_of_squares(self, arrays: list[Any]) -> jax.Array:
         """The sum of the squares of all elements of arrays that are split like the leaves.
@@ -163,10 +167,10 @@ class Leaves:
         return self.treedef.unflatten(leaves)
 
 
-class Layout(NamedTuple):
+class LeafSharding(NamedTuple):
     """The axes of a leaf, which may be split between devices."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     """The shape of the whole."""
     mesh_axes: tuple[tuple[str, ...], ...]
     """The mesh axes along which each of its axes is split."""
@@ -270,31 +274,32 @@ def gradients_of(
         return checked, list(checked.arrays)
     leaves = _with_specs(leaves_of("params", params), partition_specs)
     gradients = leaves.align(name, updates)
-    for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
-        if gradient is None:
-            continue
-        gradients[index] = jnp.asarray(gradient)
-        if gradients[index].shape != param.shape:
-            raise ValueError(
-                f"{name} must have the shapes of the parameters; "
-                f"{leaf_names(params)[index]!r} has a gradient of shape "
-                f"{gradients[index].shape} and a parameter of shape {param.shape}."
-            )
-        if jnp.iscomplexobj(gradients[index]) != jnp.iscomplexobj(param):
-            raise TypeError(
-                f"{name} must be real for real parameters and complex for complex ones; "
-                f"{leaf_names(params)[index]!r} has a gradient of dtype {gradients[index].dtype} "
-                f"and a parameter of dtype {param.dtype}."
-            )
-        unreduced = norms.varying_axes(gradients[index]) - norms.varying_axes(param)
-        if unreduced:
-            axes = _listed(unreduced)
-            raise ValueError(
-                f"{name} must be reduced over the mesh axis {axes}: along it the gradient of "
-                f"{leaf_names(params)[index]!r} differs between devices and its parameter "
-                f"does not. Call jax.lax.pmean(grads, {axes}) first."
-            )
+    for index, gradient in enumerate(gradients):
+        if gradient is not None:
+            gradients[index] = jnp.asarray(gradient)
+            _check_gradient(name, gradients[index], leaves, index)
     return leaves, gradients
+
+
+def _check_gradient(name: str, gradient: jax.Array, leaves: Leaves, index: int) -> None:
+    param, of = leaves.arrays[index], leaves.names[index]
+    if gradient.shape != param.shape:
+        raise ValueError(
+            f"{name} must have the shapes of the parameters; {of!r} has a gradient of shape "
+            f"{gradient.shape} and a parameter of shape {param.shape}."
+        )
+    if jnp.iscomplexobj(gradient) != jnp.iscomplexobj(param):
+        raise TypeError(
+            f"{name} must be real for real parameters and complex for complex ones; {of!r} has a "
+            f"gradient of dtype {gradient.dtype} and a parameter of dtype {param.dtype}."
+        )
+    if unreduced := norms.varying_axes(gradient) - norms.varying_axes(param):
+        axes = _listed(unreduced)
+        raise ValueError(
+            f"{name} must be reduced over the mesh axis {axes}: along it the gradient of {of!r} "
+            "differs between devices and its parameter does not. Call "
+            f"jax.lax.pmean(grads, {axes}) first."
+        )
 
 
 def check_real(who: str, leaves: Leaves) -> None:
@@ -306,7 +311,7 @@ def check_real(who: str, leaves: Leaves) -> None:
     for index, array in enumerate(leaves.arrays):
         if jnp.iscomplexobj(array):
             raise TypeError(
-                f"{who} takes no complex numbers, and {leaf_names(leaves.tree)[index]!r} has dtype "
+                f"{who} takes no complex numbers, and {leaves.names[index]!r} has dtype "
                 f"{array.dtype}. Leave it to another optimizer by optax.partition, such as lamb, "
                 "or put optax.contrib.split_real_and_imaginary(...) around the whole optimizer: "
                 "its real and imaginary parts are then two arrays, each with a norm of its own."
@@ -331,9 +336,7 @@ def mesh_axes(entry: Any) -> tuple[str, ...]:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def spec_alike(
-    spec: PartitionSpec, shape: tuple[int, ...], other: tuple[int, ...]
-) -> PartitionSpec:
+def spec_alike(spec: PartitionSpec, shape: Shape, other: Shape) -> PartitionSpec:
     """The spec for an array of shape `other` that belongs to an array of shape `shape`.
 
     It splits axes of equal length in the same way, and leaves axes of length 1 whole. If the shapes
@@ -352,32 +355,30 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     if partition_specs is None:
         return leaves
     given = broadcast_prefix("partition_specs", partition_specs, leaves.tree, _is_spec)
-    specs = [one.spec if isinstance(one, NamedSharding) else one for one in given]
+    specs = [x.spec if isinstance(x, NamedSharding) else x for x in given]
     split_along: set[str] = set()
-    for index, (array, spec) in enumerate(zip(leaves.arrays, specs, strict=True)):
+    for name, array, spec in zip(leaves.names, leaves.arrays, specs, strict=True):
         if not isinstance(spec, PartitionSpec):
             raise TypeError(
                 "partition_specs must hold a jax.sharding.PartitionSpec or NamedSharding for "
-                f"{leaves.names[index]!r}, got {spec!r}; PartitionSpec() is for a "
-                "parameter that every device has whole."
+                f"{name!r}, got {spec!r}; PartitionSpec() is for a parameter that every device has "
+                "whole."
             )
         said = frozenset(axis for entry in spec for axis in mesh_axes(entry))
         varying = norms.varying_axes(array)
         split_along |= said
         if len(spec) > array.ndim:
             raise ValueError(
-                f"partition_specs: {spec} has more axes than "
-                f"{leaves.names[index]!r} of shape {array.shape}."
+                f"partition_specs: {spec} has more axes than {name!r} of shape {array.shape}."
             )
         if varying and varying != said:
             raise ValueError(
-                f"partition_specs: {spec} is not how {leaves.names[index]!r} is split; "
-                f"by its type it differs along the mesh axes {_listed(varying)}. Give the spec "
-                "that shard_map has for it."
+                f"partition_specs: {spec} is not how {name!r} is split; by its type it differs "
+                f"along the mesh axes {_listed(varying)}. Give the spec that shard_map has for it."
             )
     if any(map(norms.is_bound, split_along)):
         return dataclasses.replace(leaves, specs=specs)
-    mesh = next((one.mesh for one in given if isinstance(one, NamedSharding)), None)
+    mesh = next((x.mesh for x in given if isinstance(x, NamedSharding)), None)
     mesh = mesh or jax.sharding.get_abstract_mesh()
     missing = split_along - set(mesh.shape)
     if missing:

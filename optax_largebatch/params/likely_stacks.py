@@ -1,18 +1,23 @@
-"""Parameters that look like stacks of layers, and are not declared as such."""
+"""Parameters that look like stacks of layers and are not declared as such, and warnings of them."""
 
 from collections.abc import Iterable, Sequence
+import math
 import re
 from typing import Any, NamedTuple
+import warnings
 
 import jax
 import numpy as np
 
+from optax_largebatch.params.blocks import Block
 from optax_largebatch.params.names import is_called
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.patterns import patterns_of
+from optax_largebatch.params.shapes import Axes, Shape
+from optax_largebatch.params.stacked import Stacked
 
-Axes = Sequence[tuple[int, ...]]
-"""The stacked axes of each parameter."""
+LARGEST_TOY = 64
+"""So many numbers in one vector, and no more, are no network."""
 
 
 class LikelyStack(NamedTuple):
@@ -21,10 +26,10 @@ class LikelyStack(NamedTuple):
     number: int
     """The number of the parameter among `jax.tree.leaves(params)`."""
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     axis: int
     """The axis that seems to run over layers."""
-    beside: str
+    neighbour: str
     """The name of a declared stack of the same module; empty if there is none."""
     pattern: str
     """A pattern for `stacked_layers` that declares the parameter."""
@@ -35,7 +40,7 @@ class LikelyStack(NamedTuple):
         return f"{self.pattern!r}: {self.axis}"
 
 
-def likely_stacks(params: Any, declared: Axes) -> list[LikelyStack]:
+def likely_stacks(params: Any, declared: Sequence[Axes]) -> list[LikelyStack]:
     """The parameters that look like stacks and are not declared: layers, and experts.
 
     Args:
@@ -45,13 +50,25 @@ def likely_stacks(params: Any, declared: Axes) -> list[LikelyStack]:
     names = leaf_names(params)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
     layers = _layers(names, shapes, declared)
-    axes = [{*axes} for axes in declared]
-    for stack in layers:
-        axes[stack.number].add(stack.axis)
-    return [*layers, *_experts(names, shapes, axes)]
+    stacks = [{*axes} for axes in declared]
+    for layer in layers:
+        stacks[layer.number].add(layer.axis)
+    blocks = list(map(Block.of, names, shapes, map(tuple, stacks)))
+    experts = _axes_of_experts(blocks)
+    patterns = {
+        axis: patterns_of(names, {number for number in experts if experts[number] == axis})
+        for axis in sorted({*experts.values()})
+    }
+    return layers + [
+        LikelyStack(number, names[number], shapes[number], axis, "", pattern)
+        for axis in patterns
+        for pattern in patterns[axis]
+        for number in sorted(experts)
+        if experts[number] == axis and re.search(pattern, names[number])
+    ]
 
 
-def _layers(names: list[str], shapes: list[tuple[int, ...]], declared: Axes) -> list[LikelyStack]:
+def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> list[LikelyStack]:
     """The parameters that seem to be stacked along an axis with all others of a module.
 
     All parameters of a module that is stacked have the stacked axis, biases and scales too. So a
@@ -77,7 +94,7 @@ def _layers(names: list[str], shapes: list[tuple[int, ...]], declared: Axes) -> 
         for axis in known:
             if not _is_shared(axis, [shapes[n] for n in members]) or shapes[members[0]][axis] == 1:
                 continue
-            beside = next((names[n] for n in members if axis in declared[n]), "")
+            neighbour = next((names[n] for n in members if axis in declared[n]), "")
             stack = _common([paths[n][:-1] for n in members])
             for number in members:
                 is_router = is_called("router", names[number])
@@ -85,20 +102,20 @@ def _layers(names: list[str], shapes: list[tuple[int, ...]], declared: Axes) -> 
                     continue  # it has an output for each of the experts beside it
                 if axis not in declared[number] and number not in stacks:
                     alone = f"^{re.escape(names[number])}$"
-                    pattern = alone if beside or not stack else _of_module(stack)
+                    pattern = alone if neighbour or not stack else _of_module(stack)
                     stacks[number] = LikelyStack(
-                        number, names[number], shapes[number], axis, beside, pattern
+                        number, names[number], shapes[number], axis, neighbour, pattern
                     )
     return [stacks[number] for number in sorted(stacks)]
 
 
-def _is_shared(axis: int, shapes: Iterable[tuple[int, ...]]) -> bool:
+def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:
     """Whether all have this axis, with one length."""
     lengths = {shape[axis] if axis < len(shape) else None for shape in shapes}
     return len(lengths) == 1 and None not in lengths
 
 
-def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[str]) -> list[int]:
+def _stacked_axis(module: str, members: dict[int, Shape], names: list[str]) -> list[int]:
     """The axis along which the parameters of a module seem to be stacked, if there is one.
 
     Of two axes it is the shorter one: there are fewer layers than channels. Kernels share their
@@ -124,43 +141,29 @@ def _stacked_axis(module: str, members: dict[int, tuple[int, ...]], names: list[
     return sorted(axes, key=lambda axis: next(iter(members.values()))[axis])[:1]
 
 
-def _experts(
-    names: list[str], shapes: list[tuple[int, ...]], stacked: Sequence[set[int]]
-) -> list[LikelyStack]:
-    """The experts of a module, whose router has an output for each of them.
+def _axes_of_experts(blocks: Sequence[Block]) -> dict[int, int]:
+    """The axis of the experts of a module, whose router has an output for each of them.
 
     Args:
-        names: of all parameters.
-        shapes: of all parameters.
-        stacked: the axes of each that run over layers.
+        blocks: of all parameters, without the axes that run over layers.
     """
-    axes = [
-        [axis for axis in range(len(shape)) if axis not in stack]
-        for shape, stack in zip(shapes, stacked, strict=True)
-    ]
-    experts: dict[int, int] = {}
-    for number, name in enumerate(names):
-        if not is_called("router", name) or len(axes[number]) != 2:
+    axes: dict[int, int] = {}
+    for router in blocks:
+        if not is_called("router", router.name) or len(router.shape) != 2:
             continue
-        lengths = [shapes[number][axis] for axis in axes[number]]
-        many = min(lengths) if is_called("outputs first", name) else lengths[1]
-        module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", name)
-        beside = [
-            other
-            for other, inside in enumerate(names)
-            if inside.startswith(module)
-            and len(axes[other]) == 3
-            and shapes[other][axes[other][0]] == many > 1
-        ]
-        if len(beside) > 1:  # one alone may be attention's outputs, beside a gate for each head
-            experts |= {other: axes[other][0] for other in beside}
-    return [
-        LikelyStack(number, names[number], shapes[number], axis, "", pattern)
-        for axis in sorted({*experts.values()})
-        for pattern in patterns_of(names, {n for n, k in experts.items() if k == axis})
-        for number in sorted(experts)
-        if experts[number] == axis and re.search(pattern, names[number])
-    ]
+        is_turned = is_called("outputs first", router.name)
+        experts = min(router.shape) if is_turned else router.shape[1]
+        module = re.sub(r"[^/]+(/(kernel|w|weight))?$", "", router.name)
+        candidates = {
+            number: block.axes[0]
+            for number, block in enumerate(blocks)
+            if block.name.startswith(module)
+            and len(block.shape) == 3
+            and block.shape[0] == experts > 1
+        }
+        if len(candidates) > 1:  # one alone may be attention's outputs, with a gate for each head
+            axes |= candidates
+    return axes
 
 
 def _of_module(keys: list[str]) -> str:
@@ -178,3 +181,50 @@ def _common(paths: list[list[str]]) -> list[str]:
 def declaration(entries: Iterable[str]) -> str:
     """Code that declares stacks by their entries."""
     return f"stacked_layers({{{', '.join(dict.fromkeys(entries))}}})"
+
+
+def forgotten(stacked: Stacked, params: Any) -> list[LikelyStack]:
+    """The parameters that look like stacks, where nobody has said whether they are."""
+    if stacked.if_forgotten == "nothing":
+        return []
+    said = stacked.entries.of(params)
+    # At the root, a network of few parameters has lengths that are equal by chance.
+    return [
+        stack
+        for stack in likely_stacks(params, stacked.axes(params))
+        if () not in said[stack.number]
+        and (not stack.neighbour or stack.name.split("/")[0] == stack.neighbour.split("/")[0])
+    ]
+
+
+def check_none_forgotten(stacked: Stacked, params: Any) -> None:
+    """Warns, or raises, if some parameters look like stacks, and nobody has said whether."""
+    stacks = forgotten(stacked, params)
+    if not stacks:
+        return
+    first = stacks[0]
+    message = (
+        f"{len({stack.number for stack in stacks})} of {len(leaf_names(params))} parameters look "
+        f"like stacks of layers, such as {first.name!r} of shape {first.shape}, and "
+        f"stacked={stacked} does not declare them. Each would count as one layer, or as no "
+        "matrix, and a stack of biases as a matrix. Declare them: "
+        f"stacked={declaration(stack.entry for stack in stacks)}. If one is no stack, say so by "
+        f"None in place of the axis: {{{first.pattern!r}: None}}."
+    )
+    if stacked.if_forgotten == "error":
+        raise ValueError(message)
+    warnings.warn(message, stacklevel=2)
+
+
+def check_not_flat(stacked: Stacked, params: Any) -> None:
+    """Warns if a whole network seems to lie in one vector."""
+    if stacked.if_forgotten == "nothing" or not jax.tree_util.all_leaves([params]):
+        return
+    shape = np.shape(params)
+    if len(shape) == 1 and math.prod(shape) > LARGEST_TOY:
+        warnings.warn(
+            f"the parameters are one vector of {math.prod(shape)} numbers, as after optax.flatten "
+            "or ravel_pytree, so all layers have one norm. Pass the tree of the network. If the "
+            "vector is one layer, say so: stacked={}.",
+            stacklevel=3,
+        )

@@ -16,6 +16,7 @@ import jax
 import optax
 
 from optax_largebatch.params.paths import inside, is_box, leaf_names
+from optax_largebatch.params.shapes import Shape
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 
 Keys = tuple[str, ...]
@@ -49,13 +50,22 @@ class Part(NamedTuple):
         return any(set(self.fields) == set(getattr(kind, "_fields", ())) for kind in kinds)
 
 
-def parts_of(state: Any) -> Iterator[Part]:
+def parts_of(state: Any, keys: Keys = (), masked_at: Keys = ()) -> Iterator[Part]:
     """All parts of a state, the outer ones first.
 
     Args:
         state: the state, or an object that holds one, such as an `nnx.Optimizer`.
+        keys: the keys on the way to it.
+        masked_at: those of the innermost `optax.masked` around it.
     """
-    return _parts(state, (), ())
+    below = children(state)
+    if not below:
+        return
+    if list(below) == list(optax.MaskedState._fields):
+        masked_at = keys
+    yield Part(keys, type(state), below, masked_at)
+    for key, child in below.items():
+        yield from parts_of(child, (*keys, key), masked_at)
 
 
 def parts_of_kinds(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
@@ -63,17 +73,6 @@ def parts_of_kinds(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
     return [
         part._replace(kind=kind) for part in parts_of(state) for kind in kinds if part.is_one(kind)
     ]
-
-
-def _parts(node: Any, keys: Keys, masked_at: Keys) -> Iterator[Part]:
-    below = children(node)
-    if not below:
-        return
-    if list(below) == list(optax.MaskedState._fields):
-        masked_at = keys
-    yield Part(keys, type(node), below, masked_at)
-    for key, child in below.items():
-        yield from _parts(child, (*keys, key), masked_at)
 
 
 def seen_by(part: Part, state: Any, params: Any) -> list[int]:
@@ -109,15 +108,15 @@ def owners(state: Any, params: Any) -> list[int | None]:
     numbers = numbers_of(params)
     all_keys = [keys for keys, _ in keyed_arrays(state)]
 
-    def within(depth: int, part: list[Keys]) -> list[int | None]:
+    def within(depth: int, alike: list[Keys]) -> list[int | None]:
         """The owners of arrays whose first `depth` keys are the same."""
-        rest = [keys[depth:] for keys in part]
+        rest = [keys[depth:] for keys in alike]
         if all(keys in numbers for keys in rest):
             return [numbers[keys] for keys in rest]
         of_axes = all(keys and keys[-1].isdigit() and keys[:-1] in numbers for keys in rest)
         if of_axes or not all(rest):
-            return [None] * len(part)
-        children = itertools.groupby(part, key=lambda keys: keys[depth])
+            return [None] * len(alike)
+        children = itertools.groupby(alike, key=lambda keys: keys[depth])
         return [owner for _, child in children for owner in within(depth + 1, list(child))]
 
     return within(0, all_keys)
@@ -140,24 +139,24 @@ class OfParameter(NamedTuple):
     name: str
     """The name of the parameter, after the name of its part if there are several parts."""
     entries: slice
-    shape: tuple[int, ...]
+    shape: Shape
     """The lengths of the parameter's stacked axes, and the number of the parts of an axis."""
 
 
 def by_parameter(
-    found: Sequence[Part],
+    parts: Sequence[Part],
     field: str,
     state: Any,
     params: Any,
     stacked: Stacked = NOT_STACKED,
     *,
     others: int = 0,
-    known: Mapping[Keys, Mapping[int, tuple[int, ...]]] | None = None,
+    known: Mapping[Keys, Mapping[int, Shape]] | None = None,
 ) -> list[OfParameter]:
     """The parameters to which the entries of vectors with a number for each block belong.
 
     Args:
-        found: parts of the state.
+        parts: those of the state that have the vector.
         field: the vector.
         state: the state.
         params: the parameters.
@@ -174,8 +173,8 @@ def by_parameter(
     """
     names, of_all = leaf_names(params), dict(enumerate(stacked.lengths(params)))
     blocks = sum(map(math.prod, of_all.values()))
-    shapes: list[Mapping[int, tuple[int, ...]]] = []
-    for part in found:
+    shapes: list[Mapping[int, Shape]] = []
+    for part in parts:
         size = check_one_model(field, part.array(field), ndim=1).size - others
         lengths = (known or {}).get(part.keys)
         if lengths is None:
@@ -190,11 +189,11 @@ def by_parameter(
                 f"{blocks}. Pass the optimizer's parameters, and its `stacked` where asked for."
             )
     results = []
-    for part, of_part in zip(found, shapes, strict=True):
+    for part, of_part in zip(parts, shapes, strict=True):
         start = 0
         for number, shape in of_part.items():
-            several = [one for one, seen in zip(found, shapes, strict=True) if number in seen]
-            prefix = labels([one.keys for one in several])[several.index(part)]
+            seen_in = [x.keys for x, seen in zip(parts, shapes, strict=True) if number in seen]
+            prefix = labels(seen_in)[seen_in.index(part.keys)]
             name = f"{prefix}/{names[number]}" if prefix else names[number]
             end = start + math.prod(shape)
             results.append(OfParameter(part, number, name, slice(start, end), shape))
@@ -240,15 +239,15 @@ def keyed_arrays(tree: Any) -> list[tuple[Keys, Any]]:
 
     Boxes of Flax around an array have no key of their own.
     """
-    found = []
+    keyed = []
     for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_boxed)[0]:
         arrays = jax.tree.leaves(node)
         keys = tuple(map(_key, path))
         if len(arrays) == 1:
-            found.append((keys, arrays[0]))
+            keyed.append((keys, arrays[0]))
         else:
-            found += [((*keys, str(number)), array) for number, array in enumerate(arrays)]
-    return found
+            keyed += [((*keys, str(number)), array) for number, array in enumerate(arrays)]
+    return keyed
 
 
 def children(node: Any) -> dict[str, Any]:

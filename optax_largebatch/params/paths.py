@@ -12,6 +12,9 @@ import optax
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Named = list[tuple[str, Any]]
+"""Leaves with their names."""
+
 KEPT = 64
 """For how many trees a function keeps its result."""
 
@@ -38,7 +41,7 @@ def path_name(tree: Any, path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+def named_leaves(tree: Any) -> Named:
     """`(name, leaf)` for each leaf of a tree and for each place where one is hidden.
 
     `optax.masked` and `optax.partition` hide leaves behind a placeholder, Equinox behind None.
@@ -116,7 +119,7 @@ def wraps_one_array(node: Any) -> bool:
 def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
     """The node at a path."""
     for key in path:
-        tree = dict(inside(tree))[key,]
+        tree = dict(inside(tree))[(key,)]
     return tree
 
 
@@ -156,14 +159,14 @@ def broadcast_prefix(
         ValueError: `prefix` is no prefix of `params`.
     """
 
-    def entries(prefix: Any, part: Any) -> list[Any]:
-        if is_hidden(part):
+    def entries(prefix: Any, node: Any) -> list[Any]:
+        if is_hidden(node):
             return []
         if is_leaf(prefix) or jax.tree_util.all_leaves([prefix]):
-            return [prefix] * len(jax.tree.leaves(part))
-        if jax.tree_util.all_leaves([part]):
+            return [prefix] * len(jax.tree.leaves(node))
+        if jax.tree_util.all_leaves([node]):
             raise ValueError(f"{prefix!r} stands where the parameters have one array.")
-        children, structure = jax.tree.flatten(part, is_leaf=lambda node: node is not part)
+        children, structure = jax.tree.flatten(node, is_leaf=lambda child: child is not node)
         pairs = zip(structure.flatten_up_to(prefix), children, strict=True)
         return [entry for subtree, child in pairs for entry in entries(subtree, child)]
 

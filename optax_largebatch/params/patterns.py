@@ -1,7 +1,89 @@
-"""Short patterns that select some parameters and no others, for messages with a line to paste."""
+"""What an argument says of each parameter by patterns or a tree, and short patterns to paste."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+import dataclasses
 import re
+from typing import Any, TypeGuard
+
+import jax
+
+from optax_largebatch.params import paths
+from optax_largebatch.params.rules import matching
+
+IsEntry = Callable[[Any], bool]
+"""Whether something is what an argument says of one parameter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """What an argument says of the parameters. It is data, if its entries are."""
+
+    argument: str
+    """Its name, for messages."""
+    is_entry: IsEntry
+    by_pattern: tuple[tuple[str, Any], ...] = ()
+    tree_of: Callable[[Any], Any] | None = None
+    """From the parameters to a tree of entries, or a prefix of one; None for patterns."""
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it has no entry for any parameters."""
+        return not self.by_pattern and self.tree_of is None
+
+    def of(self, params: Any) -> list[list[Any]]:
+        """The entries of each leaf of `params`: of all patterns that match it, or of the tree."""
+        leaves = jax.tree.leaves(params)
+        if not leaves:  # of a placeholder, too, which a function of the parameters does not know
+            return []
+        if self.tree_of is not None:
+            tree = self.tree_of(params)
+            entries = paths.broadcast_prefix(self.argument, tree, params, self.is_entry)
+            return [[entry] for entry in entries]
+        if self.says_nothing:
+            return [[] for _ in leaves]
+        named = paths.named_leaves(params)
+        matched: list[list[Any]] = [[] for _ in named]
+        for pattern, entry in self.by_pattern:
+            try:
+                flags = matching(pattern).select(named)
+            except ValueError as error:
+                raise ValueError(f"{self.argument}: {error}") from None
+            for entries, flag in zip(matched, flags, strict=True):
+                if flag:
+                    entries.append(entry)
+        pairs = zip(matched, named, strict=True)
+        return [entries for entries, (_, leaf) in pairs if not paths.is_hidden(leaf)]
+
+    def texts(self, params: Any) -> list[str | None]:
+        """The entry of each leaf that is a text; the last of several counts."""
+        last = [entries[-1] if entries else None for entries in self.of(params)]
+        return [entry if isinstance(entry, str) else None for entry in last]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tree:
+    """A tree in two parts that have a hash."""
+
+    entries: tuple[Any, ...]
+    structure: Any
+
+    def __call__(self, params: Any) -> Any:
+        return self.structure.unflatten(self.entries)
+
+
+def entries_of_tree(argument: str, where: Any, is_entry: IsEntry) -> Entries:
+    """What an argument says by a tree, or by a function of the parameters that returns one."""
+    if paths.is_function(where):
+        return Entries(argument, is_entry, tree_of=where)
+    entries, structure = jax.tree.flatten(where, is_leaf=is_entry)
+    return Entries(argument, is_entry, tree_of=_Tree(tuple(entries), structure))
+
+
+def are_patterns(where: Any, is_entry: IsEntry) -> TypeGuard[dict[str, Any]]:
+    """Whether an argument maps patterns to entries; a tree of entries may look the same."""
+    return isinstance(where, dict) and all(
+        isinstance(key, str) and is_entry(entry) for key, entry in where.items()
+    )
 
 
 def patterns_of(names: Sequence[str], chosen: Collection[int]) -> list[str]:
@@ -24,9 +106,9 @@ def patterns_of(names: Sequence[str], chosen: Collection[int]) -> list[str]:
 
 def _end(name: str, others: str) -> str:
     """The shortest end of a name that none of the others has, or all of it."""
-    parts = [re.sub(r"\d+", r"\\d+", re.escape(part)) for part in name.split("/")]
-    for start in range(len(parts) - 1, -1, -1):
-        end = f"(^|/){'/'.join(parts[start:])}$"
+    keys = [re.sub(r"\d+", r"\\d+", re.escape(key)) for key in name.split("/")]
+    for start in reversed(range(len(keys))):
+        end = f"(^|/){'/'.join(keys[start:])}$"
         if not re.search(end, others, re.MULTILINE):
             return end
     return f"^{re.escape(name)}$"

@@ -11,9 +11,9 @@ import jax
 
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.names import is_called
-from optax_largebatch.params.paths import is_hidden, named_leaves
+from optax_largebatch.params.paths import Named, is_hidden, named_leaves
 
-_Select = Callable[[list[tuple[str, Any]]], list[bool]]
+_Select = Callable[[Named], list[bool]]
 
 _AXES = {"vector": 1, "scalar": 0}
 KINDS = ("bias", "norm", "position", "token", *_AXES)
@@ -194,7 +194,7 @@ class _Search:
 
     patterns: tuple[str, ...]
 
-    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+    def __call__(self, named: Named) -> list[bool]:
         # None is no parameter: frozen, or the activation of a module.
         names = [name for name, _ in named]
         parameters = [name for name, leaf in named if leaf is not None]
@@ -235,7 +235,7 @@ def whole_numbers(pattern: str) -> re.Pattern[str]:
 class _AtLeastNdim:
     ndim: int
 
-    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+    def __call__(self, named: Named) -> list[bool]:
         return [getattr(leaf, "ndim", 0) >= self.ndim for _, leaf in named]
 
 
@@ -244,13 +244,14 @@ class _OfKinds:
     kinds: tuple[str, ...]
     may_be_none: bool = False
 
-    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
-        selected = [any(_is_of(kind, name, leaf) for kind in self.kinds) for name, leaf in named]
-        parameters = [
-            flag for flag, (_, leaf) in zip(selected, named, strict=True) if leaf is not None
+    def __call__(self, named: Named) -> list[bool]:
+        selected = [
+            leaf is not None and any(_is_of(kind, name, leaf) for kind in self.kinds)
+            for name, leaf in named
         ]
-        known = all(hasattr(leaf, "ndim") for _, leaf in named if leaf is not None)
-        if parameters and known and not any(parameters) and not self.may_be_none:
+        leaves = [leaf for _, leaf in named if leaf is not None]
+        is_known = all(hasattr(leaf, "ndim") for leaf in leaves)
+        if leaves and is_known and not any(selected) and not self.may_be_none:
             raise ValueError(
                 f"no parameter is of the kinds {', '.join(self.kinds)}. The names are: "
                 f"{listed([name for name, _ in named])}. Select by matching(...), or all."
@@ -275,7 +276,7 @@ class _Combined:
     operator: Callable[..., bool]
     selects: tuple[_Select, ...]
 
-    def __call__(self, named: list[tuple[str, Any]]) -> list[bool]:
+    def __call__(self, named: Named) -> list[bool]:
         choices = [select(named) for select in self.selects]
         return [self.operator(*flags) for flags in zip(*choices, strict=True)]
 

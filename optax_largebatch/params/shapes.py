@@ -10,7 +10,13 @@ WINDOW = 32
 COLOURS = 4
 """The most channels of an image: a convolution with so few inputs is a first layer."""
 
-Pair = tuple[tuple[int, ...], tuple[int, ...]]
+Shape = tuple[int, ...]
+"""The lengths of the axes of an array."""
+
+Axes = tuple[int, ...]
+"""Some of the axes of an array."""
+
+Pair = tuple[Axes, Axes]
 """The axes of rows, and those of columns."""
 
 
@@ -77,7 +83,7 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
     return axes[-2:-1], last
 
 
-def window_of(name: str, block: Sequence[int]) -> tuple[int, ...] | None:
+def window_of(name: str, block: Sequence[int]) -> Axes | None:
     """The axes of the window of a convolution; None for other kernels.
 
     They are the first ones in Flax, Haiku and Keras, and the last ones in Equinox and PyTorch.

@@ -5,7 +5,7 @@ import functools
 import operator
 from typing import Any
 
-from optax_largebatch.params.matrices import MatrixAxes
+from optax_largebatch.params.matrix_axes import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes.building import given, schedule_call, without

@@ -7,7 +7,7 @@ import jax
 import optax
 
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.matrices import MatrixAxes
+from optax_largebatch.params.matrix_axes import MatrixAxes
 from optax_largebatch.params.rules import Rule
 from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.recipes.building import given, optimizer_call, schedule_call

@@ -48,7 +48,7 @@ def centralize_gradients(
     check_mask("mask", mask)
     check_integer("output_axis", output_axis, at_least=-1)
 
-    stacks = check_stacked(stacked, parts=False)
+    stacks = check_stacked(stacked, segments=False)
 
     def choices(leaves: Leaves) -> list[tuple[int, ...] | None]:
         """The axes that are not averaged over, None for a leaf that passes."""

@@ -16,7 +16,8 @@ from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.stacked import NOT_STACKED, Parts, Stacked, Stacks, check_stacked
+from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.trust_ratio import adapted_leaves
 
 Radius = Literal["now", "start"] | Scalar
@@ -231,7 +232,7 @@ class _Choice(NamedTuple):
     """Whether it stays on its spheres."""
     balls: tuple[float, ...]
     """The radius of the ball of a block of zeros; one for each segment of an axis that is cut."""
-    segments: Parts | None
+    segments: Segments | None
     """The segments of an axis that are blocks."""
 
 

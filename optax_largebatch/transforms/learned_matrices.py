@@ -15,9 +15,9 @@ from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Materialize
 from optax_largebatch.norms import accumulation_dtype, explicit_spec, sum_of_squares, with_spec
 from optax_largebatch.numerics import bias_correction, quotient, root
+from optax_largebatch.params.blocks import Layers
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
-from optax_largebatch.params.layers import Layers
-from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.leaves import LeafSharding, Leaves
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
@@ -126,7 +126,7 @@ def scale_by_learned_matrices(
     check_numbers("(0, inf)", max_step_scale=max_step_scale)
     check_integer("max_fullcov_size", max_fullcov_size, at_least=0)
     check_dtypes(mu_dtype=mu_dtype)
-    stacks = check_stacked(stacked, parts=False)
+    stacks = check_stacked(stacked, segments=False)
 
     def identities(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
@@ -150,16 +150,16 @@ def scale_by_learned_matrices(
         correction = bias_correction(b2, state.count + 1)
         return b1, b2, eps, correction, max_step_scale, meta_rates, learns
 
-    def choices(leaves: Leaves) -> list[tuple[Layers, Layout, int]]:
+    def choices(leaves: Leaves) -> list[tuple[Layers, LeafSharding, int]]:
         who = "scale_by_learned_matrices multiplies along axes"
-        layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
-        stacked = zip(layouts, stacks.axes(leaves.tree), strict=True)
-        layers = [Layers.of(layout.shape, axes) for layout, axes in stacked]
-        return list(zip(layers, layouts, rates.indices(leaves.tree), strict=True))
+        shardings = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
+        stacked = zip(shardings, stacks.axes(leaves.tree), strict=True)
+        layers = [Layers.of(sharding.shape, axes) for sharding, axes in stacked]
+        return list(zip(layers, shardings, rates.indices(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         b1, b2, eps, correction, largest, meta_rates, learns = at.scalars
-        layers, layout, index = at.choice
+        layers, sharding, index = at.choice
         state: ScaleByLearnedMatricesState = at.state
         mu = yield engine.materialize(b1 * state.mu + (1 - b1) * update, mu_dtype)
         kind = _kind(layers.block)
@@ -175,14 +175,14 @@ def scale_by_learned_matrices(
 
             # A product along an axis needs all of it, so every device works on the whole.
             def whole(x: jax.Array) -> jax.Array:
-                return layers.first(layout.gathered(x))
+                return layers.first(sharding.gathered(x))
 
             def new() -> Any:
                 return layers.each(learned)(whole(update), whole(at.state.mu), *old)
 
             matrices, covariances = yield from _stored(jax.lax.cond(learns, new, lambda: old))
             momentum = whole(mu)
-            direction = layout.local_shard(layers.back(layers.each(product)(matrices, momentum)))
+            direction = sharding.local_shard(layers.back(layers.each(product)(matrices, momentum)))
             direction = yield engine.materialize(with_spec(direction, explicit_spec(mu)))
         (rms,) = yield engine.block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero

@@ -154,7 +154,7 @@ def accumulate_gradients(
             f"every must be 2 or more with small_batches={small_batches}, got 1: a single "
             "micro-batch says nothing about the noise."
         )
-    stacks = check_stacked(stacked, parts=False)
+    stacks = check_stacked(stacked, segments=False)
 
     def init(params: optax.Params) -> AccumulateGradientsState:
         leaves_of("params", params)

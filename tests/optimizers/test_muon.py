@@ -18,7 +18,7 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.engine.matrices import all_to_all
 from optax_largebatch.params import paths
-from optax_largebatch.params.matrices import axes_of_matrices
+from optax_largebatch.params.matrix_axes import check_axes
 from optax_largebatch.transforms.orthogonalization.coefficients import PUBLISHED
 from optax_largebatch.transforms.orthogonalization.newton_schulz import newton_schulz
 from tests import helpers
@@ -362,7 +362,7 @@ def test_many_parameters_are_named_once():
     with pytest.MonkeyPatch.context() as patch:
         made = paths.path_name
         patch.setattr(paths, "path_name", lambda *of: names.append(of) or made(*of))
-        axes_of_matrices({"conv": ((0, 1), 2)}, rule, params)
+        check_axes({"conv": ((0, 1), 2)}, rule).blocks(params)
     assert len(names) < 10 * len(params)
 
 

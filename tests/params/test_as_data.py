@@ -13,7 +13,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.engine import Matrices
-from optax_largebatch.params.leaves import Layout
+from optax_largebatch.params.leaves import LeafSharding
 
 PARAMS = {
     "dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)},
@@ -46,7 +46,7 @@ MAKERS = {
     "stacks by patterns": lambda: lb.stacked_layers({"layers/": 0, "layers/kernel": 1}),
     "stacks by a tree": lambda: lb.stacked_layers({"dense": None, "layers": 0}),
     "stacks by a function": lambda: lb.stacked_layers(on_the_first_axis),
-    "matrices": lambda: Matrices((0,), (1,), Layout((2, 3), ((), ("fsdp",)))),
+    "matrices": lambda: Matrices((0,), (1,), LeafSharding((2, 3), ((), ("fsdp",)))),
 }
 
 

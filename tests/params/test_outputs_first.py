@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.params import outputs_first
 from optax_largebatch.params.blocks import Block
+from optax_largebatch.params.likely_matrices import turned_by_name
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 
@@ -63,7 +63,7 @@ def test_as_the_same_network_of_flax(x64):
 
 def by_name(shapes):
     blocks = [Block.of(name, shape) for name, shape in shapes.items()]
-    return [blocks[number].name for number in outputs_first.by_name(blocks)]
+    return [blocks[number].name for number in turned_by_name(blocks)]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from optax_largebatch.engine import (
     transformation,
 )
 from optax_largebatch.engine.execution_plans import SEVERAL_DEVICES
-from optax_largebatch.params.matrices import matrices_of
+from optax_largebatch.params.matrix_axes import matrices_of
 from optax_largebatch.params.stacked import check_stacked
 from optax_largebatch.testing import check
 from optax_largebatch.testing.check import PLANS

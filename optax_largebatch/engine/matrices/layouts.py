@@ -145,7 +145,7 @@ def layout_of(task: EachMatrix) -> ShardLayout:
     """How the matrices of an array are split."""
     matrices = task.on.matrices
     axes = (*matrices.rows, *matrices.columns)
-    names = [splitting(matrices.layout.mesh_axes[axis]) for axis in axes]
+    names = [splitting(matrices.sharding.mesh_axes[axis]) for axis in axes]
     height, width = matrices.shape
     lengths = tuple(task.array.shape[axis] for axis in axes)
     return ShardLayout(lengths, tuple(names), len(matrices.rows), height > width)

@@ -249,7 +249,7 @@ def _is_in_types(axis: str) -> bool:
 
 def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
     """The mesh axes that split some axes here, in order."""
-    names = {name for axis in axes for name in matrices.layout.mesh_axes[axis]}
+    names = {name for axis in axes for name in matrices.sharding.mesh_axes[axis]}
     return tuple(sorted(splitting(names)))
 
 
@@ -358,5 +358,5 @@ def _with_spec_of(task: EachMatrix) -> MatrixFunction:
     on, ndim = task.on, task.array.ndim
     spec = (*norms.explicit_spec(task.array), *[None] * ndim)[:ndim]
     names = tuple(map(mesh_axes, spec))
-    layout = on.matrices.layout._replace(mesh_axes=names)
-    return on._replace(matrices=on.matrices._replace(layout=layout, specs_known=True))
+    sharding = on.matrices.sharding._replace(mesh_axes=names)
+    return on._replace(matrices=on.matrices._replace(sharding=sharding, specs_known=True))

@@ -104,7 +104,7 @@ def measure_noise_scale(
         appendix A.1.
     """
     check_number("decay", decay, "[0, 1)")
-    stacks = check_stacked(stacked, parts=False)
+    stacks = check_stacked(stacked, segments=False)
 
     def init(params: optax.Params) -> MeasureNoiseScaleState:
         blocks = sum(stacks.sizes(params))

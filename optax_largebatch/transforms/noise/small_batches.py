@@ -11,7 +11,7 @@ from optax_largebatch.arguments import Scalar, check_condition, check_number
 from optax_largebatch.engine.compilation import reduction_barrier
 from optax_largebatch.params.leaves import Leaves, gradients_of
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacks, blocks_of_leaf, check_stacked
+from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 class SmallBatches(NamedTuple):
@@ -226,28 +226,28 @@ def block_square_norms(
         For each of the kinds a float32 vector with one entry for each block, the same on all
         devices; zeros where none are taken.
     """
-    axes = check_stacked(stacked, parts=False).axes(leaves.tree)
+    blocks = check_stacked(stacked, segments=False).over_blocks(leaves)
 
     def taken() -> list[jax.Array]:
         squares, splits = {}, {}
         for kind, (gradients, first_axes, over) in enumerate(kinds):
             for index, gradient in enumerate(gradients):
                 if gradient is not None:
-                    kept = tuple(axis + first_axes for axis in axes[index])
+                    kept = tuple(axis + first_axes for axis in blocks[index].axes)
                     square = norms.sum_of_squares(gradient, kept)
                     squares[kind, index] = (
                         jnp.squeeze(square, range(first_axes)) if kept else square
                     )
-                    split = leaves.split(index, axes[index])
+                    split = leaves.split(index, blocks[index].axes)
                     splits[kind, index] = split._replace(within=split.within | over)
         totals = reduction_barrier(norms.over_shards(squares, splits))
 
         def of_leaf(kind: int, index: int) -> jax.Array:
             total = jnp.asarray(totals.get((kind, index), 0), jnp.float32)
-            return blocks_of_leaf(total, index, axes[index], leaves)
+            return blocks[index].vector(total, index, leaves)
 
         return [
-            jnp.concatenate([of_leaf(kind, index) for index in range(len(axes))])
+            jnp.concatenate([of_leaf(kind, index) for index in range(len(blocks))])
             for kind in range(len(kinds))
         ]
 

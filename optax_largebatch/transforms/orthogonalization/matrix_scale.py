@@ -9,8 +9,8 @@ import optax
 from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_optional_number, renamed
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
+from optax_largebatch.params.stacked import Stacks
 
 ShapeFactor = Literal["jordan", "spectral_norm", "none"]
 """The factor of a matrix where its root mean square is not given."""
@@ -82,13 +82,12 @@ def scale_by_matrix_shape(
     """
     check_optional_number("consistent_rms", consistent_rms, "(0, inf)")
     check_choice("shape_factor", shape_factor, get_args(ShapeFactor))
-    check_matrix_axes(matrix_axes)
-    stacks = check_stacked(stacked)
+    axes = check_axes(matrix_axes, stacked)
     # Unequal matrices have a factor for each index of an axis, and a tile has a piece of the axis.
     may_be_unequal = any(callable(x) or "+" in str(x) for x in jax.tree.leaves(matrix_axes))
 
     def choices(leaves: Leaves) -> list[engine.Matrices]:
-        return matrices_of(matrix_axes, stacks, leaves, "scale_by_matrix_shape")
+        return axes.matrices(leaves, "scale_by_matrix_shape")
 
     def factor(rows: int, columns: int) -> float:
         if consistent_rms is not None:

@@ -11,11 +11,11 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_flags, check_numbers
 from optax_largebatch.norms import accumulation_dtype, sum_of_squares
 from optax_largebatch.numerics import root
-from optax_largebatch.params.blocks import blocks_of
 from optax_largebatch.params.leaves import Leaves, leaves_of
-from optax_largebatch.params.likely_matrices import unsaid, warn_of_turned
-from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.likely_matrices import warn_of_turned
+from optax_largebatch.params.likely_stacks import forgotten
+from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
+from optax_largebatch.params.stacked import Stacks
 
 Side = Literal["columns", "longer"]
 """What a second moment is kept for: the columns, which are the neurons of a layer, or the longer
@@ -87,11 +87,10 @@ def normalize_neurons(
     check_numbers("(0, inf)", eps=eps)
     check_choice("side", side, get_args(Side))
     check_flags(eps_is_floor=eps_is_floor)
-    check_matrix_axes(matrix_axes)
-    stacks = check_stacked(stacked)
+    axes = check_axes(matrix_axes, stacked)
 
     def matrices(leaves: Leaves) -> list[engine.Matrices]:
-        found = matrices_of(matrix_axes, stacks, leaves, "normalize_neurons")
+        found = axes.matrices(leaves, "normalize_neurons")
         if any(one.fused and {one.cut_axes} != sides(one) for one in found):
             raise ValueError(
                 f"matrix_axes must cut the axis of the neurons (side={side!r}) alone, the same for "
@@ -105,8 +104,8 @@ def normalize_neurons(
         return {one.rows if rows else one.columns for rows in is_rows}
 
     def neurons(one: engine.Matrices) -> tuple[int, ...]:
-        (axes,) = sides(one)
-        return axes
+        (side_axes,) = sides(one)
+        return side_axes
 
     def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         leaves = leaves_of("params", params)
@@ -122,21 +121,20 @@ def normalize_neurons(
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         one, (b2, eps), (nu,) = at.choice, at.scalars, at.state.nu
-        layout, kept = one.layout, tuple(sorted((*one.stack, *neurons(one))))
+        sharding, kept = one.sharding, tuple(sorted((*one.stack, *neurons(one))))
         (squares,) = yield engine.sums_over_devices(
-            layout.placed(sum_of_squares(update, kept), kept)
+            sharding.placed(sum_of_squares(update, kept), kept)
         )
-        inputs = math.prod(layout.shape) // max(math.prod(nu.shape), 1)
+        inputs = math.prod(sharding.shape) // max(math.prod(nu.shape), 1)
         nu = b2 * nu + (1 - b2) * squares / inputs
         divisor = root(jnp.maximum(nu, eps)) if eps_is_floor else root(nu) + eps
         norm, new_norm = (root(one.sums_of_each(x)) for x in (squares, squares / divisor**2))
         factors = norm / jnp.maximum(new_norm, eps) / divisor
-        return layout.local_shard(factors) * update, at.state._replace(nu=(nu,))
+        return sharding.local_shard(factors) * update, at.state._replace(nu=(nu,))
 
     def at_init(params: optax.Params) -> None:
-        if side == "columns" and not stacks.forgotten(params):
-            blocks, asked = blocks_of(params, stacks), unsaid(matrix_axes, params)
-            warn_of_turned("normalize_neurons", matrix_axes, blocks, asked, squares=True)
+        if side == "columns" and not forgotten(axes.stacked, params):
+            warn_of_turned("normalize_neurons", axes, params)
 
     return engine.transformation(
         leaf,

@@ -13,8 +13,8 @@ from optax_largebatch.engine.recorded_states import Facts
 from optax_largebatch.norms import inner_terms
 from optax_largebatch.numerics import momentum_weights
 from optax_largebatch.params.leaves import Leaves, leaves_of
-from optax_largebatch.params.matrices import MatrixAxes, check_matrix_axes, matrices_of
-from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.orthogonalization.coefficients import checked_coefficients
 from optax_largebatch.transforms.orthogonalization.newton_schulz import (
     Preconditioning,
@@ -166,8 +166,7 @@ def orthogonalize_momentum(
         adaptive=adaptive,
     )
     arguments.check_dtypes(ns_dtype=ns_dtype, mu_dtype=mu_dtype)
-    check_matrix_axes(matrix_axes)
-    stacks = check_stacked(stacked)
+    axes = check_axes(matrix_axes, stacked)
     orthogonal = functools.partial(
         newton_schulz,
         coefficients=checked_coefficients(ns_coeffs, ns_steps),
@@ -179,11 +178,11 @@ def orthogonalize_momentum(
     sent_dtype = None if ns_dtype is not None and jnp.dtype(ns_dtype) == jnp.float16 else ns_dtype
     splits = preconditioning != "spectral"  # which decomposes whole matrices
 
-    def matrices(leaves: Leaves) -> list[engine.Matrices]:
-        found = matrices_of(matrix_axes, stacks, leaves, "orthogonalize_momentum")
-        if adaptive and any(one.fused for one in found):
+    def choices(leaves: Leaves) -> list[engine.Matrices]:
+        matrices = axes.matrices(leaves, "orthogonalize_momentum")
+        if adaptive and any(of_leaf.fused for of_leaf in matrices):
             raise ValueError("adaptive must be False with matrix_axes that cut an axis, got True.")
-        return found
+        return matrices
 
     def scalars(state: OrthogonalizeMomentumState) -> _Scalars:
         decay = arguments.decay_rate_at(state.count, "beta", beta)
@@ -212,8 +211,8 @@ def orthogonalize_momentum(
 
     def facts(params: optax.Params) -> list[Facts]:
         return [
-            {"direction": "muon", "matrices": one.numbers, "by_text": one.by_text}
-            for one in matrices(leaves_of("params", params))
+            {"direction": "muon", "matrices": of_leaf.counts, "by_text": of_leaf.by_text}
+            for of_leaf in choices(leaves_of("params", params))
         ]
 
     return engine.transformation(
@@ -222,7 +221,7 @@ def orthogonalize_momentum(
             OrthogonalizeMomentumState, count=engine.Counter(), mu=engine.PerParameter(mu_dtype)
         ),
         scalars=scalars,
-        choices=matrices,
+        choices=choices,
         given="parts",
         takes_complex=True,
         facts=facts,

@@ -14,7 +14,7 @@ from optax_largebatch.arguments import Scalar, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh, sum_of_squares
 from optax_largebatch.numerics import root
-from optax_largebatch.params.leaves import Layout, Leaves
+from optax_largebatch.params.leaves import LeafSharding, Leaves
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
@@ -82,7 +82,7 @@ def scale_by_factored_parameter_rms(
         icefall, `optim.py` of July 2022: `Cain`.
     """
     check_numbers("(0, inf)", eps=eps)
-    stacks = check_stacked(stacked, parts=False)
+    stacks = check_stacked(stacked, segments=False)
 
     def ones(params: optax.Params) -> list[tuple[jax.Array, ...]]:
         def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
@@ -95,10 +95,10 @@ def scale_by_factored_parameter_rms(
 
         return list(map(of_one, jax.tree.leaves(params), stacks.axes(params)))
 
-    def choices(leaves: Leaves) -> list[tuple[tuple[int, ...], Layout]]:
+    def choices(leaves: Leaves) -> list[tuple[tuple[int, ...], LeafSharding]]:
         """The stacked axes of each leaf, and how it is split."""
         who = "scale_by_factored_parameter_rms takes means along axes"
-        layouts = [leaves.layout(index, who) for index in range(len(leaves.arrays))]
+        layouts = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
         return list(zip(stacks.axes(leaves.tree), layouts, strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
