@@ -206,23 +206,6 @@ def test_numbers_of_marins_67b_follow_from_its_rules():
     assert two.schedule()(102_000 - 15_000) == pytest.approx(0.002140, rel=5e-4)
 
 
-def test_nanochats_numbers_follow_from_its_rules():
-    """Base_train.py: parameters of matrices and last layer; d12 is the reference for the decay."""
-
-    def parameters(depth):
-        width, gates = 64 * depth, sum(i % 2 == (depth - 1) % 2 for i in range(depth))
-        return depth * 12 * width**2 + gates * 12 * (width // 128) + 32768 * width
-
-    tokens, reference = 8 * parameters(24), 8 * parameters(12)
-    batch = 2 ** round(math.log2(2**19 * (tokens / reference) ** 0.383))
-    recipe = recipe_of("nanochat")
-    assert recipe.batch_size * recipe.sequence_length == batch == 2**20
-    assert recipe.total_steps == tokens // batch
-    assert recipe.learning_rate == pytest.approx(0.02 * math.sqrt(batch / 2**19))
-    decay = 0.28 * math.sqrt(batch / 2**19) * reference / tokens
-    assert recipe.weight_decay == pytest.approx(decay)
-
-
 STANDARD = [(3.4445, -4.7750, 2.0315)] * 5
 QUINTIC = [
     (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
