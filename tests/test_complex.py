@@ -178,16 +178,6 @@ class TestMuon:
             ours, np.linalg.norm(matrix, "nuc") * polar(matrix), rtol=1e-3, atol=1e-3
         )
 
-    @pytest.mark.parametrize("make", [lb.muon, lb.muonh])
-    def test_vectors_go_to_adam(self, make):
-        params, state = after(make(RATE))
-        assert {name: x.dtype for name, x in params.items()} == {
-            name: x.dtype for name, x in network().items()
-        }
-        assert {x.dtype for x in jax.tree.leaves(optax.tree.get(state, "nu"))} == {
-            jnp.dtype("float32")
-        }
-
     def test_a_matrix_may_go_to_adam(self):
         """Then it takes the step that it takes beside no other matrix."""
         both, _ = after(lb.muon(RATE, matrix_axes={"spectral": None}))
@@ -196,7 +186,6 @@ class TestMuon:
         )
 
 
-SPECS = {"dense": P("data"), "dense_bias": P(), "spectral": P("data"), "spectral_bias": P()}
 OPTIMIZERS = {
     "lamb": lambda stacked: lb.lamb(RATE, weight_decay=0.1, max_grad_norm=1.0, stacked=stacked),
     "lans": lambda stacked: lb.lans(RATE, weight_decay=0.1, stacked=stacked),
@@ -222,29 +211,6 @@ def test_the_same_however_it_is_run(name):
 
 
 @pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
-@pytest.mark.parametrize("how", ["automatic", "specs", "types", "shard_map"])
-@pytest.mark.parametrize("name", ["lamb", "lans", "muonh"])
-def test_the_same_on_a_mesh(name, how):
-    optimizer, params = OPTIMIZERS[name](None), network()
-    expected, _ = after(optimizer)
-    kind = AxisType.Explicit if how == "types" else AxisType.Auto
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
-    shardings = {key: NamedSharding(mesh, spec) for key, spec in SPECS.items()}
-    if how == "shard_map":
-        indices = jnp.arange(float(STEPS))
-
-        def run(params):
-            return trained(optimizer, params, gradients_of, indices, partition_specs=SPECS)[0][0]
-
-        on_shards = jax.shard_map(run, mesh=mesh, in_specs=(SPECS,), out_specs=SPECS)
-        ours = jax.jit(on_shards)(params)
-    else:
-        extra_args = {"partition_specs": shardings} if how == "specs" else {}
-        ours, _ = after(optimizer, jax.device_put(params, shardings), **extra_args)
-    assert_close(ours, expected, rtol=1e-4)
-
-
-@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="jax.shard_map is jax 0.7")
 def test_complex_matrices_travel_apart_from_real_ones():
     """Of one shape they would else be one exchange, if the iterations have a dtype."""
     optimizer = lb.orthogonalize_momentum(
@@ -257,14 +223,6 @@ def test_complex_matrices_travel_apart_from_real_ones():
     ours = update(jax.device_put(matrices, specs), optimizer.init(matrices))
     assert ours["dense"].dtype == "float32"
     np.testing.assert_allclose(ours["spectral"], polar(matrices["spectral"]), rtol=1e-3, atol=1e-3)
-
-
-def test_real_leaves_do_not_see_complex_ones():
-    real = {name: x for name, x in network().items() if name.startswith("dense")}
-    expected, _ = after(lb.lamb(RATE), real)
-    ours, _ = after(lb.lamb(RATE))
-    for name, x in expected.items():
-        np.testing.assert_array_equal(ours[name], x)
 
 
 REFUSE = {
@@ -348,15 +306,6 @@ class TestWrappers:
         state = optimizer.init(params)
         _, state = optimizer.update(params, state, params)
         np.testing.assert_allclose(state.master["spectral"], (1 + 1j) * (1 - 1e-9), rtol=1e-13)
-
-
-def test_a_planned_optimizer():
-    run = lb.TunedRun("muonh", batch_size=64, total=6400, learning_rate=0.01)
-    plan = lb.batch_plan(128, total=6400, run=run)
-    optimizer = lb.planned_optimizer(plan, network(), embeddings=None, head=None)
-    ours, _ = after(optimizer)
-    before = network()
-    np.testing.assert_allclose(*(jnp.linalg.norm(x["spectral"]) for x in (ours, before)), rtol=1e-5)
 
 
 class TestReaders:

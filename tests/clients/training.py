@@ -35,19 +35,6 @@ def accumulated(optimizer):
     return lb.accumulate_gradients(lb.skip_bad_steps(optimizer), every=EVERY)
 
 
-def first_params():
-    """Two layers."""
-    return {
-        "hidden": jax.random.normal(jax.random.key(0), (4, 8)) / 2,
-        "out": jnp.full((8, 1), 0.1),
-    }
-
-
-def loss_of(params, x, y):
-    """The loss of the two layers."""
-    return jnp.mean((jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2)
-
-
 def batch(number, *devices):
     """Examples whose answer is their sum: 16, or two for each device."""
     x = jax.random.normal(jax.random.key(number), (*devices, 2 if devices else 16, 4))

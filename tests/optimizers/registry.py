@@ -1,6 +1,6 @@
 """The optimizers under the common suite; a new one joins by a line here."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 import inspect
 from typing import Any, NamedTuple
 
@@ -27,15 +27,15 @@ class Entry(NamedTuple):
     """Whether matrices keep their norms."""
 
     @property
-    def arguments(self) -> Mapping[str, inspect.Parameter]:
+    def arguments(self):
         """The arguments of the factory."""
         return inspect.signature(self.factory).parameters
 
-    def known(self, **settings: Any) -> dict[str, Any]:
+    def known(self, **settings):
         """Those of the settings that the optimizer has; not every one has a weight decay."""
         return {name: value for name, value in settings.items() if name in self.arguments}
 
-    def make(self, **changes: Any) -> optax.GradientTransformationExtraArgs:
+    def make(self, **changes):
         """The optimizer, with some settings changed."""
         return self.factory(**(self.kwargs | changes))
 
@@ -101,7 +101,7 @@ OPTIMIZERS = {
 }
 
 
-def named(names: Iterable[str]) -> list[Any]:
+def named(names):
     """The names as parameters of a test, the long ones marked as slow."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in names]
 

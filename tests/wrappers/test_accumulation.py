@@ -85,12 +85,6 @@ def test_sums_in_float32():
     np.testing.assert_array_equal(np.asarray(updates, "float32"), [65.0])
 
 
-def test_schedules_count_macro_batches():
-    rate = lb.values_schedule([1.0, 10.0])
-    optimizer = lb.accumulate_gradients(lb.scale_by_learning_rate(rate), every=2)
-    assert [value for value, _ in values(optimizer, [(1.0, {})] * 4)] == [0, -1, -1, -11]
-
-
 def test_nan_stays_in_its_macro_batch():
     """The original poisons the weights at once: it multiplies the NaN by a rate of 0."""
     (value, _), *_ = values(lb.lbsgd(0.1, batch_scale=2), [(np.nan, {})])
@@ -136,23 +130,6 @@ def test_micro_batches_weigh_as_many_examples_as_they_have(every):
     *_, (value, state) = values(optimizer, batches)
     assert value == (-2.0 if every == 2 else -6.0)
     assert float(state.examples) == 0
-
-
-def test_weighted_micro_batches_are_one_large_batch():
-    """The gradient of a mean loss over 7 examples, in parts of 4, 2 and 1."""
-    rng = np.random.default_rng(0)
-    inputs, targets = jnp.asarray(rng.normal(size=(7, 3))), jnp.asarray(rng.normal(size=7))
-
-    def gradient(part):
-        loss = lambda w: jnp.mean(jnp.square(inputs[part] @ w - targets[part]))  # noqa: E731
-        return jax.grad(loss)(jnp.ones(3))
-
-    optimizer = lb.accumulate_gradients(optax.scale(1.0), every=3)
-    state = optimizer.init(jnp.ones(3))
-    for part in (slice(4), slice(4, 6), slice(6, 7)):
-        examples = len(targets[part])
-        updates, state = optimizer.update(gradient(part), state, examples=examples)
-    np.testing.assert_allclose(updates, gradient(slice(7)), rtol=1e-5)
 
 
 def test_flush_takes_the_step_of_a_partial_macro_batch():

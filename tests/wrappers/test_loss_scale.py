@@ -72,15 +72,6 @@ def test_gradients_too_small_for_float16_are_not_lost():
     np.testing.assert_array_equal(updates, jnp.full(2, 2.0**-10, "float16"))
 
 
-def test_around_accumulation_a_bad_micro_batch_is_left_out():
-    optimizer = lb.dynamic_loss_scale(
-        lb.accumulate_gradients(optax.sgd(1.0), every=2), initial_scale=16.0, growth_interval=1
-    )
-    *_, (params, state) = run(optimizer, [1.0, None, 3.0])
-    np.testing.assert_array_equal(params["bias"], 1.0 - 2.0)
-    assert (int(state.inner_state.macro_step), int(state.skipped)) == (1, 1)
-
-
 @EIGHT_DEVICES
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_all_devices_or_none(check_vma):
