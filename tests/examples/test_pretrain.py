@@ -8,6 +8,7 @@ import sys
 
 import jax
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import orbax.checkpoint as ocp
 from PIL import Image, ImageColor
 import pytest
@@ -65,7 +66,7 @@ def assert_same_run(output, expected, step):
     found, wanted = arrays(output, step), arrays(expected, step)
     assert len(found) == len(wanted) > 20
     for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(one, other)
+        assert_array_equal(one, other)
 
 
 LENGTH = "--steps 12 --log-every 4 --checkpoint-every 5 --learning-rate 0.05 --dtype bfloat16"
@@ -158,7 +159,7 @@ def test_one_device_and_eight_have_the_same_losses(text, tmp_path):
         assert started(own, devices, stdout=subprocess.DEVNULL).wait(timeout=400) == 0
     for name in ("loss", "param_norm", "trust_ratio/median", "noise_scale"):
         one, eight = (column(tmp_path / devices, name) for devices in ("1", "8"))
-        np.testing.assert_allclose(one, eight, rtol=1e-5, err_msg=name)
+        assert_allclose(one, eight, rtol=1e-5, err_msg=name)
 
 
 def test_text_is_read_once_and_a_part_held_out(text):
@@ -181,7 +182,7 @@ def test_sample_masks_as_bert_does():
     np.put_along_axis(whole, positions, answers, axis=-1)
     assert np.all(np.diff(whole) % 10 == 1)  # what was in the text, from anywhere
     again = masked_text.sample(text, (50, 40), 20, 0, 5)
-    np.testing.assert_array_equal(tokens, again.tokens)
+    assert_array_equal(tokens, again.tokens)
     assert np.any(tokens != masked_text.sample(text, (50, 40), 20, 0, 6).tokens)
 
 

@@ -366,18 +366,6 @@ def test_many_parameters_are_named_once():
     assert len(names) < 10 * len(params)
 
 
-@on_shards
-@pytest.mark.parametrize("told", ["how they are split", "that they are whole"])
-def test_who_says_how_matrices_are_split_is_not_warned(told):
-    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    spec = P("x", "y") if told == "how they are split" else P()
-    optimizer = lb.muon(0.02)
-    sharding = NamedSharding(mesh, spec)
-    params = jax.device_put(network("float32", {"a": (8, 16)}), sharding)
-    step = jax.jit(lambda p, s: optimizer.update(p, s, p, partition_specs=sharding))
-    step(params, optimizer.init(params))  # a warning would be an error
-
-
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}
 
 

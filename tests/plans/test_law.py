@@ -171,16 +171,6 @@ def test_a_stage_has_the_numbers_of_a_constant_batch(optimizer, law, old, batche
         assert ramp.eps == ramp.moved(ramp.stages[-1].batch_size)["eps"].value
 
 
-def test_the_warm_up_is_the_same_part_of_the_run():
-    run = tuned()
-    plan = lb.batch_plan(4096, total=8 * run.total, run=run)
-    peak = 1e-3 * 4 * 8**-0.32
-    steps = 8 * 256_000 // 4096
-    assert float(plan.learning_rate(steps)) == pytest.approx(peak, rel=1e-5)
-    assert float(plan.learning_rate(steps // 2)) == pytest.approx(peak / 2, rel=1e-5)
-    assert float(plan.learning_rate(plan.total_steps - 1)) < 0.01 * peak
-
-
 def test_legew_keeps_the_steps_of_the_warm_up():
     plan = lb.batch_plan(1024, total=4_096_000, run=tuned("lamb"), law="legew")
     rates = [float(plan.learning_rate(step)) for step in (500, 1000, 1100)]

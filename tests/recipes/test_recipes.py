@@ -8,6 +8,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -32,7 +33,7 @@ def test_schedule_and_numbers_are_those_of_the_source(run, x64):
     recipe = lb.recipes.get(run.name, **run.asked)
     ours = jax.vmap(recipe.schedule())(jnp.asarray(run.steps))
     expected = [run.rate(t) for t in run.steps]
-    np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12 * max(expected))
+    assert_allclose(ours, expected, rtol=1e-9, atol=1e-12 * max(expected))
     assert recipe.total_steps == run.steps[-1]
     assert run.numbers == {name: getattr(recipe, name) for name in run.numbers}
 
@@ -116,7 +117,7 @@ def test_optimizer_is_the_published_one(name, batch_size, x64):
     for leaf in compared:
         moved = theirs[leaf][-1] - start[leaf]
         assert np.abs(moved).max() > 0
-        np.testing.assert_allclose(ours[leaf] - start[leaf], moved, rtol=2e-3)
+        assert_allclose(ours[leaf] - start[leaf], moved, rtol=2e-3)
 
 
 def test_lans_leaves_biases_unadapted(x64):
@@ -129,7 +130,7 @@ def test_lans_leaves_biases_unadapted(x64):
             recipe.optimizer(mask=mask), jax.tree.map(lambda p: p + 2.0, params), gradients
         )
         rate = float(recipe.schedule()(1))
-        np.testing.assert_allclose(end["dense"]["bias"], 2.0 - rate, rtol=1e-6)
+        assert_allclose(end["dense"]["bias"], 2.0 - rate, rtol=1e-6)
         assert np.all(np.abs(end["dense"]["kernel"] - 2.0) > 1.5 * rate)
 
 
@@ -143,7 +144,7 @@ def test_decay_rates_of_a_row_reach_the_optimizer():
         max_grad_norm=1.0,
     )  # fmt: skip
     ours = trained(recipe.optimizer(), params, gradients)
-    jax.tree.map(np.testing.assert_array_equal, ours, trained(same, params, gradients))
+    jax.tree.map(assert_array_equal, ours, trained(same, params, gradients))
 
 
 @pytest.mark.parametrize("name", TEN)

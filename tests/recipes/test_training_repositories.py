@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -24,8 +25,8 @@ def test_biases_of_barlow_twins_have_their_own_rate(x64):
     optimizer = recipe.optimizer(params)
     state = at_step(optimizer, params, 6260)
     updates, _ = optimizer.update(params | {"bias": jnp.ones(2)}, state, params)
-    np.testing.assert_allclose(updates["bias"], -0.0048 * 2048 / 256)
-    np.testing.assert_allclose(updates["kernel"], -1.6 * 0.001, rtol=1e-5)
+    assert_allclose(updates["bias"], -0.0048 * 2048 / 256)
+    assert_allclose(updates["kernel"], -1.6 * 0.001, rtol=1e-5)
 
 
 SMALL = {
@@ -108,7 +109,7 @@ def test_optimizer_is_that_of_the_source(run, x64):
     for name in start:
         moved = theirs[name][-1] - start[name]
         assert np.abs(moved).max() > 0
-        np.testing.assert_allclose(ours[name] - start[name], moved, rtol=2e-5, err_msg=name)
+        assert_allclose(ours[name] - start[name], moved, rtol=2e-5, err_msg=name)
 
 
 def bias_rate(run, name):
@@ -121,7 +122,7 @@ def bias_rate(run, name):
 
 KINDS = {
     "resnet50": "resnet", "linear-probe": "probe", "eva-clip": "towers", "vit-s16": "vit",
-    "vit-b16": "vit", "vit": "vit", "caformer": "vit", "perceiver-io": "vit", "rnnt": "recurrent",
+    "vit-b16": "vit", "vit": "vit", "caformer": "vit", "perceiver-io": "vit", "rnnt": "transformer",
     "fastpitch": "transformer",
 }  # fmt: skip
 
