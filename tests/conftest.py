@@ -4,8 +4,10 @@ With TEST_COMPILER=usual programs are compiled as users have them, but for the o
 """
 
 import ctypes
+import gc
 from importlib.metadata import version
 import os
+from pathlib import Path
 
 # XLA ends the process at a flag that it does not know.
 JAXLIB = tuple(map(int, version("jaxlib").split(".")[:2]))
@@ -26,6 +28,8 @@ if JAXLIB >= (0, 10):
     # which XLA ends the process.
     flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=600"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+# XLA's pools have a thread for each device, and devices that wait for each other take them all.
+os.environ.setdefault("NPROC", "32")
 
 import jax
 import pytest
@@ -39,6 +43,9 @@ enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.
 # For tests that look at the memory, the bytes or the text of a compiled program.
 as_users_have_it = {"xla_cpu_use_fusion_emitters": True} if quick and HAS_EMITTERS else {}
 
+# What is imported stays, and JAX makes many small objects: Python need not look so often.
+gc.freeze()
+gc.set_threshold(100_000, 20, 100)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -70,15 +77,28 @@ def compiled_once(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def is_large():
+    """Whether this process has 2 GB in memory; or it is not known, outside of Linux."""
+    pages = Path("/proc/self/statm")
+    return not pages.exists() or int(pages.read_text().split()[1]) * 4096 > 2e9
+
+
 @pytest.fixture(scope="module", autouse=True)
-def programs_are_dropped():
-    """Drops the programs of a module after it; otherwise a worker grows to several gigabytes."""
+def programs_are_dropped(request):
+    """Drops all programs once they are large. (After each module it took a sixth of the time.)
+
+    And those that were traced with another engine, before and after a module that changes it.
+    """
+    changes_the_engine = "monkeypatch" in Path(request.module.__file__).read_text()
+    if changes_the_engine:
+        jax.clear_caches()
     yield
-    jax.clear_caches()
-    # The C library of Linux keeps freed memory until it is asked to give it back.
-    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if give_back:
-        give_back(0)
+    if changes_the_engine or is_large():
+        jax.clear_caches()
+        # The C library of Linux keeps freed memory until it is asked to give it back.
+        give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if give_back:
+            give_back(0)
 
 
 @pytest.fixture(scope="module")

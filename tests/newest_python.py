@@ -4,7 +4,6 @@ It prints nothing if there is none. Pythons are looked for on the path and among
 keeps. Left out are versions before their release, and builds without the GIL.
 """
 
-from collections.abc import Iterator
 import os
 from pathlib import Path
 import shutil
@@ -22,7 +21,7 @@ ASKED = "import sys, sysconfig, venv; " + "; ".join(
 )
 
 
-def candidates() -> Iterator[str]:
+def candidates():
     """The programs that may be a Python."""
     for minor in range(OLDEST[1], OLDEST[1] + 20):
         found = shutil.which(f"python3.{minor}")
@@ -32,7 +31,7 @@ def candidates() -> Iterator[str]:
     yield from map(str, pyenv.glob("versions/*/bin/python"))
 
 
-def version(python: str) -> tuple[int, ...]:
+def version(python):
     """The version of a Python, or () if it is none that can be used."""
     asked = subprocess.run([python, "-c", ASKED], capture_output=True, text=True, check=False)
     return tuple(map(int, asked.stdout.split())) if asked.returncode == 0 else ()

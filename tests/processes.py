@@ -1,6 +1,5 @@
 """Several processes that make one program of JAX, as hosts would."""
 
-from collections.abc import Sequence
 import os
 from pathlib import Path
 import socket
@@ -9,16 +8,14 @@ import subprocess
 ROOT = Path(__file__).parents[1]
 
 
-def free_address() -> str:
+def free_address():
     """Where the first process can wait for the others."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return f"localhost:{probe.getsockname()[1]}"
 
 
-def run_together(
-    commands: Sequence[Sequence[str]], devices: int, logs: Sequence[Path], seconds: float
-) -> str:
+def run_together(commands, devices, logs, seconds):
     """What the first of several processes prints, once all have ended well.
 
     Args:
@@ -32,7 +29,7 @@ def run_together(
         "PYTHONPATH": str(ROOT),
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
     try:
         for command, log in zip(commands, logs, strict=True):
             with log.open("w") as output:

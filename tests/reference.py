@@ -6,27 +6,22 @@ different from leaf to leaf is a function of the leaf's name. The numbering of s
 peers': `t` counts from 1, the tables of values from 0.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import numpy as np
 
-Tree = dict[str, np.ndarray]
-Bounds = tuple[float, float]
-ANY: Bounds = (0.0, np.inf)
+ANY = (0.0, np.inf)
 
 
 def trajectory(
-    family: Callable[..., Iterator[np.ndarray]],
-    weights: Tree,
-    gradients: Tree,
+    family,
+    weights,
+    gradients,
     *,
-    centralized: Callable[[str], bool] = lambda name: False,
-    **switches: Any,
-) -> Tree:
+    centralized=lambda name: False,
+    **switches,
+):
     """The weights after each step, from gradients with the steps on their first axis."""
 
-    def leaf(name: str) -> Iterator[np.ndarray]:
+    def leaf(name):
         own = {key: value(name) if callable(value) else value for key, value in switches.items()}
         own_gradients = centralize(gradients[name]) if centralized(name) else gradients[name]
         return family(weights[name], own_gradients, **own)
@@ -34,37 +29,37 @@ def trajectory(
     return {name: np.stack(list(leaf(name))) for name in weights}
 
 
-def clip_by_global_norm(gradients: Tree, bound: float) -> Tree:
+def clip_by_global_norm(gradients, bound):
     """The gradients of each step over `max(1, n / bound)`, `n` their norm over all leaves."""
     squares = [(g.reshape(len(g), -1) ** 2).sum(axis=1) for g in gradients.values()]
     divisor = np.maximum(1, np.sqrt(sum(squares)) / bound)
     return {name: (g.T / divisor).T for name, g in gradients.items()}
 
 
-def centralize(gradients: np.ndarray) -> np.ndarray:
+def centralize(gradients):
     """The gradients of all steps without their mean over all axes of the leaf but the first."""
     axes = tuple(range(2, gradients.ndim))
     return gradients - gradients.mean(axis=axes, keepdims=True) if axes else gradients
 
 
 def lamb(
-    w: np.ndarray,
-    gradients: np.ndarray,
+    w,
+    gradients,
     *,
-    lr: Any,
-    wd: Any = 0.0,
-    eps: float = 1e-6,
-    eps_in_root: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    correction: str = "moments",
-    b3: float | None = None,
-    decay: str = "direction",
-    clip: float = np.inf,
-    adapted: bool = True,
-    bounds: Bounds = ANY,
-    ratio_bounds: Bounds = ANY,
-    ratio_eps: float = 0.0,
-) -> Iterator[np.ndarray]:
+    lr,
+    wd=0.0,
+    eps=1e-6,
+    eps_in_root=0.0,
+    betas=(0.9, 0.999),
+    correction="moments",
+    b3=None,
+    decay="direction",
+    clip=np.inf,
+    adapted=True,
+    bounds=ANY,
+    ratio_bounds=ANY,
+    ratio_eps=0.0,
+):
     """LAMB; `decay` says what is decayed: the direction, the gradient, or first the weights."""
     b1, b2 = betas
     b3 = 1 - b1 if b3 is None else b3
@@ -85,9 +80,7 @@ def lamb(
         yield w
 
 
-def adamh(
-    w: np.ndarray, gradients: np.ndarray, *, lr: Any, wd: Any = 0.0, on_sphere: bool
-) -> Iterator[np.ndarray]:
+def adamh(w, gradients, *, lr, wd=0.0, on_sphere):
     """AdamH, and Adam at 3/13 of its rate. There is no decay."""
     b1, b2, eps = 0.9, 0.95, 1e-8
     m, v = np.zeros_like(w), np.zeros_like(w)
@@ -98,9 +91,7 @@ def adamh(
         yield w
 
 
-def muonh(
-    w: np.ndarray, gradients: np.ndarray, *, lr: Any, wd: Any = 0.0, on_sphere: bool
-) -> Iterator[np.ndarray]:
+def muonh(w, gradients, *, lr, wd=0.0, on_sphere):
     """MuonH of matrices with Jordan's coefficients; Adam at 3/13 of the rate moves the rest."""
     if not on_sphere:
         yield from adamh(w, gradients, lr=lr, on_sphere=False)
@@ -111,7 +102,7 @@ def muonh(
         yield w
 
 
-def orthogonalized(gradients: np.ndarray) -> Iterator[np.ndarray]:
+def orthogonalized(gradients):
     """The directions of Muon with Jordan's coefficients, for one matrix."""
     beta, m = 0.95, np.zeros_like(gradients[0])
     for t, g, _, _ in _steps(gradients, 0.0, 0.0):
@@ -125,20 +116,20 @@ def orthogonalized(gradients: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def lans(
-    w: np.ndarray,
-    gradients: np.ndarray,
+    w,
+    gradients,
     *,
-    lr: Any,
-    wd: Any = 0.0,
-    normalized: bool = True,
-    norm_eps: float = 0.0,
-    clip: float = np.inf,
-    corrected: bool = True,
-    b3: float = 0.1,
-    decay: str = "direction",
-    sequential: bool = False,
-    bounds: Bounds = ANY,
-) -> Iterator[np.ndarray]:
+    lr,
+    wd=0.0,
+    normalized=True,
+    norm_eps=0.0,
+    clip=np.inf,
+    corrected=True,
+    b3=0.1,
+    decay="direction",
+    sequential=False,
+    bounds=ANY,
+):
     """LANS; `decay` as in `lamb`. A gradient that is zero stays zero."""
     b1, b2, eps = 0.9, 0.999, 1e-6
     m, v = np.zeros_like(w), np.zeros_like(w)
@@ -159,21 +150,21 @@ def lans(
 
 
 def lars(
-    w: np.ndarray,
-    gradients: np.ndarray,
+    w,
+    gradients,
     *,
-    lr: Any,
-    wd: Any = 0.0,
-    eta: float = 0.001,
-    eps: float = 0.0,
-    of_update: bool = False,
-    scaled_momentum: bool = True,
-    nesterov: bool = False,
-    dampening: float = 0.0,
-    clip: float = np.inf,
-    adapted: bool = True,
-    at_most_sgd: bool = False,
-) -> Iterator[np.ndarray]:
+    lr,
+    wd=0.0,
+    eta=0.001,
+    eps=0.0,
+    of_update=False,
+    scaled_momentum=True,
+    nesterov=False,
+    dampening=0.0,
+    clip=np.inf,
+    adapted=True,
+    at_most_sgd=False,
+):
     """LARS; `of_update` puts `||g + wd*w||` under the ratio, in place of `||g|| + wd*||w||`."""
     mu = 0.9
     buffer = np.zeros_like(w)
@@ -190,14 +181,14 @@ def lars(
 
 
 def lars_of_buffer(
-    w: np.ndarray,
-    gradients: np.ndarray,
+    w,
+    gradients,
     *,
-    lr: Any,
-    wd: Any = 0.0,
-    nesterov: bool = False,
-    adapted: bool = True,
-) -> Iterator[np.ndarray]:
+    lr,
+    wd=0.0,
+    nesterov=False,
+    adapted=True,
+):
     """LARS whose ratio has the length of the direction that comes out of the momentum buffer."""
     mu, eta = 0.9, 0.001
     buffer = np.zeros_like(w)
@@ -209,17 +200,17 @@ def lars_of_buffer(
 
 
 def larc(
-    w: np.ndarray,
-    gradients: np.ndarray,
+    w,
+    gradients,
     *,
-    lr: Any,
-    wd: Any = 0.0,
-    clip: bool = True,
-    trust: float = 0.02,
-    nesterov: bool = False,
-    dampening: float = 0.0,
-    adapted: bool = True,
-) -> Iterator[np.ndarray]:
+    lr,
+    wd=0.0,
+    clip=True,
+    trust=0.02,
+    nesterov=False,
+    dampening=0.0,
+    adapted=True,
+):
     """Apex's LARC in front of SGD with momentum: no ratio and no decay where a norm is zero."""
     mu, eps = 0.9, 1e-8
     buffer = np.zeros_like(w)
@@ -234,18 +225,18 @@ def larc(
 
 
 def lbsgd(
-    w: np.ndarray,
-    gradients: np.ndarray,
+    w,
+    gradients,
     *,
-    lr: Any,
-    wd: Any = 0.0,
-    mu: float = 0.9,
-    scale: int,
-    strategy: str,
-    warmup: float,
-    begin: int = 0,
-    clip: float = np.inf,
-) -> Iterator[np.ndarray]:
+    lr,
+    wd=0.0,
+    mu=0.9,
+    scale,
+    strategy,
+    warmup,
+    begin=0,
+    clip=np.inf,
+):
     """LBSGD; the steps are micro-batches, and the tables `lr` and `wd` count macro-batches."""
     total, buffer = np.zeros_like(w), np.zeros_like(w)
     rates, decays = np.broadcast_to(lr, len(gradients)), np.broadcast_to(wd, len(gradients))
@@ -267,7 +258,7 @@ def lbsgd(
         yield w
 
 
-def _warmup(strategy: str, scale: int, c: int, warmup: float) -> float:
+def _warmup(strategy, scale, c, warmup):
     if c >= warmup:
         return scale
     if warmup <= 1:
@@ -276,23 +267,23 @@ def _warmup(strategy: str, scale: int, c: int, warmup: float) -> float:
     return 1 + (scale - 1) * grown[strategy]
 
 
-def _steps(gradients: np.ndarray, lr: Any, wd: Any) -> Iterator[tuple[int, np.ndarray, Any, Any]]:
+def _steps(gradients, lr, wd):
     """`(t, gradient, learning rate, weight decay)` of each step."""
     rates, decays = np.broadcast_to(lr, len(gradients)), np.broadcast_to(wd, len(gradients))
     ts = range(1, len(gradients) + 1)
     return zip(ts, gradients, rates, decays, strict=True)
 
 
-def _norm(x: np.ndarray) -> float:
+def _norm(x):
     return np.sqrt((x**2).sum())
 
 
-def _ratio(above: float, below: float, extra: float = 0.0, bounds: Bounds = ANY) -> float:
+def _ratio(above, below, extra=0.0, bounds=ANY):
     """`above / (below + extra)` within bounds, and 1 where one of the two norms is zero."""
     return np.clip(above / (below + extra), *bounds) if above > 0 and below > 0 else 1.0
 
 
-def _turned(w: np.ndarray, u: np.ndarray, eta: float) -> np.ndarray:
+def _turned(w, u, eta):
     """A step on the sphere of `w`."""
     moved = w - eta * _norm(w) / _norm(u) * u
     return _norm(w) / _norm(moved) * moved

@@ -188,11 +188,6 @@ def test_is_a_console_script():
     assert metadata.EntryPoint(PROGRAM, value, "console_scripts").load() is main
 
 
-def test_runs_as_a_module():
-    run = subprocess.run([*MODULE, "recipes"], capture_output=True, text=True, timeout=120)
-    assert (run.returncode, run.stdout, run.stderr) == (0, f"{recipes.table()}\n", "")
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [("重み", rb"'\u91cd\u307f'"), ("red\x1b[31m\nline", rb"\x1b[31m"), ("x" * 10**4, b" ...\n")],

@@ -39,31 +39,6 @@ SCHEDULE = lb.values_schedule(RATES)
 MATRICES = lb.at_least_ndim(2)
 
 DECAYED = {"weight_decay": DECAY, "weight_decay_mask": MATRICES}
-IN_FRONT, INSIDE, BEHIND = 4.0, 1.0, 0.03
-
-
-def with_norms_of_all(rate):
-    """Norms of all leaves in front of two optimizers, in one of them, and behind both."""
-    others = lb.chain(lb.clip_by_global_norm(INSIDE), lb.scale_by_learning_rate(rate))
-    both = lb.muon(rate, others=others)
-    return lb.chain(lb.clip_by_global_norm(IN_FRONT), both, lb.clip_by_global_norm(BEHIND))
-
-
-def formula_with_norms_of_all(weights, gradients):
-    """The weights in the end; `gradients` have the steps on the first axis of each leaf."""
-    number = range(len(weights))
-    gradients = reference.clip_by_global_norm(dict(zip(number, gradients, strict=True)), IN_FRONT)
-    matrices = {i: own for i, own in gradients.items() if own.ndim == 3}
-    rest = {i: own for i, own in gradients.items() if i not in matrices}
-    steps = reference.clip_by_global_norm(rest, INSIDE)
-    for i, own in matrices.items():
-        _, rows, columns = own.shape
-        factor = np.sqrt(max(1, columns / rows))
-        steps[i] = factor * np.stack(list(reference.orthogonalized(own)))
-    rates = RATES[: len(gradients[0])]
-    steps = {i: (own.T * rates).T for i, own in steps.items()}
-    steps = reference.clip_by_global_norm(steps, BEHIND)
-    return [weights[i] - steps[i].sum(axis=0) for i in number]
 
 
 OPTIMIZERS = {
@@ -72,7 +47,6 @@ OPTIMIZERS = {
     "lars": (lb.lars, DECAYED | {"trust_coefficient": 0.2}, reference.lars, set()),
     "adamh": (lb.adamh, {}, reference.adamh, {"on_sphere"}),
     "muonh": (lb.muonh, {"ns_coeffs": "standard"}, reference.muonh, {"on_sphere"}),
-    "norms of all": (with_norms_of_all, {}, None, set()),
 }
 SETTINGS = {"lars": {"eta": 0.2}}
 """What the formula is told besides."""
@@ -187,8 +161,6 @@ def expected(name, wrappers, weights, micro_batches):
         return weights
     _, _, family, switches = OPTIMIZERS[name]
     of_leaves = [np.stack(own).astype("float64") for own in zip(*handed, strict=True)]
-    if family is None:
-        return formula_with_norms_of_all(weights, of_leaves)
     result = []
     for weight, own in zip(weights, of_leaves, strict=True):
         matrix = weight.ndim > 1
@@ -304,7 +276,7 @@ def drawn(seed):
     may_fail = any(name in SKIPPING for name in wrappers)
     faults = (None, None, np.nan, np.inf) if may_fail else (None,)
     name, placement = draw.choice(list(OPTIMIZERS)), draw.choice(list(PLACEMENTS))
-    if name in ("muonh", "norms of all") and placement == "shard_map":
+    if name == "muonh" and placement == "shard_map":
         placement = "shard_map, unchecked"  # it has to be told which axis is split
     return {
         "name": name,

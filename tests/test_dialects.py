@@ -82,193 +82,37 @@ ROWS = [
 ]
 
 
-def decayed(name):
-    return not any(word in name for word in ("bias", "beta", "gamma"))
+def vector(name):
+    """What MindSpore's groups take for one."""
+    return "bias" in name or "beta" in name
 
 
-def adapted(name):
-    return "bias" not in name
-
-
-def matrix(name):
-    return WEIGHTS[name].ndim > 1
-
-
-def not_vector(name):
-    return WEIGHTS[name].ndim != 1
-
-
-def only(rule):
-    """The weight decay of the leaves that a rule selects."""
-    return lambda name: WD if rule(name) else 0.0
-
-
-def lamb(gradients=GRADIENTS, **switches):
-    switches = {"lr": LR["LAMB"], "wd": WD, **switches}
-    return reference.trajectory(reference.lamb, WEIGHTS, gradients, **switches)
-
-
-def apex(**switches):
-    return lamb(CLIPPED, **{"wd": only(decayed), "adapted": decayed, **switches})
-
-
-def lans(**switches):
-    switches = {"lr": LR["LANS"], "wd": WD, **switches}
-    return reference.trajectory(reference.lans, WEIGHTS, GRADIENTS, **switches)
-
-
-def apex_lans(**switches):
-    return lans(norm_eps=1e-6, **switches)
-
-
-def lars(family=reference.lars, **switches):
-    switches = {"lr": LR["LARS and LARC"], "wd": WD, **switches}
-    return reference.trajectory(family, WEIGHTS, GRADIENTS, **switches)
-
-
-def timm_lars(**switches):
-    return lars(eps=1e-8, scaled_momentum=False, **switches)
-
-
-def fair_lars(rule=lambda name: True, **switches):
-    """Where the rate lies outside of the buffer and the denominator is that of the update."""
-    switches = {"wd": only(rule), "adapted": rule, **switches}
-    return lars(of_update=True, scaled_momentum=False, **switches)
-
-
-def solo_lars(**switches):
-    return lars(reference.larc, **{"trust": 0.001, "clip": False, **switches})
-
-
-def lbsgd(strategy, **switches):
-    switches = {"lr": LR["LBSGD"], "wd": WD, "scale": 4, "warmup": 16, **switches}
-    return reference.trajectory(reference.lbsgd, WEIGHTS, GRADIENTS, strategy=strategy, **switches)
-
-
-def mindspore_groups():
-    vector = re.compile("bias|beta").search
-    return lamb(
-        lr=lambda name: RATES if vector(name) else LR["LAMB"],
-        wd=lambda name: 0.0 if vector(name) else DECAYS if "conv" in name else WD,
-        centralized=lambda name: "conv" in name,
-    )
-
-
-FORMULAS = {
-    "arXiv v5, ICLR 2020, optax": lamb,
-    "arXiv v3, BERT-style TF1 scripts": lambda: lamb(wd=only(decayed), correction="none"),
-    "ALBERT, exclude_from_weight_decay alone": lambda: lamb(
-        wd=only(decayed), adapted=decayed, correction="none"
-    ),
-    "ALBERT, both lists": lambda: lamb(wd=only(decayed), adapted=adapted, correction="none"),
-    "NVIDIA BERT (TF1)": lambda: lamb(wd=only(decayed)),
-    "arXiv v1": lambda: lamb(eps=0.0, eps_in_root=1e-6),
-    "MXNet 2.0 LAMB": lambda: lamb(clip=0.1, bounds=(0.5, 2.0)),
-    "MXNet 2.0 LAMB, bias_correction=False": lambda: lamb(correction="none"),
-    "TensorFlow Addons 0.19, exclude_from_weight_decay alone": lambda: lamb(
-        wd=only(decayed), adapted=decayed
-    ),
-    "TensorFlow Addons 0.19, both lists": lambda: lamb(wd=only(decayed), adapted=adapted),
-    "MLPerf v1 BERT": apex,
-    "Apex FusedLAMB, timm Lamb, mmpretrain Lamb": apex,
-    "NVLAMB: Apex use_nvlamb=True, timm always_adapt=True": lambda: apex(adapted=True),
-    "Perceiver IO": lambda: apex(adapted=True),
-    "Apex and timm, grad_averaging=False": lambda: apex(b3=1.0),
-    "Apex and timm, bias_correction=False": lambda: apex(correction="none"),
-    "Apex FusedLAMB, adam_w_mode=False": lambda: apex(decay="gradient"),
-    "LAMBC: timm trust_clip=True": lambda: apex(ratio_bounds=(0.0, 1.0)),
-    "timm decoupled_decay=True": lambda: lamb(CLIPPED, decay="weights"),
-    "Keras 3 Lamb": lambda: lamb(eps=1e-7, decay="weights"),
-    "ColossalAI DistributedLamb": lambda: lamb(correction="step size"),
-    "ColossalAI Lamb": lambda: lamb(correction="none"),
-    "DeepSpeed FusedLamb": lambda: lamb(
-        eps=1e-8, correction="step size", ratio_bounds=(0.01, 10.0)
-    ),
-    "DeepSpeed FusedLamb, eps_inside_sqrt=True, max_coeff=0.5": lambda: lamb(
-        eps=0.0, eps_in_root=1e-8, correction="step size", ratio_bounds=(0.01, 0.5)
-    ),
-    "DeepSpeed OnebitLamb, before it compresses": lambda: lamb(
-        eps=1e-8, correction="none", ratio_bounds=(0.01, 10.0)
-    ),
-    "cybertronai pytorch-lamb": lambda: lamb(correction="none", bounds=(0.0, 10.0)),
-    "NVIDIA Transformer-XL, pytorch_optimizer weight_decouple=False": lambda: lamb(
-        correction="none", bounds=(0.0, 10.0), ratio_eps=1e-6
-    ),
-    "NVIDIA Transformer-XL Lamb, adam=True": lambda: lamb(correction="none", adapted=False),
-    "pytorch_optimizer 4.1 Lamb": lambda: lamb(
-        correction="none", bounds=(0.0, 10.0), ratio_eps=1e-6, decay="weights"
-    ),
-    "MindSpore nn.Lamb": lambda: lamb(
-        wd=only(lambda name: "beta" not in name and "gamma" not in name)
-    ),
-    "MindSpore nn.Lamb with parameter groups": mindspore_groups,
-    "arXiv 2006.13484, MXNet 2.0 LANS": lans,
-    "MXNet 2.0 LANS, bounds and clip_gradient": lambda: lans(clip=0.1, bounds=(0.5, 2.0)),
-    "MXNet 2.0 LANS, use_fused_step=False": lambda: lans(sequential=True),
-    "Apex FusedLANS": apex_lans,
-    "Apex FusedLANS, grad_averaging=False": lambda: apex_lans(b3=1.0),
-    "Apex FusedLANS, bias_correction=False": lambda: apex_lans(corrected=False),
-    "Apex FusedLANS, adam_w_mode=False": lambda: apex_lans(decay="gradient"),
-    "Apex FusedLANS, normalize_grad=False": lambda: lans(normalized=False),
-    "arXiv 1708.03888": lars,
-    "MXNet 2.0 LARS": lambda: lars(
-        eps=1e-8,
-        clip=0.5,
-        adapted=lambda name: not name.endswith(("bias", "beta", "gamma")),
-    ),
-    "MLPerf LARS (TF2)": lambda: lars(wd=only(decayed), adapted=decayed),
-    "MLPerf LARS (TF2) as Keras runs it, use_nesterov=True": lambda: lars(
-        wd=only(decayed), adapted=decayed, eps=1e-7, nesterov=True
-    ),
-    "optax": lambda: lars(of_update=True),
-    "SimCLR (TF1, TF2)": lambda: lars(wd=only(decayed), adapted=decayed, of_update=True),
-    "SimCLR, use_nesterov=True": lambda: lars(
-        wd=only(decayed), adapted=decayed, of_update=True, nesterov=True
-    ),
-    "SimCLR, both lists": lambda: lars(wd=only(decayed), adapted=adapted, of_update=True),
-    "SimCLR, classic_momentum=False": lambda: lars(
-        reference.lars_of_buffer, wd=only(decayed), adapted=decayed
-    ),
-    "SimCLR, classic_momentum=False, use_nesterov=True": lambda: lars(
-        reference.lars_of_buffer, wd=only(decayed), adapted=decayed, nesterov=True
-    ),
-    "Barlow Twins, VICReg and BYOL without filters": fair_lars,
-    "BYOL and DetCon": lambda: fair_lars(decayed),
-    "BYOL, weight_decay_filter alone": lambda: fair_lars(decayed, adapted=True),
-    "Barlow Twins and VICReg with both filters, DINO": lambda: fair_lars(not_vector),
-    "Barlow Twins, weight_decay_filter alone": lambda: fair_lars(not_vector, adapted=True),
-    "Barlow Twins, two rates": lambda: fair_lars(
-        not_vector, lr=lambda name: LR["LARS and LARC"] if not_vector(name) else RATES
-    ),
-    "VISSL, exclude_bias_and_norm=True": lambda: fair_lars(not_vector, wd=WD),
-    "MoCo v3, linear probe of MAE and EVA": lambda: fair_lars(matrix),
-    "mmpretrain LARS": lambda: lars(eps=1e-8),
-    "mmpretrain LARS, nesterov=True": lambda: lars(eps=1e-8, nesterov=True),
-    "mmpretrain LARS, lars_exclude": lambda: lars(eps=1e-8, adapted=adapted),
-    "mmpretrain LARS, dampening": lambda: lars(eps=1e-8, dampening=DAMPENING),
-    "timm Lars": lambda: timm_lars(wd=only(decayed), adapted=decayed),
-    "timm Lars, nesterov=True": lambda: timm_lars(wd=only(decayed), adapted=decayed, nesterov=True),
-    "timm Lars, trust_clip=True": lambda: timm_lars(at_most_sgd=True),
-    "pytorch_optimizer 4.1 LARS": lambda: lars(
-        wd=only(matrix), adapted=matrix, scaled_momentum=False
-    ),
-    "Apex LARC": lambda: lars(reference.larc),
-    "Apex LARC, clip=False": lambda: lars(reference.larc, clip=False),
-    "Apex LARC, nesterov=True, a group without decay": lambda: lars(
-        reference.larc, wd=only(decayed), nesterov=True
-    ),
-    "solo-learn LARS": lambda: solo_lars(wd=only(decayed), nesterov=True),
-    "solo-learn LARS, exclude_bias_n_norm=True": lambda: solo_lars(
-        wd=only(not_vector), adapted=not_vector
-    ),
-    "solo-learn LARS, clip_lr=True": lambda: solo_lars(clip=True),
-    "solo-learn LARS, dampening": lambda: solo_lars(dampening=DAMPENING),
-    "MXNet 1.9 LBSGD, linear": lambda: lbsgd("linear"),
-    "MXNet 1.9 LBSGD, power2": lambda: lbsgd("power2"),
-    "MXNet 1.9 LBSGD, sqrt": lambda: lbsgd("sqrt"),
-    "MXNet 1.9 LBSGD, lars": lambda: lbsgd("lars"),
-    "MXNet 1.9 LBSGD, begin_epoch and clip_gradient": lambda: lbsgd("linear", begin=8, clip=0.3),
+NAMED = {
+    "all": lambda name: True,
+    "decayed": lambda name: not any(word in name for word in ("bias", "beta", "gamma")),
+    "adapted": lambda name: "bias" not in name,
+    "matrix": lambda name: WEIGHTS[name].ndim > 1,
+    "not_vector": lambda name: WEIGHTS[name].ndim != 1,
+    "not of a norm": lambda name: "beta" not in name and "gamma" not in name,
+    "conv": lambda name: "conv" in name,
+    "two rates": lambda name: LR["LARS and LARC"] if WEIGHTS[name].ndim != 1 else RATES,
+    "rates of groups": lambda name: RATES if vector(name) else LR["LAMB"],
+    "decays of groups": lambda name: not vector(name) and (DECAYS / WD if "conv" in name else 1),
 }
+"""Functions of the name of a parameter, by the words that stand for them in `dialects.json`."""
+FORMULAS = json.loads((_TESTS / "dialects.json").read_text())
+"""For each dialect the function of `reference`, and its arguments; `wd` is a factor of WD."""
+
+
+def formula(row):
+    """The trajectory of a dialect."""
+    told = {"lr": LR[row.family], "wd": "all"} | FORMULAS[row.dialect]
+    told = {key: NAMED.get(x, x) if isinstance(x, str) else x for key, x in told.items()}
+    family, factor = getattr(reference, told.pop("of")), told.pop("wd")
+    gradients = CLIPPED if told.pop("clipped", False) else GRADIENTS
+    return reference.trajectory(
+        family, WEIGHTS, gradients, wd=lambda name: WD * factor(name), **told
+    )
 
 
 # One whose recorded run in float64 is among the fast tests is there already.
@@ -285,7 +129,7 @@ MARKED = [
 
 @pytest.mark.parametrize("row", MARKED)
 def test_the_call_gives_the_numbers_of_the_dialect(row, x64):
-    assert_same(run(row.optimizer, WEIGHTS, GRADIENTS), FORMULAS[row.dialect]())
+    assert_same(run(row.optimizer, WEIGHTS, GRADIENTS), formula(row))
 
 
 def test_rows_and_formulas_are_the_same():
@@ -294,7 +138,7 @@ def test_rows_and_formulas_are_the_same():
 
 def test_calls_that_are_written_differently_give_different_numbers():
     """Otherwise the network would not show what a row says is different."""
-    calls = {(row.family, row.call): FORMULAS[row.dialect]() for row in ROWS}
+    calls = {(row.family, row.call): formula(row) for row in ROWS}
     for (one, a), (other, b) in itertools.combinations(calls.items(), 2):
         if one[0] == other[0]:
             assert difference(a, b) > 1e-9, (one, other)

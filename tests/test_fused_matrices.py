@@ -4,9 +4,6 @@ import functools
 import re
 
 import chex
-import equinox as eqx
-from flax import linen as nn
-from flax import nnx
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
@@ -295,38 +292,3 @@ def test_what_does_not_go():
     }.items():
         with pytest.raises(ValueError, match=message):
             lb.lamb(0.1, stacked={"out": text}).init(params)
-
-
-def modules():
-    """Attention as it is in Flax and Equinox: 4 heads of 4 for a width of 12."""
-    linen = nn.MultiHeadDotProductAttention(num_heads=4, qkv_features=16)
-    nnx_module = nnx.MultiHeadAttention(4, 12, 16, decode=False, rngs=nnx.Rngs(0))
-    equinox = eqx.nn.MultiheadAttention(4, 12, qk_size=4, key=jax.random.key(0))
-    return {
-        "linen": linen.init(jax.random.key(0), jnp.ones((2, 5, 12)))["params"],
-        "nnx": nnx.to_pure_dict(nnx.state(nnx_module, nnx.Param)),
-        "Equinox": eqx.filter(equinox, eqx.is_inexact_array),
-    }
-
-
-@pytest.mark.parametrize(
-    ("module", "query", "out"),
-    [
-        ("linen", "rows heads columns", "heads rows columns"),
-        ("nnx", "rows heads columns", "heads rows columns"),
-        ("Equinox", "(4 columns) rows", "columns (4 rows)"),
-    ],
-)
-def test_the_heads_of_real_modules(module, query, out):
-    params = modules()[module]
-    axes = {"query.*(kernel|weight)": query, "out.*(kernel|weight)": out}
-    if module != "Equinox":
-        axes["query/bias"] = None  # it has two axes
-    explained = lb.explain(lb.muon(0.1, matrix_axes=axes), params).parameters
-    of_query, of_out = (
-        [one for one in explained if re.search(f"{name}.*(kernel|weight)", one.name)]
-        for name in ("query", "out")
-    )
-    size = 3 if module == "Equinox" else 4
-    assert [one.matrices for one in of_query] == [{(12, 4): 4}]
-    assert [one.matrices for one in of_out] == [{(size, 12): 4}]

@@ -14,7 +14,7 @@ from tests.golden import muon_peers
 from tests.helpers import given, trained
 
 
-def cases(dtype: str) -> list[object]:
+def cases(dtype):
     """The runs in a dtype; of those that are left to the slow tests, each is marked."""
     own = [case for case in golden.cases() if case.dtype == dtype]
     return [pytest.param(x, marks=[pytest.mark.slow] * golden.is_long(x), id=repr(x)) for x in own]
@@ -28,7 +28,7 @@ class Difference(NamedTuple):
     step: int
 
 
-def largest_difference(case: golden.Case, dtype: str) -> Difference:
+def largest_difference(case, dtype):
     """The largest error at any step."""
     params, grads = jax.tree.map(lambda x: jnp.asarray(x, dtype), (case.params, case.grads))
     _, trajectory = jax.jit(lambda p, g: trained(case.optimizer, p, given, g))(params, grads)
@@ -42,7 +42,7 @@ def largest_difference(case: golden.Case, dtype: str) -> Difference:
     return max(jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, Difference)))
 
 
-def assert_close(case: golden.Case, dtype: str, limit: float) -> None:
+def assert_close(case, dtype, limit):
     """Raises an error that names the leaf and the step, the first of which is 0."""
     found = largest_difference(case, dtype)
     assert found.size < limit, found

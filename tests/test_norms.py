@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 from optax_largebatch import norms
@@ -19,14 +20,14 @@ def test_accumulates_in_float32(dtype):
     small = jnp.full((1024, 1024), 1e-4, dtype)
     large_norm, small_norm = norm(large), norm(small)
     assert large_norm.dtype == small_norm.dtype == jnp.float32
-    np.testing.assert_allclose(large_norm, 1024.0, rtol=1e-6)
-    np.testing.assert_allclose(small_norm, 1024.0 * float(small[0, 0]), rtol=1e-5)
+    assert_allclose(large_norm, 1024.0, rtol=1e-6)
+    assert_allclose(small_norm, 1024.0 * float(small[0, 0]), rtol=1e-5)
 
 
 def test_float64_blocks_are_accumulated_in_float64(x64):
     x = jnp.asarray([1.0, 1e-9], "float64")
     assert norm(x).dtype == jnp.float64
-    np.testing.assert_allclose(norm(x) - 1, 5e-19, atol=1e-16)
+    assert_allclose(norm(x) - 1, 5e-19, atol=1e-16)
     assert norm(x.astype("bfloat16")).dtype == jnp.float32
 
 
@@ -39,15 +40,15 @@ def test_total_of_blocks_of_several_dtypes(x64):
     blocks = [jnp.asarray([3.0], "float32"), jnp.asarray([[4.0]], "bfloat16"), jnp.asarray(12.0)]
     total = norms.total([norms.sum_of_squares(block) for block in blocks])
     assert total.dtype == jnp.float64
-    np.testing.assert_allclose(norms.from_sum_of_squares(total), 13.0, rtol=1e-12)
+    assert_allclose(norms.from_sum_of_squares(total), 13.0, rtol=1e-12)
 
 
 def test_derivative_at_zero_is_zero():
     gradient = jax.grad(norm)(jnp.zeros(3))
-    np.testing.assert_array_equal(gradient, np.zeros(3))
+    assert_array_equal(gradient, np.zeros(3))
 
 
 def test_thirty_million_elements():
     """A float32 sum, one element after the other, would be off by percents."""
     x = jnp.ones((30_000_000,), "float32")
-    np.testing.assert_allclose(norm(x), np.sqrt(3e7), rtol=1e-6)
+    assert_allclose(norm(x), np.sqrt(3e7), rtol=1e-6)

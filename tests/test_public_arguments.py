@@ -7,7 +7,9 @@ be entered in `WRONG` and, of those, in `CHANGED`.
 import dataclasses
 import functools
 import inspect
+import json
 import math
+from pathlib import Path
 import re
 import typing
 
@@ -165,36 +167,8 @@ WRONG_IN = {
 }
 """The same where an argument of one function has another range."""
 
-OPERANDS = {
-    "adopt_state": "optimizer params state old_optimizer",
-    "averaged_params": "optimizer state params",
-    "check_gradient_reduction": "loss params gradients axis_name partition_specs",
-    "diagnose": "optimizer state params",
-    "explain": "optimizer params",
-    "has_updated": "state",
-    "layer_noise_scales": "state params",
-    "matching": "patterns",
-    "matrix_groups": "axes",
-    "measure_critical_batch_size": "params loss make_optimizer batch_sizes learning_rates evaluate "
-    "optimizer_state progress",
-    "noise_scale": "state",
-    "param_groups": "groups",
-    "planned_optimizer": "plan params embeddings head not_decayed arguments",
-    "recipes.batch_sizes": "name",
-    "recipes.examples_to_target": "name",
-    "recipes.get": "name",
-    "recipes.names": "part",
-    "recipes.ramp": "name settings",
-    "recipes.table": "part",
-    "optimizer_state_shardings": "optimizer params mesh axis",
-    "small_batches_of_devices": "gradients params axis_name mean partition_specs",
-    "small_batches_of_examples": "gradients params mean partition_specs",
-    "stacked_layers": "where",
-    "step_metrics": "state params gradients updates",
-    "trust_ratios": "optimizer state params",
-    "with_partition_specs": "partition_specs",
-    "within_critical_batch_size": "measured",
-}
+DATA = json.loads(Path(__file__).with_name("public_arguments.json").read_text())
+OPERANDS = DATA["operands"]
 """Trees, states, functions, names and lists: the tests of each function have what it refuses."""
 
 PARAMS = {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)}
@@ -349,53 +323,16 @@ ONE = lb.matching("kernel")
 CHANGED = {
     argument: value
     for these, value in (
-        ("accumulator_dtype mu_dtype ns_dtype", "bfloat16"),
-        ("b1 b2 beta momentum", 0.7),
-        ("adam_eps clip_gradient clipping_scale eps eps_root max_grad_norm max_norm", 0.1),
-        ("max_value param_max param_max_rms", 0.1),
-        ("trust_ratio_eps", 0.1),
-        ("larc_learning_rate learning_rate peak_value", 0.2),
-        ("consistent_rms factor", 0.3),
-        ("radius rms_eps scalar_lr_scale scalar_scale speed", 0.5),
-        ("trust_coefficient", 0.5),
-        ("max_change warmup_begin_value", 0.01),
-        ("end_value weight_decay", 0.05),
-        ("warmup_start", 0.25),
-        ("decay_begin_step lr_epochs lr_est_period", 1),
-        ("output_axis warmup_epochs", 1),
-        ("lr_batches max_fullcov_size ns_steps steps_per_epoch steps_per_stair", 2),
-        ("target_rms param_min_rms power", 2.0),
-        ("warmup_batches window", 2),
-        ("batch_scale period updates_per_epoch warmup_steps", 3),
-        ("hold_steps", 4),
-        ("total_steps", 8),
-        ("min_norm min_rms", 9.0),
+        *DATA["changed"].items(),
         ("param_norm_bounds rms_bounds", (None, 0.1)),
         ("trust_ratio_bounds", (0.3, 0.4)),
         ("adamh_mask mask matrix_mask trust_ratio_mask", ONE),
         ("weight_decay_mask", lb.matching("bias")),
         ("groups", lb.param_groups({"params": ONE, "learning_rate_scale": 0.5})),
-        ("stacked", {"cube": 0}),
         ("matrix_axes", {"cube": (0, (1, 2))}),
         ("inner", lb.chain(lb.add_decayed_weights(0.1), lb.scale_by_trust_ratio(eps=1.0))),
         ("branches transforms", lb.scale_by_adam()),
         ("others", lb.lamb(0.1)),
-        ("at_bounds", "return"),
-        ("bias_correction", "none"),
-        ("decay", "polynomial"),
-        ("denominator", "update"),
-        ("drop_steps", [3, 6]),
-        ("learning_rate_in_momentum", False),
-        ("ns_coeffs", "dion"),
-        ("order", "sequential"),
-        ("preconditioning", "spectral"),
-        ("shape_factor", "spectral_norm"),
-        ("side", "longer"),
-        ("strategy", "sqrt"),
-        ("values", [0.5, 0.25]),
-        ("warmup_begin_step", -3),
-        ("warmup_strategy", "power2"),
-        ("zero_ratio", "coefficient"),
     )
     for argument in these.split()
 }
@@ -443,13 +380,8 @@ WITHOUT_EFFECT = {
 }
 """Where `matrix_axes` says rows and columns, the matrices of a stack are apart already."""
 
-COMMON = {
-    "adamh": "learning_rate b1 b2 eps mu_dtype",
-    "muon": "learning_rate eps nesterov mu_dtype",
-    "muonh": "learning_rate mu_dtype",
-}
+COMMON, OF_OTHERS = DATA["common"], DATA["of_others"]
 """Of optimizers that move matrices in one way and the others in another: what both ways have."""
-OF_OTHERS = {"adamh": "others", "muon": "others", "muonh": "b1 b2 adam_eps others"}
 
 SLOW = {"cain", "clip_by_median_norm", "lbsgd", "learned_gradient"}
 SLOW |= {"scale_by_factored_parameter_rms"}

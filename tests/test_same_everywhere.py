@@ -5,7 +5,6 @@ on two axes, on every kind of mesh; and is compared with a float64 run on one de
 layer is a leaf of its own.
 """
 
-import contextlib
 import functools
 import itertools
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
+from numpy.testing import assert_allclose
 import optax
 import pytest
 
@@ -257,7 +257,7 @@ WAYS = {
 
 HARDEST = ("explicit mesh of two axes", "split state, with specs", "shard_map of two axes")
 USUAL = {("lamb", way) for way in ("one device", "pmap", *HARDEST)} | {("lans", "shard_map")}
-"""Those whose failure one of these would share are slow, and nightly in float32."""
+"""Those whose failure one of these would share are slow."""
 USUAL_ON_GPUS = {("lans", way) for way in HARDEST} | {("lamb", "pmap")}
 
 
@@ -269,15 +269,7 @@ USUAL_ON_GPUS = {("lans", way) for way in HARDEST} | {("lamb", "pmap")}
     ],
 )
 def test_equals_layers_apart_on_one_device(name, way):
-    check(name, way, "float64")
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_layers_apart_in_float32(name, way):
-    check(name, way, "float32")
+    check(name, way)
 
 
 @pytest.mark.parametrize(
@@ -291,21 +283,19 @@ def test_equals_layers_apart_in_float32(name, way):
 def test_equals_layers_apart_as_on_several_gpus(name, way, monkeypatch):
     """What GPUs do otherwise; XLA alone knows what is automatic."""
     monkeypatch.setattr(execution_plans, "ON_A_MESH", {"cpu": SEVERAL_GPUS})
-    check(name, way, "float64")
+    check(name, way)
 
 
-def check(name, way, precision):
+def check(name, way):
     layers, layer_ratios = expected(name)
     optimizer = optimizer_of(name, lb.stacked_layers(STACKED))
-    wide = precision == "float64"
-    tolerance = 1e-10 if wide else 1e-5
-    with enable_x64(True) if wide else contextlib.nullcontext():
-        params = {name: jnp.asarray(x, precision) for name, x in network().items()}
+    with enable_x64(True):
+        params = {name: jnp.asarray(x, "float64") for name, x in network().items()}
         run, settings = WAYS[way]
         params, state = jax.device_get(run(optimizer, params, **settings()))
     got, got_ratios = apart(params), ratios(state)
     for layer, value in layers.items():
         scale = np.abs(value).max()
-        np.testing.assert_allclose(got[layer], value, rtol=0, atol=tolerance * scale)
+        assert_allclose(got[layer], value, rtol=0, atol=1e-10 * scale)
     for vector, expected_vector in zip(got_ratios, layer_ratios, strict=True):
-        np.testing.assert_allclose(vector, expected_vector, rtol=1e-5)
+        assert_allclose(vector, expected_vector, rtol=1e-5)

@@ -4,6 +4,7 @@ The oracle is the type that each array gets from `init` where the axes of the me
 what is made like a parameter is split like it.
 """
 
+import itertools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -17,6 +18,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import slow_but
 from tests.optimizers.registry import OPTIMIZERS
 
 pytestmark = pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="explicit axes are jax 0.8")
@@ -145,17 +147,20 @@ def entries_of(sharding):
     return entries
 
 
-QUICK = ("dict", "tuple", "tuples of one", "NamedTuple", "nnx.State")
-"""The containers that are tested without `slow`, too."""
+QUICK = {(name, "dict") for name in ALL}
+QUICK |= {
+    (name, container)
+    for name in ("lamb", "cain", "muonh", "partition by leaves", "a function of stacks")
+    for container in ("tuple", "tuples of one", "NamedTuple", "nnx.State")
+}
+CASES = slow_but(QUICK, itertools.product(ALL, CONTAINERS))
+"""Every transformation in one container, and one of each kind in several."""
 
 
-@pytest.mark.parametrize(
-    "container",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CONTAINERS],
-)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.filterwarnings("ignore:.*outputs first")
-@pytest.mark.parametrize("name", ALL)
-def test_it_is_what_the_types_say(name, container):
+def test_it_is_what_the_types_say(case):
+    name, container = case
     if name == "a tree as mask" and container == "array":
         pytest.skip("a single boolean is no tree")
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)

@@ -4,11 +4,10 @@ import jax
 import numpy as np
 import optax
 
-Tree = dict[str, np.ndarray]
 STEPS = 20
 
 
-def network() -> tuple[Tree, Tree]:
+def network():
     """Weights, and gradients with the steps on their first axis.
 
     There are matrices, a kernel of a convolution, vectors, a leaf of one element and one of no
@@ -35,7 +34,7 @@ def network() -> tuple[Tree, Tree]:
     return weights, gradients
 
 
-def run(optimizer: optax.GradientTransformation, weights: Tree, gradients: Tree) -> Tree:
+def run(optimizer, weights, gradients):
     """The weights after each step. (The compiler need not optimise what runs so briefly.)"""
 
     def step(weights, state, gradients):
@@ -51,7 +50,7 @@ def run(optimizer: optax.GradientTransformation, weights: Tree, gradients: Tree)
     return {name: np.stack([np.asarray(tree[name]) for tree in trajectory]) for name in weights}
 
 
-def assert_same(ours: Tree, theirs: Tree, tolerance: float = 1e-11) -> None:
+def assert_same(ours, theirs, tolerance=1e-11):
     """Checks each leaf at every step, to a fraction of the leaf's largest weight."""
     for name, leaf in theirs.items():
         np.testing.assert_allclose(
@@ -64,6 +63,6 @@ def assert_same(ours: Tree, theirs: Tree, tolerance: float = 1e-11) -> None:
         )
 
 
-def difference(one: Tree, other: Tree) -> float:
+def difference(one, other):
     """The largest difference of two runs, each leaf's over its largest weight."""
     return max(np.abs(one[name] - other[name]).max() / np.abs(one[name]).max() for name in one)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 from benchmarks import batch_plans
@@ -54,7 +55,7 @@ def test_below_the_critical_batch(row):
     assert abs(seesaw_loss / loss - 1) < 0.01
     assert seesaw_steps <= 0.7 * steps
     assert (row.steps, row.seesaw_steps) == (steps, seesaw_steps)
-    np.testing.assert_allclose([row.loss, row.seesaw_loss], [loss, seesaw_loss], rtol=1e-4)
+    assert_allclose([row.loss, row.seesaw_loss], [loss, seesaw_loss], rtol=1e-4)
     for law in {"sqrt", "sgd"} - {batch_plans.LAWS[row.optimizer]}:
         (_, loss), (_, seesaw_loss) = both(row, law)
         assert abs(seesaw_loss / loss - 1) > 0.01
@@ -86,7 +87,7 @@ def test_the_loss_is_the_mean_of_sampled_runs(normalised):
         gradients = CURVATURES * weights + noise
         size = np.sqrt((gradients**2).sum(axis=1).mean()) if normalised else 1
         weights -= rate * gradients / size
-    np.testing.assert_allclose(loss, 0.5 * (weights**2 @ CURVATURES).mean(), rtol=0.01)
+    assert_allclose(loss, 0.5 * (weights**2 @ CURVATURES).mean(), rtol=0.01)
 
 
 def test_the_limits_of_the_curve_are_those_of_simulated_sgd():
@@ -106,7 +107,7 @@ def test_the_limits_of_the_curve_are_those_of_simulated_sgd():
     most = min(steps(rate, 1e9, target) for rate in np.linspace(1.1, 1.95, 18))
     assert most - 1 < batch_plans.least_steps(target) <= most
     examples = min(steps(rate, 0.1, target) for rate in np.geomspace(0.001, 0.01, 15)) * 0.1
-    np.testing.assert_allclose(batch_plans.least_examples(target), examples, rtol=0.05)
+    assert_allclose(batch_plans.least_examples(target), examples, rtol=0.05)
 
 
 def over_the_constant(times_critical, optimizer):

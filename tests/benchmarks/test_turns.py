@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 from benchmarks.harness.results import write_csv
@@ -28,14 +29,14 @@ def test_takes_turns_and_leaves_out_the_first():
     asked = []
     seconds = in_turns(recorded(asked, a=[9.0, 1.0, 2.0], b=[9.0, 3.0, 4.0]), 2)
     assert asked == ["a", "b"] * 3
-    np.testing.assert_array_equal(seconds["a"], [1, 2])
-    np.testing.assert_array_equal(seconds["b"], [3, 4])
+    assert_array_equal(seconds["a"], [1, 2])
+    assert_array_equal(seconds["b"], [3, 4])
 
 
 def test_leaves_out_the_first_rounds_and_keeps_the_parts():
     turns = [(9.0, 9.0), (8.0, 8.0), (1.0, 2.0)]
     seconds = in_turns(recorded([], a=turns), 1, left_out=2)
-    np.testing.assert_array_equal(seconds["a"], [[1, 2]])
+    assert_array_equal(seconds["a"], [[1, 2]])
 
 
 def test_shuffled_rounds_have_everyone_once_in_changing_order():
@@ -50,7 +51,7 @@ def test_ratios_are_taken_turn_by_turn():
     """A machine that is ten times as slow in every other turn changes no ratio."""
     speed = np.where(np.arange(40) % 2, 10.0, 1.0)
     result = ratio(speed * 1.3, speed)
-    np.testing.assert_allclose(result, 1.3)
+    assert_allclose(result, 1.3)
     assert result.as_row(2) == {"ratio": 1.3, "ratio_low": 1.3, "ratio_high": 1.3}
     spread = ratio(np.arange(11.0), np.ones(11))
     assert (spread.low, spread.median, spread.high) == pytest.approx((1, 5, 9))

@@ -1,8 +1,7 @@
 """The fit of the critical batch size, on curves that are known."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -18,11 +17,11 @@ def curve(critical, minimum):
 @pytest.mark.parametrize("critical", [40.0, 1000.0, 30000.0])
 def test_finds_an_exact_curve(critical):
     fit = lb.fit_critical_batch_size(BATCHES, curve(critical, 300.0))
-    np.testing.assert_allclose((fit.critical_batch_size, fit.minimum_steps), (critical, 300), 1e-6)
-    np.testing.assert_allclose(fit.residuals, 0, atol=1e-6)
-    np.testing.assert_allclose([fit.steps(b) for b in BATCHES], curve(critical, 300.0), 1e-6)
-    np.testing.assert_allclose(fit.minimum_examples, 300 * critical, 1e-6)
-    np.testing.assert_allclose(fit.steps(fit.critical_batch_size), 2 * fit.minimum_steps)
+    assert_allclose((fit.critical_batch_size, fit.minimum_steps), (critical, 300), 1e-6)
+    assert_allclose(fit.residuals, 0, atol=1e-6)
+    assert_allclose([fit.steps(b) for b in BATCHES], curve(critical, 300.0), 1e-6)
+    assert_allclose(fit.minimum_examples, 300 * critical, 1e-6)
+    assert_allclose(fit.steps(fit.critical_batch_size), 2 * fit.minimum_steps)
     assert fit.interval is None
 
 
@@ -35,7 +34,7 @@ def test_is_the_least_squares_of_the_logarithm():
         return np.sum(np.log(steps / (minimum * (1 + critical / BATCHES))) ** 2)
 
     best = loss(fit.critical_batch_size, fit.minimum_steps)
-    np.testing.assert_allclose(fit.residual, np.sqrt(best / 5), rtol=1e-9)
+    assert_allclose(fit.residual, np.sqrt(best / 5), rtol=1e-9)
     assert fit.residual > 0.01
     for factor in (0.99, 1.01):
         assert loss(fit.critical_batch_size * factor, fit.minimum_steps) > best
@@ -93,24 +92,8 @@ def test_runs_count_as_the_mean_of_their_logarithms():
     runs = noisy(0)
     fit = lb.fit_critical_batch_size(BATCHES, runs)
     alone = lb.fit_critical_batch_size(BATCHES, [np.exp(np.log(own).mean()) for own in runs])
-    np.testing.assert_allclose(fit[:2], alone[:2], rtol=1e-9)
-    np.testing.assert_allclose(fit.residuals, alone.residuals, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_the_mean_of_logarithms_is_less_moved_by_a_slow_run():
-    """One run in ten takes twice the steps; the others vary by 5%."""
-    draw = np.random.default_rng(0)
-    found = []
-    for _ in range(300):
-        slow = np.where(draw.random((8, 5)) < 0.1, 2, 1)
-        factors = slow * np.exp(0.05 * draw.normal(size=(8, 5)))
-        steps = 300 * (1 + 1000 / np.array(EIGHT)[:, None]) * factors
-        means = [own.mean() for own in steps]
-        fits = (lb.fit_critical_batch_size(EIGHT, own) for own in (list(steps), means))
-        found.append([np.log(fit.critical_batch_size / 1000) for fit in fits])
-    of_logarithms, of_means = np.sqrt(np.mean(np.square(found), axis=0))
-    assert of_logarithms < 0.9 * of_means
+    assert_allclose(fit[:2], alone[:2], rtol=1e-9)
+    assert_allclose(fit.residuals, alone.residuals, atol=1e-9)
 
 
 def test_interval_narrows_with_more_runs():
@@ -130,8 +113,8 @@ def test_interval_ends_nowhere_where_the_runs_do_not_bound_it():
 def test_batch_sizes_may_have_different_numbers_of_runs():
     steps = [[value] * (1 + index) for index, value in enumerate(curve(1000.0, 300.0))]
     fit = lb.fit_critical_batch_size(BATCHES, steps)
-    np.testing.assert_allclose(fit.critical_batch_size, 1000.0, rtol=1e-6)
-    np.testing.assert_allclose(fit.interval, (1000.0, 1000.0), rtol=1e-6)
+    assert_allclose(fit.critical_batch_size, 1000.0, rtol=1e-6)
+    assert_allclose(fit.interval, (1000.0, 1000.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -185,9 +168,9 @@ def test_wrong_arguments(arguments, error, said):
 def test_published_runs(name, critical, minimum, residual):
     runs = lb.recipes.examples_to_target(name)
     fit = lb.fit_critical_batch_size(list(runs), [np.array(own) / b for b, own in runs.items()])
-    np.testing.assert_allclose(fit.critical_batch_size, critical, rtol=1e-4)
-    np.testing.assert_allclose(fit.minimum_steps, minimum, rtol=1e-3)
-    np.testing.assert_allclose(fit.residual, residual, rtol=5e-3)
+    assert_allclose(fit.critical_batch_size, critical, rtol=1e-4)
+    assert_allclose(fit.minimum_steps, minimum, rtol=1e-3)
+    assert_allclose(fit.residual, residual, rtol=5e-3)
     low, high = fit.interval
     assert low < critical < high < 1.1 * low
 
@@ -212,8 +195,3 @@ def test_quantiles(probability, freedom, both_precisions):
     known = QUANTILES[probability, freedom]
     assert student_quantile(probability, freedom) == pytest.approx(known, rel=2e-5)
     assert student_quantile(1 - probability, freedom) == pytest.approx(-known, rel=2e-5)
-
-
-def test_quantiles_under_jit_and_vmap():
-    found = jax.jit(jax.vmap(lambda nu: student_quantile(0.95, nu)))(jnp.array([1.0, 2.0, 40.0]))
-    assert found.tolist() == pytest.approx([6.31375, 2.91999, 1.68385], rel=2e-5)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -41,7 +41,7 @@ def test_tells_sums_from_means(reduction, check_vma):
 
     in_specs = (specs, specs, P("data"))
     check = jax.shard_map(scale, mesh=mesh, in_specs=in_specs, out_specs=P(), check_vma=check_vma)
-    np.testing.assert_allclose(jax.jit(check)(params, gradients, examples), factor, rtol=1e-5)
+    assert_allclose(jax.jit(check)(params, gradients, examples), factor, rtol=1e-5)
 
 
 def test_what_shard_map_gives_is_the_sum():
@@ -59,4 +59,4 @@ def test_what_shard_map_gives_is_the_sum():
 
     check = in_shards(scales, (P(), P("fsdp")), (P(), P()))
     summed, mean = check({"w": jnp.ones(())}, jnp.arange(16.0))
-    np.testing.assert_allclose((summed, mean), (8, 1), rtol=1e-5)
+    assert_allclose((summed, mean), (8, 1), rtol=1e-5)

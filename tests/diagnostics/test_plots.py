@@ -9,6 +9,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -40,10 +41,10 @@ def test_trust_ratios_have_a_row_for_each_layer():
     assert names == ["embedding", "layers/kernel[0]", "layers/kernel[1]", "layers/bias"]
     ratios, ones = ax.collections
     expected = [[8, 16, -1], [4, 4, 4], [2, 1, -1], [1, 1, 1]]  # -1: black
-    np.testing.assert_array_equal(np.ma.filled(ratios.get_array(), -1), expected)
-    np.testing.assert_array_equal(np.ma.getmaskarray(ones.get_array()), np.array(expected) != 1)
+    assert_array_equal(np.ma.filled(ratios.get_array(), -1), expected)
+    assert_array_equal(np.ma.getmaskarray(ones.get_array()), np.array(expected) != 1)
     # The colour in the middle is the median of those that are adapted: 16, 8, 4, 4, 4, 2.
-    np.testing.assert_allclose(np.sqrt(ratios.norm.vmin * ratios.norm.vmax), 4)
+    assert_allclose(np.sqrt(ratios.norm.vmin * ratios.norm.vmax), 4)
     assert ratios.norm.vmin < 2
     assert 16 < ratios.norm.vmax < 20
     assert ax.get_xlim() == (5, 50)
@@ -53,7 +54,7 @@ def test_trust_ratios_have_a_row_for_each_layer():
 def test_colours_reach_a_factor_of_100_and_none_where_nothing_is_adapted():
     ax = plots.trust_ratios({"a": np.array([1e-9, 2.0, 2.0, 2.0, 1e9])})
     norm = ax.collections[0].norm
-    np.testing.assert_allclose((norm.vmin, norm.vmax), (0.02, 200))
+    assert_allclose((norm.vmin, norm.vmax), (0.02, 200))
     ax = drawn(plots.trust_ratios({"a": np.ones(2)}))
     assert not np.ma.getmaskarray(ax.collections[1].get_array()).any()  # all is grey
 
@@ -121,7 +122,7 @@ def test_a_plan_of_the_batch():
         for ax, schedule in (
             (rates, plan.learning_rate), (decays, plan.weight_decay), (momenta, plan.momentum)
         ):  # fmt: skip
-            np.testing.assert_allclose(ax.lines[0].get_ydata()[place], float(schedule(step)))
+            assert_allclose(ax.lines[0].get_ydata()[place], float(schedule(step)))
     assert [label.get_text() for label in sizes.get_yticklabels()] == ["64", "256"]
     assert rates.get_ylabel() == "learning rate"
     assert momenta.get_xlabel() == "examples seen"

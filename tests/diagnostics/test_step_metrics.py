@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
@@ -42,7 +43,7 @@ def metrics(state, *args, **kwargs):
     assert list(eager) == sorted(compiled, key=list(eager).index)
     for name, value in compiled.items():
         assert value.shape == ()
-        np.testing.assert_allclose(value, eager[name], rtol=1e-6, err_msg=name)
+        assert_allclose(value, eager[name], rtol=1e-6, err_msg=name)
     return {name: float(value) for name, value in eager.items()}
 
 
@@ -54,7 +55,7 @@ def rates_in(found):
 def assert_metrics(found, **expected):
     assert list(found) == list(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+        assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
 
 
 def test_of_a_plain_optimizer():
@@ -136,7 +137,7 @@ def test_a_state_read_back_as_dictionaries_and_lists():
     assert isinstance(read, dict)
     found = lb.step_metrics(read)
     assert found.keys() >= {"loss_scale", "skipped_steps", "learning_rate", "trust_ratio/max"}
-    jax.tree.map(np.testing.assert_array_equal, found, lb.step_metrics(state))
+    jax.tree.map(assert_array_equal, found, lb.step_metrics(state))
 
 
 def test_the_noise_scale():
@@ -223,7 +224,7 @@ def test_angles_and_rates_of_steps_on_spheres():
     assert all(before[f"angle/{end}"] == 0 for end in ("min", "median", "max"))
     grads = jax.tree.map(jnp.cos, params)
     _, state = optimizer.update(grads, optimizer.init(params), params)
-    np.testing.assert_allclose(state[1].learning_rates, 0.02 * np.array([3 / 13, 1, 1, 1]))
+    assert_allclose(state[1].learning_rates, 0.02 * np.array([3 / 13, 1, 1, 1]))
     found = lb.step_metrics(state, params)
     assert rates_in(found) == {"": pytest.approx(0.02)}
     assert 0 < found["angle/min"] <= found["angle/median"] <= found["angle/max"] <= 0.0201
@@ -237,7 +238,7 @@ def test_metrics_of_muon():
         (lb.lbsgd(0.1), [1.0] * 3),
     ):
         found = lb.step_metrics(trained(optimizer, params=params), params)
-        np.testing.assert_allclose([found[name] for name in RATIOS], expected, rtol=1e-5)
+        assert_allclose([found[name] for name in RATIOS], expected, rtol=1e-5)
     assert not RATIOS.keys() & lb.step_metrics(trained(lb.muon(0.1), params=params), params).keys()
 
 

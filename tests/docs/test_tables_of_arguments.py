@@ -107,7 +107,7 @@ def test_defaults_hold(page):
 @pytest.mark.parametrize("page", sorted((DOCS / "algorithms").glob("*.md")), ids=lambda p: p.stem)
 def test_examples_of_algorithms_build_an_optimizer(page):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    names: dict[str, object] = {}
+    names = {}
     for block in blocks:
         exec(block, names)
     assert callable(names["optimizer"].update)

@@ -4,7 +4,6 @@ Each peer has a `.npz` with arrays and a `.json` that says what ran. Everything 
 by running the public release of the peer on fixed gradients; `about` in the `.json` names it.
 """
 
-from collections.abc import Callable
 import functools
 import json
 import pathlib
@@ -45,16 +44,16 @@ class Case(NamedTuple):
     """The same tree with the parameters after each step on the first axis."""
     optimizer: optax.GradientTransformation
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"{self.peer}-{self.name}"
 
     @property
-    def system(self) -> str:
+    def system(self):
         """The part of the peer that ran."""
         return self.name.split("_")[0]
 
 
-def mxnet(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
+def mxnet(optimizer, kwargs):
     """MXNet 2.0 LAMB, LANS and LARS, and MXNet 1.9 LBSGD."""
     kwargs = dict(kwargs)
     rate, decay = kwargs.pop("learning_rate"), kwargs.pop("wd", 0.0)
@@ -98,22 +97,18 @@ def mxnet(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformatio
     return optax.chain(optax.scale(rescale), own)
 
 
-def lbsgd(
-    rate: float, decay: float, *, begin_epoch: int = 0, **kwargs: Any
-) -> optax.GradientTransformation:
+def lbsgd(rate, decay, *, begin_epoch=0, **kwargs):
     """LBSGD whose state has counted the micro-batches of some epochs, as that of a run goes on."""
     begun = lb.lbsgd(rate, weight_decay=decay, **kwargs)
     counted = begin_epoch * kwargs["updates_per_epoch"]
 
-    def init(params: Any) -> Any:
+    def init(params):
         return optax.tree.set(begun.init(params), micro_batches=jnp.int32(counted))
 
     return optax.GradientTransformation(init, begun.update)
 
 
-def clipped_lbsgd(
-    rate: float, clip: float, decay: float, kwargs: dict[str, Any]
-) -> optax.GradientTransformation:
+def clipped_lbsgd(rate, clip, decay, kwargs):
     """LBSGD with a clip of the macro-batch, link by link."""
     scale = kwargs["batch_scale"]
     warmed_up = lb.large_batch_warmup(
@@ -131,7 +126,7 @@ def clipped_lbsgd(
     return lb.accumulate_gradients(links, every=scale)
 
 
-def timm(optimizer: str, kwargs: dict[str, Any], undecayed: list[str] | None) -> Any:
+def timm(optimizer, kwargs, undecayed):
     """timm's Lamb and Lars: layers are adapted where they are decayed, unless always_adapt."""
     kwargs = dict(kwargs)
     rate, decay = kwargs.pop("lr"), kwargs.pop("weight_decay")
@@ -160,7 +155,7 @@ def timm(optimizer: str, kwargs: dict[str, Any], undecayed: list[str] | None) ->
     return own
 
 
-def pytorch_optimizer(kwargs: dict[str, Any]) -> optax.GradientTransformation:
+def pytorch_optimizer(kwargs):
     """pytorch_optimizer's LARS: parameters of one axis are neither adapted nor decayed."""
     matrices = lb.at_least_ndim(2)
     return lb.lars(
@@ -173,7 +168,7 @@ def pytorch_optimizer(kwargs: dict[str, Any]) -> optax.GradientTransformation:
     )
 
 
-def tensorflow(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
+def tensorflow(optimizer, kwargs):
     """TensorFlow Addons LAMB, and the LAMB of the BERT-style TF1 scripts (arXiv v3)."""
     kwargs = dict(kwargs)
     addons = optimizer.startswith("tensorflow_addons")
@@ -193,7 +188,7 @@ def tensorflow(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransfor
     )
 
 
-def keras(kwargs: dict[str, Any]) -> optax.GradientTransformation:
+def keras(kwargs):
     """Keras' LAMB, whose weight decay comes first and stands outside of the ratio."""
     kwargs = dict(kwargs)
     rate, decay = kwargs.pop("learning_rate"), kwargs.pop("weight_decay", 0.0)
@@ -209,7 +204,7 @@ def keras(kwargs: dict[str, Any]) -> optax.GradientTransformation:
     return own
 
 
-def icefall(optimizer: str, kwargs: dict[str, Any]) -> optax.GradientTransformation:
+def icefall(optimizer, kwargs):
     """Eve, Cain, ScaledAdam, and the corrected LearnedGradient."""
     factories = {
         "Eve": lb.eve,
@@ -229,15 +224,15 @@ LEARNED_SIZES = {"meta_lr_scale", "param_max_rms", "size_lr_scale"}
 
 
 def learned_gradient(
-    rate: float,
+    rate,
     *,
-    meta_lr_scale: float = 1.0,
-    param_min_rms: float = 1e-5,
-    param_max_rms: float = 2.0,
-    size_lr_scale: float = 0.1,
-    stacked: Any = None,
-    **matrices: Any,
-) -> optax.GradientTransformation:
+    meta_lr_scale=1.0,
+    param_min_rms=1e-5,
+    param_max_rms=2.0,
+    size_lr_scale=0.1,
+    stacked=None,
+    **matrices,
+):
     """LearnedGradient, link by link, with icefall's default of `max_step_scale`."""
     return lb.sum_of(
         lb.chain(
@@ -254,9 +249,7 @@ def learned_gradient(
     )  # fmt: skip
 
 
-def _translate(
-    peer: str, case: dict[str, Any], dialects: dict[str, Any] | None
-) -> optax.GradientTransformation:
+def _translate(peer, case, dialects):
     if dialects is not None:
         translation = muon_peers if peer == "muon_peers" else vision_peers
         return translation.optimizer(case, dialects[case["dialect"]]["defaults"])
@@ -274,8 +267,8 @@ def _translate(
     return tensorflow(optimizer, kwargs)
 
 
-def _tree(leaves: list[str], get: Callable[[str], np.ndarray]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _tree(leaves, get):
+    tree = {}
     for leaf in leaves:
         *path, last = leaf.split("/")
         node = tree
@@ -285,7 +278,7 @@ def _tree(leaves: list[str], get: Callable[[str], np.ndarray]) -> dict[str, Any]
     return tree
 
 
-def load(peer: str) -> list[Case]:
+def load(peer):
     """All recorded runs of a peer."""
     recorded = json.loads((HERE / f"{peer}.json").read_text())
     cases = recorded["cases"]
@@ -307,17 +300,17 @@ def load(peer: str) -> list[Case]:
 
 
 @functools.cache
-def cases() -> list[Case]:
+def cases():
     """All recorded runs of all peers."""
     return [case for peer in PEERS for case in load(peer)]
 
 
-def schedules(peer: str) -> dict[str, Any]:
+def schedules(peer):
     """The recorded value tables of a peer."""
     return json.loads((HERE / f"{peer}.json").read_text())["cases"]["_schedules"]
 
 
-def is_long(case: Case) -> bool:
+def is_long(case):
     """Whether a run is left to the slow tests.
 
     Of each system one is not. Of what the others show, `tests/test_dialects.py` has the formulas.

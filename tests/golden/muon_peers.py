@@ -1,18 +1,14 @@
 """The Muon and the hyperball of public training repositories, in the words of this library."""
 
-from collections.abc import Callable, Iterable
 import json
 import pathlib
 import re
-from typing import Any
 
 import jax
 import numpy as np
 import optax
 
 import optax_largebatch as lb
-
-Settings = dict[str, Any]
 
 NOT_REPLAYED = {
     "soap": "SOAP is not in this library.",
@@ -49,7 +45,7 @@ NVIDIA_COEFFICIENTS = {
 YOU = {"YOU_COEFFICIENTS": "dion"}
 """The name here of Dao-AILab's name."""
 
-ADJUSTED: dict[str | None, Settings] = {
+ADJUSTED = {
     "spectral_norm": {"shape_factor": "spectral_norm"},
     "rms_norm": {"consistent_rms": 0.2},
     None: {"shape_factor": "none"},
@@ -57,19 +53,19 @@ ADJUSTED: dict[str | None, Settings] = {
 """The factor of a matrix in Dion and Dao-AILab."""
 
 
-def reason(name: str, case: Settings) -> str | None:
+def reason(name, case):
     """Why a recorded run is not replayed, None if it is."""
     return NOT_REPLAYED.get(case["dialect"]) or RUNS_NOT_REPLAYED.get(name)
 
 
-def optimizer(case: Settings, defaults: Settings) -> optax.GradientTransformation:
+def optimizer(case, defaults):
     """The optimizer of a recorded run; `defaults` are those of its dialect."""
     dialect = case["dialect"]
     assert dialect in DIALECTS, f"{dialect}: replay it, or say in NOT_REPLAYED why not."
     return DIALECTS[dialect](case, defaults | case["kwargs"])
 
 
-def names(case: Settings, defaults: Settings) -> Settings:
+def names(case, defaults):
     """What the calls in docs/dialects.md name, as it was in a recorded run."""
     own = defaults | case["kwargs"]
     rest = BESIDE.get(case["dialect"])
@@ -99,12 +95,12 @@ def names(case: Settings, defaults: Settings) -> Settings:
 # Muon of PyTorch repositories.
 
 
-def torch_axes(params: Any) -> Any:
+def torch_axes(params):
     """The axes of PyTorch's weights, `(outputs, inputs)`; axes in front stack matrices."""
     return jax.tree.map(lambda x: (-1, -2) if x.ndim >= 2 else None, params)
 
 
-def torch_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def torch_muon(case, own):
     """`torch.optim.Muon`."""
     matched = {None: None, "original": None, "match_rms_adamw": 0.2}[own["adjust_lr_fn"]]
     return muon(
@@ -120,7 +116,7 @@ def torch_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def jordan_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def jordan_muon(case, own):
     """Keller Jordan's Muon; a kernel of a convolution has the factor of its own two sides."""
     ours = muon(
         case,
@@ -148,13 +144,13 @@ def jordan_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def adamw_of_jordan(case: Settings, own: Settings) -> optax.GradientTransformation:
+def adamw_of_jordan(case, own):
     """The AdamW beside it, whose rate is its own."""
     numbers = {"betas": (0.9, 0.95), "eps": 1e-10, "weight_decay": 0} | own["adam"]
     return adam(numbers["betas"], numbers["eps"], adam_rate(case), numbers["weight_decay"])
 
 
-def moonlight_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def moonlight_muon(case, own):
     """Moonlight's Muon."""
     return muon(
         case,
@@ -169,25 +165,25 @@ def moonlight_muon(case: Settings, own: Settings) -> optax.GradientTransformatio
     )
 
 
-def adamw_of_moonlight(case: Settings, own: Settings) -> optax.GradientTransformation:
+def adamw_of_moonlight(case, own):
     """The AdamW beside it, whose bias correction is a factor of the rate."""
     return adam(
         own["adamw_betas"], own["adamw_eps"], rate(case), own["wd"], bias_correction="step_size"
     )
 
 
-def dion_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def dion_muon(case, own):
     """The Muon in microsoft/dion, whose decay may be cautious."""
     return in_links(case, own, dion_direction(own), dion_scale(own))
 
 
-def dion_normuon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def dion_normuon(case, own):
     """NorMuon in microsoft/dion; matrices are flattened for the iterations alone."""
     neurons = lb.normalize_neurons(own["muon_beta2"], matrix_axes=torch_axes)
     return in_links(case, own, dion_direction(own), neurons, dion_scale(own))
 
 
-def dion_direction(own: Settings) -> optax.GradientTransformation:
+def dion_direction(own):
     """Its momentum and its iterations."""
     express = own["use_polar_express"]
     return lb.orthogonalize_momentum(
@@ -201,18 +197,18 @@ def dion_direction(own: Settings) -> optax.GradientTransformation:
     )
 
 
-def dion_scale(own: Settings) -> optax.GradientTransformation:
+def dion_scale(own):
     """Its factor of a matrix."""
     axes = flattened if own["flatten"] else torch_axes
     return lb.scale_by_matrix_shape(**ADJUSTED[own["adjust_lr"]], matrix_axes=axes)
 
 
-def flattened(params: Any) -> Any:
+def flattened(params):
     """The axes of PyTorch's weights, with all inputs of an output in one row of the weight."""
     return jax.tree.map(lambda x: (tuple(range(1, x.ndim)), 0), params)
 
 
-def modded_normuon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def modded_normuon(case, own):
     """NorMuon in modded-nanogpt: a decay by the square of the rate, and banks of matrices."""
     rates = rate(case)
     of_each = own["per_matrix_lr_mul"] or [1.0]
@@ -238,15 +234,13 @@ def modded_normuon(case: Settings, own: Settings) -> optax.GradientTransformatio
     )
 
 
-def in_links(
-    case: Settings, own: Settings, *links: optax.GradientTransformation
-) -> optax.GradientTransformation:
+def in_links(case, own, *links):
     """A chain with the decay and the rates of a run."""
     decay = lb.add_decayed_weights(own["weight_decay"], cautious=own.get("cautious_wd", False))
     return lb.chain(*links, decay, lb.scale_by_learning_rate(rate(case)))
 
 
-def dao_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def dao_muon(case, own):
     """Dao-AILab's Muon; its iterations with Gram matrices give the same numbers."""
     preset = own["ns_coefficients_preset"]
     return muon(
@@ -261,7 +255,7 @@ def dao_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def track3_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def track3_muon(case, own):
     """Muon of the third track of modded-nanogpt."""
     return muon(
         case,
@@ -273,7 +267,7 @@ def track3_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def track3_muonh(case: Settings, own: Settings) -> optax.GradientTransformation:
+def track3_muonh(case, own):
     """MuonH of the third track of modded-nanogpt."""
     return lb.muonh(
         rate(case),
@@ -286,7 +280,7 @@ def track3_muonh(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def archscale_muonh(case: Settings, own: Settings) -> optax.GradientTransformation:
+def archscale_muonh(case, own):
     """ArchScale's MuonH: the decay comes first, and the norm is the one after it."""
     return lb.chain(
         lb.muonh(
@@ -309,12 +303,12 @@ def archscale_muonh(case: Settings, own: Settings) -> optax.GradientTransformati
     )
 
 
-def head_of_archscale(case: Settings, own: Settings) -> lb.Rule | None:
+def head_of_archscale(case, own):
     """The matrices that Adam moves on their spheres."""
     return only({*case["adam_leaves"]} - {*own["excluded"], "gain"})
 
 
-def adam_of_archscale(case: Settings, own: Settings) -> optax.GradientTransformation:
+def adam_of_archscale(case, own):
     """The Adam beside it; `decay_first` makes its steps shorter, too."""
     rates, shares = rate(case), kept(case, own)
     return adam(own["betas"], own["epsilon"], lambda step: rates(step) / shares(step))
@@ -323,7 +317,7 @@ def adam_of_archscale(case: Settings, own: Settings) -> optax.GradientTransforma
 # Muon and the hooks of NVIDIA's Emerging-Optimizers.
 
 
-def nvidia_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def nvidia_muon(case, own):
     """Muon with one of four decays."""
     decay, rates = own["weight_decay"], rate(case)
     method = own["weight_decay_method"]
@@ -341,7 +335,7 @@ def nvidia_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
     return lb.chain(lb.add_decayed_weights(decay), ours) if method == "l2" else ours
 
 
-def nvidia_adaptive_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def nvidia_adaptive_muon(case, own):
     """Its NorMuon."""
     assert own["weight_decay_method"] == "decoupled"
     direction = lb.orthogonalize_momentum(
@@ -354,7 +348,7 @@ def nvidia_adaptive_muon(case: Settings, own: Settings) -> optax.GradientTransfo
     return in_links(case, own, direction, neurons, scale)
 
 
-def nvidia_muon_hyperball(case: Settings, own: Settings) -> optax.GradientTransformation:
+def nvidia_muon_hyperball(case, own):
     """MuonHyperball: one given radius, and a decay in front of the step."""
     decay, rates, shares = own["weight_decay"], rate(case), kept(case, own)
     method = own["weight_decay_method"]
@@ -372,7 +366,7 @@ def nvidia_muon_hyperball(case: Settings, own: Settings) -> optax.GradientTransf
     return lb.chain(lb.add_decayed_weights(decay), ours) if method == "l2" else ours
 
 
-def nvidia_hook_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def nvidia_hook_muon(case, own):
     """Muon with a hook."""
     if own["hook"] == "hyperball":
         radius = own["hook_kwargs"]["radius"]
@@ -384,7 +378,7 @@ def nvidia_hook_muon(case: Settings, own: Settings) -> optax.GradientTransformat
     return relative_update(case, own, direction)
 
 
-def nvidia_hook_adam(case: Settings, own: Settings) -> optax.GradientTransformation:
+def nvidia_hook_adam(case, own):
     """Adam with a hook."""
     assert own["correct_bias"]
     assert not own["nesterov"]
@@ -402,9 +396,7 @@ def nvidia_hook_adam(case: Settings, own: Settings) -> optax.GradientTransformat
     return relative_update(case, own, lb.scale_by_adam(*own["betas"], own["eps"]))
 
 
-def relative_update(
-    case: Settings, own: Settings, direction: optax.GradientTransformation
-) -> optax.GradientTransformation:
+def relative_update(case, own, direction):
     """RelativeUpdateHook: the trust ratio, after the decay."""
     ours = lb.chain(
         direction,
@@ -415,7 +407,7 @@ def relative_update(
     return zeros_stay(case, ours)
 
 
-def zeros_stay(case: Settings, ours: optax.GradientTransformation) -> optax.GradientTransformation:
+def zeros_stay(case, ours):
     """The ratio of a parameter of zeros is 0 in NVIDIA's hook and 1 here, so it is frozen."""
     return optax.partition(
         {"zeros": optax.set_to_zero(), "others": ours},
@@ -425,7 +417,7 @@ def zeros_stay(case: Settings, ours: optax.GradientTransformation) -> optax.Grad
     )
 
 
-def nvidia_direction(own: Settings) -> Settings:
+def nvidia_direction(own):
     """The arguments of its momentum and its iterations."""
     return {
         "ns_coeffs": NVIDIA_COEFFICIENTS[own["coefficient_type"]],
@@ -436,7 +428,7 @@ def nvidia_direction(own: Settings) -> Settings:
     }
 
 
-def nvidia_scale(own: Settings) -> Settings:
+def nvidia_scale(own):
     """The arguments of its factor of a matrix."""
     extra, mode = own["extra_scale_factor"], own["scale_mode"]
     if mode == "spectral":
@@ -449,7 +441,7 @@ def nvidia_scale(own: Settings) -> Settings:
 # outputs). Each parameter has a label.
 
 
-def marin_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
+def marin_muon(case, own):
     """Levanter's Muon."""
     return lb.chain(
         clip_each_label(case, own, "adamw"),
@@ -472,7 +464,7 @@ def marin_muon(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def adamw_of_marin(case: Settings, own: Settings) -> optax.GradientTransformation:
+def adamw_of_marin(case, own):
     """The AdamW beside it, which does not decay all its parameters."""
     decay, of_adam = own["weight_decay"], own["adam_weight_decay"]
     return adam(
@@ -484,7 +476,7 @@ def adamw_of_marin(case: Settings, own: Settings) -> optax.GradientTransformatio
     )
 
 
-def marin_muonh(case: Settings, own: Settings) -> optax.GradientTransformation:
+def marin_muonh(case, own):
     """MuonH of Levanter and of Grug, whose norms need not be those of the matrices."""
     return lb.chain(
         clip_each_label(case, own, "muonh", "adamh", "adam"),
@@ -509,7 +501,7 @@ def marin_muonh(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def marin_adamh(case: Settings, own: Settings) -> optax.GradientTransformation:
+def marin_adamh(case, own):
     """Levanter's AdamH."""
     return lb.chain(
         clip_each_label(case, own, "adamh", "adam"),
@@ -525,7 +517,7 @@ def marin_adamh(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def adam_of_marin(case: Settings, own: Settings) -> optax.GradientTransformation:
+def adam_of_marin(case, own):
     """The Adam beside them; Grug's gates and routers decay less and less."""
     decay, steps = own.get("gate_router_weight_decay", 0.0), case["num_train_steps"]
     decays = lb.values_schedule(
@@ -541,7 +533,7 @@ def adam_of_marin(case: Settings, own: Settings) -> optax.GradientTransformation
     )
 
 
-def clip_each_label(case: Settings, own: Settings, *labels: str) -> optax.GradientTransformation:
+def clip_each_label(case, own, *labels):
     """The clip of the gradients of some labels, each by the norm of its own parameters."""
     largest = own["max_grad_norm"]
     return optax.partition(
@@ -554,19 +546,19 @@ def clip_each_label(case: Settings, own: Settings, *labels: str) -> optax.Gradie
     )  # fmt: skip
 
 
-def labels_of(case: Settings, params: Any) -> Any:
+def labels_of(case, params):
     """The label of each parameter."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: case["labels"]["/".join(key.key for key in path)], params
     )
 
 
-def labelled(case: Settings, label: str) -> lb.Rule | None:
+def labelled(case, label):
     """The parameters that have a label."""
     return only(leaf for leaf, own in case.get("labels", {}).items() if own == label)
 
 
-def matrix_axes(case: Settings) -> Settings:
+def matrix_axes(case):
     """The rows and columns of each matrix; Levanter's outputs come first."""
     pairs = {}
     for leaf, view in case["views"].items():
@@ -576,7 +568,7 @@ def matrix_axes(case: Settings) -> Settings:
     return pairs
 
 
-def stacks(case: Settings) -> lb.Stacked:
+def stacks(case):
     """The axes that none of the norms is over."""
     axes = {whole(leaf): None for leaf in case.get("labels", {})}  # no stacks, whatever their shape
     for leaf, view in case["views"].items():
@@ -589,7 +581,7 @@ def stacks(case: Settings) -> lb.Stacked:
     return lb.stacked_layers(axes)
 
 
-def levanter_coefficients(own: Settings) -> list[list[float]]:
+def levanter_coefficients(own):
     """As many of the published coefficients as iterations; after the last the first comes again."""
     published = COEFFICIENTS["levanter"][own["coefficient_type"]]
     return [published[step % len(published)] for step in range(own["backend_steps"])]
@@ -598,7 +590,7 @@ def levanter_coefficients(own: Settings) -> list[list[float]]:
 # What several dialects have in common.
 
 
-def muon(case: Settings, decay: Any, **settings: Any) -> optax.GradientTransformation:
+def muon(case, decay, **settings):
     """Muon without bias correction, with the rates of a run."""
     return lb.muon(
         rate(case),
@@ -611,13 +603,13 @@ def muon(case: Settings, decay: Any, **settings: Any) -> optax.GradientTransform
 
 
 def adam(
-    betas: Iterable[float],
-    eps: float,
-    rates: Any,
-    decay: Any = 0.0,
-    decayed: lb.Rule | None = None,
-    bias_correction: Any = "full",
-) -> optax.GradientTransformation:
+    betas,
+    eps,
+    rates,
+    decay=0.0,
+    decayed=None,
+    bias_correction="full",
+):
     """AdamW."""
     b1, b2 = betas
     return lb.chain(
@@ -627,23 +619,23 @@ def adam(
     )
 
 
-def rate(case: Settings) -> Callable[[Any], Any]:
+def rate(case):
     """The learning rate as a function of the step."""
     return lb.values_schedule(case["rates"])
 
 
-def adam_rate(case: Settings) -> Callable[[Any], Any]:
+def adam_rate(case):
     """That of the Adam beside it."""
     return lb.values_schedule(case["adam_rates"] or case["rates"])
 
 
-def kept(case: Settings, own: Settings) -> Callable[[Any], Any]:
+def kept(case, own):
     """The share of a parameter that its decay leaves in a step."""
     rates, decay = np.asarray(case["rates"]), own.get("weight_decay", 0.0)
     return lb.values_schedule(1 - rates * decay)
 
 
-def decay_first(case: Settings, own: Settings) -> optax.GradientTransformation:
+def decay_first(case, own):
     """A decay in front of a step, put after it.
 
     Steps that are relative to the parameter shrink with it, so it is all the same whether
@@ -657,27 +649,25 @@ def decay_first(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def hidden(case: Settings) -> lb.Rule | None:
+def hidden(case):
     """The parameters that Muon moves, if they are matrices; None for all."""
     if "labels" in case:
         return labelled(case, "muon" if case["dialect"] == "marin_muon" else "muonh")
     return ~lb.matching(*map(whole, case["adam_leaves"])) if case["adam_leaves"] else None
 
 
-def only(leaves: Iterable[str]) -> lb.Rule | None:
+def only(leaves):
     """These leaves and no others."""
     patterns = [*map(whole, leaves)]
     return lb.matching(*patterns) if patterns else None
 
 
-def whole(leaf: str) -> str:
+def whole(leaf):
     """The pattern of one leaf's whole name."""
     return f"^{re.escape(leaf)}$"
 
 
-def inside(
-    triples: Iterable[tuple[float, float, float]], safety: float
-) -> list[tuple[float, float, float]]:
+def inside(triples, safety):
     """The first triple of a matrix that is divided by its norm and a safety factor."""
     (a, b, c), *rest = triples
     return [(a / safety, b / safety**3, c / safety**5), *rest]

@@ -1,8 +1,6 @@
 """The LARS, LARC and LAMB inside public training repositories, in the words of this library."""
 
-from collections.abc import Callable
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +9,20 @@ import optax
 import optax_largebatch as lb
 from tests.golden.muon_peers import whole
 
-Settings = dict[str, Any]
-
 MATRICES = lb.at_least_ndim(2)
 ALL_BUT_VECTORS = MATRICES | ~lb.at_least_ndim(1)
 """All but leaves of exactly one axis: a leaf of no axes is among them."""
 
 
-def optimizer(case: Settings, defaults: Settings) -> optax.GradientTransformation:
+def optimizer(case, defaults):
     """The optimizer of a recorded run; `defaults` are those of its dialect."""
     return DIALECTS[case["dialect"]](case, defaults | case["kwargs"])
 
 
-def fair_lars(decayed: lb.Rule | None, adapted: lb.Rule | None) -> Callable[..., Any]:
+def fair_lars(decayed, adapted):
     """The LARS of Facebook's repositories, with the leaves that a dialect decays and adapts."""
 
-    def build(case: Settings, own: Settings) -> optax.GradientTransformation:
+    def build(case, own):
         eta = own["eta"] if "eta" in own else own["trust_coefficient"]
         rates = case["rates"]
         return lb.lars(
@@ -44,24 +40,24 @@ def fair_lars(decayed: lb.Rule | None, adapted: lb.Rule | None) -> Callable[...,
     return build
 
 
-def barlow_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
+def barlow_lars(case, own):
     """The same with two switches: booleans, or, in VICReg, functions of the leaf."""
     decayed = ALL_BUT_VECTORS if own["weight_decay_filter"] else None
     adapted = ALL_BUT_VECTORS if own["lars_adaptation_filter"] else None
     return fair_lars(decayed, adapted)(case, own)
 
 
-def either(rule: lb.Rule | None, other: Any) -> Any:
+def either(rule, other):
     """The rule, or the other one where there is none."""
     return other if rule is None else rule
 
 
-def vissl_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
+def vissl_lars(case, own):
     """The same with a switch that stops the ratio and not the decay."""
     return fair_lars(None, ALL_BUT_VECTORS if own["exclude_bias_and_norm"] else None)(case, own)
 
 
-def byol_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
+def byol_lars(case, own):
     """The same, with filters that spare biases and what belongs to a normalisation."""
     kernels = ~lb.matching("bias$", "norm")
     decayed = kernels if own["weight_decay_filter"] else None
@@ -69,7 +65,7 @@ def byol_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     return fair_lars(decayed, adapted)(case, own)
 
 
-def simclr_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
+def simclr_lars(case, own):
     """SimCLR, whose second list falls back to the first; TF2 adds `:0` to the names."""
     decayed = excluding(own["exclude_from_weight_decay"], case)
     adapted = either(excluding(own["exclude_from_layer_adaptation"], case), decayed)
@@ -87,7 +83,7 @@ def simclr_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def apex_larc(case: Settings, own: Settings) -> optax.GradientTransformation:
+def apex_larc(case, own):
     """Apex LARC in front of PyTorch's SGD."""
     return lb.larc(
         lb.values_schedule(case["rates"]),
@@ -101,7 +97,7 @@ def apex_larc(case: Settings, own: Settings) -> optax.GradientTransformation:
     )
 
 
-def solo_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
+def solo_lars(case, own):
     """solo-learn: LARC under another name, with a switch for biases and norms."""
     rate = lb.values_schedule(case["rates"])
     matrices = ALL_BUT_VECTORS if own["exclude_bias_n_norm"] else None
@@ -117,7 +113,7 @@ def solo_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
     )  # fmt: skip
 
 
-def mmpretrain_lars(case: Settings, own: Settings) -> optax.GradientTransformation:
+def mmpretrain_lars(case, own):
     """mmpretrain: the norms apart, the rate in the buffer, `lars_exclude` without the ratio."""
     excluded = [
         leaf for group in case["groups"] if "lars_exclude" in group for leaf in group["leaves"]
@@ -129,14 +125,14 @@ def mmpretrain_lars(case: Settings, own: Settings) -> optax.GradientTransformati
     )  # fmt: skip
 
 
-def mmpretrain_lamb(case: Settings, own: Settings) -> optax.GradientTransformation:
+def mmpretrain_lamb(case, own):
     """timm's LAMB of 2021: leaves are adapted where they are decayed."""
     assert not own["always_adapt"]
     decayed = decayed_groups(case)
     return lamb(case, own, decayed, decayed, max_grad_norm=own["max_grad_norm"])
 
 
-def deepspeed_onebit_lamb(case: Settings, own: Settings) -> optax.GradientTransformation:
+def deepspeed_onebit_lamb(case, own):
     """DeepSpeed's uncompressed stage: the first call drops its gradient."""
     case = case | {"rates": case["rates"][1:]}
     own = own | {"bias_correction": False}  # an argument that it does not look at
@@ -145,10 +141,10 @@ def deepspeed_onebit_lamb(case: Settings, own: Settings) -> optax.GradientTransf
     return optax.conditionally_mask(inner, lambda step: step > 0)
 
 
-def tensorflow_lamb(bias_correction: bool, falls_back: bool) -> Callable[..., Any]:
+def tensorflow_lamb(bias_correction, falls_back):
     """ALBERT's and NVIDIA's LAMB in TensorFlow 1."""
 
-    def build(case: Settings, own: Settings) -> optax.GradientTransformation:
+    def build(case, own):
         decayed = excluding(own["exclude_from_weight_decay"], case)
         adapted = excluding(own.get("exclude_from_layer_adaptation"), case)
         own = {
@@ -162,7 +158,7 @@ def tensorflow_lamb(bias_correction: bool, falls_back: bool) -> Callable[..., An
     return build
 
 
-def perceiver_lamb(case: Settings, own: Settings) -> optax.GradientTransformation:
+def perceiver_lamb(case, own):
     """Perceiver IO: decay spares biases and norms, the ratio spares nothing."""
     clip = own["max_norm"] if own["max_norm"] > 0 else None
     decayed = ~lb.matching("bias$", "norm")
@@ -171,7 +167,7 @@ def perceiver_lamb(case: Settings, own: Settings) -> optax.GradientTransformatio
     return lamb(case, own, decayed, max_grad_norm=clip)
 
 
-def transformer_xl_lamb(case: Settings, own: Settings) -> optax.GradientTransformation:
+def transformer_xl_lamb(case, own):
     """NVIDIA's Transformer-XL; with `adam` there is no ratio."""
     own = own | {"bias_correction": False}
     adapted = (lambda params: False) if own["adam"] else None
@@ -182,12 +178,12 @@ def transformer_xl_lamb(case: Settings, own: Settings) -> optax.GradientTransfor
     )  # fmt: skip
 
 
-def transformer_xl_jitlamb(case: Settings, own: Settings) -> optax.GradientTransformation:
+def transformer_xl_jitlamb(case, own):
     """The same compiled by TorchScript, which rounds the ratio, and its product with the rate."""
     ratio = lb.scale_by_trust_ratio(eps=own["eps"], param_norm_bounds=(None, 10.0))
     rate = lb.values_schedule(case["rates"])
 
-    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+    def update(updates, state, params):
         _, state, count = *ratio.update(updates, state[0], params), state[1]
         factors = rate(count).astype("float32") * state.trust_ratios.astype("float32")
         leaves, structure = jax.tree.flatten(updates)
@@ -204,12 +200,12 @@ def transformer_xl_jitlamb(case: Settings, own: Settings) -> optax.GradientTrans
 
 
 def lamb(
-    case: Settings,
-    own: Settings,
-    decayed: lb.Rule | None,
-    adapted: lb.Rule | None = None,
-    **settings: Any,
-) -> optax.GradientTransformation:
+    case,
+    own,
+    decayed,
+    adapted=None,
+    **settings,
+):
     """LAMB with the numbers of a run."""
     return lb.lamb(
         lb.values_schedule(case["rates"]),
@@ -223,12 +219,12 @@ def lamb(
     )
 
 
-def first_and_others(dampening: float) -> optax.Schedule:
+def first_and_others(dampening):
     """PyTorch's dampening: the weight in the buffer of the first step, and of those that follow."""
     return lambda step: jnp.where(step == 0, 1.0, 1.0 - dampening)
 
 
-def excluding(patterns: list[str] | None, case: Settings) -> lb.Rule | None:
+def excluding(patterns, case):
     """The leaves in whose name no pattern is found; SimCLR in TensorFlow 2 adds `:0` to it."""
     end = ":0" if case["dialect"] == "simclr_lars" else ""
     return all_but(
@@ -240,14 +236,14 @@ def excluding(patterns: list[str] | None, case: Settings) -> lb.Rule | None:
     )
 
 
-def decayed_groups(case: Settings) -> lb.Rule | None:
+def decayed_groups(case):
     """The leaves of the groups that do not set the decay to 0."""
     return all_but(
         [leaf for group in case["groups"] if "weight_decay" in group for leaf in group["leaves"]]
     )
 
 
-def rates_of_groups(case: Settings) -> lb.ParamGroups:
+def rates_of_groups(case):
     """A learning rate for each group."""
     return lb.param_groups(
         *(
@@ -260,7 +256,7 @@ def rates_of_groups(case: Settings) -> lb.ParamGroups:
     )
 
 
-def all_but(leaves: list[str]) -> lb.Rule | None:
+def all_but(leaves):
     """All leaves but these."""
     return ~lb.matching(*map(whole, leaves)) if leaves else None
 

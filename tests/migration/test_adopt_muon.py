@@ -3,6 +3,7 @@
 import chex
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
@@ -45,10 +46,10 @@ def test_schedules_and_angles_go_on_and_a_radius_is_that_of_now():
     adopted = lb.adopt_state(optimizer, PARAMS, state_after(CONTRIB, 4))
     counts = {int(count) for _, count in optax.tree.get_all_with_path(adopted, "count")}
     assert counts == {4}
-    np.testing.assert_array_equal(adopted[1].radii, 0)
+    assert_array_equal(adopted[1].radii, 0)
     _, (_, sphere) = optimizer.update(PARAMS, adopted, PARAMS)
-    np.testing.assert_allclose(sphere.learning_rates, SCHEDULE(4) * np.array([3 / 13, 1]), 1e-6)
-    np.testing.assert_allclose(sphere.radii, [0, jnp.linalg.norm(PARAMS["kernel"])], rtol=1e-6)
+    assert_allclose(sphere.learning_rates, SCHEDULE(4) * np.array([3 / 13, 1]), 1e-6)
+    assert_allclose(sphere.radii, [0, jnp.linalg.norm(PARAMS["kernel"])], rtol=1e-6)
     assert int(sphere.count) == 5
 
 
@@ -56,9 +57,9 @@ def test_each_part_takes_the_moments_of_its_own_parameters():
     state = state_after(optax.adamw(SCHEDULE))
     parts = lb.adopt_state(MUON, PARAMS, state)[0].inner_states
     (muon, *_), adam = (parts[name].inner_state for name in ("muon", "others"))
-    np.testing.assert_array_equal(muon.mu["kernel"], state[0].mu["kernel"])
-    np.testing.assert_array_equal(adam.mu["bias"], state[0].mu["bias"])
-    np.testing.assert_array_equal(adam.nu["bias"], state[0].nu["bias"])
+    assert_array_equal(muon.mu["kernel"], state[0].mu["kernel"])
+    assert_array_equal(adam.mu["bias"], state[0].mu["bias"])
+    assert_array_equal(adam.nu["bias"], state[0].nu["bias"])
     for hidden in (muon.mu["bias"], adam.mu["kernel"], adam.nu["kernel"]):
         assert isinstance(hidden, optax.MaskedNode)
     assert (int(muon.count), int(adam.count)) == (2, 2)
@@ -141,11 +142,11 @@ def test_radii_go_on(old, new):
     _, state = before.update(NETWORK, before.init(NETWORK), NETWORK)
     adopted = lb.adopt_state(after, NETWORK, state)
     expected = [*RADII, 0, 0, 0] if new == "muonh" else RADII
-    np.testing.assert_allclose(optax.tree.get(adopted, "radii"), expected, rtol=1e-6)
+    assert_allclose(optax.tree.get(adopted, "radii"), expected, rtol=1e-6)
 
 
 def test_blocks_that_are_others_now_have_no_radius():
     before = lb.muonh(**SPHERES, stacked=LAYERS)
     _, state = before.update(NETWORK, before.init(NETWORK), NETWORK)
     flat = lb.muonh(**SPHERES, matrix_axes={"layers": (1, 2)}, stacked={"scales": 0})
-    np.testing.assert_array_equal(lb.adopt_state(flat, NETWORK, state)[1].radii, 0)
+    assert_array_equal(lb.adopt_state(flat, NETWORK, state)[1].radii, 0)

@@ -9,15 +9,15 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from tests.networks.network import NAMES, OPTIMIZERS, Network
-from tests.networks.verdicts import Verdict, verdict
+from tests.networks.verdicts import verdict
 
 KINDS = ("right", "asks", "silent", "misleading", "crash")
 WIDTH = 12
 
 
-def main() -> None:
+def main():
     """Prints the table."""
-    table: dict[str, list[Verdict]] = collections.defaultdict(list)
+    table = collections.defaultdict(list)
     print(_line("", [name.removesuffix("_optimizer") for name in OPTIMIZERS]))
     for name in NAMES:
         network = Network(name)
@@ -38,7 +38,7 @@ def main() -> None:
     print(f"planned_optimizer asks {len(asked)} of {len(NAMES)} networks: {listed}")
 
 
-def _line(name: str, cells: list[object]) -> str:
+def _line(name, cells):
     return f"{name:<26}" + "".join(f"{cell!s:<{WIDTH}}" for cell in cells)
 
 

@@ -1,7 +1,6 @@
 """What a message of an optimizer tells its user to write, and the arguments after that."""
 
 import re
-from typing import Any
 import warnings
 
 import optax_largebatch as lb
@@ -21,9 +20,7 @@ PLACEHOLDER = '"..."'
 """What stands in a message for a pattern that only the user knows."""
 
 
-def followed(
-    message: str, arguments: dict[str, Any], known: dict[str, Any]
-) -> dict[str, Any] | None:
+def followed(message, arguments, known):
     """The arguments after doing what a message says; None if it says nothing that can be done.
 
     Code in the message is pasted. If there is none, somebody who knows the network gives what the
@@ -50,22 +47,22 @@ def followed(
     return arguments | asked if asked else None
 
 
-def _there_are_none(name: str, known: dict[str, Any]) -> bool:
+def _there_are_none(name, known):
     """Whether None is the right one of two things to write."""
     return name in PLACES and known.get(name) is None
 
 
-def _asks_for(name: str, message: str) -> bool:
+def _asks_for(name, message):
     return re.search(rf"(?<![a-z_]){name}(=| must be given)", message) is not None
 
 
-def _code(message: str) -> list[tuple[str, Any]]:
+def _code(message):
     """The arguments that stand in a message as code, with their values."""
     places = re.finditer(rf"(?<![a-z_])({'|'.join(ARGUMENTS)})=", message)
     return [(place[1], value) for place in places for value in _value(message[place.end() :])]
 
 
-def _value(text: str) -> list[Any]:
+def _value(text):
     """The value of the code that a text begins with; none if it begins with no code."""
     ends = [end.end() for end in re.finditer(r"[)}]|None", text)]
     for end in reversed(ends):

@@ -8,14 +8,11 @@ import jax
 import jax.numpy as jnp
 
 import optax_largebatch as lb
-from optax_largebatch.diagnostics.explain import UNKNOWN, ExplainedParameter
-from tests.networks.network import AXES_OF_LAYERS, WITH_MUON, Leaf
-
-Sides = tuple[int, int]
-"""The rows and columns of a matrix."""
+from optax_largebatch.diagnostics.explain import UNKNOWN
+from tests.networks.network import AXES_OF_LAYERS, WITH_MUON
 
 
-def faults(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -> list[str]:
+def faults(optimizer, leaf, moved):
     """What is wrong, one line each.
 
     What is a matter of taste is not wrong: a trust ratio for a vector, an embedding or a head that
@@ -38,7 +35,7 @@ def faults(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -> list[str]:
     return wrong
 
 
-def _faults_of_blocks(leaf: Leaf, moved: ExplainedParameter) -> list[str]:
+def _faults_of_blocks(leaf, moved):
     """Each layer of a stack needs a norm of its own, and nothing else is cut."""
     if moved.length not in ("trust ratio", "sphere"):
         return []
@@ -48,7 +45,7 @@ def _faults_of_blocks(leaf: Leaf, moved: ExplainedParameter) -> list[str]:
     return ["an array is cut"] if is_cut else []
 
 
-def _faults_of_matrices(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -> list[str]:
+def _faults_of_matrices(optimizer, leaf, moved):
     """Whether Muon moves it, and as which matrices."""
     if not moved.matrices:
         left = _must_be_moved_as_a_matrix(optimizer, leaf) and moved.direction != UNKNOWN
@@ -63,13 +60,13 @@ def _faults_of_matrices(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -
     return _faults_of_sides(optimizer, leaf, moved)
 
 
-def _must_be_moved_as_a_matrix(optimizer: str, leaf: Leaf) -> bool:
+def _must_be_moved_as_a_matrix(optimizer, leaf):
     """Whether Adam's steps are wrong; on a sphere they are the way out of zero."""
     may_be_left = leaf.starts_at_zero and optimizer != "muon"
     return leaf.is_matrix and not leaf.stem and not may_be_left
 
 
-def _faults_of_sides(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -> list[str]:
+def _faults_of_sides(optimizer, leaf, moved):
     """Whether the matrices that Muon moves are those of the network."""
     number = sum(moved.matrices.values())
     size = sum(rows * columns * count for (rows, columns), count in moved.matrices.items())
@@ -89,7 +86,7 @@ def _faults_of_sides(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -> l
     return wrong
 
 
-def _fits(sides: Sides, right: set[Sides], fused: str) -> bool:
+def _fits(sides, right, fused):
     """Whether a matrix is one of the right ones, or of those that are fused in one."""
     rows, columns = sides
     if sides in right or not fused:
@@ -100,7 +97,7 @@ def _fits(sides: Sides, right: set[Sides], fused: str) -> bool:
     )
 
 
-def _sides(leaf: Leaf) -> set[Sides]:
+def _sides(leaf):
     """The rows and columns that a matrix of an array may have."""
     sides = {(1, 1)}
     for length, axis in zip(leaf.shape, leaf.axes, strict=True):
@@ -117,7 +114,7 @@ def _sides(leaf: Leaf) -> set[Sides]:
     return sides
 
 
-def _faults_on_a_sphere(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -> list[str]:
+def _faults_on_a_sphere(optimizer, leaf, moved):
     wrong = []
     if leaf.is_vector and not moved.matrices:
         wrong.append("a vector is on a sphere")
@@ -127,7 +124,7 @@ def _faults_on_a_sphere(optimizer: str, leaf: Leaf, moved: ExplainedParameter) -
 
 
 @functools.cache
-def _leaves_zero(optimizer: str) -> bool:
+def _leaves_zero(optimizer):
     """Whether a matrix of zeros on a sphere moves at all."""
     factory = {"planned_optimizer": lb.muonh}.get(optimizer) or getattr(lb, optimizer)
     tx = factory(0.1)

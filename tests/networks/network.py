@@ -27,13 +27,11 @@ An array has
 - `complex_pair`: true for the real and imaginary parts of complex matrices, which Adam moves.
 """
 
-from collections.abc import Iterator
 import dataclasses
 import json
 import math
 from pathlib import Path
 import re
-from typing import Any
 
 import jax
 import numpy as np
@@ -68,54 +66,54 @@ class Leaf:
     complex_pair: bool = False
 
     @property
-    def name(self) -> str:
+    def name(self):
         return "/".join(map(str, self.path))
 
     @property
-    def layers(self) -> int:
+    def layers(self):
         """How many separate layers it has."""
         return math.prod(
             n for n, axis in zip(self.shape, self.axes, strict=True) if axis in AXES_OF_LAYERS
         )
 
     @property
-    def ndim_of_a_layer(self) -> int:
+    def ndim_of_a_layer(self):
         return sum(axis not in AXES_OF_LAYERS for axis in self.axes)
 
     @property
-    def is_vector(self) -> bool:
+    def is_vector(self):
         return self.kind in VECTORS
 
     @property
-    def is_matrix(self) -> bool:
+    def is_matrix(self):
         """Whether Muon should move it, if it is not the first layer."""
         return self.kind in ("matrix", "conv") and not self.complex_pair
 
     @property
-    def starts_at_zero(self) -> bool:
+    def starts_at_zero(self):
         return self.init == "zeros"
 
 
 class Network:
     """A network: its arrays, and the arguments that are right for it."""
 
-    def __init__(self, name: str):
+    def __init__(self, name):
         content = json.loads((TREES / f"{name}.json").read_text())
         self.name = name
         self.should = content["should"]
         leaves = [leaf for entry in content["leaves"] for leaf in _leaves(entry)]
         tree = _tree(leaves)
-        self.leaves: list[Leaf] = jax.tree.leaves(tree)
+        self.leaves = jax.tree.leaves(tree)
         """In the order of the parameters."""
         self.shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, "float32"), tree)
         self._tree = tree
 
     @property
-    def has_zeros(self) -> bool:
+    def has_zeros(self):
         """Whether an array that is no vector starts at zero."""
         return any(leaf.starts_at_zero and not leaf.is_vector for leaf in self.leaves)
 
-    def start(self) -> Any:
+    def start(self):
         """Small arrays with the values that the network starts with.
 
         Each length above 4 becomes a multiple of 6, in the same order: equal lengths stay equal.
@@ -126,7 +124,7 @@ class Network:
             lambda leaf: _values(leaf.init, [small.get(n, n) for n in leaf.shape]), self._tree
         )
 
-    def arguments(self, optimizer: str, knows_of_zeros: bool = True) -> dict[str, Any]:
+    def arguments(self, optimizer, knows_of_zeros=True):
         """What somebody who knows the network tells an optimizer.
 
         Args:
@@ -135,7 +133,7 @@ class Network:
         """
         embeddings, head = self.should["embeddings"] or [], self.should["head"] or []
         zeros = (self.should["zero"] or []) if knows_of_zeros else []
-        told: dict[str, Any] = {"stacked": _tuples(self.should["stacked"] or {})}
+        told = {"stacked": _tuples(self.should["stacked"] or {})}
         if optimizer in WITH_MUON and self.should["matrix_axes"]:
             told["matrix_axes"] = _tuples(self.should["matrix_axes"])
         if optimizer == "muon" and (embeddings or head):
@@ -149,7 +147,7 @@ class Network:
             told["adamh_mask"] = lb.at_least_ndim(2) & ~lb.matching(*by_adam)
         return told
 
-    def _wide_vectors(self) -> list[str]:
+    def _wide_vectors(self):
         """Patterns of the vectors that have two axes or more."""
         return [
             f"^{re.escape(leaf.name)}$"
@@ -158,7 +156,7 @@ class Network:
         ]
 
 
-def _leaves(entry: dict[str, Any]) -> list[Leaf]:
+def _leaves(entry):
     """The arrays of a line of a file, but no more than `ALIKE`."""
     path, repeat = entry["path"], entry.get("repeat", [[]])
     fields = {key: entry[key] for key in ("init", "kind")}
@@ -167,20 +165,20 @@ def _leaves(entry: dict[str, Any]) -> list[Leaf]:
     return [Leaf(_filled(path, values), shape, axes=axes, **fields) for values in repeat[:ALIKE]]
 
 
-def _filled(path: list[str | int | None], values: list[int]) -> tuple[str | int, ...]:
+def _filled(path, values):
     """A path with the values in their places."""
     left = iter(values)
     return tuple(_key(key, left) for key in path)
 
 
-def _key(key: str | int | None, left: Iterator[int]) -> str | int:
+def _key(key, left):
     if key is None:
         return next(left)
     return key if isinstance(key, int) else re.sub(r"\{\}", lambda _: str(next(left)), key)
 
 
-def _tree(leaves: list[Leaf]) -> Any:
-    root: dict[str | int, Any] = {}
+def _tree(leaves):
+    root = {}
     for leaf in leaves:
         node = root
         for key in leaf.path[:-1]:
@@ -189,7 +187,7 @@ def _tree(leaves: list[Leaf]) -> Any:
     return _with_lists(root)
 
 
-def _with_lists(node: Any) -> Any:
+def _with_lists(node):
     """Lists in the place of dictionaries whose keys are 0, 1, 2, ..."""
     if not isinstance(node, dict):
         return node
@@ -199,7 +197,7 @@ def _with_lists(node: Any) -> Any:
     return children
 
 
-def _values(init: str, shape: list[int]) -> np.ndarray:
+def _values(init, shape):
     if init == "zeros":
         return np.zeros(shape, "float32")
     if init == "ones" or init.startswith(("constant", "fixed")):
@@ -207,12 +205,12 @@ def _values(init: str, shape: list[int]) -> np.ndarray:
     return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value):
     """The value with tuples in the place of the lists of JSON."""
     if isinstance(value, dict):
         return {key: _tuples(entry) for key, entry in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _rule(patterns: list[str]) -> lb.Rule | None:
+def _rule(patterns):
     return lb.matching(*patterns) if patterns else None

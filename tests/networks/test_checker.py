@@ -3,7 +3,6 @@
 import pytest
 
 import optax_largebatch as lb
-from tests.networks.advice import followed
 from tests.networks.network import NAMES, Network
 from tests.networks.verdicts import Trial, trial, verdict
 
@@ -32,31 +31,6 @@ def test_a_fault_is_seen(fault):
     network = Network(name)
     result = trial(network, optimizer, network.arguments(optimizer) | wrong)
     assert fault in result.faults, result
-
-
-KNOWN = {"stacked": {"x": 0}, "head": None, "embeddings": "those of the network"}
-ADVICE = {
-    "Say matrix_axes={'a': (0, 1)}, or (b).": {"matrix_axes": {"a": (0, 1)}},
-    "stacked=None says none: stacked=stacked_layers({'a/': 0}).": {"stacked": {"a/": 0}},
-    "stacked={'old': 1} is not all: stacked={'a': 0}.": {"stacked": {"old": 1, "a": 0}},
-    'head must be given: head=matching("..."), or head=None if there are none.': {"head": None},
-    'Pass embeddings=matching("..."), or embeddings=None.': {"embeddings": KNOWN["embeddings"]},
-    "Give stacked=, (please).": {"stacked": KNOWN["stacked"]},
-    "The learning rate is zero.": None,
-    "matrix_axes={'a': 0 is no code": None,
-}
-
-
-@pytest.mark.parametrize("message", ADVICE)
-def test_a_message_is_followed(message):
-    assert followed(message, {}, KNOWN) == ADVICE[message]
-
-
-def test_a_rule_is_pasted():
-    message = "Leave them out: adamh_mask=~matching('a(b)') & at_least_ndim(2). (Or not.)"
-    new = followed(message, {}, {})
-    assert str(new["adamh_mask"]) == str(~lb.matching("a(b)") & lb.at_least_ndim(2))
-    assert followed(message, new, {}) is None
 
 
 def said(*messages):

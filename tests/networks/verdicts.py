@@ -41,22 +41,22 @@ class Trial:
     """The error, or the warnings."""
 
     @functools.cached_property
-    def faults(self) -> dict[str, list[str]]:
+    def faults(self):
         """The arrays that are moved wrongly, by what is wrong; empty after an error."""
         if self.tx is None:
             return {}
         moved = lb.explain(self.tx, self.network.shapes).parameters
-        wrong: dict[str, list[str]] = collections.defaultdict(list)
+        wrong = collections.defaultdict(list)
         for leaf, fact in zip(self.network.leaves, moved, strict=True):
             for fault in faults(self.optimizer, leaf, fact):
                 wrong[fault].append(leaf.name)
         return dict(wrong)
 
     @property
-    def is_right(self) -> bool:
+    def is_right(self):
         return self.tx is not None and not self.faults
 
-    def __str__(self) -> str:
+    def __str__(self):
         wrong = [f"{what}: {len(names)}, as {names[0]}" for what, names in self.faults.items()]
         return "\n".join([*wrong, *(f"it says: {text}" for text in self.messages)])
 
@@ -70,13 +70,13 @@ class Verdict(NamedTuple):
     why: str
 
     @property
-    def is_good(self) -> bool:
+    def is_good(self):
         return self.kind in ("right", "asks")
 
 
-def verdict(network: Network, optimizer: str) -> Verdict:
+def verdict(network, optimizer):
     """What becomes of a network with an optimizer, by its name."""
-    arguments: dict[str, Any] = {}
+    arguments = {}
     last = trial(network, optimizer, arguments)
     for _ in range(MESSAGES):
         new = _followed(network, optimizer, last, arguments)
@@ -97,9 +97,7 @@ def verdict(network: Network, optimizer: str) -> Verdict:
     return Verdict("asks" if arguments else "right", arguments, why)
 
 
-def _followed(
-    network: Network, optimizer: str, last: Trial, arguments: dict[str, Any]
-) -> dict[str, Any] | None:
+def _followed(network, optimizer, last, arguments):
     """The arguments after the first message that says what to do."""
     for message in last.messages:
         known = network.arguments(optimizer, knows_of_zeros="zero" in message)
@@ -109,7 +107,7 @@ def _followed(
     return None
 
 
-def trial(network: Network, optimizer: str, arguments: dict[str, Any]) -> Trial:
+def trial(network, optimizer, arguments):
     """Starts an optimizer with the shapes of a network, and with small arrays if they matter."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -128,20 +126,20 @@ def trial(network: Network, optimizer: str, arguments: dict[str, Any]) -> Trial:
     return Trial(network, optimizer, tx, list(dict.fromkeys(texts)))
 
 
-def _built(optimizer: str, params: Any, arguments: dict[str, Any]) -> optax.GradientTransformation:
+def _built(optimizer, params, arguments):
     if optimizer == "planned_optimizer":
         return lb.planned_optimizer(_plan(), params, **arguments)
     return getattr(lb, optimizer)(0.01, **arguments)
 
 
 @functools.cache
-def _plan() -> lb.BatchPlan:
+def _plan():
     rate = lb.PlannedRate(3e-4, warmup="1M", decay="cosine")
     run = lb.TunedRun("adamw", batch_size=512, total="51M", learning_rate=rate, weight_decay=0.01)
     return lb.batch_plan("0:512 1M:4096 10M:16384", total="77M", run=run.to("muonh"))
 
 
-def _depends_on_values(network: Network, optimizer: str, arguments: dict[str, Any]) -> bool:
+def _depends_on_values(network, optimizer, arguments):
     """Whether `init` may say more if it sees that some matrix starts at zero."""
     texts = [x for x in (arguments.get("matrix_axes") or {}).values() if isinstance(x, str)]
     has_lengths = any(re.search(r"\d{2,}|=", text) for text in texts)  # of the real arrays

@@ -12,7 +12,7 @@ from pathlib import Path
 import sys
 
 
-def main() -> None:
+def main():
     """Runs the cells as a kernel does, with `%pip`."""
     from IPython.core.interactiveshell import InteractiveShell  # not among what the tests need
 

@@ -1,10 +1,10 @@
-"""The optimizers under the common suite; a new one joins by a line here."""
+"""The optimizers under the common suite; a new one joins by a line in `registry.json`."""
 
-from collections.abc import Callable, Iterable, Mapping
 import inspect
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import optax
 import pytest
 
 import optax_largebatch as lb
@@ -13,11 +13,11 @@ import optax_largebatch as lb
 class Entry(NamedTuple):
     """An optimizer with settings that use what it has."""
 
-    factory: Callable[..., optax.GradientTransformationExtraArgs]
-    kwargs: dict[str, Any]
+    factory: Any
+    kwargs: dict
     peak: float
     """A learning rate from which it converges on the toy problems, decayed linearly to 0."""
-    static_args: tuple[str, ...] = ()
+    static_args: list | tuple = ()
     """Arguments that `optax.inject_hyperparams` must not inject."""
     needs_specs: bool = False
     """Whether it needs `partition_specs` inside `jax.shard_map`, where parameters are split."""
@@ -27,15 +27,15 @@ class Entry(NamedTuple):
     """Whether matrices keep their norms."""
 
     @property
-    def arguments(self) -> Mapping[str, inspect.Parameter]:
+    def arguments(self):
         """The arguments of the factory."""
         return inspect.signature(self.factory).parameters
 
-    def known(self, **settings: Any) -> dict[str, Any]:
+    def known(self, **settings):
         """Those of the settings that the optimizer has; not every one has a weight decay."""
         return {name: value for name, value in settings.items() if name in self.arguments}
 
-    def make(self, **changes: Any) -> optax.GradientTransformationExtraArgs:
+    def make(self, **changes):
         """The optimizer, with some settings changed."""
         return self.factory(**(self.kwargs | changes))
 
@@ -45,63 +45,12 @@ LONG = ("adamh", "cain", "larc", "learned_gradient", "scaled_adam")
 `lars` but for a limit of its ratios, and `adamh` is in `muonh`."""
 
 OPTIMIZERS = {
-    "lamb": Entry(lb.lamb, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
-    "lans": Entry(lb.lans, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
-    "lars": Entry(
-        lb.lars, {"learning_rate": 1e-1, "weight_decay": 1e-3, "trust_coefficient": 0.01}, peak=1.0
-    ),
-    "larc": Entry(lb.larc, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
-    "lbsgd": Entry(
-        lb.lbsgd,
-        {
-            "learning_rate": 1e-2,
-            "momentum": 0.9,
-            "weight_decay": 1e-3,
-            "batch_scale": 2,
-            "updates_per_epoch": 4,
-        },
-        peak=0.02,
-        static_args=("batch_scale",),
-    ),
-    "muon": Entry(
-        lb.muon,
-        {"learning_rate": 1e-2, "weight_decay": 1e-3},
-        peak=0.1,
-        static_args=("ns_coeffs", "ns_steps"),
-        needs_specs=True,
-        is_partition=True,
-    ),
-    "muonh": Entry(
-        lb.muonh,
-        {"learning_rate": 1e-2},
-        peak=0.1,
-        static_args=("ns_coeffs", "ns_steps", "radius"),
-        needs_specs=True,
-        is_partition=True,
-        keeps_norms=True,
-    ),
-    "adamh": Entry(
-        lb.adamh,
-        {"learning_rate": 1e-2},
-        peak=0.1,
-        static_args=("radius",),
-        is_partition=True,
-        keeps_norms=True,
-    ),
-    "eve": Entry(lb.eve, {"learning_rate": 1e-2, "weight_decay": 1e-3}, peak=0.1),
-    "cain": Entry(lb.cain, {"learning_rate": 1e-2}, peak=0.1, needs_specs=True),
-    "learned_gradient": Entry(
-        lb.learned_gradient,
-        {"learning_rate": 1e-2, "lr_est_period": 2},
-        peak=0.1,
-        static_args=("lr_est_period", "max_fullcov_size"),
-        needs_specs=True,
-    ),
-    "scaled_adam": Entry(lb.scaled_adam, {"learning_rate": 1e-2, "clipping_scale": 2.0}, peak=0.1),
+    name: Entry(getattr(lb, name), **entry)
+    for name, entry in json.loads(Path(__file__).with_suffix(".json").read_text()).items()
 }
 
 
-def named(names: Iterable[str]) -> list[Any]:
+def named(names):
     """The names as parameters of a test, the long ones marked as slow."""
     return [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in names]
 

@@ -1,5 +1,7 @@
 """Orbax saves every state and reads it back, for as many devices as there are then."""
 
+import chex
+from flax import serialization
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
@@ -56,3 +58,10 @@ def test_training_goes_on_from_a_checkpoint(name, tmp_path):
             one, other = np.asarray(one, "float64"), np.asarray(other, "float64")
             tolerance = 0 if devices == 8 else TOLERANCES.get(name, 1e-5) * np.abs(other).max()
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_flax_writes_a_state_as_bytes_and_reads_it_back(name):
+    state = CHECKPOINTED[name]().init(parameters())
+    read = serialization.from_bytes(state, serialization.to_bytes(state))
+    chex.assert_trees_all_equal(read, state)

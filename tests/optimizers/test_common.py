@@ -107,12 +107,6 @@ def test_updates_keep_dtype_and_state_keeps_structure_under_scan(name, dtype):
     chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
 
 
-def test_moments_are_float32_by_default(name):
-    state = OPTIMIZERS[name].make().init(mixed_tree("bfloat16"))
-    floats = [x.dtype for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
-    assert set(floats) == {jnp.dtype("float32")}
-
-
 def test_float64_leaves_keep_their_precision(name, x64):
     params = mixed_tree("float64")
     new_params, state = train(OPTIMIZERS[name].make(), params)
@@ -335,26 +329,16 @@ def test_does_the_same_however_it_is_run(name):
     check(lambda stacked: entry.make(stacked=stacked), params)
 
 
-PROBLEMS = {
-    "parabola": ([-1.0, 10.0, 1.0], [1.0, -1.0, 1.0]),
-    "matrix": ([[1.0, 1.0], [1.0, -1.0]], [[3.0, -2.0], [1.0, 4.0]]),
-    "mixed": (
-        # A number with a trust ratio gets smaller and smaller; it cannot change its sign.
-        {"vector": [1.0, 1.0, -1.0], "matrix": [[1.0, 2.0], [2.0, 1.0]], "scalar": -1.0},
-        {"vector": [1.0, -1.0, 2.0], "matrix": [[1.0, 0.0], [-1.0, 1.0]], "scalar": -2.0},
-    ),
-}
+# A number with a trust ratio gets smaller and smaller; it cannot change its sign.
+START = {"vector": [1.0, 1.0, -1.0], "matrix": [[1.0, 2.0], [2.0, 1.0]], "scalar": -1.0}
+TARGET = {"vector": [1.0, -1.0, 2.0], "matrix": [[1.0, 0.0], [-1.0, 1.0]], "scalar": -2.0}
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_converges(name, problem):
+def test_converges(name):
     start, target = (
-        jax.tree.map(jnp.asarray, tree, is_leaf=lambda x: isinstance(x, list))
-        for tree in PROBLEMS[problem]
+        {key: jnp.asarray(x) for key, x in values.items()} for values in (START, TARGET)
     )
     entry = OPTIMIZERS[name]
-    if problem == "parabola" and "matrix_axes" in entry.arguments:
-        pytest.skip("Muon wants a matrix")
     steps = 3000
     rate = optax.linear_schedule(entry.peak, 0.0, steps)
     optimizer = entry.make(learning_rate=rate, **entry.known(weight_decay=0.0))

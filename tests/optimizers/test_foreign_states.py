@@ -1,6 +1,5 @@
 """A state that is not the optimizer's own is an error that says what it is and what to do."""
 
-import itertools
 import re
 
 import jax
@@ -23,8 +22,10 @@ def is_like_kernel(leaf):
     return leaf.shape == (8, 4)
 
 
-@pytest.mark.parametrize("shape", [(8, 1), (1, 4), (4, 8), (2, 8, 4)], ids=str)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, (8, 1)) for name in OPTIMIZERS), *(("lamb", x) for x in ((1, 4), (4, 8), (2, 8, 4)))],
+)
 def test_moments_of_another_shape_would_broadcast(name, shape):
     """Each of the arrays like a parameter by itself."""
     optimizer = OPTIMIZERS[name].make()
@@ -42,7 +43,9 @@ def test_moments_of_another_shape_would_broadcast(name, shape):
         assert CURE in str(raised.value)
 
 
-PAIRS = [pair for pair in itertools.permutations(OPTIMIZERS, 2) if set(pair) != {"lars", "larc"}]
+NAMES = [*OPTIMIZERS]
+PAIRS = [pair for k in (1, 5) for pair in zip(NAMES, NAMES[k:] + NAMES[:k], strict=True)]
+PAIRS.remove(("lars", "larc"))  # the same but for a limit
 
 
 @pytest.mark.parametrize(("own", "other"), PAIRS, ids=str)

@@ -9,6 +9,7 @@ of 4 x 2 devices, and trains there as on one device.
 
 import dataclasses
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -22,6 +23,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import slow_but
 from tests.optimizers.registry import OPTIMIZERS, WRAPPERS
 
 pytestmark = [
@@ -168,6 +170,8 @@ WAYS = {
     "patterns": (lambda arrays: arrays, by_patterns),
 }
 """Ways to hold parameters, and to lay out whatever stands around them."""
+QUICK = {(name, "names of axes") for name in MADE} | {("muonh, a head", way) for way in WAYS}
+CASES = slow_but(QUICK, itertools.product(MADE, WAYS))
 
 
 def first(optimizer, hold):
@@ -207,10 +211,10 @@ def assert_trained(name, params):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", MADE)
-def test_a_state_is_laid_out_by_what_is_around_the_parameters(name, way):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_state_is_laid_out_by_what_is_around_the_parameters(case):
     """A sharding that does not fit an array is an error here, as it is in the trainer."""
+    name, way = case
     hold, layout = WAYS[way]
     tree = jax.eval_shape(lambda: first(MADE[name](), hold))
     # jax.tree.broadcast is new in jax 0.8.
@@ -260,13 +264,6 @@ def model_and_optimizer(name):
 ON_SHAPES = [name for name in MADE if not name.startswith("a clip, and a frozen part")]
 
 
-@nnx.jit
-def nnx_step(model, optimizer, number):
-    gradients = gradients_of(nnx.state(model, nnx.Param), number)
-    with jax.numpy_dtype_promotion("standard"):
-        optimizer.update(model, gradients)
-
-
 needs_set_mesh = pytest.mark.skipif(
     not hasattr(jax, "set_mesh"), reason="jax.set_mesh, which Flax's guide begins with, is newer"
 )
@@ -283,28 +280,6 @@ def test_nnx_lays_out_a_state_that_is_not_there_yet(name):
         sharding.shard_shape(leaf.shape)
     moments = [x for x in shardings if any(x.spec)]
     assert len(moments) >= 2 * len(jax.tree.leaves(SHAPES, is_leaf=is_tuple)) - 1
-
-
-@pytest.mark.slow
-@needs_set_mesh
-@pytest.mark.parametrize(
-    ("name", "created"),
-    [*((name, "as it is") for name in MADE), *((name, "by each device") for name in ON_SHAPES)],
-)
-def test_nnx_trains_as_on_one_device(name, created):
-    with jax.set_mesh(mesh_of_two_axes()):
-        if created == "as it is":
-            model, optimizer = model_and_optimizer(name)
-        else:
-            graph, state = nnx.split(nnx.eval_shape(lambda: model_and_optimizer(name)))
-            shardings = nnx.get_named_sharding(state, mesh_of_two_axes())
-            make = jax.jit(lambda: nnx.split(model_and_optimizer(name))[1], out_shardings=shardings)
-            model, optimizer = nnx.merge(graph, make())
-        for number in range(2 * STEPS):
-            nnx_step(model, optimizer, jnp.float32(number))
-        assert_trained(name, nnx.state(model, nnx.Param))
-        metrics = lb.step_metrics(nnx.state(optimizer).opt_state)
-    assert float(metrics["learning_rate"]) > 0
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in WITH_COUNTERS_OF_OPTAX])

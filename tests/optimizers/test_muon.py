@@ -366,38 +366,6 @@ def test_many_parameters_are_named_once():
     assert len(names) < 10 * len(params)
 
 
-@on_shards
-@since_types_know_meshes
-@pytest.mark.parametrize("shape", [(8, 16), (6, 20)], ids=["rows divide", "rows do not"])
-def test_alike_matrices_may_be_split_along_one_axis_and_along_two(shape):
-    """XLA refused its own program, where nobody says how they are split."""
-    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    shardings = {"a": NamedSharding(mesh, P("x")), "b": NamedSharding(mesh, P("x", "y"))}
-    optimizer = lb.muon(0.02, weight_decay=0.1)
-    params = network("float32", {"a": shape, "b": shape})
-    state = optimizer.init(params)
-
-    def step(params):
-        gradients = jax.grad(lambda p: jnp.sum(jnp.sin(p["a"]) * p["b"]))(params)
-        updates, _ = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates)
-
-    found = told_to_pass_specs(jax.jit(step), jax.device_put(params, shardings))
-    chex.assert_trees_all_close(jax.device_get(found), step(params), atol=1e-5)
-
-
-@on_shards
-@pytest.mark.parametrize("told", ["how they are split", "that they are whole"])
-def test_who_says_how_matrices_are_split_is_not_warned(told):
-    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    spec = P("x", "y") if told == "how they are split" else P()
-    optimizer = lb.muon(0.02)
-    sharding = NamedSharding(mesh, spec)
-    params = jax.device_put(network("float32", {"a": (8, 16)}), sharding)
-    step = jax.jit(lambda p, s: optimizer.update(p, s, p, partition_specs=sharding))
-    step(params, optimizer.init(params))  # a warning would be an error
-
-
 MATRICES = {"bias": (32,), **{f"layer_{k}": (32, 64) for k in range(5)}, "stack": (4, 64, 32)}
 
 
@@ -485,15 +453,6 @@ def test_the_norms_of_both_parts_travel_in_one_reduction(make, settings):
     text = on_eight_devices(specs, tell=True, shapes=shapes, make=make, **settings).as_text()
     found = Counter(re.findall(r"stablehlo\.(all_reduce|all_to_all|all_gather)", text))
     assert found == {"all_to_all": 2, "all_reduce": 1}
-
-
-def test_sums_and_means_of_gradients_have_the_same_direction(x64):
-    params = network("float64", {"bias": (5,), "high": (12, 8), "square": (6, 6)})
-    for nesterov in (True, False):
-        settings = {"eps": 0.0, "nesterov": nesterov}
-        of_means = trained(lb.muon(0.02, **settings), params, steps=10)
-        of_sums = trained(lb.muon(0.02, grad_averaging=False, **settings), params, steps=10)
-        chex.assert_trees_all_close(of_sums, of_means, rtol=0, atol=1e-12)
 
 
 @on_shards

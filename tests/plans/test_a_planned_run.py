@@ -5,11 +5,11 @@ import pickle
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.conftest import enable_x64
 
 MICRO = 4
 RATE = lb.PlannedRate(0.05, total=96, warmup=8, decay="linear")
@@ -71,28 +71,7 @@ def test_a_resumed_run_is_the_same_bit_for_bit(stopped):
     (*_, half) = micro_steps(start(), 0, stopped)
     read = jax.tree.map(jnp.asarray, pickle.loads(pickle.dumps(jax.tree.map(np.asarray, half))))
     (*_, resumed) = micro_steps(read, stopped, 20)
-    jax.tree.map(np.testing.assert_array_equal, resumed, whole)
-
-
-def test_a_loader_that_grows_the_batch():
-    """One step for each batch of the plan, with the same optimizer, is the same run."""
-    with enable_x64(True):
-        inner = lb.lamb(PLAN.learning_rate, weight_decay=PLAN.weight_decay)
-        grown, _ = start()
-        grown = jax.tree.map(lambda x: x.astype(jnp.float64), grown)
-        state = inner.init(grown)
-        accumulated = grown, optimizer().init(grown)
-        for t in range(PLAN.total_steps):
-            seen = PLAN.examples_at(t)
-            batch = jnp.asarray(EXAMPLES[seen : seen + PLAN.batch_size(t)], jnp.float64)
-            gradients = jax.grad(loss)(grown, batch)
-            updates, state = inner.update(gradients, state, grown)
-            grown = optax.apply_updates(grown, updates)
-            for part in batch.reshape(-1, MICRO, 3):
-                accumulated = step(*accumulated, part)
-        jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), grown, accumulated[0]
-        )
+    jax.tree.map(assert_array_equal, resumed, whole)
 
 
 def test_the_rate_that_a_step_takes():
@@ -106,24 +85,8 @@ def test_the_rate_that_a_step_takes():
         if lb.has_updated(state):
             moved.append(-float(updates[0]))
     expected = [float(PLAN.learning_rate(t)) for t in range(PLAN.total_steps)]
-    np.testing.assert_allclose(moved, expected, rtol=1e-6, atol=1e-8)
+    assert_allclose(moved, expected, rtol=1e-6, atol=1e-8)
     # 12 examples at batch 4, then the root of 2, then 2.
     seen = [PLAN.examples_at(t) for t in (2, 3, 7)]
     roots = [float(PLAN.learning_rate(t) / RATE(x)) for t, x in zip((2, 3, 7), seen, strict=True)]
     assert roots == pytest.approx([1, 2**0.5, 2])
-
-
-def test_flush_at_an_edge():
-    """An incomplete macro-batch is stepped, and the next one is that of the next step."""
-    sgd = lb.accumulate_gradients(optax.sgd(1.0), every=PLAN.micro_batches)
-    params = jnp.zeros(1)
-    state = sgd.init(params)
-    for _ in range(3 + 4 * 2 + 1):  # all of batch 4 and 8, and one micro-batch of the first of 16
-        _, state = sgd.update(jnp.ones(1), state, params)
-    assert (int(state.macro_step), int(state.micro_step)) == (7, 1)
-    updates, state = sgd.update(jnp.full(1, 3.0), state, params, flush=True)
-    assert float(updates[0]) == pytest.approx(-2.0)
-    assert (int(state.macro_step), int(state.micro_step)) == (8, 0)
-    for wait in range(4):
-        _, state = sgd.update(jnp.ones(1), state, params)
-        assert int(state.macro_step) == (9 if wait == 3 else 8)

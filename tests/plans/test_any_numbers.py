@@ -1,6 +1,7 @@
 """Numbers of every kind in every place of a plan: taken for what they are, or an error of ours."""
 
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -171,45 +172,8 @@ def test_a_rate_of_a_plan_that_is_not_finite():
     assert "The learning rate is nan at step 7." in str(lb.batch_plan(8, total=1000, run=run))
 
 
-STAGES = READ["stages"]
-RUN = READ["run"]
-RATE = RUN["learning_rate"]
-NO_PLANS = {
-    "no JSON": "{",
-    "lists in lists": "[" * 100_000,
-    "an integer of many digits": "9" * 10_000,
-    "a number": 5,
-    "stages of two numbers": {"stages": [[0, 0], [2, 128, 128]]},
-    "a stage that is a word": {"stages": ["abc"]},
-    "stages that are none": {"stages": None},
-    "a batch of 0": {"stages": [[0, 0, 0]]},
-    "a batch of half an example": {"stages": [[0, 0, 0.5]]},
-    "a batch of 3e9": {"stages": [[0, 0, 3e9]], "total_steps": 1, "micro_batch_size": None},
-    "no stage": {"stages": []},
-    "a first stage that is late": {"stages": STAGES[1:]},
-    "stages in another order": {"stages": STAGES[::-1]},
-    "a step that does not fit": {"stages": [STAGES[0], [3, 128, 128]]},
-    "examples of a half": {"stages": [STAGES[0], [2, 100.5, 128]]},
-    "more steps": {"total_steps": READ["total_steps"] + 1},
-    "no steps": {"total_steps": None},
-    "nan steps": {"total_steps": np.nan},
-    "a rate without a peak": {"run": RUN | {"learning_rate": {"warmup": 1}}},
-    "a rate with one more": {"run": RUN | {"learning_rate": RATE | {"x": 1}}},
-    "a peak that is a word": {"run": RUN | {"learning_rate": RATE | {"peak_value": "1"}}},
-    "a shape that is none": {"run": RUN | {"learning_rate": RATE | {"decay": "cubic"}}},
-    "a list of rates": {"run": RUN | {"learning_rate": [1, 2]}},
-    "a decay below 0": {"run": RUN | {"weight_decay": -0.1}},
-    "a note that is a list": {"note": []},
-    "another kind": {"run": RUN | {"decay_kind": "L2"}},
-    "a law that is none": {"law": "L2"},
-    "an optimizer that is none": {"run": RUN | {"optimizer": "adam"}},
-    "a run that is a word": {"run": "adamw"},
-    "a field more": {"more": 1},
-} | {
-    f"{name} {value!r}": {name: value}
-    for name in ("examples", "sequence_length", "micro_batch_size", "devices")
-    for value in (0, -1, 0.5, "x", [1], False, np.inf)
-}  # fmt: skip
+NO_PLANS = json.loads(Path(__file__).with_name("no_plans.json").read_text())
+NO_PLANS |= {"lists in lists": "[" * 100_000, "an integer of many digits": "9" * 10_000}
 """What differs from a plan as it was written; or the whole text."""
 
 

@@ -30,14 +30,6 @@ def test_seesaw_doubles_where_the_schedule_halves(decay, warmup):
         )
 
 
-def test_seesaw_saves_a_third_of_the_steps_of_a_linear_decay():
-    rate = lb.PlannedRate(1.0, total=1_000_000, decay="linear")
-    run = tuned(rate, 100, "1M")
-    plan = lb.batch_plan(lb.seesaw(100, largest_batch=800), total="1M", run=run)
-    assert plan.total_steps == 5000 + 1250 + 313 + 156
-    assert "Stages: Seesaw from 100, at most 800." in str(plan)
-
-
 def test_seesaw_of_stairs():
     """The rate falls to a tenth at once: three doublings in one place."""
     stairs = optax.piecewise_constant_schedule(1.0, {500: 0.1, 800: 0.1})

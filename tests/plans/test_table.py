@@ -2,56 +2,12 @@
 
 import re
 
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-import pytest
-
 import optax_largebatch as lb
-from optax_largebatch.plans.law import LAWS
-from optax_largebatch.plans.tuned_run import FAMILIES
 
 
 def falling(first):
     """A schedule whose values need many digits."""
     return lambda seen: first / (1 + seen)
-
-
-def powers(low, high):
-    return st.floats(low, high).map(lambda power: 1.234 * 10**power)
-
-
-RATES = st.one_of(powers(-12, 9), powers(-12, 9).map(falling), powers(-12, 9).map(lb.PlannedRate))
-
-
-@pytest.mark.slow
-@settings(max_examples=50, deadline=None, derandomize=True)
-@given(
-    optimizer=st.sampled_from(sorted(FAMILIES)),
-    law=st.sampled_from(sorted(LAWS.keys() - {"legew"})),
-    batches=st.lists(st.integers(1, 2**21 - 1), min_size=1, max_size=20),
-    micro=st.sampled_from([None, 1, 1024]),
-    tokens=st.sampled_from([None, 4096, 2**40]),
-    lengths=st.tuples(st.integers(10**10, 2**62), st.integers(1, 2**62), st.integers(1, 2**62)),
-    rates=st.tuples(RATES, RATES),
-    momentum=st.one_of(powers(-9, -1), powers(-9, -1).map(lambda x: 1 - x)),
-)
-def test_at_most_80_columns(optimizer, law, batches, micro, tokens, lengths, rates, momentum):
-    total, batch, before = lengths
-    first, *_ = FAMILIES[optimizer][1]
-    run = lb.TunedRun(
-        optimizer, batch_size=batch, total=before, learning_rate=rates[0], weight_decay=rates[1],
-        **{first: momentum},
-    )  # fmt: skip
-    starts = [(k * (total // 40), 1024 * size) for k, size in enumerate(batches)]
-    try:
-        plan = lb.batch_plan(
-            starts, total=total, run=run, law=law, micro_batch_size=micro, sequence_length=tokens
-        )
-    except ValueError as error:
-        assume("the counter of an optimizer" not in str(error))
-        raise
-    for text in (str(plan), str(run)):
-        assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_a_table_that_is_too_wide_is_written_shorter():

@@ -85,15 +85,6 @@ class Transformer(linen.Module):
         return linen.Dense(7, name="head")(x)
 
 
-class Recurrent(linen.Module):
-    """A recurrent network on frames of sound."""
-
-    @linen.compact
-    def __call__(self, frames):
-        x = linen.LayerNorm()(linen.RNN(linen.LSTMCell(4))(frames))
-        return linen.Dense(3, name="head")(x)
-
-
 def shapes(network, *image_shape):
     """The shapes of the parameters of a network for images, without memory for them."""
     image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
@@ -105,14 +96,12 @@ def trainable(kind):
     """The parameters of a small network of a kind, and the gradient of its loss."""
     images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
     tokens = jnp.asarray([[1, 2, 3, 4], [5, 6, 0, 1]])
-    frames = jax.random.normal(jax.random.key(1), (2, 5, 4))
     network, inputs, labels = {
         "resnet": lambda: (ResNet((1, 1), 4, 3), images, jnp.asarray([0, 2])),
         "vit": lambda: (ViT(1, 8, 2, 8, 3), images, jnp.asarray([0, 2])),
         "towers": lambda: (TwoTowers(), images[:, :8, :8], jnp.asarray([0, 2])),
         "probe": lambda: (linen.Dense(3), images[:, 0, :, 0], jnp.asarray([0, 2])),
         "transformer": lambda: (Transformer(), tokens, tokens[:, ::-1]),
-        "recurrent": lambda: (Recurrent(), frames, jnp.ones((2, 5), int)),
     }[kind]()
     variables = jax.jit(network.init)(jax.random.key(0), inputs)
 

@@ -4,29 +4,24 @@ A source's schedule is compared at every step, and its optimizer over four steps
 """
 
 import dataclasses
+import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
 from tests.recipes import networks
 from tests.recipes.networks import trained
 
-MEGATRON = {"batch_size": 1024, "learning_rate": 3e-4, "total_steps": 10_000}
-ASKED = {
-    "gpt2-124m/muon/track-3": {},
-    "gpt2-124m/muonh/track-3": {},
-    "marin-535b/muonh/marin": {},
-    "marin-67b/muonh/marin-phase1": {},
-    "marin-67b/muonh/marin-phase2": {},
-    "megatron/muon/nvidia-defaults": MEGATRON,
-    "moonlight-16b/muon/moonshot-cooldown": {},
-    "moonlight-16b/muon/moonshot-pretraining": {},
-    "nanochat-d24/muon/speedrun": {},
-}
+FILE = json.loads(Path(__file__).with_name("muon_sources.json").read_text())
+SOURCES = FILE["recipes"]
+ASKED = {name: source["asked"] for name, source in SOURCES.items()}
 
 
 def recipe_of(part):
@@ -34,14 +29,10 @@ def recipe_of(part):
     return lb.recipes.get(name, **ASKED[name])
 
 
-def track3(cooldown):
+def track3(step, cooldown):
     """`set_hparams` of train_gpt_simple.py: 1, then linear to 0 over a last part of the run."""
-
-    def eta(step):
-        progress = step / 3250
-        return 1.0 if progress < 1 - cooldown else (1 - progress) / cooldown
-
-    return eta
+    progress = step / 3250
+    return 1.0 if progress < 1 - cooldown else (1 - progress) / cooldown
 
 
 def nanochat(it):
@@ -63,24 +54,17 @@ def momentum_of_nanochat(it):
     return 1 - 0.07 / 0.97 * max(it - start, 0) / (5568 - start)
 
 
-def levanter(total):
+def half_cosine(it):
+    """That of nanochat's decay, 5568 steps."""
+    return 0.5 * (1 + math.cos(math.pi * it / 5568))
+
+
+def levanter(step, total):
     """`lr_scheduler` of Levanter: linear, from 0 in int(0.01 N) steps, and to 0.05 at the end."""
     warmup = int(0.01 * total)
-
-    def rate(step):
-        if step < warmup:
-            return step / warmup
-        part = (step - warmup) / (total - warmup)
-        return 1 + (0.05 - 1) * part
-
-    return rate
-
-
-def marins_rate(batch_size, total_steps):
-    """`_compute_learning_rate` of heuristic_muonh.py, for sequences of 8192 and a width of 2560."""
-    in_a_step = 8192 * batch_size
-    adam = 0.06602 * (total_steps * in_a_step) ** -0.395 * 2560**-0.150 * math.sqrt(in_a_step)
-    return 13 / 3 * adam
+    if step < warmup:
+        return step / warmup
+    return 1 + (0.05 - 1) * (step - warmup) / (total - warmup)
 
 
 def resumed(step):
@@ -112,53 +96,23 @@ def megatron(step):
     return 1.0 - step / 10_000
 
 
-# By the name of a schedule in the printed program: the peak, the formula, the relative error.
-# Moonlight's steps are a rounded quotient of tokens; 0.85 of track 3's steps is half a step more.
-SCHEDULES = {
-    "gpt2-124m/muon/track-3": {
-        "schedule": (0.025, track3(0.7), 1e-12),
-        "embeddings_schedule": (0.7, track3(0.7), 1e-12),
-        "head_schedule": (0.004, track3(0.7), 1e-12),
-        "rest_schedule": (0.015, track3(0.7), 1e-12),
-    },
-    "gpt2-124m/muonh/track-3": {
-        "schedule": (0.018, track3(1.0), 1e-12),
-        "embeddings_schedule": (0.91, track3(0.85), 2e-4),
-        "head_schedule": (0.0064, track3(0.85), 2e-4),
-        "rest_schedule": (0.0195, track3(0.85), 2e-4),
-    },
-    "marin-535b/muonh/marin": {
-        "schedule": (0.003291, levanter(390_139), 1e-9),
-        "rest_schedule": (0.000759, levanter(390_139), 1e-9),
-    },
-    "marin-67b/muonh/marin-phase1": {
-        "schedule": (marins_rate(4096, 300_000), levanter(300_000), 1e-9),
-        "rest_schedule": (marins_rate(4096, 300_000) * 3 / 13, levanter(300_000), 1e-9),
-    },
-    "marin-67b/muonh/marin-phase2": {
-        "schedule": (0.005078, resumed, 1e-9),
-        "rest_schedule": (0.005078 * 3 / 13, resumed, 1e-9),
-    },
-    "megatron/muon/nvidia-defaults": {"schedule": (3e-4, megatron, 1e-9)},
-    "moonlight-16b/muon/moonshot-cooldown": {"schedule": (1e-4, cooldown, 1e-4)},
-    "moonlight-16b/muon/moonshot-pretraining": {"schedule": (4.2e-4, moonlight, 1e-5)},
-    "nanochat-d24/muon/speedrun": {
-        "schedule": (0.02 * math.sqrt(2), nanochat, 1e-9),
-        "embeddings_schedule": (0.3, nanochat, 1e-9),
-        "head_schedule": (0.008, nanochat, 1e-9),
-        "rest_schedule": (0.005 * math.sqrt(2), nanochat, 1e-9),
-        "momentum": (0.97, momentum_of_nanochat, 1e-9),
-        "weight_decay": (
-            0.28 * math.sqrt(2) * 880_807_296 / 5_838_484_992,
-            lambda it: 0.5 * (1 + math.cos(math.pi * it / 5568)),
-            1e-9,
-        ),
-    },
-}
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        track3, nanochat, momentum_of_nanochat, half_cosine, levanter, resumed, moonlight, cooldown,
+        megatron,
+    )
+}  # fmt: skip
+
+
+def rate_of(name, key):
+    """A schedule of a source, by its name in the printed program."""
+    own = SOURCES[name]["schedules"][key]
+    return lambda step: own["peak"] * RULES[own["rule"]](step, **own["settings"])
 
 
 def test_every_recipe_is_here():
-    assert lb.recipes.names("muon") == sorted(ASKED) == sorted(SCHEDULES)
+    assert lb.recipes.names("muon") == sorted(ASKED)
     assert set(lb.recipes.names("muonh")) == {name for name in ASKED if "/muonh/" in name}
 
 
@@ -169,14 +123,16 @@ def test_schedules_are_those_of_the_source(name, x64):
     exec(recipe.code(), program)
     kinds = ("schedule", "_decay", "momentum")
     schedules = {key: own for key, own in program.items() if key.endswith(kinds)}
-    assert set(schedules) == set(SCHEDULES[name])
+    assert set(schedules) == set(SOURCES[name]["schedules"])
     steps = np.arange(recipe.total_steps)
-    for key, (peak, rule, error) in SCHEDULES[name].items():
+    for key, own in SOURCES[name]["schedules"].items():
+        # Moonlight's steps are a rounded quotient of tokens; 0.85 of track 3's is half a step more.
+        close = {"rtol": own["error"], "atol": own["error"] * own["peak"], "err_msg": key}
         ours = jax.vmap(schedules[key])(jnp.asarray(steps))
-        expected = peak * np.array([rule(int(step)) for step in steps])
-        np.testing.assert_allclose(ours, expected, rtol=error, atol=error * peak, err_msg=key)
+        expected = [*map(rate_of(name, key), steps.tolist())]
+        assert_allclose(ours, expected, **close)
     own = jax.vmap(recipe.schedule())(jnp.asarray(steps))
-    np.testing.assert_array_equal(own, jax.vmap(schedules["schedule"])(jnp.asarray(steps)))
+    assert_array_equal(own, jax.vmap(schedules["schedule"])(jnp.asarray(steps)))
 
 
 def test_lengths_are_the_tokens_of_the_sources():
@@ -206,35 +162,6 @@ def test_numbers_of_marins_67b_follow_from_its_rules():
     assert two.schedule()(102_000 - 15_000) == pytest.approx(0.002140, rel=5e-4)
 
 
-def test_nanochats_numbers_follow_from_its_rules():
-    """Base_train.py: parameters of matrices and last layer; d12 is the reference for the decay."""
-
-    def parameters(depth):
-        width, gates = 64 * depth, sum(i % 2 == (depth - 1) % 2 for i in range(depth))
-        return depth * 12 * width**2 + gates * 12 * (width // 128) + 32768 * width
-
-    tokens, reference = 8 * parameters(24), 8 * parameters(12)
-    batch = 2 ** round(math.log2(2**19 * (tokens / reference) ** 0.383))
-    recipe = recipe_of("nanochat")
-    assert recipe.batch_size * recipe.sequence_length == batch == 2**20
-    assert recipe.total_steps == tokens // batch
-    assert recipe.learning_rate == pytest.approx(0.02 * math.sqrt(batch / 2**19))
-    decay = 0.28 * math.sqrt(batch / 2**19) * reference / tokens
-    assert recipe.weight_decay == pytest.approx(decay)
-
-
-STANDARD = [(3.4445, -4.7750, 2.0315)] * 5
-QUINTIC = [
-    (4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037),
-    (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012),
-]  # fmt: skip
-POLAR = [
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-]
 SMALL = {
     "embed": (7, 4), "layer/kernel": (4, 6), "layer/bias": (6,), "out/kernel": (6, 4),
     "norm/scale": (4,), "head": (4, 7),
@@ -255,74 +182,13 @@ def jordan(shape):  # rows are inputs here, and outputs in PyTorch
     return math.sqrt(max(1, shape[1] / shape[0]))
 
 
-@dataclasses.dataclass
-class Source:
-    """The numbers of a source's optimizer."""
-
-    coefficients: list
-    eps: float
-    adam: tuple
-    """b1, b2, epsilon."""
-    momentum: object = 0.95
-    """A number, or a function of the step."""
-    is_sum: bool = False
-    nesterov: bool = True
-    floor: bool = False
-    scale: object = jordan
-    sphere: bool = False
-    head_on_sphere: bool = False
-    matrix_decay: object = 0.0
-    """A number, or a function of the step."""
-    decays: dict = dataclasses.field(default_factory=dict)
-    """Of embeddings, head and the rest, for AdamW."""
-    bound: float | None = None
-
-
-def consistent(rms):
-    return lambda shape: rms * math.sqrt(max(shape))
-
-
-AUX = {"embed": 0.001, "head": 0.001, "rest": 0.001}
-TRACK3 = {"coefficients": [(2, -1.5, 0.5)] * 12, "eps": 1e-7, "adam": (0.8, 0.95, 1e-10)}
-ALL = {"embed": 0.1, "head": 0.1, "rest": 0.1}
-MOONLIGHT = Source(
-    STANDARD, 1e-7, (0.9, 0.95, 1e-8), is_sum=True, scale=consistent(0.2), matrix_decay=0.1,
-    decays=ALL,
-)  # fmt: skip
-SOURCES = {
-    "gpt2-124m/muon/track-3": Source(**TRACK3, matrix_decay=0.05, decays=AUX),
-    "gpt2-124m/muonh/track-3": Source(**TRACK3, sphere=True, decays=AUX),
-    "marin-535b/muonh/marin": Source(
-        QUINTIC, 1e-8, (0.9, 0.95, 6.04e-15), is_sum=True, sphere=True, head_on_sphere=True
-    ),
-    "marin-67b/muonh/marin-phase1": Source(
-        QUINTIC, 1e-8, (0.9062, 0.95, 5.3e-15), is_sum=True, sphere=True, head_on_sphere=True
-    ),
-    "marin-67b/muonh/marin-phase2": Source(
-        QUINTIC, 1e-8, (0.9062, 0.95, 3.84e-15), is_sum=True, sphere=True, head_on_sphere=True
-    ),
-    "megatron/muon/nvidia-defaults": Source(
-        QUINTIC, 1e-15, (0.9, 0.999, 1e-8), nesterov=False, floor=True, scale=consistent(1.0),
-        momentum=0.9, matrix_decay=0.01, decays={"embed": 0.01, "head": 0.01, "rest": 0.0},
-        bound=1.0,
-    ),
-    "moonlight-16b/muon/moonshot-cooldown": MOONLIGHT,
-    "moonlight-16b/muon/moonshot-pretraining": MOONLIGHT,
-    "nanochat-d24/muon/speedrun": Source(
-        POLAR, 1e-6, (0.8, 0.96, 1e-10), momentum=lambda t: 0.97 * momentum_of_nanochat(t),
-        matrix_decay=lambda t: 0.059738424463 * 0.5 * (1 + math.cos(math.pi * t / 5568)),
-        decays={"embed": 0.001, "head": 0.01, "rest": 0.05},
-    ),
-}  # fmt: skip
-
-
 def on_sphere(w, u, rate):
     moved = w - rate * u * np.linalg.norm(w) / np.linalg.norm(u)
     return moved / np.linalg.norm(moved) * np.linalg.norm(w)
 
 
 def trajectory(source, start, gradients, rate):
-    """Four steps of the source; `rate` takes the kind of a parameter and the step."""
+    """Four steps of the source; `rate` takes a kind of parameters or another name, and a step."""
     end = {}
     b1, b2, eps = source.adam
     for name, w in start.items():
@@ -331,14 +197,15 @@ def trajectory(source, start, gradients, rate):
         for t, g in enumerate(gradients[name]):
             eta = rate(kind, t)
             if kind == "matrix":
-                beta = source.momentum(t) if callable(source.momentum) else source.momentum
+                beta = source.momentum or rate("momentum", t)
                 weight = 1.0 if source.is_sum else 1 - beta
                 m = beta * m + weight * g
                 d = beta * m + weight * g if source.nesterov else m
                 u = newton_schulz(d, source.coefficients, source.eps, floor=source.floor)
-                u = u * source.scale(w.shape)
+                rms = source.consistent_rms
+                u = u * (rms * math.sqrt(max(w.shape)) if rms else jordan(w.shape))
                 decay = source.matrix_decay
-                decay = decay(t) if callable(decay) else decay
+                decay = rate("weight_decay", t) if decay is None else decay
                 w = on_sphere(w, u, eta) if source.sphere else (1 - eta * decay) * w - eta * u
                 continue
             m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
@@ -354,7 +221,8 @@ def trajectory(source, start, gradients, rate):
 @pytest.mark.parametrize("name", ASKED)
 def test_optimizer_is_that_of_the_source(name, x64):
     """In float64, while the sources run the iterations in bfloat16."""
-    source = SOURCES[name]
+    source = SimpleNamespace(**SOURCES[name]["optimizer"])
+    source.coefficients = FILE["coefficients"][source.coefficients]
     random = np.random.default_rng(0)
     start = {key: random.normal(size=shape) for key, shape in SMALL.items()}
     gradients = {key: random.normal(size=(4, *shape)) for key, shape in SMALL.items()}
@@ -368,14 +236,14 @@ def test_optimizer_is_that_of_the_source(name, x64):
         gradients = {
             key: g * factor.reshape(-1, *[1] * (g.ndim - 1)) for key, g in gradients.items()
         }
-    keys = {"embed": "embeddings_schedule", "head": "head_schedule", "rest": "rest_schedule"}
-    rules = SCHEDULES[name]
+    rules = SOURCES[name]["schedules"]
 
     def rate(kind, t):
         of_matrices = kind == "matrix" or (kind == "head" and source.head_on_sphere)
-        key = "schedule" if of_matrices else keys[kind]
-        peak, rule, _ = rules.get(key) or rules.get("rest_schedule") or rules["schedule"]
-        return peak * rule(t)
+        keys = {"embed": "embeddings_schedule", "head": "head_schedule", "rest": "rest_schedule"}
+        key = "schedule" if of_matrices else keys.get(kind, kind)
+        known = [key for key in (key, "rest_schedule", "schedule") if key in rules]
+        return rate_of(name, known[0])(t)
 
     theirs = trajectory(source, start, gradients, rate)
     for key, w in start.items():
@@ -445,8 +313,8 @@ def test_embeddings_and_head_go_by_the_names_that_are_given():
         recipe.optimizer().init(params)
     optimizer = recipe.optimizer(params, embeddings=lb.matching("wte"), head=lb.matching("lm"))
     updates, _ = optimizer.update(params, optimizer.init(params), params)
-    np.testing.assert_allclose(updates["wte"], -0.91 * 1.001, rtol=1e-5)
-    np.testing.assert_allclose(updates["lm"], -0.0064 * 1.001, rtol=1e-5)
+    assert_allclose(updates["wte"], -0.91 * 1.001, rtol=1e-5)
+    assert_allclose(updates["lm"], -0.0064 * 1.001, rtol=1e-5)
     # Layers in a stack keep their own norms.
     stack = {"wte": params["wte"], "lm": params["lm"], "layers": {"w": jnp.stack([jnp.eye(4)] * 3)}}
     stacked = lb.stacked_layers({"layers/": 0})
@@ -470,7 +338,7 @@ def test_a_head_that_is_tied_has_the_settings_of_embeddings(name):
     share = (own.learning_rate or recipe.learning_rate) / recipe.learning_rate
     expected = -recipe.schedule()(1) * share * (1 + own.weight_decay)
     close = {"rtol": 1e-3, "err_msg": name}
-    np.testing.assert_allclose(updates["embed"], jnp.full((7, 4), expected), **close)
+    assert_allclose(updates["embed"], jnp.full((7, 4), expected), **close)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 import optax
 import pytest
 
@@ -75,7 +76,7 @@ def test_is_the_optimizer_written_by_hand(optimizer):
     found = trained(lb.planned_optimizer(plan, PARAMS), 5)
     with jax.numpy_dtype_promotion("standard"):  # for optax.adamw
         expected = trained(by_hand(optimizer, plan), 5)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5), found, expected)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=2e-5), found, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "sgd"])
@@ -94,16 +95,15 @@ def test_a_momentum_that_moves(optimizer, x64):
         buffer = alone.init(params) if buffer is None else buffer
         updates, buffer = alone.update(gradients, buffer, expected)
         expected = optax.apply_updates(expected, updates)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, 1e-12), trained, expected)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, 1e-12), trained, expected)
     assert "momentum" in str(lb.explain(scheduled, params))
 
 
-@pytest.mark.parametrize("batch", [256, "0:64 192:256"])
-@pytest.mark.parametrize("law", [None, "adamw", "adam_sde"])
+@pytest.mark.parametrize("law", ["adamw", "adam_sde"])
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh"])
-def test_takes_the_law_of_another_optimizer(optimizer, law, batch):
+def test_takes_the_law_of_another_optimizer(optimizer, law):
     for micro_batch_size in (None, 32):
-        plan = planned(optimizer, batch, law=law, micro_batch_size=micro_batch_size)
+        plan = planned(optimizer, "0:64 192:256", law=law, micro_batch_size=micro_batch_size)
         optimizer_of_plan = lb.planned_optimizer(plan, PARAMS)
         state = jax.eval_shape(optimizer_of_plan.init, PARAMS)
         jax.eval_shape(optimizer_of_plan.update, PARAMS, state, PARAMS)

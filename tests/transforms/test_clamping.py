@@ -1,7 +1,7 @@
 """Clamping: what the parameters are after the step."""
 
 import jax.numpy as jnp
-import numpy as np
+from numpy.testing import assert_allclose
 import optax
 import pytest
 
@@ -22,20 +22,20 @@ def after(steps, **settings):
 @pytest.mark.parametrize("steps", [1, 4, 7])
 def test_every_period_starts_with_one(steps):
     params = after(steps, period=3)
-    np.testing.assert_allclose(params["vector"], [2.0, -2.0, -0.5], rtol=1e-6)
-    np.testing.assert_allclose([params["scalar"], *params["one"]], [2.0, -2.0], rtol=1e-6)
+    assert_allclose(params["vector"], [2.0, -2.0, -0.5], rtol=1e-6)
+    assert_allclose([params["scalar"], *params["one"]], [2.0, -2.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [2, 3])
 def test_nothing_in_between(steps):
     params = after(steps, period=3)
-    np.testing.assert_allclose(params["vector"], [2.5, -2.5, -0.5], rtol=1e-6)
+    assert_allclose(params["vector"], [2.5, -2.5, -0.5], rtol=1e-6)
 
 
 def test_scalars_only():
     params = after(1, scalars_only=True)
-    np.testing.assert_allclose(params["vector"], [2.5, -2.5, -0.5], rtol=1e-6)
-    np.testing.assert_allclose([params["scalar"], *params["one"]], [2.0, -2.0], rtol=1e-6)
+    assert_allclose(params["vector"], [2.5, -2.5, -0.5], rtol=1e-6)
+    assert_allclose([params["scalar"], *params["one"]], [2.0, -2.0], rtol=1e-6)
 
 
 def test_a_stack_of_scalars_is_scalars():
@@ -43,4 +43,4 @@ def test_a_stack_of_scalars_is_scalars():
         2.0, scalars_only=True, stacked=lb.stacked_layers({"vector": 0})
     )
     updates, _ = transform.update(STEP, transform.init(PARAMS), PARAMS)
-    np.testing.assert_allclose(updates["vector"], [0.5, 0.5, -0.5], rtol=1e-6)
+    assert_allclose(updates["vector"], [0.5, 0.5, -0.5], rtol=1e-6)

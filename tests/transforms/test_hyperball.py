@@ -4,12 +4,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 import optax
 import pytest
 
 import optax_largebatch as lb
 
-RATES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+RATES = (1.0, 1e-2, 1e-4, 1e-6)
 
 
 def arrays(shape=(48, 32), dtype="float32"):
@@ -84,10 +85,10 @@ def test_a_block_of_zeros_grows_to_the_sphere_of_its_ball(radius, x64):
     transform = lb.hyperball(0.25, radius=radius, stacked={"w": 0})
     norms, state = norms_over_steps(transform, {"w": param}, [direction] * 6)
     ball = 16**0.25
-    np.testing.assert_allclose(norms[:, 0], ball * np.minimum(0.25 * np.arange(1, 7), 1))
-    np.testing.assert_allclose(norms[:, 1], np.linalg.norm(param[1]))
+    assert_allclose(norms[:, 0], ball * np.minimum(0.25 * np.arange(1, 7), 1))
+    assert_allclose(norms[:, 1], np.linalg.norm(param[1]))
     started = np.linalg.norm(param[1]) if radius == "start" else 0
-    np.testing.assert_allclose(state.radii, [-ball, started])
+    assert_allclose(state.radii, [-ball, started])
 
 
 def test_a_block_in_its_ball_may_come_back(x64):
@@ -95,7 +96,7 @@ def test_a_block_in_its_ball_may_come_back(x64):
     param, direction = arrays((1, 8, 2), "float64")
     transform = lb.hyperball(0.25, stacked={"w": 0})
     norms, state = norms_over_steps(transform, {"w": 0 * param}, [direction, -direction, direction])
-    np.testing.assert_allclose(norms[:, 0], [0.5, 0, 0.5], atol=1e-12)
+    assert_allclose(norms[:, 0], [0.5, 0, 0.5], atol=1e-12)
     assert state.angles.tolist() == [0.0]
 
 
@@ -104,7 +105,7 @@ def test_a_block_of_zeros_without_a_direction_waits():
     param, direction = arrays((1, 8, 2))
     transform = lb.hyperball(0.25, stacked={"w": 0})
     norms, _ = norms_over_steps(transform, {"w": 0 * param}, [0 * direction, direction])
-    np.testing.assert_allclose(norms[:, 0], [0, 0.5], rtol=1e-6)
+    assert_allclose(norms[:, 0], [0, 0.5], rtol=1e-6)
 
 
 def test_each_part_of_an_axis_has_a_ball_of_its_size(x64):
@@ -112,8 +113,8 @@ def test_each_part_of_an_axis_has_a_ball_of_its_size(x64):
     transform = lb.hyperball(1.0, stacked={"w": "rows columns=4+1+1"})
     updates, state = step(transform, {"w": 0 * param}, {"w": direction})
     norms = [np.linalg.norm(x) for x in np.split(np.asarray(updates["w"]), [4, 5], 1)]
-    np.testing.assert_allclose(norms, np.array([32, 8, 8]) ** 0.25)
-    np.testing.assert_allclose(-state.radii, norms)
+    assert_allclose(norms, np.array([32, 8, 8]) ** 0.25)
+    assert_allclose(-state.radii, norms)
 
 
 def test_stays_where_a_step_leads_to_the_center():

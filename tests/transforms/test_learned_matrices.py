@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
@@ -41,7 +42,7 @@ def test_the_shape_of_a_block_decides(shape, stacked, expected):
     for matrix in state.matrices[0]:
         full = matrix.shape[-1] <= 8
         same = np.eye(matrix.shape[-1]) if full else np.ones(matrix.shape[-1])
-        np.testing.assert_array_equal(matrix, np.broadcast_to(same, matrix.shape))
+        assert_array_equal(matrix, np.broadcast_to(same, matrix.shape))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_no_step_is_larger_than_the_bound(settings, bound):
     transform, state = state_of((4, 4), b1=0.0, **settings)
     gradient = {"w": jnp.zeros((4, 4)).at[0, 0].set(1.0)}  # of rms 1/4
     updates, _ = transform.update(gradient, state, params)
-    np.testing.assert_allclose(updates["w"][0, 0], bound, rtol=1e-6)
+    assert_allclose(updates["w"][0, 0], bound, rtol=1e-6)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, np.nan, "2", None])
@@ -91,16 +92,16 @@ def losses_and_matrices(dtype, rate, period, steps):
 def test_matrices_stay_symmetric_and_positive_definite(rate):
     losses, (diagonal, full) = losses_and_matrices("float32", rate, period=2, steps=3000)
     assert np.isfinite(losses).all()
-    np.testing.assert_array_equal(full, np.swapaxes(full, 1, 2))
+    assert_array_equal(full, np.swapaxes(full, 1, 2))
     assert np.linalg.eigvalsh(full[::25]).min() > 0
     assert np.linalg.eigvalsh(full[-1]).min() < 0.5  # they did learn
     assert diagonal.shape == (3000, 12)
     assert np.min(diagonal) > 0
-    np.testing.assert_allclose(np.mean(diagonal, axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(np.trace(full, axis1=1, axis2=2) / 9, 1, rtol=1e-5)
+    assert_allclose(np.mean(diagonal, axis=1), 1, rtol=1e-5)
+    assert_allclose(np.trace(full, axis1=1, axis2=2) / 9, 1, rtol=1e-5)
 
 
 def test_a_step_of_zero_learns_nothing():
     _, (diagonal, full) = losses_and_matrices("float32", 0.0, period=2, steps=20)
-    np.testing.assert_allclose(full[-1], np.eye(9), atol=1e-6)
-    np.testing.assert_allclose(diagonal[-1], 1, atol=1e-6)
+    assert_allclose(full[-1], np.eye(9), atol=1e-6)
+    assert_allclose(diagonal[-1], 1, atol=1e-6)

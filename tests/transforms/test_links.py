@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
@@ -122,7 +123,7 @@ def test_a_mask_does_not_part_a_leaf_from_the_global_norm():
         lb.clip_by_global_norm(0.5),
     ]
     updates, _ = steps(lb.chain(*links))
-    np.testing.assert_allclose(optax.tree.norm(updates), 0.5, rtol=1e-5)
+    assert_allclose(optax.tree.norm(updates), 0.5, rtol=1e-5)
 
 
 class TestAdam:
@@ -154,7 +155,7 @@ class TestTrustRatio:
         updates = jax.tree.map(lambda x: jnp.array([0.0, 2.0]), params)
         transform = lb.scale_by_trust_ratio(**settings)
         scaled, state = transform.update(updates, transform.init(params), params)
-        np.testing.assert_allclose(
+        assert_allclose(
             state.trust_ratios, [scaled[name][1] / 2 for name in sorted(params)], rtol=1e-6
         )
         return {name: float(scaled[name][1]) / 2 for name in params}
@@ -204,9 +205,9 @@ class TestLars:
     )
     def test_settings(self, settings, expected):
         updates, ratio = self.ratio(**settings)
-        np.testing.assert_allclose(ratio, expected, rtol=1e-6)
+        assert_allclose(ratio, expected, rtol=1e-6)
         gradient = np.minimum(self.G, settings.get("clip_gradient", np.inf))
-        np.testing.assert_allclose(updates, ratio * (gradient + 0.1 * self.W), rtol=1e-6)
+        assert_allclose(updates, ratio * (gradient + 0.1 * self.W), rtol=1e-6)
 
     @pytest.mark.parametrize(
         ("zero_ratio", "ratio", "update"),
@@ -219,8 +220,8 @@ class TestLars:
     )
     def test_zero_gradient(self, zero_ratio, ratio, update):
         updates, own = self.ratio(g=jnp.zeros(2), zero_ratio=zero_ratio, eps=1e-3)
-        np.testing.assert_allclose(own, ratio, rtol=1e-6)
-        np.testing.assert_allclose(updates, update, rtol=1e-6)
+        assert_allclose(own, ratio, rtol=1e-6)
+        assert_allclose(updates, update, rtol=1e-6)
 
 
 def test_lamb_learns_a_zero_bias_only_without_adaptation():
@@ -239,8 +240,8 @@ def test_lamb_learns_a_zero_bias_only_without_adaptation():
 def test_centralization_along_an_axis(axis):
     updates, _ = steps(lb.centralize_gradients(output_axis=axis), count=1)
     others = tuple(a for a in range(4) if a != axis % 4)
-    np.testing.assert_allclose(np.mean(updates["conv"], axis=others), 0.0, atol=1e-6)
-    np.testing.assert_array_equal(updates["dense"]["bias"], GRADS["dense"]["bias"])
+    assert_allclose(np.mean(updates["conv"], axis=others), 0.0, atol=1e-6)
+    assert_array_equal(updates["dense"]["bias"], GRADS["dense"]["bias"])
 
 
 def test_gradients_that_are_none_leave_their_leaf_alone():
@@ -252,6 +253,6 @@ def test_gradients_that_are_none_leave_their_leaf_alone():
     updates, after = transform.update({"a": jnp.ones(2), "b": None}, state, params)
     assert updates["b"] is None
     assert len(set(after[1].trust_ratios.tolist())) == 4
-    np.testing.assert_array_equal(after[0].mu["b"], state[0].mu["b"])
-    np.testing.assert_array_equal(after[1].trust_ratios[1:], state[1].trust_ratios[1:])
+    assert_array_equal(after[0].mu["b"], state[0].mu["b"])
+    assert_array_equal(after[1].trust_ratios[1:], state[1].trust_ratios[1:])
     assert bool(jnp.any(after[0].mu["a"] != state[0].mu["a"]))

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -44,7 +45,7 @@ def test_equals_the_definition(window):
     norms = np.exp(np.random.default_rng(0).normal(size=230))
     left, _ = clipped(norms, 1.1, window)
     expected = np.minimum(norms, list(thresholds(norms, 1.1, window)))
-    np.testing.assert_allclose(left, expected, rtol=1e-5)
+    assert_allclose(left, expected, rtol=1e-5)
     assert np.sum(expected < norms) > 40
 
 
@@ -57,10 +58,10 @@ def test_a_gradient_that_is_not_finite_becomes_zero(bad, when):
     for _ in range(when):
         _, state = update(UNIT, state, PARAMS)
     updates, state = update({"vector": UNIT["vector"].at[0].set(bad), "scalar": 1.0}, state, PARAMS)
-    np.testing.assert_array_equal(updates["vector"], 0)
-    np.testing.assert_array_equal(updates["scalar"], 0)
+    assert_array_equal(updates["vector"], 0)
+    assert_array_equal(updates["scalar"], 0)
     updates, _ = update(UNIT, state, PARAMS)
-    np.testing.assert_allclose(updates["scalar"], UNIT["scalar"], rtol=1e-6)
+    assert_allclose(updates["scalar"], UNIT["scalar"], rtol=1e-6)
 
 
 def test_a_median_that_is_not_finite_sets_no_threshold():
@@ -73,7 +74,7 @@ def test_a_median_that_is_not_finite_sets_no_threshold():
 def test_a_median_of_zero_sets_no_threshold():
     norms = np.ones(13)
     norms[1:8] = 0
-    np.testing.assert_allclose(clipped(norms)[0], norms, rtol=1e-6)
+    assert_allclose(clipped(norms)[0], norms, rtol=1e-6)
 
 
 def test_a_first_leaf_without_a_gradient_keeps_the_history():
@@ -83,11 +84,11 @@ def test_a_first_leaf_without_a_gradient_keeps_the_history():
     for _ in range(3):
         updates, state = transform.update({"frozen": None, "vector": jnp.ones(3)}, state, params)
     assert updates["frozen"] is None
-    np.testing.assert_allclose(state.norms[:4], [0, 3**0.5, 3**0.5, 0], rtol=1e-6)
+    assert_allclose(state.norms[:4], [0, 3**0.5, 3**0.5, 0], rtol=1e-6)
 
 
 def test_no_clipping():
     norms = np.geomspace(1, 1e4, 50)
     left, state = clipped(norms, None)
-    np.testing.assert_allclose(left, norms, rtol=1e-6)
+    assert_allclose(left, norms, rtol=1e-6)
     assert int(state.count) == 50

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -44,7 +44,7 @@ def test_a_chain_on_a_mesh(run, x64):
     expected, _ = on_one_device(normuon(), params)
     found, _ = run(normuon(), params, specs=SPECS)
     for name, x in expected.items():
-        np.testing.assert_allclose(found[name], x, rtol=1e-10, atol=1e-12, err_msg=name)
+        assert_allclose(found[name], x, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
 def test_the_norm_stays_and_neurons_become_equal():
@@ -53,8 +53,8 @@ def test_the_norm_stays_and_neurons_become_equal():
         transform = lb.normalize_neurons(0.0, eps=1e-30, side=side)
         found, _ = transform.update(update, transform.init(update))
         lengths = jnp.linalg.norm(found, axis=axis)
-        np.testing.assert_allclose(lengths, lengths[0], rtol=1e-5)
-        np.testing.assert_allclose(jnp.linalg.norm(found), jnp.linalg.norm(update), rtol=1e-5)
+        assert_allclose(lengths, lengths[0], rtol=1e-5)
+        assert_allclose(jnp.linalg.norm(found), jnp.linalg.norm(update), rtol=1e-5)
 
 
 def decayed(cautious):
@@ -65,5 +65,5 @@ def decayed(cautious):
 
 
 def test_a_cautious_decay_goes_the_way_of_the_step():
-    np.testing.assert_allclose(decayed(cautious=False), [1.1, 0.9, 0.1, -2.8], rtol=1e-6)
-    np.testing.assert_allclose(decayed(cautious=True), [1.1, 1.0, 0.1, -3.0], rtol=1e-6)
+    assert_allclose(decayed(cautious=False), [1.1, 0.9, 0.1, -2.8], rtol=1e-6)
+    assert_allclose(decayed(cautious=True), [1.1, 1.0, 0.1, -3.0], rtol=1e-6)

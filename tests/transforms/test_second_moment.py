@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -34,17 +35,17 @@ def test_corrections(mode, steps):
     expected = gradient(steps - 1) / (np.sqrt(nu / divided) + EPS)
     updates = run(steps, bias_correction=mode)
     factor, factor_of_one = (lagged, np.sqrt(lagged)) if mode == "lagged" else (1.0, 1.0)
-    np.testing.assert_allclose(updates["vector"], factor * expected, rtol=1e-5)
-    np.testing.assert_allclose(updates["scalar"], factor_of_one * expected[0], rtol=1e-5)
+    assert_allclose(updates["vector"], factor * expected, rtol=1e-5)
+    assert_allclose(updates["scalar"], factor_of_one * expected[0], rtol=1e-5)
 
 
 def test_layers_of_one_element_are_blocks_of_one_element():
     updates = run(3, bias_correction="lagged", stacked=lb.stacked_layers({"vector": 0}))
-    np.testing.assert_allclose(updates["vector"][0], updates["scalar"], rtol=1e-6)
+    assert_allclose(updates["vector"][0], updates["scalar"], rtol=1e-6)
 
 
 def test_no_epsilon_and_no_gradient():
     transform = lb.scale_by_second_moment(eps=0.0)
     gradient = jnp.array([0.0, -1e-20])
     updates, _ = transform.update(gradient, transform.init(gradient))
-    np.testing.assert_array_equal(updates, [0.0, 0.0])
+    assert_array_equal(updates, [0.0, 0.0])

@@ -6,7 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -55,7 +55,7 @@ def test_equals_a_single_device(name):
     ours = jax.jit(sharded)(network())
     expected = jax.jit(lambda params: trained(optimizer, params))(network())
     for leaf in SPECS:
-        np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
+        assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
 
 
 def sent_by(optimizer, shape):
@@ -152,4 +152,4 @@ class TestAlongAxes:
         optimizer = OPTIMIZERS[name].make()
         expected = jax.jit(lambda params: trained(optimizer, params))(network())
         for leaf in SPECS:
-            np.testing.assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)
+            assert_allclose(ours[leaf], expected[leaf], rtol=2e-5, atol=1e-6)

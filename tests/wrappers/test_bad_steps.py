@@ -4,6 +4,7 @@ import chex
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
@@ -83,7 +84,7 @@ def test_is_so_many_robust_deviations_above_the_median(seed):
         if np.isfinite(value):
             seen.append(value)
     assert sum(expected) > 15
-    np.testing.assert_array_equal(skipped, np.cumsum(expected))
+    assert_array_equal(skipped, np.cumsum(expected))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_passes_leaves_without_gradient(options):
     gradients = {"bias": None, "kernel": jnp.full((8, 2), jnp.nan)}
     updates, state = optimizer.update(gradients, optimizer.init(PARAMS), PARAMS)
     assert updates["bias"] is None
-    np.testing.assert_array_equal(updates["kernel"], 0)
+    assert_array_equal(updates["kernel"], 0)
     assert int(state.skipped) == 1
 
 
@@ -132,16 +133,7 @@ def test_inside_of_accumulation_the_mean_is_what_counts():
     pairs = [1.0, 1.0, 1.2, 1.2, 50.0, -48.0, 50.0, 50.0]
     *_, (params, state) = steps(optimizer, map(gradient, pairs))
     assert int(state.inner_state.skipped) == 1
-    np.testing.assert_allclose(params["bias"], 1 - 1.0 - 1.2 - 1.0, rtol=1e-5)
-
-
-def test_around_accumulation_single_micro_batches_are_left_out():
-    inner = lb.accumulate_gradients(optax.sgd(1.0), every=2)
-    optimizer = lb.skip_bad_steps(inner, deviations=6, window=2)
-    *_, (params, state) = steps(optimizer, map(gradient, [1.0, 1.2, 1.0, 50.0, 1.2]))
-    assert int(state.skipped) == 1
-    np.testing.assert_allclose(params["bias"], 1 - 1.1 - 1.1, rtol=1e-5)
-    assert lb.has_updated(state)
+    assert_allclose(params["bias"], 1 - 1.0 - 1.2 - 1.0, rtol=1e-5)
 
 
 @EIGHT_DEVICES
@@ -156,7 +148,7 @@ def test_all_devices_or_none(check_vma, options, bad):
     good, state = on_eight_devices(optimizer, [*before, gradient(1.1)], check_vma)
     assert int(state.skipped) == 0
     if options:
-        np.testing.assert_allclose(state.values, [1.1 * SIZE, 1.2 * SIZE], rtol=1e-6)
+        assert_allclose(state.values, [1.1 * SIZE, 1.2 * SIZE], rtol=1e-6)
     stayed, state = on_eight_devices(optimizer, [*before, in_one_shard(bad)], check_vma)
     assert int(state.skipped) == 1
     chex.assert_trees_all_equal(stayed, on_eight_devices(optimizer, before, check_vma)[0])

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
@@ -42,7 +43,7 @@ def test_parameters_are_the_rounded_masters(dtype):
     for target in targets[1:]:
         before = np.abs(np.asarray(state.master))
         params, state = step(params, state, jnp.asarray(target))
-        np.testing.assert_array_equal(params, state.master.astype(dtype))
+        assert_array_equal(params, state.master.astype(dtype))
         # The step itself is off by roundings of float32 only.
         error = np.abs(np.asarray(state.master) - target)
         assert np.all(error <= 2**-22 * np.maximum(before, np.abs(target)))
@@ -85,7 +86,7 @@ def test_precise_parameters_have_no_second_copy():
     assert state.master["full"].nbytes == 2
     updates, state = optimizer.update(params, state, params)
     assert jax.tree.map(lambda x: x.dtype, updates) == {"low": "float32", "full": "float32"}
-    np.testing.assert_array_equal(updates["full"], jnp.full(2, -0.1))
+    assert_array_equal(updates["full"], jnp.full(2, -0.1))
 
 
 def test_leaves_without_gradient_stay():
@@ -94,7 +95,7 @@ def test_leaves_without_gradient_stay():
     state = optimizer.init(params)
     updates, after = optimizer.update({"a": None, "b": params["b"]}, state, params)
     assert updates["a"] is None
-    np.testing.assert_array_equal(after.master["a"], state.master["a"])
+    assert_array_equal(after.master["a"], state.master["a"])
 
 
 def test_parameters_stay_between_macro_batches():
@@ -124,10 +125,10 @@ def test_under_scan_and_unrolled_in_one_computation():
         return params, state
 
     scanned, state = jax.jit(lambda x: trained(optimizer, x, waves, jnp.arange(5))[0])(start)
-    np.testing.assert_array_equal(scanned, state.master.astype("bfloat16"))
+    assert_array_equal(scanned, state.master.astype("bfloat16"))
     unrolled, state = jax.jit(loop)(start)
-    np.testing.assert_array_equal(unrolled, state.master.astype("bfloat16"))
-    np.testing.assert_allclose(scanned.astype("float32"), unrolled.astype("float32"), rtol=1e-2)
+    assert_array_equal(unrolled, state.master.astype("bfloat16"))
+    assert_allclose(scanned.astype("float32"), unrolled.astype("float32"), rtol=1e-2)
 
 
 @EIGHT_DEVICES
@@ -162,7 +163,7 @@ def test_float64_masters(x64):
     for _ in range(3):
         updates, state = optimizer.update(jnp.ones(1), state, params)
         params = optax.apply_updates(params, updates)
-    np.testing.assert_allclose(1 - state.master, 3e-9, rtol=1e-6)
+    assert_allclose(1 - state.master, 3e-9, rtol=1e-6)
     assert params.dtype == jnp.float32
 
 
@@ -172,7 +173,7 @@ def test_strict_promotion_has_a_way():
     with jax.numpy_dtype_promotion("strict"):
         updates, state = optimizer.update(params, optimizer.init(params), params)
         params = jax.tree.map(lambda w, u: (w.astype(u.dtype) + u).astype(w.dtype), params, updates)
-    np.testing.assert_array_equal(params, state.master.astype("bfloat16"))
+    assert_array_equal(params, state.master.astype("bfloat16"))
 
 
 def test_optax_maps_masters_beside_other_trees():

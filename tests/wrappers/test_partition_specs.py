@@ -106,26 +106,6 @@ def test_the_specs_reach_the_optimizer_in_every_wrapper(name, outside):
     assert recorder.given == [P()]
 
 
-@on_shards
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_the_specs_of_a_call_reach_the_optimizer_inside_of_shard_map(name):
-    """Without them LAMB would take the norm of each device's part for that of the whole."""
-    optimizer, params = WRAPPERS[name](lb.lamb(0.1)), network()
-
-    def updates(params, specs=None):
-        state = optimizer.init(params)
-        for _ in range(2):
-            gradients = jax.tree.map(jnp.cos, params)
-            updates, state = optimizer.update(gradients, state, params, partition_specs=specs)
-        return updates
-
-    mapped = jax.shard_map(
-        lambda params: updates(params, SPECS),
-        mesh=mesh_of_two_axes(), in_specs=(SPECS,), out_specs=SPECS, check_vma=False,
-    )  # fmt: skip
-    chex.assert_trees_all_close(jax.jit(mapped)(params), updates(params), rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["average_weights", "master_weights", "stochastic_rounding"])
 def test_wrappers_that_need_the_parameters(name):
     optimizer, params = WRAPPERS[name](optax.sgd(0.1)), network()

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import optax
 import pytest
 
@@ -78,7 +79,7 @@ def test_what_the_dtype_holds_is_reached_exactly(dtype, start):
     every = np.concatenate([positive, -positive])
     smallest = max(np.abs(start) * 2.0**-12, 1e-37)
     kept = every[(np.abs(every) > smallest) | (every == 0)]
-    np.testing.assert_array_equal(moved(kept, dtype, start), kept)
+    assert_array_equal(moved(kept, dtype, start), kept)
 
 
 @pytest.mark.parametrize("dtype", LOW)
@@ -86,7 +87,7 @@ def test_beyond_the_range_it_is_the_nearest(dtype):
     largest = float(jnp.finfo(dtype).max)
     beyond = np.array([np.inf, -np.inf, np.nan, largest * 1.0001, -largest * 1.0015], "float32")
     expected = np.asarray(jnp.asarray(beyond).astype(dtype), "float64")
-    np.testing.assert_array_equal(moved(beyond, dtype), expected)
+    assert_array_equal(moved(beyond, dtype), expected)
 
 
 def test_steps_that_are_lost_otherwise_add_up():
@@ -97,7 +98,7 @@ def test_steps_that_are_lost_otherwise_add_up():
     ones = lambda params, _: jax.tree.map(jnp.ones_like, params)  # noqa: E731
     end, state = jax.jit(lambda x: trained(optimizer, x, ones, jnp.arange(1000))[0])(params)
     assert state.steps == 1000
-    np.testing.assert_allclose(end["full"], 1 - 1000 * 2**-7 / 50, rtol=1e-4)
+    assert_allclose(end["full"], 1 - 1000 * 2**-7 / 50, rtol=1e-4)
     # A random walk: each step has a variance of less than 1/50 of a squared unit of 1/128.
     sigma = 2**-7 * np.sqrt(1000 / 50) / np.sqrt(1000)
     assert abs(end["low"].astype("float32").mean() - (1 - 1000 * 2**-7 / 50)) < 4 * sigma
@@ -120,7 +121,7 @@ def test_seeds_steps_and_leaves_have_their_own_numbers():
     for index, pattern in enumerate(of_both):
         for other in of_both[:index]:
             assert 64 < np.sum(pattern != other) < 192
-    np.testing.assert_array_equal(of_both, [*patterns(2), *patterns(2, seed=1)])
+    assert_array_equal(of_both, [*patterns(2), *patterns(2, seed=1)])
 
 
 def test_inner_sees_float32():

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -14,8 +15,8 @@ from tests.transforms.noise.quadratic import examples, many_runs, network
 def test_the_averages_have_no_bias():
     """Over 400 runs of 30 steps, with the ratio of what they estimate."""
     state = many_runs(30)
-    np.testing.assert_allclose(state.noise.mean(0), 4, rtol=0.02)
-    np.testing.assert_allclose(state.signal.mean(0), 1, rtol=0.03)
+    assert_allclose(state.noise.mean(0), 4, rtol=0.02)
+    assert_allclose(state.signal.mean(0), 1, rtol=0.03)
 
 
 def test_averages_are_the_weighted_means_and_variances():
@@ -33,12 +34,12 @@ def test_averages_are_the_weighted_means_and_variances():
     weights = 0.7 ** np.arange(5)[::-1]
     mean = np.average(seen, axis=0, weights=weights)
     spread = np.cov(np.transpose(seen), ddof=0, aweights=weights)
-    np.testing.assert_allclose(np.stack([state.noise, state.signal], 1), [mean] * 2, rtol=1e-5)
-    np.testing.assert_allclose(state.noise_variance[-1], spread[0, 0], rtol=1e-4)
-    np.testing.assert_allclose(state.signal_variance[-1], spread[1, 1], rtol=1e-4)
-    np.testing.assert_allclose(state.covariance[-1], spread[0, 1], rtol=1e-4)
-    np.testing.assert_allclose(state.weight, weights.sum(), rtol=1e-6)
-    np.testing.assert_allclose(state.square_weight, np.sum(weights**2), rtol=1e-6)
+    assert_allclose(np.stack([state.noise, state.signal], 1), [mean] * 2, rtol=1e-5)
+    assert_allclose(state.noise_variance[-1], spread[0, 0], rtol=1e-4)
+    assert_allclose(state.signal_variance[-1], spread[1, 1], rtol=1e-4)
+    assert_allclose(state.covariance[-1], spread[0, 1], rtol=1e-4)
+    assert_allclose(state.weight, weights.sum(), rtol=1e-6)
+    assert_allclose(state.square_weight, np.sum(weights**2), rtol=1e-6)
 
 
 def test_micro_batches_of_different_sizes_have_no_bias():
@@ -58,8 +59,8 @@ def test_micro_batches_of_different_sizes_have_no_bias():
         return jax.lax.scan(micro, optimizer.init(params), (keys, jnp.tile(sizes, 100)))[0]
 
     state = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(0), 100)).inner_state
-    np.testing.assert_allclose(state.noise.mean(0), 4, rtol=0.02)
-    np.testing.assert_allclose(state.signal.mean(0), 1, rtol=0.03)
+    assert_allclose(state.noise.mean(0), 4, rtol=0.02)
+    assert_allclose(state.signal.mean(0), 1, rtol=0.03)
 
 
 def test_a_step_of_one_micro_batch_changes_no_estimate():
@@ -76,7 +77,7 @@ def test_a_step_of_one_micro_batch_changes_no_estimate():
     averages = [np.stack(state.inner_state[2:]) for state in states]
     assert not averages[0].any()
     assert averages[1].any()
-    np.testing.assert_array_equal(averages[1:], [averages[1]] * 3)
+    assert_array_equal(averages[1:], [averages[1]] * 3)
     assert np.isfinite(lb.noise_scale(state).noise_scale)
 
 
@@ -91,8 +92,8 @@ def test_a_step_that_is_not_finite_changes_no_estimate(where):
     own, mean = (own, bad.mean(0)) if where == "the gradient" else (bad, mean)
     parts = lb.small_batches_of_examples(own, own[0], mean=mean)
     updates, after = transform.update(mean, state, small_batches=parts)
-    np.testing.assert_array_equal(updates, mean)
-    jax.tree.map(np.testing.assert_array_equal, after, state)
+    assert_array_equal(updates, mean)
+    jax.tree.map(assert_array_equal, after, state)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -110,5 +111,5 @@ def test_changes_no_number_of_the_optimizer_nor_its_place_one_of_its_own(place):
 
     updates, states = step(lb.chain(*links))
     expected, state = step(lb.lamb(0.1))
-    jax.tree.map(np.testing.assert_array_equal, (updates, states[1 - place]), (expected, state))
-    jax.tree.map(np.testing.assert_array_equal, states[place], step(watch)[1])
+    jax.tree.map(assert_array_equal, (updates, states[1 - place]), (expected, state))
+    jax.tree.map(assert_array_equal, states[place], step(watch)[1])

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -59,7 +60,7 @@ class TestBand:
         band = lb.noise_scale(self.state(covariance=99 * 0.02), confidence=0.9)
         for end in (band.low, band.high):
             variance = 0.5**2 - 2 * end * 0.02 + (end * 0.1) ** 2
-            np.testing.assert_allclose((4 - end) ** 2 / variance, 1.6604**2, rtol=1e-3)
+            assert_allclose((4 - end) ** 2 / variance, 1.6604**2, rtol=1e-3)
         assert band.low < 4 < band.high
 
     def test_keeps_its_dtype(self, both_precisions):
@@ -67,7 +68,7 @@ class TestBand:
 
     def test_is_open_above_where_the_gradient_is_not_told_from_0(self):
         band = lb.noise_scale(self.state(signal=0.1))
-        np.testing.assert_allclose(band.noise_scale, 40)
+        assert_allclose(band.noise_scale, 40)
         assert 0 < band.low < 40
         assert band.high == jnp.inf
 
@@ -79,7 +80,7 @@ class TestBand:
     def test_begins_at_0_where_the_noise_is_not_told_from_0(self):
         band = lb.noise_scale(self.state(noise=0.5))
         assert band.low == 0
-        np.testing.assert_allclose(band.noise_scale, 0.5)
+        assert_allclose(band.noise_scale, 0.5)
         assert 0.5 < band.high < jnp.inf
 
     @pytest.mark.parametrize("scale", [1e-15, 1e15])
@@ -95,7 +96,7 @@ class TestBand:
             )
             for scale in (scale, 1.0)
         )
-        np.testing.assert_allclose(band[:3], expected[:3], rtol=1e-4)
+        assert_allclose(band[:3], expected[:3], rtol=1e-4)
 
     def test_is_unknown_before_the_first_step_and_without_bounds_after_one(self):
         transform = lb.measure_noise_scale()

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -60,7 +60,7 @@ def test_parameters_split_over_another_axis(check_vma):
         check_vma=check_vma,
     )
     ours, theirs = (jax.jit(way)(params, gradients) for way in (run, on_one_device))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), ours, theirs)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-4), ours, theirs)
 
 
 @needs_shard_map
@@ -87,7 +87,7 @@ def test_micro_batches_of_split_parameters(check_vma):
         check_vma=check_vma,
     )
     ours, expected = (jax.jit(way)(network(), parts) for way in (run, scale))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), ours, expected)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-4), ours, expected)
 
 
 @needs_shard_map
@@ -95,37 +95,28 @@ def test_micro_batches_of_split_parameters(check_vma):
 @pytest.mark.parametrize("told", [True, False], ids=["told", "not told"])
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_under_jit_on_a_mesh(kind, told):
-    """From examples, and from the same in micro-batches."""
+    """In micro-batches."""
     specs = {"bias": P(), "kernel": P("fsdp"), "layers": P("fsdp")}
     watch = lb.chain(lb.measure_noise_scale(stacked=STACKED), lb.lamb(0.1, stacked=STACKED))
-    accumulating = lb.accumulate_gradients(watch, every=2, small_batches=True, stacked=STACKED)
-    extra_args = {"partition_specs": specs} if told else {}
+    optimizer = lb.accumulate_gradients(watch, every=2, small_batches=True, stacked=STACKED)
 
-    def both(params, gradients, **extra_args):
-        mean = jax.tree.map(lambda x: x.mean(0), gradients)
-        parts = lb.small_batches_of_examples(
-            gradients, params, mean=mean, stacked=STACKED, **extra_args
-        )
-        _, (one, _) = watch.update(
-            mean, watch.init(params), params, small_batches=parts, **extra_args
-        )
-        state = accumulating.init(params)
+    def measured(params, gradients, **extra_args):
+        state = optimizer.init(params)
         for i in range(2):
             own = jax.tree.map(lambda x, i=i: x[i], gradients)
-            _, state = accumulating.update(own, state, params, **extra_args)
-        return one, state.inner_state[0]
+            _, state = optimizer.update(own, state, params, **extra_args)
+        return state.inner_state[0]
 
     gradients = examples(jax.random.key(0), 2)
-    expected = jax.jit(both)(network(), gradients)
+    expected = jax.jit(measured)(network(), gradients)
     devices = jax.make_mesh((2,), ("fsdp",), axis_types=(getattr(AxisType, kind),))
     with jax.set_mesh(devices):
         split = {name: NamedSharding(devices, spec) for name, spec in specs.items()}
         behind = {name: NamedSharding(devices, P(None, *spec)) for name, spec in specs.items()}
         args = jax.device_put(network(), split), jax.device_put(gradients, behind)
-        ours = jax.jit(functools.partial(both, **extra_args))(*args)
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), jax.device_get(ours), expected
-    )
+        told = {"partition_specs": specs} if told else {}
+        ours = jax.jit(functools.partial(measured, **told))(*args)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-4), jax.device_get(ours), expected)
 
 
 def reductions(function, *args):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -117,22 +118,22 @@ SOURCES = {
 def test_is_within_a_tenth_of_the_truth_after_200_steps(source):
     params, state = network(), source()
     whole = lb.noise_scale(state)
-    np.testing.assert_allclose(whole.noise_scale, truth(), rtol=0.1)
+    assert_allclose(whole.noise_scale, truth(), rtol=0.1)
     squares = [np.sum(np.square(spread(name))) for name in NOISE]
-    np.testing.assert_allclose(whole.noise, sum(squares), rtol=0.1)
+    assert_allclose(whole.noise, sum(squares), rtol=0.1)
     assert whole.low < truth() < whole.high
     assert whole.high / whole.low < 1.25
     layers = lb.layer_noise_scales(state, params, stacked=STACKED)
     for name in ("bias", "kernel"):
-        np.testing.assert_allclose(layers[name].noise_scale, truth([name]), rtol=0.2)
+        assert_allclose(layers[name].noise_scale, truth([name]), rtol=0.2)
     expected = [truth(["layers"], layer) for layer in range(4)]
-    np.testing.assert_allclose(layers["layers"].noise_scale, expected, rtol=0.2)
+    assert_allclose(layers["layers"].noise_scale, expected, rtol=0.2)
 
 
 @needs_shard_map
 def test_eight_devices_give_the_number_of_one():
     one, eight = (lb.noise_scale(source()) for source in (from_micro_batches, from_devices))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), one, eight)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=1e-4), one, eight)
 
 
 def test_layers_of_a_stack_have_the_numbers_of_layers_apart():
@@ -140,10 +141,10 @@ def test_layers_of_a_stack_have_the_numbers_of_layers_apart():
     layers = lb.layer_noise_scales(from_examples(), params, stacked=STACKED)
     whole = lb.layer_noise_scales(from_examples(None), params)
     for name in ("bias", "kernel"):
-        np.testing.assert_array_equal(layers[name], whole[name])
+        assert_array_equal(layers[name], whole[name])
     # The noise of a stack is that of its layers together, and so is its gradient.
     for field in ("noise", "signal"):
-        np.testing.assert_allclose(
+        assert_allclose(
             getattr(layers["layers"], field).sum(), getattr(whole["layers"], field), rtol=1e-4
         )
     assert not np.isclose(layers["layers"].noise_scale[0], whole["layers"].noise_scale)

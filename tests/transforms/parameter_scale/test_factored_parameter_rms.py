@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -25,7 +26,7 @@ def run(params, steps=1, **settings):
 def test_finds_the_sizes_of_a_product():
     signs = jnp.asarray(RNG.choice([-1.0, 1.0], size=PRODUCT.shape), "float32")
     updates, factors = run(PRODUCT * signs)
-    np.testing.assert_allclose(updates, PRODUCT, rtol=1e-5)
+    assert_allclose(updates, PRODUCT, rtol=1e-5)
     assert [factor.shape for factor in factors] == [(4, 1, 1), (1, 3, 1), (1, 1, 5)]
 
 
@@ -33,18 +34,18 @@ def test_finds_the_sizes_of_a_product():
 def test_slices_of_two_elements_or_fewer_have_the_size_of_the_block(shape):
     params = jnp.asarray(RNG.normal(size=shape), "float32")
     updates, _ = run(params)
-    np.testing.assert_allclose(updates, np.sqrt(np.mean(np.square(params))), rtol=1e-5)
+    assert_allclose(updates, np.sqrt(np.mean(np.square(params))), rtol=1e-5)
 
 
 def test_a_floor_under_parameters_of_zero():
     updates, _ = run(jnp.zeros((3, 4)), eps=0.25)
-    np.testing.assert_allclose(updates, 0.25, rtol=1e-6)
+    assert_allclose(updates, 0.25, rtol=1e-6)
 
 
 def test_blocks_of_one_element_pass():
     updates, factors = run(jnp.full((1, 1), 3.0))
     assert factors == ()
-    np.testing.assert_array_equal(updates, 1)
+    assert_array_equal(updates, 1)
 
 
 def test_one_axis_a_step_and_all_after_a_period(monkeypatch):

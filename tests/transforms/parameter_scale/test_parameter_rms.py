@@ -1,7 +1,7 @@
 """The factor of each block is the size of its parameters, within bounds."""
 
 import jax.numpy as jnp
-import numpy as np
+from numpy.testing import assert_allclose
 import pytest
 
 import optax_largebatch as lb
@@ -26,9 +26,9 @@ def factors(**settings):
 )
 def test_settings(settings, big, zero, scalar):
     updates = factors(**settings)
-    np.testing.assert_allclose(updates["big"], big, rtol=1e-6)
-    np.testing.assert_allclose(updates["zero"], zero, rtol=1e-6)
-    np.testing.assert_allclose(updates["scalar"], scalar, rtol=1e-6)
+    assert_allclose(updates["big"], big, rtol=1e-6)
+    assert_allclose(updates["zero"], zero, rtol=1e-6)
+    assert_allclose(updates["scalar"], scalar, rtol=1e-6)
 
 
 def test_looks_in_the_first_step_and_at_the_end_of_each_period():
@@ -38,4 +38,4 @@ def test_looks_in_the_first_step_and_at_the_end_of_each_period():
     for size in range(1, 9):
         updates, state = transform.update(jnp.ones(2), state, size * jnp.ones(2))
         seen.append(float(updates[0]))
-    np.testing.assert_allclose(seen, [1, 1, 3, 3, 3, 6, 6, 6], rtol=1e-6)
+    assert_allclose(seen, [1, 1, 3, 3, 3, 6, 6, 6], rtol=1e-6)

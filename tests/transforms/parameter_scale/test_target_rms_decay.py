@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
@@ -25,9 +26,9 @@ def decayed(steps=1, **settings):
 
 def test_only_blocks_above_the_target():
     fractions = decayed()
-    np.testing.assert_allclose(fractions["kernel"], [0.01])
-    np.testing.assert_array_equal(fractions["at_the_target"], [0.0])
-    np.testing.assert_array_equal(fractions["scalar"], [0.0])
+    assert_allclose(fractions["kernel"], [0.01])
+    assert_array_equal(fractions["at_the_target"], [0.0])
+    assert_array_equal(fractions["scalar"], [0.0])
 
 
 def test_a_mask_and_a_schedule():
