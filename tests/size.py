@@ -18,16 +18,16 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "tokens of the package": 124_000,
-    "tokens a line of the package": 9.8,
+    "tokens of the package": 124_900,
+    "tokens a line of the package": 9.65,
     "files in the package": 144,
     "public names": 126,
-    "arguments of public functions and classes": 680,
+    "arguments of public functions and classes": 675,
     "`own` as a name in the package": 20,
-    "`told`, `apart`, `besides` and `beside` in the package": 33,
-    "tokens of benchmarks": 39_000,
-    "tokens of tests": 225_000,
-    "words in docs": 40_000,
+    "`told`, `apart`, `besides` and `beside` in the package": 23,
+    "tokens of benchmarks": 40_600,
+    "tokens of tests": 226_800,
+    "words in docs": 41_000,
     "pages in docs": 52,
 }
 WORN = re.compile(r"\b(told|apart|besides?)\b", re.IGNORECASE)
