@@ -69,10 +69,29 @@ def updated(
     return optax.apply_updates(params, updates), state
 
 
-def start_update(optimizer: optax.GradientTransformation, params: Any, gradients: Any) -> Running:
-    """A step of the optimizer alone, always with these gradients."""
+def step_of(optimizer: optax.GradientTransformation) -> Step:
+    """The step of an optimizer alone, from given gradients."""
 
     def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
         return updated(optimizer, gradients, params, state)
 
-    return start(step, params, jax.jit(optimizer.init)(params), gradients)
+    return step
+
+
+def in_a_loop(step: Step, turns: int) -> Step:
+    """A step that takes so many turns of another in one program, for which the host waits once."""
+
+    def steps(params: Any, state: Any, given: Any) -> tuple[Any, Any]:
+        def turn(index: Any, carried: tuple[Any, Any]) -> tuple[Any, Any]:
+            # With the counter they are not known before the turn, so nothing leaves the loop.
+            now, _ = jax.lax.optimization_barrier((given, index))
+            return step(*carried, now)
+
+        return jax.lax.fori_loop(0, turns, turn, (params, state))
+
+    return steps
+
+
+def start_update(optimizer: optax.GradientTransformation, params: Any, gradients: Any) -> Running:
+    """A step of the optimizer alone, always with these gradients."""
+    return start(step_of(optimizer), params, jax.jit(optimizer.init)(params), gradients)

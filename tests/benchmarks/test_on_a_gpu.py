@@ -23,7 +23,14 @@ TREES_OF = [shlex.split(found) for found in re.findall(r"\btrees=\(([^)]*)\)", T
 def test_is_a_script_of_benchmarks():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
     assert os.access(SCRIPT, os.X_OK)
-    names = ["step_cost", "switch_times", "muon_step", "training_step", "accumulation_cost"]
+    names = [
+        "device_time",
+        "step_cost",
+        "switch_times",
+        "muon_step",
+        "training_step",
+        "accumulation_cost",
+    ]
     assert [module for module, _ in COMMANDS] == [f"benchmarks.{name}" for name in names]
 
 
@@ -32,7 +39,13 @@ def test_is_a_script_of_benchmarks():
 def test_a_benchmark_takes_its_options(module, options, trees, monkeypatch):
     values = {"${trees[@]}": shlex.join(trees), "${trees[0]}": trees[0]}
     values |= {"${switched[@]}": "small"}
-    values |= {"$layers": "1", "$width": "32", "$batch": "8", "${trained[@]}": "muon muonh"}
+    values |= {
+        "$layers": "1",
+        "$width": "32",
+        "$turns": "4",
+        "$batch": "8",
+        "${trained[@]}": "muon muonh",
+    }
     for variable, value in values.items():
         options = options.replace(f'"{variable}"', value)
     parse = argparse.ArgumentParser.parse_args

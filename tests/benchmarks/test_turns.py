@@ -2,11 +2,17 @@
 
 import csv
 
+import chex
+import jax
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
+from benchmarks.compiled_step.products import Products
+from benchmarks.harness.optimizers import made_for
 from benchmarks.harness.results import write_csv
+from benchmarks.harness.steps import in_a_loop, step_of
+from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
 
 
@@ -62,3 +68,20 @@ def test_writes_the_columns_of_the_rows_into_a_new_folder(tmp_path):
     write_csv([{"name": "a, b", "ratio": 1.5}, {"name": "c", "ratio": None}], path)
     assert path.read_bytes() == b'name,ratio\n"a, b",1.5\nc,\n'
     assert [row["name"] for row in csv.DictReader(path.read_text().splitlines())] == ["a, b", "c"]
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_turns_in_one_program_are_the_steps_of_as_many_calls(name):
+    """And no product leaves the loop, though its gradients are the same in every turn."""
+    step = step_of(made_for(name, TREES["tiny"]))
+    params, gradients = TREES["tiny"].arrays(), TREES["tiny"].arrays()
+    start = params, made_for(name, TREES["tiny"]).init(params)
+    once = jax.jit(step).lower(*start, gradients).compile()
+    loop = jax.jit(in_a_loop(step, 3)).lower(*start, gradients).compile()
+    after = start
+    for _ in range(3):
+        after = once(*after, gradients)
+    chex.assert_trees_all_close(loop(*start, gradients), after, rtol=1e-5, atol=1e-6)
+    of_a_turn = Products(once.as_text()).operations
+    assert Products(loop.as_text()).operations == 3 * of_a_turn
+    assert (of_a_turn > 0) == (name == "muon")
