@@ -25,8 +25,8 @@ LIMITS = {
     "arguments of public functions and classes": 675,
     "`own` as a name in the package": 20,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
-    "tokens of benchmarks": 40_600,
-    "tokens of tests": 226_800,
+    "tokens of benchmarks": 41_450,
+    "tokens of tests": 227_200,
     "words in docs": 41_000,
     "pages in docs": 52,
 }
