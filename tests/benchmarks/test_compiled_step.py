@@ -62,6 +62,7 @@ def test_a_step_that_is_worse_than_its_limit_is_named():
         "optimizer": "lans",
         "bytes_for_each_parameter": 48.4,
         "kernels_for_each_leaf": 3.0,
+        "calls_of_cublas": 0,
         "temporaries_percent": 0.5,
         "passes_far_apart": 0,
         "collectives": "",
@@ -71,5 +72,7 @@ def test_a_step_that_is_worse_than_its_limit_is_named():
     of_bytes, of_collectives = limits.failures([row | worse])
     assert "one H100, bert-base, lans: bytes_for_each_parameter is 56.0, allowed" in of_bytes
     assert "all-gather:1" in of_collectives
+    muon = row | {"optimizer": "muon, bfloat16", "calls_of_cublas": 1110}
+    assert "calls_of_cublas is 1110, allowed are 200" in limits.failures([muon])[0]
     several = row | {"target": "eight H100", "case": "any", "collectives": "all-reduce:2"}
     assert limits.failures([several]) == []
