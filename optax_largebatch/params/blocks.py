@@ -26,7 +26,7 @@ class Block(NamedTuple):
     is_vector: bool
     """Whether it has one axis, by its shape or its name."""
     sides: Sides | str | None = None
-    """Its rows and columns as axes of the parameter, or a text that says them; None for no matrix,
+    """The rows and columns as axes of the parameter, or a text that says them; None for no matrix,
     or where nobody has asked."""
     is_said: bool = False
     """Whether `matrix_axes` or a type says them, so that nobody has to guess."""

@@ -175,7 +175,7 @@ class Word(NamedTuple):
 
     name: str
     size: int
-    """Its length; 0 where the text does not say it."""
+    """The length that the text says, or 0."""
     inside: Shape = ()
     """The lengths of its segments, if they differ."""
 

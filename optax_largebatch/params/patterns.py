@@ -19,7 +19,7 @@ class Entries:
     """What an argument says of the parameters. It is data, if its entries are."""
 
     argument: str
-    """Its name, for messages."""
+    """The name of the argument, for messages."""
     is_entry: IsEntry
     by_pattern: tuple[tuple[str, Any], ...] = ()
     tree_of: Callable[[Any], Any] | None = None

@@ -58,7 +58,7 @@ def newton_schulz(
     else:
         norm = root(group.sum(sum_of_squares(matrix))).astype(eps.dtype)
     divisor = positive(jnp.maximum(norm, eps) if eps_is_floor else norm + eps)
-    x = (matrix / (START * divisor)).astype(dtype or matrix.dtype)
+    x = cast(matrix / (START * divisor), dtype or matrix.dtype)
     # The smaller of the two products is enough.
     is_high = group.size == 1 and x.shape[0] > x.shape[1]
     gram = x.conj().T @ x if is_high else group.sum(x @ x.conj().T)
