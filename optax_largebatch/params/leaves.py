@@ -145,10 +145,14 @@ class Leaves:
                 "not say along which of its axes. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
-        names = tuple(self._names_along(index, axis) for axis in range(array.ndim))
+        if self.specs is None:
+            return LeafSharding(array.shape, ((),) * array.ndim)
+        names = tuple([self._names_along(index, axis) for axis in range(array.ndim)])
         shape = tuple(
-            size * norms.devices_along(self.axes_along(index, axis))
-            for axis, size in enumerate(array.shape)
+            [
+                size * norms.devices_along(self.axes_along(index, axis))
+                for axis, size in enumerate(array.shape)
+            ]
         )
         return LeafSharding(shape, names)
 

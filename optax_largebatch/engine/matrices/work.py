@@ -212,13 +212,17 @@ def apply_to_matrices(
 
 def _multiplied(tasks: Mapping[Key, EachMatrix]) -> jax.Array:
     """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
-    first, *_ = tasks.values()
-    matrices = jnp.concatenate([task.to_batch() for task in tasks.values()])
+    first, *others = tasks.values()
+    matrices = first.to_batch()
+    if others:
+        matrices = jnp.concatenate([matrices, *(task.to_batch() for task in others)])
     return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
 
 
 def _taken_apart(tasks: Mapping[Key, EachMatrix], matrices: jax.Array) -> dict[Key, jax.Array]:
     """The result for each array, from those for all matrices."""
+    if len(tasks) == 1:
+        return {key: task.from_batch(matrices) for key, task in tasks.items()}
     results, stop = {}, 0
     for key, task in tasks.items():
         start, stop = stop, stop + task.array.size // max(math.prod(task.on.matrices.shape), 1)
