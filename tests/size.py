@@ -26,7 +26,7 @@ LIMITS = {
     "`own` as a name in the package": 20,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 41_450,
-    "tokens of tests": 227_200,
+    "tokens of tests": 227_300,
     "words in docs": 41_000,
     "pages in docs": 52,
 }
