@@ -18,9 +18,9 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "tokens of the package": 124_900,
+    "tokens of the package": 124_950,
     "tokens a line of the package": 9.65,
-    "files in the package": 144,
+    "files in the package": 145,
     "public names": 126,
     "arguments of public functions and classes": 675,
     "`own` as a name in the package": 20,

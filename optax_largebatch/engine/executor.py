@@ -25,8 +25,8 @@ from optax_largebatch.engine.compilation import (
 )
 from optax_largebatch.engine.execution_plans import ExecutionPlan
 from optax_largebatch.engine.identical_leaves import batch_identical, group_leaves
-from optax_largebatch.engine.matrices.all_to_all import ELEMENTS_AT_A_TIME
-from optax_largebatch.engine.matrices.work import matrices_round, size_of_product
+from optax_largebatch.engine.matrices.side_by_side import ELEMENTS_AT_A_TIME, size_of_product
+from optax_largebatch.engine.matrices.work import matrices_round
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import Round
 from optax_largebatch.engine.sums import is_large

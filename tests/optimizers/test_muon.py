@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.engine.matrices import all_to_all
+from optax_largebatch.engine.matrices import side_by_side
 from optax_largebatch.params import paths
 from optax_largebatch.params.matrix_axes import check_axes
 from optax_largebatch.transforms.orthogonalization.coefficients import PUBLISHED
@@ -189,7 +189,7 @@ def test_a_stack_is_worked_on_some_at_a_time(number, monkeypatch):
         return transform.update(stack, transform.init(stack))[0]
 
     together = step(stack)
-    monkeypatch.setattr(all_to_all, "ELEMENTS_AT_A_TIME", 2 * 8 * 8)
+    monkeypatch.setattr(side_by_side, "ELEMENTS_AT_A_TIME", 2 * 8 * 8)
     chex.assert_trees_all_close(step(stack), together, atol=1e-6)
     compiled = jax.jit(step).lower(stack).as_text()
     assert ("stablehlo.while" in compiled) == (number > 2)

@@ -8,7 +8,7 @@ than devices, a group of devices gets each matrix in pieces, if that is cheaper 
 Devices that are left idle work on narrower matrices, filled up with zeros, or on zeros.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import functools
 import itertools
 import math
@@ -20,10 +20,8 @@ import numpy as np
 
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.layouts import Exchange, MatrixRange, choose_plan, layout_of
+from optax_largebatch.engine.matrices.side_by_side import map_matrices
 from optax_largebatch.engine.requests import EachMatrix
-
-ELEMENTS_AT_A_TIME = 2**22
-"""The elements of products of matrices that fill a device: seven of 768 x 768."""
 
 
 class AllToAll:
@@ -156,32 +154,3 @@ class AllToAll:
             shape = [per_group if k == axis else 1 for k in range(result.ndim)]
             result = jnp.where(has_layout.reshape(shape), candidate, result)
         return result
-
-
-def map_matrices(
-    function: Callable[[jax.Array], jax.Array], matrices: jax.Array, size: int
-) -> jax.Array:
-    """A function of each matrix, on as many at a time as fill a device.
-
-    Each result is written over its matrix, which saves memory.
-
-    Args:
-        function: takes a matrix to one of the same shape.
-        matrices: say, (layers=12, rows=768, columns=3072).
-        size: the elements that a matrix counts for.
-    """
-    count = len(matrices)
-    at_a_time = max(ELEMENTS_AT_A_TIME // max(size, 1), 1)
-    of_several = jax.vmap(function)
-    if count <= at_a_time:
-        return function(matrices[0])[None] if count == 1 else of_several(matrices)
-    whole = count // at_a_time
-
-    def step(index: Any, matrices: jax.Array) -> jax.Array:
-        start = index * at_a_time
-        some = jax.lax.dynamic_slice_in_dim(matrices, start, at_a_time)
-        return jax.lax.dynamic_update_slice_in_dim(matrices, of_several(some), start, 0)
-
-    matrices = jax.lax.fori_loop(0, whole, step, matrices)
-    rest = matrices[whole * at_a_time :]
-    return matrices.at[whole * at_a_time :].set(of_several(rest)) if len(rest) else matrices

@@ -8,7 +8,6 @@ types know the mesh, the compiler is asked for the same.
 from collections.abc import Mapping, Sequence
 import functools
 import itertools
-import math
 from typing import Any, TypeVar
 import warnings
 
@@ -18,12 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import allow_inlining, barrier
-from optax_largebatch.engine.identical_leaves import group_leaves
-from optax_largebatch.engine.matrices.all_to_all import (
-    ELEMENTS_AT_A_TIME,
-    AllToAll,
-    map_matrices,
-)
+from optax_largebatch.engine.matrices.all_to_all import AllToAll
 from optax_largebatch.engine.matrices.layouts import (
     Exchange,
     ShardLayout,
@@ -31,6 +25,11 @@ from optax_largebatch.engine.matrices.layouts import (
     layout_of,
     splitting,
     with_the_matrices_inside,
+)
+from optax_largebatch.engine.matrices.side_by_side import (
+    multiplied,
+    taken_apart,
+    that_fill_a_device,
 )
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
 from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
@@ -108,27 +107,9 @@ def batches(tasks: Mapping[Key, EachMatrix], side_by_side: bool) -> list[list[Ke
         if exchange.moves:
             moving += _batches_of(exchange, group)
         else:
-            staying += _side_by_side(group) if side_by_side else [[key] for key in group]
+            staying += that_fill_a_device(group) if side_by_side else [[key] for key in group]
     staying.sort(key=lambda keys: -sum(tasks[key].array.size for key in keys))
     return [*moving, *staying]
-
-
-def _side_by_side(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
-    """Arrays whose matrices have one shape, in groups whose products fill a device.
-
-    A tall matrix and a wide one with its sides are not together: XLA would transpose whole arrays.
-    """
-    by_shape: dict[tuple[int, int], dict[Key, int]] = {}
-    for key, (x, _, on) in tasks.items():
-        by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
-    groups = (group_leaves(sizes, ELEMENTS_AT_A_TIME) for sizes in by_shape.values())
-    return list(itertools.chain(*groups))
-
-
-def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
-    """The elements of the products of the matrices of an array with their transposes."""
-    height, width = sorted(on.matrices.shape)
-    return x.size * height // max(width, 1)
 
 
 def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, EachMatrix]]:
@@ -200,34 +181,14 @@ def apply_to_matrices(
         {key: some[key] for key in keys}
         for exchange, some in together.items()
         if not exchange.moves
-        for keys in (_side_by_side(some) if side_by_side else [[key] for key in some])
+        for keys in (that_fill_a_device(some) if side_by_side else [[key] for key in some])
     ]
-    stacks = [_multiplied(some) for some in staying]
+    stacks = [multiplied(some) for some in staying]
     if not exchanges and jax.tree.leaves(following):
         stacks, following = barrier((stacks, following))
     for some, stack in zip(staying, stacks, strict=True):
-        results |= _taken_apart(some, stack)
+        results |= taken_apart(some, stack)
     return {key: results[key].reshape(shapes[key]) for key in tasks}, following
-
-
-def _multiplied(tasks: Mapping[Key, EachMatrix]) -> jax.Array:
-    """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
-    first, *others = tasks.values()
-    matrices = first.to_batch()
-    if others:
-        matrices = jnp.concatenate([matrices, *(task.to_batch() for task in others)])
-    return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
-
-
-def _taken_apart(tasks: Mapping[Key, EachMatrix], matrices: jax.Array) -> dict[Key, jax.Array]:
-    """The result for each array, from those for all matrices."""
-    if len(tasks) == 1:
-        return {key: task.from_batch(matrices) for key, task in tasks.items()}
-    results, stop = {}, 0
-    for key, task in tasks.items():
-        start, stop = stop, stop + task.array.size // max(math.prod(task.on.matrices.shape), 1)
-        results[key] = task.from_batch(matrices[start:stop])
-    return results
 
 
 def _exchange(task: EachMatrix) -> Exchange:

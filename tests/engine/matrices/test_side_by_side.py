@@ -7,7 +7,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, SHARDS_ON_GPUS
-from optax_largebatch.engine.matrices import work
+from optax_largebatch.engine.matrices import side_by_side
 from tests import helpers
 from tests.engine.steps import lowered, use_plan
 
@@ -31,7 +31,7 @@ OPTIMIZERS = {
 @pytest.fixture(autouse=True)
 def few_at_a_time(monkeypatch):
     """Five matrices of 8 x 8 fill the device."""
-    monkeypatch.setattr(work, "ELEMENTS_AT_A_TIME", 5 * 8 * 8)
+    monkeypatch.setattr(side_by_side, "ELEMENTS_AT_A_TIME", 5 * 8 * 8)
 
 
 @pytest.fixture

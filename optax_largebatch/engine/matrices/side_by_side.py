@@ -1,0 +1,88 @@
+"""Matrices that a device has whole: how many of them are multiplied at a time.
+
+A product of small matrices does not fill a GPU. So matrices of one shape, the layers of stacks and,
+if the plan says so, those of several leaves, are multiplied as one batch.
+"""
+
+from collections.abc import Callable, Mapping
+import itertools
+import math
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from optax_largebatch.engine.identical_leaves import group_leaves
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
+
+Key = TypeVar("Key")
+
+ELEMENTS_AT_A_TIME = 2**22
+"""The elements of products of matrices that fill a device: seven of 768 x 768."""
+
+
+def that_fill_a_device(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
+    """Arrays whose matrices have one shape, in groups whose products fill a device.
+
+    A tall matrix and a wide one with its sides are not together: XLA would transpose whole arrays.
+    """
+    by_shape: dict[tuple[int, int], dict[Key, int]] = {}
+    for key, (x, _, on) in tasks.items():
+        by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
+    groups = (group_leaves(sizes, ELEMENTS_AT_A_TIME) for sizes in by_shape.values())
+    return list(itertools.chain(*groups))
+
+
+def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
+    """The elements of the products of the matrices of an array with their transposes."""
+    height, width = sorted(on.matrices.shape)
+    return x.size * height // max(width, 1)
+
+
+def multiplied(tasks: Mapping[Key, EachMatrix]) -> jax.Array:
+    """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
+    first, *others = tasks.values()
+    matrices = first.to_batch()
+    if others:
+        matrices = jnp.concatenate([matrices, *(task.to_batch() for task in others)])
+    return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
+
+
+def taken_apart(tasks: Mapping[Key, EachMatrix], matrices: jax.Array) -> dict[Key, jax.Array]:
+    """The result for each array, from those for all matrices."""
+    if len(tasks) == 1:
+        return {key: task.from_batch(matrices) for key, task in tasks.items()}
+    results, stop = {}, 0
+    for key, task in tasks.items():
+        start, stop = stop, stop + task.array.size // max(math.prod(task.on.matrices.shape), 1)
+        results[key] = task.from_batch(matrices[start:stop])
+    return results
+
+
+def map_matrices(
+    function: Callable[[jax.Array], jax.Array], matrices: jax.Array, size: int
+) -> jax.Array:
+    """A function of each matrix, on as many at a time as fill a device.
+
+    Each result is written over its matrix, which saves memory.
+
+    Args:
+        function: takes a matrix to one of the same shape.
+        matrices: say, (layers=12, rows=768, columns=3072).
+        size: the elements that a matrix counts for.
+    """
+    count = len(matrices)
+    at_a_time = max(ELEMENTS_AT_A_TIME // max(size, 1), 1)
+    of_several = jax.vmap(function)
+    if count <= at_a_time:
+        return function(matrices[0])[None] if count == 1 else of_several(matrices)
+    whole = count // at_a_time
+
+    def step(index: Any, matrices: jax.Array) -> jax.Array:
+        start = index * at_a_time
+        some = jax.lax.dynamic_slice_in_dim(matrices, start, at_a_time)
+        return jax.lax.dynamic_update_slice_in_dim(matrices, of_several(some), start, 0)
+
+    matrices = jax.lax.fori_loop(0, whole, step, matrices)
+    rest = matrices[whole * at_a_time :]
+    return matrices.at[whole * at_a_time :].set(of_several(rest)) if len(rest) else matrices
