@@ -53,8 +53,18 @@ def code(path: Path) -> list[tokenize.TokenInfo]:
                 docstrings |= {*range(node.lineno, (node.end_lineno or node.lineno) + 1)}
             case _:
                 pass
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    tokens = _with_whole_strings(tokenize.generate_tokens(io.StringIO(source).readline))
     return [x for x in tokens if x.type not in NO_CODE and x.start[0] not in docstrings]
+
+
+def _with_whole_strings(tokens: Iterable[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
+    """The tokens with each f-string as one, which Python from 3.12 on takes apart."""
+    begins, ends = (getattr(tokenize, name, None) for name in ("FSTRING_START", "FSTRING_END"))
+    depth = 0
+    for token in tokens:
+        if depth == 0:
+            yield token
+        depth += (token.type == begins) - (token.type == ends)
 
 
 def tokens_of(paths: Iterable[Path]) -> int:
