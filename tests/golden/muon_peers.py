@@ -60,9 +60,7 @@ def reason(name, case):
 
 def optimizer(case, defaults):
     """The optimizer of a recorded run; `defaults` are those of its dialect."""
-    dialect = case["dialect"]
-    assert dialect in DIALECTS, f"{dialect}: replay it, or say in NOT_REPLAYED why not."
-    return DIALECTS[dialect](case, defaults | case["kwargs"])
+    return DIALECTS[case["dialect"]](case, defaults | case["kwargs"])
 
 
 def names(case, defaults):
@@ -408,13 +406,11 @@ def relative_update(case, own, direction):
 
 
 def zeros_stay(case, ours):
-    """The ratio of a parameter of zeros is 0 in NVIDIA's hook and 1 here, so it is frozen."""
-    return optax.partition(
-        {"zeros": optax.set_to_zero(), "others": ours},
-        lambda params: {
-            name: "zeros" if name in case["zero_at_start"] else "others" for name in params
-        },
-    )
+    """A parameter of zeros stays there in NVIDIA's hook and in Marin, and moves here."""
+    if not case["zero_at_start"]:
+        return ours
+    zeros = only(case["zero_at_start"]).mask
+    return optax.chain(ours, optax.masked(optax.set_to_zero(), zeros))
 
 
 def nvidia_direction(own):
@@ -478,7 +474,7 @@ def adamw_of_marin(case, own):
 
 def marin_muonh(case, own):
     """MuonH of Levanter and of Grug, whose norms need not be those of the matrices."""
-    return lb.chain(
+    ours = lb.chain(
         clip_each_label(case, own, "muonh", "adamh", "adam"),
         lb.muonh(
             rate(case),
@@ -499,11 +495,12 @@ def marin_muonh(case, own):
             stacked=stacks(case),
         ),
     )
+    return zeros_stay(case, ours)
 
 
 def marin_adamh(case, own):
     """Levanter's AdamH."""
-    return lb.chain(
+    ours = lb.chain(
         clip_each_label(case, own, "adamh", "adam"),
         lb.adamh(
             rate(case),
@@ -515,6 +512,7 @@ def marin_adamh(case, own):
             stacked=stacks(case),
         ),
     )
+    return zeros_stay(case, ours)
 
 
 def adam_of_marin(case, own):
