@@ -51,8 +51,8 @@ class Rule:
     def __bool__(self) -> bool:
         raise TypeError(
             f"{self} is neither true nor false before it meets the parameters. Combine rules with "
-            "&, | and ~ in place of `and`, `or` and `not`; test for None by `rule is None`; to optax, "
-            "give its mask: `optax.masked(optimizer, rule.mask)`."
+            "&, | and ~ in place of `and`, `or` and `not`; test for None by `rule is None`; "
+            "optax takes its mask: `optax.masked(optimizer, rule.mask)`."
         )
 
     def __repr__(self) -> str:
