@@ -19,7 +19,6 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.engine import execution_plans
-from optax_largebatch.engine.execution_plans import SEVERAL_GPUS
 from tests import helpers
 from tests.conftest import enable_x64
 from tests.optimizers.registry import OPTIMIZERS
@@ -258,7 +257,9 @@ WAYS = {
 HARDEST = ("explicit mesh of two axes", "split state, with specs", "shard_map of two axes")
 USUAL = {("lamb", way) for way in ("one device", "pmap", *HARDEST)} | {("lans", "shard_map")}
 """Those whose failure one of these would share are slow."""
-USUAL_ON_GPUS = {("lans", way) for way in HARDEST} | {("lamb", "pmap")}
+TYPED = ("explicit mesh", "explicit mesh of two axes", "shard_map", "shard_map of two axes", "pmap")
+"""The ways whose types say how leaves are split: there GPUs have plans of their own."""
+USUAL_ON_GPUS = {("lans", "explicit mesh of two axes"), ("lans", "shard_map of two axes")}
 
 
 @pytest.mark.parametrize(
@@ -276,13 +277,12 @@ def test_equals_layers_apart_on_one_device(name, way):
     ("name", "way"),
     [
         pytest.param(*case, marks=() if case in USUAL_ON_GPUS else pytest.mark.slow)
-        for case in itertools.product(OPTIMIZERS, WAYS)
-        if case[1] != "one device"
+        for case in itertools.product(OPTIMIZERS, TYPED)
     ],
 )
 def test_equals_layers_apart_as_on_several_gpus(name, way, monkeypatch):
-    """What GPUs do otherwise; XLA alone knows what is automatic."""
-    monkeypatch.setattr(execution_plans, "ON_A_MESH", {"cpu": SEVERAL_GPUS})
+    on_cpus = {("cpu", kind): plan for (_, kind), plan in execution_plans.ON_A_MESH.items()}
+    monkeypatch.setattr(execution_plans, "ON_A_MESH", on_cpus)
     check(name, way)
 
 

@@ -14,13 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DEVICES = '("jax_num_cpu_devices", 8)'
 
-RUN = [
-    pytest.param(
-        "nnx",
-        marks=pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="it needs jax.set_mesh"),
-    ),
-    "linen",
-]
+NEEDS_SET_MESH = pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="it needs jax.set_mesh")
+NNX = pytest.param("nnx", marks=NEEDS_SET_MESH)
+LINEN = pytest.param("linen", marks=pytest.mark.slow)
 
 # What is looked at after the last step; it has the names of the program.
 BEFORE = {
@@ -103,7 +99,7 @@ def printed_by(program):
     return finished.stdout
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [NNX, LINEN])
 def test_trains_on_eight_devices(name):
     losses = losses_of(name, 8)
     assert len(losses) == 42
@@ -111,12 +107,13 @@ def test_trains_on_eight_devices(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", [NNX, LINEN])
 def test_has_the_losses_of_one_device(name):
     np.testing.assert_allclose(losses_of(name, 8), losses_of(name, 1), rtol=2e-3)
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [NNX, LINEN])
 def test_goes_from_512_to_16k(name):
     """The batch grows, and with it the momentum moves; one head is one matrix."""
     program = source(name)
@@ -131,6 +128,7 @@ def test_goes_from_512_to_16k(name):
     assert "momentum       0.95 -> 0.7" in printed
 
 
+@pytest.mark.slow
 def test_keras_trains():
     """Each head is a matrix, and the model has what was trained in the end."""
     afterwards = "assert not any(v.value.is_deleted() for v in model.variables)"

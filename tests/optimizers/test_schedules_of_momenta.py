@@ -12,7 +12,7 @@ import optax_largebatch as lb
 from optax_largebatch.testing import check
 from tests.conftest import enable_x64
 
-STEPS = 6
+STEPS = 4
 
 
 def b1(step):
