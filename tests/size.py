@@ -23,13 +23,15 @@ LIMITS = {
     "files in the package": 145,
     "public names": 126,
     "arguments of public functions and classes": 675,
-    "`own` as a name in the package": 20,
+    "names in the package that say nothing": 800,
+    "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 41_450,
     "tokens of tests": 227_300,
     "words in docs": 41_000,
     "pages in docs": 52,
 }
+EMPTY = ("found", "numbers", "one", "own", "part", "parts")
 WORN = re.compile(r"\b(told|apart|besides?)\b", re.IGNORECASE)
 NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
@@ -92,6 +94,14 @@ def names(path: Path) -> Iterator[str]:
             yield node.attr
 
 
+def types_of(paths: Iterable[Path]) -> Iterator[str]:
+    """The names of the classes in several files."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield node.name
+
+
 def public() -> dict[str, object]:
     """The public names and what they are, with those of `recipes` and `states`."""
     rooms = {"recipes.": lb.recipes, "states.": lb.states}
@@ -127,9 +137,11 @@ def sizes() -> dict[str, float]:
         "files in the package": len(package),
         "public names": len(public()),
         "arguments of public functions and classes": sum(map(arguments_of, public().values())),
-        "`own` as a name in the package": sum(
-            name == "own" for path in package for name in names(path)
+        "names in the package that say nothing": sum(
+            name in EMPTY for path in package for name in names(path)
         ),
+        "types in the package with the name of another": len(types := [*types_of(package)])
+        - len({*types}),
         "`told`, `apart`, `besides` and `beside` in the package": sum(
             len(WORN.findall(path.read_text())) for path in package
         ),
