@@ -212,19 +212,11 @@ def is_on_a_mesh(arrays: Any) -> bool:
     return False
 
 
-def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) -> jax.Array:
-    """The array split as `spec` says, or unchanged if neither its type nor `spec` has a mesh axis.
-
-    Args:
-        x: the array.
-        spec: how to split it.
-        like: an array that knows the mesh; for an `x` whose type does not, if no mesh is set.
-    """
+def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """The array split as `spec` says, unchanged if neither it nor its type has a mesh axis."""
     if not any(explicit_spec(x)) and not any(spec):
         return x
     mesh = jax.typeof(x).sharding.mesh
-    if like is not None:  # an array that is not traced says which devices, too
-        mesh = getattr(like, "sharding", jax.typeof(like).sharding).mesh
     return jax.sharding.reshard(x, spec if mesh.empty else NamedSharding(mesh, spec))
 
 

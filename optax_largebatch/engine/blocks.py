@@ -35,6 +35,7 @@ class VectorOfBlocks(Field):
         initial: the value of all numbers before the first step.
     """
 
+    kind = "per block"
     stacked: Stacked | None = None
     initial: float = 0.0
 
@@ -45,9 +46,6 @@ class VectorOfBlocks(Field):
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         return [None] * len(leaves.arrays)
-
-    def kinds(self, leaf_value: Any) -> Any:
-        return jax.tree.map(lambda _: "per block", leaf_value)
 
     def join(self, name: str, old: jax.Array, leaf_values: list[Any], leaves: Leaves) -> Any:
         """One vector of all leaves, which have a number for each block, one for all, or None.

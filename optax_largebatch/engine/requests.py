@@ -9,7 +9,7 @@ All leaves make their requests in rounds. The sums of a round, of the whole netw
 devices as one vector.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from optax_largebatch import norms
 from optax_largebatch.params.matrices import Matrices
 from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.shapes import Axes
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
@@ -32,7 +33,7 @@ Held = Literal["sharded", "replicated", "partial"]
 """What the devices that share a leaf have of an array: shards of it, copies of it, or terms. The
 array is then the sum of its terms."""
 
-Splits = Callable[[tuple[int, ...]], norms.Split]
+Splits = Callable[[Axes], norms.Split]
 """How a leaf is split between devices, by the axes that are kept."""
 
 
@@ -41,7 +42,7 @@ class Statistic(NamedTuple):
 
     array: jax.Array
     kind: Kind
-    kept: tuple[int, ...] | None = None
+    kept: Axes | None = None
     """The axes that are not summed over. They keep their place in the answer. None stands for the
     axes of the leaf that run over its blocks."""
     held: Held = "sharded"
@@ -136,6 +137,10 @@ class EachMatrix(NamedTuple):
         return [norms.cast(self.array, kept), *[jnp.asarray(x, kept) for x in self.numbers]]
 
 
+Tasks = Mapping[Any, EachMatrix]
+"""The requests of several leaves, by any keys."""
+
+
 class Hoist(NamedTuple):
     """Numbers of blocks, answered by themselves, and known before the last pass over the leaf."""
 
@@ -153,7 +158,7 @@ class StatisticInfo(NamedTuple):
     """What is known of a statistic without its array."""
 
     kind: Kind
-    kept: tuple[int, ...]
+    kept: Axes
     split: norms.Split
     elements: int
     """The elements of a block on this device."""
@@ -193,7 +198,7 @@ def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
     return Round(statistics, global_of=request.path if request.is_global else None)
 
 
-def block_norms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_norms(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the norms of the blocks of arrays of one leaf.
 
     Args:
@@ -203,22 +208,22 @@ def block_norms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Requ
     return _statistics("norm", arrays, kept)
 
 
-def block_rms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_rms(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the root mean squares of the blocks of arrays of one leaf; see `block_norms`."""
     return _statistics("rms", arrays, kept)
 
 
-def block_means(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_means(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the means of the blocks of arrays of one leaf; see `block_norms`."""
     return _statistics("mean", arrays, kept)
 
 
-def block_sums(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_sums(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the sums of the blocks of arrays of one leaf; see `block_norms`."""
     return _statistics("sum", arrays, kept)
 
 
-def _statistics(kind: Kind, arrays: tuple[jax.Array, ...], kept: tuple[int, ...] | None) -> Request:
+def _statistics(kind: Kind, arrays: tuple[jax.Array, ...], kept: Axes | None) -> Request:
     return Request(tuple([Statistic(array, kind, kept) for array in arrays]))
 
 
@@ -328,7 +333,7 @@ class Leaf(NamedTuple):
     """The transform's scalars of this step."""
     choice: Any
     """The transform's choice for this leaf when it was traced, such as a mask's boolean."""
-    stacked: tuple[int, ...]
+    stacked: Axes
     """The axes of the leaf that run over its blocks, such as layers."""
     run: Run = Run()
     """For transforms that run others, which hand it on; a program of one's own ignores it."""

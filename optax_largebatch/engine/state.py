@@ -10,7 +10,7 @@ nothing undeclared is kept, and nothing declared gets lost.
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import leaf_names, stands_for_all
 from optax_largebatch.params.placement import replicated
+from optax_largebatch.params.shapes import Shape
 
 ArrayKind = Literal["per element", "per block", "whole"]
 """What an array in the state of a leaf is: a number for each element of the leaf, a number for each
@@ -33,6 +34,9 @@ class Field:
     By default a field has one value, the same for all leaves.
     """
 
+    kind: ClassVar[ArrayKind] = "whole"
+    """The kind of the arrays in the value of a leaf; shapes do not tell."""
+
     def init(self, params: optax.Params) -> Any:
         """The value of the field before the first step."""
         raise NotImplementedError
@@ -42,8 +46,8 @@ class Field:
         return [value] * len(leaves.arrays)
 
     def kinds(self, leaf_value: Any) -> Any:
-        """The `ArrayKind` of each array in the value of a leaf; shapes do not tell."""
-        return jax.tree.map(lambda _: "whole", leaf_value)
+        """The `ArrayKind` of each array in the value of a leaf."""
+        return jax.tree.map(lambda _: self.kind, leaf_value)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
         """The transforms with states inside a value, also of a leaf, and these states."""
@@ -80,6 +84,7 @@ class PerParameter(Field):
         is_real: whether it is real for a complex parameter, too, as a mean of squares is.
     """
 
+    kind = "per element"
     dtype: jax.typing.DTypeLike | None = None
     is_real: bool = False
 
@@ -88,9 +93,6 @@ class PerParameter(Field):
 
     def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
         return leaves.alike(f"the state's {name}", value)
-
-    def kinds(self, leaf_value: Any) -> Any:
-        return jax.tree.map(lambda _: "per element", leaf_value)
 
     def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         old_values = leaves.align(f"the state's {name}", old)
@@ -184,7 +186,7 @@ def check_length(name: str, value: Any, expected: int) -> None:
         )
 
 
-def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
+def check_shape(name: str, value: Any, expected: Shape) -> None:
     """Checks the shape of an array of a state that does not belong to single leaves."""
     if jnp.shape(value) != expected:
         raise ValueError(

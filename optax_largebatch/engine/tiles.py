@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
+from optax_largebatch.params.shapes import Axes, Shape
 
 MAX_TILE_ELEMENTS = 2**15
 """The most elements of a tile: 128 KiB of float32."""
@@ -33,16 +34,16 @@ ALIGNMENT = 16
 class Tiles(NamedTuple):
     """How an array is cut: each block is a row, and all rows are cut at the same columns."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     """The shape of the array."""
-    kept: tuple[int, ...]
+    kept: Axes
     """The axes that run over its blocks; they are the first."""
     rows: int
     columns: int
     """The columns of a tile."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Tiles | None":
+    def of(cls, shape: Shape, kept: Axes) -> "Tiles | None":
         """Large tiles of an array whose blocks lie along the axes `kept`, with a small rest.
 
         None for blocks that are not contiguous, and for more blocks than a tile can hold parts of.
@@ -61,7 +62,7 @@ class Tiles(NamedTuple):
         return cls(shape, kept, rows, columns)
 
     @property
-    def shape_of_blocks(self) -> tuple[int, ...]:
+    def shape_of_blocks(self) -> Shape:
         """The shape of an array with an element for each block, which broadcasts."""
         return norms.shape_of_blocks(self.shape, self.kept)
 

@@ -36,6 +36,7 @@ from optax_largebatch.engine.state import built_like, names_and_fields
 from optax_largebatch.params.leaves import LeafSharding, Leaves, check_real, spec_alike
 from optax_largebatch.params.likely_stacks import check_none_forgotten, check_not_flat
 from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.shapes import Axes
 from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 
@@ -232,7 +233,7 @@ class StaticLeaf(NamedTuple):
 
     choice: Any
     """The choice that the transform has made."""
-    stacked: tuple[int, ...]
+    stacked: Axes
     """The axes that run over its blocks."""
     segments: Segments | None
     """The segments of an axis that are blocks, if a text in `stacked` cuts one."""

@@ -30,6 +30,7 @@ from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import cast
 from optax_largebatch.params.leaves import gradients_of
 from optax_largebatch.params.owners import owners
+from optax_largebatch.params.shapes import Axes, Shape
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.testing.reference import reference
 
@@ -281,7 +282,7 @@ class _Passes(NamedTuple):
             )
 
 
-def _cuts(shape: tuple[int, ...], kept: tuple[int, ...]) -> Iterator[tuple[Callable, Callable]]:
+def _cuts(shape: Shape, kept: Axes) -> Iterator[tuple[Callable, Callable]]:
     """Ways to cut a leaf: functions that cut an array, and put the tiles together again.
 
     Numbers of blocks, which have other shapes, go with each tile.

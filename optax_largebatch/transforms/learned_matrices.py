@@ -18,7 +18,11 @@ from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.blocks import Layers
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import LeafSharding, Leaves
+from optax_largebatch.params.shapes import Axes, Shape
 from optax_largebatch.params.stacked import Stacks, check_stacked
+
+Matrices = tuple[jax.Array, ...]
+"""A matrix, or the vector of its diagonal, for each axis of a block."""
 
 
 class ScaleByLearnedMatricesState(NamedTuple):
@@ -128,20 +132,21 @@ def scale_by_learned_matrices(
     check_dtypes(mu_dtype=mu_dtype)
     stacks = check_stacked(stacked, segments=False)
 
-    def identities(params: optax.Params) -> list[tuple[jax.Array, ...]]:
-        def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    def identities(params: optax.Params) -> list[Matrices]:
+        def of_param(param: Any, axes: Axes) -> Matrices:
             layers = Layers.of(jnp.shape(param), axes)
+            if _kind(layers.block) != "matrix":
+                return ()
             dtype = accumulation_dtype(jnp.result_type(param))
-            lengths = layers.block if _kind(layers.block) == "matrix" else ()
-            one = [
+            of_layer = [
                 jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
-                for n in lengths
+                for n in layers.block
             ]
-            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in one)
+            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in of_layer)
 
-        return list(map(of_one, jax.tree.leaves(params), stacks.axes(params)))
+        return list(map(of_param, jax.tree.leaves(params), stacks.axes(params)))
 
-    def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
+    def zeros(params: optax.Params) -> list[Matrices]:
         return jax.tree.map(jnp.zeros_like, identities(params))
 
     def scalars(state: ScaleByLearnedMatricesState) -> tuple[Any, ...]:
@@ -208,7 +213,7 @@ def scale_by_learned_matrices(
     )
 
 
-def _kind(block: tuple[int, ...]) -> Literal["small", "plain", "matrix"]:
+def _kind(block: Shape) -> Literal["small", "plain", "matrix"]:
     """The treatment of a block of this shape, axes of length 1 left out."""
     if math.prod(block) <= 5:
         return "small"
@@ -228,9 +233,6 @@ def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
 # diagonals, turn a momentum m into a direction d. d is good if the next gradient h points along d:
 # f(L) = <h, d> / rho, rho^2 = mean(d * C d), with C_k the second moments of the gradient's slices
 # across axis k. f does not depend on the size of L_k, so its gradient is orthogonal to L_k.
-
-Matrices = tuple[jax.Array, ...]
-"""A matrix, or the vector of its diagonal, for each axis of a block."""
 
 
 def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = None) -> jax.Array:
@@ -286,10 +288,12 @@ def ascended(matrix: jax.Array, slope: jax.Array, rate: Any) -> jax.Array:
     """
     if matrix.ndim == 1:
         along = slope * matrix
-        new = matrix * jnp.square(1 + rate * quotient(along, root(sum_of_squares(along))))
-        return new / jnp.mean(new)
-    along = jnp.matmul((slope + slope.T) / 2, matrix, precision="highest")
+    else:
+        along = jnp.matmul((slope + slope.T) / 2, matrix, precision="highest")
     step = rate * quotient(along, root(sum_of_squares(along)))
+    if matrix.ndim == 1:
+        new = matrix * jnp.square(1 + step)
+        return new / jnp.mean(new)
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
     factor = identity + step
     new = jnp.matmul(jnp.matmul(factor, matrix, precision="highest"), factor.T, precision="highest")

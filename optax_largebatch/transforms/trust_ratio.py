@@ -247,7 +247,7 @@ def scale_by_lars(
     arguments.check_choice("zero_ratio", zero_ratio, get_args(ZeroRatio))
     if zero_ratio == "formula" and arguments.is_zero(eps):
         raise ValueError("zero_ratio='formula' divides by eps where both norms are 0; got eps=0.")
-    arguments.check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
+    arguments.check_optional_number("clip_gradient", clip_gradient)
     is_larc = larc_learning_rate is not None
     limits = as_grouped("larc_learning_rate", larc_learning_rate if is_larc else 1.0)
     constants = (trust_coefficient, eps, trust_ratio_bounds, clip_gradient)

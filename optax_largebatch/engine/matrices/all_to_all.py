@@ -8,7 +8,7 @@ than devices, a group of devices gets each matrix in pieces, if that is cheaper 
 Devices that are left idle work on narrower matrices, filled up with zeros, or on zeros.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import functools
 import itertools
 import math
@@ -21,7 +21,8 @@ import numpy as np
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.layouts import Exchange, MatrixRange, choose_plan, layout_of
 from optax_largebatch.engine.matrices.side_by_side import map_matrices
-from optax_largebatch.engine.requests import EachMatrix
+from optax_largebatch.engine.requests import Tasks
+from optax_largebatch.params.shapes import Axes
 
 
 class AllToAll:
@@ -35,7 +36,7 @@ class AllToAll:
         tasks: the arrays, and the function of their matrices.
     """
 
-    def __init__(self, exchange: Exchange, tasks: Mapping[Any, EachMatrix]):
+    def __init__(self, exchange: Exchange, tasks: Tasks):
         layouts = {key: layout_of(task) for key, task in tasks.items()}
         # Equal layouts follow each other, so that few devices have matrices of two.
         self._tasks = {key: tasks[key] for key in sorted(tasks, key=lambda key: layouts[key])}
@@ -125,7 +126,7 @@ class AllToAll:
         return per_group, copies, devices // group.size
 
     @property
-    def _order(self) -> tuple[int, ...]:
+    def _order(self) -> Axes:
         """Takes (pieces, matrices, copies, devices, elements) to the order of the devices."""
         is_of_copies = self._plan.group.axis in self._exchange.copies
         return (2, 0, 3, 1, 4) if is_of_copies else (2, 3, 0, 1, 4)

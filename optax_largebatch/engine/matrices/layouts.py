@@ -14,6 +14,7 @@ from optax_largebatch import norms
 from optax_largebatch.engine.matrices.groups import SharingPlan, sharing_plans
 from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
 from optax_largebatch.params.fused import Fused
+from optax_largebatch.params.shapes import Shape
 
 
 class Exchange(NamedTuple):
@@ -44,7 +45,7 @@ class Exchange(NamedTuple):
 class ShardLayout(NamedTuple):
     """How a matrix is split into shards."""
 
-    lengths: tuple[int, ...]
+    lengths: Shape
     """The lengths of a shard, along the axes of its rows and those of its columns."""
     mesh_axes: tuple[tuple[str, ...], ...]
     """The mesh axes that split each axis."""

@@ -8,7 +8,7 @@ types know the mesh, the compiler is asked for the same.
 from collections.abc import Mapping, Sequence
 import functools
 import itertools
-from typing import Any, TypeVar
+from typing import Any
 import warnings
 
 import jax
@@ -28,16 +28,13 @@ from optax_largebatch.engine.matrices.layouts import (
 )
 from optax_largebatch.engine.matrices.side_by_side import (
     multiplied,
+    multiplied_together,
     taken_apart,
-    that_fill_a_device,
 )
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
-from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
 from optax_largebatch.params.leaves import mesh_axes
 from optax_largebatch.params.matrices import Matrices
-
-Key = TypeVar("Key")
-Following = TypeVar("Following")
 
 
 def matrices_round(
@@ -45,9 +42,9 @@ def matrices_round(
     leaves: Mapping[int, LeafArrays],
     scalars: Scalars,
     inputs: Mapping[int, PassInputs],
-    following: Following,
+    following: Any,
     side_by_side: bool,
-) -> tuple[dict[int, PassInputs], Following]:
+) -> tuple[dict[int, PassInputs], Any]:
     """The inputs of the next pass over some leaves, after work on their matrices.
 
     Args:
@@ -88,7 +85,7 @@ def _stored_and_matrices(
     return stop.stored, array, numbers
 
 
-def batches(tasks: Mapping[Key, EachMatrix], side_by_side: bool) -> list[list[Key]]:
+def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
     """Groups of arrays whose matrices are exchanged and worked on together, in order.
 
     First those that move, so that communication overlaps with other work. If nothing moves, each
@@ -101,24 +98,24 @@ def batches(tasks: Mapping[Key, EachMatrix], side_by_side: bool) -> list[list[Ke
     if mesh is not None:
         _warn_if_specs_are_unknown(tasks, mesh)
         return [list(group) for group in exchanges.values()]
-    moving: list[list[Key]] = []
-    staying: list[list[Key]] = []
+    moving: list[list[Any]] = []
+    staying: list[list[Any]] = []
     for exchange, group in exchanges.items():
         if exchange.moves:
             moving += _batches_of(exchange, group)
         else:
-            staying += that_fill_a_device(group) if side_by_side else [[key] for key in group]
+            staying += multiplied_together(group, side_by_side)
     staying.sort(key=lambda keys: -sum(tasks[key].array.size for key in keys))
     return [*moving, *staying]
 
 
-def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, EachMatrix]]:
+def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
     """The arrays of each exchange.
 
     Where wide matrices leave devices idle, narrower ones of the same height take part in their
     exchange, filled up with columns of zeros, if that costs less.
     """
-    exchanges: dict[Exchange, dict[Key, EachMatrix]] = {}
+    exchanges: dict[Exchange, dict[Any, EachMatrix]] = {}
     for key, task in tasks.items():
         exchanges.setdefault(_exchange(task), {})[key] = task
     for wide, narrow in itertools.permutations(list(exchanges), 2):
@@ -130,14 +127,14 @@ def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, Each
     return exchanges
 
 
-def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
+def _batches_of(exchange: Exchange, tasks: Tasks) -> list[list[Any]]:
     """Groups of the arrays of one exchange.
 
     A device whose matrices have two layouts computes each of them in both, and needs memory for
     both. So matrices of one layout are a group by themselves, if that leaves no device idle and
     costs no more.
     """
-    by_layout: dict[ShardLayout, dict[Key, EachMatrix]] = {}
+    by_layout: dict[ShardLayout, dict[Any, EachMatrix]] = {}
     for key, task in tasks.items():
         by_layout.setdefault(layout_of(task), {})[key] = task
     plans = [choose_plan(exchange, some.values()) for some in by_layout.values()]
@@ -148,8 +145,8 @@ def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[lis
 
 
 def apply_to_matrices(
-    tasks: Mapping[Key, EachMatrix], following: Following = (), side_by_side: bool = False
-) -> tuple[dict[Key, jax.Array], Following]:
+    tasks: Tasks, following: Any = (), side_by_side: bool = False
+) -> tuple[dict[Any, jax.Array], Any]:
     """The results for the matrices of several arrays, each by its function.
 
     Args:
@@ -174,16 +171,16 @@ def apply_to_matrices(
     received = [exchange.received() for exchange in exchanges]
     if exchanges:
         received, following = barrier((received, following))
-    results: dict[Key, jax.Array] = {}
+    results: dict[Any, jax.Array] = {}
     for exchange, pieces in zip(exchanges, received, strict=True):
         results |= exchange.results(pieces)
     staying = [
         {key: some[key] for key in keys}
         for exchange, some in together.items()
         if not exchange.moves
-        for keys in (that_fill_a_device(some) if side_by_side else [[key] for key in some])
+        for keys in multiplied_together(some, side_by_side)
     ]
-    stacks = [multiplied(some) for some in staying]
+    stacks = list(map(multiplied, staying))
     if not exchanges and jax.tree.leaves(following):
         stacks, following = barrier((stacks, following))
     for some, stack in zip(staying, stacks, strict=True):
@@ -218,7 +215,7 @@ def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
     return tuple(sorted(splitting(names)))
 
 
-def _mesh_of_types(tasks: Mapping[Key, EachMatrix]) -> jax.sharding.AbstractMesh | None:
+def _mesh_of_types(tasks: Tasks) -> jax.sharding.AbstractMesh | None:
     """The mesh that splits arrays by their types, outside of `jax.shard_map`.
 
     A mesh of one device does so, too, if its axes are explicit.
@@ -231,9 +228,7 @@ def _mesh_of_types(tasks: Mapping[Key, EachMatrix]) -> jax.sharding.AbstractMesh
     return None
 
 
-def _warn_if_specs_are_unknown(
-    tasks: Mapping[Key, EachMatrix], mesh: jax.sharding.AbstractMesh
-) -> None:
+def _warn_if_specs_are_unknown(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> None:
     """Warns on an automatic mesh of several axes, where the compiler may gather whole matrices.
 
     It does so if several mesh axes split one axis of an array; types do not say if they do.
@@ -252,16 +247,14 @@ def _warn_if_specs_are_unknown(
     )
 
 
-def _by_the_compiler(
-    tasks: Mapping[Key, EachMatrix], mesh: jax.sharding.AbstractMesh
-) -> dict[Key, jax.Array]:
+def _by_the_compiler(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> dict[Any, jax.Array]:
     """The results for arrays on an automatic mesh: only the compiler knows how they are split.
 
     It is asked to put whole matrices on each device, and uses all-to-alls for that.
     """
-    results: dict[Key, jax.Array] = {}
+    results: dict[Any, jax.Array] = {}
     stacks = {key: task.to_batch() for key, task in tasks.items()}
-    alike: dict[Any, list[Key]] = {}
+    alike: dict[Any, list[Any]] = {}
     for key, x in stacks.items():
         # A stack that all devices can share equally may be split between its layers already.
         alone = key if len(x) % mesh.size == 0 else None
@@ -290,16 +283,11 @@ def _by_the_compiler(
 
 
 def _by_their_types(
-    tasks: Mapping[Key, EachMatrix],
-    following: Following,
-    mesh: jax.sharding.AbstractMesh,
-    side_by_side: bool,
-) -> tuple[dict[Key, jax.Array], Following]:
+    tasks: Tasks, following: Any, mesh: jax.sharding.AbstractMesh, side_by_side: bool
+) -> tuple[dict[Any, jax.Array], Any]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
 
-    def on_one_device(
-        arrays: dict[Key, jax.Array], numbers: dict[Key, Any], following: Following
-    ) -> tuple[dict[Key, jax.Array], Following]:
+    def on_one_device(arrays: Any, numbers: Any, following: Any) -> tuple[Any, Any]:
         on_shards = {
             key: EachMatrix(arrays[key], numbers[key], _with_spec_of(task))
             for key, task in tasks.items()

@@ -104,7 +104,7 @@ def learn_log_scale(
     arguments.check_numbers("[0, 1)", b1=b1, b2=b2)
     arguments.check_numbers("[0, inf)", eps=eps, speed=speed)
     arguments.check_integer("period", period, at_least=1)
-    arguments.check_optional_number("max_change", max_change, "(0, inf)")
+    arguments.check_optional_number("max_change", max_change)
     arguments.check_bounds("rms_bounds", rms_bounds)
     arguments.check_choice("at_bounds", at_bounds, ("stop", "return"))
     stacks = check_stacked(stacked)
