@@ -243,7 +243,8 @@ def from_sum_of_squares(square: jax.Array) -> jax.Array:
 
 @from_sum_of_squares.defjvp
 def _derivative_of_norm(
-    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+    primals: tuple[jax.Array],
+    tangents: tuple[jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     norm = from_sum_of_squares(*primals)
     zero = norm == 0

@@ -28,7 +28,9 @@ MAX_KERNEL_ARRAYS = 90
 
 
 def batch_identical(
-    programs: Mapping[int, Program], leaves: Mapping[int, LeafArrays], plan: ExecutionPlan
+    programs: Mapping[int, Program],
+    leaves: Mapping[int, LeafArrays],
+    plan: ExecutionPlan,
 ) -> dict[int, list[int]]:
     """The leaves of each batch, by the number of the first; most batches have one leaf.
 

@@ -7,7 +7,7 @@ program materializes. Everything else is computed again, which is cheaper than m
 single elements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import operator
 from typing import Any, NamedTuple
@@ -207,7 +207,10 @@ class Program:
                 round_index += 1
 
     def result(
-        self, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs
+        self,
+        leaf: LeafArrays,
+        scalars: Scalars,
+        inputs: PassInputs,
     ) -> tuple[jax.Array, Any]:
         """The update and the leaf's new state, which has the dtypes of the old one."""
         update, state = self.run(leaf, scalars, inputs).result
@@ -222,6 +225,21 @@ class Program:
         constants = zip(new, self._constants, strict=True)
         return structure.unflatten([x if value is None else value for x, value in constants])
 
+    def arrays_of(
+        self,
+        leaf: LeafArrays,
+        kinds: Sequence[ArrayKind] = ("per element", "per block"),
+    ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], LeafArrays]]:
+        """The arrays of a leaf of some kinds, and a function that puts others in their places."""
+        arrays, structure = jax.tree.flatten(leaf)
+        places = [place for place, kind in enumerate(self.kinds) if kind in kinds]
+
+        def with_others(others: Sequence[jax.Array]) -> LeafArrays:
+            replaced = dict(zip(places, others, strict=True))
+            return structure.unflatten(replaced.get(place, x) for place, x in enumerate(arrays))
+
+        return [arrays[place] for place in places], with_others
+
     def _like_old(self, old: Any, new: Any) -> Any:
         """An array of the new state, or the numbers of blocks where the old one had nothing.
 
@@ -235,7 +253,11 @@ class Program:
         return jnp.asarray(new, jnp.result_type(new)).reshape(1)
 
     def _read(
-        self, splits: Splits, global_dtype: jnp.dtype, leaf: LeafArrays, scalars: Scalars
+        self,
+        splits: Splits,
+        global_dtype: jnp.dtype,
+        leaf: LeafArrays,
+        scalars: Scalars,
     ) -> None:
         """Runs the program once for what it requests and returns; nothing is computed."""
         as_given = _cast(leaf, self._dtype)

@@ -38,7 +38,10 @@ class StaticInfo(NamedTuple):
 
     @classmethod
     def of(
-        cls, transform: LeafTransform, leaves: Leaves, gradients: Sequence[jax.Array | None]
+        cls,
+        transform: LeafTransform,
+        leaves: Leaves,
+        gradients: Sequence[jax.Array | None],
     ) -> "StaticInfo":
         """The information for a step of these parameters."""
         return cls(
@@ -74,7 +77,10 @@ class Step:
         self._programs: dict[Any, Program] = {}
 
     def take(
-        self, gradients: list[jax.Array], state: Any, params: list[jax.Array] | None
+        self,
+        gradients: list[jax.Array],
+        state: Any,
+        params: list[jax.Array] | None,
     ) -> tuple[list[jax.Array], Any]:
         """The updates of the parameters that have a gradient, and the new state."""
         arrays = Arrays(gradients, state, params, Scalars(self._transform.scalars(state)))
@@ -98,7 +104,10 @@ class Step:
         return results.unflatten(dispatch_by_platform(lowerings, types, *flat))
 
     def run(
-        self, plan: ExecutionPlan, arrays: Arrays, programs: Mapping[int, Program] | None = None
+        self,
+        plan: ExecutionPlan,
+        arrays: Arrays,
+        programs: Mapping[int, Program] | None = None,
     ) -> tuple[list[jax.Array], Any]:
         """Updates and state, as the step runs by a plan.
 
@@ -140,7 +149,10 @@ class Step:
         return leaves, states, by_leaf
 
     def programs(
-        self, by_leaf: Mapping[int, LeafArrays], scalars: Scalars, leaves: Leaves
+        self,
+        by_leaf: Mapping[int, LeafArrays],
+        scalars: Scalars,
+        leaves: Leaves,
     ) -> dict[int, Program]:
         """The program of each leaf, the same one for identical leaves."""
         global_dtype = accumulation_dtype(*[x.dtype() for x in by_leaf.values()])

@@ -52,7 +52,10 @@ def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
 
 
 def on_cpu(
-    statistics: list[Statistic], recompute: Recompute, arrays: Any, tileable: bool
+    statistics: list[Statistic],
+    recompute: Recompute,
+    arrays: Any,
+    tileable: bool,
 ) -> list[jax.Array]:
     """Sums that need little memory and read it rarely.
 

@@ -23,7 +23,7 @@ from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, S
 from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars, Suspension
 from optax_largebatch.engine.requests import EachMatrix, Request
-from optax_largebatch.engine.state import Shared, names_and_fields
+from optax_largebatch.engine.state import Field, Shared, names_and_fields
 from optax_largebatch.engine.step import Arrays, StaticInfo, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
@@ -142,12 +142,13 @@ def _check_one(transform: optax.GradientTransformation, gradients: Any, params: 
     inputs = Arrays(arrays, state, leaves.arrays, Scalars(leaf_transform.scalars(state)))
     _check_programs(leaf_transform, step, inputs)
     for devices, plan in PLANS.items():
-        updates, new = _compiled(step.run, static_argnums=0)(plan, inputs)
+        updates, new = _compiled(functools.partial(step.run, plan))(inputs)
         message = f"{name}: as it runs on {devices}, it gives other numbers than its reference."
         _compare((leaves.rebuild(updates), new), expected, message)
     for axis in range(max(x.ndim for x in leaves.arrays)):
+        shardings = _shardings(axis, params)
         for run in (_with_specs_on_two_devices, _inside_of_shard_map):
-            results = run(transform, axis, gradients, state, params)
+            results = run(transform, shardings, gradients, state, params)
             message = f"{name}: with axis {axis} split between devices, it gives other numbers."
             _compare(results, expected, message)
 
@@ -171,12 +172,14 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
     results = execution.results()
     same: dict[Any, Any] = {}
     for i, program in programs.items():
-        for who, name, value in _shared(transform, results[i][1]):
-            message = (
-                f"{who}: the state's field {name!r} is Shared, and its new value {SAME_FOR_ALL}"
-                "declare it as PerParameter(), NumberPerBlock() or VectorOfBlocks()."
-            )
-            _compare(value, same.setdefault((who, name), value), message)
+        for who, name, field, value in _fields(transform, results[i][1]):
+            if isinstance(field, Shared):
+                message = (
+                    f"{who}: the state's field {name!r} is Shared, and its new value "
+                    f"{SAME_FOR_ALL}declare it as PerParameter(), NumberPerBlock() or "
+                    "VectorOfBlocks()."
+                )
+                _compare(value, same.setdefault((who, name), value), message)
         name, scalars = transform.name, arrays.scalars
         passes = _Passes(name, program, by_leaf[i], scalars, execution.inputs[i])
         for _, stop in passes.each():
@@ -193,13 +196,12 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
         passes.check_work()
 
 
-def _shared(transform: LeafTransform, leaf_state: Any) -> Iterator[tuple[str, str, Any]]:
-    """The `Shared` fields in the state of a leaf: their transform, name, and value."""
-    for (name, field), value in zip(names_and_fields(transform.state), leaf_state, strict=True):
+def _fields(transform: LeafTransform, state: Any) -> Iterator[tuple[str, str, Field, Any]]:
+    """All fields of a state, also of a leaf: their transform, name, declaration and value."""
+    for (name, field), value in zip(names_and_fields(transform.state), state, strict=True):
+        yield transform.name, name, field, value
         for inner, inner_state in field.inside(value):
-            yield from _shared(inner, inner_state)
-        if isinstance(field, Shared):
-            yield transform.name, name, value
+            yield from _fields(inner, inner_state)
 
 
 class _Passes(NamedTuple):
@@ -254,11 +256,8 @@ class _Passes(NamedTuple):
 
     def _of_tile(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
         """What a pass over a tile of the leaf computes."""
-        arrays, structure = jax.tree.flatten(self.leaf)
-        leaf = structure.unflatten(
-            x if kind == "whole" else cut(x)[k]
-            for x, kind in zip(arrays, self.program.kinds, strict=True)
-        )
+        arrays, with_arrays = self.program.arrays_of(self.leaf)
+        leaf = with_arrays([cut(x)[k] for x in arrays])
         inputs = jax.tree.map(lambda x: cut(x)[k], inputs)
         return _arrays(self.program.run(leaf, self.scalars, inputs))
 
@@ -334,22 +333,28 @@ def _shardings(axis: int, params: Any) -> Any:
 
 
 def _with_specs_on_two_devices(
-    transform: Any, axis: int, gradients: Any, state: Any, params: Any
+    transform: Any,
+    shardings: Any,
+    gradients: Any,
+    state: Any,
+    params: Any,
 ) -> tuple[Any, Any]:
     """A step under `jit` on a mesh of two devices."""
-    shardings = _shardings(axis, params)
     arrays = jax.device_put((gradients, params), (shardings, shardings))
     step = _compiled(functools.partial(transform.update, partition_specs=shardings))
     return step(arrays[0], state, arrays[1])
 
 
 def _inside_of_shard_map(
-    transform: Any, axis: int, gradients: Any, state: Any, params: Any
+    transform: Any,
+    shardings: Any,
+    gradients: Any,
+    state: Any,
+    params: Any,
 ) -> tuple[Any, Any]:
     """A step inside of `jax.shard_map`, where a parameter has the shape of its shard."""
     if not hasattr(jax, "shard_map"):
-        return _with_specs_on_two_devices(transform, axis, gradients, state, params)
-    shardings = _shardings(axis, params)
+        return _with_specs_on_two_devices(transform, shardings, gradients, state, params)
     leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
     specs = [x.spec for x in jax.tree.leaves(shardings)]
     of_state = [
@@ -391,17 +396,11 @@ def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, par
         _compare(vector, each, message.format("numbers for each layer in the state"))
 
 
-def _of_blocks(transform: Any, state: Any) -> Iterator[np.ndarray]:
+def _of_blocks(transform: Any, state: Any) -> list[np.ndarray]:
     """The vectors of a state with a number for each block."""
-
-    def vectors(transform: LeafTransform, state: Any) -> Iterator[np.ndarray]:
-        for field, value in zip(transform.state, state, strict=True):
-            if isinstance(field, VectorOfBlocks):
-                yield np.asarray(value)
-            for inner, inner_state in field.inside(value):
-                yield from vectors(inner, inner_state)
-
-    yield from vectors(leaf_transform_of(transform), state)  # type: ignore[arg-type]
+    leaf_transform: Any = leaf_transform_of(transform)
+    fields = _fields(leaf_transform, state)
+    return [np.asarray(value) for *_, field, value in fields if isinstance(field, VectorOfBlocks)]
 
 
 def _second_step(transform: Any, gradients: Any, params: Any) -> tuple[Any, Any]:
@@ -411,9 +410,9 @@ def _second_step(transform: Any, gradients: Any, params: Any) -> tuple[Any, Any]
     return update(gradients, state, params)
 
 
-def _compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is compiled quickly, since it runs so briefly."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def _compare(results: Any, expected: Any, message: str) -> None:

@@ -12,7 +12,10 @@ from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def centralize_gradients(
-    mask: Mask = None, *, output_axis: int = 0, stacked: Stacks = None
+    mask: Mask = None,
+    *,
+    output_axis: int = 0,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Subtracts the mean from the gradient of each output unit.
 

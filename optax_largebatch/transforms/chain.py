@@ -55,19 +55,21 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     leaf_transforms = [engine.leaf_transform_of(transform) for transform in transforms]
     if all(leaf_transforms):
         return engine.transformation(chained([x for x in leaf_transforms if x]))
-    runs = itertools.groupby(transforms, key=lambda x: engine.leaf_transform_of(x) is not None)
-    links = [(ours, list(run)) for ours, run in runs]
-    segments: list[tuple[int, Any]] = [
-        (len(run), chain(*run) if ours else optax.with_extra_args_support(optax.chain(*run)))
-        for ours, run in links
-    ]
+    segments: list[tuple[int, Any]] = []
+    for ours, run in itertools.groupby(transforms, lambda x: bool(engine.leaf_transform_of(x))):
+        links = list(run)
+        segment = chain(*links) if ours else optax.with_extra_args_support(optax.chain(*links))
+        segments.append((len(links), segment))
 
     def init(params: optax.Params) -> tuple[Any, ...]:
         states = (segment.init(params) for _, segment in segments)
         return tuple(itertools.chain.from_iterable(states))
 
     def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, tuple[Any, ...]]:
         check_state("chain", (None,) * len(transforms), state)
         states, new_states = iter(state), []

@@ -262,7 +262,10 @@ def mean_diagonal(matrix: jax.Array) -> jax.Array:
 
 
 def meta_gradient(
-    gradient: jax.Array, momentum: jax.Array, matrices: Matrices, covariances: Matrices
+    gradient: jax.Array,
+    momentum: jax.Array,
+    matrices: Matrices,
+    covariances: Matrices,
 ) -> tuple[Matrices, jax.Array]:
     """The gradient of `f` with respect to each of the matrices, and whether `f` is defined."""
     direction = product(matrices, momentum)

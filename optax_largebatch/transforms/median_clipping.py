@@ -138,7 +138,10 @@ def _dtype(params: optax.Params) -> jnp.dtype:
 
 
 def _threshold(
-    count: jax.Array, clipping_scale: Any, norms: jax.Array, threshold: jax.Array
+    count: jax.Array,
+    clipping_scale: Any,
+    norms: jax.Array,
+    threshold: jax.Array,
 ) -> jax.Array:
     """The threshold after `count` norms, from the last `norms.size` of them; usually unchanged."""
     window = norms.size

@@ -128,7 +128,10 @@ def scale_by_trust_ratio(
 
 
 def trust_ratio(
-    param_norm: jax.Array, length: jax.Array, coefficient: Scalar, bounds: Bounds
+    param_norm: jax.Array,
+    length: jax.Array,
+    coefficient: Scalar,
+    bounds: Bounds,
 ) -> jax.Array:
     """The norm of the parameters over the length of a step; a length of 0 counts as 1."""
     return clip(coefficient * param_norm / positive(length), bounds)

@@ -61,7 +61,9 @@ def taken_apart(tasks: Tasks, matrices: jax.Array) -> dict[Any, jax.Array]:
 
 
 def map_matrices(
-    function: Callable[[jax.Array], jax.Array], matrices: jax.Array, size: int
+    function: Callable[[jax.Array], jax.Array],
+    matrices: jax.Array,
+    size: int,
 ) -> jax.Array:
     """A function of each matrix, on as many at a time as fill a device.
 

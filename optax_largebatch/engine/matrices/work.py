@@ -76,7 +76,10 @@ def matrices_round(
 
 
 def _stored_and_matrices(
-    program: Program, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs
+    program: Program,
+    leaf: LeafArrays,
+    scalars: Scalars,
+    inputs: PassInputs,
 ) -> tuple[Sequence[jax.Array], jax.Array, list[jax.Array]]:
     """What is stored before the round, the array of matrices, and the function's numbers."""
     stop = program.run(leaf, scalars, inputs)
@@ -145,7 +148,9 @@ def _batches_of(exchange: Exchange, tasks: Tasks) -> list[list[Any]]:
 
 
 def apply_to_matrices(
-    tasks: Tasks, following: Any = (), side_by_side: bool = False
+    tasks: Tasks,
+    following: Any = (),
+    side_by_side: bool = False,
 ) -> tuple[dict[Any, jax.Array], Any]:
     """The results for the matrices of several arrays, each by its function.
 
@@ -283,7 +288,10 @@ def _by_the_compiler(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> dict[Any,
 
 
 def _by_their_types(
-    tasks: Tasks, following: Any, mesh: jax.sharding.AbstractMesh, side_by_side: bool
+    tasks: Tasks,
+    following: Any,
+    mesh: jax.sharding.AbstractMesh,
+    side_by_side: bool,
 ) -> tuple[dict[Any, jax.Array], Any]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
 

@@ -210,7 +210,10 @@ class Gradients(NamedTuple):
 
 
 def block_square_norms(
-    leaves: Leaves, stacked: Stacks, when: Any, *kinds: Gradients
+    leaves: Leaves,
+    stacked: Stacks,
+    when: Any,
+    *kinds: Gradients,
 ) -> list[jax.Array]:
     """The squared norms of gradients, taken together.
 
@@ -259,7 +262,10 @@ def block_square_norms(
 
 
 def _small_batches(
-    squares: Sequence[jax.Array], number: int, batch_size: Any, when: Any
+    squares: Sequence[jax.Array],
+    number: int,
+    batch_size: Any,
+    when: Any,
 ) -> SmallBatches:
     """`number` parts of one size, from the sum of their squared norms and that of their mean."""
     of_parts, of_mean = squares

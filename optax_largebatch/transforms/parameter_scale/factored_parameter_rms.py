@@ -40,7 +40,9 @@ REFIT_PERIOD = 1000
 
 
 def scale_by_factored_parameter_rms(
-    eps: Scalar = 1e-5, *, stacked: Stacks = None
+    eps: Scalar = 1e-5,
+    *,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update by an estimate of the size of each parameter.
 
@@ -160,7 +162,9 @@ def product(factors: Sequence[jax.Array]) -> jax.Array:
 
 
 def _zeros_unless(
-    needed: jax.Array, function: Callable[..., jax.Array], *arrays: jax.Array
+    needed: jax.Array,
+    function: Callable[..., jax.Array],
+    *arrays: jax.Array,
 ) -> jax.Array:
     """The result of a function if it is needed, otherwise zeros.
 
