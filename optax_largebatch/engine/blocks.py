@@ -81,10 +81,12 @@ class NumberPerBlock(VectorOfBlocks):
         shapes = [blocks.whole_shape(index, leaves) for index, blocks in enumerate(block_axes)]
         _check_blocks(name, value, sum(map(math.prod, shapes)))
         leaf_values, start = [], 0
-        for index, ((axes, segments), shape) in enumerate(zip(block_axes, shapes, strict=True)):
+        for index, (blocks, shape) in enumerate(zip(block_axes, shapes, strict=True)):
+            axes, segments = blocks
             stop = start + math.prod(shape)
             of_leaf = jnp.reshape(value[start:stop], shape)
-            of_leaf = segments.spread(of_leaf) if segments else of_leaf
+            if segments:
+                of_leaf = segments.spread(of_leaf)
             for axis in axes:
                 of_leaf = norms.local_shard(of_leaf, axis, leaves.axes_along(index, axis))
             # On a mesh of explicit axes, `jnp.where` takes arrays that are split in the same way.
@@ -122,7 +124,7 @@ def _one_vector(vectors: Sequence[jax.Array]) -> jax.Array:
     BERT-base with LAMB then moves 39.9 bytes for each parameter on a v5e, in chunks 31.2. Without
     the barrier XLA would make one kernel of them again.
     """
-    chunks = [jnp.concatenate(chunk) for chunk in chunked(vectors)]
+    chunks = list(map(jnp.concatenate, chunked(vectors)))
     return jnp.concatenate(barrier(chunks)) if len(chunks) > 1 else chunks[0]
 
 
@@ -130,6 +132,8 @@ def _join_constants(entries: Sequence[Any]) -> list[jax.Array]:
     """The entries, with neighbouring arrays of NumPy joined: XLA sees as few as possible."""
     joined: list[Any] = []
     for is_constant, run in itertools.groupby(entries, lambda x: isinstance(x, np.ndarray)):
-        items = list(run)
-        joined += [jnp.asarray(np.concatenate(items))] if is_constant else items
+        if is_constant:
+            joined.append(jnp.asarray(np.concatenate(list(run))))
+        else:
+            joined += run
     return joined

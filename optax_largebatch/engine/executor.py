@@ -102,14 +102,16 @@ class Execution:
         by_shape: dict[Any, dict[int, int]] = {}
         for i, size in sizes.items():
             on = next((x.of_each for x in self._remaining(i) if x.of_each), None)
-            alike = on and (on.function, on.dtype, on.matrices.shape)
-            of_product = size_of_product(self._leaves[i].gradient, on) if on else size
-            by_shape.setdefault(alike, {})[i] = of_product
-        groups = [
-            group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)
-            for alike, some in by_shape.items()
-        ]
-        return list(itertools.chain(*groups))
+            if on is None:
+                by_shape.setdefault(None, {})[i] = size
+            else:
+                alike = on.function, on.dtype, on.matrices.shape
+                of_product = size_of_product(self._leaves[i].gradient, on)
+                by_shape.setdefault(alike, {})[i] = of_product
+        groups: list[list[int]] = []
+        for alike, some in by_shape.items():
+            groups += group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)
+        return groups
 
     def _remaining(self, i: int) -> Sequence[Round]:
         """The rounds that a batch has not taken."""
@@ -126,8 +128,8 @@ class Execution:
         A partition has several such norms, each of the leaves of one of its members.
         """
         remaining = {i: self._remaining(i) for i in waiting}
-        later = {(x.global_of, x.index) for rounds in remaining.values() for x in rounds[1:]}
-        return [i for i, (x, *_) in remaining.items() if (x.global_of, x.index) not in later]
+        later = {x.norm for rounds in remaining.values() for x in rounds[1:]}
+        return [i for i, rounds in remaining.items() if rounds[0].norm not in later]
 
     def _after_local_rounds(
         self,
@@ -226,16 +228,17 @@ class Execution:
         leaves = [self._leaves[i] for i in chunk]
         of_all = inputs[0]._replace(answers=answers)
         vectors = self._hoisted(program, leaves, self._scalars, of_all)
-        numbers = [passes.unstacked(program, k, vector) for k, vector in enumerate(vectors)]
+        of_vectors = [passes.unstacked(program, k, vector) for k, vector in enumerate(vectors)]
         for k, i in enumerate(chunk):  # there may be none yet, before a later round
-            self.inputs[i] = self.inputs[i]._replace(hoisted=tuple([x[k] for x in numbers]))
+            hoisted = tuple([of_leaves[k] for of_leaves in of_vectors])
+            self.inputs[i] = self.inputs[i]._replace(hoisted=hoisted)
 
     def _hoist_all(self, i: int) -> None:
         """Hoists all numbers of a batch, unless they are hoisted already."""
         program, inputs = self._programs[i], self.inputs[i]
         if program.hoists and not inputs.hoisted:
-            numbers = self._hoisted(program, self._arrays_of(i), self._scalars, inputs)
-            self.inputs[i] = inputs._replace(hoisted=tuple(numbers))
+            hoisted = self._hoisted(program, self._arrays_of(i), self._scalars, inputs)
+            self.inputs[i] = inputs._replace(hoisted=tuple(hoisted))
 
     def _finish_leaves(self, batches: Iterable[int]) -> None:
         """Takes the last pass over those leaves that have all their answers."""

@@ -50,9 +50,9 @@ class Scalars:
         self.tree = tree
         scalars, structure = jax.tree.flatten(tree)
         # With their types, since `1 == 1.0 == True`.
-        numbers = [(type(x), x) if type(x) in (bool, int, float) else None for x in scalars]
-        arrays = [x for x, number in zip(scalars, numbers, strict=True) if number is None]
-        self._flat = arrays, (structure, tuple(numbers))
+        constants = [(type(x), x) if _is_constant(x) else None for x in scalars]
+        arrays = [x for x in scalars if not _is_constant(x)]
+        self._flat = arrays, (structure, tuple(constants))
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
         """The arrays, and the numbers between them."""
@@ -61,9 +61,9 @@ class Scalars:
     @classmethod
     def tree_unflatten(cls, static: Any, arrays: Any) -> "Scalars":
         """The reverse of `tree_flatten`."""
-        structure, numbers = static
+        structure, constants = static
         remaining = iter(arrays)
-        scalars = [next(remaining) if number is None else number[1] for number in numbers]
+        scalars = [next(remaining) if known is None else known[1] for known in constants]
         return cls(structure.unflatten(scalars))
 
 
@@ -76,7 +76,7 @@ class LeafArrays(NamedTuple):
 
     def dtype(self) -> jnp.dtype:
         """The dtype that the leaf is computed with."""
-        arrays = [self.gradient] if self.param is None else [self.gradient, self.param]
+        arrays = jax.tree.leaves((self.gradient, self.param))
         return norms.accumulation_dtype(*[x.dtype for x in arrays])
 
 
@@ -93,7 +93,8 @@ class PassInputs(NamedTuple):
     def after(self, stored: Sequence[jax.Array], answers: Sequence[jax.Array]) -> "PassInputs":
         """The inputs one round later."""
         return self._replace(
-            stored=(*self.stored, *stored), answers=(*self.answers, tuple(answers))
+            stored=(*self.stored, *stored),
+            answers=(*self.answers, tuple(answers)),
         )
 
 
@@ -261,7 +262,8 @@ class Program:
     ) -> None:
         """Runs the program once for what it requests and returns; nothing is computed."""
         as_given = _cast(leaf, self._dtype)
-        inputs, read = PassInputs(), {id(x) for x in jax.tree.leaves(as_given)}
+        inputs = PassInputs()
+        read = {id(x) for x in jax.tree.leaves(as_given)}
         while (stop := self.run(as_given, scalars, inputs)).request is not None:
             request = stop.request
             info = round_of(request, splits)
@@ -271,8 +273,8 @@ class Program:
                 answers = [jnp.negative(request.arrays(self._dtype)[0])]
             else:
                 statistics = request.distinct.values()
-                computed = [x for x in statistics if id(x.array) not in read]
-                self.computed_at_once = max(self.computed_at_once, len(computed))
+                computed = sum(id(x.array) not in read for x in statistics)
+                self.computed_at_once = max(self.computed_at_once, computed)
                 answers = _abstract_sums(request, info)
                 if request.is_global:
                     answers = [x.astype(global_dtype) for x in answers]
@@ -282,13 +284,16 @@ class Program:
         update, state = stop.result
         old, structure = jax.tree.flatten(leaf.state, is_leaf=IS_NONE)
         new = structure.flatten_up_to(state)
-        changes = list(zip(old, new, strict=True))
+        written: set[int] = set()
+        self._constants = []
+        for before, after in zip(old, new, strict=True):
+            if before is not None:
+                written.add(id(after))
+            self._constants.append(_constant(after) if before is None else None)
         self.hoists = bool(stop.hoisted)
-        written = {id(now) for before, now in changes if before is not None}
         self.hoisted_state = frozenset(
             [position for position, x in enumerate(stop.hoisted) if id(x) in written]
         )
-        self._constants = [_constant(now) if before is None else None for before, now in changes]
         state = self.with_constants(structure.unflatten(map(self._like_old, old, new)))
         self.result_types = jax.tree.map(jax.typeof, (update, state))
 
@@ -325,9 +330,12 @@ def _cast(tree: Any, dtype: jnp.dtype) -> Any:
     """Arrays as precise as `dtype`; Python numbers, which adapt by themselves, as they are."""
     leaves, structure = jax.tree.flatten(tree)
     cast = [
-        x
-        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.inexact)
-        else jnp.asarray(x, norms.dtype_like(x.dtype, dtype) if jnp.iscomplexobj(x) else dtype)
+        x if _is_constant(x) or not jnp.issubdtype(x.dtype, jnp.inexact) else norms.cast(x, dtype)
         for x in leaves
     ]
     return structure.unflatten(cast)
+
+
+def _is_constant(scalar: Any) -> bool:
+    """Whether it is a number of Python."""
+    return type(scalar) in (bool, int, float)

@@ -48,6 +48,11 @@ class Statistic(NamedTuple):
     held: Held = "sharded"
 
     @property
+    def key(self) -> Any:
+        """What equal statistics share."""
+        return id(self.array), *self[1:]
+
+    @property
     def is_root(self) -> bool:
         """Whether it is the root of a sum of squares."""
         return self.kind in ("norm", "rms")
@@ -88,17 +93,18 @@ class Request:
 
     @functools.cached_property
     def distinct(self) -> dict[Any, Statistic]:
-        """The statistics without repetitions, by a key that equal ones share."""
-        return {(id(x.array), *x[1:]): x for x in self.statistics}
+        """The statistics without repetitions, by their keys."""
+        return {x.key: x for x in self.statistics}
 
     def answers(self, sums: Sequence[jax.Array], dtype: jnp.dtype) -> list[jax.Array]:
         """The answer for each statistic, from the sums (or means) for the distinct ones."""
         by_key = dict(zip(self.distinct, sums, strict=True))
-        answers = [by_key[id(x.array), *x[1:]] for x in self.statistics]
-        return [
-            (norms.from_sum_of_squares(answer) if x.is_root else answer).astype(dtype)
-            for x, answer in zip(self.statistics, answers, strict=True)
-        ]
+        answers = []
+        for x in self.statistics:
+            answer = by_key[x.key]
+            answer = norms.from_sum_of_squares(answer) if x.is_root else answer
+            answers.append(answer.astype(dtype))
+        return answers
 
 
 class MatrixFunction(NamedTuple):
@@ -133,8 +139,9 @@ class EachMatrix(NamedTuple):
 
     def arrays(self, dtype: jnp.dtype) -> list[jax.Array]:
         """The array and the numbers in the dtype of the function, or else in `dtype`."""
-        kept = self.on.dtype or dtype
-        return [norms.cast(self.array, kept), *[jnp.asarray(x, kept) for x in self.numbers]]
+        dtype = jnp.dtype(self.on.dtype or dtype)
+        numbers = [jnp.asarray(x, dtype) for x in self.numbers]
+        return [norms.cast(self.array, dtype), *numbers]
 
 
 Tasks = Mapping[Any, EachMatrix]
@@ -180,6 +187,11 @@ class Round(NamedTuple):
     index: int = 0
     """How many such norms this transform has asked for before."""
 
+    @property
+    def norm(self) -> tuple[Path | None, int]:
+        """Which norm of all leaves it is."""
+        return self.global_of, self.index
+
 
 def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
     """A request without its arrays."""
@@ -192,7 +204,8 @@ def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
         split = norms.Split()
         if x.held != "replicated":
             split = splits(() if x.held == "partial" else kept)
-        return StatisticInfo(x.kind, kept, split, max(x.array.size // max(blocks, 1), 1))
+        elements = x.array.size // max(blocks, 1)
+        return StatisticInfo(x.kind, kept, split, max(elements, 1))
 
     statistics = tuple(map(info, request.distinct.values()))
     return Round(statistics, global_of=request.path if request.is_global else None)
@@ -254,9 +267,8 @@ def sums_over_devices(*arrays: jax.Array) -> Request:
 
     It is for arrays that the program has computed from its shard of the leaf, of any shape.
     """
-    return Request(
-        tuple([Statistic(x, "sum", tuple(range(x.ndim)), held="partial") for x in arrays])
-    )
+    statistics = [Statistic(x, "sum", tuple(range(x.ndim)), held="partial") for x in arrays]
+    return Request(tuple(statistics))
 
 
 def global_norm(array: jax.Array) -> Request:
@@ -339,12 +351,12 @@ class Leaf(NamedTuple):
     """For transforms that run others, which hand it on; a program of one's own ignores it."""
 
 
-def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
+def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[Any]]:
     """Runs several programs for the same leaf side by side, as one program.
 
     The statistics of one round are taken together for all programs.
     """
-    results: dict[int, tuple[jax.Array, Any]] = {}
+    results: dict[int, Any] = {}
     waiting: dict[int, Request] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
     while answers:
@@ -359,6 +371,7 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
         answers = {}
         if waiting:
             of_all = iter((yield in_one_round(*waiting.values())))
-            answers = {i: [next(of_all) for _ in asked.statistics] for i, asked in waiting.items()}
+            for index, request in waiting.items():
+                answers[index] = [next(of_all) for _ in request.statistics]
             waiting = {}
     return [results[index] for index in range(len(programs))]

@@ -59,16 +59,21 @@ def on_shards(
         of_state = jax.tree.map(lambda x, kind: spec(index, x, kind), state, kinds)
         return (*jax.tree.map(lambda x: spec(index, x), arrays), of_state)
 
-    in_specs = {i: LeafArrays(*specs_of(i, leaf[:2], leaf.state)) for i, leaf in arrays.items()}
+    in_specs = {}
+    for i, leaf in arrays.items():
+        in_specs[i] = LeafArrays(*specs_of(i, (leaf.gradient, leaf.param), leaf.state))
+    out_specs = {}
+    for i, program in programs.items():
+        update, state = program.result_types
+        out_specs[i] = specs_of(i, (update,), state)
     if AxisType.Explicit in leaves.mesh.axis_types:  # such arrays move only by `reshard`
         shardings = jax.tree.map(lambda spec: NamedSharding(leaves.mesh, spec), in_specs)
         arrays = jax.sharding.reshard(dict(arrays), shardings)
-    types = {i: program.result_types for i, program in programs.items()}
     results = jax.shard_map(
         on_one_device,
         mesh=leaves.mesh,
         in_specs=(in_specs, PartitionSpec()),
-        out_specs={i: specs_of(i, x[:1], x[1]) for i, x in types.items()},
+        out_specs=out_specs,
         check_vma=False,
     )(arrays, scalars)
     # XLA does not see that all devices have the same constant, and would send it around.

@@ -83,7 +83,8 @@ class Step:
         params: list[jax.Array] | None,
     ) -> tuple[list[jax.Array], Any]:
         """The updates of the parameters that have a gradient, and the new state."""
-        arrays = Arrays(gradients, state, params, Scalars(self._transform.scalars(state)))
+        scalars = Scalars(self._transform.scalars(state))
+        arrays = Arrays(gradients, state, params, scalars)
         specs_known = self._info.mesh is not None
         if specs_known or is_on_a_mesh(arrays):
             return self.run(on_a_mesh(arrays, specs_known), arrays)
@@ -92,14 +93,18 @@ class Step:
         if any(program.closes_over for program in programs.values()):
             return self.run(on_a_mesh(arrays), arrays, programs)
         flat, structure = jax.tree.flatten(arrays)
-        like = gradients if params is None else [params[i] for i in self._info.with_gradient]
+        like = gradients
+        if params is not None:
+            like = [params[i] for i in self._info.with_gradient]
         types, results = jax.tree.flatten((like, state))
 
         def lowerings(platform: str | None) -> Lowering:
             plan = SEVERAL_DEVICES if platform is None else ON_ONE_DEVICE[platform]
-            return lambda *flat: jax.tree.leaves(
-                self.run(plan, structure.unflatten(flat), programs)
-            )
+
+            def run(*flat: jax.Array) -> list[jax.Array]:
+                return jax.tree.leaves(self.run(plan, structure.unflatten(flat), programs))
+
+            return run
 
         return results.unflatten(dispatch_by_platform(lowerings, types, *flat))
 

@@ -11,7 +11,6 @@ next pass begins at the front, where this one ends.
 """
 
 from collections.abc import Callable
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -118,10 +117,13 @@ def _paired(terms: list[jax.Array]) -> list[jax.Array]:
     It is often the norm of a parameter, and needs no computation.
     """
     odd = len(terms) % 2
-    return [*terms[:odd], *map(jax.lax.complex, terms[odd::2], terms[odd + 1 :: 2])]
+    pairs = map(jax.lax.complex, terms[odd::2], terms[odd + 1 :: 2])
+    return [*terms[:odd], *pairs]
 
 
 def _single(pairs: list[jax.Array]) -> list[jax.Array]:
     """The terms, out of their pairs."""
-    parts = ([x.real, x.imag] if jnp.iscomplexobj(x) else [x] for x in pairs)
-    return list(itertools.chain.from_iterable(parts))
+    terms: list[jax.Array] = []
+    for x in pairs:
+        terms += [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
+    return terms

@@ -129,9 +129,11 @@ class LeafTransform:
         """The state of each leaf."""
         if not self.state:
             return [self.state] * len(leaves.arrays)
-        named = zip(names_and_fields(self.state), state, strict=True)
-        fields = [field.split(name, value, leaves) for (name, field), value in named]
-        return [built_like(self.state, values) for values in zip(*fields, strict=True)]
+        of_fields = [
+            field.split(name, value, leaves)
+            for (name, field), value in zip(names_and_fields(self.state), state, strict=True)
+        ]
+        return [built_like(self.state, values) for values in zip(*of_fields, strict=True)]
 
     def kinds(self, leaf_state: Any) -> Any:
         """The `ArrayKind` of each array in the state of a leaf."""
@@ -143,7 +145,8 @@ class LeafTransform:
         new = []
         fields = zip(names_and_fields(self.state), state, strict=True)
         for k, ((name, field), old) in enumerate(fields):
-            new.append(field.join(name, old, [values[k] for values in leaf_states], leaves))
+            of_leaves = [leaf_state[k] for leaf_state in leaf_states]
+            new.append(field.join(name, old, of_leaves, leaves))
         return built_like(self.state, new)
 
     def program(self, update: jax.Array, at: Leaf) -> LeafProgram:
@@ -177,8 +180,11 @@ class LeafTransform:
             kinds = self.kinds(state)
             return jax.tree.map(lambda x, kind: x if kind == "whole" else move(x), state, kinds)
 
-        state = moved(gathered, at.state)
-        whole = at._replace(param=gathered(at.param), start=gathered(at.start), state=state)
+        whole = at._replace(
+            param=gathered(at.param),
+            start=gathered(at.start),
+            state=moved(gathered, at.state),
+        )
         update, state = yield from self._named(gathered(update), whole, None, _on_copies)
         return shard(update), moved(shard, state)
 
@@ -208,8 +214,11 @@ class LeafTransform:
             if not isinstance(request, REQUESTS):
                 raise no_request(self, request)
             asked = request if isinstance(request, Request) and request.path is None else None
-            request = asked.of(at, segments) if asked else request
-            answer = yield adapted(request) if adapted else request
+            if asked:
+                request = asked.of(at, segments)
+            if adapted:
+                request = adapted(request)
+            answer = yield request
             if asked and segments:
                 answer = list(map(segments.answer, asked.statistics, answer))
         if at.run.is_first:

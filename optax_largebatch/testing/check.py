@@ -97,7 +97,8 @@ def check(
         params = jax.tree.map(lambda x: cast(jnp.asarray(x), "float64"), params)
 
         def drawn(x: jax.Array) -> jax.Array:
-            return jnp.asarray(random.normal(size=x.shape) * (1 + 2j if jnp.iscomplexobj(x) else 1))
+            factor = 1 + 2j if jnp.iscomplexobj(x) else 1
+            return jnp.asarray(factor * random.normal(size=x.shape))
 
         gradients = jax.tree.map(drawn, params)
         if isinstance(transform, optax.GradientTransformation):
@@ -184,12 +185,12 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
         passes = _Passes(name, program, by_leaf[i], scalars, execution.inputs[i])
         for _, stop in passes.each():
             if isinstance(stop.request, EachMatrix):
-                numbers = same.setdefault(stop.request.on.function, stop.request.numbers)
+                expected = same.setdefault(stop.request.on.function, stop.request.numbers)
                 message = (
                     f"{name}: a number given to each_matrix {SAME_FOR_ALL}give those leaves "
                     "another function: the matrices of one function are worked on together."
                 )
-                _compare(stop.request.numbers, numbers, message)
+                _compare(stop.request.numbers, expected, message)
         if program.tileable:
             passes.check_kept()
             passes.check_tiles()
@@ -272,8 +273,8 @@ class _Passes(NamedTuple):
             return [_arrays(stop) for _, stop in passes.each()]
 
         once = _work(all_passes, self.leaf, self.scalars, self.last)
-        again = sum(_work(one_pass, self.leaf, self.scalars, x) for x, _ in self.each()) - once
-        if again > WORTH_STORING * max(self.leaf.gradient.size, NUMBERS):
+        of_passes = sum(_work(one_pass, self.leaf, self.scalars, x) for x, _ in self.each())
+        if of_passes - once > WORTH_STORING * max(self.leaf.gradient.size, NUMBERS):
             raise ValueError(
                 f"{self.name}: for a leaf of shape {self.leaf.gradient.shape}, work is done again "
                 "in each pass that takes longer than to read its result. Store that, by "
@@ -286,12 +287,14 @@ def _cuts(shape: Shape, kept: Axes) -> Iterator[tuple[Callable, Callable]]:
 
     Numbers of blocks, which have other shapes, go with each tile.
     """
-    for axis in (k for k, size in enumerate(shape) if size > 1 and k not in kept):
-        at = [-(-shape[axis] // 3)]
-        yield (
-            lambda x, axis=axis, at=at: jnp.split(x, at, axis) if x.shape == shape else [x, x],
-            lambda tiles, axis=axis: jnp.concatenate(tiles, axis),
-        )
+    for axis, size in enumerate(shape):
+        if size == 1 or axis in kept:
+            continue
+
+        def cut(x: jax.Array, axis: int = axis, third: int = -(-size // 3)) -> list[jax.Array]:
+            return jnp.split(x, [third], axis) if x.shape == shape else [x, x]
+
+        yield cut, functools.partial(jnp.concatenate, axis=axis)
     if kept == tuple(range(len(kept))):  # each block is a row, as in tiles
         rows = math.prod(shape[: len(kept)])
         yield (
@@ -322,7 +325,12 @@ def _work(function: Callable[..., Any], *arguments: Any) -> float:
 def _shardings(axis: int, params: Any) -> Any:
     """Shardings on two devices, which share this axis of each parameter that has it, and even."""
     devices = jax.local_devices(backend="cpu")[:2]
-    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
+    mesh = jax.make_mesh(
+        (len(devices),),
+        ("d",),
+        axis_types=(AxisType.Auto,),
+        devices=devices,
+    )
 
     def sharding(x: jax.Array) -> NamedSharding:
         is_shared = axis < x.ndim and x.shape[axis] % 2 == 0
@@ -357,10 +365,10 @@ def _inside_of_shard_map(
         return _with_specs_on_two_devices(transform, shardings, gradients, state, params)
     leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
     specs = [x.spec for x in jax.tree.leaves(shardings)]
-    of_state = [
-        PartitionSpec() if owner is None or x.shape != leaves[owner].shape else specs[owner]
-        for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True)
-    ]
+    of_state = []
+    for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True):
+        is_alike = owner is not None and x.shape == leaves[owner].shape
+        of_state.append(specs[owner] if is_alike else PartitionSpec())
     of_params = jax.tree.unflatten(jax.tree.structure(params), specs)
     of_all = of_params, structure.unflatten(of_state)
     step = jax.shard_map(
@@ -375,7 +383,8 @@ def _inside_of_shard_map(
 
 def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, params: Any) -> None:
     """Checks two steps of two layers in one array, against layers in separate arrays."""
-    layers = [(gradients, params), jax.tree.map(lambda x: 3 * x + 0.1, (gradients, params))]
+    layer = gradients, params
+    layers = [layer, jax.tree.map(lambda x: 3 * x + 0.1, layer)]
     transform = make(stacked_layers(axis))
     in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *layers)
     stacked, state = _second_step(transform, *in_one)
@@ -417,8 +426,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _compare(results: Any, expected: Any, message: str) -> None:
     """Compares two trees of arrays, whose numbers may have other axes of length 1."""
-    for x, y in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
+    for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         x, y = np.ravel(x), np.ravel(y)
-        size = np.max(np.abs(y), initial=0.0)
-        if x.shape != y.shape or not np.allclose(x, y, rtol=1e-6, atol=1e-6 * size, equal_nan=True):
+        atol = 1e-6 * np.max(np.abs(y), initial=0.0)
+        if x.shape != y.shape or not np.allclose(x, y, rtol=1e-6, atol=atol, equal_nan=True):
             raise ValueError(message)

@@ -166,7 +166,7 @@ def _composed(
         leaf,
         state=tuple(map(engine.StateOf, transforms)),
         scalars=lambda state: tuple(
-            x.scalars(part) for x, part in zip(transforms, state, strict=True)
+            x.scalars(its_state) for x, its_state in zip(transforms, state, strict=True)
         ),
         choices=lambda leaves: list(zip(*(x.choose(leaves) for x in transforms), strict=True)),
         needs_params=any(x.needs_params for x in transforms),
@@ -178,10 +178,10 @@ def _composed(
 
 def _each(at: engine.Leaf) -> list[engine.Leaf]:
     """The `Leaf` of each of several transforms."""
-    parts = zip(at.state, at.scalars, at.choice, strict=True)
+    of_each = zip(at.state, at.scalars, at.choice, strict=True)
     return [
         at._replace(state=state, scalars=scalars, choice=choice, run=at.run.inside(position))
-        for position, (state, scalars, choice) in enumerate(parts)
+        for position, (state, scalars, choice) in enumerate(of_each)
     ]
 
 

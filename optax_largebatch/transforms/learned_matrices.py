@@ -192,7 +192,8 @@ def scale_by_learned_matrices(
         (rms,) = yield engine.block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero
         limit = largest * rms
-        clipped = (1 - b1) / (1 - b1**2) ** 0.5 * jnp.clip(direction, -limit, limit) / rms
+        weight = (1 - b1) / (1 - b1**2) ** 0.5
+        clipped = weight * jnp.clip(direction, -limit, limit) / rms
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
 
     return engine.transformation(
@@ -241,7 +242,8 @@ def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = N
         if axis == without:
             continue
         if matrix.ndim == 1:
-            x = x * jnp.expand_dims(matrix, [other for other in range(x.ndim) if other != axis])
+            others = [other for other in range(x.ndim) if other != axis]
+            x = x * jnp.expand_dims(matrix, others)
         else:
             applied = jnp.tensordot(matrix, x, axes=(1, axis), precision="highest")
             x = jnp.moveaxis(applied, 0, axis)
@@ -299,7 +301,8 @@ def ascended(matrix: jax.Array, slope: jax.Array, rate: Any) -> jax.Array:
         return new / jnp.mean(new)
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
     factor = identity + step
-    new = jnp.matmul(jnp.matmul(factor, matrix, precision="highest"), factor.T, precision="highest")
+    new = jnp.matmul(factor, matrix, precision="highest")
+    new = jnp.matmul(new, factor.T, precision="highest")
     new = (new + new.T) / (2 * mean_diagonal(new))
     # As large as the rounding errors, which could make the smallest eigenvalues negative.
     ridge = 4 * len(matrix) * float(jnp.finfo(matrix.dtype).eps)

@@ -46,8 +46,8 @@ def partition(
         stacked: the stacks among the parameters.
         at_init: looks at all parameters in `init`, to warn or to raise; None for nothing.
     """
-    found = {name: engine.leaf_transform_of(x) for name, x in optimizers.items()}
-    transforms = {name: x for name, x in found.items() if x is not None}
+    all_transforms = {name: engine.leaf_transform_of(x) for name, x in optimizers.items()}
+    transforms = {name: x for name, x in all_transforms.items() if x is not None}
     are_ours = len(transforms) == len(optimizers)
     foreign = {name: optax.with_extra_args_support(x) for name, x in optimizers.items()}
     states = _StatesOfOwners(who, transforms if are_ours else foreign, owners)

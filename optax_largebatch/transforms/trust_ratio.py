@@ -259,6 +259,9 @@ def scale_by_lars(
         ratios = ratio_facts(adapted(params), trust_ratio_bounds)
         return [{**a, **b} for a, b in zip(decay.facts(params), ratios, strict=True)]
 
+    def scalars(state: ScaleByLarsState) -> tuple[Any, ...]:
+        return constants, decay.values.at(state.count), limits.at(state.count)
+
     def choices(leaves: Leaves) -> list[Any]:
         tree = leaves.tree
         return list(zip(decay.choices(tree), adapted(tree), limits.indices(tree), strict=True))
@@ -300,7 +303,7 @@ def scale_by_lars(
             count=engine.Counter(),
             trust_ratios=engine.VectorOfBlocks(initial=1.0),
         ),
-        scalars=lambda state: (constants, decay.values.at(state.count), limits.at(state.count)),
+        scalars=scalars,
         choices=choices,
         needs_params=True,
         stacked=stacks,

@@ -39,9 +39,10 @@ class AllToAll:
     def __init__(self, exchange: Exchange, tasks: Tasks):
         layouts = {key: layout_of(task) for key, task in tasks.items()}
         # Equal layouts follow each other, so that few devices have matrices of two.
-        self._tasks = {key: tasks[key] for key in sorted(tasks, key=lambda key: layouts[key])}
+        in_order = sorted(tasks, key=lambda key: layouts[key])
+        self._tasks = {key: tasks[key] for key in in_order}
         self._layouts = layouts
-        self._plan = choose_plan(exchange, tasks.values())
+        self._plan = choose_plan(exchange, tasks)
         group, columns = self._plan.group, self._plan.columns
 
         def group_last(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.groups import SharingPlan, sharing_plans
-from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
 from optax_largebatch.params.fused import Fused
 from optax_largebatch.params.shapes import Shape
 
@@ -57,11 +57,12 @@ class ShardLayout(NamedTuple):
     @property
     def column_unit(self) -> int:
         """The columns of a device in a group are a multiple of it."""
-        others = math.prod(
-            self.lengths[axis] for axis in self._long_side if axis != self._shared_axis
-        )
-        names = (self.mesh_axes[axis] for axis in self._long_side)
-        return max(others, 1) * math.prod(map(norms.devices_along, names))
+        unit = 1
+        for axis in self._long_side:
+            unit *= norms.devices_along(self.mesh_axes[axis])
+            if axis != self._shared_axis:
+                unit *= max(self.lengths[axis], 1)
+        return unit
 
     def of_piece(self, columns: int) -> "ShardLayout":
         """The layout of the pieces of a group, in which each device has so many columns."""
@@ -79,9 +80,11 @@ class ShardLayout(NamedTuple):
         axis, matrices = self._shared_axis + 1, shards.shape[0]
         length = self.of_piece(columns).lengths[self._shared_axis]
         x = shards.reshape(matrices, *self.lengths)
-        padding = devices * length - x.shape[axis]
-        x = jnp.pad(x, [(0, padding if k == axis else 0) for k in range(x.ndim)])
-        x = x.reshape(*x.shape[:axis], devices, length, *x.shape[axis + 1 :])
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, devices * length - x.shape[axis])
+        x = jnp.pad(x, widths)
+        before, after = x.shape[:axis], x.shape[axis + 1 :]
+        x = x.reshape(*before, devices, length, *after)
         return jnp.moveaxis(x, axis, 0).reshape(devices, matrices, -1)
 
     def from_pieces(self, pieces: jax.Array, columns: int) -> jax.Array:
@@ -90,7 +93,8 @@ class ShardLayout(NamedTuple):
         # (2, 12, 768 * 48) to (2, 12, 768, 48), (12, 768, 2, 48), (12, 768, 96)
         x = pieces.reshape(devices, matrices, *self.of_piece(columns).lengths)
         x = jnp.moveaxis(x, 0, axis)
-        x = x.reshape(*x.shape[:axis], devices * x.shape[axis + 1], *x.shape[axis + 2 :])
+        before, after = x.shape[:axis], x.shape[axis + 2 :]
+        x = x.reshape(*before, devices * x.shape[axis + 1], *after)
         x = jax.lax.slice_in_dim(x, 0, self.lengths[self._shared_axis], axis=axis)
         return x.reshape(matrices, math.prod(self.lengths))
 
@@ -157,13 +161,17 @@ def splitting(names: Iterable[str]) -> tuple[str, ...]:
     return tuple([x for x in names if norms.is_bound(x) and norms.devices_along((x,)) > 1])
 
 
-def choose_plan(exchange: Exchange, tasks: Iterable[EachMatrix]) -> SharingPlan:
+def choose_plan(exchange: Exchange, tasks: Tasks) -> SharingPlan:
     """The cheapest plan to share the matrices of the arrays of an exchange."""
-    layouts = [(task.array.size, layout_of(task)) for task in tasks]
-    matrices = sum(size // math.prod(layout.lengths) for size, layout in layouts)
-    axes = {name: norms.devices_along((name,)) for name in (*exchange.across, *exchange.copies)}
-    unit = math.lcm(*(layout.column_unit for _, layout in layouts))
-    plans = sharing_plans(matrices, exchange.shape, axes, exchange.dtype.itemsize, unit)
+    number, units = 0, []
+    for task in tasks.values():
+        layout = layout_of(task)
+        number += task.array.size // math.prod(layout.lengths)
+        units.append(layout.column_unit)
+    names = (*exchange.across, *exchange.copies)
+    axes = {name: norms.devices_along((name,)) for name in names}
+    itemsize = exchange.dtype.itemsize
+    plans = sharing_plans(number, exchange.shape, axes, itemsize, math.lcm(*units))
     return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)
 
 

@@ -55,7 +55,8 @@ def taken_apart(tasks: Tasks, matrices: jax.Array) -> dict[Any, jax.Array]:
         return {key: task.from_batch(matrices) for key, task in tasks.items()}
     results, stop = {}, 0
     for key, task in tasks.items():
-        start, stop = stop, stop + task.array.size // max(math.prod(task.on.matrices.shape), 1)
+        size = math.prod(task.on.matrices.shape)
+        start, stop = stop, stop + task.array.size // max(size, 1)
         results[key] = task.from_batch(matrices[start:stop])
     return results
 
@@ -87,5 +88,7 @@ def map_matrices(
         return jax.lax.dynamic_update_slice_in_dim(matrices, of_several(some), start, 0)
 
     matrices = jax.lax.fori_loop(0, whole, step, matrices)
-    rest = matrices[whole * at_a_time :]
-    return matrices.at[whole * at_a_time :].set(of_several(rest)) if len(rest) else matrices
+    start = whole * at_a_time
+    if start == count:
+        return matrices
+    return matrices.at[start:].set(of_several(matrices[start:]))

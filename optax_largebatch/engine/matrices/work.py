@@ -6,7 +6,6 @@ types know the mesh, the compiler is asked for the same.
 """
 
 from collections.abc import Mapping, Sequence
-import functools
 import itertools
 from typing import Any
 import warnings
@@ -69,9 +68,11 @@ def matrices_round(
             stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
             tasks[i] = EachMatrix(array, numbers, functions[i])
         waiting = {i: leaves[i].gradient for i in then}, following
-        done, (gradients, following) = apply_to_matrices(tasks, waiting, side_by_side)
-        after |= {i: inputs[i].after(stored[i], [x]) for i, x in done.items()}
-        leaves |= {i: leaves[i]._replace(gradient=x) for i, x in gradients.items()}
+        results, (gradients, following) = apply_to_matrices(tasks, waiting, side_by_side)
+        for i, result in results.items():
+            after[i] = inputs[i].after(stored[i], [result])
+        for i, gradient in gradients.items():
+            leaves[i] = leaves[i]._replace(gradient=gradient)
     return after, following
 
 
@@ -124,9 +125,11 @@ def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
     for wide, narrow in itertools.permutations(list(exchanges), 2):
         if {wide, narrow} <= exchanges.keys() and narrow.fits_into(wide):
             together = exchanges[wide] | exchanges[narrow]
-            separate = sum(choose_plan(x, exchanges[x].values()).cost for x in (wide, narrow))
-            if choose_plan(wide, together.values()).cost < separate:
-                exchanges[wide] |= exchanges.pop(narrow)
+            separate = choose_plan(wide, exchanges[wide]).cost
+            separate += choose_plan(narrow, exchanges[narrow]).cost
+            if choose_plan(wide, together).cost < separate:
+                exchanges[wide] = together
+                del exchanges[narrow]
     return exchanges
 
 
@@ -140,8 +143,8 @@ def _batches_of(exchange: Exchange, tasks: Tasks) -> list[list[Any]]:
     by_layout: dict[ShardLayout, dict[Any, EachMatrix]] = {}
     for key, task in tasks.items():
         by_layout.setdefault(layout_of(task), {})[key] = task
-    plans = [choose_plan(exchange, some.values()) for some in by_layout.values()]
-    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks.values()).cost
+    plans = [choose_plan(exchange, some) for some in by_layout.values()]
+    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks).cost
     if is_cheap and not any(plan.padding for plan in plans):
         return list(map(list, by_layout.values()))
     return [list(tasks)]
@@ -263,19 +266,23 @@ def _by_the_compiler(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> dict[Any,
     for key, x in stacks.items():
         # A stack that all devices can share equally may be split between its layers already.
         alone = key if len(x) % mesh.size == 0 else None
-        alike.setdefault((tasks[key].on.function, x.shape[1:], x.dtype, alone), []).append(key)
+        kind = tasks[key].on.function, x.shape[1:], x.dtype, alone
+        alike.setdefault(kind, []).append(key)
     # One mesh axis after the other: XLA knows no all-to-all for several, and would gather.
     names, free = mesh.axis_names, PartitionSpec.UNCONSTRAINED
     specs = [PartitionSpec(names[: k + 1], free, free) for k in range(len(names))]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
     for keys in alike.values():
         some = [stacks[key] for key in keys]  # say, (layers=12, rows=768, columns=3072)
-        zeros = jnp.zeros((-sum(map(len, some)) % mesh.size, *some[0].shape[1:]), some[0].dtype)
+        first, padding = some[0], -sum(map(len, some)) % mesh.size
+        zeros = jnp.zeros((padding, *first.shape[1:]), first.dtype)
         matrices = jnp.concatenate([*some, zeros])  # (16, 768, 3072) for 8 devices
-        matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings, matrices)
-        done = jax.vmap(tasks[keys[0]].apply)(matrices)
-        matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings[::-1], done)
-        if len(matrices) > len(some[0]) and mesh.size not in mesh.shape.values():
+        for sharding in shardings:
+            matrices = jax.lax.with_sharding_constraint(matrices, sharding)
+        matrices = jax.vmap(tasks[keys[0]].apply)(matrices)
+        for sharding in reversed(shardings):
+            matrices = jax.lax.with_sharding_constraint(matrices, sharding)
+        if len(matrices) > len(first) and mesh.size not in mesh.shape.values():
             # XLA may slice wrongly along an axis that several mesh axes split, and then its
             # verifier refuses the program ("limit index (8) must be less than or equal to ...").
             by_rows = mesh.axis_names if matrices.shape[1] % mesh.size == 0 else None
@@ -318,6 +325,6 @@ def _with_spec_of(task: EachMatrix) -> MatrixFunction:
     """The function of a task, for an array whose type says how it is split."""
     on, ndim = task.on, task.array.ndim
     spec = (*norms.explicit_spec(task.array), *[None] * ndim)[:ndim]
-    names = tuple(map(mesh_axes, spec))
-    sharding = on.matrices.sharding._replace(mesh_axes=names)
-    return on._replace(matrices=on.matrices._replace(sharding=sharding, specs_known=True))
+    sharding = on.matrices.sharding._replace(mesh_axes=tuple(map(mesh_axes, spec)))
+    matrices = on.matrices._replace(sharding=sharding, specs_known=True)
+    return on._replace(matrices=matrices)

@@ -188,5 +188,6 @@ def _with_step(
         signal_variance=moved(state.signal_variance, jnp.square(from_signal)),
         covariance=moved(state.covariance, from_noise * from_signal),
     )
-    usable = (small.number > 1) & jnp.all(jnp.isfinite(noise)) & jnp.all(jnp.isfinite(signal))
+    are_finite = jnp.all(jnp.isfinite(noise) & jnp.isfinite(signal))
+    usable = are_finite & (small.number > 1)
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), new, state)
