@@ -44,10 +44,14 @@ class VectorOfBlocks(Field):
         dtype = norms.accumulation_dtype(*map(jnp.result_type, jax.tree.leaves(params)))
         return replicated(jnp.full(blocks, self.initial, dtype), params)
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+    def of_transform(self, name: str, stacked: Stacked) -> Field:
+        stacked = stacked if self.stacked is None else self.stacked
+        return dataclasses.replace(self, name=name, stacked=stacked)
+
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         return [None] * len(leaves.arrays)
 
-    def join(self, name: str, old: jax.Array, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(self, old: jax.Array, leaf_values: list[Any], leaves: Leaves) -> Any:
         """One vector of all leaves, which have a number for each block, one for all, or None.
 
         A leaf without a gradient has None and keeps its old entries.
@@ -64,7 +68,7 @@ class VectorOfBlocks(Field):
             stop = start + vector.size
             entries.append(old[start:stop] if is_old else vector)
             start = stop
-        _check_blocks(name, old, start)
+        _check_blocks(self.name, old, start)
         return _one_vector(_join_constants(entries)) if entries else old
 
 
@@ -76,10 +80,10 @@ class NumberPerBlock(VectorOfBlocks):
     the leaf, with length 1 for axes that are not stacked, or no axes if the leaf is one block.
     """
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         block_axes = check_stacked(self.stacked).over_blocks(leaves)
         shapes = [blocks.whole_shape(index, leaves) for index, blocks in enumerate(block_axes)]
-        _check_blocks(name, value, sum(map(math.prod, shapes)))
+        _check_blocks(self.name, value, sum(map(math.prod, shapes)))
         leaf_values, start = [], 0
         for index, (blocks, shape) in enumerate(zip(block_axes, shapes, strict=True)):
             axes, segments = blocks
@@ -96,13 +100,6 @@ class NumberPerBlock(VectorOfBlocks):
             leaf_values.append(norms.with_spec(of_leaf, PartitionSpec(*spec)))
             start = stop
         return leaf_values
-
-
-def of_stacks(field: Any, stacked: Stacked) -> Any:
-    """The field with these stacks, unless it has others already."""
-    if isinstance(field, VectorOfBlocks) and field.stacked is None:
-        return dataclasses.replace(field, stacked=stacked)
-    return field
 
 
 def _check_blocks(name: str, vector: jax.Array, blocks: int) -> None:

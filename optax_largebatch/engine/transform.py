@@ -28,7 +28,6 @@ import optax
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import check_state
-from optax_largebatch.engine.blocks import of_stacks
 from optax_largebatch.engine.declaration import check_declaration, check_result, no_request
 from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
@@ -90,7 +89,7 @@ class LeafTransform:
         object.__setattr__(self, "stacked", stacks)
         if stacks.texts:  # a tile has a piece of the axis that is cut
             object.__setattr__(self, "given", "shards")
-        fields = [of_stacks(field, stacks) for field in self.state]
+        fields = [field.of_transform(x, stacks) for x, field in names_and_fields(self.state)]
         object.__setattr__(self, "state", built_like(self.state, fields))
 
     def init(self, params: optax.Params) -> Any:
@@ -129,10 +128,8 @@ class LeafTransform:
         """The state of each leaf."""
         if not self.state:
             return [self.state] * len(leaves.arrays)
-        of_fields = [
-            field.split(name, value, leaves)
-            for (name, field), value in zip(names_and_fields(self.state), state, strict=True)
-        ]
+        fields = zip(self.state, state, strict=True)
+        of_fields = [field.split(value, leaves) for field, value in fields]
         return [built_like(self.state, values) for values in zip(*of_fields, strict=True)]
 
     def kinds(self, leaf_state: Any) -> Any:
@@ -143,10 +140,9 @@ class LeafTransform:
     def join(self, state: Any, leaf_states: list[Any], leaves: Leaves) -> Any:
         """The new state, from the old one and the new state of each leaf."""
         new = []
-        fields = zip(names_and_fields(self.state), state, strict=True)
-        for k, ((name, field), old) in enumerate(fields):
+        for k, (field, old) in enumerate(zip(self.state, state, strict=True)):
             of_leaves = [leaf_state[k] for leaf_state in leaf_states]
-            new.append(field.join(name, old, of_leaves, leaves))
+            new.append(field.join(old, of_leaves, leaves))
         return built_like(self.state, new)
 
     def program(self, update: jax.Array, at: Leaf) -> LeafProgram:

@@ -23,7 +23,7 @@ from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, S
 from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars, Suspension
 from optax_largebatch.engine.requests import EachMatrix, Request
-from optax_largebatch.engine.state import Field, Shared, names_and_fields
+from optax_largebatch.engine.state import Field, Shared
 from optax_largebatch.engine.step import Arrays, StaticInfo, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
@@ -173,14 +173,14 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
     results = execution.results()
     same: dict[Any, Any] = {}
     for i, program in programs.items():
-        for who, name, field, value in _fields(transform, results[i][1]):
+        for who, field, value in _fields(transform, results[i][1]):
             if isinstance(field, Shared):
                 message = (
-                    f"{who}: the state's field {name!r} is Shared, and its new value "
+                    f"{who}: the state's field {field.name!r} is Shared, and its new value "
                     f"{SAME_FOR_ALL}declare it as PerParameter(), NumberPerBlock() or "
                     "VectorOfBlocks()."
                 )
-                _compare(value, same.setdefault((who, name), value), message)
+                _compare(value, same.setdefault((who, field.name), value), message)
         name, scalars = transform.name, arrays.scalars
         passes = _Passes(name, program, by_leaf[i], scalars, execution.inputs[i])
         for _, stop in passes.each():
@@ -197,10 +197,10 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
         passes.check_work()
 
 
-def _fields(transform: LeafTransform, state: Any) -> Iterator[tuple[str, str, Field, Any]]:
-    """All fields of a state, also of a leaf: their transform, name, declaration and value."""
-    for (name, field), value in zip(names_and_fields(transform.state), state, strict=True):
-        yield transform.name, name, field, value
+def _fields(transform: LeafTransform, state: Any) -> Iterator[tuple[str, Field, Any]]:
+    """All fields of a state, also of a leaf: the transform's name, the field and its value."""
+    for field, value in zip(transform.state, state, strict=True):
+        yield transform.name, field, value
         for inner, inner_state in field.inside(value):
             yield from _fields(inner, inner_state)
 
@@ -367,8 +367,10 @@ def _inside_of_shard_map(
     specs = [x.spec for x in jax.tree.leaves(shardings)]
     of_state = []
     for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True):
-        is_alike = owner is not None and x.shape == leaves[owner].shape
-        of_state.append(specs[owner] if is_alike else PartitionSpec())
+        spec = PartitionSpec()
+        if owner is not None and x.shape == leaves[owner].shape:
+            spec = specs[owner]
+        of_state.append(spec)
     of_params = jax.tree.unflatten(jax.tree.structure(params), specs)
     of_all = of_params, structure.unflatten(of_state)
     step = jax.shard_map(
@@ -409,7 +411,7 @@ def _of_blocks(transform: Any, state: Any) -> list[np.ndarray]:
     """The vectors of a state with a number for each block."""
     leaf_transform: Any = leaf_transform_of(transform)
     fields = _fields(leaf_transform, state)
-    return [np.asarray(value) for *_, field, value in fields if isinstance(field, VectorOfBlocks)]
+    return [np.asarray(value) for _, field, value in fields if isinstance(field, VectorOfBlocks)]
 
 
 def _second_step(transform: Any, gradients: Any, params: Any) -> tuple[Any, Any]:

@@ -159,7 +159,7 @@ class _StatesOfOwners(Field):
             )
         return states
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         """For each leaf its part of the owner's state, and None for each other owner."""
         states = [dict.fromkeys(self.members) for _ in leaves.arrays]
         for owner, (indices, its_leaves) in self.by_owner(leaves).items():
@@ -189,7 +189,7 @@ class _StatesOfOwners(Field):
             if isinstance(member, engine.LeafTransform) and states[owner] is not None
         ]
 
-    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(self, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         new = {}
         for owner, (indices, its_leaves) in self.by_owner(leaves).items():
             of_owner = [leaf_values[i][owner] for i in indices]
