@@ -34,6 +34,9 @@ from optax_largebatch.engine.transform import LeafTransform, StaticLeaf
 
 IS_NONE = functools.partial(operator.is_, None)
 
+CONSTANTS = (bool, int, float)
+"""Scalars that are known before a step is traced."""
+
 
 @jax.tree_util.register_pytree_node_class
 class Scalars:
@@ -50,8 +53,8 @@ class Scalars:
         self.tree = tree
         scalars, structure = jax.tree.flatten(tree)
         # With their types, since `1 == 1.0 == True`.
-        constants = [(type(x), x) if _is_constant(x) else None for x in scalars]
-        arrays = [x for x in scalars if not _is_constant(x)]
+        constants = [(type(x), x) if type(x) in CONSTANTS else None for x in scalars]
+        arrays = [x for x in scalars if type(x) not in CONSTANTS]
         self._flat = arrays, (structure, tuple(constants))
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
@@ -329,13 +332,7 @@ def _constant(value: Any) -> np.ndarray | None:
 def _cast(tree: Any, dtype: jnp.dtype) -> Any:
     """Arrays as precise as `dtype`; Python numbers, which adapt by themselves, as they are."""
     leaves, structure = jax.tree.flatten(tree)
-    cast = [
-        x if _is_constant(x) or not jnp.issubdtype(x.dtype, jnp.inexact) else norms.cast(x, dtype)
-        for x in leaves
-    ]
-    return structure.unflatten(cast)
-
-
-def _is_constant(scalar: Any) -> bool:
-    """Whether it is a number of Python."""
-    return type(scalar) in (bool, int, float)
+    for k, x in enumerate(leaves):
+        if type(x) not in CONSTANTS and jnp.issubdtype(x.dtype, jnp.inexact):
+            leaves[k] = norms.cast(x, dtype) if jnp.iscomplexobj(x) else jnp.asarray(x, dtype)
+    return structure.unflatten(leaves)

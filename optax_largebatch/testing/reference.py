@@ -4,6 +4,7 @@ It runs each leaf program once, as written, and takes each statistic by itself. 
 much memory and is easy to read. Every other way to run a transform must give the same numbers.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -40,14 +41,16 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
     leaf_transform = leaf_transform_of(transform)
     if leaf_transform is None:
         raise TypeError(f"reference() takes one made of leaf transforms; got {transform!r}.")
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return _step(leaf_transform, updates, state, params)
-
+    update = functools.partial(_step, leaf_transform)
     return optax.GradientTransformation(transform.init, update)
 
 
-def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+def _step(
+    transform: LeafTransform,
+    updates: Any,
+    state: Any,
+    params: Any = None,
+) -> tuple[Any, Any]:
     """One step: every program once, each as far as its next request, in turns."""
     leaves, gradients = gradients_of(updates, params)
     states = transform.split(state, leaves)
