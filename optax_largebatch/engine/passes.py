@@ -67,10 +67,10 @@ def _of_leaf(
     given = arrays, inputs._replace(stored=(*inputs.stored, *stored))
     statistics = list(request.distinct.values())
     leaf_sums = sums(statistics, recompute, given, program.tileable)
-    infos = program.rounds[len(inputs.answers)].statistics
-    return stored, [
-        x / info.elements if info.is_mean else x for x, info in zip(leaf_sums, infos, strict=True)
-    ]
+    for k, info in enumerate(program.rounds[len(inputs.answers)].statistics):
+        if info.is_mean:
+            leaf_sums[k] = leaf_sums[k] / info.elements
+    return stored, leaf_sums
 
 
 def hoisted_numbers(
@@ -114,14 +114,17 @@ def inputs_of_each(
         return [(inputs, scalars)]
     answers = [list(map(jnp.unstack, of_round)) for of_round in inputs.answers]
     hoisted = [unstacked(program, k, x) for k, x in enumerate(inputs.hoisted)]
-    vectors = None if hoisted else barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
+    of_each = [scalars] * number
+    if not hoisted:
+        vectors = barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
+        of_each = [jax.tree.map(lambda x, i=i: x[i], vectors) for i in range(number)]
 
     def of_leaf(i: int) -> tuple[PassInputs, Scalars]:
         its_inputs = inputs._replace(
             answers=tuple(tuple(x[i] for x in of_round) for of_round in answers),
             hoisted=tuple(x[i] for x in hoisted),
         )
-        return its_inputs, scalars if vectors is None else jax.tree.map(lambda x: x[i], vectors)
+        return its_inputs, of_each[i]
 
     return list(map(of_leaf, range(number)))
 

@@ -317,10 +317,12 @@ class Program:
 
 def _abstract_sums(request: Request, info: Round) -> list[jax.Array]:
     """Sums of which only the types matter; the passes take them otherwise."""
-    return [
-        norms.over_shards({0: norms.block_sum(x.term, x_info.kept)}, {0: x_info.split})[0]
-        for x, x_info in zip(request.distinct.values(), info.statistics, strict=True)
-    ]
+    sums = []
+    statistics = zip(request.distinct.values(), info.statistics, strict=True)
+    for x, (_, kept, split, _) in statistics:
+        of_shard = norms.block_sum(x.term, kept)
+        sums.append(norms.over_shards({0: of_shard}, {0: split})[0])
+    return sums
 
 
 def _constant(value: Any) -> np.ndarray | None:

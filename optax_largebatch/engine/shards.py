@@ -43,9 +43,12 @@ def on_shards(
     specs = leaves.specs or []
     constants: list[Any] = []  # the results of a device, False if they are computed
 
+    def constant(x: Any) -> Any:
+        return x if isinstance(x, np.ndarray) else False
+
     def on_one_device(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
         results = execute(arrays, scalars, dataclasses.replace(leaves, mesh=None))
-        constants.append(jax.tree.map(lambda x: isinstance(x, np.ndarray) and x, results))
+        constants.append(jax.tree.map(constant, results))
         return jax.tree.map(jnp.asarray, results)
 
     def spec(index: int, x: Any, kind: ArrayKind = "per element") -> Any:

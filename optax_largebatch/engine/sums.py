@@ -120,10 +120,11 @@ def _reduced(statistics: Sequence[Statistic]) -> list[jax.Array]:
     summed = tuple(axis for axis in range(terms[0].ndim) if axis not in kept)
     zeros = [jnp.zeros([], x.dtype) for x in terms]
 
-    def add(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> list[jax.Array]:
+    def add(left: Any, right: Any) -> Any:
         return [x + y for x, y in zip(left, right, strict=True)]
 
-    return [x.reshape(shape) for x in jax.lax.reduce(terms, zeros, add, summed)]
+    sums = jax.lax.reduce(terms, zeros, add, summed)
+    return [x.reshape(shape) for x in sums]
 
 
 def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:

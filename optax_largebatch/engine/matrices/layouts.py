@@ -111,10 +111,10 @@ class ShardLayout(NamedTuple):
     def shard(self, matrices: jax.Array, exchange: Exchange) -> jax.Array:
         """The reverse of `unshard`."""
         devices, order = self._order(exchange)
-        lengths = (*devices, matrices.shape[0], *self.lengths)
+        lengths = (*devices, len(matrices), *self.lengths)
         x = matrices.reshape([lengths[axis] for axis in order])
         x = jnp.transpose(x, np.argsort(order).tolist())
-        return x.reshape(math.prod(devices), matrices.shape[0], math.prod(self.lengths))
+        return x.reshape(math.prod(devices), len(matrices), math.prod(self.lengths))
 
     @property
     def _long_side(self) -> range:
@@ -135,7 +135,8 @@ class ShardLayout(NamedTuple):
         ]
         first = self.row_axes if self.is_tall else 0
         order = itertools.chain(*axes[first:], *axes[:first])
-        return [norms.devices_along((name,)) for name in across], [len(across), *order]
+        devices = [norms.devices_along((name,)) for name in across]
+        return devices, [len(across), *order]
 
 
 class MatrixRange(NamedTuple):
@@ -187,7 +188,8 @@ def with_the_matrices_inside(task: EachMatrix, is_automatic: bool) -> EachMatrix
     opened = None if is_automatic else on.matrices.opened(task.array.shape)
     if opened is not None:
         matrices, shape = opened
-        return task._replace(array=task.array.reshape(shape), on=on._replace(matrices=matrices))
+        on = on._replace(matrices=matrices)
+        return task._replace(array=task.array.reshape(shape), on=on)
     function = _of_each_inside(on.matrices.fused, on.function)
     closed = on.matrices._replace(fused=None)
     return task._replace(on=MatrixFunction(function, closed, on.dtype, splits=False))

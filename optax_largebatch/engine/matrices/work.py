@@ -55,12 +55,13 @@ def matrices_round(
         side_by_side: whether matrices of one shape, of several leaves, are one batch.
     """
     leaves, after = dict(leaves), {}
-    functions: dict[int, Any] = {
-        i: program.rounds[len(inputs[i].answers)].of_each for i, program in programs.items()
-    }
-    one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
-    shapes = {i: EachMatrix(leaves[i].gradient, (), x) for i, x in functions.items()}
+    functions: dict[int, Any] = {}
+    shapes: dict[int, EachMatrix] = {}
+    for i, program in programs.items():
+        functions[i] = program.rounds[len(inputs[i].answers)].of_each
+        shapes[i] = EachMatrix(leaves[i].gradient, (), functions[i])
     order = batches(shapes, side_by_side)
+    one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
     for now, then in itertools.zip_longest(order, order[1:], fillvalue=()):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
@@ -310,6 +311,7 @@ def _by_their_types(
         return apply_to_matrices(on_shards, following, side_by_side)
 
     arrays = {key: task.array for key, task in tasks.items()}
+    numbers = {key: task.numbers for key, task in tasks.items()}
     specs = jax.tree.map(norms.explicit_spec, arrays)
     of_following = jax.tree.map(norms.explicit_spec, following)
     return jax.shard_map(
@@ -318,7 +320,7 @@ def _by_their_types(
         in_specs=(specs, PartitionSpec(), of_following),
         out_specs=(specs, of_following),
         check_vma=False,
-    )(arrays, {key: task.numbers for key, task in tasks.items()}, following)
+    )(arrays, numbers, following)
 
 
 def _with_spec_of(task: EachMatrix) -> MatrixFunction:
