@@ -233,7 +233,7 @@ class Program:
         self,
         leaf: LeafArrays,
         kinds: Sequence[ArrayKind] = ("per element", "per block"),
-    ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], LeafArrays]]:
+    ) -> tuple[list[jax.Array], Callable[..., LeafArrays]]:
         """The arrays of a leaf of some kinds, and a function that puts others in their places."""
         arrays, structure = jax.tree.flatten(leaf)
         places = [place for place, kind in enumerate(self.kinds) if kind in kinds]
