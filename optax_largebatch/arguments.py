@@ -71,10 +71,10 @@ def known_number(name: str, value: Any, allowed: str) -> float:
     return float(value)
 
 
-def check_optional_number(name: str, value: Any, allowed: str) -> None:
-    """Checks that `value` is None or a real number in the interval `allowed`."""
+def check_optional_number(name: str, value: Any) -> None:
+    """Checks that `value` is None or a positive real number."""
     if value is not None:
-        check_number(name, value, allowed)
+        check_number(name, value, "(0, inf)")
 
 
 def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:

@@ -7,7 +7,6 @@ layers. Under `jit` a sharded leaf is still one array, and the compiler adds up 
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 import functools
-import itertools
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -73,7 +72,9 @@ def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
 
 def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the `block_sum` of an array of this shape."""
-    return tuple([size if axis in kept else 1 for axis, size in enumerate(shape)]) if kept else ()
+    if not kept:
+        return ()
+    return tuple([size if axis in kept else 1 for axis, size in enumerate(shape)])
 
 
 def sum_of_squares(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
@@ -140,15 +141,16 @@ def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> d
         if not axes:
             continue
         dtype = accumulation_dtype(*[sums[key].dtype for key in keys])
-        terms = [
-            _counted_once(jnp.ravel(sums[key]).astype(dtype), axes - splits[key].within)
-            for key in keys
-        ]
+        terms = []
+        for key in keys:
+            x = jnp.ravel(sums[key]).astype(dtype)
+            terms.append(_counted_once(x, axes - splits[key].within))
         vector = jax.lax.psum(jnp.concatenate(terms), tuple(sorted(axes)))
-        stops = itertools.accumulate(sums[key].size for key in keys)
-        for key, stop in zip(keys, stops, strict=True):
+        stop = 0
+        for key in keys:
             like = sums[key]
-            whole[key] = vector[stop - like.size : stop].reshape(like.shape).astype(like.dtype)
+            start, stop = stop, stop + like.size
+            whole[key] = vector[start:stop].reshape(like.shape).astype(like.dtype)
     return whole
 
 
@@ -169,9 +171,11 @@ def placed(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
     """
     if not any(map(is_bound, mesh_axes)):
         return with_spec(x, PartitionSpec())
-    shape = (*x.shape[:axis], devices_along(mesh_axes) * x.shape[axis], *x.shape[axis + 1 :])
+    shape = list(x.shape)
+    shape[axis] *= devices_along(mesh_axes)
     start = jax.lax.axis_index(mesh_axes) * x.shape[axis]
-    return jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, x.dtype), x, start, axis)
+    zeros = jnp.zeros(shape, x.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(zeros, x, start, axis)
 
 
 def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
@@ -185,7 +189,8 @@ def local_shard(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Arra
     if not any(map(is_bound, mesh_axes)):
         return x
     size = x.shape[axis] // devices_along(mesh_axes)
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(mesh_axes) * size, size, axis)
+    start = jax.lax.axis_index(mesh_axes) * size
+    return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
 
 def devices_along(mesh_axes: Iterable[str]) -> int:
@@ -212,19 +217,11 @@ def is_on_a_mesh(arrays: Any) -> bool:
     return False
 
 
-def with_spec(x: jax.Array, spec: PartitionSpec, like: jax.Array | None = None) -> jax.Array:
-    """The array split as `spec` says, or unchanged if neither its type nor `spec` has a mesh axis.
-
-    Args:
-        x: the array.
-        spec: how to split it.
-        like: an array that knows the mesh; for an `x` whose type does not, if no mesh is set.
-    """
+def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """The array split as `spec` says, unchanged if neither it nor its type has a mesh axis."""
     if not any(explicit_spec(x)) and not any(spec):
         return x
     mesh = jax.typeof(x).sharding.mesh
-    if like is not None:  # an array that is not traced says which devices, too
-        mesh = getattr(like, "sharding", jax.typeof(like).sharding).mesh
     return jax.sharding.reshard(x, spec if mesh.empty else NamedSharding(mesh, spec))
 
 
@@ -239,8 +236,8 @@ def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array
 
 def total(sums: Sequence[jax.Array]) -> jax.Array:
     """The sum over several blocks, from the sum of each, in the widest of their dtypes."""
-    dtype = accumulation_dtype(*(part.dtype for part in sums))
-    return jnp.sum(jnp.stack([part.astype(dtype) for part in sums]))
+    dtype = accumulation_dtype(*[x.dtype for x in sums])
+    return jnp.sum(jnp.stack([x.astype(dtype) for x in sums]))
 
 
 @jax.custom_jvp
@@ -251,7 +248,8 @@ def from_sum_of_squares(square: jax.Array) -> jax.Array:
 
 @from_sum_of_squares.defjvp
 def _derivative_of_norm(
-    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+    primals: tuple[jax.Array],
+    tangents: tuple[jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
     norm = from_sum_of_squares(*primals)
     zero = norm == 0

@@ -51,7 +51,9 @@ def bias_correction(decay: Scalar, t: jax.Array) -> jax.Array:
 
 
 def momentum_weights(
-    decay: Scalar, t: jax.Array, nesterov: bool
+    decay: Scalar,
+    t: jax.Array,
+    nesterov: bool,
 ) -> tuple[jax.Array, jax.Array | float]:
     r"""The weights of a running mean and of the gradient in a step, corrected for their start.
 
@@ -69,7 +71,9 @@ def is_due(count: jax.Array, period: int) -> jax.Array:
 
 
 def zeros_like(
-    params: optax.Params, dtype: jax.typing.DTypeLike | None, is_real: bool = False
+    params: optax.Params,
+    dtype: jax.typing.DTypeLike | None,
+    is_real: bool = False,
 ) -> optax.Updates:
     """Zeros in `dtype`; if that is None, in the accumulation dtype of each leaf.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 import numpy as np
+import optax
 import pytest
 
 import optax_largebatch as lb
@@ -275,6 +276,16 @@ def test_a_text_that_cuts_nothing():
     params = {"out": jnp.ones((8, 4))}
     for text in "rows (columns=2 columns=2)", "(1 rows) (1 columns)":
         assert len(lb.muonh(0.1, matrix_axes={"out": text}).init(params)[-1].radii) == 1, text
+
+
+def test_parts_on_spheres_beside_an_optimizer_of_optax():
+    params = {"out": jnp.arange(1.0, 33).reshape(8, 4)}
+
+    def moved(**options):
+        optimizer = lb.adamh(0.1, stacked={"out": "rows columns=1+3"}, **options)
+        return trained(optimizer, params, optimizer.init(params))[0]
+
+    chex.assert_trees_all_equal(moved(others=optax.sgd(0.1)), moved())
 
 
 def test_what_does_not_go():

@@ -35,6 +35,7 @@ class VectorOfBlocks(Field):
         initial: the value of all numbers before the first step.
     """
 
+    kind = "per block"
     stacked: Stacked | None = None
     initial: float = 0.0
 
@@ -43,13 +44,14 @@ class VectorOfBlocks(Field):
         dtype = norms.accumulation_dtype(*map(jnp.result_type, jax.tree.leaves(params)))
         return replicated(jnp.full(blocks, self.initial, dtype), params)
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+    def of_transform(self, name: str, stacked: Stacked) -> Field:
+        stacked = stacked if self.stacked is None else self.stacked
+        return dataclasses.replace(self, name=name, stacked=stacked)
+
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         return [None] * len(leaves.arrays)
 
-    def kinds(self, leaf_value: Any) -> Any:
-        return jax.tree.map(lambda _: "per block", leaf_value)
-
-    def join(self, name: str, old: jax.Array, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(self, old: jax.Array, leaf_values: list[Any], leaves: Leaves) -> Any:
         """One vector of all leaves, which have a number for each block, one for all, or None.
 
         A leaf without a gradient has None and keeps its old entries.
@@ -66,7 +68,7 @@ class VectorOfBlocks(Field):
             stop = start + vector.size
             entries.append(old[start:stop] if is_old else vector)
             start = stop
-        _check_blocks(name, old, start)
+        _check_blocks(self.name, old, start)
         return _one_vector(_join_constants(entries)) if entries else old
 
 
@@ -78,15 +80,17 @@ class NumberPerBlock(VectorOfBlocks):
     the leaf, with length 1 for axes that are not stacked, or no axes if the leaf is one block.
     """
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         block_axes = check_stacked(self.stacked).over_blocks(leaves)
         shapes = [blocks.whole_shape(index, leaves) for index, blocks in enumerate(block_axes)]
-        _check_blocks(name, value, sum(map(math.prod, shapes)))
+        _check_blocks(self.name, value, sum(map(math.prod, shapes)))
         leaf_values, start = [], 0
-        for index, ((axes, segments), shape) in enumerate(zip(block_axes, shapes, strict=True)):
+        for index, (blocks, shape) in enumerate(zip(block_axes, shapes, strict=True)):
+            axes, segments = blocks
             stop = start + math.prod(shape)
             of_leaf = jnp.reshape(value[start:stop], shape)
-            of_leaf = segments.spread(of_leaf) if segments else of_leaf
+            if segments:
+                of_leaf = segments.spread(of_leaf)
             for axis in axes:
                 of_leaf = norms.local_shard(of_leaf, axis, leaves.axes_along(index, axis))
             # On a mesh of explicit axes, `jnp.where` takes arrays that are split in the same way.
@@ -96,13 +100,6 @@ class NumberPerBlock(VectorOfBlocks):
             leaf_values.append(norms.with_spec(of_leaf, PartitionSpec(*spec)))
             start = stop
         return leaf_values
-
-
-def of_stacks(field: Any, stacked: Stacked) -> Any:
-    """The field with these stacks, unless it has others already."""
-    if isinstance(field, VectorOfBlocks) and field.stacked is None:
-        return dataclasses.replace(field, stacked=stacked)
-    return field
 
 
 def _check_blocks(name: str, vector: jax.Array, blocks: int) -> None:
@@ -124,7 +121,7 @@ def _one_vector(vectors: Sequence[jax.Array]) -> jax.Array:
     BERT-base with LAMB then moves 39.9 bytes for each parameter on a v5e, in chunks 31.2. Without
     the barrier XLA would make one kernel of them again.
     """
-    chunks = [jnp.concatenate(chunk) for chunk in chunked(vectors)]
+    chunks = list(map(jnp.concatenate, chunked(vectors)))
     return jnp.concatenate(barrier(chunks)) if len(chunks) > 1 else chunks[0]
 
 
@@ -132,6 +129,8 @@ def _join_constants(entries: Sequence[Any]) -> list[jax.Array]:
     """The entries, with neighbouring arrays of NumPy joined: XLA sees as few as possible."""
     joined: list[Any] = []
     for is_constant, run in itertools.groupby(entries, lambda x: isinstance(x, np.ndarray)):
-        items = list(run)
-        joined += [jnp.asarray(np.concatenate(items))] if is_constant else items
+        if is_constant:
+            joined.append(jnp.asarray(np.concatenate(list(run))))
+        else:
+            joined += run
     return joined

@@ -7,7 +7,7 @@ lowering for each platform. So is a barrier that XLA on a CPU would drop. README
 breaks without each of JAX's internal names.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 from typing import Any, TypeVar
@@ -24,7 +24,6 @@ MAX_CHUNK = 32
 """The numbers that one kernel computes. XLA makes a kernel of each of many more."""
 
 Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")
 
@@ -33,7 +32,9 @@ Lowering = Callable[..., list[jax.Array]]
 
 
 def dispatch_by_platform(
-    lowerings: Callable[[str | None], Lowering], types: Sequence[Any], *arrays: Any
+    lowerings: Callable[[str | None], Lowering],
+    types: Sequence[Any],
+    *arrays: Any,
 ) -> list[Any]:
     """The results of a step, from the lowering for the platform where it runs.
 
@@ -93,12 +94,11 @@ def barrier(arrays: Tree) -> Tree:
     Inside `jax.shard_map`, arrays that differ between devices wait separately; otherwise all would
     get a type that differs between devices.
     """
-    leaves, structure = jax.tree.flatten(arrays)
-    return structure.unflatten(_by_varying_axes(_wait, dict(enumerate(leaves))).values())
+    return _by_varying_axes(_wait, arrays)
 
 
-def reduction_barrier(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
-    """The same arrays, none of which is available before all are, as with `barrier`.
+def reduction_barrier(arrays: Tree) -> Tree:
+    """The same tree, in which no array is available before all are, as with `barrier`.
 
     So the compiler can combine the reductions that made them, although other work could start
     earlier.
@@ -106,15 +106,16 @@ def reduction_barrier(arrays: Mapping[Key, jax.Array]) -> dict[Key, jax.Array]:
     return _by_varying_axes(_wait_for_reductions, arrays)
 
 
-def _by_varying_axes(
-    wait: Callable[..., Any], arrays: Mapping[Key, jax.Array]
-) -> dict[Key, jax.Array]:
-    """The same arrays, after those that vary along the same axes have waited for each other."""
-    result = dict(arrays)
-    for varying in {norms.varying_axes(x) for x in arrays.values()}:
-        some = {key: x for key, x in arrays.items() if norms.varying_axes(x) == varying}
-        result |= zip(some, wait(*some.values()), strict=True)
-    return result
+def _by_varying_axes(wait: Callable[..., Any], arrays: Tree) -> Tree:
+    """The same tree, after arrays that vary along the same axes have waited for each other."""
+    leaves, structure = jax.tree.flatten(arrays)
+    axes = list(map(norms.varying_axes, leaves))
+    for varying in {*axes}:
+        places = [place for place, of_leaf in enumerate(axes) if of_leaf == varying]
+        waited = wait(*[leaves[place] for place in places])
+        for place, x in zip(places, waited, strict=True):
+            leaves[place] = x
+    return structure.unflatten(leaves)
 
 
 def _derivatives_do_not_wait(barrier: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +153,11 @@ _step_p.def_impl(lambda *arrays, types, lowerings: lowerings(None)(*arrays))
 
 
 def _lowered(
-    ctx: Any, *arrays: Any, types: Any, lowerings: Any, platform: str | None = None
+    ctx: Any,
+    *arrays: Any,
+    types: Any,
+    lowerings: Any,
+    platform: str | None = None,
 ) -> Sequence[Any]:
     """The lowering for the platform, if the module is for one device."""
     del types
@@ -180,7 +185,11 @@ def _without_dead_code(lowering: Lowering, types: Sequence[ShapedArray]) -> Lowe
 
 
 def _derivative(
-    arrays: Sequence[Any], tangents: Sequence[Any], *, types: Any, lowerings: Any
+    arrays: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    types: Any,
+    lowerings: Any,
 ) -> tuple[Any, Any]:
     """The derivative of the lowering for any number of devices."""
     del types

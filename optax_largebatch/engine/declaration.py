@@ -88,22 +88,21 @@ def check_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> No
             f"{type(at.state).__name__}."
         )
     blocks = math.prod(norms.shape_of_blocks(update.shape, at.stacked))
-    fields = zip(names_and_fields(transform.state), at.state, state, strict=True)
-    for (name, field), old, now in fields:
+    for field, old, now in zip(transform.state, at.state, state, strict=True):
         if isinstance(field, Counter) and now is not old:
             raise ValueError(
                 f"{who}: the engine counts the steps; the leaf program must leave the state's "
-                f"{name!r} as it is."
+                f"{field.name!r} as it is."
             )
         if now is None:  # a vector that is left as it was
             continue
         if isinstance(field, VectorOfBlocks) and jnp.size(now) not in (1, blocks):
             raise ValueError(
-                f"{who}: the state's {name!r} takes one number for each block of a leaf; the leaf "
-                f"program returned an array of shape {jnp.shape(now)}."
+                f"{who}: the state's {field.name!r} takes one number for each block of a leaf; the "
+                f"leaf program returned an array of shape {jnp.shape(now)}."
             )
         if isinstance(field, PerParameter | NumberPerBlock) and jnp.shape(now) != jnp.shape(old):
             raise ValueError(
-                f"{who}: the state's {name!r} must keep its shape {jnp.shape(old)}; the leaf "
+                f"{who}: the state's {field.name!r} must keep its shape {jnp.shape(old)}; the leaf "
                 f"program returned one of shape {jnp.shape(now)}."
             )

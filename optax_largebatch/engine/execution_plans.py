@@ -41,14 +41,30 @@ class ExecutionPlan:
 
 ONE_CPU = ExecutionPlan(sums.on_cpu, group_size=2**18, no_inline=True)
 # Of one GPU, and of the shards of several.
-GPU = ExecutionPlan(sums.variadic, batch_identical=True, batch_matrices=True, batch_hoisted=True)
+GPU = ExecutionPlan(
+    sums.variadic,
+    batch_identical=True,
+    batch_matrices=True,
+    batch_hoisted=True,
+)
 # Two matrices of 768 x 768 are a group.
-ONE_GPU = dataclasses.replace(GPU, group_size=5 * 2**18, serialize_groups=True, smallest_first=True)
+ONE_GPU = dataclasses.replace(
+    GPU,
+    group_size=5 * 2**18,
+    serialize_groups=True,
+    smallest_first=True,
+)
 ONE_TPU = ExecutionPlan(
-    sums.plain, group_size=2**18, serialize_groups=True, defer_state_writes=True
+    sums.plain,
+    group_size=2**18,
+    serialize_groups=True,
+    defer_state_writes=True,
 )
 SEVERAL_DEVICES = ExecutionPlan(
-    sums.plain, batch_hoisted=True, defer_state_writes=True, fuse_reductions=True
+    sums.plain,
+    batch_hoisted=True,
+    defer_state_writes=True,
+    fuse_reductions=True,
 )
 SEVERAL_GPUS = dataclasses.replace(SEVERAL_DEVICES, batch_identical=True)
 SHARDS_ON_GPUS = dataclasses.replace(GPU, defer_state_writes=True, fuse_reductions=True)
@@ -56,7 +72,10 @@ SHARDS_ON_GPUS = dataclasses.replace(GPU, defer_state_writes=True, fuse_reductio
 ON_ONE_DEVICE = {"cpu": ONE_CPU, "cuda": ONE_GPU, "rocm": ONE_GPU, "tpu": ONE_TPU}
 """The plans if one device has all leaves, by platform."""
 
-ON_A_MESH = {("gpu", AxisType.Explicit): SEVERAL_GPUS, ("gpu", AxisType.Manual): SHARDS_ON_GPUS}
+ON_A_MESH = {
+    ("gpu", AxisType.Explicit): SEVERAL_GPUS,
+    ("gpu", AxisType.Manual): SHARDS_ON_GPUS,
+}
 """The plans for several devices that are not `SEVERAL_DEVICES`, by platform and kind of mesh axes.
 
 Types do not say how automatic partitioning splits a leaf. Side by side, leaves that are split along
@@ -79,4 +98,6 @@ def on_a_mesh(arrays: Any, on_shards: bool = False) -> ExecutionPlan:
         if (device := getattr(mesh, "abstract_device", None))
         for kind in mesh.axis_types
     }
-    return ON_A_MESH.get(kinds.pop(), SEVERAL_DEVICES) if len(kinds) == 1 else SEVERAL_DEVICES
+    if len(kinds) != 1:
+        return SEVERAL_DEVICES
+    return ON_A_MESH.get(kinds.pop(), SEVERAL_DEVICES)

@@ -8,6 +8,7 @@ device has all leaves, they go one after the other, small ones in groups.
 
 from collections.abc import Iterable, Mapping, Sequence
 import contextlib
+import copy
 import itertools
 from typing import Any
 
@@ -64,16 +65,15 @@ class Execution:
         self._pass = jax.jit(allow_inlining(passes.stored_and_sums), static_argnums=(0, 1, 2))
         self._hoisted = jax.jit(allow_inlining(passes.hoisted_numbers), static_argnums=0)
         self._finish = jax.jit(allow_inlining(Program.result), static_argnums=0)
-        self._in_a_call = jax.jit(allow_inlining(self._local_rounds), static_argnums=0)
+        self._in_a_call = jax.jit(allow_inlining(self._after_local_rounds), static_argnums=0)
 
     def results(self) -> dict[int, tuple[jax.Array, Any]]:
         """The results of the programs."""
-        while waiting := [i for i in self._batches if self._remaining(i, self.inputs)]:
+        while waiting := [i for i in self._batches if self._remaining(i)]:
             # A norm of all leaves has to wait for leaves that have other requests before it.
-            local = self._with_local_round(waiting, self.inputs)
+            local = self._with_local_round(waiting)
             if not local:
-                ready = self._with_global_round(waiting)
-                self.inputs |= self._round(ready, self._leaves, self._scalars, self.inputs)
+                self._take_round(self._with_global_round(waiting))
             previous: Sequence[int] = []
             groups = self._groups(local)
             for group, following in itertools.zip_longest(groups, groups[1:], fillvalue=()):
@@ -81,11 +81,13 @@ class Execution:
                     self._wait_for(previous, group)
                     self._following = following
                 previous = group
-                leaves = {k: self._leaves[k] for i in group for k in self._batches[i]}
-                inputs = {i: self.inputs[i] for i in group}
-                rounds = self._in_a_call if self._plan.no_inline else self._local_rounds
-                with self._no_inline():
-                    self.inputs |= rounds(tuple(group), leaves, self._scalars, inputs)
+                if self._plan.no_inline:
+                    leaves = {k: self._leaves[k] for i in group for k in self._batches[i]}
+                    inputs = {i: self.inputs[i] for i in group}
+                    with no_inline():
+                        self.inputs |= self._in_a_call(tuple(group), leaves, self._scalars, inputs)
+                else:
+                    self._take_local_rounds(group)
                 self._finish_leaves(group)
         self._finish_leaves(self._batches)
         return {i: self._results[i] for i in self._leaves}
@@ -99,25 +101,25 @@ class Execution:
             return group_leaves(sizes, self._plan.group_size)
         by_shape: dict[Any, dict[int, int]] = {}
         for i, size in sizes.items():
-            on = next((x.of_each for x in self._remaining(i, self.inputs) if x.of_each), None)
-            alike = on and (on.function, on.dtype, on.matrices.shape)
-            of_product = size_of_product(self._leaves[i].gradient, on) if on else size
-            by_shape.setdefault(alike, {})[i] = of_product
-        groups = [
-            group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)
-            for alike, some in by_shape.items()
-        ]
-        return list(itertools.chain(*groups))
+            on = next((x.of_each for x in self._remaining(i) if x.of_each), None)
+            if on is None:
+                by_shape.setdefault(None, {})[i] = size
+            else:
+                alike = on.function, on.dtype, on.matrices.shape
+                of_product = size_of_product(self._leaves[i].gradient, on)
+                by_shape.setdefault(alike, {})[i] = of_product
+        groups: list[list[int]] = []
+        for alike, some in by_shape.items():
+            groups += group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)
+        return groups
 
-    def _remaining(self, i: int, inputs: Mapping[int, PassInputs]) -> Sequence[Round]:
+    def _remaining(self, i: int) -> Sequence[Round]:
         """The rounds that a batch has not taken."""
-        return self._programs[i].rounds[len(inputs[i].answers) :]
+        return self._programs[i].rounds[len(self.inputs[i].answers) :]
 
-    def _with_local_round(
-        self, batches: Iterable[int], inputs: Mapping[int, PassInputs]
-    ) -> list[int]:
+    def _with_local_round(self, batches: Iterable[int]) -> list[int]:
         """The batches whose next round is no norm of all leaves."""
-        remaining = {i: self._remaining(i, inputs) for i in batches}
+        remaining = {i: self._remaining(i) for i in batches}
         return [i for i, rounds in remaining.items() if rounds and rounds[0].global_of is None]
 
     def _with_global_round(self, waiting: Sequence[int]) -> list[int]:
@@ -125,63 +127,55 @@ class Execution:
 
         A partition has several such norms, each of the leaves of one of its members.
         """
-        remaining = {i: self._remaining(i, self.inputs) for i in waiting}
-        later = {(x.global_of, x.index) for rounds in remaining.values() for x in rounds[1:]}
-        return [i for i, (x, *_) in remaining.items() if (x.global_of, x.index) not in later]
+        remaining = {i: self._remaining(i) for i in waiting}
+        later = {x.norm for rounds in remaining.values() for x in rounds[1:]}
+        return [i for i, rounds in remaining.items() if rounds[0].norm not in later]
 
-    def _local_rounds(
+    def _after_local_rounds(
         self,
         group: Sequence[int],
         leaves: Mapping[int, LeafArrays],
         scalars: Scalars,
         inputs: Mapping[int, PassInputs],
-    ) -> dict[int, PassInputs]:
-        """The inputs of some batches after all rounds up to the next norm of all leaves.
+    ) -> Mapping[int, PassInputs]:
+        """The inputs of the last pass, or of the next norm of all leaves, as a function of arrays.
 
         On a CPU this is a call that XLA does not inline. Otherwise XLA would see that the update
         needs the direction that a norm was taken of, and keep that, of all leaves at once.
         """
-        inputs = dict(inputs)
-        while ready := self._with_local_round(group, inputs):
-            inputs |= self._round(ready, leaves, scalars, inputs)
-        if self._plan.no_inline:
-            for i in group:
-                if not self._remaining(i, inputs):
-                    inputs[i] = self._with_hoisted(i, leaves, scalars, inputs[i])
-        return inputs
+        inside = copy.copy(self)
+        inside._leaves, inside._scalars, inside.inputs = dict(leaves), scalars, dict(inputs)
+        inside._take_local_rounds(group)
+        for i in group:
+            if not inside._remaining(i):
+                inside._hoist_all(i)
+        return inside.inputs
 
-    def _round(
-        self,
-        waiting: Sequence[int],
-        leaves: Mapping[int, LeafArrays],
-        scalars: Scalars,
-        inputs: Mapping[int, PassInputs],
-    ) -> dict[int, PassInputs]:
-        """The inputs after one round, for which devices or leaves need each other."""
-        rounds = {i: self._remaining(i, inputs)[0] for i in waiting}
+    def _take_local_rounds(self, group: Sequence[int]) -> None:
+        """Takes all rounds of some batches up to the next norm of all leaves."""
+        while ready := self._with_local_round(group):
+            self._take_round(ready)
+
+    def _take_round(self, waiting: Sequence[int]) -> None:
+        """Takes one round, for which devices or leaves need each other."""
+        rounds = {i: self._remaining(i)[0] for i in waiting}
         with_matrices = {i: self._programs[i] for i, x in rounds.items() if x.of_each}
         if with_matrices:
-            gradients = {
-                k: self._leaves[k].gradient for i in self._following for k in self._batches[i]
-            }
-            side_by_side = self._plan.batch_matrices
-            after, gradients = matrices_round(
-                with_matrices, leaves, scalars, inputs, gradients, side_by_side
-            )
-            self._replace_gradients(gradients)
-            return after
-        is_global = rounds[waiting[0]].global_of is not None
+            self._take_round_of_matrices(with_matrices)
+            return
         stored: dict[int, Sequence[jax.Array]] = {}
         sums: dict[tuple[int, int], jax.Array] = {}
         for i in waiting:
-            batch = [leaves[k] for k in self._batches[i]]
+            static = self._programs[i], self._plan.sums, self._defers_writes(i)
+            batch = self._arrays_of(i)
             with self._no_inline(batch[0].gradient.size):
-                static = self._programs[i], self._plan.sums, self._defers_writes(i)
-                stored[i], of_batch = self._pass(*static, batch, scalars, inputs[i])
+                stored[i], of_batch = self._pass(*static, batch, self._scalars, self.inputs[i])
             sums |= {(i, k): x for k, x in enumerate(of_batch)}
         infos = {(i, k): rounds[i].statistics[k] for i, k in sums}
         totals = norms.over_shards(sums, {key: info.split for key, info in infos.items()})
-        totals = reduction_barrier(totals) if self._plan.fuse_reductions else totals
+        if self._plan.fuse_reductions:
+            totals = reduction_barrier(totals)
+        is_global = rounds[waiting[0]].global_of is not None
         if is_global:
             for path in {rounds[i].global_of for i in waiting}:
                 keys = [key for key in totals if rounds[key[0]].global_of == path]
@@ -190,62 +184,71 @@ class Execution:
         for key, info in infos.items():
             if info.is_mean:
                 totals[key] = totals[key] / norms.devices_along(info.split.within)
-        after = {}
         for i in waiting:
             answers = [totals[i, k] for k in range(len(rounds[i].statistics))]
             if is_global and self._is_several(i):
                 answers = [jnp.broadcast_to(x, len(self._batches[i])) for x in answers]
-            after[i] = inputs[i].after(stored[i], answers)
-        return self._hoist(leaves, scalars, after, self._plan.batch_hoisted and not is_global)
+            self.inputs[i] = self.inputs[i].after(stored[i], answers)
+        self._hoist(waiting, self._plan.batch_hoisted and not is_global)
 
-    def _hoist(
-        self,
-        leaves: Mapping[int, LeafArrays],
-        scalars: Scalars,
-        inputs: dict[int, PassInputs],
-        as_vectors: bool,
-    ) -> dict[int, PassInputs]:
-        """The inputs with the hoisted numbers of batches, and of other identical leaves."""
+    def _take_round_of_matrices(self, programs: Mapping[int, Program]) -> None:
+        """Takes one round of work on matrices, for which the next leaves wait."""
+        following = [k for i in self._following for k in self._batches[i]]
+        after, gradients = matrices_round(
+            programs,
+            self._leaves,
+            self._scalars,
+            self.inputs,
+            {k: self._leaves[k].gradient for k in following},
+            self._plan.batch_matrices,
+        )
+        self.inputs |= after
+        self._replace_gradients(gradients)
+
+    def _hoist(self, batches: Sequence[int], as_vectors: bool) -> None:
+        """Hoists the numbers of batches, and of other identical leaves."""
         identical: dict[Program, list[int]] = {}
-        for i, before in inputs.items():
+        for i in batches:
             program = self._programs[i]
-            is_early = self._plan.serialize_groups and self._remaining(i, inputs)
+            is_early = self._plan.serialize_groups and self._remaining(i)
             if self._is_several(i):
-                inputs[i] = self._with_hoisted(i, leaves, scalars, before._replace(hoisted=()))
+                self.inputs[i] = self.inputs[i]._replace(hoisted=())
+                self._hoist_all(i)
             elif as_vectors and program.hoists and not is_early:
                 identical.setdefault(program, []).append(i)
-        for chunk in itertools.chain.from_iterable(map(chunked, identical.values())):
-            if len(chunk) == 1:
-                continue
-            program, first = self._programs[chunk[0]], inputs[chunk[0]]
-            answers = jax.tree.map(lambda *x: jnp.stack(x), *[inputs[i].answers for i in chunk])
-            of_all = first._replace(answers=answers)
-            vectors = self._hoisted(program, [leaves[i] for i in chunk], scalars, of_all)
-            numbers = [passes.unstacked(program, k, vector) for k, vector in enumerate(vectors)]
-            for k, i in enumerate(chunk):  # there may be none yet, before a later round
-                inputs[i] = inputs[i]._replace(hoisted=tuple([x[k] for x in numbers]))
-        return inputs
+        for program, leaves in identical.items():
+            for chunk in chunked(leaves):
+                if len(chunk) > 1:
+                    self._hoist_side_by_side(program, chunk)
 
-    def _with_hoisted(
-        self, i: int, leaves: Mapping[int, LeafArrays], scalars: Scalars, inputs: PassInputs
-    ) -> PassInputs:
-        """The inputs of a batch, with all its hoisted numbers."""
-        if inputs.hoisted or not self._programs[i].hoists:
-            return inputs
-        batch = [leaves[k] for k in self._batches[i]]
-        return inputs._replace(
-            hoisted=tuple(self._hoisted(self._programs[i], batch, scalars, inputs))
-        )
+    def _hoist_side_by_side(self, program: Program, chunk: Sequence[int]) -> None:
+        """Hoists the numbers of identical leaves as vectors."""
+        inputs = [self.inputs[i] for i in chunk]
+        answers = jax.tree.map(lambda *x: jnp.stack(x), *[x.answers for x in inputs])
+        leaves = [self._leaves[i] for i in chunk]
+        of_all = inputs[0]._replace(answers=answers)
+        vectors = self._hoisted(program, leaves, self._scalars, of_all)
+        of_vectors = [passes.unstacked(program, k, vector) for k, vector in enumerate(vectors)]
+        for k, i in enumerate(chunk):  # there may be none yet, before a later round
+            hoisted = tuple([of_leaves[k] for of_leaves in of_vectors])
+            self.inputs[i] = self.inputs[i]._replace(hoisted=hoisted)
+
+    def _hoist_all(self, i: int) -> None:
+        """Hoists all numbers of a batch, unless they are hoisted already."""
+        program, inputs = self._programs[i], self.inputs[i]
+        if program.hoists and not inputs.hoisted:
+            hoisted = self._hoisted(program, self._arrays_of(i), self._scalars, inputs)
+            self.inputs[i] = inputs._replace(hoisted=tuple(hoisted))
 
     def _finish_leaves(self, batches: Iterable[int]) -> None:
         """Takes the last pass over those leaves that have all their answers."""
         for first in batches:
-            if first in self._results or self._remaining(first, self.inputs):
+            if first in self._results or self._remaining(first):
                 continue
-            program, scalars = self._programs[first], self._scalars
-            of_batch = self._with_hoisted(first, self._leaves, scalars, self.inputs[first])
-            of_each = passes.inputs_of_each(program, of_batch, scalars, len(self._batches[first]))
-            for i, (inputs, scalars) in zip(self._batches[first], of_each, strict=True):
+            self._hoist_all(first)
+            program, batch = self._programs[first], self._batches[first]
+            of_batch = passes.inputs_of_each(program, self.inputs[first], self._scalars, len(batch))
+            for i, (inputs, scalars) in zip(batch, of_batch, strict=True):
                 leaf = self._leaves[i]
                 if self._computes_several(first) and not self._is_several(first):
                     # Or XLA would see that an earlier pass computes the same, and write it there.
@@ -262,8 +265,8 @@ class Execution:
         too, so that each group has its own. XLA on a GPU compares kernels that read the same number
         with each other, to find some that it can merge: for a thousand leaves that takes long.
         """
-        numbers = [i for first in previous for i in self._batches[first] if i in self._results]
-        flat = {i: jax.tree.flatten(self._results[i][1]) for i in numbers}
+        finished = [i for first in previous for i in self._batches[first] if i in self._results]
+        flat = {i: jax.tree.flatten(self._results[i][1]) for i in finished}
         written = {
             (i, k): x
             for i, (arrays, _) in flat.items()
@@ -282,6 +285,10 @@ class Execution:
         for i, gradient in gradients.items():
             self._leaves[i] = self._leaves[i]._replace(gradient=gradient)
 
+    def _arrays_of(self, i: int) -> list[LeafArrays]:
+        """The arrays of each leaf of a batch."""
+        return [self._leaves[k] for k in self._batches[i]]
+
     def _is_several(self, i: int) -> bool:
         """Whether a batch has several leaves."""
         return len(self._batches[i]) > 1
@@ -299,7 +306,7 @@ class Execution:
         program = self._programs[i]
         return program.tileable and program.computed_at_once > 1 and not self._plan.no_inline
 
-    def _no_inline(self, size: int | None = None) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds a call that is not inlined; a pass over a leaf only if that is large."""
-        is_call = self._plan.no_inline and (size is None or is_large(size))
+    def _no_inline(self, size: int) -> contextlib.AbstractContextManager[Any]:
+        """Surrounds a pass over a leaf: a call that is not inlined if the leaf is large."""
+        is_call = self._plan.no_inline and is_large(size)
         return no_inline() if is_call else contextlib.nullcontext()

@@ -28,7 +28,9 @@ MAX_KERNEL_ARRAYS = 90
 
 
 def batch_identical(
-    programs: Mapping[int, Program], leaves: Mapping[int, LeafArrays], plan: ExecutionPlan
+    programs: Mapping[int, Program],
+    leaves: Mapping[int, LeafArrays],
+    plan: ExecutionPlan,
 ) -> dict[int, list[int]]:
     """The leaves of each batch, by the number of the first; most batches have one leaf.
 
@@ -37,15 +39,13 @@ def batch_identical(
         leaves: their arrays.
         plan: how the step runs.
     """
-    identical: dict[Any, list[int]] = {}
+    alike: dict[Any, list[int]] = {}
     for i, program in programs.items():
         on_elements = program.tileable and not any(x.of_each for x in program.rounds)
-        identical.setdefault(program if on_elements else i, []).append(i)
-    batches = [
-        batch
-        for numbers in identical.values()
-        for batch in even_chunks(numbers, _largest_batch(leaves[numbers[0]], plan))
-    ]
+        alike.setdefault(program if on_elements else i, []).append(i)
+    batches: list[list[int]] = []
+    for identical in alike.values():
+        batches += even_chunks(identical, _largest_batch(leaves[identical[0]], plan))
     return {batch[0]: batch for batch in sorted(batches)}
 
 
@@ -70,9 +70,10 @@ def group_leaves(sizes: Mapping[Key, int], group_size: int | None) -> list[list[
 def even_chunks(items: Sequence[int], most: int) -> list[list[int]]:
     """The items in order, in chunks of one size if that needs few more than the fewest chunks."""
     fewest = -(-len(items) // most)
-    number = next((n for n in range(fewest, fewest * 4 // 3 + 1) if len(items) % n == 0), fewest)
+    few = range(fewest, fewest * 4 // 3 + 1)
+    number = next((n for n in few if len(items) % n == 0), fewest)
     bounds = [len(items) * k // number for k in range(number + 1)]
-    return [list(items[a:b]) for a, b in itertools.pairwise(bounds)]
+    return [list(items[start:stop]) for start, stop in itertools.pairwise(bounds)]
 
 
 def _largest_batch(leaf: LeafArrays, plan: ExecutionPlan) -> int:
@@ -84,4 +85,6 @@ def _largest_batch(leaf: LeafArrays, plan: ExecutionPlan) -> int:
     if not plan.batch_identical or size > MAX_BATCHED_LEAF:
         return 1
     read = sum(x.shape == leaf.gradient.shape for x in jax.tree.leaves(leaf))
-    return max(min(MAX_KERNEL_ARRAYS // (2 * read - 1), MAX_BATCH // max(size, 1)), 1)
+    in_one_kernel = MAX_KERNEL_ARRAYS // (2 * read - 1)
+    in_the_cache = MAX_BATCH // max(size, 1)
+    return max(min(in_one_kernel, in_the_cache), 1)

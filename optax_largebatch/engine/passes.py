@@ -32,22 +32,19 @@ def stored_and_sums(
         inputs: the inputs of the pass; for a batch, arrays with an entry for each leaf.
     """
     if len(leaves) == 1:
-        return _of_one(program, sums, defer_writes, leaves[0], scalars, inputs)
-    structure = jax.tree.structure(leaves[0])
-    of_leaves = zip(*map(jax.tree.leaves, leaves), strict=True)
-    arrays = [
-        x[0] if kind == "whole" else _stacked(x)
-        for kind, x in zip(program.kinds, of_leaves, strict=True)
-    ]
-    axes = [None if kind == "whole" else 0 for kind in program.kinds]
+        return _of_leaf(program, sums, defer_writes, leaves[0], scalars, inputs)
+    _, with_arrays = program.arrays_of(leaves[0])
+    of_leaves = [program.arrays_of(leaf)[0] for leaf in leaves]
+    stacked = list(map(_stacked, zip(*of_leaves, strict=True)))
 
-    def sums_of_one(arrays: Any, inputs: PassInputs) -> list[jax.Array]:
-        return _of_one(program, sums, True, structure.unflatten(arrays), scalars, inputs)[1]
+    def sums_of_leaf(arrays: Any, inputs: PassInputs) -> list[jax.Array]:
+        leaf = with_arrays(arrays)
+        return _of_leaf(program, sums, True, leaf, scalars, inputs)[1]
 
-    return [], jax.vmap(sums_of_one, in_axes=(axes, 0))(arrays, inputs)
+    return [], jax.vmap(sums_of_leaf)(stacked, inputs)
 
 
-def _of_one(
+def _of_leaf(
     program: Program,
     sums: Sums,
     defer_writes: bool,
@@ -59,30 +56,28 @@ def _of_one(
     stop = program.run(leaf, scalars, inputs)
     request: Any = stop.request
     stored = [] if defer_writes else stop.stored
-    arrays, structure = jax.tree.flatten(leaf)
+    arrays, with_arrays = program.arrays_of(leaf)
 
     def recompute(given: tuple[list[jax.Array], PassInputs]) -> list[Statistic]:
         """The statistics of the round, of the leaf or of a tile of it."""
-        of_tile, inputs = iter(given[0]), given[1]
-        tile = structure.unflatten(
-            x if kind == "whole" else next(of_tile)
-            for kind, x in zip(program.kinds, arrays, strict=True)
-        )
-        request: Any = program.run(tile, scalars, inputs).request
+        arrays, inputs = given
+        request: Any = program.run(with_arrays(arrays), scalars, inputs).request
         return list(request.distinct.values())
 
-    of_leaf = [x for kind, x in zip(program.kinds, arrays, strict=True) if kind != "whole"]
-    given = of_leaf, inputs._replace(stored=(*inputs.stored, *stored))
+    given = arrays, inputs._replace(stored=(*inputs.stored, *stored))
     statistics = list(request.distinct.values())
     leaf_sums = sums(statistics, recompute, given, program.tileable)
-    infos = program.rounds[len(inputs.answers)].statistics
-    return stored, [
-        x / info.elements if info.is_mean else x for x, info in zip(leaf_sums, infos, strict=True)
-    ]
+    for k, info in enumerate(program.rounds[len(inputs.answers)].statistics):
+        if info.is_mean:
+            leaf_sums[k] = leaf_sums[k] / info.elements
+    return stored, leaf_sums
 
 
 def hoisted_numbers(
-    program: Program, leaves: Sequence[LeafArrays], scalars: Scalars, inputs: PassInputs
+    program: Program,
+    leaves: Sequence[LeafArrays],
+    scalars: Scalars,
+    inputs: PassInputs,
 ) -> Sequence[jax.Array]:
     """The numbers that a program has hoisted so far; those of several leaves are vectors.
 
@@ -93,21 +88,22 @@ def hoisted_numbers(
     inputs = inputs._replace(hoisted=())
     if len(leaves) == 1:
         return program.run(leaves[0], scalars, inputs).hoisted
-    first, structure = jax.tree.flatten(leaves[0])
-    positions = [k for k, kind in enumerate(program.kinds) if kind == "per block"]
-    arrays = list(map(jax.tree.leaves, leaves))
-    of_blocks = [jnp.stack([of_leaf[k] for of_leaf in arrays]) for k in positions]
+    _, with_numbers = program.arrays_of(leaves[0], ["per block"])
+    of_leaves = [program.arrays_of(leaf, ["per block"])[0] for leaf in leaves]
+    of_blocks = list(map(jnp.stack, zip(*of_leaves, strict=True)))
 
-    def numbers_of_one(answers: Any, of_blocks: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        numbers = dict(zip(positions, of_blocks, strict=True))
-        leaf = structure.unflatten(numbers.get(k, x) for k, x in enumerate(first))
+    def numbers_of_leaf(answers: Any, of_blocks: Any) -> Sequence[jax.Array]:
+        leaf = with_numbers(of_blocks)
         return program.run(leaf, scalars, inputs._replace(answers=answers)).hoisted
 
-    return barrier(jax.vmap(numbers_of_one)(inputs.answers, of_blocks))
+    return barrier(jax.vmap(numbers_of_leaf)(inputs.answers, of_blocks))
 
 
 def inputs_of_each(
-    program: Program, inputs: PassInputs, scalars: Scalars, number: int
+    program: Program,
+    inputs: PassInputs,
+    scalars: Scalars,
+    number: int,
 ) -> list[tuple[PassInputs, Scalars]]:
     """The inputs of the last pass and the scalars for each leaf of a batch.
 
@@ -118,14 +114,19 @@ def inputs_of_each(
         return [(inputs, scalars)]
     answers = [list(map(jnp.unstack, of_round)) for of_round in inputs.answers]
     hoisted = [unstacked(program, k, x) for k, x in enumerate(inputs.hoisted)]
-    vectors = None if hoisted else barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
+    of_each = [scalars] * number
+    if not hoisted:
+        vectors = barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
+        of_each = [jax.tree.map(lambda x, i=i: x[i], vectors) for i in range(number)]
 
-    def of_one(i: int) -> tuple[PassInputs, Scalars]:
-        its_answers = tuple(tuple(x[i] for x in of_round) for of_round in answers)
-        its_inputs = inputs._replace(answers=its_answers, hoisted=tuple(x[i] for x in hoisted))
-        return its_inputs, scalars if vectors is None else jax.tree.map(lambda x: x[i], vectors)
+    def of_leaf(i: int) -> tuple[PassInputs, Scalars]:
+        its_inputs = inputs._replace(
+            answers=tuple(tuple(x[i] for x in of_round) for of_round in answers),
+            hoisted=tuple(x[i] for x in hoisted),
+        )
+        return its_inputs, of_each[i]
 
-    return list(map(of_one, range(number)))
+    return list(map(of_leaf, range(number)))
 
 
 def unstacked(program: Program, position: int, vector: jax.Array) -> Sequence[jax.Array]:

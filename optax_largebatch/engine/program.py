@@ -7,7 +7,7 @@ program materializes. Everything else is computed again, which is cheaper than m
 single elements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import operator
 from typing import Any, NamedTuple
@@ -34,6 +34,9 @@ from optax_largebatch.engine.transform import LeafTransform, StaticLeaf
 
 IS_NONE = functools.partial(operator.is_, None)
 
+CONSTANTS = (bool, int, float)
+"""Scalars that are known before a step is traced."""
+
 
 @jax.tree_util.register_pytree_node_class
 class Scalars:
@@ -50,9 +53,9 @@ class Scalars:
         self.tree = tree
         scalars, structure = jax.tree.flatten(tree)
         # With their types, since `1 == 1.0 == True`.
-        numbers = [(type(x), x) if type(x) in (bool, int, float) else None for x in scalars]
-        arrays = [x for x, number in zip(scalars, numbers, strict=True) if number is None]
-        self._flat = arrays, (structure, tuple(numbers))
+        constants = [(type(x), x) if type(x) in CONSTANTS else None for x in scalars]
+        arrays = [x for x in scalars if type(x) not in CONSTANTS]
+        self._flat = arrays, (structure, tuple(constants))
 
     def tree_flatten(self) -> tuple[list[Any], Any]:
         """The arrays, and the numbers between them."""
@@ -61,9 +64,9 @@ class Scalars:
     @classmethod
     def tree_unflatten(cls, static: Any, arrays: Any) -> "Scalars":
         """The reverse of `tree_flatten`."""
-        structure, numbers = static
+        structure, constants = static
         remaining = iter(arrays)
-        scalars = [next(remaining) if number is None else number[1] for number in numbers]
+        scalars = [next(remaining) if known is None else known[1] for known in constants]
         return cls(structure.unflatten(scalars))
 
 
@@ -76,7 +79,7 @@ class LeafArrays(NamedTuple):
 
     def dtype(self) -> jnp.dtype:
         """The dtype that the leaf is computed with."""
-        arrays = [self.gradient] if self.param is None else [self.gradient, self.param]
+        arrays = jax.tree.leaves((self.gradient, self.param))
         return norms.accumulation_dtype(*[x.dtype for x in arrays])
 
 
@@ -93,7 +96,8 @@ class PassInputs(NamedTuple):
     def after(self, stored: Sequence[jax.Array], answers: Sequence[jax.Array]) -> "PassInputs":
         """The inputs one round later."""
         return self._replace(
-            stored=(*self.stored, *stored), answers=(*self.answers, tuple(answers))
+            stored=(*self.stored, *stored),
+            answers=(*self.answers, tuple(answers)),
         )
 
 
@@ -207,7 +211,10 @@ class Program:
                 round_index += 1
 
     def result(
-        self, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs
+        self,
+        leaf: LeafArrays,
+        scalars: Scalars,
+        inputs: PassInputs,
     ) -> tuple[jax.Array, Any]:
         """The update and the leaf's new state, which has the dtypes of the old one."""
         update, state = self.run(leaf, scalars, inputs).result
@@ -222,6 +229,21 @@ class Program:
         constants = zip(new, self._constants, strict=True)
         return structure.unflatten([x if value is None else value for x, value in constants])
 
+    def arrays_of(
+        self,
+        leaf: LeafArrays,
+        kinds: Sequence[ArrayKind] = ("per element", "per block"),
+    ) -> tuple[list[jax.Array], Callable[..., LeafArrays]]:
+        """The arrays of a leaf of some kinds, and a function that puts others in their places."""
+        arrays, structure = jax.tree.flatten(leaf)
+        places = [place for place, kind in enumerate(self.kinds) if kind in kinds]
+
+        def with_others(others: Sequence[jax.Array]) -> LeafArrays:
+            replaced = dict(zip(places, others, strict=True))
+            return structure.unflatten(replaced.get(place, x) for place, x in enumerate(arrays))
+
+        return [arrays[place] for place in places], with_others
+
     def _like_old(self, old: Any, new: Any) -> Any:
         """An array of the new state, or the numbers of blocks where the old one had nothing.
 
@@ -235,11 +257,16 @@ class Program:
         return jnp.asarray(new, jnp.result_type(new)).reshape(1)
 
     def _read(
-        self, splits: Splits, global_dtype: jnp.dtype, leaf: LeafArrays, scalars: Scalars
+        self,
+        splits: Splits,
+        global_dtype: jnp.dtype,
+        leaf: LeafArrays,
+        scalars: Scalars,
     ) -> None:
         """Runs the program once for what it requests and returns; nothing is computed."""
         as_given = _cast(leaf, self._dtype)
-        inputs, read = PassInputs(), {id(x) for x in jax.tree.leaves(as_given)}
+        inputs = PassInputs()
+        read = {id(x) for x in jax.tree.leaves(as_given)}
         while (stop := self.run(as_given, scalars, inputs)).request is not None:
             request = stop.request
             info = round_of(request, splits)
@@ -249,8 +276,8 @@ class Program:
                 answers = [jnp.negative(request.arrays(self._dtype)[0])]
             else:
                 statistics = request.distinct.values()
-                computed = [x for x in statistics if id(x.array) not in read]
-                self.computed_at_once = max(self.computed_at_once, len(computed))
+                computed = sum(id(x.array) not in read for x in statistics)
+                self.computed_at_once = max(self.computed_at_once, computed)
                 answers = _abstract_sums(request, info)
                 if request.is_global:
                     answers = [x.astype(global_dtype) for x in answers]
@@ -260,13 +287,16 @@ class Program:
         update, state = stop.result
         old, structure = jax.tree.flatten(leaf.state, is_leaf=IS_NONE)
         new = structure.flatten_up_to(state)
-        changes = list(zip(old, new, strict=True))
+        written: set[int] = set()
+        self._constants = []
+        for before, after in zip(old, new, strict=True):
+            if before is not None:
+                written.add(id(after))
+            self._constants.append(_constant(after) if before is None else None)
         self.hoists = bool(stop.hoisted)
-        written = {id(now) for before, now in changes if before is not None}
         self.hoisted_state = frozenset(
             [position for position, x in enumerate(stop.hoisted) if id(x) in written]
         )
-        self._constants = [_constant(now) if before is None else None for before, now in changes]
         state = self.with_constants(structure.unflatten(map(self._like_old, old, new)))
         self.result_types = jax.tree.map(jax.typeof, (update, state))
 
@@ -287,10 +317,12 @@ class Program:
 
 def _abstract_sums(request: Request, info: Round) -> list[jax.Array]:
     """Sums of which only the types matter; the passes take them otherwise."""
-    return [
-        norms.over_shards({0: norms.block_sum(x.term, x_info.kept)}, {0: x_info.split})[0]
-        for x, x_info in zip(request.distinct.values(), info.statistics, strict=True)
-    ]
+    sums = []
+    statistics = zip(request.distinct.values(), info.statistics, strict=True)
+    for x, (_, kept, split, _) in statistics:
+        of_shard = norms.block_sum(x.term, kept)
+        sums.append(norms.over_shards({0: of_shard}, {0: split})[0])
+    return sums
 
 
 def _constant(value: Any) -> np.ndarray | None:
@@ -302,10 +334,7 @@ def _constant(value: Any) -> np.ndarray | None:
 def _cast(tree: Any, dtype: jnp.dtype) -> Any:
     """Arrays as precise as `dtype`; Python numbers, which adapt by themselves, as they are."""
     leaves, structure = jax.tree.flatten(tree)
-    cast = [
-        x
-        if type(x) in (bool, int, float) or not jnp.issubdtype(x.dtype, jnp.inexact)
-        else jnp.asarray(x, norms.dtype_like(x.dtype, dtype) if jnp.iscomplexobj(x) else dtype)
-        for x in leaves
-    ]
-    return structure.unflatten(cast)
+    for k, x in enumerate(leaves):
+        if type(x) not in CONSTANTS and jnp.issubdtype(x.dtype, jnp.inexact):
+            leaves[k] = norms.cast(x, dtype) if jnp.iscomplexobj(x) else jnp.asarray(x, dtype)
+    return structure.unflatten(leaves)

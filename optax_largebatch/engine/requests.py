@@ -9,7 +9,7 @@ All leaves make their requests in rounds. The sums of a round, of the whole netw
 devices as one vector.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 import dataclasses
 import functools
 import math
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from optax_largebatch import norms
 from optax_largebatch.params.matrices import Matrices
 from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.shapes import Axes
 
 Kind = Literal["norm", "rms", "sum", "mean"]
 
@@ -32,7 +33,7 @@ Held = Literal["sharded", "replicated", "partial"]
 """What the devices that share a leaf have of an array: shards of it, copies of it, or terms. The
 array is then the sum of its terms."""
 
-Splits = Callable[[tuple[int, ...]], norms.Split]
+Splits = Callable[[Axes], norms.Split]
 """How a leaf is split between devices, by the axes that are kept."""
 
 
@@ -41,10 +42,15 @@ class Statistic(NamedTuple):
 
     array: jax.Array
     kind: Kind
-    kept: tuple[int, ...] | None = None
+    kept: Axes | None = None
     """The axes that are not summed over. They keep their place in the answer. None stands for the
     axes of the leaf that run over its blocks."""
     held: Held = "sharded"
+
+    @property
+    def key(self) -> Any:
+        """What equal statistics share."""
+        return id(self.array), *self[1:]
 
     @property
     def is_root(self) -> bool:
@@ -87,17 +93,18 @@ class Request:
 
     @functools.cached_property
     def distinct(self) -> dict[Any, Statistic]:
-        """The statistics without repetitions, by a key that equal ones share."""
-        return {(id(x.array), *x[1:]): x for x in self.statistics}
+        """The statistics without repetitions, by their keys."""
+        return {x.key: x for x in self.statistics}
 
     def answers(self, sums: Sequence[jax.Array], dtype: jnp.dtype) -> list[jax.Array]:
         """The answer for each statistic, from the sums (or means) for the distinct ones."""
         by_key = dict(zip(self.distinct, sums, strict=True))
-        answers = [by_key[id(x.array), *x[1:]] for x in self.statistics]
-        return [
-            (norms.from_sum_of_squares(answer) if x.is_root else answer).astype(dtype)
-            for x, answer in zip(self.statistics, answers, strict=True)
-        ]
+        answers = []
+        for x in self.statistics:
+            answer = by_key[x.key]
+            answer = norms.from_sum_of_squares(answer) if x.is_root else answer
+            answers.append(answer.astype(dtype))
+        return answers
 
 
 class MatrixFunction(NamedTuple):
@@ -132,8 +139,13 @@ class EachMatrix(NamedTuple):
 
     def arrays(self, dtype: jnp.dtype) -> list[jax.Array]:
         """The array and the numbers in the dtype of the function, or else in `dtype`."""
-        kept = self.on.dtype or dtype
-        return [norms.cast(self.array, kept), *[jnp.asarray(x, kept) for x in self.numbers]]
+        dtype = jnp.dtype(self.on.dtype or dtype)
+        numbers = [jnp.asarray(x, dtype) for x in self.numbers]
+        return [norms.cast(self.array, dtype), *numbers]
+
+
+Tasks = Mapping[Any, EachMatrix]
+"""The requests of several leaves, by any keys."""
 
 
 class Hoist(NamedTuple):
@@ -153,7 +165,7 @@ class StatisticInfo(NamedTuple):
     """What is known of a statistic without its array."""
 
     kind: Kind
-    kept: tuple[int, ...]
+    kept: Axes
     split: norms.Split
     elements: int
     """The elements of a block on this device."""
@@ -175,6 +187,11 @@ class Round(NamedTuple):
     index: int = 0
     """How many such norms this transform has asked for before."""
 
+    @property
+    def norm(self) -> tuple[Path | None, int]:
+        """Which norm of all leaves it is."""
+        return self.global_of, self.index
+
 
 def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
     """A request without its arrays."""
@@ -187,13 +204,14 @@ def round_of(request: Request | EachMatrix, splits: Splits) -> Round:
         split = norms.Split()
         if x.held != "replicated":
             split = splits(() if x.held == "partial" else kept)
-        return StatisticInfo(x.kind, kept, split, max(x.array.size // max(blocks, 1), 1))
+        elements = x.array.size // max(blocks, 1)
+        return StatisticInfo(x.kind, kept, split, max(elements, 1))
 
     statistics = tuple(map(info, request.distinct.values()))
     return Round(statistics, global_of=request.path if request.is_global else None)
 
 
-def block_norms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_norms(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the norms of the blocks of arrays of one leaf.
 
     Args:
@@ -203,22 +221,22 @@ def block_norms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Requ
     return _statistics("norm", arrays, kept)
 
 
-def block_rms(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_rms(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the root mean squares of the blocks of arrays of one leaf; see `block_norms`."""
     return _statistics("rms", arrays, kept)
 
 
-def block_means(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_means(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the means of the blocks of arrays of one leaf; see `block_norms`."""
     return _statistics("mean", arrays, kept)
 
 
-def block_sums(*arrays: jax.Array, kept: tuple[int, ...] | None = None) -> Request:
+def block_sums(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     """Asks for the sums of the blocks of arrays of one leaf; see `block_norms`."""
     return _statistics("sum", arrays, kept)
 
 
-def _statistics(kind: Kind, arrays: tuple[jax.Array, ...], kept: tuple[int, ...] | None) -> Request:
+def _statistics(kind: Kind, arrays: tuple[jax.Array, ...], kept: Axes | None) -> Request:
     return Request(tuple([Statistic(array, kind, kept) for array in arrays]))
 
 
@@ -249,9 +267,8 @@ def sums_over_devices(*arrays: jax.Array) -> Request:
 
     It is for arrays that the program has computed from its shard of the leaf, of any shape.
     """
-    return Request(
-        tuple([Statistic(x, "sum", tuple(range(x.ndim)), held="partial") for x in arrays])
-    )
+    statistics = [Statistic(x, "sum", tuple(range(x.ndim)), held="partial") for x in arrays]
+    return Request(tuple(statistics))
 
 
 def global_norm(array: jax.Array) -> Request:
@@ -328,18 +345,18 @@ class Leaf(NamedTuple):
     """The transform's scalars of this step."""
     choice: Any
     """The transform's choice for this leaf when it was traced, such as a mask's boolean."""
-    stacked: tuple[int, ...]
+    stacked: Axes
     """The axes of the leaf that run over its blocks, such as layers."""
     run: Run = Run()
     """For transforms that run others, which hand it on; a program of one's own ignores it."""
 
 
-def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Array, Any]]]:
+def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[Any]]:
     """Runs several programs for the same leaf side by side, as one program.
 
     The statistics of one round are taken together for all programs.
     """
-    results: dict[int, tuple[jax.Array, Any]] = {}
+    results: dict[int, Any] = {}
     waiting: dict[int, Request] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(programs)))
     while answers:
@@ -354,6 +371,7 @@ def in_parallel(*programs: LeafProgram) -> Generator[Any, Any, list[tuple[jax.Ar
         answers = {}
         if waiting:
             of_all = iter((yield in_one_round(*waiting.values())))
-            answers = {i: [next(of_all) for _ in asked.statistics] for i, asked in waiting.items()}
+            for index, request in waiting.items():
+                answers[index] = [next(of_all) for _ in request.statistics]
             waiting = {}
     return [results[index] for index in range(len(programs))]

@@ -43,9 +43,12 @@ def on_shards(
     specs = leaves.specs or []
     constants: list[Any] = []  # the results of a device, False if they are computed
 
+    def constant(x: Any) -> Any:
+        return x if isinstance(x, np.ndarray) else False
+
     def on_one_device(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
         results = execute(arrays, scalars, dataclasses.replace(leaves, mesh=None))
-        constants.append(jax.tree.map(lambda x: isinstance(x, np.ndarray) and x, results))
+        constants.append(jax.tree.map(constant, results))
         return jax.tree.map(jnp.asarray, results)
 
     def spec(index: int, x: Any, kind: ArrayKind = "per element") -> Any:
@@ -59,16 +62,21 @@ def on_shards(
         of_state = jax.tree.map(lambda x, kind: spec(index, x, kind), state, kinds)
         return (*jax.tree.map(lambda x: spec(index, x), arrays), of_state)
 
-    in_specs = {i: LeafArrays(*specs_of(i, leaf[:2], leaf.state)) for i, leaf in arrays.items()}
+    in_specs = {}
+    for i, leaf in arrays.items():
+        in_specs[i] = LeafArrays(*specs_of(i, (leaf.gradient, leaf.param), leaf.state))
+    out_specs = {}
+    for i, program in programs.items():
+        update, state = program.result_types
+        out_specs[i] = specs_of(i, (update,), state)
     if AxisType.Explicit in leaves.mesh.axis_types:  # such arrays move only by `reshard`
         shardings = jax.tree.map(lambda spec: NamedSharding(leaves.mesh, spec), in_specs)
         arrays = jax.sharding.reshard(dict(arrays), shardings)
-    types = {i: program.result_types for i, program in programs.items()}
     results = jax.shard_map(
         on_one_device,
         mesh=leaves.mesh,
         in_specs=(in_specs, PartitionSpec()),
-        out_specs={i: specs_of(i, x[:1], x[1]) for i, x in types.items()},
+        out_specs=out_specs,
         check_vma=False,
     )(arrays, scalars)
     # XLA does not see that all devices have the same constant, and would send it around.

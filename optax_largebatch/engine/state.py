@@ -10,7 +10,7 @@ nothing undeclared is kept, and nothing declared gets lost.
 
 from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,35 +21,49 @@ from optax_largebatch.numerics import zeros_like
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import leaf_names, stands_for_all
 from optax_largebatch.params.placement import replicated
+from optax_largebatch.params.shapes import Shape
+from optax_largebatch.params.stacked import Stacked
 
 ArrayKind = Literal["per element", "per block", "whole"]
 """What an array in the state of a leaf is: a number for each element of the leaf, a number for each
 of its blocks, or an array that every device has whole."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Field:
     """How one field of a state is made, split by leaves and joined again.
 
     By default a field has one value, the same for all leaves.
     """
 
+    kind: ClassVar[ArrayKind] = "whole"
+    """The kind of the arrays in the value of a leaf; shapes do not tell."""
+
+    name: str = dataclasses.field(default="", kw_only=True)
+    """Its name in the state, for errors; the transform fills it in."""
+
+    def of_transform(self, name: str, stacked: Stacked) -> "Field":
+        """The same field of a transform: with its name, and the stacks of the transform."""
+        del stacked
+        return dataclasses.replace(self, name=name)
+
     def init(self, params: optax.Params) -> Any:
         """The value of the field before the first step."""
         raise NotImplementedError
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         """The value of the field for each leaf."""
         return [value] * len(leaves.arrays)
 
     def kinds(self, leaf_value: Any) -> Any:
-        """The `ArrayKind` of each array in the value of a leaf; shapes do not tell."""
-        return jax.tree.map(lambda _: "whole", leaf_value)
+        """The `ArrayKind` of each array in the value of a leaf."""
+        return jax.tree.map(lambda _: self.kind, leaf_value)
 
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
         """The transforms with states inside a value, also of a leaf, and these states."""
         return []
 
-    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(self, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         """The new value, from the old one and the new value of each leaf."""
         moved = (value for value in leaf_values if value is not old)
         return _cast_like(next(moved, old), old)
@@ -63,11 +77,11 @@ class Counter(Field):
         """0."""
         return replicated(jnp.zeros([], jnp.int32), params)
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        check_shape(name, value, ())
-        return super().split(name, value, leaves)
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
+        check_shape(self.name, value, ())
+        return super().split(value, leaves)
 
-    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(self, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         return optax.safe_increment(old)
 
 
@@ -80,20 +94,18 @@ class PerParameter(Field):
         is_real: whether it is real for a complex parameter, too, as a mean of squares is.
     """
 
+    kind = "per element"
     dtype: jax.typing.DTypeLike | None = None
     is_real: bool = False
 
     def init(self, params: optax.Params) -> Any:
         return zeros_like(params, self.dtype, self.is_real)
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        return leaves.alike(f"the state's {name}", value)
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
+        return leaves.alike(f"the state's {self.name}", value)
 
-    def kinds(self, leaf_value: Any) -> Any:
-        return jax.tree.map(lambda _: "per element", leaf_value)
-
-    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
-        old_values = leaves.align(f"the state's {name}", old)
+    def join(self, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+        old_values = leaves.align(f"the state's {self.name}", old)
         return leaves.rebuild(list(map(_cast_like, leaf_values, old_values)))
 
 
@@ -123,11 +135,11 @@ class PerAxis(Field):
                 )
         return replicated(tuple(self.initial(params)), params)
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
-        check_length(name, value, len(leaves.arrays))
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
+        check_length(self.name, value, len(leaves.arrays))
         return value
 
-    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(self, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         return tuple(map(_cast_like, leaf_values, old))
 
 
@@ -161,7 +173,7 @@ class StateOf(Field):
     def init(self, params: optax.Params) -> Any:
         return self.transform.init(params)
 
-    def split(self, name: str, value: Any, leaves: Leaves) -> Sequence[Any]:
+    def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         return self.transform.split(value, leaves)
 
     def kinds(self, leaf_value: Any) -> Any:
@@ -170,7 +182,7 @@ class StateOf(Field):
     def inside(self, value: Any) -> list[tuple[Any, Any]]:
         return [(self.transform, value)]
 
-    def join(self, name: str, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(self, old: Any, leaf_values: list[Any], leaves: Leaves) -> Any:
         return self.transform.join(old, leaf_values, leaves)
 
 
@@ -184,7 +196,7 @@ def check_length(name: str, value: Any, expected: int) -> None:
         )
 
 
-def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
+def check_shape(name: str, value: Any, expected: Shape) -> None:
     """Checks the shape of an array of a state that does not belong to single leaves."""
     if jnp.shape(value) != expected:
         raise ValueError(

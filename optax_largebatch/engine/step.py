@@ -38,7 +38,10 @@ class StaticInfo(NamedTuple):
 
     @classmethod
     def of(
-        cls, transform: LeafTransform, leaves: Leaves, gradients: Sequence[jax.Array | None]
+        cls,
+        transform: LeafTransform,
+        leaves: Leaves,
+        gradients: Sequence[jax.Array | None],
     ) -> "StaticInfo":
         """The information for a step of these parameters."""
         return cls(
@@ -74,10 +77,14 @@ class Step:
         self._programs: dict[Any, Program] = {}
 
     def take(
-        self, gradients: list[jax.Array], state: Any, params: list[jax.Array] | None
+        self,
+        gradients: list[jax.Array],
+        state: Any,
+        params: list[jax.Array] | None,
     ) -> tuple[list[jax.Array], Any]:
         """The updates of the parameters that have a gradient, and the new state."""
-        arrays = Arrays(gradients, state, params, Scalars(self._transform.scalars(state)))
+        scalars = Scalars(self._transform.scalars(state))
+        arrays = Arrays(gradients, state, params, scalars)
         specs_known = self._info.mesh is not None
         if specs_known or is_on_a_mesh(arrays):
             return self.run(on_a_mesh(arrays, specs_known), arrays)
@@ -86,19 +93,26 @@ class Step:
         if any(program.closes_over for program in programs.values()):
             return self.run(on_a_mesh(arrays), arrays, programs)
         flat, structure = jax.tree.flatten(arrays)
-        like = gradients if params is None else [params[i] for i in self._info.with_gradient]
+        like = gradients
+        if params is not None:
+            like = [params[i] for i in self._info.with_gradient]
         types, results = jax.tree.flatten((like, state))
 
         def lowerings(platform: str | None) -> Lowering:
             plan = SEVERAL_DEVICES if platform is None else ON_ONE_DEVICE[platform]
-            return lambda *flat: jax.tree.leaves(
-                self.run(plan, structure.unflatten(flat), programs)
-            )
+
+            def run(*flat: jax.Array) -> list[jax.Array]:
+                return jax.tree.leaves(self.run(plan, structure.unflatten(flat), programs))
+
+            return run
 
         return results.unflatten(dispatch_by_platform(lowerings, types, *flat))
 
     def run(
-        self, plan: ExecutionPlan, arrays: Arrays, programs: Mapping[int, Program] | None = None
+        self,
+        plan: ExecutionPlan,
+        arrays: Arrays,
+        programs: Mapping[int, Program] | None = None,
     ) -> tuple[list[jax.Array], Any]:
         """Updates and state, as the step runs by a plan.
 
@@ -140,7 +154,10 @@ class Step:
         return leaves, states, by_leaf
 
     def programs(
-        self, by_leaf: Mapping[int, LeafArrays], scalars: Scalars, leaves: Leaves
+        self,
+        by_leaf: Mapping[int, LeafArrays],
+        scalars: Scalars,
+        leaves: Leaves,
     ) -> dict[int, Program]:
         """The program of each leaf, the same one for identical leaves."""
         global_dtype = accumulation_dtype(*[x.dtype() for x in by_leaf.values()])

@@ -44,7 +44,8 @@ def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
     """
     same_blocks: dict[Any, list[int]] = {}
     for k, x in enumerate(statistics):
-        same_blocks.setdefault((x.array.shape, x.array.dtype, x.kept), []).append(k)
+        blocks = x.array.shape, x.array.dtype, x.kept
+        same_blocks.setdefault(blocks, []).append(k)
     sums: dict[int, jax.Array] = {}
     for positions in same_blocks.values():
         sums |= zip(positions, _reduced([statistics[k] for k in positions]), strict=True)
@@ -52,7 +53,10 @@ def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
 
 
 def on_cpu(
-    statistics: list[Statistic], recompute: Recompute, arrays: Any, tileable: bool
+    statistics: list[Statistic],
+    recompute: Recompute,
+    arrays: Any,
+    tileable: bool,
 ) -> list[jax.Array]:
     """Sums that need little memory and read it rarely.
 
@@ -79,8 +83,11 @@ def on_cpu(
         return [again[k].array for k in computed]
 
     with no_inline():
-        written = dict(zip(computed, jax.jit(allow_inlining(computed_arrays))(arrays), strict=True))
-    return plain([x._replace(array=written.get(k, x.array)) for k, x in enumerate(statistics)])
+        written = jax.jit(allow_inlining(computed_arrays))(arrays)
+    statistics = list(statistics)
+    for k, array in zip(computed, written, strict=True):
+        statistics[k] = statistics[k]._replace(array=array)
+    return plain(statistics)
 
 
 def is_large(size: int) -> bool:
@@ -113,18 +120,19 @@ def _reduced(statistics: Sequence[Statistic]) -> list[jax.Array]:
     summed = tuple(axis for axis in range(terms[0].ndim) if axis not in kept)
     zeros = [jnp.zeros([], x.dtype) for x in terms]
 
-    def add(left: Sequence[jax.Array], right: Sequence[jax.Array]) -> list[jax.Array]:
+    def add(left: Any, right: Any) -> Any:
         return [x + y for x, y in zip(left, right, strict=True)]
 
-    return [x.reshape(shape) for x in jax.lax.reduce(terms, zeros, add, summed)]
+    sums = jax.lax.reduce(terms, zeros, add, summed)
+    return [x.reshape(shape) for x in sums]
 
 
 def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
     """How a leaf can be cut, if it can."""
-    shape = arrays[0][0].shape
-    if {(x.array.shape, x.kept) for x in statistics} != {(shape, statistics[0].kept)}:
+    shape, kept = arrays[0][0].shape, statistics[0].kept
+    if any((x.array.shape, x.kept) != (shape, kept) for x in statistics):
         return None
-    tiles = Tiles.of(shape, statistics[0].kept or ())
+    tiles = Tiles.of(shape, kept or ())
     return tiles if tiles and all(map(tiles.can_tile, jax.tree.leaves(arrays))) else None
 
 

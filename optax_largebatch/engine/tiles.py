@@ -11,7 +11,6 @@ next pass begins at the front, where this one ends.
 """
 
 from collections.abc import Callable
-import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch import norms
+from optax_largebatch.params.shapes import Axes, Shape
 
 MAX_TILE_ELEMENTS = 2**15
 """The most elements of a tile: 128 KiB of float32."""
@@ -33,16 +33,16 @@ ALIGNMENT = 16
 class Tiles(NamedTuple):
     """How an array is cut: each block is a row, and all rows are cut at the same columns."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     """The shape of the array."""
-    kept: tuple[int, ...]
+    kept: Axes
     """The axes that run over its blocks; they are the first."""
     rows: int
     columns: int
     """The columns of a tile."""
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], kept: tuple[int, ...]) -> "Tiles | None":
+    def of(cls, shape: Shape, kept: Axes) -> "Tiles | None":
         """Large tiles of an array whose blocks lie along the axes `kept`, with a small rest.
 
         None for blocks that are not contiguous, and for more blocks than a tile can hold parts of.
@@ -61,7 +61,7 @@ class Tiles(NamedTuple):
         return cls(shape, kept, rows, columns)
 
     @property
-    def shape_of_blocks(self) -> tuple[int, ...]:
+    def shape_of_blocks(self) -> Shape:
         """The shape of an array with an element for each block, which broadcasts."""
         return norms.shape_of_blocks(self.shape, self.kept)
 
@@ -117,10 +117,13 @@ def _paired(terms: list[jax.Array]) -> list[jax.Array]:
     It is often the norm of a parameter, and needs no computation.
     """
     odd = len(terms) % 2
-    return [*terms[:odd], *map(jax.lax.complex, terms[odd::2], terms[odd + 1 :: 2])]
+    pairs = map(jax.lax.complex, terms[odd::2], terms[odd + 1 :: 2])
+    return [*terms[:odd], *pairs]
 
 
 def _single(pairs: list[jax.Array]) -> list[jax.Array]:
     """The terms, out of their pairs."""
-    parts = ([x.real, x.imag] if jnp.iscomplexobj(x) else [x] for x in pairs)
-    return list(itertools.chain.from_iterable(parts))
+    terms: list[jax.Array] = []
+    for x in pairs:
+        terms += [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
+    return terms

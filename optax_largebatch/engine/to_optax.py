@@ -23,7 +23,8 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
 
 def transformation(
-    leaf: LeafTransform | Callable[..., Any], **fields: Any
+    leaf: LeafTransform | Callable[..., Any],
+    **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """A transformation of optax; `leaf_transform_of` finds its leaf transform again.
 

@@ -28,7 +28,6 @@ import optax
 
 from optax_largebatch import norms
 from optax_largebatch.arguments import check_state
-from optax_largebatch.engine.blocks import of_stacks
 from optax_largebatch.engine.declaration import check_declaration, check_result, no_request
 from optax_largebatch.engine.recorded_states import FactsOf, record_state
 from optax_largebatch.engine.requests import REQUESTS, EachMatrix, Leaf, LeafProgram, Request
@@ -36,6 +35,7 @@ from optax_largebatch.engine.state import built_like, names_and_fields
 from optax_largebatch.params.leaves import LeafSharding, Leaves, check_real, spec_alike
 from optax_largebatch.params.likely_stacks import check_none_forgotten, check_not_flat
 from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.shapes import Axes
 from optax_largebatch.params.stacked import NOT_STACKED, Stacks, check_stacked
 
 
@@ -89,7 +89,7 @@ class LeafTransform:
         object.__setattr__(self, "stacked", stacks)
         if stacks.texts:  # a tile has a piece of the axis that is cut
             object.__setattr__(self, "given", "shards")
-        fields = [of_stacks(field, stacks) for field in self.state]
+        fields = [field.of_transform(x, stacks) for x, field in names_and_fields(self.state)]
         object.__setattr__(self, "state", built_like(self.state, fields))
 
     def init(self, params: optax.Params) -> Any:
@@ -128,9 +128,9 @@ class LeafTransform:
         """The state of each leaf."""
         if not self.state:
             return [self.state] * len(leaves.arrays)
-        named = zip(names_and_fields(self.state), state, strict=True)
-        fields = [field.split(name, value, leaves) for (name, field), value in named]
-        return [built_like(self.state, values) for values in zip(*fields, strict=True)]
+        fields = zip(self.state, state, strict=True)
+        of_fields = [field.split(value, leaves) for field, value in fields]
+        return [built_like(self.state, values) for values in zip(*of_fields, strict=True)]
 
     def kinds(self, leaf_state: Any) -> Any:
         """The `ArrayKind` of each array in the state of a leaf."""
@@ -140,9 +140,9 @@ class LeafTransform:
     def join(self, state: Any, leaf_states: list[Any], leaves: Leaves) -> Any:
         """The new state, from the old one and the new state of each leaf."""
         new = []
-        fields = zip(names_and_fields(self.state), state, strict=True)
-        for k, ((name, field), old) in enumerate(fields):
-            new.append(field.join(name, old, [values[k] for values in leaf_states], leaves))
+        for k, (field, old) in enumerate(zip(self.state, state, strict=True)):
+            of_leaves = [leaf_state[k] for leaf_state in leaf_states]
+            new.append(field.join(old, of_leaves, leaves))
         return built_like(self.state, new)
 
     def program(self, update: jax.Array, at: Leaf) -> LeafProgram:
@@ -176,8 +176,11 @@ class LeafTransform:
             kinds = self.kinds(state)
             return jax.tree.map(lambda x, kind: x if kind == "whole" else move(x), state, kinds)
 
-        state = moved(gathered, at.state)
-        whole = at._replace(param=gathered(at.param), start=gathered(at.start), state=state)
+        whole = at._replace(
+            param=gathered(at.param),
+            start=gathered(at.start),
+            state=moved(gathered, at.state),
+        )
         update, state = yield from self._named(gathered(update), whole, None, _on_copies)
         return shard(update), moved(shard, state)
 
@@ -207,8 +210,11 @@ class LeafTransform:
             if not isinstance(request, REQUESTS):
                 raise no_request(self, request)
             asked = request if isinstance(request, Request) and request.path is None else None
-            request = asked.of(at, segments) if asked else request
-            answer = yield adapted(request) if adapted else request
+            if asked:
+                request = asked.of(at, segments)
+            if adapted:
+                request = adapted(request)
+            answer = yield request
             if asked and segments:
                 answer = list(map(segments.answer, asked.statistics, answer))
         if at.run.is_first:
@@ -232,7 +238,7 @@ class StaticLeaf(NamedTuple):
 
     choice: Any
     """The choice that the transform has made."""
-    stacked: tuple[int, ...]
+    stacked: Axes
     """The axes that run over its blocks."""
     segments: Segments | None
     """The segments of an axis that are blocks, if a text in `stacked` cuts one."""

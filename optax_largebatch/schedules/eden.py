@@ -70,7 +70,7 @@ def eden(
     """
     check_number("learning_rate", learning_rate, "[0, inf)")
     check_numbers("(0, inf)", lr_batches=lr_batches, lr_epochs=lr_epochs)
-    check_optional_number("steps_per_epoch", steps_per_epoch, "(0, inf)")
+    check_optional_number("steps_per_epoch", steps_per_epoch)
     warmup = _warmup(warmup_batches, warmup_start)
 
     def schedule(

@@ -129,7 +129,7 @@ def warmup_decay(
             f"power must be a number for the decays 'polynomial' and 'power', and None for all "
             f"others; got {power!r} for {decay!r}."
         )
-    arguments.check_optional_number("power", power, "(0, inf)")
+    arguments.check_optional_number("power", power)
     arguments.check_integer("warmup_steps", warmup_steps, at_least=0)
     arguments.check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
     arguments.check_number("warmup_begin_step", warmup_begin_step, "(-inf, 0]")

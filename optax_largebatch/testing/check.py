@@ -23,13 +23,14 @@ from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, S
 from optax_largebatch.engine.executor import Execution
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars, Suspension
 from optax_largebatch.engine.requests import EachMatrix, Request
-from optax_largebatch.engine.state import Shared, names_and_fields
+from optax_largebatch.engine.state import Field, Shared
 from optax_largebatch.engine.step import Arrays, StaticInfo, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
 from optax_largebatch.norms import cast
 from optax_largebatch.params.leaves import gradients_of
 from optax_largebatch.params.owners import owners
+from optax_largebatch.params.shapes import Axes, Shape
 from optax_largebatch.params.stacked import Stacked, stacked_layers
 from optax_largebatch.testing.reference import reference
 
@@ -96,7 +97,8 @@ def check(
         params = jax.tree.map(lambda x: cast(jnp.asarray(x), "float64"), params)
 
         def drawn(x: jax.Array) -> jax.Array:
-            return jnp.asarray(random.normal(size=x.shape) * (1 + 2j if jnp.iscomplexobj(x) else 1))
+            factor = 1 + 2j if jnp.iscomplexobj(x) else 1
+            return jnp.asarray(factor * random.normal(size=x.shape))
 
         gradients = jax.tree.map(drawn, params)
         if isinstance(transform, optax.GradientTransformation):
@@ -141,12 +143,13 @@ def _check_one(transform: optax.GradientTransformation, gradients: Any, params: 
     inputs = Arrays(arrays, state, leaves.arrays, Scalars(leaf_transform.scalars(state)))
     _check_programs(leaf_transform, step, inputs)
     for devices, plan in PLANS.items():
-        updates, new = _compiled(step.run, static_argnums=0)(plan, inputs)
+        updates, new = _compiled(functools.partial(step.run, plan))(inputs)
         message = f"{name}: as it runs on {devices}, it gives other numbers than its reference."
         _compare((leaves.rebuild(updates), new), expected, message)
     for axis in range(max(x.ndim for x in leaves.arrays)):
+        shardings = _shardings(axis, params)
         for run in (_with_specs_on_two_devices, _inside_of_shard_map):
-            results = run(transform, axis, gradients, state, params)
+            results = run(transform, shardings, gradients, state, params)
             message = f"{name}: with axis {axis} split between devices, it gives other numbers."
             _compare(results, expected, message)
 
@@ -170,35 +173,36 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
     results = execution.results()
     same: dict[Any, Any] = {}
     for i, program in programs.items():
-        for who, name, value in _shared(transform, results[i][1]):
-            message = (
-                f"{who}: the state's field {name!r} is Shared, and its new value {SAME_FOR_ALL}"
-                "declare it as PerParameter(), NumberPerBlock() or VectorOfBlocks()."
-            )
-            _compare(value, same.setdefault((who, name), value), message)
+        for who, field, value in _fields(transform, results[i][1]):
+            if isinstance(field, Shared):
+                message = (
+                    f"{who}: the state's field {field.name!r} is Shared, and its new value "
+                    f"{SAME_FOR_ALL}declare it as PerParameter(), NumberPerBlock() or "
+                    "VectorOfBlocks()."
+                )
+                _compare(value, same.setdefault((who, field.name), value), message)
         name, scalars = transform.name, arrays.scalars
         passes = _Passes(name, program, by_leaf[i], scalars, execution.inputs[i])
         for _, stop in passes.each():
             if isinstance(stop.request, EachMatrix):
-                numbers = same.setdefault(stop.request.on.function, stop.request.numbers)
+                expected = same.setdefault(stop.request.on.function, stop.request.numbers)
                 message = (
                     f"{name}: a number given to each_matrix {SAME_FOR_ALL}give those leaves "
                     "another function: the matrices of one function are worked on together."
                 )
-                _compare(stop.request.numbers, numbers, message)
+                _compare(stop.request.numbers, expected, message)
         if program.tileable:
             passes.check_kept()
             passes.check_tiles()
         passes.check_work()
 
 
-def _shared(transform: LeafTransform, leaf_state: Any) -> Iterator[tuple[str, str, Any]]:
-    """The `Shared` fields in the state of a leaf: their transform, name, and value."""
-    for (name, field), value in zip(names_and_fields(transform.state), leaf_state, strict=True):
+def _fields(transform: LeafTransform, state: Any) -> Iterator[tuple[str, Field, Any]]:
+    """All fields of a state, also of a leaf: the transform's name, the field and its value."""
+    for field, value in zip(transform.state, state, strict=True):
+        yield transform.name, field, value
         for inner, inner_state in field.inside(value):
-            yield from _shared(inner, inner_state)
-        if isinstance(field, Shared):
-            yield transform.name, name, value
+            yield from _fields(inner, inner_state)
 
 
 class _Passes(NamedTuple):
@@ -253,11 +257,8 @@ class _Passes(NamedTuple):
 
     def _of_tile(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
         """What a pass over a tile of the leaf computes."""
-        arrays, structure = jax.tree.flatten(self.leaf)
-        leaf = structure.unflatten(
-            x if kind == "whole" else cut(x)[k]
-            for x, kind in zip(arrays, self.program.kinds, strict=True)
-        )
+        arrays, with_arrays = self.program.arrays_of(self.leaf)
+        leaf = with_arrays([cut(x)[k] for x in arrays])
         inputs = jax.tree.map(lambda x: cut(x)[k], inputs)
         return _arrays(self.program.run(leaf, self.scalars, inputs))
 
@@ -272,8 +273,8 @@ class _Passes(NamedTuple):
             return [_arrays(stop) for _, stop in passes.each()]
 
         once = _work(all_passes, self.leaf, self.scalars, self.last)
-        again = sum(_work(one_pass, self.leaf, self.scalars, x) for x, _ in self.each()) - once
-        if again > WORTH_STORING * max(self.leaf.gradient.size, NUMBERS):
+        of_passes = sum(_work(one_pass, self.leaf, self.scalars, x) for x, _ in self.each())
+        if of_passes - once > WORTH_STORING * max(self.leaf.gradient.size, NUMBERS):
             raise ValueError(
                 f"{self.name}: for a leaf of shape {self.leaf.gradient.shape}, work is done again "
                 "in each pass that takes longer than to read its result. Store that, by "
@@ -281,17 +282,19 @@ class _Passes(NamedTuple):
             )
 
 
-def _cuts(shape: tuple[int, ...], kept: tuple[int, ...]) -> Iterator[tuple[Callable, Callable]]:
+def _cuts(shape: Shape, kept: Axes) -> Iterator[tuple[Callable, Callable]]:
     """Ways to cut a leaf: functions that cut an array, and put the tiles together again.
 
     Numbers of blocks, which have other shapes, go with each tile.
     """
-    for axis in (k for k, size in enumerate(shape) if size > 1 and k not in kept):
-        at = [-(-shape[axis] // 3)]
-        yield (
-            lambda x, axis=axis, at=at: jnp.split(x, at, axis) if x.shape == shape else [x, x],
-            lambda tiles, axis=axis: jnp.concatenate(tiles, axis),
-        )
+    for axis, size in enumerate(shape):
+        if size == 1 or axis in kept:
+            continue
+
+        def cut(x: jax.Array, axis: int = axis, third: int = -(-size // 3)) -> list[jax.Array]:
+            return jnp.split(x, [third], axis) if x.shape == shape else [x, x]
+
+        yield cut, functools.partial(jnp.concatenate, axis=axis)
     if kept == tuple(range(len(kept))):  # each block is a row, as in tiles
         rows = math.prod(shape[: len(kept)])
         yield (
@@ -322,7 +325,12 @@ def _work(function: Callable[..., Any], *arguments: Any) -> float:
 def _shardings(axis: int, params: Any) -> Any:
     """Shardings on two devices, which share this axis of each parameter that has it, and even."""
     devices = jax.local_devices(backend="cpu")[:2]
-    mesh = jax.make_mesh((len(devices),), ("d",), axis_types=(AxisType.Auto,), devices=devices)
+    mesh = jax.make_mesh(
+        (len(devices),),
+        ("d",),
+        axis_types=(AxisType.Auto,),
+        devices=devices,
+    )
 
     def sharding(x: jax.Array) -> NamedSharding:
         is_shared = axis < x.ndim and x.shape[axis] % 2 == 0
@@ -333,28 +341,36 @@ def _shardings(axis: int, params: Any) -> Any:
 
 
 def _with_specs_on_two_devices(
-    transform: Any, axis: int, gradients: Any, state: Any, params: Any
+    transform: Any,
+    shardings: Any,
+    gradients: Any,
+    state: Any,
+    params: Any,
 ) -> tuple[Any, Any]:
     """A step under `jit` on a mesh of two devices."""
-    shardings = _shardings(axis, params)
     arrays = jax.device_put((gradients, params), (shardings, shardings))
     step = _compiled(functools.partial(transform.update, partition_specs=shardings))
     return step(arrays[0], state, arrays[1])
 
 
 def _inside_of_shard_map(
-    transform: Any, axis: int, gradients: Any, state: Any, params: Any
+    transform: Any,
+    shardings: Any,
+    gradients: Any,
+    state: Any,
+    params: Any,
 ) -> tuple[Any, Any]:
     """A step inside of `jax.shard_map`, where a parameter has the shape of its shard."""
     if not hasattr(jax, "shard_map"):
-        return _with_specs_on_two_devices(transform, axis, gradients, state, params)
-    shardings = _shardings(axis, params)
+        return _with_specs_on_two_devices(transform, shardings, gradients, state, params)
     leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
     specs = [x.spec for x in jax.tree.leaves(shardings)]
-    of_state = [
-        PartitionSpec() if owner is None or x.shape != leaves[owner].shape else specs[owner]
-        for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True)
-    ]
+    of_state = []
+    for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True):
+        spec = PartitionSpec()
+        if owner is not None and x.shape == leaves[owner].shape:
+            spec = specs[owner]
+        of_state.append(spec)
     of_params = jax.tree.unflatten(jax.tree.structure(params), specs)
     of_all = of_params, structure.unflatten(of_state)
     step = jax.shard_map(
@@ -369,7 +385,8 @@ def _inside_of_shard_map(
 
 def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, params: Any) -> None:
     """Checks two steps of two layers in one array, against layers in separate arrays."""
-    layers = [(gradients, params), jax.tree.map(lambda x: 3 * x + 0.1, (gradients, params))]
+    layer = gradients, params
+    layers = [layer, jax.tree.map(lambda x: 3 * x + 0.1, layer)]
     transform = make(stacked_layers(axis))
     in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *layers)
     stacked, state = _second_step(transform, *in_one)
@@ -390,17 +407,11 @@ def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, par
         _compare(vector, each, message.format("numbers for each layer in the state"))
 
 
-def _of_blocks(transform: Any, state: Any) -> Iterator[np.ndarray]:
+def _of_blocks(transform: Any, state: Any) -> list[np.ndarray]:
     """The vectors of a state with a number for each block."""
-
-    def vectors(transform: LeafTransform, state: Any) -> Iterator[np.ndarray]:
-        for field, value in zip(transform.state, state, strict=True):
-            if isinstance(field, VectorOfBlocks):
-                yield np.asarray(value)
-            for inner, inner_state in field.inside(value):
-                yield from vectors(inner, inner_state)
-
-    yield from vectors(leaf_transform_of(transform), state)  # type: ignore[arg-type]
+    leaf_transform: Any = leaf_transform_of(transform)
+    fields = _fields(leaf_transform, state)
+    return [np.asarray(value) for _, field, value in fields if isinstance(field, VectorOfBlocks)]
 
 
 def _second_step(transform: Any, gradients: Any, params: Any) -> tuple[Any, Any]:
@@ -410,15 +421,15 @@ def _second_step(transform: Any, gradients: Any, params: Any) -> tuple[Any, Any]
     return update(gradients, state, params)
 
 
-def _compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is compiled quickly, since it runs so briefly."""
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0}, **settings)
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def _compare(results: Any, expected: Any, message: str) -> None:
     """Compares two trees of arrays, whose numbers may have other axes of length 1."""
-    for x, y in zip(*map(jax.tree.leaves, (results, expected)), strict=True):
+    for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         x, y = np.ravel(x), np.ravel(y)
-        size = np.max(np.abs(y), initial=0.0)
-        if x.shape != y.shape or not np.allclose(x, y, rtol=1e-6, atol=1e-6 * size, equal_nan=True):
+        atol = 1e-6 * np.max(np.abs(y), initial=0.0)
+        if x.shape != y.shape or not np.allclose(x, y, rtol=1e-6, atol=atol, equal_nan=True):
             raise ValueError(message)

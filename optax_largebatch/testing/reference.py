@@ -4,6 +4,7 @@ It runs each leaf program once, as written, and takes each statistic by itself. 
 much memory and is easy to read. Every other way to run a transform must give the same numbers.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -40,14 +41,16 @@ def reference(transform: optax.GradientTransformation) -> optax.GradientTransfor
     leaf_transform = leaf_transform_of(transform)
     if leaf_transform is None:
         raise TypeError(f"reference() takes one made of leaf transforms; got {transform!r}.")
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return _step(leaf_transform, updates, state, params)
-
+    update = functools.partial(_step, leaf_transform)
     return optax.GradientTransformation(transform.init, update)
 
 
-def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+def _step(
+    transform: LeafTransform,
+    updates: Any,
+    state: Any,
+    params: Any = None,
+) -> tuple[Any, Any]:
     """One step: every program once, each as far as its next request, in turns."""
     leaves, gradients = gradients_of(updates, params)
     states = transform.split(state, leaves)
@@ -59,8 +62,9 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
             dtypes[i] = accumulation_dtype(gradient.dtype, leaves.arrays[i].dtype)
             param = None if params is None else leaves.arrays[i]
             given = gradient, param, states[i], scalars
-            update, param, of_leaf, numbers = _cast(given, dtypes[i])
-            at = Leaf(param, param, of_leaf, numbers, choices[i], (), Run(is_first=True))
+            update, param, its_state, its_scalars = _cast(given, dtypes[i])
+            first = Run(is_first=True)
+            at = Leaf(param, param, its_state, its_scalars, choices[i], (), first)
             programs[i] = transform.program(update, at)
     answers: dict[int, Any] = dict.fromkeys(programs)
     waiting: dict[int, Request] = {}
@@ -89,7 +93,8 @@ def _step(transform: LeafTransform, updates: Any, state: Any, params: Any) -> tu
         if waiting and not local:
             first = min(request.path or () for request in waiting.values())
             arrays = {i: x.statistics[0].array for i, x in waiting.items() if x.path == first}
-            norm = jnp.sqrt(total([jnp.sum(jnp.abs(x) ** 2) for x in arrays.values()]))
+            squares = [jnp.sum(jnp.abs(x) ** 2) for x in arrays.values()]
+            norm = jnp.sqrt(total(squares))
             answers = {i: [norm.astype(dtypes[i])] for i in arrays}
         waiting = {i: x for i, x in waiting.items() if i not in answers}
     return leaves.rebuild(gradients), transform.join(state, states, leaves)
@@ -100,7 +105,8 @@ def _answer(statistic: Statistic) -> jax.Array:
     x, kind, kept, _ = statistic
     others = tuple(axis for axis in range(x.ndim) if axis not in (kept or ()))
     is_root = statistic.is_root
-    answer = jnp.sum(jnp.square(jnp.abs(x)) if is_root else x, axis=others, keepdims=bool(kept))
+    terms = jnp.square(jnp.abs(x)) if is_root else x
+    answer = jnp.sum(terms, axis=others, keepdims=bool(kept))
     if kind in ("mean", "rms"):
         answer = answer * answer.size / max(x.size, 1)
     return jnp.sqrt(answer) if is_root else answer

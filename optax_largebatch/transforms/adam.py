@@ -1,6 +1,6 @@
 """The moments of Adam, and its division by the second alone."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -45,9 +45,7 @@ class AdamMoments(NamedTuple):
         """Raises on an argument out of its range."""
         arguments.check_decay_rates(b1=self.b1, b2=self.b2)
         arguments.check_numbers("[0, inf)", eps=self.eps, eps_root=self.eps_root)
-        arguments.check_choice(
-            "bias_correction", self.bias_correction, ("full", "none", "step_size")
-        )
+        arguments.check_choice("bias_correction", self.bias_correction, get_args(BiasCorrection))
         arguments.check_flags(grad_averaging=self.grad_averaging, nesterov=self.nesterov)
         if self.nesterov and not (self.bias_correction == "full" and self.grad_averaging):
             raise ValueError(
@@ -59,10 +57,8 @@ class AdamMoments(NamedTuple):
     def scalars(self, count: jax.Array) -> "AdamScalars":
         """The numbers of the step that comes after `count` steps."""
         t = count + 1
-        b1, b2 = (
-            arguments.decay_rate_at(count, "b1", self.b1),
-            arguments.decay_rate_at(count, "b2", self.b2),
-        )
+        b1 = arguments.decay_rate_at(count, "b1", self.b1)
+        b2 = arguments.decay_rate_at(count, "b2", self.b2)
         bc1, bc2 = correction_of(b1, t), correction_of(b2, t)
         corrected, gradient_scale = momentum_weights(b1, t, self.nesterov)
         mu_scale, nu_scale = {
@@ -70,9 +66,16 @@ class AdamMoments(NamedTuple):
             "none": (1.0, 1.0),
             "step_size": (jnp.sqrt(bc2) / bc1, 1.0),
         }[self.bias_correction]
-        mu_weight = 1 - b1 if self.grad_averaging else 1.0
         return AdamScalars(
-            b1, b2, mu_weight, 1 - b2, self.eps, self.eps_root, mu_scale, gradient_scale, nu_scale
+            b1,
+            b2,
+            mu_weight=1 - b1 if self.grad_averaging else 1.0,
+            nu_weight=1 - b2,
+            eps=self.eps,
+            eps_root=self.eps_root,
+            mu_scale=mu_scale,
+            gradient_scale=gradient_scale,
+            nu_scale=nu_scale,
         )
 
 
@@ -209,13 +212,11 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
 
     def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-            value = arguments.number_at(jnp.asarray(count), "learning_rate", rate)
-            b1_at, b2_at = (
-                arguments.decay_rate_at(jnp.asarray(count), name, b)
-                for name, b in (("b1", b1), ("b2", b2))
-            )
-            t = jnp.asarray(count) + 1
-            return value * jnp.sqrt(correction_of(b2_at, t)) / correction_of(b1_at, t)
+            count = jnp.asarray(count)
+            value = arguments.number_at(count, "learning_rate", rate)
+            bc1 = correction_of(arguments.decay_rate_at(count, "b1", b1), count + 1)
+            bc2 = correction_of(arguments.decay_rate_at(count, "b2", b2), count + 1)
+            return value * jnp.sqrt(bc2) / bc1
 
         return schedule
 
@@ -281,21 +282,20 @@ def scale_by_second_moment(
     def scalars(state: ScaleBySecondMomentState) -> tuple[Any, ...]:
         decay = arguments.decay_rate_at(state.count, "b2", b2)
         corrected = correction_of(decay, state.count + 1)
-        nu_scale = ramp = ramp_of_one = 1.0
+        nu_scale = ramp = 1.0
         if bias_correction == "full":
             nu_scale = 1 / corrected
         elif bias_correction == "early":
             nu_scale = jnp.where(corrected < 0.99, 1 / corrected, 1.0)
         else:
             ramp = jnp.where(state.count > 0, correction_of(decay, state.count), 0.0)
-            ramp_of_one = jnp.sqrt(ramp)
-        return decay, 1 - decay, eps, nu_scale, (ramp, ramp_of_one)
+        return decay, 1 - decay, eps, nu_scale, ramp
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        decay, weight, eps, nu_scale, (ramp, ramp_of_one) = at.scalars
+        decay, weight, eps, nu_scale, ramp = at.scalars
         nu = yield engine.materialize(decay * at.state.nu + weight * jnp.square(update))
         direction = quotient(update, root(nu * nu_scale) + eps)
-        factor = ramp if at.choice else ramp_of_one
+        factor = ramp if at.choice else jnp.sqrt(ramp)
         return factor * direction, at.state._replace(nu=nu)
 
     return engine.transformation(

@@ -10,7 +10,9 @@ from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def normalize_by_block_norm(
-    eps: Scalar = 0.0, *, stacked: Stacks = None
+    eps: Scalar = 0.0,
+    *,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Divides the gradient of each block by its norm.
 

@@ -7,11 +7,15 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
+from optax_largebatch.params.shapes import Axes
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
 def centralize_gradients(
-    mask: Mask = None, *, output_axis: int = 0, stacked: Stacks = None
+    mask: Mask = None,
+    *,
+    output_axis: int = 0,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Subtracts the mean from the gradient of each output unit.
 
@@ -50,10 +54,10 @@ def centralize_gradients(
 
     stacks = check_stacked(stacked, segments=False)
 
-    def choices(leaves: Leaves) -> list[tuple[int, ...] | None]:
+    def choices(leaves: Leaves) -> list[Axes | None]:
         """The axes that are not averaged over, None for a leaf that passes."""
         chosen = select_leaves("mask", mask, stacks.blocks(leaves.tree))
-        kept: list[tuple[int, ...] | None] = [None] * len(chosen)
+        kept: list[Axes | None] = [None] * len(chosen)
         for index, axes in enumerate(stacks.axes(leaves.tree)):
             others = [axis for axis in range(leaves.arrays[index].ndim) if axis not in axes]
             if chosen[index] and len(others) >= 2:

@@ -55,19 +55,21 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     leaf_transforms = [engine.leaf_transform_of(transform) for transform in transforms]
     if all(leaf_transforms):
         return engine.transformation(chained([x for x in leaf_transforms if x]))
-    runs = itertools.groupby(transforms, key=lambda x: engine.leaf_transform_of(x) is not None)
-    links = [(ours, list(run)) for ours, run in runs]
-    segments: list[tuple[int, Any]] = [
-        (len(run), chain(*run) if ours else optax.with_extra_args_support(optax.chain(*run)))
-        for ours, run in links
-    ]
+    segments: list[tuple[int, Any]] = []
+    for ours, run in itertools.groupby(transforms, lambda x: bool(engine.leaf_transform_of(x))):
+        links = list(run)
+        segment = chain(*links) if ours else optax.with_extra_args_support(optax.chain(*links))
+        segments.append((len(links), segment))
 
     def init(params: optax.Params) -> tuple[Any, ...]:
         states = (segment.init(params) for _, segment in segments)
         return tuple(itertools.chain.from_iterable(states))
 
     def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, tuple[Any, ...]]:
         check_state("chain", (None,) * len(transforms), state)
         states, new_states = iter(state), []
@@ -164,7 +166,7 @@ def _composed(
         leaf,
         state=tuple(map(engine.StateOf, transforms)),
         scalars=lambda state: tuple(
-            x.scalars(part) for x, part in zip(transforms, state, strict=True)
+            x.scalars(its_state) for x, its_state in zip(transforms, state, strict=True)
         ),
         choices=lambda leaves: list(zip(*(x.choose(leaves) for x in transforms), strict=True)),
         needs_params=any(x.needs_params for x in transforms),
@@ -176,10 +178,10 @@ def _composed(
 
 def _each(at: engine.Leaf) -> list[engine.Leaf]:
     """The `Leaf` of each of several transforms."""
-    parts = zip(at.state, at.scalars, at.choice, strict=True)
+    of_each = zip(at.state, at.scalars, at.choice, strict=True)
     return [
         at._replace(state=state, scalars=scalars, choice=choice, run=at.run.inside(position))
-        for position, (state, scalars, choice) in enumerate(parts)
+        for position, (state, scalars, choice) in enumerate(of_each)
     ]
 
 

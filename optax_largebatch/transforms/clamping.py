@@ -20,7 +20,11 @@ class ClampParametersState(NamedTuple):
 
 
 def clamp_parameters(
-    max_value: Scalar, *, period: int = 1, scalars_only: bool = False, stacked: Stacks = None
+    max_value: Scalar,
+    *,
+    period: int = 1,
+    scalars_only: bool = False,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keeps the parameters in an interval, by changing steps that would leave it.
 

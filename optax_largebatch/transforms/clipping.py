@@ -35,7 +35,7 @@ def clip_by_value(max_value: Scalar | None) -> optax.GradientTransformationExtra
         >>> print(updates)
         [ 0.5 -1. ]
     """
-    check_optional_number("max_value", max_value, "(0, inf)")
+    check_optional_number("max_value", max_value)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, Any]:
         limit = at.scalars
@@ -74,7 +74,7 @@ def clip_by_global_norm(max_norm: Scalar | None) -> optax.GradientTransformation
         >>> print(updates["kernel"], updates["bias"])
         [0.6] [0.8]
     """
-    check_optional_number("max_norm", max_norm, "(0, inf)")
+    check_optional_number("max_norm", max_norm)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         if at.scalars is None:

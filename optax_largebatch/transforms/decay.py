@@ -175,7 +175,11 @@ class WeightDecay:
     """Decay by group and mask; a leaf's choice is the index of its value, None for no decay."""
 
     def __init__(
-        self, weight_decay: Hyperparameter, mask: Mask, stacked: Stacked, allowed: str = "[0, inf)"
+        self,
+        weight_decay: Hyperparameter,
+        mask: Mask,
+        stacked: Stacked,
+        allowed: str = "[0, inf)",
     ):
         check_mask("weight_decay_mask", mask)
         self.values = as_grouped("weight_decay", weight_decay, allowed)

@@ -160,7 +160,6 @@ def hyperball_transform(
         norms = engine.block_norms(at.start, update)
         terms = engine.block_sums(inner_terms(at.start, update))
         norm, length, inner = yield in_one_round(norms, terms)
-        known, sphere = state.radii, norm
         if kind == "given":
             known, sphere = jnp.zeros_like(norm), given_radius
         else:
@@ -169,7 +168,7 @@ def hyperball_transform(
                 balls = choice.segments.along_axis(jnp.array(choice.balls, norm.dtype))
                 ball = choice.segments.of_device(balls)
             first = jnp.where(norm == 0, -ball, norm if kind == "start" else 0.0)
-            known = jnp.where(known == 0, first, known)
+            known = jnp.where(state.radii == 0, first, state.radii)
             sphere = jnp.where(known == 0, norm, jnp.abs(known))
         is_in_ball = known < 0
         ratio = norm / positive(sphere)

@@ -18,7 +18,11 @@ from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.blocks import Layers
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import LeafSharding, Leaves
+from optax_largebatch.params.shapes import Axes, Shape
 from optax_largebatch.params.stacked import Stacks, check_stacked
+
+Matrices = tuple[jax.Array, ...]
+"""A matrix, or the vector of its diagonal, for each axis of a block."""
 
 
 class ScaleByLearnedMatricesState(NamedTuple):
@@ -128,20 +132,21 @@ def scale_by_learned_matrices(
     check_dtypes(mu_dtype=mu_dtype)
     stacks = check_stacked(stacked, segments=False)
 
-    def identities(params: optax.Params) -> list[tuple[jax.Array, ...]]:
-        def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    def identities(params: optax.Params) -> list[Matrices]:
+        def of_param(param: Any, axes: Axes) -> Matrices:
             layers = Layers.of(jnp.shape(param), axes)
+            if _kind(layers.block) != "matrix":
+                return ()
             dtype = accumulation_dtype(jnp.result_type(param))
-            lengths = layers.block if _kind(layers.block) == "matrix" else ()
-            one = [
+            of_layer = [
                 jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
-                for n in lengths
+                for n in layers.block
             ]
-            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in one)
+            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in of_layer)
 
-        return list(map(of_one, jax.tree.leaves(params), stacks.axes(params)))
+        return list(map(of_param, jax.tree.leaves(params), stacks.axes(params)))
 
-    def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
+    def zeros(params: optax.Params) -> list[Matrices]:
         return jax.tree.map(jnp.zeros_like, identities(params))
 
     def scalars(state: ScaleByLearnedMatricesState) -> tuple[Any, ...]:
@@ -187,7 +192,8 @@ def scale_by_learned_matrices(
         (rms,) = yield engine.block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero
         limit = largest * rms
-        clipped = (1 - b1) / (1 - b1**2) ** 0.5 * jnp.clip(direction, -limit, limit) / rms
+        weight = (1 - b1) / (1 - b1**2) ** 0.5
+        clipped = weight * jnp.clip(direction, -limit, limit) / rms
         return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
 
     return engine.transformation(
@@ -208,7 +214,7 @@ def scale_by_learned_matrices(
     )
 
 
-def _kind(block: tuple[int, ...]) -> Literal["small", "plain", "matrix"]:
+def _kind(block: Shape) -> Literal["small", "plain", "matrix"]:
     """The treatment of a block of this shape, axes of length 1 left out."""
     if math.prod(block) <= 5:
         return "small"
@@ -229,9 +235,6 @@ def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
 # f(L) = <h, d> / rho, rho^2 = mean(d * C d), with C_k the second moments of the gradient's slices
 # across axis k. f does not depend on the size of L_k, so its gradient is orthogonal to L_k.
 
-Matrices = tuple[jax.Array, ...]
-"""A matrix, or the vector of its diagonal, for each axis of a block."""
-
 
 def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = None) -> jax.Array:
     """`x` with the matrix of each axis applied along it, except the axis `without`."""
@@ -239,7 +242,8 @@ def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = N
         if axis == without:
             continue
         if matrix.ndim == 1:
-            x = x * jnp.expand_dims(matrix, [other for other in range(x.ndim) if other != axis])
+            others = [other for other in range(x.ndim) if other != axis]
+            x = x * jnp.expand_dims(matrix, others)
         else:
             applied = jnp.tensordot(matrix, x, axes=(1, axis), precision="highest")
             x = jnp.moveaxis(applied, 0, axis)
@@ -260,7 +264,10 @@ def mean_diagonal(matrix: jax.Array) -> jax.Array:
 
 
 def meta_gradient(
-    gradient: jax.Array, momentum: jax.Array, matrices: Matrices, covariances: Matrices
+    gradient: jax.Array,
+    momentum: jax.Array,
+    matrices: Matrices,
+    covariances: Matrices,
 ) -> tuple[Matrices, jax.Array]:
     """The gradient of `f` with respect to each of the matrices, and whether `f` is defined."""
     direction = product(matrices, momentum)
@@ -286,13 +293,16 @@ def ascended(matrix: jax.Array, slope: jax.Array, rate: Any) -> jax.Array:
     """
     if matrix.ndim == 1:
         along = slope * matrix
-        new = matrix * jnp.square(1 + rate * quotient(along, root(sum_of_squares(along))))
-        return new / jnp.mean(new)
-    along = jnp.matmul((slope + slope.T) / 2, matrix, precision="highest")
+    else:
+        along = jnp.matmul((slope + slope.T) / 2, matrix, precision="highest")
     step = rate * quotient(along, root(sum_of_squares(along)))
+    if matrix.ndim == 1:
+        new = matrix * jnp.square(1 + step)
+        return new / jnp.mean(new)
     identity = jnp.eye(len(matrix), dtype=matrix.dtype)
     factor = identity + step
-    new = jnp.matmul(jnp.matmul(factor, matrix, precision="highest"), factor.T, precision="highest")
+    new = jnp.matmul(factor, matrix, precision="highest")
+    new = jnp.matmul(new, factor.T, precision="highest")
     new = (new + new.T) / (2 * mean_diagonal(new))
     # As large as the rounding errors, which could make the smallest eigenvalues negative.
     ridge = 4 * len(matrix) * float(jnp.finfo(matrix.dtype).eps)

@@ -86,13 +86,14 @@ def clip_by_median_norm(
         icefall, `egs/librispeech/ASR/zipformer/optim.py`: `ScaledAdam`, the argument
         `clipping_scale`.
     """
-    arguments.check_optional_number("clipping_scale", clipping_scale, "(0, inf)")
+    arguments.check_optional_number("clipping_scale", clipping_scale)
     arguments.check_integer("window", window, at_least=1)
     arguments.check_numbers("[0, inf)", scalar_scale=scalar_scale)
     stacks = check_stacked(stacked)
 
     def no_threshold(params: optax.Params) -> jax.Array:
-        return jnp.asarray(jnp.finfo(_dtype(params)).max, _dtype(params))
+        dtype = _dtype(params)
+        return jnp.asarray(jnp.finfo(dtype).max, dtype)
 
     def scalars(state: ClipByMedianNormState) -> tuple[Any, ...]:
         check_shape("norms", state.norms, (window,))
@@ -137,7 +138,10 @@ def _dtype(params: optax.Params) -> jnp.dtype:
 
 
 def _threshold(
-    count: jax.Array, clipping_scale: Any, norms: jax.Array, threshold: jax.Array
+    count: jax.Array,
+    clipping_scale: Any,
+    norms: jax.Array,
+    threshold: jax.Array,
 ) -> jax.Array:
     """The threshold after `count` norms, from the last `norms.size` of them; usually unchanged."""
     window = norms.size

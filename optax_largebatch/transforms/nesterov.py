@@ -110,30 +110,27 @@ def nesterov_split(
         return moments.scalars(count), *of_branches, rates.at(count)
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        numbers, of_momentum, of_gradient, rates = at.scalars
+        adam_scalars, of_momentum, of_gradient, rates = at.scalars
         choice, rate_index = at.choice
-        mu, nu = yield from advance_moments(
-            moments, update, at._replace(state=at.state.moments, scalars=numbers)
-        )
-        inverse = 1 / numbers.denominator(nu)  # the division takes longest of all
         state: NesterovSplitState = at.state
-        along_momentum = at._replace(
-            state=state.momentum_branch, scalars=of_momentum, choice=choice
+        mu, nu = yield from advance_moments(
+            moments, update, at._replace(state=state.moments, scalars=adam_scalars)
         )
-        along_gradient = at._replace(
-            state=state.gradient_branch, scalars=of_gradient, choice=choice
-        )
-        first = branch.program(mu * numbers.mu_scale * inverse, along_momentum)
+        inverse = 1 / adam_scalars.denominator(nu)  # the division takes longest of all
+        of_branch = at._replace(choice=choice)
+        along_momentum = of_branch._replace(state=state.momentum_branch, scalars=of_momentum)
+        along_gradient = of_branch._replace(state=state.gradient_branch, scalars=of_gradient)
+        first = branch.program(mu * adam_scalars.mu_scale * inverse, along_momentum)
         if order == "sequential":
             first, first_state = yield from first
-            moved = at.param - rates[rate_index] * numbers.b1 * first
+            moved = at.param - rates[rate_index] * adam_scalars.b1 * first
             along_gradient = along_gradient._replace(param=moved)
             second, second_state = yield from branch.program(update * inverse, along_gradient)
         else:
             second = branch.program(update * inverse, along_gradient)
             results = yield from engine.in_parallel(first, second)
             (first, first_state), (second, second_state) = results
-        step = numbers.b1 * first + numbers.mu_weight * second
+        step = adam_scalars.b1 * first + adam_scalars.mu_weight * second
         new_moments = state.moments._replace(mu=mu, nu=nu)
         return step, NesterovSplitState(new_moments, first_state, second_state)
 

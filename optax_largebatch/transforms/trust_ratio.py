@@ -128,7 +128,10 @@ def scale_by_trust_ratio(
 
 
 def trust_ratio(
-    param_norm: jax.Array, length: jax.Array, coefficient: Scalar, bounds: Bounds
+    param_norm: jax.Array,
+    length: jax.Array,
+    coefficient: Scalar,
+    bounds: Bounds,
 ) -> jax.Array:
     """The norm of the parameters over the length of a step; a length of 0 counts as 1."""
     return clip(coefficient * param_norm / positive(length), bounds)
@@ -247,7 +250,7 @@ def scale_by_lars(
     arguments.check_choice("zero_ratio", zero_ratio, get_args(ZeroRatio))
     if zero_ratio == "formula" and arguments.is_zero(eps):
         raise ValueError("zero_ratio='formula' divides by eps where both norms are 0; got eps=0.")
-    arguments.check_optional_number("clip_gradient", clip_gradient, "(0, inf)")
+    arguments.check_optional_number("clip_gradient", clip_gradient)
     is_larc = larc_learning_rate is not None
     limits = as_grouped("larc_learning_rate", larc_learning_rate if is_larc else 1.0)
     constants = (trust_coefficient, eps, trust_ratio_bounds, clip_gradient)
@@ -255,6 +258,9 @@ def scale_by_lars(
     def facts(params: optax.Params) -> list[Facts]:
         ratios = ratio_facts(adapted(params), trust_ratio_bounds)
         return [{**a, **b} for a, b in zip(decay.facts(params), ratios, strict=True)]
+
+    def scalars(state: ScaleByLarsState) -> tuple[Any, ...]:
+        return constants, decay.values.at(state.count), limits.at(state.count)
 
     def choices(leaves: Leaves) -> list[Any]:
         tree = leaves.tree
@@ -297,7 +303,7 @@ def scale_by_lars(
             count=engine.Counter(),
             trust_ratios=engine.VectorOfBlocks(initial=1.0),
         ),
-        scalars=lambda state: (constants, decay.values.at(state.count), limits.at(state.count)),
+        scalars=scalars,
         choices=choices,
         needs_params=True,
         stacked=stacks,

@@ -110,7 +110,7 @@ def skip_bad_steps(
         [-1.3] 2
     """
     inner = check_inner(inner)
-    arguments.check_optional_number("deviations", deviations, "(0, inf)")
+    arguments.check_optional_number("deviations", deviations)
     arguments.check_choice("of", of, ("gradient_norm", "loss"))
     arguments.check_integer("window", window, at_least=2)
     arguments.check_integer("max_in_a_row", max_in_a_row, at_least=1)

@@ -65,8 +65,8 @@ FOUR = {"in": (3, 4, 6), "out": (3, 6, 6), "bias": (6,), "embed": (10, 6)}
 @pytest.mark.parametrize(
     ("optimizer", "shapes", "most"),
     [
-        (lb.lamb(1e-3, weight_decay=0.01), TWO, 1700),
-        (lb.muonh(1e-3, stacked=lb.stacked_layers({"in|out": 0})), FOUR, 4000),
+        (lb.lamb(1e-3, weight_decay=0.01), TWO, 1670),
+        (lb.muonh(1e-3, stacked=lb.stacked_layers({"in|out": 0})), FOUR, 3970),
     ],
     ids=["LAMB", "MuonH in stacks"],
 )
@@ -91,9 +91,9 @@ def test_calls_of_python_when_a_step_is_traced_and_lowered(optimizer, shapes, mo
 def test_the_engine_is_small():
     tokens = {file.relative_to(PACKAGE): tokens_of([file]) for file in ENGINE.rglob("*.py")}
     assert len(tokens) <= 24
-    assert sum(tokens.values()) <= 25_020
-    assert max(tokens.values()) <= 2840
-    assert tokens_of([PACKAGE / "testing" / "reference.py"]) <= 950
+    assert sum(tokens.values()) <= 24_830
+    assert max(tokens.values()) <= 2790
+    assert tokens_of([PACKAGE / "testing" / "reference.py"]) <= 945
     for folder in [PACKAGE, *(x for x in PACKAGE.rglob("*") if x.is_dir())]:
         assert len([x for x in folder.iterdir() if x.suffix == ".py"]) <= 25, folder
 

@@ -8,7 +8,7 @@ than devices, a group of devices gets each matrix in pieces, if that is cheaper 
 Devices that are left idle work on narrower matrices, filled up with zeros, or on zeros.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import functools
 import itertools
 import math
@@ -21,7 +21,8 @@ import numpy as np
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.layouts import Exchange, MatrixRange, choose_plan, layout_of
 from optax_largebatch.engine.matrices.side_by_side import map_matrices
-from optax_largebatch.engine.requests import EachMatrix
+from optax_largebatch.engine.requests import Tasks
+from optax_largebatch.params.shapes import Axes
 
 
 class AllToAll:
@@ -35,12 +36,13 @@ class AllToAll:
         tasks: the arrays, and the function of their matrices.
     """
 
-    def __init__(self, exchange: Exchange, tasks: Mapping[Any, EachMatrix]):
+    def __init__(self, exchange: Exchange, tasks: Tasks):
         layouts = {key: layout_of(task) for key, task in tasks.items()}
         # Equal layouts follow each other, so that few devices have matrices of two.
-        self._tasks = {key: tasks[key] for key in sorted(tasks, key=lambda key: layouts[key])}
+        in_order = sorted(tasks, key=lambda key: layouts[key])
+        self._tasks = {key: tasks[key] for key in in_order}
         self._layouts = layouts
-        self._plan = choose_plan(exchange, tasks.values())
+        self._plan = choose_plan(exchange, tasks)
         group, columns = self._plan.group, self._plan.columns
 
         def group_last(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -76,7 +78,8 @@ class AllToAll:
         pieces = jnp.concatenate(list(self._pieces.values()), axis=1)  # (1, 12, 768 * 384)
         size, _, elements = pieces.shape
         per_group, copies, devices = self._groups
-        padded = jnp.pad(pieces, ((0, 0), (0, self._plan.padding), (0, 0)))  # (1, 16, 768 * 384)
+        padding = [(0, 0), (0, self._plan.padding), (0, 0)]
+        padded = jnp.pad(pieces, padding)  # (1, 16, 768 * 384)
         # (pieces=1, matrices=2, copies=1, devices=8, 768 * 384)
         of_groups = padded.reshape(size, per_group, copies, devices, elements)
         # (copies=1, devices=8, matrices=2, 768 * 384)
@@ -90,18 +93,21 @@ class AllToAll:
         exchange = self._exchange
         layouts = [x.layout for x in self._ranges]
         # (devices=8, matrices=2, 768 * 384) to (matrices=2, rows=768, columns=3072), and back
-        matrices = self._in_its_layout([x.unshard(received, exchange) for x in layouts], axis=0)
+        by_layout = [layout.unshard(received, exchange) for layout in layouts]
+        matrices = self._in_its_layout(by_layout, axis=0)
         # Whole matrices count, not products: what was received is in memory, too.
         matrices = map_matrices(self._function, matrices, math.prod(exchange.shape))
-        pieces = self._in_its_layout([x.shard(matrices, exchange) for x in layouts], axis=1)
+        by_layout = [layout.shard(matrices, exchange) for layout in layouts]
+        pieces = self._in_its_layout(by_layout, axis=1)
         returned = self._exchanged(pieces)[None]
         of_copies = norms.gathered(returned, 0, exchange.copies) if exchange.copies else returned
         # (copies=1, devices=8, pieces=1, matrices=2, 768 * 384), in the order of `received`
-        lengths = (self._plan.group.size, *self._groups, pieces.shape[-1])
+        size, elements = self._plan.group.size, pieces.shape[-1]
+        lengths = (size, *self._groups, elements)
         of_groups = of_copies.reshape([lengths[axis] for axis in self._order])
         # (pieces=1, matrices=16, 768 * 384), of which the first 12 are no padding
         done = of_groups.transpose(np.argsort(self._order).tolist())
-        done = done.reshape(lengths[0], math.prod(lengths[1:4]), lengths[-1])
+        done = done.reshape(size, math.prod(self._groups), elements)
         results, stop = {}, 0
         for key, task in self._tasks.items():
             start, stop = stop, stop + self._pieces[key].shape[1]
@@ -125,7 +131,7 @@ class AllToAll:
         return per_group, copies, devices // group.size
 
     @property
-    def _order(self) -> tuple[int, ...]:
+    def _order(self) -> Axes:
         """Takes (pieces, matrices, copies, devices, elements) to the order of the devices."""
         is_of_copies = self._plan.group.axis in self._exchange.copies
         return (2, 0, 3, 1, 4) if is_of_copies else (2, 3, 0, 1, 4)

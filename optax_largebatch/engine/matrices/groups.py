@@ -91,7 +91,11 @@ class SharingPlan(NamedTuple):
 
 
 def sharing_plans(
-    number: int, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int, unit: int = 1
+    number: int,
+    sides: tuple[int, int],
+    axes: Mapping[str, int],
+    itemsize: int,
+    unit: int = 1,
 ) -> Iterator[SharingPlan]:
     """A plan for every size of a group along every mesh axis; the first is without groups.
 

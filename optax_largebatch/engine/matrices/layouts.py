@@ -12,8 +12,9 @@ import numpy as np
 
 from optax_largebatch import norms
 from optax_largebatch.engine.matrices.groups import SharingPlan, sharing_plans
-from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
 from optax_largebatch.params.fused import Fused
+from optax_largebatch.params.shapes import Shape
 
 
 class Exchange(NamedTuple):
@@ -44,7 +45,7 @@ class Exchange(NamedTuple):
 class ShardLayout(NamedTuple):
     """How a matrix is split into shards."""
 
-    lengths: tuple[int, ...]
+    lengths: Shape
     """The lengths of a shard, along the axes of its rows and those of its columns."""
     mesh_axes: tuple[tuple[str, ...], ...]
     """The mesh axes that split each axis."""
@@ -56,11 +57,12 @@ class ShardLayout(NamedTuple):
     @property
     def column_unit(self) -> int:
         """The columns of a device in a group are a multiple of it."""
-        others = math.prod(
-            self.lengths[axis] for axis in self._long_side if axis != self._shared_axis
-        )
-        names = (self.mesh_axes[axis] for axis in self._long_side)
-        return max(others, 1) * math.prod(map(norms.devices_along, names))
+        unit = 1
+        for axis in self._long_side:
+            unit *= norms.devices_along(self.mesh_axes[axis])
+            if axis != self._shared_axis:
+                unit *= max(self.lengths[axis], 1)
+        return unit
 
     def of_piece(self, columns: int) -> "ShardLayout":
         """The layout of the pieces of a group, in which each device has so many columns."""
@@ -78,9 +80,11 @@ class ShardLayout(NamedTuple):
         axis, matrices = self._shared_axis + 1, shards.shape[0]
         length = self.of_piece(columns).lengths[self._shared_axis]
         x = shards.reshape(matrices, *self.lengths)
-        padding = devices * length - x.shape[axis]
-        x = jnp.pad(x, [(0, padding if k == axis else 0) for k in range(x.ndim)])
-        x = x.reshape(*x.shape[:axis], devices, length, *x.shape[axis + 1 :])
+        widths = [(0, 0)] * x.ndim
+        widths[axis] = (0, devices * length - x.shape[axis])
+        x = jnp.pad(x, widths)
+        before, after = x.shape[:axis], x.shape[axis + 1 :]
+        x = x.reshape(*before, devices, length, *after)
         return jnp.moveaxis(x, axis, 0).reshape(devices, matrices, -1)
 
     def from_pieces(self, pieces: jax.Array, columns: int) -> jax.Array:
@@ -89,7 +93,8 @@ class ShardLayout(NamedTuple):
         # (2, 12, 768 * 48) to (2, 12, 768, 48), (12, 768, 2, 48), (12, 768, 96)
         x = pieces.reshape(devices, matrices, *self.of_piece(columns).lengths)
         x = jnp.moveaxis(x, 0, axis)
-        x = x.reshape(*x.shape[:axis], devices * x.shape[axis + 1], *x.shape[axis + 2 :])
+        before, after = x.shape[:axis], x.shape[axis + 2 :]
+        x = x.reshape(*before, devices * x.shape[axis + 1], *after)
         x = jax.lax.slice_in_dim(x, 0, self.lengths[self._shared_axis], axis=axis)
         return x.reshape(matrices, math.prod(self.lengths))
 
@@ -106,10 +111,10 @@ class ShardLayout(NamedTuple):
     def shard(self, matrices: jax.Array, exchange: Exchange) -> jax.Array:
         """The reverse of `unshard`."""
         devices, order = self._order(exchange)
-        lengths = (*devices, matrices.shape[0], *self.lengths)
+        lengths = (*devices, len(matrices), *self.lengths)
         x = matrices.reshape([lengths[axis] for axis in order])
         x = jnp.transpose(x, np.argsort(order).tolist())
-        return x.reshape(math.prod(devices), matrices.shape[0], math.prod(self.lengths))
+        return x.reshape(math.prod(devices), len(matrices), math.prod(self.lengths))
 
     @property
     def _long_side(self) -> range:
@@ -130,7 +135,8 @@ class ShardLayout(NamedTuple):
         ]
         first = self.row_axes if self.is_tall else 0
         order = itertools.chain(*axes[first:], *axes[:first])
-        return [norms.devices_along((name,)) for name in across], [len(across), *order]
+        devices = [norms.devices_along((name,)) for name in across]
+        return devices, [len(across), *order]
 
 
 class MatrixRange(NamedTuple):
@@ -156,13 +162,17 @@ def splitting(names: Iterable[str]) -> tuple[str, ...]:
     return tuple([x for x in names if norms.is_bound(x) and norms.devices_along((x,)) > 1])
 
 
-def choose_plan(exchange: Exchange, tasks: Iterable[EachMatrix]) -> SharingPlan:
+def choose_plan(exchange: Exchange, tasks: Tasks) -> SharingPlan:
     """The cheapest plan to share the matrices of the arrays of an exchange."""
-    layouts = [(task.array.size, layout_of(task)) for task in tasks]
-    matrices = sum(size // math.prod(layout.lengths) for size, layout in layouts)
-    axes = {name: norms.devices_along((name,)) for name in (*exchange.across, *exchange.copies)}
-    unit = math.lcm(*(layout.column_unit for _, layout in layouts))
-    plans = sharing_plans(matrices, exchange.shape, axes, exchange.dtype.itemsize, unit)
+    number, units = 0, []
+    for task in tasks.values():
+        layout = layout_of(task)
+        number += task.array.size // math.prod(layout.lengths)
+        units.append(layout.column_unit)
+    names = (*exchange.across, *exchange.copies)
+    axes = {name: norms.devices_along((name,)) for name in names}
+    itemsize = exchange.dtype.itemsize
+    plans = sharing_plans(number, exchange.shape, axes, itemsize, math.lcm(*units))
     return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)
 
 
@@ -178,7 +188,8 @@ def with_the_matrices_inside(task: EachMatrix, is_automatic: bool) -> EachMatrix
     opened = None if is_automatic else on.matrices.opened(task.array.shape)
     if opened is not None:
         matrices, shape = opened
-        return task._replace(array=task.array.reshape(shape), on=on._replace(matrices=matrices))
+        on = on._replace(matrices=matrices)
+        return task._replace(array=task.array.reshape(shape), on=on)
     function = _of_each_inside(on.matrices.fused, on.function)
     closed = on.matrices._replace(fused=None)
     return task._replace(on=MatrixFunction(function, closed, on.dtype, splits=False))

@@ -4,29 +4,30 @@ A product of small matrices does not fill a GPU. So matrices of one shape, the l
 if the plan says so, those of several leaves, are multiplied as one batch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import itertools
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from optax_largebatch.engine.identical_leaves import group_leaves
-from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
-
-Key = TypeVar("Key")
+from optax_largebatch.engine.requests import MatrixFunction, Tasks
 
 ELEMENTS_AT_A_TIME = 2**22
 """The elements of products of matrices that fill a device: seven of 768 x 768."""
 
 
-def that_fill_a_device(tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
+def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
     """Arrays whose matrices have one shape, in groups whose products fill a device.
 
     A tall matrix and a wide one with its sides are not together: XLA would transpose whole arrays.
+    Without `side_by_side` each array is a group.
     """
-    by_shape: dict[tuple[int, int], dict[Key, int]] = {}
+    if not side_by_side:
+        return [[key] for key in tasks]
+    by_shape: dict[tuple[int, int], dict[Any, int]] = {}
     for key, (x, _, on) in tasks.items():
         by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
     groups = (group_leaves(sizes, ELEMENTS_AT_A_TIME) for sizes in by_shape.values())
@@ -39,7 +40,7 @@ def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
     return x.size * height // max(width, 1)
 
 
-def multiplied(tasks: Mapping[Key, EachMatrix]) -> jax.Array:
+def multiplied(tasks: Tasks) -> jax.Array:
     """The results for all matrices of arrays that this device has whole: of one shape, a batch."""
     first, *others = tasks.values()
     matrices = first.to_batch()
@@ -48,19 +49,22 @@ def multiplied(tasks: Mapping[Key, EachMatrix]) -> jax.Array:
     return map_matrices(first.apply, matrices, min(first.on.matrices.shape) ** 2)
 
 
-def taken_apart(tasks: Mapping[Key, EachMatrix], matrices: jax.Array) -> dict[Key, jax.Array]:
+def taken_apart(tasks: Tasks, matrices: jax.Array) -> dict[Any, jax.Array]:
     """The result for each array, from those for all matrices."""
     if len(tasks) == 1:
         return {key: task.from_batch(matrices) for key, task in tasks.items()}
     results, stop = {}, 0
     for key, task in tasks.items():
-        start, stop = stop, stop + task.array.size // max(math.prod(task.on.matrices.shape), 1)
+        size = math.prod(task.on.matrices.shape)
+        start, stop = stop, stop + task.array.size // max(size, 1)
         results[key] = task.from_batch(matrices[start:stop])
     return results
 
 
 def map_matrices(
-    function: Callable[[jax.Array], jax.Array], matrices: jax.Array, size: int
+    function: Callable[[jax.Array], jax.Array],
+    matrices: jax.Array,
+    size: int,
 ) -> jax.Array:
     """A function of each matrix, on as many at a time as fill a device.
 
@@ -84,5 +88,7 @@ def map_matrices(
         return jax.lax.dynamic_update_slice_in_dim(matrices, of_several(some), start, 0)
 
     matrices = jax.lax.fori_loop(0, whole, step, matrices)
-    rest = matrices[whole * at_a_time :]
-    return matrices.at[whole * at_a_time :].set(of_several(rest)) if len(rest) else matrices
+    start = whole * at_a_time
+    if start == count:
+        return matrices
+    return matrices.at[start:].set(of_several(matrices[start:]))

@@ -6,9 +6,8 @@ types know the mesh, the compiler is asked for the same.
 """
 
 from collections.abc import Mapping, Sequence
-import functools
 import itertools
-from typing import Any, TypeVar
+from typing import Any
 import warnings
 
 import jax
@@ -28,16 +27,13 @@ from optax_largebatch.engine.matrices.layouts import (
 )
 from optax_largebatch.engine.matrices.side_by_side import (
     multiplied,
+    multiplied_together,
     taken_apart,
-    that_fill_a_device,
 )
 from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Scalars
-from optax_largebatch.engine.requests import EachMatrix, MatrixFunction
+from optax_largebatch.engine.requests import EachMatrix, MatrixFunction, Tasks
 from optax_largebatch.params.leaves import mesh_axes
 from optax_largebatch.params.matrices import Matrices
-
-Key = TypeVar("Key")
-Following = TypeVar("Following")
 
 
 def matrices_round(
@@ -45,9 +41,9 @@ def matrices_round(
     leaves: Mapping[int, LeafArrays],
     scalars: Scalars,
     inputs: Mapping[int, PassInputs],
-    following: Following,
+    following: Any,
     side_by_side: bool,
-) -> tuple[dict[int, PassInputs], Following]:
+) -> tuple[dict[int, PassInputs], Any]:
     """The inputs of the next pass over some leaves, after work on their matrices.
 
     Args:
@@ -59,12 +55,13 @@ def matrices_round(
         side_by_side: whether matrices of one shape, of several leaves, are one batch.
     """
     leaves, after = dict(leaves), {}
-    functions: dict[int, Any] = {
-        i: program.rounds[len(inputs[i].answers)].of_each for i, program in programs.items()
-    }
-    one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
-    shapes = {i: EachMatrix(leaves[i].gradient, (), x) for i, x in functions.items()}
+    functions: dict[int, Any] = {}
+    shapes: dict[int, EachMatrix] = {}
+    for i, program in programs.items():
+        functions[i] = program.rounds[len(inputs[i].answers)].of_each
+        shapes[i] = EachMatrix(leaves[i].gradient, (), functions[i])
     order = batches(shapes, side_by_side)
+    one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
     for now, then in itertools.zip_longest(order, order[1:], fillvalue=()):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
@@ -72,14 +69,19 @@ def matrices_round(
             stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
             tasks[i] = EachMatrix(array, numbers, functions[i])
         waiting = {i: leaves[i].gradient for i in then}, following
-        done, (gradients, following) = apply_to_matrices(tasks, waiting, side_by_side)
-        after |= {i: inputs[i].after(stored[i], [x]) for i, x in done.items()}
-        leaves |= {i: leaves[i]._replace(gradient=x) for i, x in gradients.items()}
+        results, (gradients, following) = apply_to_matrices(tasks, waiting, side_by_side)
+        for i, result in results.items():
+            after[i] = inputs[i].after(stored[i], [result])
+        for i, gradient in gradients.items():
+            leaves[i] = leaves[i]._replace(gradient=gradient)
     return after, following
 
 
 def _stored_and_matrices(
-    program: Program, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs
+    program: Program,
+    leaf: LeafArrays,
+    scalars: Scalars,
+    inputs: PassInputs,
 ) -> tuple[Sequence[jax.Array], jax.Array, list[jax.Array]]:
     """What is stored before the round, the array of matrices, and the function's numbers."""
     stop = program.run(leaf, scalars, inputs)
@@ -88,7 +90,7 @@ def _stored_and_matrices(
     return stop.stored, array, numbers
 
 
-def batches(tasks: Mapping[Key, EachMatrix], side_by_side: bool) -> list[list[Key]]:
+def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
     """Groups of arrays whose matrices are exchanged and worked on together, in order.
 
     First those that move, so that communication overlaps with other work. If nothing moves, each
@@ -101,55 +103,59 @@ def batches(tasks: Mapping[Key, EachMatrix], side_by_side: bool) -> list[list[Ke
     if mesh is not None:
         _warn_if_specs_are_unknown(tasks, mesh)
         return [list(group) for group in exchanges.values()]
-    moving: list[list[Key]] = []
-    staying: list[list[Key]] = []
+    moving: list[list[Any]] = []
+    staying: list[list[Any]] = []
     for exchange, group in exchanges.items():
         if exchange.moves:
             moving += _batches_of(exchange, group)
         else:
-            staying += that_fill_a_device(group) if side_by_side else [[key] for key in group]
+            staying += multiplied_together(group, side_by_side)
     staying.sort(key=lambda keys: -sum(tasks[key].array.size for key in keys))
     return [*moving, *staying]
 
 
-def _exchanges(tasks: Mapping[Key, EachMatrix]) -> dict[Exchange, dict[Key, EachMatrix]]:
+def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
     """The arrays of each exchange.
 
     Where wide matrices leave devices idle, narrower ones of the same height take part in their
     exchange, filled up with columns of zeros, if that costs less.
     """
-    exchanges: dict[Exchange, dict[Key, EachMatrix]] = {}
+    exchanges: dict[Exchange, dict[Any, EachMatrix]] = {}
     for key, task in tasks.items():
         exchanges.setdefault(_exchange(task), {})[key] = task
     for wide, narrow in itertools.permutations(list(exchanges), 2):
         if {wide, narrow} <= exchanges.keys() and narrow.fits_into(wide):
             together = exchanges[wide] | exchanges[narrow]
-            separate = sum(choose_plan(x, exchanges[x].values()).cost for x in (wide, narrow))
-            if choose_plan(wide, together.values()).cost < separate:
-                exchanges[wide] |= exchanges.pop(narrow)
+            separate = choose_plan(wide, exchanges[wide]).cost
+            separate += choose_plan(narrow, exchanges[narrow]).cost
+            if choose_plan(wide, together).cost < separate:
+                exchanges[wide] = together
+                del exchanges[narrow]
     return exchanges
 
 
-def _batches_of(exchange: Exchange, tasks: Mapping[Key, EachMatrix]) -> list[list[Key]]:
+def _batches_of(exchange: Exchange, tasks: Tasks) -> list[list[Any]]:
     """Groups of the arrays of one exchange.
 
     A device whose matrices have two layouts computes each of them in both, and needs memory for
     both. So matrices of one layout are a group by themselves, if that leaves no device idle and
     costs no more.
     """
-    by_layout: dict[ShardLayout, dict[Key, EachMatrix]] = {}
+    by_layout: dict[ShardLayout, dict[Any, EachMatrix]] = {}
     for key, task in tasks.items():
         by_layout.setdefault(layout_of(task), {})[key] = task
-    plans = [choose_plan(exchange, some.values()) for some in by_layout.values()]
-    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks.values()).cost
+    plans = [choose_plan(exchange, some) for some in by_layout.values()]
+    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks).cost
     if is_cheap and not any(plan.padding for plan in plans):
         return list(map(list, by_layout.values()))
     return [list(tasks)]
 
 
 def apply_to_matrices(
-    tasks: Mapping[Key, EachMatrix], following: Following = (), side_by_side: bool = False
-) -> tuple[dict[Key, jax.Array], Following]:
+    tasks: Tasks,
+    following: Any = (),
+    side_by_side: bool = False,
+) -> tuple[dict[Any, jax.Array], Any]:
     """The results for the matrices of several arrays, each by its function.
 
     Args:
@@ -174,16 +180,16 @@ def apply_to_matrices(
     received = [exchange.received() for exchange in exchanges]
     if exchanges:
         received, following = barrier((received, following))
-    results: dict[Key, jax.Array] = {}
+    results: dict[Any, jax.Array] = {}
     for exchange, pieces in zip(exchanges, received, strict=True):
         results |= exchange.results(pieces)
     staying = [
         {key: some[key] for key in keys}
         for exchange, some in together.items()
         if not exchange.moves
-        for keys in (that_fill_a_device(some) if side_by_side else [[key] for key in some])
+        for keys in multiplied_together(some, side_by_side)
     ]
-    stacks = [multiplied(some) for some in staying]
+    stacks = list(map(multiplied, staying))
     if not exchanges and jax.tree.leaves(following):
         stacks, following = barrier((stacks, following))
     for some, stack in zip(staying, stacks, strict=True):
@@ -218,7 +224,7 @@ def _bound(matrices: Matrices, axes: Sequence[int]) -> tuple[str, ...]:
     return tuple(sorted(splitting(names)))
 
 
-def _mesh_of_types(tasks: Mapping[Key, EachMatrix]) -> jax.sharding.AbstractMesh | None:
+def _mesh_of_types(tasks: Tasks) -> jax.sharding.AbstractMesh | None:
     """The mesh that splits arrays by their types, outside of `jax.shard_map`.
 
     A mesh of one device does so, too, if its axes are explicit.
@@ -231,9 +237,7 @@ def _mesh_of_types(tasks: Mapping[Key, EachMatrix]) -> jax.sharding.AbstractMesh
     return None
 
 
-def _warn_if_specs_are_unknown(
-    tasks: Mapping[Key, EachMatrix], mesh: jax.sharding.AbstractMesh
-) -> None:
+def _warn_if_specs_are_unknown(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> None:
     """Warns on an automatic mesh of several axes, where the compiler may gather whole matrices.
 
     It does so if several mesh axes split one axis of an array; types do not say if they do.
@@ -252,32 +256,34 @@ def _warn_if_specs_are_unknown(
     )
 
 
-def _by_the_compiler(
-    tasks: Mapping[Key, EachMatrix], mesh: jax.sharding.AbstractMesh
-) -> dict[Key, jax.Array]:
+def _by_the_compiler(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> dict[Any, jax.Array]:
     """The results for arrays on an automatic mesh: only the compiler knows how they are split.
 
     It is asked to put whole matrices on each device, and uses all-to-alls for that.
     """
-    results: dict[Key, jax.Array] = {}
+    results: dict[Any, jax.Array] = {}
     stacks = {key: task.to_batch() for key, task in tasks.items()}
-    alike: dict[Any, list[Key]] = {}
+    alike: dict[Any, list[Any]] = {}
     for key, x in stacks.items():
         # A stack that all devices can share equally may be split between its layers already.
         alone = key if len(x) % mesh.size == 0 else None
-        alike.setdefault((tasks[key].on.function, x.shape[1:], x.dtype, alone), []).append(key)
+        kind = tasks[key].on.function, x.shape[1:], x.dtype, alone
+        alike.setdefault(kind, []).append(key)
     # One mesh axis after the other: XLA knows no all-to-all for several, and would gather.
     names, free = mesh.axis_names, PartitionSpec.UNCONSTRAINED
     specs = [PartitionSpec(names[: k + 1], free, free) for k in range(len(names))]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
     for keys in alike.values():
         some = [stacks[key] for key in keys]  # say, (layers=12, rows=768, columns=3072)
-        zeros = jnp.zeros((-sum(map(len, some)) % mesh.size, *some[0].shape[1:]), some[0].dtype)
+        first, padding = some[0], -sum(map(len, some)) % mesh.size
+        zeros = jnp.zeros((padding, *first.shape[1:]), first.dtype)
         matrices = jnp.concatenate([*some, zeros])  # (16, 768, 3072) for 8 devices
-        matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings, matrices)
-        done = jax.vmap(tasks[keys[0]].apply)(matrices)
-        matrices = functools.reduce(jax.lax.with_sharding_constraint, shardings[::-1], done)
-        if len(matrices) > len(some[0]) and mesh.size not in mesh.shape.values():
+        for sharding in shardings:
+            matrices = jax.lax.with_sharding_constraint(matrices, sharding)
+        matrices = jax.vmap(tasks[keys[0]].apply)(matrices)
+        for sharding in reversed(shardings):
+            matrices = jax.lax.with_sharding_constraint(matrices, sharding)
+        if len(matrices) > len(first) and mesh.size not in mesh.shape.values():
             # XLA may slice wrongly along an axis that several mesh axes split, and then its
             # verifier refuses the program ("limit index (8) must be less than or equal to ...").
             by_rows = mesh.axis_names if matrices.shape[1] % mesh.size == 0 else None
@@ -290,16 +296,14 @@ def _by_the_compiler(
 
 
 def _by_their_types(
-    tasks: Mapping[Key, EachMatrix],
-    following: Following,
+    tasks: Tasks,
+    following: Any,
     mesh: jax.sharding.AbstractMesh,
     side_by_side: bool,
-) -> tuple[dict[Key, jax.Array], Following]:
+) -> tuple[dict[Any, jax.Array], Any]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
 
-    def on_one_device(
-        arrays: dict[Key, jax.Array], numbers: dict[Key, Any], following: Following
-    ) -> tuple[dict[Key, jax.Array], Following]:
+    def on_one_device(arrays: Any, numbers: Any, following: Any) -> tuple[Any, Any]:
         on_shards = {
             key: EachMatrix(arrays[key], numbers[key], _with_spec_of(task))
             for key, task in tasks.items()
@@ -307,6 +311,7 @@ def _by_their_types(
         return apply_to_matrices(on_shards, following, side_by_side)
 
     arrays = {key: task.array for key, task in tasks.items()}
+    numbers = {key: task.numbers for key, task in tasks.items()}
     specs = jax.tree.map(norms.explicit_spec, arrays)
     of_following = jax.tree.map(norms.explicit_spec, following)
     return jax.shard_map(
@@ -315,13 +320,13 @@ def _by_their_types(
         in_specs=(specs, PartitionSpec(), of_following),
         out_specs=(specs, of_following),
         check_vma=False,
-    )(arrays, {key: task.numbers for key, task in tasks.items()}, following)
+    )(arrays, numbers, following)
 
 
 def _with_spec_of(task: EachMatrix) -> MatrixFunction:
     """The function of a task, for an array whose type says how it is split."""
     on, ndim = task.on, task.array.ndim
     spec = (*norms.explicit_spec(task.array), *[None] * ndim)[:ndim]
-    names = tuple(map(mesh_axes, spec))
-    sharding = on.matrices.sharding._replace(mesh_axes=names)
-    return on._replace(matrices=on.matrices._replace(sharding=sharding, specs_known=True))
+    sharding = on.matrices.sharding._replace(mesh_axes=tuple(map(mesh_axes, spec)))
+    matrices = on.matrices._replace(sharding=sharding, specs_known=True)
+    return on._replace(matrices=matrices)

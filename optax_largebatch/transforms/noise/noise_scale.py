@@ -36,7 +36,9 @@ class MeasureNoiseScaleState(NamedTuple):
 
 
 def measure_noise_scale(
-    decay: Scalar = 0.99, *, stacked: Stacks = None
+    decay: Scalar = 0.99,
+    *,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Measures how noisy the gradient is, for `noise_scale`, and passes the gradient on unchanged.
 
@@ -154,7 +156,9 @@ def _checked(small_batches: Any, state: MeasureNoiseScaleState) -> SmallBatches:
 
 
 def _with_step(
-    state: MeasureNoiseScaleState, small: SmallBatches, decay: Any
+    state: MeasureNoiseScaleState,
+    small: SmallBatches,
+    decay: Any,
 ) -> MeasureNoiseScaleState:
     """The averages with another step.
 
@@ -184,5 +188,6 @@ def _with_step(
         signal_variance=moved(state.signal_variance, jnp.square(from_signal)),
         covariance=moved(state.covariance, from_noise * from_signal),
     )
-    usable = (small.number > 1) & jnp.all(jnp.isfinite(noise)) & jnp.all(jnp.isfinite(signal))
+    are_finite = jnp.all(jnp.isfinite(noise) & jnp.isfinite(signal))
+    usable = are_finite & (small.number > 1)
     return jax.tree.map(lambda new, old: jnp.where(usable, new, old), new, state)

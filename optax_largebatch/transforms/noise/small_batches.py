@@ -11,6 +11,7 @@ from optax_largebatch.arguments import Scalar, check_condition, check_number
 from optax_largebatch.engine.compilation import reduction_barrier
 from optax_largebatch.params.leaves import Leaves, gradients_of
 from optax_largebatch.params.paths import leaf_names
+from optax_largebatch.params.shapes import Shape
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
@@ -209,7 +210,10 @@ class Gradients(NamedTuple):
 
 
 def block_square_norms(
-    leaves: Leaves, stacked: Stacks, when: Any, *kinds: Gradients
+    leaves: Leaves,
+    stacked: Stacks,
+    when: Any,
+    *kinds: Gradients,
 ) -> list[jax.Array]:
     """The squared norms of gradients, taken together.
 
@@ -258,7 +262,10 @@ def block_square_norms(
 
 
 def _small_batches(
-    squares: Sequence[jax.Array], number: int, batch_size: Any, when: Any
+    squares: Sequence[jax.Array],
+    number: int,
+    batch_size: Any,
+    when: Any,
 ) -> SmallBatches:
     """`number` parts of one size, from the sum of their squared norms and that of their mean."""
     of_parts, of_mean = squares
@@ -274,7 +281,7 @@ def _check_when(when: Any) -> None:
     norms.check_same_everywhere("when", when, remedy)
 
 
-def _checked(gradients: Any, leaves: Leaves, first: tuple[int, ...]) -> list[Any]:
+def _checked(gradients: Any, leaves: Leaves, first: Shape) -> list[Any]:
     """The gradient of each parameter, or None; its shape is `first` and that of the parameter."""
     checked = leaves.align("gradients", gradients)
     for index, (gradient, param) in enumerate(zip(checked, leaves.arrays, strict=True)):

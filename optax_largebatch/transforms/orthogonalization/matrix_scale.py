@@ -80,7 +80,7 @@ def scale_by_matrix_shape(
         Liu et al., *Muon is Scalable for LLM Training*, arXiv 2502.16982, equation 4.
         Jordan et al., *Muon*, 2024, https://kellerjordan.github.io/posts/muon.
     """
-    check_optional_number("consistent_rms", consistent_rms, "(0, inf)")
+    check_optional_number("consistent_rms", consistent_rms)
     check_choice("shape_factor", shape_factor, get_args(ShapeFactor))
     axes = check_axes(matrix_axes, stacked)
     # Unequal matrices have a factor for each index of an axis, and a tile has a piece of the axis.

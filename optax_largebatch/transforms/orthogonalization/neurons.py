@@ -9,12 +9,13 @@ import optax
 
 from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_choice, check_flags, check_numbers
-from optax_largebatch.norms import accumulation_dtype, sum_of_squares
+from optax_largebatch.norms import accumulation_dtype, shape_of_blocks, sum_of_squares
 from optax_largebatch.numerics import root
 from optax_largebatch.params.leaves import Leaves, leaves_of
 from optax_largebatch.params.likely_matrices import warn_of_turned
 from optax_largebatch.params.likely_stacks import forgotten
 from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
+from optax_largebatch.params.shapes import Axes
 from optax_largebatch.params.stacked import Stacks
 
 Side = Literal["columns", "longer"]
@@ -89,46 +90,44 @@ def normalize_neurons(
     check_flags(eps_is_floor=eps_is_floor)
     axes = check_axes(matrix_axes, stacked)
 
-    def matrices(leaves: Leaves) -> list[engine.Matrices]:
-        found = axes.matrices(leaves, "normalize_neurons")
-        if any(one.fused and {one.cut_axes} != sides(one) for one in found):
+    def choices(leaves: Leaves) -> list[engine.Matrices]:
+        of_leaves = axes.matrices(leaves, "normalize_neurons")
+        if any(x.fused and {x.cut_axes} != neurons_of_each(x) for x in of_leaves):
             raise ValueError(
                 f"matrix_axes must cut the axis of the neurons (side={side!r}) alone, the same for "
                 f"each matrix of a parameter; got {matrix_axes!r}."
             )
-        return found
+        return of_leaves
 
-    def sides(one: engine.Matrices) -> set[tuple[int, ...]]:
+    def neurons_of_each(matrices: engine.Matrices) -> set[Axes]:
         """The axes of the neurons of each matrix."""
-        is_rows = {side == "longer" and rows > columns for rows, columns in one.shapes}
-        return {one.rows if rows else one.columns for rows in is_rows}
+        is_rows = {side == "longer" and rows > columns for rows, columns in matrices.shapes}
+        return {matrices.rows if rows else matrices.columns for rows in is_rows}
 
-    def neurons(one: engine.Matrices) -> tuple[int, ...]:
-        (side_axes,) = sides(one)
-        return side_axes
+    def kept_axes(matrices: engine.Matrices) -> Axes:
+        """The axes that run over all neurons of a parameter."""
+        (neurons,) = neurons_of_each(matrices)
+        return tuple(sorted((*matrices.stack, *neurons)))
 
-    def zeros(params: optax.Params) -> list[tuple[jax.Array, ...]]:
+    def zeros(params: optax.Params) -> list[tuple[jax.Array]]:
         leaves = leaves_of("params", params)
+        kept = map(kept_axes, choices(leaves))
         return [
-            (
-                jnp.zeros(
-                    [n if k in (*one.stack, *neurons(one)) else 1 for k, n in enumerate(x.shape)],
-                    accumulation_dtype(x.dtype),
-                ),
-            )
-            for one, x in zip(matrices(leaves), leaves.arrays, strict=True)
+            (jnp.zeros(shape_of_blocks(x.shape, axes), accumulation_dtype(x.dtype)),)
+            for x, axes in zip(leaves.arrays, kept, strict=True)
         ]
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        one, (b2, eps), (nu,) = at.choice, at.scalars, at.state.nu
-        sharding, kept = one.sharding, tuple(sorted((*one.stack, *neurons(one))))
+        (b2, eps), (nu,) = at.scalars, at.state.nu
+        matrices: engine.Matrices = at.choice
+        sharding, kept = matrices.sharding, kept_axes(matrices)
         (squares,) = yield engine.sums_over_devices(
             sharding.placed(sum_of_squares(update, kept), kept)
         )
         inputs = math.prod(sharding.shape) // max(math.prod(nu.shape), 1)
         nu = b2 * nu + (1 - b2) * squares / inputs
         divisor = root(jnp.maximum(nu, eps)) if eps_is_floor else root(nu) + eps
-        norm, new_norm = (root(one.sums_of_each(x)) for x in (squares, squares / divisor**2))
+        norm, new_norm = (root(matrices.sums_of_each(x)) for x in (squares, squares / divisor**2))
         factors = norm / jnp.maximum(new_norm, eps) / divisor
         return sharding.local_shard(factors) * update, at.state._replace(nu=(nu,))
 
@@ -140,7 +139,7 @@ def normalize_neurons(
         leaf,
         state=engine.declare(NormalizeNeuronsState, nu=engine.PerAxis(zeros)),
         scalars=lambda state: (b2, eps),
-        choices=matrices,
+        choices=choices,
         given="shards",
         at_init=at_init,
         takes_complex=True,

@@ -59,9 +59,13 @@ def newton_schulz(
         norm = root(group.sum(sum_of_squares(matrix))).astype(eps.dtype)
     divisor = positive(jnp.maximum(norm, eps) if eps_is_floor else norm + eps)
     x = cast(matrix / (START * divisor), dtype or matrix.dtype)
-    # The smaller of the two products is enough.
     is_high = group.size == 1 and x.shape[0] > x.shape[1]
-    gram = x.conj().T @ x if is_high else group.sum(x @ x.conj().T)
+
+    def product(x: jax.Array) -> jax.Array:
+        """The smaller of the products with the transpose, which is enough."""
+        return x.conj().T @ x if is_high else group.sum(x @ x.conj().T)
+
+    gram = product(x)
     if preconditioning in ("aol", "schatten"):
         sums_of_rows = jnp.sum(jnp.abs(gram), axis=-1)
         divisor = sums_of_rows if preconditioning == "aol" else _frobenius_norm(gram)
@@ -73,7 +77,7 @@ def newton_schulz(
     scale = START
     for k, (a, b, c) in enumerate(coefficients):
         if k:
-            gram = x.conj().T @ x if is_high else group.sum(x @ x.conj().T)
+            gram = product(x)
         h = (b * scale**2 / a) * gram
         rows = group.rows(h)
         square = (a * c / b**2) * (rows @ h) if c else 0.0

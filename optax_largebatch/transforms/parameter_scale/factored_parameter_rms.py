@@ -12,9 +12,15 @@ import optax
 from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
-from optax_largebatch.norms import accumulation_dtype, is_on_a_mesh, sum_of_squares
+from optax_largebatch.norms import (
+    accumulation_dtype,
+    is_on_a_mesh,
+    shape_of_blocks,
+    sum_of_squares,
+)
 from optax_largebatch.numerics import root
 from optax_largebatch.params.leaves import LeafSharding, Leaves
+from optax_largebatch.params.shapes import Axes, Shape
 from optax_largebatch.params.stacked import Stacks, check_stacked
 
 
@@ -34,7 +40,9 @@ REFIT_PERIOD = 1000
 
 
 def scale_by_factored_parameter_rms(
-    eps: Scalar = 1e-5, *, stacked: Stacks = None
+    eps: Scalar = 1e-5,
+    *,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update by an estimate of the size of each parameter.
 
@@ -85,47 +93,48 @@ def scale_by_factored_parameter_rms(
     stacks = check_stacked(stacked, segments=False)
 
     def ones(params: optax.Params) -> list[tuple[jax.Array, ...]]:
-        def of_one(param: Any, axes: tuple[int, ...]) -> tuple[jax.Array, ...]:
+        def of_param(param: Any, stacked: Axes) -> tuple[jax.Array, ...]:
             shape = jnp.shape(param)
             dtype = accumulation_dtype(jnp.result_type(param))
             return tuple(
-                jnp.ones([n if i == axis or i in axes else 1 for i, n in enumerate(shape)], dtype)
-                for axis in fitted_axes(shape, axes)
+                jnp.ones(shape_of_blocks(shape, (*stacked, axis)), dtype)
+                for axis in fitted_axes(shape, stacked)
             )
 
-        return list(map(of_one, jax.tree.leaves(params), stacks.axes(params)))
+        return list(map(of_param, jax.tree.leaves(params), stacks.axes(params)))
 
-    def choices(leaves: Leaves) -> list[tuple[tuple[int, ...], LeafSharding]]:
+    def choices(leaves: Leaves) -> list[tuple[Axes, LeafSharding]]:
         """The stacked axes of each leaf, and how it is split."""
         who = "scale_by_factored_parameter_rms takes means along axes"
-        layouts = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
-        return list(zip(stacks.axes(leaves.tree), layouts, strict=True))
+        shardings = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
+        return list(zip(stacks.axes(leaves.tree), shardings, strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         factors = at.state.factors
         if not factors:
             return update, at.state
         count, eps = at.scalars
-        stacked, layout = at.choice
-        axes = fitted_axes(layout.shape, stacked)
-        size = math.prod(layout.shape[axis] for axis in axes)
+        stacked, sharding = at.choice
+        axes = fitted_axes(sharding.shape, stacked)
+        size = math.prod(sharding.shape[axis] for axis in axes)
         refits = count % REFIT_PERIOD == 0
         factors = [jnp.where(refits, 1, factor) for factor in factors]
         for position, axis in enumerate(axes):
             fits = refits | (count % len(axes) == position)
-            by_slice = size > 2 * layout.shape[axis]
+            length = sharding.shape[axis]
+            by_slice = size > 2 * length
             kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-            parts = map(layout.local_shard, factors)
+            here = map(sharding.local_shard, factors)
 
-            def squares(eps: Any, param: jax.Array, *parts: jax.Array, kept: Any = kept) -> Any:
+            def squares(eps: Any, param: jax.Array, *here: jax.Array, kept: Any = kept) -> Any:
                 sizes = jnp.maximum(jnp.abs(param), eps)
-                return sum_of_squares(sizes / product(parts), kept)
+                return sum_of_squares(sizes / product(here), kept)
 
-            found = _zeros_unless(fits, squares, eps, at.param, *parts)
-            (whole,) = yield engine.sums_over_devices(layout.placed(found, kept))
-            rms = root(whole / (size // layout.shape[axis] if by_slice else size))
+            of_device = _zeros_unless(fits, squares, eps, at.param, *here)
+            (whole,) = yield engine.sums_over_devices(sharding.placed(of_device, kept))
+            rms = root(whole / (size // length if by_slice else size))
             factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
-        estimate = product([*map(layout.local_shard, factors)])
+        estimate = product([*map(sharding.local_shard, factors)])
         return estimate * update, at.state._replace(factors=tuple(factors))
 
     return engine.transformation(
@@ -141,7 +150,7 @@ def scale_by_factored_parameter_rms(
     )
 
 
-def fitted_axes(shape: tuple[int, ...], stacked: tuple[int, ...]) -> list[int]:
+def fitted_axes(shape: Shape, stacked: Axes) -> list[int]:
     """The axes that have a factor: those of a block, if it has more than one element."""
     axes = [axis for axis in range(len(shape)) if axis not in stacked]
     return axes if math.prod(shape[axis] for axis in axes) > 1 else []
@@ -153,7 +162,9 @@ def product(factors: Sequence[jax.Array]) -> jax.Array:
 
 
 def _zeros_unless(
-    needed: jax.Array, function: Callable[..., jax.Array], *arrays: jax.Array
+    needed: jax.Array,
+    function: Callable[..., jax.Array],
+    *arrays: jax.Array,
 ) -> jax.Array:
     """The result of a function if it is needed, otherwise zeros.
 

@@ -104,7 +104,7 @@ def learn_log_scale(
     arguments.check_numbers("[0, 1)", b1=b1, b2=b2)
     arguments.check_numbers("[0, inf)", eps=eps, speed=speed)
     arguments.check_integer("period", period, at_least=1)
-    arguments.check_optional_number("max_change", max_change, "(0, inf)")
+    arguments.check_optional_number("max_change", max_change)
     arguments.check_bounds("rms_bounds", rms_bounds)
     arguments.check_choice("at_bounds", at_bounds, ("stop", "return"))
     stacks = check_stacked(stacked)
@@ -143,8 +143,7 @@ def learn_log_scale(
         if max_change is not None:
             change = jnp.clip(change, -max_change, max_change)
         if rms_bounds is not None:
-            within = _stopped if at_bounds == "stop" else _returned
-            change = within(change, rms[0], rms_bounds, largest)
+            change = _within(change, rms[0], rms_bounds, at_bounds == "stop", largest)
         change, total, squares, mu, nu = yield engine.hoist(
             jnp.where(ends, change, 0),
             total,
@@ -173,16 +172,23 @@ def learn_log_scale(
     )
 
 
-def _stopped(change: jax.Array, rms: jax.Array, bounds: Any, largest: jax.Array) -> jax.Array:
-    """No change of a block below its bounds, and none that leads above them."""
-    del largest
-    low, high = bounds
-    change = change if low is None else jnp.where(rms < low, 0, change)
-    return change if high is None else jnp.minimum(change, quotient(high - rms, rms))
+def _within(
+    change: jax.Array,
+    rms: jax.Array,
+    bounds: Any,
+    stops: bool,
+    largest: jax.Array,
+) -> jax.Array:
+    """The change of a block that is outside of its bounds, or would be.
 
-
-def _returned(change: jax.Array, rms: jax.Array, bounds: Any, largest: jax.Array) -> jax.Array:
-    """The largest change back towards the bounds for a block outside of them."""
+    If it `stops`, there is none below the bounds, and none that leads above them. Otherwise it is
+    the largest one back towards them.
+    """
     low, high = bounds
-    change = change if low is None else jnp.where(rms < low, largest, change)
-    return change if high is None else jnp.where(rms > high, -largest, change)
+    if low is not None:
+        change = jnp.where(rms < low, 0 if stops else largest, change)
+    if high is None:
+        return change
+    if stops:
+        return jnp.minimum(change, quotient(high - rms, rms))
+    return jnp.where(rms > high, -largest, change)

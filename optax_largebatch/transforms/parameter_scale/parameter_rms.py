@@ -25,7 +25,11 @@ class ScaleByParameterRmsState(NamedTuple):
 
 
 def scale_by_parameter_rms(
-    min_rms: Scalar = 1e-5, *, period: int = 1, scalar_scale: Scalar = 1.0, stacked: Stacks = None
+    min_rms: Scalar = 1e-5,
+    *,
+    period: int = 1,
+    scalar_scale: Scalar = 1.0,
+    stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Multiplies the update of each block by the root mean square of its parameters.
 
