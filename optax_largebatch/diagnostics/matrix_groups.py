@@ -8,7 +8,11 @@ from optax_largebatch.engine.matrices.groups import ITERATIONS, sharing_plans
 
 
 def matrix_groups(
-    number: int, *, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int = 2
+    number: int,
+    *,
+    sides: tuple[int, int],
+    axes: Mapping[str, int],
+    itemsize: int = 2,
 ) -> str:
     r"""Says how devices share the matrices of one shape in a step of Muon, as a table to print.
 

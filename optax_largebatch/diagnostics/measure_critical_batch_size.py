@@ -286,7 +286,11 @@ def _checked_start(measured: Any, target: float) -> float:
 
 
 def _check_arrived(
-    batch: int, rates: list[float], steps: np.ndarray, lowest: np.ndarray, max_steps: int
+    batch: int,
+    rates: list[float],
+    steps: np.ndarray,
+    lowest: np.ndarray,
+    max_steps: int,
 ) -> None:
     """Checks that a batch size has a best rate: `steps` and `lowest` by rate and run."""
     finite = np.isfinite(steps)

@@ -33,10 +33,10 @@ NO_DECAY = (
 
 @refused("weight_decay", "weight_decay_mask", "mask", why=NO_DECAY)
 def adamh(
-    learning_rate: Scalar | optax.Schedule,
+    learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: Scalar | optax.Schedule = 0.9,
-    b2: Scalar | optax.Schedule = 0.95,
+    b1: optax.ScalarOrSchedule = 0.9,
+    b2: optax.ScalarOrSchedule = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
     radius: Radius = "now",
@@ -141,7 +141,12 @@ def adamh(
 
 
 def steps_beside_spheres(
-    who: str, owners: Owners, rate: Grouped, others: Others, radius: Radius, stacks: Stacked
+    who: str,
+    owners: Owners,
+    rate: Grouped,
+    others: Others,
+    radius: Radius,
+    stacks: Stacked,
 ) -> optax.GradientTransformationExtraArgs:
     """`hyperball` for the parameters of one owner, and steps at another rate for the others.
 

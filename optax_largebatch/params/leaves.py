@@ -4,6 +4,7 @@ from collections.abc import Iterable
 import dataclasses
 import functools
 import math
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax_largebatch import norms
 from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
 from optax_largebatch.params.shapes import Axes, Shape
+
+MeshAxes = tuple[str, ...]
+"""Some of the axes of a mesh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,25 +103,23 @@ class Leaves:
             )
         return norms.Split(within=varying)
 
-    def axes_along(self, index: int, axis: int) -> tuple[str, ...]:
+    def axes_along(self, index: int, axis: int) -> MeshAxes:
         """The mesh axes along which `specs` splits one axis of a leaf that is a shard."""
         return () if self.mesh is not None else self._names_along(index, axis)
 
-    def _names_along(self, index: int, axis: int) -> tuple[str, ...]:
+    def _names_along(self, index: int, axis: int) -> MeshAxes:
         """The mesh axes along which `specs` splits one axis of a leaf."""
         spec = () if self.specs is None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
     def elements_of_block(self, index: int, kept: Axes = ()) -> int:
         """The number of elements of a block of a leaf, on all devices together."""
-        return self._elements_here(index, kept) * norms.devices_along(
-            self.split(index, kept).within
-        )
+        devices = norms.devices_along(self.split(index, kept).within)
+        return self._elements_here(index, kept) * devices
 
     def one_element(self, index: int, kept: Axes = ()) -> bool:
         """Whether the blocks of a leaf have one element each (or none), on all devices together."""
-        here = self._elements_here(index, kept)
-        return here == 0 or (here == 1 and self.elements_of_block(index, kept) == 1)
+        return self._elements_here(index, kept) < 2 and self.elements_of_block(index, kept) < 2
 
     def _elements_here(self, index: int, kept: Axes) -> int:
         shape = enumerate(self.arrays[index].shape)
@@ -148,13 +150,9 @@ class Leaves:
         if self.specs is None:
             return LeafSharding(array.shape, ((),) * array.ndim)
         names = tuple([self._names_along(index, axis) for axis in range(array.ndim)])
-        shape = tuple(
-            [
-                size * norms.devices_along(self.axes_along(index, axis))
-                for axis, size in enumerate(array.shape)
-            ]
-        )
-        return LeafSharding(shape, names)
+        here = names if self.mesh is None else ((),) * array.ndim
+        lengths = map(norms.devices_along, here)
+        return LeafSharding(tuple(map(operator.mul, array.shape, lengths)), names)
 
     def sum_of_squares(self, arrays: list[Any]) -> jax.Array:
         """The sum of the squares of all elements of arrays that are split like the leaves.
@@ -176,7 +174,7 @@ class LeafSharding(NamedTuple):
 
     shape: Shape
     """The shape of the whole."""
-    mesh_axes: tuple[tuple[str, ...], ...]
+    mesh_axes: tuple[MeshAxes, ...]
     """The mesh axes along which each of its axes is split."""
 
     def gathered(self, x: jax.Array, axes: Iterable[int] | None = None) -> jax.Array:
@@ -249,7 +247,11 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 
 
 def gradients_of(
-    updates: Any, params: Any, partition_specs: Any = None, *, name: str = "updates"
+    updates: Any,
+    params: Any,
+    partition_specs: Any = None,
+    *,
+    name: str = "updates",
 ) -> tuple[Leaves, list[Any]]:
     """The leaves of an update, and the gradient of each leaf.
 
@@ -335,7 +337,7 @@ def check_params(who: str, does: str, params: Any) -> None:
         )
 
 
-def mesh_axes(entry: Any) -> tuple[str, ...]:
+def mesh_axes(entry: Any) -> MeshAxes:
     """The mesh axes in one entry of a `PartitionSpec`."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 

@@ -69,7 +69,10 @@ def check_matrices(
 
 
 def warn_of_turned(
-    who: str, axes: ParamAxes, params: Any, chosen: Sequence[bool] | None = None
+    who: str,
+    axes: ParamAxes,
+    params: Any,
+    chosen: Sequence[bool] | None = None,
 ) -> None:
     """Warns of matrices that seem to have their outputs first, where nobody has said so.
 
@@ -121,7 +124,9 @@ def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
 
 
 def line_of_axes(
-    by_pattern: Mapping[str, Any], pairs: Mapping[int, Pair], blocks: Sequence[Block]
+    by_pattern: Mapping[str, Any],
+    pairs: Mapping[int, Pair],
+    blocks: Sequence[Block],
 ) -> str:
     """`matrix_axes` with these pairs added to what it says already, to be pasted."""
     names = [block.name for block in blocks]

@@ -1,6 +1,7 @@
 """Parameters that look like stacks of layers and are not declared as such, and warnings of them."""
 
 from collections.abc import Iterable, Sequence
+import itertools
 import math
 import re
 from typing import Any, NamedTuple
@@ -55,17 +56,15 @@ def likely_stacks(params: Any, declared: Sequence[Axes]) -> list[LikelyStack]:
         stacks[layer.number].add(layer.axis)
     blocks = list(map(Block.of, names, shapes, map(tuple, stacks)))
     experts = _axes_of_experts(blocks)
-    patterns = {
-        axis: patterns_of(names, {number for number in experts if experts[number] == axis})
-        for axis in sorted({*experts.values()})
-    }
-    return layers + [
-        LikelyStack(number, names[number], shapes[number], axis, "", pattern)
-        for axis in patterns
-        for pattern in patterns[axis]
-        for number in sorted(experts)
-        if experts[number] == axis and re.search(pattern, names[number])
-    ]
+    for axis in sorted({*experts.values()}):
+        numbers = [number for number in sorted(experts) if experts[number] == axis]
+        layers += [
+            LikelyStack(number, names[number], shapes[number], axis, "", pattern)
+            for pattern in patterns_of(names, numbers)
+            for number in numbers
+            if re.search(pattern, names[number])
+        ]
+    return layers
 
 
 def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> list[LikelyStack]:
@@ -95,7 +94,9 @@ def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> 
             if not _is_shared(axis, [shapes[n] for n in members]) or shapes[members[0]][axis] == 1:
                 continue
             neighbour = next((names[n] for n in members if axis in declared[n]), "")
-            stack = _common([paths[n][:-1] for n in members])
+            keys = zip(*(paths[n][:-1] for n in members), strict=False)
+            shared = itertools.takewhile(lambda keys: len({*keys}) == 1, keys)
+            stack = [key for key, *_ in shared]
             for number in members:
                 is_router = is_called("router", names[number])
                 if is_router and len(shapes[number]) == 2 + len(declared[number]):
@@ -170,12 +171,6 @@ def _of_module(keys: list[str]) -> str:
     """A pattern of all that is in a module. Dots of `layers.0` may stay: they match themselves."""
     name = "/".join([*keys, ""])
     return re.escape(name) if re.search(r"[^\w./~-]", name) else name
-
-
-def _common(paths: list[list[str]]) -> list[str]:
-    """The names with which all paths begin."""
-    first = paths[0]
-    return [key for i, key in enumerate(first) if all(x[: i + 1] == first[: i + 1] for x in paths)]
 
 
 def declaration(entries: Iterable[str]) -> str:

@@ -93,6 +93,11 @@ class BlockAxes(NamedTuple):
         axis = self.segments.axis
         return (*lengths[:axis], self.segments.number, *lengths[axis + 1 :])
 
+    def lengths(self, whole: Shape) -> Shape:
+        """The lengths of the axes that run over blocks, by the shape of the whole leaf."""
+        shape = self.shape(whole)
+        return tuple(shape[axis] for axis in self.axes)
+
     def whole_shape(self, index: int, leaves: Leaves) -> Shape:
         """The same for a leaf, on all devices together."""
         whole = leaves.sharding(index, "blocks have numbers").shape if self.axes else ()
@@ -128,5 +133,5 @@ def axes_by_text(argument: str, text: str, stack: Axes, leaves: Leaves, index: i
         )
     axis = (*sides.rows, *sides.columns)[cut]
     axes = tuple(sorted({*stack, axis}))
-    ids = sides.fused.ids_along(slice(cut, cut + 1))
+    ids = sides.fused.ids_along([cut])
     return BlockAxes(axes, Segments(axis, axes, tuple(ids.tolist()), sharding))

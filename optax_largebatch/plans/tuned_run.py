@@ -86,7 +86,7 @@ class TunedRun:
     b1: float | None = None
     b2: float | None = None
     eps: float | None = None
-    note: str = dataclasses.field(default="", kw_only=True)
+    note: str = ""
     """Where the numbers come from, if not from a search; the printed run has it."""
 
     def __post_init__(self) -> None:
@@ -110,8 +110,6 @@ class TunedRun:
                     f"got {value!r}."
                 )
             checked[name] = known_number(name, value, "[0, inf)" if name == "eps" else "[0, 1)")
-        if not isinstance(self.note, str):
-            raise TypeError(f"note must be a string, got {self.note!r}.")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

@@ -12,7 +12,11 @@ from optax_largebatch.recipes.catalogue import Entry, check_said, find, publishe
 
 
 def ramp(
-    name: str, total: Count | None = None, *, increment: int | None = None, **settings: Any
+    name: str,
+    total: Count | None = None,
+    *,
+    increment: int | None = None,
+    **settings: Any,
 ) -> BatchPlan:
     r"""The plan of a run whose batch size grew, as its source gives it.
 

@@ -193,12 +193,13 @@ def check_said(name: str, missing: Sequence[str]) -> None:
 
 def lines(part: str | None = None) -> list[Line]:
     """What the table has of each recipe and ramp; `part` is as for `names`."""
-    found = []
+    of_names = []
     for name in names(part):
         entry = published()[name]
         cells = _cells_of_ramp(entry) if entry["field"] == "ramps" else _cells(rows(entry))
-        found.append(Line(name, *cells, ", ".join(entry.get("not_said", ())), entry["source"]))
-    return found
+        not_said = ", ".join(entry.get("not_said", ()))
+        of_names.append(Line(name, *cells, not_said, entry["source"]))
+    return of_names
 
 
 def _having(word: str) -> list[str]:
@@ -206,11 +207,9 @@ def _having(word: str) -> list[str]:
     entries = published()
     if word in entries:
         return [word]
+    begins = re.compile(f"(^|[/-]){re.escape(str(word))}")
     return sorted(
-        name
-        for name, entry in entries.items()
-        if word == entry["field"]
-        or any(part.startswith(str(word)) for part in (*name.split("/"), *re.split("[/-]", name)))
+        name for name, entry in entries.items() if word == entry["field"] or begins.search(name)
     )
 
 

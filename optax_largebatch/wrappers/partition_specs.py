@@ -12,7 +12,8 @@ from optax_largebatch.wrappers.inner import check_inner
 
 
 def with_partition_specs(
-    inner: optax.GradientTransformation, partition_specs: Any
+    inner: optax.GradientTransformation,
+    partition_specs: Any,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The same optimizer, which knows how the parameters are split between devices.
 

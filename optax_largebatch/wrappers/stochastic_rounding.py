@@ -23,7 +23,9 @@ class StochasticRoundingState(NamedTuple):
 
 
 def stochastic_rounding(
-    inner: optax.GradientTransformation, *, seed: int = 0
+    inner: optax.GradientTransformation,
+    *,
+    seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rounds low-precision parameters up or down at random, so that no step is lost on average.
 
