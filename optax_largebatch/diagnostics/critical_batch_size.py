@@ -104,9 +104,11 @@ def fit_critical_batch_size(
     critical, minimum = _least_squares(batches, log_means)
     low, high = _searched(batches)
     if not low * 1.01 < critical < high / 1.01:
-        bend, sizes = "fall as 1 / batch size throughout", "larger"
+        bend = "fall as 1 / batch size throughout"
+        sizes = "larger"
         if critical < high / 2:
-            bend, sizes = "hardly fall", "smaller"
+            bend = "hardly fall"
+            sizes = "smaller"
         raise ValueError(
             "steps must bend between the smallest and the largest of batch_sizes, got steps that "
             f"{bend}: no critical batch size between {low:.3g} and {high:.3g} fits best. Add "
@@ -128,7 +130,8 @@ def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[float, f
         grid = np.linspace(low, high, 33)
         rest = log_steps - np.log1p(np.exp(grid)[:, None] / batches)
         best = int(np.argmin(np.var(rest, axis=1)))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 32)]
+        low = grid[max(best - 1, 0)]
+        high = grid[min(best + 1, 32)]
     critical = np.exp((low + high) / 2)
     return float(critical), float(np.exp(np.mean(log_steps - np.log1p(critical / batches))))
 
@@ -164,7 +167,8 @@ def _interval(
         last = max(np.flatnonzero(held(points)), default=0)
         if last == len(points) - 1:
             return unbounded
-        inside, outside = points[last], points[last + 1]
+        inside = points[last]
+        outside = points[last + 1]
         for _ in range(50):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if held(middle) else (inside, middle)

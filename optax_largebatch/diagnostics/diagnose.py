@@ -98,7 +98,8 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
         ...     print(sentence[:71])
         1 of 1 parameters with a single axis are adapted, such as 'bias' (ratio
     """
-    facts, leaves = facts_about(optimizer, params), jax.tree.leaves(params)
+    facts = facts_about(optimizer, params)
+    leaves = jax.tree.leaves(params)
     ratios = [ratio for ratio in ratios_of(facts, state, params) if ratio.adapted]
     lengths = (float(block_norms(x)) for x in leaves)
     norms = list(zip(leaf_names(params), lengths, strict=True))
@@ -276,7 +277,8 @@ def _left_out(state: Any) -> Iterator[str]:
 
 def _small_loss_scale(state: Any) -> Iterator[str]:
     for part in parts_of_kinds(state, DynamicLossScaleState):
-        scale, skipped = float(part.array("loss_scale")), int(part.array("skipped"))
+        scale = float(part.array("loss_scale"))
+        skipped = int(part.array("skipped"))
         if skipped and scale < SMALL_LOSS_SCALE:
             yield (
                 f"The loss scale fell to {scale:.4g}, and {skipped} steps were left out on the "

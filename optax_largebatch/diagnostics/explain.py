@@ -148,9 +148,10 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
         layers/kernel  2x4x8  2 of 4x8  muon       sphere  -      1
         4 parameters, 152 numbers (adam: 52; adam, sphere: 36; muon, sphere: 64)
     """
-    facts, leaves = facts_about(optimizer, params), jax.tree.leaves(params)
+    facts = facts_about(optimizer, params)
+    leaves = jax.tree.leaves(params)
     undeclared = {stack.number: stack.entry for stack in forgotten_stacks(facts, params)}
-    of_each = [
+    of_each: list[dict[str, Any]] = [
         {"direction": UNKNOWN} if known is None else {"direction": "gradient", **known}
         for known in facts.of_each
     ]
@@ -216,9 +217,11 @@ def _notes_on_fused(line: ExplainedParameter, block: Block) -> list[str]:
     if sides not in line.matrices:  # outputs first
         words.reverse()
     side = words[sides[0] <= sides[1]]
-    cut, hint = f"({number} {side})", f"or {number} times the heads in the place of {number}"
+    cut = f"({number} {side})"
+    hint = f"or {number} times the heads in the place of {number}"
     if max(sides) % number:
-        cut, hint = f"{side}=2048+512+512", "with the lengths of yours"
+        cut = f"{side}=2048+512+512"
+        hint = "with the lengths of yours"
     places = dict(zip(block.axes, words, strict=True))
     whole = " ".join(places.get(axis, "layers") for axis in range(len(line.shape)))
     return [

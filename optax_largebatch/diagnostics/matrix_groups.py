@@ -64,6 +64,7 @@ def matrix_groups(
     for plan in plans:
         name = f"{plan.group.size} of {plan.group.axis}" if plan.group.axis else "1"
         mark = "  <-" if plan is least else ""
-        products, sent = plan.operations / share, plan.bytes / 1e6
+        products = plan.operations / share
+        sent = plan.bytes / 1e6
         lines.append(f"{name:12} {plan.matrices_per_group:6} {products:9.2f} {sent:10.0f}{mark}")
     return "\n".join(lines)

@@ -202,7 +202,8 @@ def _fieller(
     of_mean = t * t / freedom  # from the variance of steps to that of means
     noise_unit = _unit(state.noise, state.noise_variance)
     signal_unit = _unit(state.signal, state.signal_variance)
-    noise, signal = state.noise / noise_unit, state.signal / signal_unit
+    noise = state.noise / noise_unit
+    signal = state.signal / signal_unit
     a = signal * signal - of_mean * (state.signal_variance / signal_unit / signal_unit)
     b = noise * signal - of_mean * (state.covariance / noise_unit / signal_unit)
     c = noise * noise - of_mean * (state.noise_variance / noise_unit / noise_unit)

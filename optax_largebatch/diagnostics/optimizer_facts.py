@@ -111,7 +111,8 @@ def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
         numbers: the parameters that it sees.
         keys: the place of its trust ratios, if it has any.
     """
-    transform, params = made.transform, made.params
+    transform = made.transform
+    params = made.params
     of_each = transform.facts(params) if transform.facts else [{}] * len(numbers)
     stacks = transform.stacked
     blocks = dict(zip(numbers, stacks.blocks_of(params), strict=True))
@@ -123,10 +124,13 @@ def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
             about.spheres[number] = blocks[number]
         if transform.facts:
             before = about.of_each[number] or {}
-            new = {k: x for k, x in of_each[i].items() if not isinstance(x, Tracer)}
-            about.of_each[number] = (
-                before | new | {k: before[k] for k in before if k == "direction"}
-            )
+            kept = before.keys() & {"direction"}
+            new = {
+                name: value
+                for name, value in of_each[i].items()
+                if name not in kept and not isinstance(value, Tracer)
+            }
+            about.of_each[number] = {**before, **new}
     if keys is not None:
         adapted = [n for n, facts in zip(numbers, of_each, strict=True) if "length" in facts]
         bounds = next((facts["bounds"] for facts in of_each if "bounds" in facts), None)

@@ -84,25 +84,25 @@ def trust_ratios(
     spread = min(max(1.05 * spread, 1.5), EXPLODED)
 
     height = max(1.0 + 0.17 * min(len(names), MOST_NAMES), 3.0)
-    ax = ax or plt.subplots(figsize=(9, height), layout="constrained")[1]
+    plot: Axes = ax or plt.subplots(figsize=(9, height), layout="constrained")[1]
     of_ratios = plt.get_cmap("PuOr_r").with_extremes(bad="black")
     rows = range(len(names))
-    image = ax.pcolormesh(
+    image = plot.pcolormesh(
         times, rows, np.ma.masked_array(table, ~shown), cmap=of_ratios,
         norm="log", vmin=middle / spread, vmax=middle * spread, rasterized=True,
     )  # fmt: skip
     ones = np.ma.masked_array(np.ones_like(table), table != 1)
-    ax.pcolormesh(times, rows, ones, cmap="Greys", vmin=0, vmax=4, rasterized=True)
-    ax.set_facecolor("black")
+    plot.pcolormesh(times, rows, ones, cmap="Greys", vmin=0, vmax=4, rasterized=True)
+    plot.set_facecolor("black")
     every = -(-len(names) // MOST_NAMES)
-    ax.set_yticks(range(0, len(names), every), [*map(_shortened, names[::every])], fontsize=8)
-    ax.tick_params(axis="y", length=0)
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set(xlabel="step", title="Trust ratios")
-    bar = ax.figure.colorbar(image, ax=ax, extend="both", pad=0.02, aspect=30)
+    plot.set_yticks(range(0, len(names), every), [*map(_shortened, names[::every])], fontsize=8)
+    plot.tick_params(axis="y", length=0)
+    plot.set_ylim(len(names) - 0.5, -0.5)
+    plot.set(xlabel="step", title="Trust ratios")
+    bar = plot.figure.colorbar(image, ax=plot, extend="both", pad=0.02, aspect=30)
     bar.formatter = bar.minorformatter = LogFormatter()
     bar.set_label(f"ratio (median, white: {middle:.2g})")
-    return ax
+    return plot
 
 
 def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Sequence[Axes]":
@@ -184,7 +184,8 @@ def _pyplot() -> Any:
 
 def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
     """A row for each block with its name: `dense`, and for stacked layers `dense[0]`, ..."""
-    names, rows = [], []
+    names = []
+    rows = []
     for name, values in history.items():
         array = np.asarray(values, dtype=float)
         if array.ndim == 0:

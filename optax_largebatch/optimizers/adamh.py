@@ -153,12 +153,15 @@ def steps_beside_spheres(
     It is one link for all parameters, so that the layout of its state depends on no mask.
     """
     if others is None:
-        of_others = rate.map(lambda one: scaled_rate(one, SHARE_OF_ADAM))
+        of_others = rate.map(lambda of_group: scaled_rate(of_group, SHARE_OF_ADAM))
     else:
         of_others = as_grouped("others", others)
     rates = by_owner({who: rate, "others": of_others}, owners)
-
-    def are_kept(params: optax.Params) -> list[bool]:
-        return [owner == who for owner in owners(params)]
-
-    return engine.transformation(hyperball_transform(rates, radius, are_kept, stacks))
+    return engine.transformation(
+        hyperball_transform(
+            rates,
+            radius,
+            lambda params: [owner == who for owner in owners(params)],
+            stacks,
+        )
+    )

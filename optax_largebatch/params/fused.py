@@ -126,7 +126,7 @@ class Fused(NamedTuple):
 def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
     groups = (stack_of(x.ndim, rows, columns), rows, columns)
-    lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
+    lengths = [math.prod(x.shape[axis] for axis in axes) for axes in groups]
     return jnp.transpose(x, list(itertools.chain(*groups))).reshape(lengths)
 
 
@@ -144,7 +144,7 @@ def from_batch(
 
 def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> Axes:
     """The axes that are neither rows nor columns."""
-    return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
+    return tuple(axis for axis in range(ndim) if axis not in (*rows, *columns))
 
 
 class Sides(NamedTuple):
@@ -200,7 +200,8 @@ def _read(text: str, shape: Shape, least_sides: int) -> Sides:
     def axes_with(side: str) -> Axes:
         return tuple(k for k, words in enumerate(of_axes) if side in [x.name for x in words])
 
-    rows, columns = axes_with("rows"), axes_with("columns")
+    rows = axes_with("rows")
+    columns = axes_with("columns")
     order = (*rows, *columns)
     if bool(rows) + bool(columns) < least_sides or not {*rows}.isdisjoint(columns):
         raise ValueError("must have an axis with rows, and another one with columns")

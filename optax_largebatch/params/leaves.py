@@ -123,7 +123,7 @@ class Leaves:
 
     def _elements_here(self, index: int, kept: Axes) -> int:
         shape = enumerate(self.arrays[index].shape)
-        return math.prod([size for axis, size in shape if axis not in kept])
+        return math.prod(size for axis, size in shape if axis not in kept)
 
     def sharding(self, index: int, who: str) -> "LeafSharding":
         """How the axes of a leaf are split, for transformations that work along axes.
@@ -149,7 +149,7 @@ class Leaves:
             )
         if self.specs is None:
             return LeafSharding(array.shape, ((),) * array.ndim)
-        names = tuple([self._names_along(index, axis) for axis in range(array.ndim)])
+        names = tuple(self._names_along(index, axis) for axis in range(array.ndim))
         here = names if self.mesh is None else ((),) * array.ndim
         lengths = map(norms.devices_along, here)
         return LeafSharding(tuple(map(operator.mul, array.shape, lengths)), names)
@@ -177,15 +177,14 @@ class LeafSharding(NamedTuple):
     mesh_axes: tuple[MeshAxes, ...]
     """The mesh axes along which each of its axes is split."""
 
-    def gathered(self, x: jax.Array, axes: Iterable[int] | None = None) -> jax.Array:
+    def gathered(self, x: jax.Array) -> jax.Array:
         """The whole of an array like the leaf, the same on all devices.
 
         Args:
             x: this device's part of it.
-            axes: the axes along which it is one; None for all.
         """
-        for axis in range(len(self.mesh_axes)) if axes is None else axes:
-            x = norms.gathered(x, axis, self.mesh_axes[axis])
+        for axis, names in enumerate(self.mesh_axes):
+            x = norms.gathered(x, axis, names)
         return x
 
     def placed(self, x: jax.Array, axes: Iterable[int]) -> jax.Array:
@@ -288,7 +287,8 @@ def gradients_of(
 
 
 def _check_gradient(name: str, gradient: jax.Array, leaves: Leaves, index: int) -> None:
-    param, of = leaves.arrays[index], leaves.names[index]
+    param = leaves.arrays[index]
+    of = leaves.names[index]
     if gradient.shape != param.shape:
         raise ValueError(
             f"{name} must have the shapes of the parameters; {of!r} has a gradient of shape "
@@ -360,7 +360,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     """The leaves with their specs, after checking that the specs agree with the array types."""
     if partition_specs is None:
         return leaves
-    given = broadcast_prefix("partition_specs", partition_specs, leaves.tree, _is_spec)
+    given = broadcast_prefix("partition_specs", partition_specs, leaves.tree, is_spec)
     specs = [x.spec if isinstance(x, NamedSharding) else x for x in given]
     split_along: set[str] = set()
     for name, array, spec in zip(leaves.names, leaves.arrays, specs, strict=True):
@@ -396,7 +396,8 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     return dataclasses.replace(leaves, specs=specs, mesh=mesh if split_along else None)
 
 
-def _is_spec(node: Any) -> bool:
+def is_spec(node: Any) -> bool:
+    """Whether a node of a tree says how an array is split."""
     return isinstance(node, PartitionSpec | NamedSharding)
 
 

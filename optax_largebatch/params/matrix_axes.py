@@ -151,7 +151,8 @@ def _blocks(params: Any, axes: ParamAxes) -> list[Block]:
     blocks = blocks_of(params, axes.stacked)
     described = []
     for number, entries in enumerate(axes.entries.of(params)):
-        block, is_turned = blocks[number], number in turned
+        block = blocks[number]
+        is_turned = number in turned
         sides = _checked(block, entries[-1]) if entries else _sides(block, is_turned)
         described.append(block._replace(sides=sides, is_said=is_turned or bool(entries)))
     return described
@@ -163,7 +164,8 @@ def _sides(block: Block, is_turned: bool) -> Sides | None:
     Weights of Equinox have their outputs first, and so have its convolutions. Kernels of attention
     are known by their names.
     """
-    first, others = block.axes[:1], block.axes[1:]
+    first = block.axes[:1]
+    others = block.axes[1:]
     if block.is_vector:
         return None
     if is_turned:

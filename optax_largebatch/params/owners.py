@@ -242,7 +242,8 @@ def keyed_arrays(tree: Any) -> list[tuple[Keys, Any]]:
     """
     keyed = []
     for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_boxed):
-        arrays, keys = jax.tree.leaves(node), tuple(map(_key, path))
+        arrays = jax.tree.leaves(node)
+        keys = tuple(map(_key, path))
         for number, array in enumerate(arrays):
             keyed.append((keys if len(arrays) == 1 else (*keys, str(number)), array))
     return keyed

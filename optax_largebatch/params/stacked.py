@@ -71,7 +71,8 @@ class Stacked:
         stacks = self.axes(leaves.tree)
         if self.texts is None:
             return list(map(BlockAxes, stacks))
-        argument, texts = self.texts.argument, self.texts.texts(leaves.tree)
+        argument = self.texts.argument
+        texts = self.texts.texts(leaves.tree)
         return [
             BlockAxes(stack) if text is None else axes_by_text(argument, text, stack, leaves, index)
             for index, (stack, text) in enumerate(zip(stacks, texts, strict=True))
@@ -245,7 +246,7 @@ def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> Axes:
                 f"of shape {leaf.shape} has no axis {axis}. Correct the axis, or narrow the "
                 "pattern to the parameters that are stacked."
             )
-    counted = sorted([axis % leaf.ndim for axis in axes])
+    counted = sorted(axis % leaf.ndim for axis in axes)
     if len(set(counted)) < len(counted):
         raise ValueError(
             f"is given the axes {axes}, one of them twice. Each pattern that matches a "

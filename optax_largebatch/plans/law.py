@@ -101,9 +101,11 @@ class Law(NamedTuple):
         """A momentum, `b1`, `b2` or epsilon."""
         if name == "eps":
             return Moved(old * self.eps.factor(k, r), self.eps.words(r))
-        power, bounds = self.momentum, (self.momentum_floor, CEILING)
+        power = self.momentum
+        bounds = (self.momentum_floor, CEILING)
         if name == "b2":
-            power, bounds = self.b2, B2_BOUNDS
+            power = self.b2
+            bounds = B2_BOUNDS
         if power == "half-life":
             return _within(old**k, old, *bounds, "same half-life in examples")
         factor = power.factor(k, r)

@@ -255,7 +255,8 @@ class BatchPlan:
             return rate
         if not isinstance(rate, PlannedRate):
             raise ValueError(f"learning_rate must be a PlannedRate for {self.law!r}, got {rate!r}.")
-        batch, tokens = self.stages[-1].batch_size, self.sequence_length or 1
+        batch = self.stages[-1].batch_size
+        tokens = self.sequence_length or 1
         steps = round(int(rate.warmup) / int(run.batch_size) / tokens)
         if steps * batch >= self.examples:
             raise ValueError(

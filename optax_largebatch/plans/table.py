@@ -88,9 +88,13 @@ def _summary(plan: Any) -> Iterator[str]:
     if plan.sequence_length is not None:
         seen += f", {written(plan.examples * plan.sequence_length)} tokens"
     yield f"{plan.total_steps} steps for {seen}."
-    what, batch, r = "A constant batch of", plan.stages[0].batch_size, 1.0
+    what = "A constant batch of"
+    batch = plan.stages[0].batch_size
+    r = 1.0
     if plan.run is not None:
-        what, batch, r = "The tuned run at", plan.run.batch_size, plan.length
+        what = "The tuned run at"
+        batch = plan.run.batch_size
+        r = plan.length
     if (before := -(-round(plan.examples / r) // batch)) != plan.total_steps:
         share = plan.total_steps / before
         yield f"{what} {batch} takes {before} steps; the plan {share:.0%} of that."
@@ -105,7 +109,8 @@ def _summary(plan: Any) -> Iterator[str]:
 def _account(plan: Any, run: Any) -> Iterator[str]:
     """What moved from the tuned run to the last stage, and why."""
     batch = plan.stages[-1].batch_size
-    r, law = plan.length, LAWS[plan.law]
+    r = plan.length
+    law = LAWS[plan.law]
     longer = f", examples times r = {r:.4g}" if r != 1 else ""
     yield (
         f"From {run.optimizer} at {run.batch_size} to {batch} by the law {plan.law!r} "

@@ -180,7 +180,8 @@ class TunedRun:
         if optimizer == "muon":
             note = "Rate and decay are those of adamw: they are for muon's consistent_rms=0.2."
             return dataclasses.replace(self, optimizer="muon", note=note)
-        rate, decay = self.peak, self.weight_decay
+        rate = self.peak
+        decay = self.weight_decay
         if rate is None or callable(decay) or self.kind != "decoupled" or not decay:
             raise ValueError(
                 "weight_decay must be a decoupled one above 0, and learning_rate a number or a "

@@ -99,5 +99,6 @@ def _starts(name: str, entry: Entry, increment: int | None) -> list[Start]:
             f"increment must divide {rise}, by which the batch size of {name!r} rises "
             f"({linear['first']} to {linear['last']}); got {increment}."
         )
-    length, times = count("length", linear["length"]), rise // step
+    length = count("length", linear["length"])
+    times = rise // step
     return [(-(-j * length // times), linear["first"] + j * step) for j in range(times + 1)]

@@ -30,8 +30,11 @@ class Call:
         owner: "Call | None" = None,
         **named: Any,
     ) -> None:
-        self.function, self.arguments, self.named = function, arguments, named
-        self.variable, self.owner = variable, owner
+        self.function = function
+        self.arguments = arguments
+        self.named = named
+        self.variable = variable
+        self.owner = owner
 
     def __call__(self) -> Any:
         """Runs the call."""

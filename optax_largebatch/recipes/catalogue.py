@@ -225,10 +225,12 @@ def _cells_of_ramp(entry: Entry) -> tuple[str, str, str]:
     """Batch sizes of a ramp, where the last one begins, and no result."""
     if linear := entry.get("linear"):
         step = f" by {linear['increment']}" if "increment" in linear else ""
-        sizes, last = f"{linear['first']} to {linear['last']}{step}", linear["length"]
+        sizes = f"{linear['first']} to {linear['last']}{step}"
+        last = linear["length"]
     else:
         starts = starts_of(entry["stages"])
-        sizes, last = _listed([batch for _, batch in starts]), starts[-1][0]
+        sizes = _listed([batch for _, batch in starts])
+        last = starts[-1][0]
     total = f" of {written(count('total', entry['total']))}" if "total" in entry else ""
     length = f"{written(count('length', last))}{total} {entry.get('counted_in', 'tokens')}"
     return f"{sizes} x {entry['sequence_length']} tokens", length, ""

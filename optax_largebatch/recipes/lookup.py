@@ -191,7 +191,8 @@ def _in_steps(name: str, entry: Entry, run: Entry, passed: Numbers) -> Numbers:
     if "total_steps" not in numbers:
         numbers["total_steps"] = steps(numbers["epochs"]) + extra
     for length in ("warmup", "hold", "others_hold"):
-        epochs, part = numbers.pop(f"{length}_epochs", 0), numbers.pop(f"{length}_ratio", 0)
+        epochs = numbers.pop(f"{length}_epochs", 0)
+        part = numbers.pop(f"{length}_ratio", 0)
         if epochs or part:
             length_in_steps = steps(epochs) if epochs else round(part * numbers["total_steps"])
             numbers.setdefault(f"{length}_steps", length_in_steps)

@@ -97,7 +97,8 @@ def planned_optimizer(
         flags = resolve_mask("not_decayed", not_decayed, blocks)
         decayed = jax.tree.structure(params).unflatten([not flag for flag in flags])
     numbers = {name: _number(plan, name) for name in plan.run.numbers}
-    rate, decay = plan.learning_rate, plan.weight_decay if plan.run.weight_decay != 0 else 0.0
+    rate = plan.learning_rate
+    decay = plan.weight_decay if plan.run.weight_decay != 0 else 0.0
 
     def adamw(**settings: Any) -> optax.GradientTransformationExtraArgs:
         moments = {name: numbers[name] for name in ("b1", "b2", "eps")}

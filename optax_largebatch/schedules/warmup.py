@@ -159,7 +159,8 @@ def warmup_decay(
             )
     decay_begin = float(hold_end if decay_begin_step is None else decay_begin_step)
     # Floats, since numbers of examples do not fit into integers of 32 bits.
-    end, stair = float(total_steps), float(steps_per_stair)
+    end = float(total_steps)
+    stair = float(steps_per_stair)
 
     def schedule(step: ArrayLike) -> jax.Array:
         t = as_float(step)
