@@ -77,8 +77,7 @@ class Explanation:
             for line in self.parameters
         ]
         widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-        row = "  ".join(f"{{:{width}}}" for width in widths)
-        rows = [row.format(*line).rstrip() for line in (head, *lines)]
+        rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in (head, *lines)]
         return "\n".join([*rows, self.summary(), *self._notes()])
 
     def _notes(self) -> list[str]:
@@ -97,12 +96,12 @@ class Explanation:
 
     def summary(self) -> str:
         """How many numbers go in which direction."""
-        numbers: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
         for line in self.parameters:
             mover = f"{line.direction}, {line.length}" if line.length else line.direction
-            numbers[mover] += math.prod(line.shape)
-        listed = "; ".join(f"{mover}: {number}" for mover, number in numbers.items())
-        return f"{len(self.parameters)} parameters, {numbers.total()} numbers ({listed})"
+            sizes[mover] += math.prod(line.shape)
+        listed = "; ".join(f"{mover}: {size}" for mover, size in sizes.items())
+        return f"{len(self.parameters)} parameters, {sizes.total()} numbers ({listed})"
 
 
 def explain(optimizer: Optimizer, params: Any) -> Explanation:
@@ -176,7 +175,7 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
         if number in kernels and line.direction == "adam" and not line.undeclared:
             notes.append(
                 f"has {len(block.shape)} axes, and is no matrix to Muon. If it is one, say which "
-                f"axes are rows and columns: {line_of_axes({}, {number: kernels[number]}, blocks)}"
+                f"axes are rows and columns: {line_of_axes((), {number: kernels[number]}, blocks)}"
             )
         if line.matrices and not known.get("by_text"):
             notes += _notes_on_fused(line, block)

@@ -174,16 +174,16 @@ def _spread(
     vectors = [check_one_model(field, part.array(field), ndim=1) for part in parts]
     if not any(vector.size for vector in vectors):
         return {}
-    numbers = jnp.concatenate(vectors)
-    adapted = numbers != not_adapted
-    # A NaN in the numbers shows in all three. None is made here, which jax_debug_nans would report.
-    lowest = jnp.min(jnp.where(adapted, numbers, jnp.inf))
+    entries = jnp.concatenate(vectors)
+    adapted = entries != not_adapted
+    # A NaN in the entries shows in all three. None is made here, which jax_debug_nans would report.
+    lowest = jnp.min(jnp.where(adapted, entries, jnp.inf))
     middle = jnp.stack([jnp.sum(adapted) - 1, jnp.sum(adapted)]) // 2
-    median = jnp.mean(jnp.sort(jnp.where(adapted, numbers, jnp.inf))[middle])
+    median = jnp.mean(jnp.sort(jnp.where(adapted, entries, jnp.inf))[middle])
     ends = {
         "min": lowest,
         "median": jnp.where(jnp.isnan(lowest), lowest, median),
-        "max": jnp.max(jnp.where(adapted, numbers, -jnp.inf)),
+        "max": jnp.max(jnp.where(adapted, entries, -jnp.inf)),
     }
     return {f"{name}/{end}": jnp.where(adapted.any(), x, not_adapted) for end, x in ends.items()}
 

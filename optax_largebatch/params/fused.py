@@ -101,20 +101,20 @@ class Fused(NamedTuple):
         self,
         function: Callable[..., jax.Array],
         matrix: jax.Array,
-        *numbers: Any,
+        *scalars: Any,
     ) -> jax.Array:
         """The fused matrix, with `function` of each matrix inside in the place of that matrix.
 
         Args:
-            function: takes a matrix and `numbers`.
+            function: takes a matrix and `scalars`.
             matrix: the fused matrix, or the transposed one.
-            *numbers: of this step.
+            *scalars: of this step.
         """
         shape = tuple(len(self.ids_along(axes)) for axes in self.sides)
         is_transposed = matrix.shape != shape
         upright = matrix.T if is_transposed else matrix
         ends = list(itertools.accumulate(self.segments))
-        of_each = jax.vmap(lambda inner: function(inner, *numbers))
+        of_each = jax.vmap(lambda inner: function(inner, *scalars))
         mapped = []
         for segment in jnp.split(upright.reshape(self.lengths), ends[:-1], self.segmented):
             matrices = of_each(to_batch(segment, self.rows, self.columns))

@@ -136,10 +136,10 @@ class Matrices(NamedTuple):
         self,
         function: Callable[..., jax.Array],
         x: jax.Array,
-        *numbers: jax.Array,
+        *scalars: jax.Array,
     ) -> jax.Array:
-        """The array with `function` of each matrix and `numbers` in the place of the matrix."""
+        """The array with `function` of each matrix and `scalars` in the place of the matrix."""
         if self.fused is not None:
             function = functools.partial(self.fused.map, function)
-        of_each = jax.vmap(lambda matrix: function(matrix, *numbers))
+        of_each = jax.vmap(lambda matrix: function(matrix, *scalars))
         return self.from_batch(of_each(self.to_batch(x)), x.shape)

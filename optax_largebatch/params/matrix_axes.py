@@ -31,11 +31,6 @@ class ParamAxes:
     entries: Entries
     """The rows and columns of the parameters that `matrix_axes` names."""
 
-    @property
-    def by_pattern(self) -> dict[str, Any]:
-        """The patterns of `matrix_axes`."""
-        return dict(self.entries.by_pattern)
-
     def blocks(self, params: Any) -> list[Block]:
         """The block of each parameter, with its rows and columns if it is a matrix.
 

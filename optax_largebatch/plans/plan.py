@@ -190,8 +190,7 @@ class BatchPlan:
             return table(self)
 
     def _number_of_stage(self, step: int) -> int:
-        first_steps = [stage.first_step for stage in self.stages]
-        return bisect.bisect_right(first_steps, step) - 1
+        return bisect.bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1
 
     def _at(self, step: Any, values: list[int]) -> Any:
         """The value of the stage of a step: an integer for an integer, an array for an array."""

@@ -98,15 +98,15 @@ def get(
     )
     _check(name, entry, passed)
     run, origin = _nearest(name, entry, _of_epochs(name, rows(entry), passed), passed)
-    numbers = _in_steps(name, entry, run, passed)
+    settings = _in_steps(name, entry, run, passed)
     replaced = sorted(passed.keys() - {"batch_size", *entry.get("not_said", ())})
     if replaced:
         origin += f"; {', '.join(replaced)} as given here"
     if origin != "as published":  # the published result is that of another run
-        numbers["result"] = None
+        settings["result"] = None
     for key in ("field", "task", "source", "note", "algorithm", "not_decayed", "not_adapted"):
-        numbers[key] = _frozen(entry[key])
-    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **numbers)
+        settings[key] = _frozen(entry[key])
+    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **settings)
     recipe.schedule()  # raises an error if the run is shorter than its warm-up
     return recipe
 
@@ -178,51 +178,51 @@ def _in_steps(name: str, entry: Entry, run: Entry, passed: Numbers) -> Numbers:
         if key not in passed and not ("total_steps" in passed and key in ("epochs", "examples"))
     ]
     check_said(name, missing)
-    numbers = {key: _frozen(value) for key, value in run.items()} | passed
-    examples = numbers.pop("examples", entry.get("examples"))
+    settings = {key: _frozen(value) for key, value in run.items()} | passed
+    examples = settings.pop("examples", entry.get("examples"))
 
     def steps(epochs: float) -> int:
         if examples is None:
             raise ValueError(f"examples must be given for {name!r}: it has none in its source.")
         rounding = ROUNDINGS[entry.get("rounding", "nearest")]
-        return rounding(epochs, examples, numbers["batch_size"])
+        return rounding(epochs, examples, settings["batch_size"])
 
-    extra = numbers.pop("extra_steps", 0)
-    if "total_steps" not in numbers:
-        numbers["total_steps"] = steps(numbers["epochs"]) + extra
+    extra = settings.pop("extra_steps", 0)
+    if "total_steps" not in settings:
+        settings["total_steps"] = steps(settings["epochs"]) + extra
     for length in ("warmup", "hold", "others_hold"):
-        epochs = numbers.pop(f"{length}_epochs", 0)
-        part = numbers.pop(f"{length}_ratio", 0)
+        epochs = settings.pop(f"{length}_epochs", 0)
+        part = settings.pop(f"{length}_ratio", 0)
         if epochs or part:
-            length_in_steps = steps(epochs) if epochs else round(part * numbers["total_steps"])
-            numbers.setdefault(f"{length}_steps", length_in_steps)
-    numbers.setdefault("warmup_steps", 0)
-    if "decay_ratio" in numbers:  # what the warm-up and the decay leave is held
-        decay = round(numbers.pop("decay_ratio") * numbers["total_steps"])
-        warmed_up = numbers["warmup_steps"] + numbers.get("warmup_begin_step", 0)
-        numbers["hold_steps"] = numbers["total_steps"] - decay - warmed_up
-    if numbers.pop("stairs", False):
-        numbers["steps_per_stair"] = steps(1)
-    return _with_rates(entry, run, numbers, passed)
+            length_in_steps = steps(epochs) if epochs else round(part * settings["total_steps"])
+            settings.setdefault(f"{length}_steps", length_in_steps)
+    settings.setdefault("warmup_steps", 0)
+    if "decay_ratio" in settings:  # what the warm-up and the decay leave is held
+        decay = round(settings.pop("decay_ratio") * settings["total_steps"])
+        warmed_up = settings["warmup_steps"] + settings.get("warmup_begin_step", 0)
+        settings["hold_steps"] = settings["total_steps"] - decay - warmed_up
+    if settings.pop("stairs", False):
+        settings["steps_per_stair"] = steps(1)
+    return _with_rates(entry, run, settings, passed)
 
 
-def _with_rates(entry: Entry, run: Entry, numbers: Numbers, passed: Numbers) -> Numbers:
-    """The numbers with the rates by the rule of the source, or in proportion to the caller's."""
-    base = numbers.pop("base_learning_rate", None)
+def _with_rates(entry: Entry, run: Entry, settings: Numbers, passed: Numbers) -> Numbers:
+    """The settings with the rates by the rule of the source, or in proportion to the caller's."""
+    base = settings.pop("base_learning_rate", None)
     if base is not None:
         _, factor = STATED_RULES[entry["rule"]]
-        published = base * factor(run.get("batch_size", numbers["batch_size"]))
-        numbers.setdefault("learning_rate", base * factor(numbers["batch_size"]))
+        published = base * factor(run.get("batch_size", settings["batch_size"]))
+        settings.setdefault("learning_rate", base * factor(settings["batch_size"]))
     else:
-        published = run.get("learning_rate", numbers["learning_rate"])
-    change = numbers["learning_rate"] / published
+        published = run.get("learning_rate", settings["learning_rate"])
+    change = settings["learning_rate"] / published
     for key in ("bias_learning_rate", "warmup_begin_value", "end_value"):
-        if key in numbers and key not in passed:
-            numbers[key] *= change
-    for key, group in numbers.items():
+        if key in settings and key not in passed:
+            settings[key] *= change
+    for key, group in settings.items():
         if isinstance(group, Group) and group.learning_rate is not None:
-            numbers[key] = dataclasses.replace(group, learning_rate=group.learning_rate * change)
-    return numbers
+            settings[key] = dataclasses.replace(group, learning_rate=group.learning_rate * change)
+    return settings
 
 
 def _frozen(value: Any) -> Any:
