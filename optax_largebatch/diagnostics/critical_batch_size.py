@@ -262,13 +262,13 @@ def within_critical_batch_size(
     critical = {count("measured, a place,", x): _examples(x, y) for x, y in measured.items()}
 
     def starts(total: int, _: Any) -> list[Start]:
-        batches = [(0, first)]
+        batches = {0: first}
         for place in sorted(x for x in critical if x < total):
             allowed = min(times * critical[place], largest)
             grown = first * 2 ** math.floor(math.log2(max(allowed / first, 1)))
-            if grown > batches[-1][1]:
-                batches.append((place, grown))
-        return batches
+            if grown > max(batches.values()):
+                batches[place] = grown
+        return [*batches.items()]
 
     places = "1 place" if len(critical) == 1 else f"{len(critical)} places"
     note = f"within {times:g} x the critical batch size, measured at {places}"
