@@ -43,7 +43,8 @@ class CriticalBatchSize(NamedTuple):
 
 
 def fit_critical_batch_size(
-    batch_sizes: Sequence[float], steps: Sequence[float | Sequence[float]]
+    batch_sizes: Sequence[float],
+    steps: Sequence[float | Sequence[float]],
 ) -> CriticalBatchSize:
     r"""Fits the steps to a target as a function of the batch size.
 
@@ -92,22 +93,26 @@ def fit_critical_batch_size(
         McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162.
     """
     batches = different_sizes(batch_sizes)
-    given = list(steps) if np.iterable(steps) else []
-    if len(given) != len(batches):
+    of_batches = list(steps) if np.iterable(steps) else []
+    if len(of_batches) != len(batches):
         raise ValueError(
             f"steps must have one entry for each of the {len(batches)} batch sizes, got {steps!r}."
         )
-    runs = [_positive(f"steps[{i}]", np.atleast_1d(one)) for i, one in enumerate(given)]
+    runs = [_positive(f"steps[{i}]", np.atleast_1d(x)) for i, x in enumerate(of_batches)]
 
-    log_means = np.array([np.log(one).mean() for one in runs])
+    log_means = np.array([np.log(x).mean() for x in runs])
     critical, minimum = _least_squares(batches, log_means)
     low, high = _searched(batches)
     if not low * 1.01 < critical < high / 1.01:
+        bend = "fall as 1 / batch size throughout"
+        sizes = "larger"
+        if critical < high / 2:
+            bend = "hardly fall"
+            sizes = "smaller"
         raise ValueError(
-            f"steps must bend between the smallest and the largest of batch_sizes, got steps that "
-            f"{'hardly fall' if critical < high / 2 else 'fall as 1 / batch size throughout'}: no "
-            f"critical batch size between {low:.3g} and {high:.3g} fits best. Add "
-            f"{'smaller' if critical < high / 2 else 'larger'} batch sizes."
+            "steps must bend between the smallest and the largest of batch_sizes, got steps that "
+            f"{bend}: no critical batch size between {low:.3g} and {high:.3g} fits best. Add "
+            f"{sizes} batch sizes."
         )
     residuals = log_means - np.log(minimum * (1 + critical / batches))
     interval = _interval(batches, runs, log_means, critical)
@@ -125,19 +130,23 @@ def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[float, f
         grid = np.linspace(low, high, 33)
         rest = log_steps - np.log1p(np.exp(grid)[:, None] / batches)
         best = int(np.argmin(np.var(rest, axis=1)))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, 32)]
+        low = grid[max(best - 1, 0)]
+        high = grid[min(best + 1, 32)]
     critical = np.exp((low + high) / 2)
     return float(critical), float(np.exp(np.mean(log_steps - np.log1p(critical / batches))))
 
 
 def _interval(
-    batches: np.ndarray, runs: list[np.ndarray], log_means: np.ndarray, critical: float
+    batches: np.ndarray,
+    runs: list[np.ndarray],
+    log_means: np.ndarray,
+    critical: float,
 ) -> tuple[float, float] | None:
     """The batch sizes that a test of the slope does not reject; see `fit_critical_batch_size`.
 
     The slope is a weighted sum of the means, so its noise is known exactly for any curve.
     """
-    counts = np.array([one.size for one in runs])
+    counts = np.array([x.size for x in runs])
     freedom = int(np.sum(counts - 1))
     if freedom == 0:
         return None
@@ -158,7 +167,8 @@ def _interval(
         last = max(np.flatnonzero(held(points)), default=0)
         if last == len(points) - 1:
             return unbounded
-        inside, outside = points[last], points[last + 1]
+        inside = points[last]
+        outside = points[last + 1]
         for _ in range(50):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if held(middle) else (inside, middle)
@@ -192,7 +202,11 @@ def _positive(name: str, values: Any) -> np.ndarray:
 
 
 def within_critical_batch_size(
-    measured: Mapping[Count, Any], *, batch_size: Count, largest_batch: Count, times: float = 1.0
+    measured: Mapping[Count, Any],
+    *,
+    batch_size: Count,
+    largest_batch: Count,
+    times: float = 1.0,
 ) -> Growth:
     r"""Doubles the batch where the critical batch size, as measured, allows it.
 
@@ -245,20 +259,20 @@ def within_critical_batch_size(
         raise ValueError(
             f"measured must be a dict {{examples seen: critical batch size}}, got {measured!r}."
         )
-    critical = {count("measured, a place,", x): _examples(x, one) for x, one in measured.items()}
+    critical = {count("measured, a place,", x): _examples(x, y) for x, y in measured.items()}
 
     def starts(total: int, _: Any) -> list[Start]:
-        found = {0: first}
+        batches = {0: first}
         for place in sorted(x for x in critical if x < total):
             allowed = min(times * critical[place], largest)
             grown = first * 2 ** math.floor(math.log2(max(allowed / first, 1)))
-            if grown > max(found.values()):
-                found[place] = grown
-        return [*found.items()]
+            if grown > max(batches.values()):
+                batches[place] = grown
+        return [*batches.items()]
 
     places = "1 place" if len(critical) == 1 else f"{len(critical)} places"
     note = f"within {times:g} x the critical batch size, measured at {places}"
-    if any(isinstance(one, NoiseScale) for one in measured.values()):
+    if any(isinstance(x, NoiseScale) for x in measured.values()):
         note += " (noise scales are a hint alone)"
     return Growth(note, starts)
 

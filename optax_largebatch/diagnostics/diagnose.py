@@ -1,5 +1,6 @@
 """Finds common mistakes in a run's setup from its state, and says so in sentences."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.diagnostics import optimizer_facts
+from optax_largebatch.diagnostics.optimizer_facts import (
+    Optimizer,
+    OptimizerFacts,
+    Ratio,
+    block_norms,
+    facts_about,
+    forgotten_stacks,
+    ratios_of,
+)
 from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.owners import by_parameter, parts_of_kinds
 from optax_largebatch.params.paths import leaf_names
@@ -49,7 +58,7 @@ FAR_BELOW = (
 )
 
 
-def diagnose(optimizer: optimizer_facts.Optimizer, state: Any, params: Any) -> list[str]:
+def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     r"""Finds common mistakes in a run with layer-wise steps, and says what to do.
 
     It finds what `explain` marks before a run: biases and scales that have a trust ratio, stacks of
@@ -89,9 +98,10 @@ def diagnose(optimizer: optimizer_facts.Optimizer, state: Any, params: Any) -> l
         ...     print(sentence[:71])
         1 of 1 parameters with a single axis are adapted, such as 'bias' (ratio
     """
-    facts, leaves = optimizer_facts.facts_about(optimizer, params), jax.tree.leaves(params)
-    ratios = [ratio for ratio in optimizer_facts.ratios_of(facts, state, params) if ratio.adapted]
-    lengths = (float(optimizer_facts.block_norms(x)) for x in leaves)
+    facts = facts_about(optimizer, params)
+    leaves = jax.tree.leaves(params)
+    ratios = [ratio for ratio in ratios_of(facts, state, params) if ratio.adapted]
+    lengths = (float(block_norms(x)) for x in leaves)
     norms = list(zip(leaf_names(params), lengths, strict=True))
     return [
         *_nothing_layer_wise(facts),
@@ -109,7 +119,7 @@ def diagnose(optimizer: optimizer_facts.Optimizer, state: Any, params: Any) -> l
     ]
 
 
-def _nothing_layer_wise(facts: optimizer_facts.OptimizerFacts) -> Iterator[str]:
+def _nothing_layer_wise(facts: OptimizerFacts) -> Iterator[str]:
     if not facts.has_muon and OF_ZEROS.keys().isdisjoint(facts.lengths):
         yield (
             "There is nothing layer-wise here: no parameter has a trust ratio, stays on a sphere "
@@ -117,9 +127,10 @@ def _nothing_layer_wise(facts: optimizer_facts.OptimizerFacts) -> Iterator[str]:
         )
 
 
-def _not_finite_ratios(ratios: list[optimizer_facts.Ratio]) -> Iterator[str]:
+def _not_finite_ratios(ratios: list[Ratio]) -> Iterator[str]:
     """Ratios that are not finite, or 0, which is what an infinite norm of the gradient makes."""
-    bad = [(one.name, x) for one in ratios for x in _blocks([one]) if not np.isfinite(x) or x == 0]
+    pairs = [(ratio.name, x) for ratio in ratios for x in ratio.of_blocks]
+    bad = [(name, x) for name, x in pairs if not np.isfinite(x) or x == 0]
     if bad:
         yield (
             f"{len(dict(bad))} of {len(ratios)} parameters have a trust ratio that is not finite "
@@ -137,8 +148,8 @@ def _not_finite_weights(norms: list[tuple[str, float]]) -> Iterator[str]:
         )
 
 
-def _forgotten_stacks(facts: optimizer_facts.OptimizerFacts, params: Any) -> Iterator[str]:
-    stacks = optimizer_facts.forgotten_stacks(facts, params)
+def _forgotten_stacks(facts: OptimizerFacts, params: Any) -> Iterator[str]:
+    stacks = forgotten_stacks(facts, params)
     if stacks:
         harm = "layers with small weights are moved too far, those with large ones not far enough"
         if facts.has_muon:
@@ -146,20 +157,18 @@ def _forgotten_stacks(facts: optimizer_facts.OptimizerFacts, params: Any) -> Ite
         yield (
             f"{len(stacks)} of {len(facts.axes)} parameters look like stacks of layers that are "
             f"not declared, such as {stacks[0].name!r} of shape {stacks[0].shape}: {harm}. Declare "
-            f"them: stacked={declaration(one.entry for one in stacks)}."
+            f"them: stacked={declaration(stack.entry for stack in stacks)}."
         )
 
 
-def _adapted_vectors(
-    ratios: list[optimizer_facts.Ratio], params: Any, facts: optimizer_facts.OptimizerFacts
-) -> Iterator[str]:
+def _adapted_vectors(ratios: list[Ratio], params: Any, facts: OptimizerFacts) -> Iterator[str]:
     pairs = zip(jax.tree.leaves(params), facts.axes, strict=True)
     vectors = [number for number, (x, axes) in enumerate(pairs) if np.ndim(x) - len(axes) < 2]
     largest: dict[int, float] = {}
-    for one in ratios:
-        finite = [x for x in _blocks([one]) if np.isfinite(x)]
-        if one.number in vectors and not np.allclose(finite, 1, rtol=1e-3):
-            largest[one.number] = max(finite)
+    for ratio in ratios:
+        finite = ratio.of_blocks[np.isfinite(ratio.of_blocks)]
+        if ratio.number in vectors and not np.allclose(finite, 1, rtol=1e-3):
+            largest[ratio.number] = max(finite)
     if largest:
         number = max(largest, key=largest.__getitem__)
         yield (
@@ -170,7 +179,7 @@ def _adapted_vectors(
         )
 
 
-def _zero(norms: list[tuple[str, float]], facts: optimizer_facts.OptimizerFacts) -> Iterator[str]:
+def _zero(norms: list[tuple[str, float]], facts: OptimizerFacts) -> Iterator[str]:
     for length, harm in OF_ZEROS.items():
         pairs = zip(norms, facts.lengths, strict=True)
         zero = [name for (name, norm), of_leaf in pairs if norm == 0 and of_leaf == length]
@@ -178,40 +187,41 @@ def _zero(norms: list[tuple[str, float]], facts: optimizer_facts.OptimizerFacts)
             yield f"{len(zero)} of {len(norms)} parameters are zero, such as {zero[0]!r}: {harm}"
 
 
-def _at_a_bound(ratios: list[optimizer_facts.Ratio], leaves: list[Any]) -> Iterator[str]:
-    found: dict[str, int] = {}
-    for one in ratios:
-        norms = optimizer_facts.block_norms(leaves[one.number], one.about.axes[one.number])
-        norms = np.repeat(np.ravel(norms), one.values.size // norms.size)  # for parts of an axis
-        bounds = one.about.bounds or (None, None)
+def _at_a_bound(ratios: list[Ratio], leaves: list[Any]) -> Iterator[str]:
+    at_bound: Counter[str] = Counter()
+    for ratio in ratios:
+        axes, segments = ratio.about.blocks[ratio.number]
+        norms = block_norms(leaves[ratio.number], axes, segments)
+        norms = np.ravel(segments.first(norms) if segments else norms)
+        bounds = ratio.about.bounds or (None, None)
         for end, bound in zip(("a lower", "an upper"), bounds, strict=True):
             if bound is not None:
-                at = int(np.sum((np.ravel(one.values) == np.float32(bound)) & (norms > 0)))
-                name = f"{end} bound, {float(bound):.4g}"
-                found[name] = found.get(name, 0) + at
-    for bound, number in found.items():
+                at = (ratio.of_blocks == np.float32(bound)) & (norms > 0)
+                at_bound[f"{end} bound, {float(bound):.4g}"] += int(np.sum(at))
+    blocks = sum(ratio.values.size for ratio in ratios)
+    for bound, number in at_bound.items():
         if number:
             yield (
-                f"{number} of {_blocks(ratios).size} trust ratios are at {bound}: there the step "
-                "no longer follows the size of the weights. Widen the bound, if that was not meant."
+                f"{number} of {blocks} trust ratios are at {bound}: there the step no longer "
+                "follows the size of the weights. Widen the bound, if that was not meant."
             )
 
 
-def _far_from_the_median(ratios: list[optimizer_facts.Ratio]) -> Iterator[str]:
+def _far_from_the_median(ratios: list[Ratio]) -> Iterator[str]:
     """Ratios that are far above or far below the median of those that are not exactly 1."""
-    adapted = [(one, [x for x in _blocks([one]) if x != 1]) for one in ratios]
-    finite = [x for _, values in adapted for x in values if np.isfinite(x)]
+    adapted = [(ratio, ratio.of_blocks[ratio.of_blocks != 1]) for ratio in ratios]
+    adapted = [(ratio, blocks) for ratio, blocks in adapted if blocks.size]
+    finite = [x for _, blocks in adapted for x in blocks if np.isfinite(x)]
     median = float(np.median(finite)) if len(finite) > 2 else np.nan
-    ends = [(one, np.min(values), np.max(values)) for one, values in adapted if values]
-    above = [(one, x) for one, _, x in ends if x > median * EXPLODED]
-    below = [(one, x) for one, x, _ in ends if x < median / EXPLODED]
+    above = [(ratio, x.max()) for ratio, x in adapted if x.max() > median * EXPLODED]
+    below = [(ratio, x.min()) for ratio, x in adapted if x.min() < median / EXPLODED]
     for side, far, cause, cure, argument in (
         ("above", above, FAR_ABOVE, "bound it with", "trust_ratio_bounds"),
         ("below", below, FAR_BELOW, "give its norm a floor with", "param_norm_bounds"),
     ):
         if far:
-            shown = ", ".join(f"{one.name!r} ({ratio:.3g})" for one, ratio in far[:3])
-            has_it = all(argument in _bounds_of(one) for one, _ in far)
+            shown = ", ".join(f"{ratio.name!r} ({x:.3g})" for ratio, x in far[:3])
+            has_it = all(argument in _bounds_of(ratio) for ratio, _ in far)
             or_bound = f", or {cure} {argument}" if has_it else ""
             yield (
                 f"{len(far)} of {len(ratios)} parameters have a trust ratio far {side} the median "
@@ -219,17 +229,12 @@ def _far_from_the_median(ratios: list[optimizer_facts.Ratio]) -> Iterator[str]:
             )
 
 
-def _bounds_of(ratio: optimizer_facts.Ratio) -> tuple[str, ...]:
+def _bounds_of(ratio: Ratio) -> tuple[str, ...]:
     """The arguments for bounds that all optimizers with such a part of the state have."""
     if ratio.source.kind is ScaleByLarsState:  # lars and larc
         return ()
     is_lans = not {"momentum_branch", "gradient_branch"}.isdisjoint(ratio.source.keys)
     return ("param_norm_bounds",) if is_lans else ("param_norm_bounds", "trust_ratio_bounds")
-
-
-def _blocks(ratios: list[optimizer_facts.Ratio]) -> np.ndarray:
-    """The ratios of all blocks."""
-    return np.concatenate([np.zeros(0), *(np.ravel(one.values) for one in ratios)])
 
 
 def _turned_far(state: Any) -> Iterator[str]:
@@ -247,7 +252,7 @@ def _without_rate(state: Any, params: Any) -> Iterator[str]:
     for part in parts_of_kinds(state, ScaleByLearningRateState):
         rates = np.asarray(part.array("learning_rates"))
         entries = by_parameter([part], "learning_rates", state, params)
-        still = [one.name for one in entries if rates[one.entries.start] == 0]
+        still = [entry.name for entry in entries if rates[entry.entries.start] == 0]
         if 0 < len(still) < len(entries):
             yield (
                 f"{len(still)} of {len(entries)} parameters had a learning rate of 0 in the last "
@@ -272,7 +277,8 @@ def _left_out(state: Any) -> Iterator[str]:
 
 def _small_loss_scale(state: Any) -> Iterator[str]:
     for part in parts_of_kinds(state, DynamicLossScaleState):
-        scale, skipped = float(part.array("loss_scale")), int(part.array("skipped"))
+        scale = float(part.array("loss_scale"))
+        skipped = int(part.array("skipped"))
         if skipped and scale < SMALL_LOSS_SCALE:
             yield (
                 f"The loss scale fell to {scale:.4g}, and {skipped} steps were left out on the "

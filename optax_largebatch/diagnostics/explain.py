@@ -1,5 +1,6 @@
 """Explains what an optimizer will do with each parameter, before the first step."""
 
+from collections import Counter
 from collections.abc import Mapping
 import dataclasses
 import math
@@ -9,14 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.diagnostics import optimizer_facts
+from optax_largebatch.diagnostics.optimizer_facts import (
+    Optimizer,
+    facts_about,
+    forgotten_stacks,
+    relative_rates,
+)
 from optax_largebatch.params.blocks import Block
 from optax_largebatch.params.likely_matrices import kernels_of_more_axes, line_of_axes
 from optax_largebatch.params.likely_stacks import declaration
 from optax_largebatch.params.names import is_called
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.rules import WITHOUT_NAMES, are_numbers
-from optax_largebatch.params.shapes import is_table
+from optax_largebatch.params.shapes import Shape, is_table
 
 UNKNOWN = "?"
 """What is not known of parameters that only other libraries' transformations see."""
@@ -27,7 +33,7 @@ class ExplainedParameter:
     """One line of an `Explanation`."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: Shape
     blocks: int
     """The number of layers in the parameter, each with a norm of its own; 1 if it stacks none."""
     matrices: Mapping[tuple[int, int], int]
@@ -58,48 +64,47 @@ class Explanation:
         head = ("parameter", "shape", "blocks", "direction", "length", "decay", "rate", "")
         lines = [
             (
-                printable(one.name),
-                _times(one.shape) or "scalar",
-                " + ".join(f"{number} of {_times(sides)}" for sides, number in one.matrices.items())
-                or str(one.blocks),
-                one.direction,
-                _length(one),
-                "yes" if one.decayed else UNKNOWN if one.direction == UNKNOWN else "-",
-                UNKNOWN if one.rate is None else f"{one.rate:.3g}",
-                "!" if one.notes else "",
+                printable(line.name),
+                _times(line.shape) or "scalar",
+                " + ".join(f"{number} of {_times(x)}" for x, number in line.matrices.items())
+                or str(line.blocks),
+                line.direction,
+                _length(line),
+                "yes" if line.decayed else UNKNOWN if line.direction == UNKNOWN else "-",
+                UNKNOWN if line.rate is None else f"{line.rate:.3g}",
+                "!" if line.notes else "",
             )
-            for one in self.parameters
+            for line in self.parameters
         ]
         widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-        row = "  ".join(f"{{:{width}}}" for width in widths)
-        rows = [row.format(*line).rstrip() for line in (head, *lines)]
+        rows = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in (head, *lines)]
         return "\n".join([*rows, self.summary(), *self._notes()])
 
     def _notes(self) -> list[str]:
         """What the marks mean."""
         noted: dict[str, list[str]] = {}
-        for one in self.parameters:
-            for note in one.notes:
-                noted.setdefault(note, []).append(printable(one.name))
+        for line in self.parameters:
+            for note in line.notes:
+                noted.setdefault(note, []).append(printable(line.name))
         notes = [f"! {', '.join(names)}: {note}" for note, names in noted.items()]
-        entries = [one.undeclared for one in self.parameters if one.undeclared]
+        entries = [line.undeclared for line in self.parameters if line.undeclared]
         if entries:
             notes.append(f"  stacked={declaration(entries)}")
-        if len(self.parameters) > 1 and are_numbers([one.name for one in self.parameters]):
+        if len(self.parameters) > 1 and are_numbers([line.name for line in self.parameters]):
             notes.append(f"! {WITHOUT_NAMES}")
         return notes
 
     def summary(self) -> str:
         """How many numbers go in which direction."""
-        numbers: dict[str, int] = {}
-        for one in self.parameters:
-            mover = f"{one.direction}, {one.length}" if one.length else one.direction
-            numbers[mover] = numbers.get(mover, 0) + math.prod(one.shape)
-        listed = "; ".join(f"{mover}: {number}" for mover, number in numbers.items())
-        return f"{len(self.parameters)} parameters, {sum(numbers.values())} numbers ({listed})"
+        sizes: Counter[str] = Counter()
+        for line in self.parameters:
+            mover = f"{line.direction}, {line.length}" if line.length else line.direction
+            sizes[mover] += math.prod(line.shape)
+        listed = "; ".join(f"{mover}: {size}" for mover, size in sizes.items())
+        return f"{len(self.parameters)} parameters, {sizes.total()} numbers ({listed})"
 
 
-def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
+def explain(optimizer: Optimizer, params: Any) -> Explanation:
     r"""Says of each parameter who moves it and how, and marks what looks wrong.
 
     For each parameter it prints its blocks (an array, or the layers of an array that stacks
@@ -142,80 +147,85 @@ def explain(optimizer: optimizer_facts.Optimizer, params: Any) -> Explanation:
         layers/kernel  2x4x8  2 of 4x8  muon       sphere  -      1
         4 parameters, 152 numbers (adam: 52; adam, sphere: 36; muon, sphere: 64)
     """
-    facts, leaves = optimizer_facts.facts_about(optimizer, params), jax.tree.leaves(params)
-    forgotten = {one.number: one.entry for one in optimizer_facts.forgotten_stacks(facts, params)}
-    rates = optimizer_facts.relative_rates([(known or {}).get("rate") for known in facts.of_each])
-    shapes = map(np.shape, leaves)
-    blocks = list(map(Block.of, leaf_names(params), shapes, facts.axes))
+    facts = facts_about(optimizer, params)
+    leaves = jax.tree.leaves(params)
+    undeclared = {stack.number: stack.entry for stack in forgotten_stacks(facts, params)}
+    of_each: list[dict[str, Any]] = [
+        {"direction": UNKNOWN} if known is None else {"direction": "gradient", **known}
+        for known in facts.of_each
+    ]
+    rates = relative_rates([known.get("rate") for known in of_each])
+    blocks = list(map(Block.of, leaf_names(params), map(np.shape, leaves), facts.axes))
     kernels = kernels_of_more_axes(blocks) if facts.has_muon else {}
     lines = []
-    for number, (block, leaf) in enumerate(zip(blocks, leaves, strict=True)):
-        known, shape = facts.of_each[number], tuple(np.shape(leaf))
+    for number, (block, leaf, known) in enumerate(zip(blocks, leaves, of_each, strict=True)):
         line = ExplainedParameter(
             block.name,
-            shape,
+            np.shape(leaf),
             facts.blocks[number],
-            (known or {}).get("matrices", {}),
-            UNKNOWN if known is None else known.get("direction", "gradient"),
+            known.get("matrices", {}),
+            known["direction"],
             facts.lengths[number],
-            "decay" in (known or {}),
+            "decay" in known,
             rates[number],
             (),
-            forgotten.get(number, ""),
+            undeclared.get(number, ""),
         )
         notes = _notes_on(line, leaf, block)
         if number in kernels and line.direction == "adam" and not line.undeclared:
             notes.append(
                 f"has {len(block.shape)} axes, and is no matrix to Muon. If it is one, say which "
-                f"axes are rows and columns: {line_of_axes({}, {number: kernels[number]}, blocks)}"
+                f"axes are rows and columns: {line_of_axes((), {number: kernels[number]}, blocks)}"
             )
-        if line.matrices and not (known or {}).get("by_text"):
+        if line.matrices and not known.get("by_text"):
             notes += _notes_on_fused(line, block)
         lines.append(dataclasses.replace(line, notes=tuple(notes)))
     return Explanation(tuple(lines))
 
 
-def _notes_on(one: ExplainedParameter, param: Any, block: Block) -> list[str]:
+def _notes_on(line: ExplainedParameter, param: Any, block: Block) -> list[str]:
     """What looks wrong with a parameter."""
-    is_embedding = is_table(one.name)
+    is_embedding = is_table(line.name)
     notes = []
-    if one.undeclared:
+    if line.undeclared:
         notes.append("looks like a stack of layers, and each layer needs a norm of its own")
-    if len(block.shape) < 2 and one.decayed:
+    if len(block.shape) < 2 and line.decayed:
         notes.append(
             "has one axis, and is decayed: ~matching_kinds('bias', 'norm', 'vector') leaves it out"
         )
-    if len(block.shape) < 2 and one.length == "trust ratio":
+    if len(block.shape) < 2 and line.length == "trust ratio":
         notes.append("has one axis, and a trust ratio: its norm says little about its step")
-    if one.matrices and (is_embedding or is_called("head", one.name)):
+    if line.matrices and (is_embedding or is_called("head", line.name)):
         notes.append(
             "is an embedding or a head, which Adam moves in most recipes: matrix_mask, or "
             "embeddings= of planned_optimizer"
         )
-    elif one.length == "sphere":
+    elif line.length == "sphere":
         notes += _notes_on_a_sphere(param, block, is_embedding)
     return notes
 
 
-def _notes_on_fused(one: ExplainedParameter, block: Block) -> list[str]:
+def _notes_on_fused(line: ExplainedParameter, block: Block) -> list[str]:
     """A question, if a matrix looks like several."""
     sides = block.shape
-    three, two = (is_called(f"{number} matrices", one.name) for number in ("three", "two"))
+    three, two = (is_called(f"{number} matrices", line.name) for number in ("three", "two"))
     if len(sides) != 2 or not (three or two or max(sides) == 3 * min(sides)):
         return []
     number = 2 if two and not three else 3
     words = ["rows", "columns"]
-    if sides not in one.matrices:  # outputs first
+    if sides not in line.matrices:  # outputs first
         words.reverse()
     side = words[sides[0] <= sides[1]]
-    cut, hint = f"({number} {side})", f"or {number} times the heads in the place of {number}"
+    cut = f"({number} {side})"
+    hint = f"or {number} times the heads in the place of {number}"
     if max(sides) % number:
-        cut, hint = f"{side}=2048+512+512", "with the lengths of yours"
+        cut = f"{side}=2048+512+512"
+        hint = "with the lengths of yours"
     places = dict(zip(block.axes, words, strict=True))
-    whole = " ".join(places.get(axis, "layers") for axis in range(len(one.shape)))
+    whole = " ".join(places.get(axis, "layers") for axis in range(len(line.shape)))
     return [
         "may be several matrices side by side, as queries, keys and values or a gate and its input "
-        f"often are. Say so: matrix_axes={{{one.name!r}: {whole.replace(side, cut)!r}}}, {hint}; "
+        f"often are. Say so: matrix_axes={{{line.name!r}: {whole.replace(side, cut)!r}}}, {hint}; "
         f"if it is one, {whole!r}"
     ]
 
@@ -233,16 +243,14 @@ def _notes_on_a_sphere(param: Any, block: Block, is_embedding: bool) -> list[str
 
 def printable(text: str) -> str:
     """The text with escapes, as `repr` writes them, for characters that a terminal acts on."""
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 
-def _length(one: ExplainedParameter) -> str:
+def _length(line: ExplainedParameter) -> str:
     """What sets the length of the steps: `3 x sphere` if the matrices share three norms."""
-    share = one.length == "sphere" and one.blocks < sum(one.matrices.values())
-    return f"{one.blocks} x sphere" if share else one.length or "-"
+    share = line.length == "sphere" and line.blocks < sum(line.matrices.values())
+    return f"{line.blocks} x sphere" if share else line.length or "-"
 
 
-def _times(lengths: tuple[int, ...]) -> str:
+def _times(lengths: Shape) -> str:
     return "x".join(map(str, lengths))

@@ -8,7 +8,11 @@ from optax_largebatch.engine.matrices.groups import ITERATIONS, sharing_plans
 
 
 def matrix_groups(
-    number: int, *, sides: tuple[int, int], axes: Mapping[str, int], itemsize: int = 2
+    number: int,
+    *,
+    sides: tuple[int, int],
+    axes: Mapping[str, int],
+    itemsize: int = 2,
 ) -> str:
     r"""Says how devices share the matrices of one shape in a step of Muon, as a table to print.
 
@@ -60,6 +64,7 @@ def matrix_groups(
     for plan in plans:
         name = f"{plan.group.size} of {plan.group.axis}" if plan.group.axis else "1"
         mark = "  <-" if plan is least else ""
-        products, sent = plan.operations / share, plan.bytes / 1e6
+        products = plan.operations / share
+        sent = plan.bytes / 1e6
         lines.append(f"{name:12} {plan.matrices_per_group:6} {products:9.2f} {sent:10.0f}{mark}")
     return "\n".join(lines)

@@ -66,7 +66,8 @@ class MeasuredCriticalBatchSize(NamedTuple):
         """The best learning rates with their steps, in a few readable lines."""
         lines = []
         for index, batch in enumerate(self.batch_sizes):
-            steps, rate = self.best_steps[index].mean(), self.best_learning_rates[index]
+            steps = self.best_steps[index].mean()
+            rate = self.best_learning_rates[index]
             line = f"batch size {batch}: {steps:.4g} steps at the learning rate {rate:.4g}"
             edge = ", the edge of the grid: add rates beyond it" if self.at_edge[index] else ""
             lines.append(line + edge)
@@ -192,7 +193,7 @@ def measure_critical_batch_size(
         loss = jnp.asarray(start, rate.dtype)
         return _Run(params, state, loss, jnp.zeros_like(loss), loss, jnp.full_like(loss, jnp.inf))
 
-    def advance(batch_size: int, rate: Any, run: _Run, done: Any, key: Any) -> _Run:
+    def advance(batch_size: int, done: Any, key: Any, rate: Any, run: _Run) -> _Run:
         """The run after the steps up to the next evaluation; `done` steps were taken before."""
         optimizer = make_optimizer(rate)
 
@@ -227,8 +228,7 @@ def measure_critical_batch_size(
 
         def body(carry: tuple[jax.Array, _Run]) -> tuple[jax.Array, _Run]:
             done, run = carry
-            each = functools.partial(advance, batch_size)
-            run = jax.vmap(each, in_axes=(0, 0, None, None))(rates, run, done, key)
+            run = jax.vmap(functools.partial(advance, batch_size, done, key))(rates, run)
             return done + evaluate_every, run
 
         first = jnp.zeros([], jnp.int32), jax.vmap(begin)(rates)
@@ -286,7 +286,11 @@ def _checked_start(measured: Any, target: float) -> float:
 
 
 def _check_arrived(
-    batch: int, rates: list[float], steps: np.ndarray, lowest: np.ndarray, max_steps: int
+    batch: int,
+    rates: list[float],
+    steps: np.ndarray,
+    lowest: np.ndarray,
+    max_steps: int,
 ) -> None:
     """Checks that a batch size has a best rate: `steps` and `lowest` by rate and run."""
     finite = np.isfinite(steps)

@@ -92,11 +92,16 @@ def noise_scale(state: Any, *, confidence: float = 0.9) -> NoiseScale:
         McCandlish et al., *An Empirical Model of Large-Batch Training*, arXiv 1812.06162,
         appendix A.1. Fieller, *Some Problems in Interval Estimation*, 1954.
     """
-    return jax.tree.map(lambda x: x[-1], _of_entries(_state_of(_found(state)), confidence))
+    _, averages = _measured(state)
+    return jax.tree.map(lambda x: x[-1], _of_entries(averages, confidence))
 
 
 def layer_noise_scales(
-    state: Any, params: Any, *, confidence: float = 0.9, stacked: Stacks = None
+    state: Any,
+    params: Any,
+    *,
+    confidence: float = 0.9,
+    stacked: Stacks = None,
 ) -> dict[str, NoiseScale]:
     r"""The gradient noise scale of each parameter, by name.
 
@@ -130,49 +135,44 @@ def layer_noise_scales(
         bias 0.25
         kernel 0.0
     """
-    found = _found(state)
-    of_entries = _of_entries(_state_of(found), confidence)
-    entries = by_parameter([found], "noise", state, params, check_stacked(stacked), others=1)
+    part, averages = _measured(state)
+    scales = _of_entries(averages, confidence)
+    entries = by_parameter([part], "noise", state, params, check_stacked(stacked), others=1)
     return {
-        one.name: NoiseScale(*(x[one.entries].reshape(one.shape) for x in of_entries))
-        for one in entries
+        entry.name: NoiseScale(*(x[entry.entries].reshape(entry.shape) for x in scales))
+        for entry in entries
     }
 
 
-def _found(state: Any) -> Part:
-    """The one part of a `measure_noise_scale`."""
-    found = parts_of_kinds(state, MeasureNoiseScaleState)
-    if len(found) != 1:
+def _measured(state: Any) -> tuple[Part, MeasureNoiseScaleState]:
+    """The one part of a `measure_noise_scale`, and its state with arrays in its fields."""
+    parts = parts_of_kinds(state, MeasureNoiseScaleState)
+    if len(parts) != 1:
         raise ValueError(
-            f"state must hold one noise scale, got a {type(state).__name__} with {len(found)}. "
+            f"state must hold one noise scale, got a {type(state).__name__} with {len(parts)}. "
             "Pass the state of an optimizer such as chain(measure_noise_scale(), lamb(1e-3)); if "
             "there are several, pass the part with one."
         )
-    check_one_model("noise", found[0].array("noise"), ndim=1)
-    return found[0]
-
-
-def _state_of(part: Part) -> MeasureNoiseScaleState:
-    """The state of a part, with arrays in its fields."""
-    return MeasureNoiseScaleState(*map(part.array, MeasureNoiseScaleState._fields))
+    (part,) = parts
+    check_one_model("noise", part.array("noise"), ndim=1)
+    return part, MeasureNoiseScaleState(*map(part.array, MeasureNoiseScaleState._fields))
 
 
 def _of_entries(state: MeasureNoiseScaleState, confidence: float) -> NoiseScale:
     """The noise scale of each entry of the averages."""
     check_number("confidence", confidence, "(0, 1)")
-    noise, signal = state.noise, state.signal
     begun = state.weight > 0
     steps = jnp.square(state.weight) / jnp.where(begun, state.square_weight, 1)
-    ratio = _ratio(state)
     low, high = _fieller(state, steps, confidence)
     known = steps > 1.5  # a single step does not say how steps vary
-    return NoiseScale(
-        noise_scale=jnp.where(begun, ratio, jnp.nan),
-        low=jnp.where(known, low, jnp.where(begun, 0, jnp.nan)),
-        high=jnp.where(known, high, jnp.where(begun, jnp.inf, jnp.nan)),
-        noise=jnp.where(begun, noise, jnp.nan),
-        signal=jnp.where(begun, signal, jnp.nan),
+    scales = NoiseScale(
+        noise_scale=_ratio(state),
+        low=jnp.where(known, low, 0),
+        high=jnp.where(known, high, jnp.inf),
+        noise=state.noise,
+        signal=state.signal,
     )
+    return jax.tree.map(lambda x: jnp.where(begun, x, jnp.nan), scales)
 
 
 def _ratio(state: MeasureNoiseScaleState) -> jax.Array:
@@ -183,12 +183,14 @@ def _ratio(state: MeasureNoiseScaleState) -> jax.Array:
 
 def noise_scale_or_0(state: Any) -> jax.Array:
     """The noise scale of `noise_scale`, but 0 before the first step, where that is NaN."""
-    averages = _state_of(_found(state))
+    _, averages = _measured(state)
     return jnp.where(averages.weight > 0, _ratio(averages)[-1], 0)
 
 
 def _fieller(
-    state: MeasureNoiseScaleState, steps: jax.Array, confidence: float
+    state: MeasureNoiseScaleState,
+    steps: jax.Array,
+    confidence: float,
 ) -> tuple[jax.Array, jax.Array]:
     r"""The ratios :math:`r` for which :math:`\mathrm{noise} - r \, \mathrm{signal}` may be 0.
 
@@ -200,7 +202,8 @@ def _fieller(
     of_mean = t * t / freedom  # from the variance of steps to that of means
     noise_unit = _unit(state.noise, state.noise_variance)
     signal_unit = _unit(state.signal, state.signal_variance)
-    noise, signal = state.noise / noise_unit, state.signal / signal_unit
+    noise = state.noise / noise_unit
+    signal = state.signal / signal_unit
     a = signal * signal - of_mean * (state.signal_variance / signal_unit / signal_unit)
     b = noise * signal - of_mean * (state.covariance / noise_unit / signal_unit)
     c = noise * noise - of_mean * (state.noise_variance / noise_unit / noise_unit)

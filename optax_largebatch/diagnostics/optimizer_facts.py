@@ -1,6 +1,5 @@
 """What an optimizer says of itself and of its trust ratios, however it is wrapped."""
 
-import math
 from typing import Any, NamedTuple
 import warnings
 
@@ -13,7 +12,6 @@ import optax
 from optax_largebatch.arguments import Bounds
 from optax_largebatch.engine.recorded_states import Facts, RecordedState, recorded_states
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
 from optax_largebatch.params.owners import Keys, Part, by_parameter, owners, parts_of_kinds
 from optax_largebatch.params.segments import BlockAxes, Segments
@@ -31,10 +29,8 @@ STEPS_TO_TRY = (0, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 class RatioFacts(NamedTuple):
     """What an optimizer says about the trust ratios in a part of its state."""
 
-    axes: dict[int, tuple[int, ...]]
-    """The stacked axes of their parameters, by the numbers of these."""
-    lengths: dict[int, tuple[int, ...]]
-    """The shapes of their blocks, likewise."""
+    blocks: dict[int, BlockAxes]
+    """The axes over the blocks of their parameters, by the numbers of these."""
     adapted: list[int]
     """The numbers of the parameters that are adapted."""
     bounds: Bounds
@@ -85,7 +81,7 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
             f"params) and (optimizer, state, params); got a {type(optimizer).__name__}."
         )
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
-    found = OptimizerFacts([None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {}, {})
+    about = OptimizerFacts([None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {}, {})
 
     def look(params: Any) -> None:
         with recorded_states() as record:
@@ -98,43 +94,47 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
             # Not if it sees, say, small copies of the parameters.
             if expected == [x.shape for x in jax.tree.leaves(made.params)]:
                 keys = places.get(id(getattr(made.state, "trust_ratios", None)))
-                _add(found, made, [number for number in numbers if number is not None], keys)
+                _add(about, made, [number for number in numbers if number is not None], keys)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what `init` warns of, it has said to the trainer
         jax.eval_shape(look, params)
-    return found
+    return about
 
 
-def _add(found: OptimizerFacts, made: RecordedState, numbers: list[int], keys: Keys | None) -> None:
+def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: Keys | None) -> None:
     """Adds what a transform says; of two directions the first counts, of all else the last.
 
     Args:
-        found: what others have said.
+        about: what others have said.
         made: the state of the transform.
         numbers: the parameters that it sees.
         keys: the place of its trust ratios, if it has any.
     """
-    of_each = made.transform.facts(made.params) if made.transform.facts else [{}] * len(numbers)
-    stacks = made.transform.stacked
-    axes = dict(zip(numbers, stacks.axes(made.params), strict=True))
-    lengths = dict(zip(numbers, stacks.lengths(made.params), strict=True))
-    leaves, structure = jax.tree.flatten(made.params)
-    blocks = stacks.over_blocks(Leaves(made.params, structure, leaves))
-    pairs = zip(numbers, blocks, of_each, strict=True)
-    found.spheres.update((k, x) for k, x, facts in pairs if facts.get("length") == "sphere")
-    for number, facts in zip(numbers, of_each, strict=True):
-        found.axes[number] = tuple(sorted({*found.axes[number], *axes[number]}))
-        found.blocks[number] = max(found.blocks[number], math.prod(lengths[number]))
-        if made.transform.facts:
-            before = found.of_each[number] or {}
-            new = {name: value for name, value in facts.items() if not isinstance(value, Tracer)}
-            direction = {name: before[name] for name in ("direction",) if name in before}
-            found.of_each[number] = {**before, **new, **direction}
+    transform = made.transform
+    params = made.params
+    of_each = transform.facts(params) if transform.facts else [{}] * len(numbers)
+    stacks = transform.stacked
+    blocks = dict(zip(numbers, stacks.blocks_of(params), strict=True))
+    sizes = stacks.sizes(params)
+    for i, (number, stacked_axes) in enumerate(zip(numbers, stacks.axes(params), strict=True)):
+        about.axes[number] = tuple(sorted({*about.axes[number], *stacked_axes}))
+        about.blocks[number] = max(about.blocks[number], sizes[i])
+        if of_each[i].get("length") == "sphere":
+            about.spheres[number] = blocks[number]
+        if transform.facts:
+            before = about.of_each[number] or {}
+            kept = before.keys() & {"direction"}
+            new = {
+                name: value
+                for name, value in of_each[i].items()
+                if name not in kept and not isinstance(value, Tracer)
+            }
+            about.of_each[number] = {**before, **new}
     if keys is not None:
         adapted = [n for n, facts in zip(numbers, of_each, strict=True) if "length" in facts]
         bounds = next((facts["bounds"] for facts in of_each if "bounds" in facts), None)
-        found.ratios[keys] = RatioFacts(axes, lengths, adapted, bounds)
+        about.ratios[keys] = RatioFacts(blocks, adapted, bounds)
 
 
 def forgotten_stacks(about: OptimizerFacts, params: Any) -> list[LikelyStack]:
@@ -144,7 +144,7 @@ def forgotten_stacks(about: OptimizerFacts, params: Any) -> list[LikelyStack]:
     stack of matrices to Adam.
     """
     likely = likely_stacks(params, about.axes)
-    return [one for one in likely if about.has_muon or about.lengths[one.number]]
+    return [stack for stack in likely if about.has_muon or about.lengths[stack.number]]
 
 
 def relative_rates(rates: list[Any]) -> list[float | None]:
@@ -153,10 +153,11 @@ def relative_rates(rates: list[Any]) -> list[float | None]:
     Args:
         rates: numbers or schedules of the step, or None.
     """
-    by_identity = {id(rate): _highest(rate) for rate in {id(rate): rate for rate in rates}.values()}
-    highest = [by_identity[id(rate)] for rate in rates]
-    largest = max((x for x in highest if x is not None), default=0.0)
-    return [None if x is None or largest <= 0 else x / largest for x in highest]
+    by_identity = {id(rate): rate for rate in rates}
+    highest = {key: _highest(rate) for key, rate in by_identity.items()}
+    largest = max((x for x in highest.values() if x is not None), default=0.0)
+    known = {key: None if x is None or largest <= 0 else x / largest for key, x in highest.items()}
+    return [known[id(rate)] for rate in rates]
 
 
 def _highest(rate: Any) -> float | None:
@@ -167,7 +168,9 @@ def _highest(rate: Any) -> float | None:
 
 
 def block_norms(
-    x: jax.Array, stacked_axes: tuple[int, ...] = (), segments: Segments | None = None
+    x: jax.Array,
+    stacked_axes: tuple[int, ...] = (),
+    segments: Segments | None = None,
 ) -> jax.Array:
     """The norm of each block, in a shape that broadcasts.
 
@@ -194,6 +197,11 @@ class Ratio(NamedTuple):
     about: RatioFacts
     source: Part
     """The part of the state that has them."""
+
+    @property
+    def of_blocks(self) -> np.ndarray:
+        """The same as a vector."""
+        return np.ravel(self.values)
 
 
 def trust_ratios(optimizer: Optimizer, state: Any, params: Any) -> dict[str, jax.Array]:
@@ -262,8 +270,8 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
     Raises:
         ValueError: the state is not that of the optimizer, or of these parameters.
     """
-    found = parts_of_kinds(state, *LAYER_WISE)
-    places = [part.keys for part in found]
+    parts = parts_of_kinds(state, *LAYER_WISE)
+    places = [part.keys for part in parts]
     # An object around the state adds its keys.
     above = min(map(len, places), default=0) - min(map(len, facts.ratios), default=0)
     heads = {keys[: max(above, 0)] for keys in places}
@@ -274,14 +282,20 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
             "`init` or `update` returned, and the optimizer itself in place of one whose `init` "
             "is compiled."
         )
-    lengths = {keys: facts.ratios[keys[above:]].lengths for keys in places}
+    leaves = jax.tree.leaves(params)
+    lengths = {
+        keys: {
+            number: blocks.lengths(np.shape(leaves[number]))
+            for number, blocks in facts.ratios[keys[above:]].blocks.items()
+        }
+        for keys in places
+    }
     ratios = []
-    for one in by_parameter(found, "trust_ratios", state, params, known=lengths):
-        about = facts.ratios[one.part.keys[above:]]
-        values = one.part.array("trust_ratios")[one.entries].reshape(one.shape)
-        ratios.append(
-            Ratio(one.name, one.number, values, one.number in about.adapted, about, one.part)
-        )
+    for entry in by_parameter(parts, "trust_ratios", state, params, known=lengths):
+        about = facts.ratios[entry.part.keys[above:]]
+        values = entry.part.array("trust_ratios")[entry.entries].reshape(entry.shape)
+        adapted = entry.number in about.adapted
+        ratios.append(Ratio(entry.name, entry.number, values, adapted, about, entry.part))
     return ratios
 
 

@@ -24,7 +24,10 @@ MOST_NAMES = 80
 
 
 def trust_ratios(
-    history: Mapping[str, Any], *, steps: Sequence[float] | None = None, ax: "Axes | None" = None
+    history: Mapping[str, Any],
+    *,
+    steps: Sequence[float] | None = None,
+    ax: "Axes | None" = None,
 ) -> "Axes":
     r"""The trust ratio of each layer over time, as a heat map.
 
@@ -72,32 +75,34 @@ def trust_ratios(
         raise ValueError(
             f"steps must be {table.shape[1]} increasing numbers, got {times.tolist()!r}."
         )
+    if times.size == 1:  # matplotlib gives a single column no width
+        times, table = times + np.array([-0.25, 0.25]), np.repeat(table, 2, axis=1)
     shown = np.isfinite(table) & (table > 0)
-    adapted = table[shown & (table != 1)]
-    middle = float(np.median(adapted)) if adapted.size else 1.0
-    spread = float(np.exp(np.abs(np.log(adapted / middle)).max())) if adapted.size else 1.0
+    adapted = table[shown & (table != 1)] if np.any(shown & (table != 1)) else np.ones(1)
+    middle = float(np.median(adapted))
+    spread = float(np.exp(np.abs(np.log(adapted / middle)).max()))
     spread = min(max(1.05 * spread, 1.5), EXPLODED)
 
-    ax = ax or _new_axes(9, max(1.0 + 0.17 * min(len(names), MOST_NAMES), 3.0))
+    height = max(1.0 + 0.17 * min(len(names), MOST_NAMES), 3.0)
+    plot: Axes = ax or plt.subplots(figsize=(9, height), layout="constrained")[1]
     of_ratios = plt.get_cmap("PuOr_r").with_extremes(bad="black")
-    edges = _edges(times)
-    rows = np.arange(len(names) + 1) - 0.5
-    image = ax.pcolormesh(
-        edges, rows, np.ma.masked_array(table, ~shown), cmap=of_ratios,
+    rows = range(len(names))
+    image = plot.pcolormesh(
+        times, rows, np.ma.masked_array(table, ~shown), cmap=of_ratios,
         norm="log", vmin=middle / spread, vmax=middle * spread, rasterized=True,
     )  # fmt: skip
     ones = np.ma.masked_array(np.ones_like(table), table != 1)
-    ax.pcolormesh(edges, rows, ones, cmap="Greys", vmin=0, vmax=4, rasterized=True)
-    ax.set_facecolor("black")
+    plot.pcolormesh(times, rows, ones, cmap="Greys", vmin=0, vmax=4, rasterized=True)
+    plot.set_facecolor("black")
     every = -(-len(names) // MOST_NAMES)
-    ax.set_yticks(range(0, len(names), every), [*map(_shortened, names[::every])], fontsize=8)
-    ax.tick_params(axis="y", length=0)
-    ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set(xlabel="step", title="Trust ratios")
-    bar = ax.figure.colorbar(image, ax=ax, extend="both", pad=0.02, aspect=30)
+    plot.set_yticks(range(0, len(names), every), [*map(_shortened, names[::every])], fontsize=8)
+    plot.tick_params(axis="y", length=0)
+    plot.set_ylim(len(names) - 0.5, -0.5)
+    plot.set(xlabel="step", title="Trust ratios")
+    bar = plot.figure.colorbar(image, ax=plot, extend="both", pad=0.02, aspect=30)
     bar.formatter = bar.minorformatter = LogFormatter()
     bar.set_label(f"ratio (median, white: {middle:.2g})")
-    return ax
+    return plot
 
 
 def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Sequence[Axes]":
@@ -130,9 +135,10 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
     plt = _pyplot()
     from matplotlib.ticker import EngFormatter
 
-    names = [] if plan.run is None else ["learning_rate", next(iter(plan.run.numbers))]
-    if plan.run is not None and plan.run.weight_decay != 0:
-        names.insert(1, "weight_decay")
+    names: list[str] = []
+    if plan.run is not None:
+        decay = ["weight_decay"] if plan.run.weight_decay != 0 else []
+        names = ["learning_rate", *decay, next(iter(plan.run.numbers))]
     schedules = {name.replace("_", " "): getattr(plan, name) for name in names}
     rows = 1 + len(schedules)
     if axes is None:
@@ -144,7 +150,7 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
     # The step before each change as well, so that edges are steep.
     edges = [stage.first_step for stage in plan.stages]
     even = np.linspace(0, plan.total_steps - 1, min(plan.total_steps, 4000)).astype(int)
-    steps = sorted({*even.tolist(), *edges, *(max(edge - 1, 0) for edge in edges)})
+    steps = sorted({*even.tolist(), *edges, *(edge - 1 for edge in edges[1:])})
     each = plan.sequence_length or 1
     seen = [plan.examples_at(step) * each for step in steps]
     ends = [*seen, plan.examples_at(plan.total_steps) * each]  # the last step has a width, too
@@ -161,15 +167,9 @@ def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Seq
     axes[-1].set_xlabel("examples seen" if plan.sequence_length is None else "tokens seen")
     axes[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
     for ax in axes:
-        _plain(ax)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(alpha=0.25, linewidth=0.6)
     return axes
-
-
-def __getattr__(name: str) -> Any:
-    message = f"module {__name__!r} has no attribute {name!r}"
-    if name in ("colours", "loss_curves", "schedule_preview", "steps_to_target"):
-        message += "; draw it with matplotlib"
-    raise AttributeError(message)
 
 
 def _pyplot() -> Any:
@@ -182,13 +182,10 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _new_axes(width: float, height: float) -> "Axes":
-    return _pyplot().subplots(figsize=(width, height), layout="constrained")[1]
-
-
 def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
     """A row for each block with its name: `dense`, and for stacked layers `dense[0]`, ..."""
-    names, rows = [], []
+    names = []
+    rows = []
     for name, values in history.items():
         array = np.asarray(values, dtype=float)
         if array.ndim == 0:
@@ -204,22 +201,9 @@ def _rows(history: Mapping[str, Any]) -> tuple[list[str], np.ndarray]:
     return names, np.stack(rows)
 
 
-def _edges(steps: np.ndarray) -> np.ndarray:
-    """The borders of columns with these centres."""
-    if len(steps) == 1:
-        return np.array([steps[0] - 0.5, steps[0] + 0.5])
-    middles = (steps[1:] + steps[:-1]) / 2
-    return np.array([2 * steps[0] - middles[0], *middles, 2 * steps[-1] - middles[-1]])
-
-
 def _shortened(name: str) -> str:
     """A long name without its middle, because both ends say which layer it is."""
     if len(name) <= LONGEST_NAME:
         return name
     half = (LONGEST_NAME - 1) // 2
     return f"{name[:half]}…{name[-half:]}"
-
-
-def _plain(ax: "Axes") -> None:
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(alpha=0.25, linewidth=0.6)

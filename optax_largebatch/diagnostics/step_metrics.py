@@ -9,8 +9,15 @@ import optax
 from optax_largebatch import norms
 from optax_largebatch.diagnostics.noise_scale import noise_scale_or_0
 from optax_largebatch.diagnostics.optimizer_facts import LAYER_WISE, Optimizer
-from optax_largebatch.params import owners
 from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.params.owners import (
+    Keys,
+    Kind,
+    check_one_model,
+    labels,
+    parts_of_kinds,
+    unboxed,
+)
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
@@ -34,7 +41,11 @@ INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
 
 
 def step_metrics(
-    state: Any, params: Any = None, *, gradients: Any = None, updates: Any = None
+    state: Any,
+    params: Any = None,
+    *,
+    gradients: Any = None,
+    updates: Any = None,
 ) -> dict[str, jax.Array]:
     r"""The metrics of a step for a training loop to log: scalars in a flat dictionary.
 
@@ -115,28 +126,26 @@ def _learning_rates(state: Any) -> dict[str, jax.Array]:
 
     The largest of all comes first, under the same name whatever the optimizer.
     """
-    ours = owners.parts_of_kinds(state, ScaleByLearningRateState, HyperballState)
-    injected = [
-        part
-        for part in owners.parts_of_kinds(state, *INJECTED)
-        if "learning_rate" in part.fields["hyperparams"]
-        and not any(one.keys[: len(part.keys)] == part.keys for one in ours)
-    ]
-    found = sorted([*ours, *injected], key=lambda part: part.keys)
-    largest: list[jax.Array] = []
-    metrics = {}
-    for part, name in zip(found, _named("learning_rate", found), strict=True):
-        if part in injected:
-            rates = jnp.asarray(owners.unboxed(part.fields["hyperparams"]["learning_rate"]))
-        else:
-            rates = owners.check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
-        if not rates.size:  # there are no parameters for this part
-            continue
-        largest.append(metrics.setdefault(name, jnp.max(rates)))
-    if not largest:
+    ours = parts_of_kinds(state, ScaleByLearningRateState, HyperballState)
+    rates = {
+        part.keys: check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
+        for part in ours
+    }
+    for part in parts_of_kinds(state, *INJECTED):
+        rate = part.fields["hyperparams"].get("learning_rate")
+        if rate is not None and not any(keys[: len(part.keys)] == part.keys for keys in rates):
+            rates[part.keys] = jnp.asarray(unboxed(rate))
+    places = sorted(rates)
+    metrics = {
+        name: jnp.max(rates[keys])
+        for name, keys in zip(_named("learning_rate", places), places, strict=True)
+        if rates[keys].size  # otherwise there are no parameters for this part
+    }
+    if not metrics:
         return {}
-    dtype = norms.accumulation_dtype(*(x.dtype for x in largest))
-    return {"learning_rate": jnp.max(jnp.stack([x.astype(dtype) for x in largest]))} | metrics
+    dtype = norms.accumulation_dtype(*(x.dtype for x in metrics.values()))
+    largest = jnp.max(jnp.stack([x.astype(dtype) for x in metrics.values()]))
+    return {"learning_rate": largest} | metrics
 
 
 def _norm(name: str, tree: Any) -> jax.Array:
@@ -146,7 +155,11 @@ def _norm(name: str, tree: Any) -> jax.Array:
 
 
 def _spread(
-    state: Any, name: str, field: str, *kinds: type[tuple[Any, ...]], not_adapted: float
+    state: Any,
+    name: str,
+    field: str,
+    *kinds: Kind,
+    not_adapted: float,
 ) -> dict[str, jax.Array]:
     """The smallest, median and largest entry of vectors with a number for each block.
 
@@ -157,20 +170,20 @@ def _spread(
         *kinds: the parts that have them.
         not_adapted: the entry of a block that does not count; if none counts, all three are that.
     """
-    found = owners.parts_of_kinds(state, *kinds)
-    vectors = [owners.check_one_model(field, part.array(field), ndim=1) for part in found]
+    parts = parts_of_kinds(state, *kinds)
+    vectors = [check_one_model(field, part.array(field), ndim=1) for part in parts]
     if not any(vector.size for vector in vectors):
         return {}
-    numbers = jnp.concatenate(vectors)
-    adapted = numbers != not_adapted
-    # A NaN in the numbers shows in all three. None is made here, which jax_debug_nans would report.
-    lowest = jnp.min(jnp.where(adapted, numbers, jnp.inf))
+    entries = jnp.concatenate(vectors)
+    adapted = entries != not_adapted
+    # A NaN in the entries shows in all three. None is made here, which jax_debug_nans would report.
+    lowest = jnp.min(jnp.where(adapted, entries, jnp.inf))
     middle = jnp.stack([jnp.sum(adapted) - 1, jnp.sum(adapted)]) // 2
-    median = jnp.mean(jnp.sort(jnp.where(adapted, numbers, jnp.inf))[middle])
+    median = jnp.mean(jnp.sort(jnp.where(adapted, entries, jnp.inf))[middle])
     ends = {
         "min": lowest,
         "median": jnp.where(jnp.isnan(lowest), lowest, median),
-        "max": jnp.max(jnp.where(adapted, numbers, -jnp.inf)),
+        "max": jnp.max(jnp.where(adapted, entries, -jnp.inf)),
     }
     return {f"{name}/{end}": jnp.where(adapted.any(), x, not_adapted) for end, x in ends.items()}
 
@@ -179,25 +192,23 @@ def _scalars(state: Any) -> dict[str, jax.Array]:
     """The metrics that are fields of a state."""
     metrics = {}
     for name, fields in SCALARS.items():
-        found = owners.parts_of_kinds(state, *fields)
-        arrays = [jnp.asarray(part.array(fields[part.kind])) for part in found]
-        values = [owners.check_one_model(name, array, ndim=0) for array in arrays]
+        parts = parts_of_kinds(state, *fields)
+        arrays = [jnp.asarray(part.array(fields[part.kind])) for part in parts]
+        values = [check_one_model(name, array, ndim=0) for array in arrays]
         if name == "skipped_steps" and values:  # all wrappers of one optimizer count together
             metrics[name] = sum(values[1:], values[0])
         else:
-            metrics |= zip(_named(name, found), values, strict=True)
+            metrics |= zip(_named(name, [part.keys for part in parts]), values, strict=True)
     return metrics
 
 
 def _noise_scales(state: Any) -> dict[str, jax.Array]:
     """The gradient noise scale of each part that measures one."""
-    found = owners.parts_of_kinds(state, MeasureNoiseScaleState)
-    values = [noise_scale_or_0(part.fields) for part in found]
-    return dict(zip(_named("noise_scale", found), values, strict=True))
+    parts = parts_of_kinds(state, MeasureNoiseScaleState)
+    names = _named("noise_scale", [part.keys for part in parts])
+    return {name: noise_scale_or_0(part.fields) for name, part in zip(names, parts, strict=True)}
 
 
-def _named(name: str, found: list[owners.Part]) -> list[str]:
-    """A metric's name for each part that has it."""
-    return [
-        f"{name}/{label}" if label else name for label in owners.labels([x.keys for x in found])
-    ]
+def _named(name: str, places: list[Keys]) -> list[str]:
+    """A metric's name for each place that has it."""
+    return [f"{name}/{label}" if label else name for label in labels(places)]

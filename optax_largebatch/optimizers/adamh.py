@@ -33,10 +33,10 @@ NO_DECAY = (
 
 @refused("weight_decay", "weight_decay_mask", "mask", why=NO_DECAY)
 def adamh(
-    learning_rate: Scalar | optax.Schedule,
+    learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: Scalar | optax.Schedule = 0.9,
-    b2: Scalar | optax.Schedule = 0.95,
+    b1: optax.ScalarOrSchedule = 0.9,
+    b2: optax.ScalarOrSchedule = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
     radius: Radius = "now",
@@ -141,19 +141,27 @@ def adamh(
 
 
 def steps_beside_spheres(
-    who: str, owners: Owners, rate: Grouped, others: Others, radius: Radius, stacks: Stacked
+    who: str,
+    owners: Owners,
+    rate: Grouped,
+    others: Others,
+    radius: Radius,
+    stacks: Stacked,
 ) -> optax.GradientTransformationExtraArgs:
     """`hyperball` for the parameters of one owner, and steps at another rate for the others.
 
     It is one link for all parameters, so that the layout of its state depends on no mask.
     """
     if others is None:
-        of_others = rate.map(lambda one: scaled_rate(one, SHARE_OF_ADAM))
+        of_others = rate.map(lambda of_group: scaled_rate(of_group, SHARE_OF_ADAM))
     else:
         of_others = as_grouped("others", others)
     rates = by_owner({who: rate, "others": of_others}, owners)
-
-    def are_kept(params: optax.Params) -> list[bool]:
-        return [owner == who for owner in owners(params)]
-
-    return engine.transformation(hyperball_transform(rates, radius, are_kept, stacks))
+    return engine.transformation(
+        hyperball_transform(
+            rates,
+            radius,
+            lambda params: [owner == who for owner in owners(params)],
+            stacks,
+        )
+    )

@@ -22,7 +22,7 @@ from optax_largebatch.transforms.parameter_scale.log_scale import learn_log_scal
 @refused("scale_speed", why="It is 0.05: icefall ignores what is passed.")
 @without_nu_dtype
 def cain(
-    learning_rate: Scalar | optax.Schedule = 1e-2,
+    learning_rate: optax.ScalarOrSchedule = 1e-2,
     *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,

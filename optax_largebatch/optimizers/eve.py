@@ -17,12 +17,12 @@ from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 @without_nu_dtype
 @renamed("mask", "weight_decay_mask")
 def eve(
-    learning_rate: Scalar | optax.Schedule = 1e-3,
+    learning_rate: optax.ScalarOrSchedule = 1e-3,
     *,
-    b1: Scalar | optax.Schedule = 0.9,
-    b2: Scalar | optax.Schedule = 0.98,
+    b1: optax.ScalarOrSchedule = 0.9,
+    b2: optax.ScalarOrSchedule = 0.98,
     eps: Scalar = 1e-8,
-    weight_decay: Scalar | optax.Schedule = 1e-3,
+    weight_decay: optax.ScalarOrSchedule = 1e-3,
     weight_decay_mask: Mask = None,
     target_rms: Scalar = 0.1,
     groups: ParamGroups | None = None,

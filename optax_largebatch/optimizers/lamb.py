@@ -20,12 +20,12 @@ from optax_largebatch.transforms.trust_ratio import scale_by_trust_ratio
 @without_nu_dtype
 @renamed("mask", "weight_decay_mask")
 def lamb(
-    learning_rate: Scalar | optax.Schedule,
-    b1: Scalar | optax.Schedule = 0.9,
-    b2: Scalar | optax.Schedule = 0.999,
+    learning_rate: optax.ScalarOrSchedule,
+    b1: optax.ScalarOrSchedule = 0.9,
+    b2: optax.ScalarOrSchedule = 0.999,
     eps: Scalar = 1e-6,
     eps_root: Scalar = 0.0,
-    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Mask = None,
     *,
     trust_ratio_mask: Mask = None,

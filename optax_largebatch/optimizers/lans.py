@@ -26,12 +26,12 @@ _LINKS = (
 @without_nu_dtype
 @renamed("mask", "weight_decay_mask")
 def lans(
-    learning_rate: Scalar | optax.Schedule,
+    learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: Scalar | optax.Schedule = 0.9,
-    b2: Scalar | optax.Schedule = 0.999,
+    b1: optax.ScalarOrSchedule = 0.9,
+    b2: optax.ScalarOrSchedule = 0.999,
     eps: Scalar = 1e-6,
-    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Mask = None,
     trust_ratio_mask: Mask = None,
     param_norm_bounds: Bounds = None,

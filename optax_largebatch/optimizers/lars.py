@@ -22,8 +22,8 @@ _LINKS = (
 @renamed("mask", "weight_decay_mask")
 @refused("clip_gradient", why=_LINKS)
 def lars(
-    learning_rate: Scalar | optax.Schedule,
-    weight_decay: Scalar | optax.Schedule = 0.0,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Mask = None,
     trust_coefficient: Scalar = 0.001,
     eps: Scalar = 0.0,
@@ -139,9 +139,9 @@ def lars(
 
 @renamed("mask", "weight_decay_mask")
 def larc(
-    learning_rate: Scalar | optax.Schedule,
+    learning_rate: optax.ScalarOrSchedule,
     *,
-    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Mask = None,
     trust_coefficient: Scalar = 0.02,
     eps: Scalar = 1e-8,

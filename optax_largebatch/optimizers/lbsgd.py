@@ -34,10 +34,10 @@ _CHAIN = (
 @refused("clip_gradient", why=_CHAIN)
 @renamed("mask", "weight_decay_mask")
 def lbsgd(
-    learning_rate: Scalar | optax.Schedule,
+    learning_rate: optax.ScalarOrSchedule,
     *,
     momentum: Scalar = 0.0,
-    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Mask = None,
     batch_scale: int = 1,
     warmup_strategy: Literal["linear", "power2", "sqrt", "lars"] = "linear",
@@ -177,7 +177,8 @@ class ScaleByWarmedUpRateState(NamedTuple):
 
 
 def scale_by_warmed_up_rate(
-    learning_rate: Grouped, multiplier: optax.Schedule
+    learning_rate: Grouped,
+    multiplier: optax.Schedule,
 ) -> optax.GradientTransformationExtraArgs:
     """`scale_by_learning_rate`, times a schedule of the micro-batches.
 
@@ -223,7 +224,10 @@ def count_micro_batches(
         return link._replace(micro_batches=optax.safe_increment(link.micro_batches))
 
     def update(
-        updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
+        updates: optax.Updates,
+        state: Any,
+        params: optax.Params | None = None,
+        **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
         arguments.check_state("lbsgd", AccumulateGradientsState, state)
         state = state._replace(inner_state=tuple(map(counted, state.inner_state)))

@@ -36,12 +36,12 @@ from optax_largebatch.transforms.partitioned import OF_OTHERS, Others, is_optimi
 @renamed("mask", "weight_decay_mask")
 @renamed("muon_weight_dimension_numbers", "matrix_axes")
 def muon(
-    learning_rate: Scalar | optax.Schedule,
+    learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: Any = "standard",
     ns_steps: int | None = None,
-    beta: Scalar | optax.Schedule = 0.95,
+    beta: optax.ScalarOrSchedule = 0.95,
     eps: Scalar = 1e-8,
-    weight_decay: Scalar | optax.Schedule = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Mask = None,
     mu_dtype: Any = None,
     *,

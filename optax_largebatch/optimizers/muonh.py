@@ -12,7 +12,7 @@ from optax_largebatch.params.groups import ParamGroups, check_groups
 from optax_largebatch.params.likely_matrices import check_matrices
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.matrix_axes import MatrixAxes, check_axes
-from optax_largebatch.params.stacked import Stacked, Stacks
+from optax_largebatch.params.stacked import Stacks
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
 from optax_largebatch.transforms.hyperball import Radius, hyperball
@@ -39,19 +39,19 @@ _DIRECTION = (
 @renamed("adam_b2", "b2")
 @renamed("muon_weight_dimension_numbers", "matrix_axes")
 def muonh(
-    learning_rate: Scalar | optax.Schedule,
+    learning_rate: optax.ScalarOrSchedule,
     *,
     ns_coeffs: Any = "polar_express",
     ns_steps: int | None = None,
-    beta: Scalar | optax.Schedule = 0.95,
+    beta: optax.ScalarOrSchedule = 0.95,
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
     nesterov: bool = True,
     bias_correction: Literal["full", "none"] = "full",
     grad_averaging: bool = True,
     radius: Radius = "now",
-    b1: Scalar | optax.Schedule = 0.9,
-    b2: Scalar | optax.Schedule = 0.95,
+    b1: optax.ScalarOrSchedule = 0.9,
+    b2: optax.ScalarOrSchedule = 0.95,
     adam_eps: Scalar = 1e-8,
     others: Others = None,
     adamh_mask: Mask = None,
@@ -175,11 +175,23 @@ def muonh(
     axes = check_axes(matrix_axes, stacked, if_forgotten="error")
     stacks = axes.stacked
 
+    def heads(params: optax.Params) -> list[bool]:
+        """The parameters of `adamh_mask` but its vectors, whose norms say little about a step."""
+        if adamh_mask is None:
+            return [False] * len(jax.tree.leaves(params))
+        chosen = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
+        blocks = zip(chosen, blocks_of(params, stacks), strict=True)
+        flags = [flag and not block.is_vector for flag, block in blocks]
+        if any(chosen) and not any(flags):
+            raise ValueError(
+                f"adamh_mask must select a parameter with two or more axes, got {adamh_mask}, "
+                "which selects vectors alone. `others` moves all vectors: leave out adamh_mask."
+            )
+        return flags
+
     def movers(params: optax.Params) -> list[str]:
         """What moves each parameter: Muon or Adam on a sphere, or the others."""
-        matrices = axes.are_matrices(params, matrix_mask)
-        heads = _heads(adamh_mask, stacks, params)
-        kinds = zip(heads, matrices, strict=True)
+        kinds = zip(heads(params), axes.are_matrices(params, matrix_mask), strict=True)
         return ["adamh" if head else "muonh" if matrix else "others" for head, matrix in kinds]
 
     def owners(params: optax.Params) -> list[str]:
@@ -187,9 +199,9 @@ def muonh(
 
     def at_init(params: optax.Params) -> None:
         chosen = select_leaves("matrix_mask", matrix_mask, stacks.blocks(params))
-        heads = _heads(adamh_mask, stacks, params)
-        movable = [flag and not head for flag, head in zip(chosen, heads, strict=True)]
-        check_matrices("muonh", axes, params, movable, may_be_none=any(heads))
+        are_heads = heads(params)
+        movable = [flag and not head for flag, head in zip(chosen, are_heads, strict=True)]
+        check_matrices("muonh", axes, params, movable, may_be_none=any(are_heads))
 
     directions = partition(
         "muonh",
@@ -219,20 +231,3 @@ def muonh(
     spheres = hyperball(rate, radius=radius, stacked=axes.stacked_matrices)
     parts = {"muonh": chain(directions, spheres), "others": others}
     return partition("muonh", parts, owners, stacks, at_init)
-
-
-def _heads(adamh_mask: Mask, stacks: Stacked, params: optax.Params) -> list[bool]:
-    """The parameters of the mask but its vectors, whose norms say little about their steps."""
-    if adamh_mask is None:
-        return [False] * len(jax.tree.leaves(params))
-    chosen = select_leaves("adamh_mask", adamh_mask, stacks.blocks(params))
-    heads = [
-        flag and not block.is_vector
-        for flag, block in zip(chosen, blocks_of(params, stacks), strict=True)
-    ]
-    if any(chosen) and not any(heads):
-        raise ValueError(
-            f"adamh_mask must select a parameter with two or more axes, got {adamh_mask}, which "
-            "selects vectors alone. `others` moves all vectors: leave out adamh_mask."
-        )
-    return heads

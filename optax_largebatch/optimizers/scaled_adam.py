@@ -26,7 +26,7 @@ from optax_largebatch.transforms.parameter_scale.parameter_rms import scale_by_p
 )
 @without_nu_dtype
 def scaled_adam(
-    learning_rate: Scalar | optax.Schedule = 0.03,
+    learning_rate: optax.ScalarOrSchedule = 0.03,
     *,
     b1: Scalar = 0.9,
     b2: Scalar = 0.98,

@@ -34,8 +34,8 @@ class Block(NamedTuple):
     @classmethod
     def of(cls, name: str, shape: Shape, stack: Axes = ()) -> "Block":
         """The block of a parameter with these stacked axes."""
-        axes = tuple([axis for axis in range(len(shape)) if axis not in stack])
-        lengths = tuple([shape[axis] for axis in axes])
+        axes = tuple(axis for axis in range(len(shape)) if axis not in stack)
+        lengths = tuple(shape[axis] for axis in axes)
         return cls(name, axes, lengths, stack, is_vector(name, lengths))
 
     @property

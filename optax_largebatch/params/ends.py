@@ -8,9 +8,9 @@ from typing import Literal
 
 from optax_largebatch.params.blocks import Block
 from optax_largebatch.params.names import is_called
-from optax_largebatch.params.paths import Named, is_hidden
+from optax_largebatch.params.paths import Named
 from optax_largebatch.params.rules import Rule
-from optax_largebatch.params.shapes import is_table
+from optax_largebatch.params.shapes import Shape, is_table
 
 End = Rule | Literal["by name"] | None
 """The parameters of one end: a rule, by their names, or None if there are none."""
@@ -37,10 +37,7 @@ class _BetweenEnds:
     head: End
 
     def __call__(self, named: Named) -> list[bool]:
-        blocks = []
-        for name, leaf in named:
-            shape = () if is_hidden(leaf) else getattr(leaf, "shape", ())
-            blocks.append(Block.of(name, tuple(shape)))
+        blocks = [Block.of(name, tuple(getattr(leaf, "shape", ()))) for name, leaf in named]
         may_ask = not any(is_called("adapter", block.name) for block in blocks)
         if self.embeddings == "by name":
             embeddings = _embeddings_by_name(blocks, may_ask)
@@ -57,7 +54,9 @@ def _embeddings_by_name(blocks: list[Block], may_ask: bool) -> list[bool]:
     called = [is_table(block.name) for block in blocks]
     if may_ask and not any(called):
         modules = _modules_with_a_length(blocks)
-        _ask("embeddings", [block for block in blocks if _may_be_table(block, modules)])
+        matrices = [x for x in blocks if x.is_matrix and not is_called("head", x.name)]
+        tables = [x for x in matrices if _is_bare(x) or _is_long(x.shape, modules)]
+        _ask("embeddings", tables)
     return called
 
 
@@ -89,12 +88,12 @@ def _may_be_head(blocks: list[Block], tables: list[Block], words: set[int]) -> l
     width = max(table.shape[1] for table in tables if table.is_matrix)
     modules = _modules_with_a_length(matrices)
     few = {n for n, number in modules.items() if number == 1 and n < width}
-    return [x for x in matrices if not few.isdisjoint(x.shape) and not _is_inside(x.name)]
-
-
-def _is_inside(name: str) -> bool:
-    """Whether a matrix is called what is inside of a layer, as queries, keys and values are."""
-    return "/" in name and any(is_called(kind, name) for kind in INSIDE)
+    return [
+        x
+        for x in matrices
+        if not few.isdisjoint(x.shape)
+        and not ("/" in x.name and any(is_called(kind, x.name) for kind in INSIDE))
+    ]
 
 
 def _selected(end: Rule | None, named: Named) -> list[bool]:
@@ -111,15 +110,14 @@ def _ask(argument: str, candidates: list[Block]) -> None:
         )
 
 
-def _may_be_table(block: Block, modules: Counter[int]) -> bool:
-    """Whether a matrix of unknown name may be a table: it is in no module, or has many rows."""
-    if not block.is_matrix or is_called("head", block.name):
-        return False
-    rows, columns = block.shape
-    return _is_bare(block) or (modules[rows] == 1 and rows > MANY * columns)
+def _is_long(shape: Shape, modules: Counter[int]) -> bool:
+    """Whether a matrix has as many rows as a table of words, which no other module has."""
+    rows, columns = shape
+    return modules[rows] == 1 and rows > MANY * columns
 
 
 def _is_bare(block: Block) -> bool:
+    """Whether a matrix is in no module."""
     return "/" not in block.name.removeprefix("params/")
 
 

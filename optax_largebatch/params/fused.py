@@ -1,6 +1,6 @@
 """Matrices that are fused in one parameter, as queries, keys and values are, or heads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 import difflib
 import itertools
 import math
@@ -59,79 +59,62 @@ class Fused(NamedTuple):
     @property
     def number(self) -> int:
         """How many matrices each segment has."""
-        return math.prod(self._counts.values())
+        sides = (*self.rows, *self.columns)
+        return math.prod(length for k, length in enumerate(self.lengths) if k not in sides)
 
     @property
     def cut_axes(self) -> Axes:
         """The axes that are cut between matrices."""
-        return tuple(sorted({self._axes[k] for k in self._ids}))
+        return tuple(axis for axis in range(len(self.words)) if self.ids_along([axis]).any())
 
     @property
-    def cut_sides(self) -> tuple[int, ...]:
-        """The sides that are cut between matrices: 0 for the rows and 1 for the columns."""
-        return tuple(sorted({int(axis >= self.row_axes) for axis in self.cut_axes}))
-
-    @property
-    def sides(self) -> tuple[slice, slice]:
+    def sides(self) -> tuple[range, range]:
         """The axes of its rows, and those of its columns."""
-        return slice(0, self.row_axes), slice(self.row_axes, None)
+        return range(self.row_axes), range(self.row_axes, len(self.words))
 
-    def ids_along(self, axes: slice) -> np.ndarray:
+    def ids_along(self, axes: Collection[int]) -> np.ndarray:
         """For each index along some axes the number of its matrix, as far as they are cut."""
-        matrices = np.zeros(math.prod(itertools.chain(*self.words[axes])), int)
-        ids = self._ids
-        for k, places in self._places(axes).items():
-            if k in ids:
-                matrices = matrices * (ids[k].max() + 1) + ids[k][places]
-        return matrices
+        whole = {*self.rows, *self.columns} - {self.segmented}
+        return self._ids(axes, {*range(len(self.lengths))} - whole)
 
     def spread(self, values: Sequence[float]) -> tuple[int, np.ndarray]:
         """A value for each segment, along the axis that has them: which axis, and a vector."""
         axis = self._axes[self.segmented]
-        places = self._places(slice(axis, axis + 1))[self.segmented]
-        return axis, np.repeat(values, self.segments)[places]
+        return axis, np.asarray(values)[self._ids([axis], {self.segmented})]
 
     @property
     def _axes(self) -> list[int]:
         """The axis of each word."""
         return [axis for axis, lengths in enumerate(self.words) for _ in lengths]
 
-    @property
-    def _counts(self) -> dict[int, int]:
-        """The lengths of the words that count matrices."""
-        sides = (*self.rows, *self.columns)
-        return {k: length for k, length in enumerate(self.lengths) if k not in sides}
-
-    @property
-    def _ids(self) -> dict[int, np.ndarray]:
-        """For each word that counts matrices, the number that each of its indices has."""
-        ids = {k: np.arange(n) for k, n in self._counts.items() if n > 1}
-        if len(self.segments) > 1:
-            ids[self.segmented] = np.repeat(np.arange(len(self.segments)), self.segments)
+    def _ids(self, axes: Collection[int], counting: Collection[int]) -> np.ndarray:
+        """The numbers of `ids_along`, if some of the words count matrices."""
+        ids = np.zeros(1, int)
+        for k, (axis, length) in enumerate(zip(self._axes, self.lengths, strict=True)):
+            if axis in axes:
+                segments = self.segments if k == self.segmented else [1] * length
+                of_word = np.repeat(np.arange(len(segments)), segments) * (k in counting)
+                ids = np.add.outer(ids * (of_word.max() + 1), of_word).ravel()
         return ids
 
-    def _places(self, axes: slice) -> dict[int, np.ndarray]:
-        """For each index along some axes its place in each of their words."""
-        first = sum(map(len, self.words[: axes.start]))
-        lengths = tuple(itertools.chain(*self.words[axes]))
-        places = np.unravel_index(np.arange(math.prod(lengths)), lengths)
-        return dict(enumerate(places, first))
-
     def map(
-        self, function: Callable[..., jax.Array], matrix: jax.Array, *numbers: Any
+        self,
+        function: Callable[..., jax.Array],
+        matrix: jax.Array,
+        *scalars: Any,
     ) -> jax.Array:
         """The fused matrix, with `function` of each matrix inside in the place of that matrix.
 
         Args:
-            function: takes a matrix and `numbers`.
+            function: takes a matrix and `scalars`.
             matrix: the fused matrix, or the transposed one.
-            *numbers: of this step.
+            *scalars: of this step.
         """
-        shape = tuple(math.prod(itertools.chain(*self.words[axes])) for axes in self.sides)
+        shape = tuple(len(self.ids_along(axes)) for axes in self.sides)
         is_transposed = matrix.shape != shape
         upright = matrix.T if is_transposed else matrix
         ends = list(itertools.accumulate(self.segments))
-        of_each = jax.vmap(lambda inner: function(inner, *numbers))
+        of_each = jax.vmap(lambda inner: function(inner, *scalars))
         mapped = []
         for segment in jnp.split(upright.reshape(self.lengths), ends[:-1], self.segmented):
             matrices = of_each(to_batch(segment, self.rows, self.columns))
@@ -143,12 +126,15 @@ class Fused(NamedTuple):
 def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
     groups = (stack_of(x.ndim, rows, columns), rows, columns)
-    lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
+    lengths = [math.prod(x.shape[axis] for axis in axes) for axes in groups]
     return jnp.transpose(x, list(itertools.chain(*groups))).reshape(lengths)
 
 
 def from_batch(
-    matrices: jax.Array, shape: Shape, rows: Sequence[int], columns: Sequence[int]
+    matrices: jax.Array,
+    shape: Shape,
+    rows: Sequence[int],
+    columns: Sequence[int],
 ) -> jax.Array:
     """The array of this shape, the reverse of `to_batch`."""
     order = [*stack_of(len(shape), rows, columns), *rows, *columns]
@@ -158,7 +144,7 @@ def from_batch(
 
 def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> Axes:
     """The axes that are neither rows nor columns."""
-    return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
+    return tuple(axis for axis in range(ndim) if axis not in (*rows, *columns))
 
 
 class Sides(NamedTuple):
@@ -214,7 +200,8 @@ def _read(text: str, shape: Shape, least_sides: int) -> Sides:
     def axes_with(side: str) -> Axes:
         return tuple(k for k, words in enumerate(of_axes) if side in [x.name for x in words])
 
-    rows, columns = axes_with("rows"), axes_with("columns")
+    rows = axes_with("rows")
+    columns = axes_with("columns")
     order = (*rows, *columns)
     if bool(rows) + bool(columns) < least_sides or not {*rows}.isdisjoint(columns):
         raise ValueError("must have an axis with rows, and another one with columns")
@@ -226,12 +213,16 @@ def _read(text: str, shape: Shape, least_sides: int) -> Sides:
         return Sides(rows, columns)
     if 0 in shape:
         raise ValueError("cuts an array without elements")
-    segmented = unequal[0] if unequal else 0
+    of_rows, of_columns = (
+        tuple(k for k, word in enumerate(words) if word.name == side)
+        for side in ("rows", "columns")
+    )
+    (segmented,) = unequal or (*of_rows, *of_columns)[:1]
     fused = Fused(
         words=tuple(tuple(word.size for word in of_axes[axis]) for axis in order),
         row_axes=len(rows),
-        rows=tuple(k for k, word in enumerate(words) if word.name == "rows"),
-        columns=tuple(k for k, word in enumerate(words) if word.name == "columns"),
+        rows=of_rows,
+        columns=of_columns,
         segments=words[segmented].inside or (words[segmented].size,),
         segmented=segmented,
     )

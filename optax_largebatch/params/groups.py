@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -36,17 +37,15 @@ class ParamGroups:
         members = [
             select_leaves("groups", rule, blocks, "Leave the group out.") for rule in self.rules
         ]
-        indices = []
-        for leaf, flags in enumerate(zip(*members, strict=True)):
-            chosen = [index for index, member in enumerate(flags) if member]
-            if len(chosen) > 1:
-                first, second = (self.rules[index] for index in chosen[:2])
+        of_leaves = list(zip(*members, strict=True))
+        for leaf, flags in enumerate(of_leaves):
+            if sum(flags) > 1:
+                first, second, *_ = itertools.compress(self.rules, flags)
                 raise ValueError(
                     f"groups: the parameter {leaf_names(params)[leaf]!r} is in two groups, "
                     f"{first} and {second}. Each parameter may be in one: narrow one of the rules."
                 )
-            indices.append(chosen[0] if chosen else -1)
-        return indices
+        return [flags.index(True) if any(flags) else -1 for flags in of_leaves]
 
     def per_group(self, name: str, default: Any) -> "Grouped":
         """The hyperparameter `name`, with `default` for the groups that do not set it."""

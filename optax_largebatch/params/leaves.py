@@ -4,6 +4,7 @@ from collections.abc import Iterable
 import dataclasses
 import functools
 import math
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from optax_largebatch import norms
 from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
 from optax_largebatch.params.shapes import Axes, Shape
+
+MeshAxes = tuple[str, ...]
+"""Some of the axes of a mesh."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,29 +103,27 @@ class Leaves:
             )
         return norms.Split(within=varying)
 
-    def axes_along(self, index: int, axis: int) -> tuple[str, ...]:
+    def axes_along(self, index: int, axis: int) -> MeshAxes:
         """The mesh axes along which `specs` splits one axis of a leaf that is a shard."""
         return () if self.mesh is not None else self._names_along(index, axis)
 
-    def _names_along(self, index: int, axis: int) -> tuple[str, ...]:
+    def _names_along(self, index: int, axis: int) -> MeshAxes:
         """The mesh axes along which `specs` splits one axis of a leaf."""
         spec = () if self.specs is None else self.specs[index]
         return mesh_axes(spec[axis]) if axis < len(spec) else ()
 
     def elements_of_block(self, index: int, kept: Axes = ()) -> int:
         """The number of elements of a block of a leaf, on all devices together."""
-        return self._elements_here(index, kept) * norms.devices_along(
-            self.split(index, kept).within
-        )
+        devices = norms.devices_along(self.split(index, kept).within)
+        return self._elements_here(index, kept) * devices
 
     def one_element(self, index: int, kept: Axes = ()) -> bool:
         """Whether the blocks of a leaf have one element each (or none), on all devices together."""
-        here = self._elements_here(index, kept)
-        return here == 0 or (here == 1 and self.elements_of_block(index, kept) == 1)
+        return self._elements_here(index, kept) < 2 and self.elements_of_block(index, kept) < 2
 
     def _elements_here(self, index: int, kept: Axes) -> int:
         shape = enumerate(self.arrays[index].shape)
-        return math.prod([size for axis, size in shape if axis not in kept])
+        return math.prod(size for axis, size in shape if axis not in kept)
 
     def sharding(self, index: int, who: str) -> "LeafSharding":
         """How the axes of a leaf are split, for transformations that work along axes.
@@ -147,14 +149,10 @@ class Leaves:
             )
         if self.specs is None:
             return LeafSharding(array.shape, ((),) * array.ndim)
-        names = tuple([self._names_along(index, axis) for axis in range(array.ndim)])
-        shape = tuple(
-            [
-                size * norms.devices_along(self.axes_along(index, axis))
-                for axis, size in enumerate(array.shape)
-            ]
-        )
-        return LeafSharding(shape, names)
+        names = tuple(self._names_along(index, axis) for axis in range(array.ndim))
+        here = names if self.mesh is None else ((),) * array.ndim
+        lengths = map(norms.devices_along, here)
+        return LeafSharding(tuple(map(operator.mul, array.shape, lengths)), names)
 
     def sum_of_squares(self, arrays: list[Any]) -> jax.Array:
         """The sum of the squares of all elements of arrays that are split like the leaves.
@@ -176,18 +174,17 @@ class LeafSharding(NamedTuple):
 
     shape: Shape
     """The shape of the whole."""
-    mesh_axes: tuple[tuple[str, ...], ...]
+    mesh_axes: tuple[MeshAxes, ...]
     """The mesh axes along which each of its axes is split."""
 
-    def gathered(self, x: jax.Array, axes: Iterable[int] | None = None) -> jax.Array:
+    def gathered(self, x: jax.Array) -> jax.Array:
         """The whole of an array like the leaf, the same on all devices.
 
         Args:
             x: this device's part of it.
-            axes: the axes along which it is one; None for all.
         """
-        for axis in range(len(self.mesh_axes)) if axes is None else axes:
-            x = norms.gathered(x, axis, self.mesh_axes[axis])
+        for axis, names in enumerate(self.mesh_axes):
+            x = norms.gathered(x, axis, names)
         return x
 
     def placed(self, x: jax.Array, axes: Iterable[int]) -> jax.Array:
@@ -249,7 +246,11 @@ def leaves_of(name: str, tree: Any) -> Leaves:
 
 
 def gradients_of(
-    updates: Any, params: Any, partition_specs: Any = None, *, name: str = "updates"
+    updates: Any,
+    params: Any,
+    partition_specs: Any = None,
+    *,
+    name: str = "updates",
 ) -> tuple[Leaves, list[Any]]:
     """The leaves of an update, and the gradient of each leaf.
 
@@ -286,7 +287,8 @@ def gradients_of(
 
 
 def _check_gradient(name: str, gradient: jax.Array, leaves: Leaves, index: int) -> None:
-    param, of = leaves.arrays[index], leaves.names[index]
+    param = leaves.arrays[index]
+    of = leaves.names[index]
     if gradient.shape != param.shape:
         raise ValueError(
             f"{name} must have the shapes of the parameters; {of!r} has a gradient of shape "
@@ -335,7 +337,7 @@ def check_params(who: str, does: str, params: Any) -> None:
         )
 
 
-def mesh_axes(entry: Any) -> tuple[str, ...]:
+def mesh_axes(entry: Any) -> MeshAxes:
     """The mesh axes in one entry of a `PartitionSpec`."""
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
@@ -358,7 +360,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     """The leaves with their specs, after checking that the specs agree with the array types."""
     if partition_specs is None:
         return leaves
-    given = broadcast_prefix("partition_specs", partition_specs, leaves.tree, _is_spec)
+    given = broadcast_prefix("partition_specs", partition_specs, leaves.tree, is_spec)
     specs = [x.spec if isinstance(x, NamedSharding) else x for x in given]
     split_along: set[str] = set()
     for name, array, spec in zip(leaves.names, leaves.arrays, specs, strict=True):
@@ -394,7 +396,8 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     return dataclasses.replace(leaves, specs=specs, mesh=mesh if split_along else None)
 
 
-def _is_spec(node: Any) -> bool:
+def is_spec(node: Any) -> bool:
+    """Whether a node of a tree says how an array is split."""
     return isinstance(node, PartitionSpec | NamedSharding)
 
 

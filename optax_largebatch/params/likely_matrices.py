@@ -1,7 +1,7 @@
 """Matrices that Muon would leave to another optimizer, or turn round: what to say about them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import math
 import re
 from typing import Any
@@ -48,11 +48,12 @@ def check_matrices(
         if chosen[number] and not blocks[number].is_said and blocks[number].sides is None
     }
     if kernels:
+        line = line_of_axes(axes.entries.by_pattern, kernels, blocks)
         warnings.warn(
             f"{who}: {_of_all(kernels, blocks)} have more than two axes and may be matrices, and "
             "another optimizer moves them. Say which axes are rows and columns: "
-            f"{line_of_axes(axes.by_pattern, kernels, blocks)}. What is no matrix gets None in "
-            "place of the pair. A text such as 'rows heads columns' has a matrix for each head.",
+            f"{line}. What is no matrix gets None in place of the pair. A text such as "
+            "'rows heads columns' has a matrix for each head.",
             stacklevel=2,
         )
     pairs = zip(chosen, blocks, strict=True)
@@ -69,7 +70,10 @@ def check_matrices(
 
 
 def warn_of_turned(
-    who: str, axes: ParamAxes, params: Any, chosen: Sequence[bool] | None = None
+    who: str,
+    axes: ParamAxes,
+    params: Any,
+    chosen: Sequence[bool] | None = None,
 ) -> None:
     """Warns of matrices that seem to have their outputs first, where nobody has said so.
 
@@ -87,10 +91,10 @@ def warn_of_turned(
         if not blocks[number].is_said and (chosen is None or chosen[number])
     }
     if turned and (chosen is None or any(len({*blocks[n].shape}) > 1 for n in turned)):
+        line = line_of_axes(axes.entries.by_pattern, turned, blocks)
         warnings.warn(
             f"{who}: {_of_all(turned, blocks)} seem to have their outputs first, and rows are "
-            f"taken for inputs. Say so: {line_of_axes(axes.by_pattern, turned, blocks)}. If they "
-            "have their inputs first, turn the pair.",
+            f"taken for inputs. Say so: {line}. If they have their inputs first, turn the pair.",
             stacklevel=2,
         )
 
@@ -121,7 +125,9 @@ def kernels_of_more_axes(blocks: Sequence[Block]) -> dict[int, Pair]:
 
 
 def line_of_axes(
-    by_pattern: Mapping[str, Any], pairs: Mapping[int, Pair], blocks: Sequence[Block]
+    by_pattern: Iterable[tuple[str, Any]],
+    pairs: Mapping[int, Pair],
+    blocks: Sequence[Block],
 ) -> str:
     """`matrix_axes` with these pairs added to what it says already, to be pasted."""
     names = [block.name for block in blocks]

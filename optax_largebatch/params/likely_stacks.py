@@ -1,6 +1,7 @@
 """Parameters that look like stacks of layers and are not declared as such, and warnings of them."""
 
 from collections.abc import Iterable, Sequence
+import itertools
 import math
 import re
 from typing import Any, NamedTuple
@@ -55,17 +56,15 @@ def likely_stacks(params: Any, declared: Sequence[Axes]) -> list[LikelyStack]:
         stacks[layer.number].add(layer.axis)
     blocks = list(map(Block.of, names, shapes, map(tuple, stacks)))
     experts = _axes_of_experts(blocks)
-    patterns = {
-        axis: patterns_of(names, {number for number in experts if experts[number] == axis})
-        for axis in sorted({*experts.values()})
-    }
-    return layers + [
-        LikelyStack(number, names[number], shapes[number], axis, "", pattern)
-        for axis in patterns
-        for pattern in patterns[axis]
-        for number in sorted(experts)
-        if experts[number] == axis and re.search(pattern, names[number])
-    ]
+    for axis in sorted({*experts.values()}):
+        numbers = [number for number in sorted(experts) if experts[number] == axis]
+        layers += [
+            LikelyStack(number, names[number], shapes[number], axis, "", pattern)
+            for pattern in patterns_of(names, numbers)
+            for number in numbers
+            if re.search(pattern, names[number])
+        ]
+    return layers
 
 
 def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> list[LikelyStack]:
@@ -88,24 +87,25 @@ def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> 
                 modules.setdefault("/".join(path[:depth]), []).append(number)
     stacks: dict[int, LikelyStack] = {}
     for module, members in modules.items():
+        of_members = [shapes[number] for number in members]
         known = sorted({axis for number in members for axis in declared[number]})
         if not known:
-            known = _stacked_axis(module, {number: shapes[number] for number in members}, names)
+            known = _stacked_axis(module, [names[number] for number in members], of_members)
         for axis in known:
-            if not _is_shared(axis, [shapes[n] for n in members]) or shapes[members[0]][axis] == 1:
+            if not _is_shared(axis, of_members) or of_members[0][axis] == 1:
                 continue
             neighbour = next((names[n] for n in members if axis in declared[n]), "")
-            stack = _common([paths[n][:-1] for n in members])
-            for number in members:
-                is_router = is_called("router", names[number])
-                if is_router and len(shapes[number]) == 2 + len(declared[number]):
+            keys = zip(*(paths[n][:-1] for n in members), strict=False)
+            shared = itertools.takewhile(lambda keys: len({*keys}) == 1, keys)
+            stack = "".join(f"{key}/" for key, *_ in shared)
+            for number, shape in zip(members, of_members, strict=True):
+                name = names[number]
+                if is_called("router", name) and len(shape) == 2 + len(declared[number]):
                     continue  # it has an output for each of the experts beside it
                 if axis not in declared[number] and number not in stacks:
-                    alone = f"^{re.escape(names[number])}$"
+                    alone = f"^{re.escape(name)}$"
                     pattern = alone if neighbour or not stack else _of_module(stack)
-                    stacks[number] = LikelyStack(
-                        number, names[number], shapes[number], axis, neighbour, pattern
-                    )
+                    stacks[number] = LikelyStack(number, name, shape, axis, neighbour, pattern)
     return [stacks[number] for number in sorted(stacks)]
 
 
@@ -115,7 +115,7 @@ def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:
     return len(lengths) == 1 and None not in lengths
 
 
-def _stacked_axis(module: str, members: dict[int, Shape], names: list[str]) -> list[int]:
+def _stacked_axis(module: str, names: Sequence[str], shapes: Sequence[Shape]) -> list[int]:
     """The axis along which the parameters of a module seem to be stacked, if there is one.
 
     Of two axes it is the shorter one: there are fewer layers than channels. Kernels share their
@@ -123,22 +123,21 @@ def _stacked_axis(module: str, members: dict[int, Shape], names: list[str]) -> l
     none of attention, which may have as many heads as channels in each. Queries of attention by
     themselves may have as many heads as inputs. The layers of a list are no stack.
     """
-    ndims = [len(shape) for shape in members.values()]
+    ndims = list(map(len, shapes))
     is_stack = is_called("stack", module) if min(ndims) == 3 else min(ndims) == 2 < max(ndims)
-    keys = {names[number].removeprefix(f"{module}/").split("/")[0] for number in members}
+    keys = {name.removeprefix(f"{module}/").split("/")[0] for name in names}
     are_layers = len(keys) > 1 and all(key.isdigit() for key in keys)
     is_of_heads = is_called("heads of inputs", module.rpartition("/")[2])
-    has_kernels = not all(is_called("vector", names[number]) for number in members)
+    has_kernels = not all(is_called("vector", name) for name in names)
     if not is_stack or not has_kernels or are_layers or is_of_heads:
         return []
-    small = [names[number] for number, shape in members.items() if len(shape) == 2]
     is_second = all(
-        is_called("vector", name) and not is_called("heads of inputs", name) for name in small
+        is_called("vector", name) and not is_called("heads of inputs", name)
+        for name, ndim in zip(names, ndims, strict=True)
+        if ndim == 2
     )
-    axes = [axis for axis in (0, 1) if _is_shared(axis, members.values())]
-    if not is_second:
-        axes = [axis for axis in axes if axis == 0]
-    return sorted(axes, key=lambda axis: next(iter(members.values()))[axis])[:1]
+    axes = [axis for axis in (0, 1) if _is_shared(axis, shapes) and (is_second or axis == 0)]
+    return sorted(axes, key=lambda axis: shapes[0][axis])[:1]
 
 
 def _axes_of_experts(blocks: Sequence[Block]) -> dict[int, int]:
@@ -166,16 +165,9 @@ def _axes_of_experts(blocks: Sequence[Block]) -> dict[int, int]:
     return axes
 
 
-def _of_module(keys: list[str]) -> str:
+def _of_module(name: str) -> str:
     """A pattern of all that is in a module. Dots of `layers.0` may stay: they match themselves."""
-    name = "/".join([*keys, ""])
     return re.escape(name) if re.search(r"[^\w./~-]", name) else name
-
-
-def _common(paths: list[list[str]]) -> list[str]:
-    """The names with which all paths begin."""
-    first = paths[0]
-    return [key for i, key in enumerate(first) if all(x[: i + 1] == first[: i + 1] for x in paths)]
 
 
 def declaration(entries: Iterable[str]) -> str:

@@ -39,7 +39,10 @@ def check_mask(name: str, mask: Mask) -> None:
 
 
 def select_leaves(
-    name: str, mask: Mask, params: Any, cure: str = "If that is meant, say `lambda params: False`."
+    name: str,
+    mask: Mask,
+    params: Any,
+    cure: str = "If that is meant, say `lambda params: False`.",
 ) -> list[bool]:
     """Like `resolve_mask`, but a mask must select something or be a function that returns False.
 
@@ -98,18 +101,6 @@ def resolve_mask(name: str, mask: Mask, params: Any) -> list[bool]:
                 f"it holds {choice!r} of type {type(choice).__name__}."
             )
     return [bool(choice) for choice in paths.broadcast_prefix(name, tree, params)]
-
-
-def inverted(name: str, mask: Mask) -> Mask:
-    """The mask that chooses what another one leaves out."""
-    if isinstance(mask, Rule):
-        return ~mask
-
-    def others(params: Any) -> Any:
-        chosen = resolve_mask(name, mask, params)
-        return jax.tree.structure(params).unflatten([not flag for flag in chosen])
-
-    return others
 
 
 def has_placeholders(params: Any) -> bool:

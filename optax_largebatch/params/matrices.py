@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.params.fused import Fused, from_batch, stack_of, to_batch
-from optax_largebatch.params.leaves import LeafSharding
+from optax_largebatch.params.leaves import LeafSharding, MeshAxes
 from optax_largebatch.params.shapes import Axes, Shape
 
 
@@ -40,8 +40,8 @@ class Matrices(NamedTuple):
         """Rows and columns of one matrix."""
         lengths = self.sharding.shape
         return (
-            math.prod([lengths[axis] for axis in self.rows]),
-            math.prod([lengths[axis] for axis in self.columns]),
+            math.prod(lengths[axis] for axis in self.rows),
+            math.prod(lengths[axis] for axis in self.columns),
         )
 
     @property
@@ -92,51 +92,54 @@ class Matrices(NamedTuple):
             return None
         sides = (*self.rows, *self.columns)
         words = dict(zip(sides, self.fused.words, strict=True))
-        starts: dict[int, int] = {}
-        opened: list[int] = []
-        whole: list[int] = []
-        mesh_axes: list[tuple[str, ...]] = []
+        opened: list[tuple[int, int, int, MeshAxes]] = []
         for axis, (here, length, names) in enumerate(zip(shape, *self.sharding, strict=True)):
             first, *others = words.get(axis, [length])
             here, remainder = divmod(here, math.prod(others))
             if remainder:
                 return None
-            starts[axis] = len(opened)
-            opened += [here, *others]
-            whole += [first, *others]
-            mesh_axes += [names, *[()] * len(others)]
-        places = [starts[axis] + k for axis in sides for k in range(len(words[axis]))]
+            opened += [(axis, here, first, names), *((axis, size, size, ()) for size in others)]
+        axes, of_shard, whole, mesh_axes = zip(*opened, strict=True)
+        places = [place for side in sides for place, axis in enumerate(axes) if axis == side]
         matrices = self._replace(
             rows=tuple(places[k] for k in self.fused.rows),
             columns=tuple(places[k] for k in self.fused.columns),
-            sharding=LeafSharding(tuple(whole), tuple(mesh_axes)),
+            sharding=LeafSharding(whole, mesh_axes),
             fused=None,
         )
-        return matrices, tuple(opened)
+        return matrices, of_shard
 
     @property
     def cut_axes(self) -> Axes:
         """The axes of the sides that are cut between matrices inside; the columns if none is."""
+        return tuple(axis for side in self._cut_sides for axis in (self.rows, self.columns)[side])
+
+    @property
+    def _cut_sides(self) -> list[int]:
+        """The sides that are cut between matrices inside: 0 for the rows and 1 for the columns."""
         if self.fused is None:
-            return ()
-        sides = self.fused.cut_sides or (1,)
-        return tuple(axis for side in sides for axis in (self.rows, self.columns)[side])
+            return []
+        sides = enumerate(self.fused.sides)
+        return [side for side, axes in sides if self.fused.ids_along(axes).any()] or [1]
 
     def sums_of_each(self, sums: jax.Array) -> jax.Array:
         """Sums for each index along a side of the matrices, added up for each matrix."""
         if self.fused is None:
             return jnp.sum(sums, (*self.rows, *self.columns), keepdims=True)
-        (side,) = self.fused.cut_sides or (1,)
+        (side,) = self._cut_sides
         ids = self.fused.ids_along(self.fused.sides[side])
         batch = jnp.moveaxis(self.to_batch(sums), 1 + side, 0)
         of_matrices = jax.ops.segment_sum(batch, ids, ids.max() + 1)
         return self.from_batch(jnp.moveaxis(of_matrices[ids], 0, 1 + side), sums.shape)
 
     def map(
-        self, function: Callable[..., jax.Array], x: jax.Array, *numbers: jax.Array
+        self,
+        function: Callable[..., jax.Array],
+        x: jax.Array,
+        *scalars: jax.Array,
     ) -> jax.Array:
-        """The array with `function` of each matrix and `numbers` in the place of the matrix."""
+        """The array with `function` of each matrix and `scalars` in the place of the matrix."""
         if self.fused is not None:
             function = functools.partial(self.fused.map, function)
-        of_each = jax.vmap(lambda matrix: function(matrix, *numbers))
+        of_each = jax.vmap(lambda matrix: function(matrix, *scalars))
         return self.from_batch(of_each(self.to_batch(x)), x.shape)

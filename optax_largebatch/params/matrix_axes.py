@@ -13,7 +13,7 @@ from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.params.matrices import Matrices
 from optax_largebatch.params.paths import of_shapes
-from optax_largebatch.params.patterns import Entries, are_patterns, entries_of_tree
+from optax_largebatch.params.patterns import Entries, entries_of
 from optax_largebatch.params.shapes import pair_of_attention
 from optax_largebatch.params.stacked import Stacked, check_stacked
 
@@ -31,11 +31,6 @@ class ParamAxes:
     entries: Entries
     """The rows and columns of the parameters that `matrix_axes` names."""
 
-    @property
-    def by_pattern(self) -> dict[str, Any]:
-        """The patterns of `matrix_axes`."""
-        return dict(self.entries.by_pattern)
-
     def blocks(self, params: Any) -> list[Block]:
         """The block of each parameter, with its rows and columns if it is a matrix.
 
@@ -47,11 +42,8 @@ class ParamAxes:
 
     def are_matrices(self, params: Any, mask: Mask = None) -> list[bool]:
         """Whether each parameter is a matrix, or stacks matrices, and `matrix_mask` chooses it."""
-        blocks = self.blocks(params)
-        if mask is None:
-            return [block.sides is not None for block in blocks]
         chosen = select_leaves("matrix_mask", mask, self.stacked.blocks(params))
-        pairs = zip(chosen, blocks, strict=True)
+        pairs = zip(chosen, self.blocks(params), strict=True)
         return [flag and block.sides is not None for flag, block in pairs]
 
     def matrices(self, leaves: Leaves, who: str) -> list[Matrices]:
@@ -75,12 +67,18 @@ class ParamAxes:
                     "or leave it to another transformation, as muon() does."
                 )
             sharding = leaves.sharding(index, f"{who} works on whole matrices")
-            sides, is_text = block.sides, isinstance(block.sides, str)
+            sides = block.sides
             if isinstance(sides, str):
                 sides = read_fused(_NAME, block.name, sharding.shape, sides)
-            known = leaves.specs is not None
             matrices.append(
-                Matrices(sides.rows, sides.columns, sharding, known, sides.fused, is_text)
+                Matrices(
+                    sides.rows,
+                    sides.columns,
+                    sharding,
+                    specs_known=leaves.specs is not None,
+                    fused=sides.fused,
+                    by_text=isinstance(block.sides, str),
+                )
             )
         return matrices
 
@@ -93,7 +91,9 @@ class ParamAxes:
 
 
 def check_axes(
-    matrix_axes: MatrixAxes, stacked: Any, if_forgotten: Literal["warning", "error"] = "warning"
+    matrix_axes: MatrixAxes,
+    stacked: Any,
+    if_forgotten: Literal["warning", "error"] = "warning",
 ) -> ParamAxes:
     """What the arguments of these names say, after checking their forms.
 
@@ -113,15 +113,14 @@ def check_axes(
             "the parameters, or a tree of pairs (rows, columns) of axes; got "
             f"{matrix_axes!r} of type {type(matrix_axes).__name__}."
         )
-    if matrix_axes is None:
-        return ParamAxes(stacks, Entries(_NAME, _is_entry))
-    if are_patterns(matrix_axes, _is_entry):
-        return ParamAxes(stacks, Entries(_NAME, _is_entry, tuple(matrix_axes.items())))
-    return ParamAxes(stacks, entries_of_tree(_NAME, matrix_axes, _is_entry))
+    return ParamAxes(stacks, entries_of(_NAME, matrix_axes, _is_entry))
 
 
 def matrices_of(
-    matrix_axes: MatrixAxes, stacked: Stacked, leaves: Leaves, who: str
+    matrix_axes: MatrixAxes,
+    stacked: Stacked,
+    leaves: Leaves,
+    who: str,
 ) -> list[Matrices]:
     """The matrices of each parameter.
 
@@ -147,7 +146,8 @@ def _blocks(params: Any, axes: ParamAxes) -> list[Block]:
     blocks = blocks_of(params, axes.stacked)
     described = []
     for number, entries in enumerate(axes.entries.of(params)):
-        block, is_turned = blocks[number], number in turned
+        block = blocks[number]
+        is_turned = number in turned
         sides = _checked(block, entries[-1]) if entries else _sides(block, is_turned)
         described.append(block._replace(sides=sides, is_said=is_turned or bool(entries)))
     return described
@@ -159,7 +159,8 @@ def _sides(block: Block, is_turned: bool) -> Sides | None:
     Weights of Equinox have their outputs first, and so have its convolutions. Kernels of attention
     are known by their names.
     """
-    first, others = block.axes[:1], block.axes[1:]
+    first = block.axes[:1]
+    others = block.axes[1:]
     if block.is_vector:
         return None
     if is_turned:
@@ -184,15 +185,11 @@ def _outputs_first(params: Any) -> set[int]:
     start = 0
     for node in jax.tree.leaves(params, is_leaf=lambda node: isinstance(node, kinds)):
         leaves = jax.tree.leaves(node)
-        if isinstance(node, kinds) and not _is_depthwise(node):
+        is_depthwise = getattr(node, "groups", 0) == getattr(node, "in_channels", 1)
+        if isinstance(node, kinds) and not is_depthwise:
             weights |= {start + k for k, leaf in enumerate(leaves) if leaf is node.weight}
         start += len(leaves)
     return weights
-
-
-def _is_depthwise(node: Any) -> bool:
-    """Whether a layer of Equinox has a filter for each channel."""
-    return getattr(node, "groups", 0) == getattr(node, "in_channels", 1)
 
 
 def _is_entry(node: Any) -> bool:

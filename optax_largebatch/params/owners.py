@@ -22,6 +22,9 @@ from optax_largebatch.params.stacked import NOT_STACKED, Stacked
 Keys = tuple[str, ...]
 """The keys on the way to a node of a tree, as strings."""
 
+Kind = type[tuple[Any, ...]]
+"""The NamedTuple of a state."""
+
 
 class Part(NamedTuple):
     """A node of a state that has others below it, such as the state of one transformation."""
@@ -39,7 +42,7 @@ class Part(NamedTuple):
         """A field that is one array."""
         return unboxed(self.fields[field])
 
-    def is_one(self, *kinds: type[tuple[Any, ...]]) -> bool:
+    def is_one(self, *kinds: Kind) -> bool:
         """Whether it is a NamedTuple of one of these kinds.
 
         The fields decide it for a dictionary, which a checkpoint has made of one, and for a class
@@ -68,7 +71,7 @@ def parts_of(state: Any, keys: Keys = (), masked_at: Keys = ()) -> Iterator[Part
         yield from parts_of(child, (*keys, key), masked_at)
 
 
-def parts_of_kinds(state: Any, *kinds: type[tuple[Any, ...]]) -> list[Part]:
+def parts_of_kinds(state: Any, *kinds: Kind) -> list[Part]:
     """The parts of a state that are of the given kinds, each with the `kind` that it is of."""
     return [
         part._replace(kind=kind) for part in parts_of(state) for kind in kinds if part.is_one(kind)
@@ -171,19 +174,17 @@ def by_parameter(
     Raises:
         ValueError: the state does not belong to these parameters, or is that of many models.
     """
-    names, of_all = leaf_names(params), dict(enumerate(stacked.lengths(params)))
-    blocks = sum(map(math.prod, of_all.values()))
-    shapes: list[Mapping[int, Shape]] = []
+    names = leaf_names(params)
+    of_all: Mapping[int, Shape] = dict(enumerate(stacked.lengths(params)))
+    shapes = []
     for part in parts:
         size = check_one_model(field, part.array(field), ndim=1).size - others
-        lengths = (known or {}).get(part.keys)
-        if lengths is None:
-            seen = of_all if size == blocks else seen_by(part, state, params)
-            lengths = {number: of_all[number] for number in seen}
-        else:
-            blocks = sum(map(math.prod, lengths.values()))
+        lengths = (known or {}).get(part.keys, of_all)
+        blocks = sum(map(math.prod, lengths.values()))
+        if lengths is of_all and size != blocks:
+            lengths = {number: of_all[number] for number in seen_by(part, state, params)}
         shapes.append(lengths)
-        if sum(map(math.prod, shapes[-1].values())) != size:
+        if sum(map(math.prod, lengths.values())) != size:
             raise ValueError(
                 f"the state holds the {field.replace('_', ' ')} of {size} blocks, and params have "
                 f"{blocks}. Pass the optimizer's parameters, and its `stacked` where asked for."
@@ -240,13 +241,11 @@ def keyed_arrays(tree: Any) -> list[tuple[Keys, Any]]:
     Boxes of Flax around an array have no key of their own.
     """
     keyed = []
-    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_boxed)[0]:
+    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_boxed):
         arrays = jax.tree.leaves(node)
         keys = tuple(map(_key, path))
-        if len(arrays) == 1:
-            keyed.append((keys, arrays[0]))
-        else:
-            keyed += [((*keys, str(number)), array) for number, array in enumerate(arrays)]
+        for number, array in enumerate(arrays):
+            keyed.append((keys if len(arrays) == 1 else (*keys, str(number)), array))
     return keyed
 
 

@@ -46,7 +46,7 @@ def named_leaves(tree: Any) -> Named:
 
     `optax.masked` and `optax.partition` hide leaves behind a placeholder, Equinox behind None.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hidden)[0]
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_hidden)
     return [(path_name(tree, path), leaf) for path, leaf in leaves]
 
 
@@ -125,7 +125,7 @@ def _node_at(tree: Any, path: tuple[Any, ...]) -> Any:
 
 def inside(node: Any) -> list[tuple[Any, Any]]:
     """What is directly inside of a node, with the path to it."""
-    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
+    return jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
 
 
 def is_box(node: Any) -> bool:
@@ -141,7 +141,10 @@ def _is_of_flax(kind: type) -> bool:
 
 
 def broadcast_prefix(
-    name: str, prefix: Any, params: Any, is_leaf: Callable[[Any], bool] = lambda node: False
+    name: str,
+    prefix: Any,
+    params: Any,
+    is_leaf: Callable[[Any], bool] = lambda node: False,
 ) -> list[Any]:
     """The entry of `prefix` for each leaf of `params`, in the order of `jax.tree.leaves`.
 

@@ -71,8 +71,13 @@ class _Tree:
         return self.structure.unflatten(self.entries)
 
 
-def entries_of_tree(argument: str, where: Any, is_entry: IsEntry) -> Entries:
-    """What an argument says by a tree, or by a function of the parameters that returns one."""
+def entries_of(argument: str, where: Any, is_entry: IsEntry) -> Entries:
+    """What an argument says by patterns, a tree, or a function of the parameters that returns one.
+
+    None says nothing.
+    """
+    if where is None or are_patterns(where, is_entry):
+        return Entries(argument, is_entry, tuple((where or {}).items()))
     if paths.is_function(where):
         return Entries(argument, is_entry, tree_of=where)
     entries, structure = jax.tree.flatten(where, is_leaf=is_entry)

@@ -35,10 +35,10 @@ class Segments(NamedTuple):
         """How many indices each segment has."""
         return np.bincount(self.ids)
 
-    def along_axis(self, numbers: Any) -> Any:
-        """A vector of numbers of the segments, in an array that broadcasts."""
+    def along_axis(self, values: Any) -> Any:
+        """A vector of values of the segments, in an array that broadcasts."""
         ndim = len(self.sharding.shape)
-        return numbers.reshape([self.number if axis == self.axis else 1 for axis in range(ndim)])
+        return values.reshape([self.number if axis == self.axis else 1 for axis in range(ndim)])
 
     def sums_of_each(self, sums: jax.Array) -> jax.Array:
         """Sums for each index along the axis, of this device, added up for each segment.
@@ -65,17 +65,17 @@ class Segments(NamedTuple):
         total = self.of_device(total)
         return norms.from_sum_of_squares(total) if asked.is_root else total
 
-    def of_device(self, numbers: jax.Array) -> jax.Array:
-        """Numbers of the segments, for each index along the axis that this device has."""
-        return self.sharding.local_shard(self.spread(numbers))
+    def of_device(self, values: jax.Array) -> jax.Array:
+        """Values of the segments, for each index along the axis that this device has."""
+        return self.sharding.local_shard(self.spread(values))
 
-    def spread(self, numbers: jax.Array) -> jax.Array:
-        """Numbers of the segments, given to each index along the axis."""
-        return jnp.take(numbers, np.array(self.ids), self.axis)
+    def spread(self, values: jax.Array) -> jax.Array:
+        """Values of the segments, given to each index along the axis."""
+        return jnp.take(values, np.array(self.ids), self.axis)
 
-    def first(self, numbers: jax.Array) -> jax.Array:
+    def first(self, values: jax.Array) -> jax.Array:
         """The reverse of `spread`."""
-        return jnp.take(numbers, np.unique(self.ids, return_index=True)[1], self.axis)
+        return jnp.take(values, np.unique(self.ids, return_index=True)[1], self.axis)
 
 
 class BlockAxes(NamedTuple):
@@ -93,18 +93,23 @@ class BlockAxes(NamedTuple):
         axis = self.segments.axis
         return (*lengths[:axis], self.segments.number, *lengths[axis + 1 :])
 
+    def lengths(self, whole: Shape) -> Shape:
+        """The lengths of the axes that run over blocks, by the shape of the whole leaf."""
+        shape = self.shape(whole)
+        return tuple(shape[axis] for axis in self.axes)
+
     def whole_shape(self, index: int, leaves: Leaves) -> Shape:
         """The same for a leaf, on all devices together."""
         whole = leaves.sharding(index, "blocks have numbers").shape if self.axes else ()
         return self.shape(whole)
 
-    def vector(self, numbers: jax.Array, index: int, leaves: Leaves) -> jax.Array:
+    def vector(self, values: jax.Array, index: int, leaves: Leaves) -> jax.Array:
         """A vector with one entry for each block of a leaf, the same on all devices."""
         if not self.axes:
-            return jax.lax.reshape(numbers, (1,))
+            return jax.lax.reshape(values, (1,))
         shape = enumerate(leaves.arrays[index].shape)
         lengths = [size if axis in self.axes else 1 for axis, size in shape]
-        gathered = jnp.broadcast_to(numbers, lengths)
+        gathered = jnp.broadcast_to(values, lengths)
         for axis in self.axes:
             gathered = norms.gathered(gathered, axis, leaves.axes_along(index, axis))
         return jnp.ravel(self.segments.first(gathered) if self.segments else gathered)
@@ -128,5 +133,5 @@ def axes_by_text(argument: str, text: str, stack: Axes, leaves: Leaves, index: i
         )
     axis = (*sides.rows, *sides.columns)[cut]
     axes = tuple(sorted({*stack, axis}))
-    ids = sides.fused.ids_along(slice(cut, cut + 1))
+    ids = sides.fused.ids_along([cut])
     return BlockAxes(axes, Segments(axis, axes, tuple(ids.tolist()), sharding))

@@ -62,7 +62,9 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
         width: of the network, the length that most parameters have.
     """
     axes = tuple(range(len(block)))
-    first, last, inner = axes[:1], axes[-1:], axes[1:]
+    first = axes[:1]
+    last = axes[-1:]
+    inner = axes[1:]
     is_kernel = re.search(r"(kernel|weight|(^|/)w)$", name, re.IGNORECASE) is not None
     is_flat = len(block) - block.count(1) < 2 or (
         block[0] == 1 and len(block) == 3 and not is_kernel

@@ -10,7 +10,7 @@ import numpy as np
 from optax_largebatch.params import paths
 from optax_largebatch.params.fused import stacks_in
 from optax_largebatch.params.leaves import Leaves
-from optax_largebatch.params.patterns import Entries, IsEntry, are_patterns, entries_of_tree
+from optax_largebatch.params.patterns import Entries, IsEntry, are_patterns, entries_of
 from optax_largebatch.params.rules import matching
 from optax_largebatch.params.segments import BlockAxes, axes_by_text
 from optax_largebatch.params.shapes import Axes, Shape
@@ -71,21 +71,22 @@ class Stacked:
         stacks = self.axes(leaves.tree)
         if self.texts is None:
             return list(map(BlockAxes, stacks))
-        argument, texts = self.texts.argument, self.texts.texts(leaves.tree)
+        argument = self.texts.argument
+        texts = self.texts.texts(leaves.tree)
         return [
             BlockAxes(stack) if text is None else axes_by_text(argument, text, stack, leaves, index)
             for index, (stack, text) in enumerate(zip(stacks, texts, strict=True))
         ]
 
+    def blocks_of(self, params: Any) -> list[BlockAxes]:
+        """The axes of `over_blocks`, of parameters or of their shapes."""
+        leaves, structure = jax.tree.flatten(params)
+        return self.over_blocks(Leaves(params, structure, leaves))
+
     def lengths(self, params: Any) -> list[Shape]:
         """The lengths of the axes of each leaf that run over blocks."""
-        leaves, structure = jax.tree.flatten(params)
-        lengths = []
-        blocks = self.over_blocks(Leaves(params, structure, leaves))
-        for leaf, of_leaf in zip(leaves, blocks, strict=True):
-            shape = of_leaf.shape(np.shape(leaf))
-            lengths.append(tuple(shape[axis] for axis in of_leaf.axes))
-        return lengths
+        shapes = map(np.shape, jax.tree.leaves(params))
+        return list(map(BlockAxes.lengths, self.blocks_of(params), shapes))
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""
@@ -157,16 +158,18 @@ def stacked_layers(where: Any) -> Stacked:
     if are_patterns(where, _is_axes_or_text):
         return _by_patterns(where)
     if paths.is_function(where):
-        return Stacked(f"stacked_layers({where!r})", entries_of_tree(_NAME, where, _is_axes))
+        return Stacked(f"stacked_layers({where!r})", entries_of(_NAME, where, _is_axes))
     for path, axes in jax.tree_util.tree_leaves_with_path(where, is_leaf=_is_axes):
         if not _is_axes(axes):
             at = f" {paths.path_name(where, path)!r}" if path else ""
             raise TypeError(f"stacked_layers:{at} {_no_axes(axes)}")
-    return Stacked("stacked_layers(a tree of axes)", entries_of_tree(_NAME, where, _is_axes))
+    return Stacked("stacked_layers(a tree of axes)", entries_of(_NAME, where, _is_axes))
 
 
 def check_stacked(
-    stacked: Any, if_forgotten: Literal["warning", "error"] = "warning", segments: bool = True
+    stacked: Any,
+    if_forgotten: Literal["warning", "error"] = "warning",
+    segments: bool = True,
 ) -> Stacked:
     """The argument `stacked`, checked; with None, no parameter is a stack.
 
@@ -243,7 +246,7 @@ def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> Axes:
                 f"of shape {leaf.shape} has no axis {axis}. Correct the axis, or narrow the "
                 "pattern to the parameters that are stacked."
             )
-    counted = sorted([axis % leaf.ndim for axis in axes])
+    counted = sorted(axis % leaf.ndim for axis in axes)
     if len(set(counted)) < len(counted):
         raise ValueError(
             f"is given the axes {axes}, one of them twice. Each pattern that matches a "

@@ -96,10 +96,15 @@ def batch_plan(
         size*, arXiv 2405.13698. Batch warm-up: Merrill et al., *Critical Batch Size Revisited*,
         arXiv 2505.23971.
     """
-    lengths = {"sequence_length": sequence_length, "micro_batch_size": micro_batch_size}
-    given = {name: value for name, value in lengths.items() if value is not None}
-    for name, value in (given | {"devices": devices}).items():
-        check_integer(name, value, at_least=1)
+    lengths: dict[str, Any] = {
+        "sequence_length": sequence_length,
+        "micro_batch_size": micro_batch_size,
+        "devices": devices,
+    }
+    for name, value in lengths.items():
+        if value is not None:
+            check_integer(name, value, at_least=1)
+            lengths[name] = int(value)
 
     seen = count("total", total, at_least=1)
     if not isinstance(run, TunedRun | None):
@@ -124,22 +129,21 @@ def batch_plan(
     tokens = int(sequence_length or 1)
     examples = -(-seen // tokens)
     in_examples = [(-(-start // tokens), batch) for start, batch in starts]
-    found, total_steps = stages_of(in_examples, examples)
+    with_steps, total_steps = stages_of(in_examples, examples)
     return BatchPlan(
-        stages=found,
+        stages=with_steps,
         total_steps=total_steps,
         examples=examples,
-        sequence_length=sequence_length,
         run=run,
         law=law,
-        micro_batch_size=micro_batch_size,
-        devices=devices,
         note=stages.note if grown else "",
+        **lengths,
     )
 
 
 def _rate_over(run: TunedRun | None, total: int) -> Any:
     """The learning rate of a run, over a run of another length."""
-    if run is None or not callable(run.learning_rate):
-        return run and run.learning_rate
-    return lambda seen: run.learning_rate(seen / (total / int(run.total)))
+    if run is None:
+        return None
+    rate: Any = run.learning_rate
+    return (lambda seen: rate(seen / (total / int(run.total)))) if callable(rate) else rate

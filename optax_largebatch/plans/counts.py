@@ -21,10 +21,10 @@ def count(name: str, value: Any, at_least: int = 0) -> int:
     if isinstance(value, float) and value.is_integer():  # 1e9
         value = int(value)
     if isinstance(value, str):
-        found = _WRITTEN.fullmatch(value.strip())
-        whole, fraction, unit = found.groups(default="") if found else ("", "", "")
+        match = _WRITTEN.fullmatch(value.strip())
+        whole, fraction, unit = match.groups(default="") if match else ("", "", "")
         zeros = _POWERS[unit.lower()] - len(fraction)
-        if not found or zeros < 0:
+        if not match or zeros < 0:
             raise ValueError(
                 f"{name} must be a whole number of at most {LARGEST}, such as 512, '512', '2M' or "
                 f"'1.5B' (k, M, B and T are 10^3, 10^6, 10^9 and 10^12), got {value!r}."

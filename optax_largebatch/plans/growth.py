@@ -1,5 +1,6 @@
 """Batches that grow with the run by a rule, in place of stages that are listed."""
 
+import bisect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,12 +101,18 @@ def _halvings(schedule: Any, total: int, most: int) -> list[int]:
     _, nearby = _looked_at(schedule, grid[max(peak - 1, 0)], grid[min(peak + 1, len(grid) - 1)])
     highest = max(rates[peak], nearby.max())
     places: list[int] = []
-    for j in range(1, most + 1):
-        low_enough = rates[peak:] <= highest / 2**j
+    for limit in (highest / 2**j for j in range(1, most + 1)):
+        low_enough = rates[peak:] <= limit
         if not low_enough.any():
             break
         right = peak + int(np.argmax(low_enough))
-        place = _first(schedule, highest / 2**j, int(grid[max(right - 1, 0)]), int(grid[right]))
+        place = bisect.bisect_left(
+            range(total),
+            True,
+            lo=int(grid[right - 1]) + 1 if right else 0,
+            hi=int(grid[right]),
+            key=lambda seen: float(schedule(jnp.asarray(seen, float))) <= limit,
+        )
         if place >= total:
             break
         places.append(place)
@@ -121,14 +128,3 @@ def _looked_at(schedule: Any, first: int, last: int) -> tuple[np.ndarray, np.nda
             f"learning_rate: the schedule must return one number, got the shape {rates.shape[1:]}."
         )
     return grid, rates
-
-
-def _first(schedule: Any, limit: float, above: int, below: int) -> int:
-    """The first number of examples at which the schedule is at most `limit`, by bisection."""
-    while below - above > 1:
-        middle = (above + below) // 2
-        if float(schedule(jnp.asarray(middle, float))) <= limit:
-            below = middle
-        else:
-            above = middle
-    return below

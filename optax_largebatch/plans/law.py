@@ -67,10 +67,13 @@ class Law(NamedTuple):
     """Whether the warm-up keeps its steps; it is the same part of the run otherwise."""
     valid: str = ""
     """Where the law holds, or what is not known."""
-    source: str = ""
 
     def moved(
-        self, numbers: Mapping[str, float], kind: DecayKind, k: float, r: float
+        self,
+        numbers: Mapping[str, float],
+        kind: DecayKind,
+        k: float,
+        r: float,
     ) -> dict[str, Moved]:
         """The numbers of the new run; of learning rate and weight decay the factors."""
         rate = self.learning_rate
@@ -98,9 +101,11 @@ class Law(NamedTuple):
         """A momentum, `b1`, `b2` or epsilon."""
         if name == "eps":
             return Moved(old * self.eps.factor(k, r), self.eps.words(r))
-        power, bounds = self.momentum, (self.momentum_floor, CEILING)
+        power = self.momentum
+        bounds = (self.momentum_floor, CEILING)
         if name == "b2":
-            power, bounds = self.b2, B2_BOUNDS
+            power = self.b2
+            bounds = B2_BOUNDS
         if power == "half-life":
             return _within(old**k, old, *bounds, "same half-life in examples")
         factor = power.factor(k, r)
@@ -121,9 +126,9 @@ _OURS = Law(
     momentum=Power(1.0, -0.5),
     eps=Power(-0.5, 0.5),
     valid="Valid below the critical batch size, for networks of the same width.",
-    source="rate: arXiv 1404.5997, 2603.28743 (length); momentum: arXiv 2603.15958; b2: arXiv "
-    "2507.07101; decay: arXiv 2405.13698",
 )
+# Rate: arXiv 1404.5997, 2603.28743 (length); momentum: arXiv 2603.15958; b2: arXiv 2507.07101;
+# decay: arXiv 2405.13698.
 
 LAWS: Mapping[str, Law] = {
     "adamw": _OURS._replace(highest_rate=0.08),
@@ -131,22 +136,22 @@ LAWS: Mapping[str, Law] = {
     "muonh": _OURS,
     "lamb": _OURS._replace(highest_rate=0.07),
     "lans": _OURS._replace(highest_rate=0.1),
+    # arXiv 1404.5997
     "lars": Law(
         learning_rate=Power(0.5),
         valid="Valid below the critical batch size. Nobody measured its momentum.",
-        source="arXiv 1404.5997",
     ),
+    # arXiv 1706.02677
     "sgd": Law(
         learning_rate=Power(1.0),
         valid="Valid for SGD with a warm-up, while the batch is well below the critical one: on "
         "ImageNet its authors saw it hold up to 8192, and accuracy fall from 16384 on.",
-        source="arXiv 1706.02677",
     ),
+    # arXiv 1404.5997; karpathy/nanochat@92d63d4e scripts/base_train.py
     "sqrt": Law(
         learning_rate=Power(0.5),
         b2=KEPT,
         valid="Valid for optimizers that normalise the gradient, below the critical batch size.",
-        source="arXiv 1404.5997; karpathy/nanochat@92d63d4e scripts/base_train.py",
     ),
     "kept": Law(
         learning_rate=KEPT,
@@ -154,6 +159,7 @@ LAWS: Mapping[str, Law] = {
         keeps_decay=True,
         valid="All numbers are kept, to compare with.",
     ),
+    # arXiv 2205.10287
     "adam_sde": Law(
         learning_rate=Power(0.5),
         momentum=Power(1.0),
@@ -161,25 +167,24 @@ LAWS: Mapping[str, Law] = {
         b2=Power(1.0),
         eps=Power(-0.5),
         valid="Valid while the noise outweighs the gradient, and no b is at a bound.",
-        source="arXiv 2205.10287",
     ),
+    # arXiv 1901.08256
     "legew": Law(
         learning_rate=Power(0.5),
         b2=KEPT,
         keeps_warmup_steps=True,
         valid="Valid for LARS and LAMB while the batch is below the critical one.",
-        source="arXiv 1901.08256",
     ),
+    # arXiv 2507.07101
     "token_half_life": Law(
         learning_rate=KEPT,
         valid="The law concerns b2. The learning rate is kept, and yours to tune.",
-        source="arXiv 2507.07101",
     ),
+    # marin-community/marin@6019f395 heuristic_muonh.py
     "marin": Law(
         learning_rate=Power(0.5, -0.395),
         eps=Power(-0.5, 0.5),
         valid="Fitted by Marin for MuonH and AdamH.",
-        source="marin-community/marin@6019f395 heuristic_muonh.py",
     ),
 }
 """A row for each family of optimizers, and those that others published."""

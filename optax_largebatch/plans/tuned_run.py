@@ -86,7 +86,7 @@ class TunedRun:
     b1: float | None = None
     b2: float | None = None
     eps: float | None = None
-    note: str = dataclasses.field(default="", kw_only=True)
+    note: str = ""
     """Where the numbers come from, if not from a search; the printed run has it."""
 
     def __post_init__(self) -> None:
@@ -110,8 +110,6 @@ class TunedRun:
                     f"got {value!r}."
                 )
             checked[name] = known_number(name, value, "[0, inf)" if name == "eps" else "[0, 1)")
-        if not isinstance(self.note, str):
-            raise TypeError(f"note must be a string, got {self.note!r}.")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -182,7 +180,8 @@ class TunedRun:
         if optimizer == "muon":
             note = "Rate and decay are those of adamw: they are for muon's consistent_rms=0.2."
             return dataclasses.replace(self, optimizer="muon", note=note)
-        rate, decay = self.peak, self.weight_decay
+        rate = self.peak
+        decay = self.weight_decay
         if rate is None or callable(decay) or self.kind != "decoupled" or not decay:
             raise ValueError(
                 "weight_decay must be a decoupled one above 0, and learning_rate a number or a "

@@ -12,7 +12,11 @@ from optax_largebatch.recipes.catalogue import Entry, check_said, find, publishe
 
 
 def ramp(
-    name: str, total: Count | None = None, *, increment: int | None = None, **settings: Any
+    name: str,
+    total: Count | None = None,
+    *,
+    increment: int | None = None,
+    **settings: Any,
 ) -> BatchPlan:
     r"""The plan of a run whose batch size grew, as its source gives it.
 
@@ -95,5 +99,6 @@ def _starts(name: str, entry: Entry, increment: int | None) -> list[Start]:
             f"increment must divide {rise}, by which the batch size of {name!r} rises "
             f"({linear['first']} to {linear['last']}); got {increment}."
         )
-    length, times = count("length", linear["length"]), rise // step
+    length = count("length", linear["length"])
+    times = rise // step
     return [(-(-j * length // times), linear["first"] + j * step) for j in range(times + 1)]

@@ -23,7 +23,8 @@ SHAPE = (
 def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> Call:
     """The schedule of a recipe, for its learning rate or another one."""
     change = peak / recipe.learning_rate
-    begin, end = recipe.warmup_begin_value * change, recipe.end_value * change
+    begin = recipe.warmup_begin_value * change
+    end = recipe.end_value * change
     warmup = {"peak_value": peak, "warmup_steps": recipe.warmup_steps, "variable": variable}
     if recipe.decay == "inverse_sqrt":
         return Call("lb.warmup_inverse_sqrt", **warmup)

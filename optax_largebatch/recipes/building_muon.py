@@ -92,7 +92,8 @@ def _others(recipe: Settings, rules: dict[str, Any], stacked: Stacks) -> Call:
     rest = recipe.rest or Group()
     groups = []
     for name, rule in rules.items():
-        settings, group = getattr(recipe, name) or rest, {}
+        settings = getattr(recipe, name) or rest
+        group = {}
         if settings.learning_rate != rest.learning_rate:
             group["learning_rate"] = _rate(recipe, settings, f"{name}_schedule")
         if settings.weight_decay != rest.weight_decay:

@@ -9,9 +9,6 @@ _MODULES = {"lb": "optax_largebatch", "optax": "optax"}
 
 _WIDTH = 89
 
-Parts = list[tuple[str, Any]]
-"""What stands between brackets: the values, with what is written before each."""
-
 
 class Call:
     """A function with its arguments, which may be calls themselves.
@@ -33,8 +30,11 @@ class Call:
         owner: "Call | None" = None,
         **named: Any,
     ) -> None:
-        self.function, self.arguments, self.named = function, arguments, named
-        self.variable, self.owner = variable, owner
+        self.function = function
+        self.arguments = arguments
+        self.named = named
+        self.variable = variable
+        self.owner = owner
 
     def __call__(self) -> Any:
         """Runs the call."""
@@ -45,18 +45,18 @@ class Call:
 
     def code(self, indent: int = 0) -> str:
         """The call in Python."""
-        parts = [("", argument) for argument in self.arguments]
-        parts += [(f"{name}=", argument) for name, argument in self.named.items()]
+        items = [("", argument) for argument in self.arguments]
+        items += [(f"{name}=", argument) for name, argument in self.named.items()]
         owner = "" if self.owner is None else f"{self.owner.variable}."
-        return _in_brackets(f"{owner}{self.function}(", parts, ")", indent)
+        return _in_brackets(f"{owner}{self.function}(", items, ")", indent)
 
     def variables(self) -> dict[str, "Call"]:
         """The variables on which the call depends, in the order of a program."""
-        found: dict[str, Call] = {}
+        variables: dict[str, Call] = {}
         for argument in (self.owner, *self.arguments, *self.named.values()):
-            for part in argument.values() if isinstance(argument, Mapping) else [argument]:
-                found |= part.variables() if isinstance(part, Call) else {}
-        return found if self.variable is None else found | {self.variable: self}
+            for value in argument.values() if isinstance(argument, Mapping) else [argument]:
+                variables |= value.variables() if isinstance(value, Call) else {}
+        return variables if self.variable is None else variables | {self.variable: self}
 
 
 def program(optimizer: Call) -> str:
@@ -71,7 +71,7 @@ def program(optimizer: Call) -> str:
 def made(value: Any) -> Any:
     """The value with the results of its calls. A mask that is a tree of another kind stays."""
     if type(value) is dict:
-        return {key: made(one) for key, one in value.items()}
+        return {key: made(x) for key, x in value.items()}
     return value() if isinstance(value, Call) else value
 
 
@@ -79,19 +79,26 @@ def _code(value: Any, indent: int) -> str:
     if isinstance(value, Call):
         return value.variable or value.code(indent)
     if isinstance(value, Mapping):
-        return _in_brackets("{", [(f'"{key}": ', one) for key, one in value.items()], "}", indent)
+        return _in_brackets("{", [(f'"{key}": ', x) for key, x in value.items()], "}", indent)
     if isinstance(value, list | tuple):
         opening, closing = "[]" if isinstance(value, list) else "()"
-        return _in_brackets(opening, [("", one) for one in value], closing, indent)
+        return _in_brackets(opening, [("", x) for x in value], closing, indent)
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _in_brackets(opening: str, parts: Parts, closing: str, indent: int) -> str:
-    """On one line if that is short enough, otherwise one line for each part."""
-    one_line = ", ".join(before + _code(part, indent) for before, part in parts)
+def _in_brackets(opening: str, items: list[tuple[str, Any]], closing: str, indent: int) -> str:
+    """On one line if that is short enough, otherwise one line for each item.
+
+    Args:
+        opening: the bracket, with what stands before it.
+        items: the values, with what is written before each.
+        closing: the other bracket.
+        indent: of the first line.
+    """
+    one_line = ", ".join(before + _code(value, indent) for before, value in items)
     if "\n" not in one_line and indent + len(opening) + len(one_line) <= _WIDTH:
-        comma = "," * (opening == "(" and len(parts) == 1)
+        comma = "," * (opening == "(" and len(items) == 1)
         return f"{opening}{one_line}{comma}{closing}"
     inner = indent + 4
-    lines = [f"{' ' * inner}{before}{_code(part, inner)},\n" for before, part in parts]
+    lines = [f"{' ' * inner}{before}{_code(value, inner)},\n" for before, value in items]
     return f"{opening}\n{''.join(lines)}{' ' * indent}{closing}"

@@ -193,12 +193,13 @@ def check_said(name: str, missing: Sequence[str]) -> None:
 
 def lines(part: str | None = None) -> list[Line]:
     """What the table has of each recipe and ramp; `part` is as for `names`."""
-    found = []
+    of_names = []
     for name in names(part):
         entry = published()[name]
         cells = _cells_of_ramp(entry) if entry["field"] == "ramps" else _cells(rows(entry))
-        found.append(Line(name, *cells, ", ".join(entry.get("not_said", ())), entry["source"]))
-    return found
+        not_said = ", ".join(entry.get("not_said", ()))
+        of_names.append(Line(name, *cells, not_said, entry["source"]))
+    return of_names
 
 
 def _having(word: str) -> list[str]:
@@ -206,11 +207,9 @@ def _having(word: str) -> list[str]:
     entries = published()
     if word in entries:
         return [word]
+    begins = re.compile(f"(^|[/-]){re.escape(str(word))}")
     return sorted(
-        name
-        for name, entry in entries.items()
-        if word == entry["field"]
-        or any(part.startswith(str(word)) for part in (*name.split("/"), *re.split("[/-]", name)))
+        name for name, entry in entries.items() if word == entry["field"] or begins.search(name)
     )
 
 
@@ -226,10 +225,12 @@ def _cells_of_ramp(entry: Entry) -> tuple[str, str, str]:
     """Batch sizes of a ramp, where the last one begins, and no result."""
     if linear := entry.get("linear"):
         step = f" by {linear['increment']}" if "increment" in linear else ""
-        sizes, last = f"{linear['first']} to {linear['last']}{step}", linear["length"]
+        sizes = f"{linear['first']} to {linear['last']}{step}"
+        last = linear["length"]
     else:
         starts = starts_of(entry["stages"])
-        sizes, last = _listed([batch for _, batch in starts]), starts[-1][0]
+        sizes = _listed([batch for _, batch in starts])
+        last = starts[-1][0]
     total = f" of {written(count('total', entry['total']))}" if "total" in entry else ""
     length = f"{written(count('length', last))}{total} {entry.get('counted_in', 'tokens')}"
     return f"{sizes} x {entry['sequence_length']} tokens", length, ""

@@ -1,7 +1,6 @@
-"""Finds the recipe for a batch size: published, interpolated, or by the rule of its source."""
+"""Finds the recipe for a batch size: published, or by the rule of its source."""
 
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -44,19 +43,8 @@ def get(
 ) -> Recipe:
     r"""The recipe `name` for a batch size.
 
-    At a published batch size, the recipe is as published. Between two published sizes,
-    :math:`B_0 < B < B_1`, each number is interpolated in the logarithm of the batch size,
-
-    .. math::
-
-        x = x_0^{1 - s} x_1^s, \qquad s = \frac{\log (B / B_0)}{\log (B_1 / B_0)},
-
-    or :math:`(1 - s) x_0 + s x_1` if one of the two is not positive. If a source ties the rate to a
-    power of the batch size, interpolation gives it exactly. If neighbours were tuned separately,
-    nobody has run the sizes between them, and the summary says so.
-
-    Beyond the published sizes, the learning rate follows the rule that the source states, if there
-    is one, and the summary says that it is extrapolated.
+    At a published batch size, the recipe is as published. At others, the learning rate follows the
+    rule that the source states, if there is one, and the summary says that it is extrapolated.
 
     If a source leaves out a setting, nothing is filled in: you have to pass it. You may also
     replace a setting of the source. Another `learning_rate` scales the whole schedule, and the
@@ -90,8 +78,6 @@ def get(
         >>> print(recipe.learning_rate, recipe.b1, recipe.warmup_steps, recipe.total_steps)
         0.00288293 0.88 287 600
         >>> optimizer, schedule = recipe.optimizer(), recipe.schedule()
-        >>> print(recipes.get("bert-large/lamb/mlperf", batch_size=10000).origin)
-        interpolated between the published batch sizes 8704 and 12288: nobody has run them
         >>> recipe = recipes.get("byol", batch_size=2048, epochs=300)
         >>> print(recipe.learning_rate, recipe.warmup_steps, recipe.total_steps)
         2.4 6255 187670
@@ -111,15 +97,16 @@ def get(
         weight_decay=weight_decay,
     )
     _check(name, entry, passed)
-    found, origin = _at(name, entry, _of_epochs(name, rows(entry), passed), passed)
+    run, origin = _nearest(name, entry, _of_epochs(name, rows(entry), passed), passed)
+    settings = _in_steps(name, entry, run, passed)
     replaced = sorted(passed.keys() - {"batch_size", *entry.get("not_said", ())})
     if replaced:
         origin += f"; {', '.join(replaced)} as given here"
     if origin != "as published":  # the published result is that of another run
-        found["result"] = None
+        settings["result"] = None
     for key in ("field", "task", "source", "note", "algorithm", "not_decayed", "not_adapted"):
-        found[key] = _frozen(entry[key])
-    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **found)
+        settings[key] = _frozen(entry[key])
+    recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **settings)
     recipe.schedule()  # raises an error if the run is shorter than its warm-up
     return recipe
 
@@ -158,49 +145,29 @@ def _of_epochs(name: str, runs: list[Entry], passed: Numbers) -> list[Entry]:
     return [run for run in runs if run["epochs"] == wanted]
 
 
-def _at(name: str, entry: Entry, runs: list[Entry], passed: Numbers) -> tuple[Numbers, str]:
-    """The numbers at a batch size, and their origin."""
-    known = {run["batch_size"]: run for run in runs if "batch_size" in run}
-    if not known:
-        return _in_steps(name, entry, runs[0], passed), "as published, for any batch size"
-    sizes = ", ".join(map(str, sorted(known)))
-    if "batch_size" not in passed and len(known) > 1:
+def _nearest(name: str, entry: Entry, runs: list[Entry], passed: Numbers) -> tuple[Entry, str]:
+    """The run of the nearest batch size, and the origin of numbers at the wanted one."""
+    by_size = {run["batch_size"]: run for run in runs if "batch_size" in run}
+    if not by_size:
+        return runs[0], "as published, for any batch size"
+    sizes = ", ".join(map(str, sorted(by_size)))
+    if "batch_size" not in passed and len(by_size) > 1:
         raise ValueError(f"batch_size must be given for {name!r}, published at {sizes}; got None.")
-    wanted = passed.get("batch_size", min(known))
-    if wanted in known:
-        return _in_steps(name, entry, known[wanted], passed), "as published"
-    for low, high in itertools.pairwise(sorted(known)):
-        if low < wanted < high:
-            at_low = _in_steps(name, entry, known[low], passed | {"batch_size": low})
-            at_high = _in_steps(name, entry, known[high], passed | {"batch_size": high})
-            part = math.log(wanted / low) / math.log(high / low)
-            origin = f"interpolated between the published batch sizes {low} and {high}"
-            found = _interpolated(at_low, at_high, part) | {"batch_size": wanted}
-            return found, f"{origin}: nobody has run them"
-    nearest = min(known, key=lambda size: abs(size - wanted))
-    base = known[nearest].get("base_learning_rate")
+    wanted = passed.get("batch_size", min(by_size))
+    nearest = min(by_size, key=lambda size: abs(size - wanted))
+    if wanted == nearest:
+        return by_size[wanted], "as published"
+    base = by_size[nearest].get("base_learning_rate")
     if base is None:
         raise ValueError(
-            f"batch_size must be within the batch sizes at which {name!r} was published, {sizes}; "
-            f"got {wanted}. Nobody has shown that it trains beyond them. Take {nearest}, and pass "
-            f"other learning_rate and total_steps, for example those of batch_plan."
+            f"batch_size must be one of the batch sizes at which {name!r} was published, {sizes}; "
+            f"got {wanted}. Nobody has shown that it trains at others. Take {nearest}, and pass "
+            "other learning_rate and total_steps, for example those of batch_plan."
         )
-    return _in_steps(name, entry, known[nearest], passed), (
+    return by_size[nearest], (
         f"extrapolated from the published batch size {nearest} by the rule of the source, "
         f"{base:g} {STATED_RULES[entry['rule']][0]}: no run of this size was published"
     )
-
-
-def _interpolated(low: Numbers, high: Numbers, part: float) -> Numbers:
-    """Numbers between two runs; flags and names are the same in both."""
-
-    def between(x: Any, y: Any) -> Any:
-        if x == y:
-            return x
-        value = x ** (1 - part) * y**part if x > 0 and y > 0 else (1 - part) * x + part * y
-        return round(value) if isinstance(x, int) and isinstance(y, int) else value
-
-    return {key: between(low[key], high[key]) for key in low.keys() - {"result"}}
 
 
 def _in_steps(name: str, entry: Entry, run: Entry, passed: Numbers) -> Numbers:
@@ -211,50 +178,51 @@ def _in_steps(name: str, entry: Entry, run: Entry, passed: Numbers) -> Numbers:
         if key not in passed and not ("total_steps" in passed and key in ("epochs", "examples"))
     ]
     check_said(name, missing)
-    found = {key: _frozen(value) for key, value in run.items()} | passed
-    examples = found.pop("examples", entry.get("examples"))
+    settings = {key: _frozen(value) for key, value in run.items()} | passed
+    examples = settings.pop("examples", entry.get("examples"))
 
     def steps(epochs: float) -> int:
         if examples is None:
             raise ValueError(f"examples must be given for {name!r}: it has none in its source.")
         rounding = ROUNDINGS[entry.get("rounding", "nearest")]
-        return rounding(epochs, examples, found["batch_size"])
+        return rounding(epochs, examples, settings["batch_size"])
 
-    extra = found.pop("extra_steps", 0)
-    if "total_steps" not in found:
-        found["total_steps"] = steps(found["epochs"]) + extra
+    extra = settings.pop("extra_steps", 0)
+    if "total_steps" not in settings:
+        settings["total_steps"] = steps(settings["epochs"]) + extra
     for length in ("warmup", "hold", "others_hold"):
-        epochs, part = found.pop(f"{length}_epochs", 0), found.pop(f"{length}_ratio", 0)
+        epochs = settings.pop(f"{length}_epochs", 0)
+        part = settings.pop(f"{length}_ratio", 0)
         if epochs or part:
-            length_in_steps = steps(epochs) if epochs else round(part * found["total_steps"])
-            found.setdefault(f"{length}_steps", length_in_steps)
-    found.setdefault("warmup_steps", 0)
-    if "decay_ratio" in found:  # what the warm-up and the decay leave is held
-        decay = round(found.pop("decay_ratio") * found["total_steps"])
-        warmed_up = found["warmup_steps"] + found.get("warmup_begin_step", 0)
-        found["hold_steps"] = found["total_steps"] - decay - warmed_up
-    if found.pop("stairs", False):
-        found["steps_per_stair"] = steps(1)
-    return _with_rates(entry, run, found, passed)
+            length_in_steps = steps(epochs) if epochs else round(part * settings["total_steps"])
+            settings.setdefault(f"{length}_steps", length_in_steps)
+    settings.setdefault("warmup_steps", 0)
+    if "decay_ratio" in settings:  # what the warm-up and the decay leave is held
+        decay = round(settings.pop("decay_ratio") * settings["total_steps"])
+        warmed_up = settings["warmup_steps"] + settings.get("warmup_begin_step", 0)
+        settings["hold_steps"] = settings["total_steps"] - decay - warmed_up
+    if settings.pop("stairs", False):
+        settings["steps_per_stair"] = steps(1)
+    return _with_rates(entry, run, settings, passed)
 
 
-def _with_rates(entry: Entry, run: Entry, found: Numbers, passed: Numbers) -> Numbers:
-    """The numbers with the rates by the rule of the source, or in proportion to the caller's."""
-    base = found.pop("base_learning_rate", None)
+def _with_rates(entry: Entry, run: Entry, settings: Numbers, passed: Numbers) -> Numbers:
+    """The settings with the rates by the rule of the source, or in proportion to the caller's."""
+    base = settings.pop("base_learning_rate", None)
     if base is not None:
         _, factor = STATED_RULES[entry["rule"]]
-        published = base * factor(run.get("batch_size", found["batch_size"]))
-        found.setdefault("learning_rate", base * factor(found["batch_size"]))
+        published = base * factor(run.get("batch_size", settings["batch_size"]))
+        settings.setdefault("learning_rate", base * factor(settings["batch_size"]))
     else:
-        published = run.get("learning_rate", found["learning_rate"])
-    change = found["learning_rate"] / published
+        published = run.get("learning_rate", settings["learning_rate"])
+    change = settings["learning_rate"] / published
     for key in ("bias_learning_rate", "warmup_begin_value", "end_value"):
-        if key in found and key not in passed:
-            found[key] *= change
-    for key, group in found.items():
+        if key in settings and key not in passed:
+            settings[key] *= change
+    for key, group in settings.items():
         if isinstance(group, Group) and group.learning_rate is not None:
-            found[key] = dataclasses.replace(group, learning_rate=group.learning_rate * change)
-    return found
+            settings[key] = dataclasses.replace(group, learning_rate=group.learning_rate * change)
+    return settings
 
 
 def _frozen(value: Any) -> Any:

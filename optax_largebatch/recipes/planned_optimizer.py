@@ -14,7 +14,7 @@ from optax_largebatch.optimizers.lars import lars
 from optax_largebatch.optimizers.muon import muon
 from optax_largebatch.optimizers.muonh import muonh
 from optax_largebatch.params.ends import End, between_ends
-from optax_largebatch.params.masks import Mask, inverted, resolve_mask
+from optax_largebatch.params.masks import Mask, resolve_mask
 from optax_largebatch.params.rules import VECTORS
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.plans.plan import BatchPlan
@@ -92,13 +92,13 @@ def planned_optimizer(
     family = plan.run.optimizer
     blocks = check_stacked(stacked).blocks(params)
     _check_decay(plan.run)
-    if not_decayed is None:
-        decayed: Mask = ~VECTORS
-    else:
-        resolve_mask("not_decayed", not_decayed, blocks)  # its errors
-        decayed = inverted("not_decayed", not_decayed)
+    decayed: Mask = ~VECTORS
+    if not_decayed is not None:
+        flags = resolve_mask("not_decayed", not_decayed, blocks)
+        decayed = jax.tree.structure(params).unflatten([not flag for flag in flags])
     numbers = {name: _number(plan, name) for name in plan.run.numbers}
-    rate, decay = plan.learning_rate, plan.weight_decay if plan.run.weight_decay != 0 else 0.0
+    rate = plan.learning_rate
+    decay = plan.weight_decay if plan.run.weight_decay != 0 else 0.0
 
     def adamw(**settings: Any) -> optax.GradientTransformationExtraArgs:
         moments = {name: numbers[name] for name in ("b1", "b2", "eps")}

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
+from optax_largebatch.arguments import Bounds
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
@@ -31,7 +33,7 @@ class Settings:
     note: str
     """Remarks, above all where sources contradict one another."""
     origin: str
-    """The origin of the numbers: published as they are, interpolated, extrapolated or replaced."""
+    """The origin of the numbers: published as they are, extrapolated or replaced."""
     dialect: str | None
     """The row of the original on the page of dialects; None if it is not there."""
     result: str | None = None
@@ -95,8 +97,8 @@ class Settings:
     max_grad_norm: float | None = None
     clipping_scale: float | None = None
     """The bound on the norm of the gradient, over the median of its recent norms."""
-    param_norm_bounds: tuple[float | None, float | None] | None = None
-    trust_ratio_bounds: tuple[float | None, float | None] | None = None
+    param_norm_bounds: Bounds = None
+    trust_ratio_bounds: Bounds = None
     trust_ratio_eps: float | None = None
     trust_coefficient: float | None = None
     denominator: Literal["paper", "update"] | None = None

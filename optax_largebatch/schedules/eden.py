@@ -5,6 +5,7 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 import optax
 
@@ -15,9 +16,7 @@ from optax_largebatch.schedules.warmup import as_float
 class EdenSchedule(Protocol):
     """A schedule of the step, to which a loop may pass the epoch as well."""
 
-    def __call__(
-        self, step: jax.typing.ArrayLike, epoch: jax.typing.ArrayLike | None = None
-    ) -> jax.Array:
+    def __call__(self, step: ArrayLike, epoch: ArrayLike | None = None) -> jax.Array:
         """The value at `step` (0 first), in `epoch` (0 first; None computes it from the step)."""
         ...
 
@@ -73,9 +72,7 @@ def eden(
     check_optional_number("steps_per_epoch", steps_per_epoch)
     warmup = _warmup(warmup_batches, warmup_start)
 
-    def schedule(
-        step: jax.typing.ArrayLike, epoch: jax.typing.ArrayLike | None = None
-    ) -> jax.Array:
+    def schedule(step: ArrayLike, epoch: ArrayLike | None = None) -> jax.Array:
         t = as_float(step)
         if epoch is not None:
             e = as_float(epoch)
@@ -131,7 +128,7 @@ def eden2(
     check_number("lr_batches", lr_batches, "(0, inf)")
     warmup = _warmup(warmup_batches, warmup_start)
 
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         t = as_float(step)
         return learning_rate * warmup(t) * (1 + jnp.square(t / lr_batches)) ** -0.5
 
@@ -168,7 +165,7 @@ def values_schedule(values: Iterable[float]) -> optax.Schedule:
     if not np.isfinite(table).all():
         raise ValueError(f"values must be finite, got {table[~np.isfinite(table)][0]}.")
 
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         return jnp.asarray(table)[jnp.clip(jnp.asarray(step), 0, table.size - 1)]
 
     return schedule

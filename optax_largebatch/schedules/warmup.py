@@ -5,10 +5,19 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import optax
 
-from optax_largebatch import arguments
-from optax_largebatch.arguments import Scalar, refused, renamed
+from optax_largebatch.arguments import (
+    Scalar,
+    check_choice,
+    check_integer,
+    check_number,
+    check_numbers,
+    check_optional_number,
+    refused,
+    renamed,
+)
 
 SHAPES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "linear": lambda r: 1 - r,
@@ -121,20 +130,20 @@ def warmup_decay(
         Durations*, arXiv 2405.18392. Polynomial: MXNet `PolyScheduler`. Power: modded-nanogpt, pull
         request 345 (:math:`p` = 0.4). A negative begin: MLPerf Training, BERT reference.
     """
-    arguments.check_numbers("[0, inf)", peak_value=peak_value, end_value=end_value)
-    arguments.check_integer("total_steps", total_steps, at_least=1)
-    arguments.check_choice("decay", decay, (*SHAPES, *POWERS))
+    check_numbers("[0, inf)", peak_value=peak_value, end_value=end_value)
+    check_integer("total_steps", total_steps, at_least=1)
+    check_choice("decay", decay, (*SHAPES, *POWERS))
     if (power is None) == (decay in POWERS):
         raise ValueError(
             f"power must be a number for the decays 'polynomial' and 'power', and None for all "
             f"others; got {power!r} for {decay!r}."
         )
-    arguments.check_optional_number("power", power)
-    arguments.check_integer("warmup_steps", warmup_steps, at_least=0)
-    arguments.check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
-    arguments.check_number("warmup_begin_step", warmup_begin_step, "(-inf, 0]")
-    arguments.check_integer("hold_steps", hold_steps, at_least=0)
-    arguments.check_integer("steps_per_stair", steps_per_stair, at_least=1)
+    check_optional_number("power", power)
+    check_integer("warmup_steps", warmup_steps, at_least=0)
+    check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
+    check_number("warmup_begin_step", warmup_begin_step, "(-inf, 0]")
+    check_integer("hold_steps", hold_steps, at_least=0)
+    check_integer("steps_per_stair", steps_per_stair, at_least=1)
     warmup_end = max(warmup_begin_step + warmup_steps, 0)
     hold_end = warmup_end + hold_steps
     if total_steps < hold_end:
@@ -142,7 +151,7 @@ def warmup_decay(
             f"total_steps must be {hold_end} (warm-up and hold) or more, got {total_steps!r}."
         )
     if decay_begin_step is not None:
-        arguments.check_integer("decay_begin_step", decay_begin_step, at_least=0)
+        check_integer("decay_begin_step", decay_begin_step, at_least=0)
         if decay_begin_step > hold_end:
             raise ValueError(
                 f"decay_begin_step must be no later than the end of the hold, {hold_end}; got "
@@ -150,9 +159,10 @@ def warmup_decay(
             )
     decay_begin = float(hold_end if decay_begin_step is None else decay_begin_step)
     # Floats, since numbers of examples do not fit into integers of 32 bits.
-    end, stair = float(total_steps), float(steps_per_stair)
+    end = float(total_steps)
+    stair = float(steps_per_stair)
 
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         t = as_float(step)
         if steps_per_stair > 1:  # a plan asks between two steps, too
             t = jnp.floor(t / stair) * stair
@@ -207,16 +217,16 @@ def warmup_drops(
     References:
         Goyal et al., *Accurate, Large Minibatch SGD*, arXiv 1706.02677, section 5.1.
     """
-    arguments.check_number("peak_value", peak_value, "[0, inf)")
-    arguments.check_number("factor", factor, "(0, 1)")
-    arguments.check_integer("warmup_steps", warmup_steps, at_least=0)
-    arguments.check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
+    check_number("peak_value", peak_value, "[0, inf)")
+    check_number("factor", factor, "(0, 1)")
+    check_integer("warmup_steps", warmup_steps, at_least=0)
+    check_number("warmup_begin_value", warmup_begin_value, "[0, inf)")
     if not hasattr(drop_steps, "__len__"):
         raise TypeError(f"drop_steps must be a sequence of steps, got {drop_steps!r}.")
     for index, drop in enumerate(drop_steps):
-        arguments.check_integer(f"drop_steps[{index}]", drop, at_least=1)
+        check_integer(f"drop_steps[{index}]", drop, at_least=1)
 
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         t = as_float(step)
         grown = jnp.where(t < warmup_steps, t / max(warmup_steps, 1), 1.0)
         stairs = jnp.prod(jnp.where(t < jnp.asarray(drop_steps, t.dtype), 1.0, factor))
@@ -250,10 +260,10 @@ def warmup_inverse_sqrt(peak_value: Scalar, *, warmup_steps: int) -> optax.Sched
     References:
         Vaswani et al., *Attention Is All You Need*, arXiv 1706.03762, equation 3.
     """
-    arguments.check_number("peak_value", peak_value, "[0, inf)")
-    arguments.check_integer("warmup_steps", warmup_steps, at_least=1)
+    check_number("peak_value", peak_value, "[0, inf)")
+    check_integer("warmup_steps", warmup_steps, at_least=1)
 
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         t = as_float(step)
         decayed = jnp.sqrt(warmup_steps / jnp.maximum(t, warmup_steps))
         return peak_value * jnp.minimum(t / warmup_steps, decayed)
@@ -299,12 +309,12 @@ def large_batch_warmup(
         MXNet `LBSGD`; Goyal et al., *Accurate, Large Minibatch SGD*, arXiv 1706.02677,
         section 2.2, for the linear form.
     """
-    arguments.check_numbers("[0, inf)", learning_rate=learning_rate, warmup_steps=warmup_steps)
-    arguments.check_number("batch_scale", batch_scale, "[1, inf)")
-    arguments.check_choice("strategy", strategy, ("linear", "power2", "sqrt"))
+    check_numbers("[0, inf)", learning_rate=learning_rate, warmup_steps=warmup_steps)
+    check_number("batch_scale", batch_scale, "[1, inf)")
+    check_choice("strategy", strategy, ("linear", "power2", "sqrt"))
     shape = {"linear": lambda x: x, "power2": jnp.square, "sqrt": jnp.sqrt}[strategy]
 
-    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+    def schedule(step: ArrayLike) -> jax.Array:
         t = as_float(step)
         grown = shape(t / jnp.where(jnp.asarray(warmup_steps) > 1, warmup_steps, jnp.inf))
         return learning_rate * jnp.where(
@@ -314,6 +324,6 @@ def large_batch_warmup(
     return schedule
 
 
-def as_float(step: jax.typing.ArrayLike) -> jax.Array:
+def as_float(step: ArrayLike) -> jax.Array:
     """A step count as a float32 number (float64 under x64)."""
     return jnp.asarray(step, jnp.result_type(float))

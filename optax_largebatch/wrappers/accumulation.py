@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.core import Tracer
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import optax
 
 from optax_largebatch import arguments
@@ -75,7 +76,7 @@ _SAY_IF_MOVED = (*_ACCUMULATING, SkipBadStepsState, DynamicLossScaleState)
 def accumulate_gradients(
     inner: optax.GradientTransformation,
     *,
-    every: int | Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike],
+    every: int | Callable[[ArrayLike], ArrayLike],
     accumulator_dtype: jax.typing.DTypeLike | None = None,
     small_batches: bool | int = False,
     stacked: Stacks = None,
@@ -242,7 +243,12 @@ class _MicroBatch(NamedTuple):
 
 
 def _added(
-    leaves: Leaves, gradients: list[Any], state: Any, every: Any, examples: Any, flush: Any
+    leaves: Leaves,
+    gradients: list[Any],
+    state: Any,
+    every: Any,
+    examples: Any,
+    flush: Any,
 ) -> _MicroBatch:
     """The micro-batch with its gradients added to the sums of the state."""
     weight = jnp.asarray(1 if examples is None else examples, state.examples.dtype)
@@ -260,7 +266,10 @@ def _added(
 
 
 def _measured(
-    batch: _MicroBatch, stacks: Stacked, small: SmallBatches, measured: jax.Array
+    batch: _MicroBatch,
+    stacks: Stacked,
+    small: SmallBatches,
+    measured: jax.Array,
 ) -> tuple[SmallBatches, jax.Array]:
     """The norms of the gradients with those of a micro-batch, and those of the mean."""
     square_norms = functools.partial(block_square_norms, batch.leaves, stacks)
@@ -272,7 +281,10 @@ def _measured(
 
 
 def _step_or_wait(
-    batch: _MicroBatch, inner_step: Callable[[list[Any]], Any], inner_state: Any, keep_sums: bool
+    batch: _MicroBatch,
+    inner_step: Callable[[list[Any]], Any],
+    inner_state: Any,
+    keep_sums: bool,
 ) -> tuple[list[Any], list[Any], optax.OptState]:
     """Takes a step with the means if the macro-batch is complete.
 
@@ -296,7 +308,11 @@ def _step_or_wait(
         for x, written in zip(batch.sums, is_mean, strict=True)
     ]
     params = batch.leaves.arrays
-    dtypes = [_wider(x.dtype, param.dtype) for x, param in zip(sums, params, strict=True)]
+    # Those of the sums, if they hold all numbers of the parameters.
+    dtypes = [
+        x.dtype if jnp.finfo(x.dtype).bits > jnp.finfo(param.dtype).bits else param.dtype
+        for x, param in zip(sums, params, strict=True)
+    ]
 
     def cast(arrays: list[Any]) -> list[Any]:
         return [x.astype(dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
@@ -347,10 +363,9 @@ def has_updated(state: optax.OptState) -> jax.Array:
         True 1
         False 1
     """
-    found = accumulating(state)
-    if len(found) != 1:
+    if (number := len(accumulating(state))) != 1:
         raise ValueError(
-            f"state must hold one state of accumulate_gradients, got {len(found)} of them in a "
+            f"state must hold one state of accumulate_gradients, got {number} of them in a "
             f"{type(state).__name__}. Pass the state of the optimizer as `update` returned it."
         )
     return has_moved(state)
@@ -362,11 +377,7 @@ def has_moved(state: optax.OptState) -> jax.Array:
     Of wrappers side by side, as behind `optax.partition`, those that accumulate count alone, if
     there are any. It is enough if one of them has moved its parameters.
     """
-
-    def says(node: Any) -> bool:
-        return isinstance(node, _SAY_IF_MOVED)
-
-    wrappers = [node for node in jax.tree.leaves(state, is_leaf=says) if says(node)]
+    wrappers = _inside(state, _SAY_IF_MOVED)
     wrappers = [node for node in wrappers if accumulating(node)] or wrappers
     if not wrappers:
         return jnp.ones([], bool)
@@ -385,11 +396,13 @@ def _has_moved_inside(wrapper: Any) -> jax.Array:
 
 def accumulating(state: optax.OptState) -> list[Any]:
     """The states in a state that count micro-batches, whose step comes after several."""
+    return _inside(state, _ACCUMULATING)
 
-    def counts(node: Any) -> bool:
-        return isinstance(node, _ACCUMULATING)
 
-    return [node for node in jax.tree.leaves(state, is_leaf=counts) if counts(node)]
+def _inside(state: optax.OptState, kinds: tuple[type[Any], ...]) -> list[Any]:
+    """The outermost states of some kinds in a state."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
+    return [node for node in nodes if isinstance(node, kinds)]
 
 
 def _check_all_given(leaves: Leaves, gradients: list[Any]) -> None:
@@ -402,11 +415,6 @@ def _check_all_given(leaves: Leaves, gradients: list[Any]) -> None:
                 "`update` only the parameters that have gradients (equinox: the same filter for "
                 "both), hide the others with optax.partition or optax.masked, or give zeros."
             )
-
-
-def _wider(dtype: jnp.dtype, other: jnp.dtype) -> jnp.dtype:
-    """`dtype` if it holds all numbers of `other`, and `other` if not."""
-    return dtype if jnp.finfo(dtype).bits > jnp.finfo(other).bits else other
 
 
 def _micro_batches(every: Any, macro_step: jax.Array) -> Any:

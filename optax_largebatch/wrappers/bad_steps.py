@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_largebatch import arguments, norms
+from optax_largebatch import norms
+from optax_largebatch.arguments import (
+    check_choice,
+    check_integer,
+    check_number,
+    check_optional_number,
+    check_state,
+    renamed,
+)
 from optax_largebatch.params.leaves import gradients_of, leaves_of
 from optax_largebatch.params.placement import replicated
 from optax_largebatch.wrappers.inner import all_finite, check_inner, step_if
@@ -40,7 +48,7 @@ class SkipBadStepsState(NamedTuple):
         return self.skipped_in_a_row > 0
 
 
-@arguments.renamed("max_consecutive_errors", "max_in_a_row")
+@renamed("max_consecutive_errors", "max_in_a_row")
 def skip_bad_steps(
     inner: optax.GradientTransformation,
     *,
@@ -110,10 +118,10 @@ def skip_bad_steps(
         [-1.3] 2
     """
     inner = check_inner(inner)
-    arguments.check_optional_number("deviations", deviations)
-    arguments.check_choice("of", of, ("gradient_norm", "loss"))
-    arguments.check_integer("window", window, at_least=2)
-    arguments.check_integer("max_in_a_row", max_in_a_row, at_least=1)
+    check_optional_number("deviations", deviations)
+    check_choice("of", of, ("gradient_norm", "loss"))
+    check_integer("window", window, at_least=2)
+    check_integer("max_in_a_row", max_in_a_row, at_least=1)
     if of == "loss" and deviations is None:
         raise ValueError("deviations must be given with of='loss'. Pass deviations=6.")
 
@@ -124,7 +132,7 @@ def skip_bad_steps(
         return SkipBadStepsState(*replicated(numbers, params), inner_state=inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-        arguments.check_state("skip_bad_steps", SkipBadStepsState, state)
+        check_state("skip_bad_steps", SkipBadStepsState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         if deviations is None:
             good = all_finite(leaves, gradients)
@@ -148,7 +156,9 @@ def skip_bad_steps(
 
 
 def _judged(
-    value: jax.Array, state: SkipBadStepsState, deviations: Any
+    value: jax.Array,
+    state: SkipBadStepsState,
+    deviations: Any,
 ) -> tuple[jax.Array, SkipBadStepsState]:
     """Whether a norm or loss is finite and no spike, and the state with it in the window."""
     value = value.astype(state.values.dtype)
@@ -171,6 +181,6 @@ def _loss(loss: Any = None, **others: Any) -> jax.Array:
             "spikes in it. Call optimizer.update(grads, state, params, loss=loss)."
         )
     scalar = jnp.asarray(loss)
-    arguments.check_number("loss", scalar, "(-inf, inf)")
+    check_number("loss", scalar, "(-inf, inf)")
     norms.check_same_everywhere("loss", scalar, "Call jax.lax.pmean(loss, ...) first.")
     return scalar

@@ -43,10 +43,10 @@ def switch(condition: jax.Array, step: Callable[[], T], wait: Callable[[], T]) -
 
 def all_finite(leaves: Leaves, gradients: list[Any]) -> jax.Array:
     """Whether no gradient has an infinity or a NaN, the same on all devices."""
-    numbers = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    given = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
     return norms.everywhere(
-        [jnp.all(jnp.isfinite(gradients[index])) for index in numbers],
-        [leaves.split(index) for index in numbers],
+        [jnp.all(jnp.isfinite(gradient)) for gradient in given.values()],
+        list(map(leaves.split, given)),
     )
 
 

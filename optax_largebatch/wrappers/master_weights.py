@@ -24,7 +24,9 @@ class MasterWeightsState(NamedTuple):
 
 
 def master_weights(
-    inner: optax.GradientTransformation, *, dtype: jax.typing.DTypeLike = jnp.float32
+    inner: optax.GradientTransformation,
+    *,
+    dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Keeps a float32 copy of low-precision parameters and trains this copy.
 

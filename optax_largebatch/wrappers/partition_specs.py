@@ -3,16 +3,17 @@
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 import optax
 
+from optax_largebatch.params.leaves import is_spec
 from optax_largebatch.params.owners import unboxed
 from optax_largebatch.params.paths import is_box, is_function
 from optax_largebatch.wrappers.inner import check_inner
 
 
 def with_partition_specs(
-    inner: optax.GradientTransformation, partition_specs: Any
+    inner: optax.GradientTransformation,
+    partition_specs: Any,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The same optimizer, which knows how the parameters are split between devices.
 
@@ -73,17 +74,14 @@ def with_partition_specs(
 def _specs(partition_specs: Any) -> Any:
     """The tree without boxes around its specs, after checking that they are specs."""
 
-    def is_spec(node: Any) -> bool:
-        return isinstance(node, PartitionSpec | NamedSharding)
-
     def spec_of(path: Any, node: Any) -> Any:
         spec = node if is_spec(node) else getattr(node, "sharding", None)
         if not is_spec(spec):
-            found = getattr(node, "aval", node)  # the type of an array
+            kind = getattr(node, "aval", node)  # the type of an array
             raise TypeError(
                 "partition_specs must be a tree of jax.sharding.PartitionSpec or NamedSharding, of "
                 "arrays that have a NamedSharding, or a function of the parameters that returns "
-                f"one; got {found!r} at {jax.tree_util.keystr(path) or 'its root'}."
+                f"one; got {kind!r} at {jax.tree_util.keystr(path) or 'its root'}."
             )
         return spec
 

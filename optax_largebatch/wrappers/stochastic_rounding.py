@@ -23,7 +23,9 @@ class StochasticRoundingState(NamedTuple):
 
 
 def stochastic_rounding(
-    inner: optax.GradientTransformation, *, seed: int = 0
+    inner: optax.GradientTransformation,
+    *,
+    seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rounds low-precision parameters up or down at random, so that no step is lost on average.
 
@@ -110,7 +112,8 @@ def stochastic_rounding(
         check_state("stochastic_rounding", StochasticRoundingState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         before = wide(leaves.arrays, leaves.arrays)
-        gradient, now = leaves.rebuild(wide(gradients, leaves.arrays)), leaves.rebuild(before)
+        gradient = leaves.rebuild(wide(gradients, leaves.arrays))
+        now = leaves.rebuild(before)
         new, inner_state = inner.update(gradient, state.inner_state, now, **extra_args)
         steps = leaves.align("the updates", new)
         key = jax.random.fold_in(jax.random.key(seed), state.steps)

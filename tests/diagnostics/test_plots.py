@@ -86,13 +86,6 @@ def test_wrong_history(history, steps, said):
         plots.trust_ratios(history, steps=steps)
 
 
-def test_what_is_left_to_matplotlib_says_so():
-    with pytest.raises(AttributeError, match=r"no attribute 'loss_curves'; draw it with"):
-        _ = plots.loss_curves
-    with pytest.raises(AttributeError, match=r"no attribute 'other'$"):
-        _ = plots.other
-
-
 def test_without_matplotlib():
     """The library does without it, and a plot says what to install."""
     program = (

@@ -123,7 +123,7 @@ RAISED = {
     ).init(PARAMS),
     "b1 must be in [0, 1)": lambda: lb.lamb(0.1, b1=1.0),
     "groups: the parameter ... is in two groups": in_two_groups,
-    "batch_size must be within the batch sizes at which": lambda: lb.recipes.get(
+    "batch_size must be one of the batch sizes at which": lambda: lb.recipes.get(
         "bert-large/lamb/mlperf", 65536
     ),
     "UserWarning: muonh: ... have more than two axes and may be matrices": lambda: lb.muonh(

@@ -47,12 +47,6 @@ def test_the_table_has_all_by_field():
     assert sorted(only) == lb.recipes.names("lars")
 
 
-def test_an_old_name_says_where_ramps_are():
-    with pytest.raises(AttributeError, match=r"names\('ramps'\) and table\('ramps'\) have"):
-        lb.recipes.ramps()
-    assert not hasattr(lb.recipes, "anything")
-
-
 def test_cells_are_those_of_the_data():
     assert LINES["resnet50/lars/byol"].length == "40, 100, 300, 1000"
     assert LINES["resnet50/lars/byol"].result == "1000: 74.3% top-1"

@@ -93,14 +93,11 @@ def test_another_rate_scales_the_whole_schedule(name, batch_size):
 def test_between_published_sizes():
     vicreg = lb.recipes.get("vicreg", 1024, epochs=100)
     assert math.isclose(vicreg.learning_rate, 0.3 * 1024 / 256)
-    assert "nobody has run them" in vicreg.origin
+    assert "by the rule of the source" in vicreg.origin
+    assert vicreg.result is None
     twins = lb.recipes.get("barlow-twins-batch-sizes", 362, bias_learning_rate=0.01)
     assert 0.4 < twins.learning_rate < 0.6
     assert twins.bias_learning_rate == 0.01
-    assert twins.result is None
-    rnnt = lb.recipes.get("rnnt", 4096, examples=280_000, epochs=80)
-    assert 0.97 > rnnt.decay_rate > 0.94
-    rnnt.optimizer()
 
 
 def test_a_result_is_that_of_the_published_run_alone():
@@ -109,7 +106,6 @@ def test_a_result_is_that_of_the_published_run_alone():
     for given in ({"batch_size": 512}, {"weight_decay": 0.0}, {"epochs": 300}, {"examples": 99}):
         assert lb.recipes.get("barlow-twins", **given).result is None
     assert lb.recipes.get("resnet50/lars/mlperf", 1632).result == "75.9% top-1 (the target)"
-    assert lb.recipes.get("resnet50/lars/mlperf", 2000).result is None
 
 
 def test_replaces_what_the_source_says():
