@@ -13,7 +13,6 @@ import optax
 from optax_largebatch.arguments import Bounds
 from optax_largebatch.engine.recorded_states import Facts, RecordedState, recorded_states
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
 from optax_largebatch.params.owners import Keys, Part, by_parameter, owners, parts_of_kinds
 from optax_largebatch.params.segments import BlockAxes, Segments
@@ -119,9 +118,7 @@ def _add(found: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
     stacks = made.transform.stacked
     axes = dict(zip(numbers, stacks.axes(made.params), strict=True))
     lengths = dict(zip(numbers, stacks.lengths(made.params), strict=True))
-    leaves, structure = jax.tree.flatten(made.params)
-    blocks = stacks.over_blocks(Leaves(made.params, structure, leaves))
-    pairs = zip(numbers, blocks, of_each, strict=True)
+    pairs = zip(numbers, stacks.block_axes(made.params), of_each, strict=True)
     found.spheres.update((k, x) for k, x, facts in pairs if facts.get("length") == "sphere")
     for number, facts in zip(numbers, of_each, strict=True):
         found.axes[number] = tuple(sorted({*found.axes[number], *axes[number]}))

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.engine.recorded_states import RecordedState
 from optax_largebatch.migration import moments
 from optax_largebatch.migration.conversion import Conversion
 from optax_largebatch.migration.new_state import NewState, known, made_parts
 from optax_largebatch.migration.same_moments import compare_moments
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.masks import Mask, select_leaves
-from optax_largebatch.params.owners import Keys
 from optax_largebatch.transforms.nesterov import NesterovSplitState
 
 
@@ -158,16 +156,15 @@ def adopt_state(
     old = moments.Kept("state", _old_params(params, old_params, convert), state)
     _check_counters(old)
     steps = _steps(old) if step is None else step
-    made_before: dict[Keys, RecordedState] = {}
+    made_before: dict[Any, Any] = {}
     # Many an `init` makes its arrays of Python's numbers, which a guard would take for a mistake.
     with jax.transfer_guard("allow"):
         wanted, made = made_parts(optimizer, params)
         if convert is not None:
+            if old_optimizer is not None:
+                of = old_optimizer
+                jax.eval_shape(lambda x: made_before.update(made_parts(of, x)[1]), old_params)
             old = old.converted(Conversion(convert, old_params, params))
-        if convert is not None and old_optimizer is not None:
-            jax.eval_shape(
-                lambda x: made_before.update(made_parts(old_optimizer, x)[1]), old_params
-            )
     if forget is not None:
         old.forget(select_leaves("forget", forget, params))
     _check_same_kinds(old, moments.Kept("optimizer", params, wanted))
@@ -253,7 +250,7 @@ def _steps(old: moments.Kept) -> int:
 def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
     """Checks that the old state has the moments that the new one needs, and not only others."""
     split = [any(part.is_one(NesterovSplitState) for part in kept.parts) for kept in (old, new)]
-    if split in ([True, False], [False, True]):
+    if split[0] != split[1]:
         raise ValueError(
             f"{'state' if split[0] else 'optimizer'} has a NesterovSplitState, whose numbers no "
             "other optimizer keeps: as in lans, they may be moments of normalised gradients. Begin "
@@ -261,7 +258,7 @@ def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
         )
     wanted = [x if k not in old.forgotten else None for k, x in enumerate(new.moments)]
     has, wants = ({x.what for x in kept if x} for kept in (old.moments, wanted))
-    if bool(has) != bool(wants) and not old.forgotten:
+    if bool(has) != bool(wants):
         has, wants = (", ".join(sorted(x)) or "no moments" for x in (has, wants))
         raise ValueError(
             f"state must hold what optimizer needs: state has {has}, and optimizer has {wants}. "
@@ -273,9 +270,9 @@ def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
         if has is None:
             raise ValueError(
                 f"state has no moments of {name!r}: the old optimizer did not move it "
-                "(optax.masked, optax.partition), or convert has made it new. If the new one must "
-                "not move it either, hide it there too. If it must, begin it anew: "
-                f"forget=matching({name!r})."
+                "(optax.masked, optax.partition), or convert has made it new, or of parameters "
+                "that several parts of it moved. If the new one must not move it either, hide it "
+                f"there too. If it must, begin it anew: forget=matching({name!r})."
             )
         if (has.what, wants.what) == (moments.MUON, moments.ADAM):
             raise ValueError(

@@ -4,7 +4,7 @@ It is run on marks, numbers that use each bit of a float32. A number that it cop
 and one that it makes of several, or rounds, is none.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 import math
 from typing import Any
 
@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.params.stacked import Stacked
 
@@ -63,7 +62,7 @@ class Conversion:
             self.sources.append(set(number[is_copied].astype(int).ravel().tolist()))
 
     def carried(
-        self, values: dict[int, Any], begin: Mapping[int, Any] | None = None
+        self, values: dict[int, Any], begin: dict[int, Any] | None = None
     ) -> dict[int, Any]:
         """Arrays like the old parameters as arrays like the new ones.
 
@@ -136,11 +135,8 @@ def _changed(marks: np.ndarray, factor: int) -> np.ndarray:
 
 def block_ids(stacked: Stacked, params: Any) -> list[np.ndarray]:
     """For each element of each parameter, the number of its block in it."""
-    leaves, structure = jax.tree.flatten(params)
     found = []
-    for leaf, blocks in zip(
-        leaves, stacked.over_blocks(Leaves(params, structure, leaves)), strict=True
-    ):
+    for leaf, blocks in zip(jax.tree.leaves(params), stacked.block_axes(params), strict=True):
         shape = blocks.shape(np.shape(leaf))
         ids = np.arange(math.prod(shape)).reshape(shape)
         if blocks.segments:

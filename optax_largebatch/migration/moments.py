@@ -1,6 +1,5 @@
 """What the parts of a state keep of each parameter, whichever library and checkpoint it is from."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -107,18 +106,16 @@ class Kept:
             )
         self.moments[number] = moment._replace(arrays=moment.arrays | new.arrays)
 
+    def numbered(self, tree: Any) -> dict[int, Any]:
+        """The arrays of a tree like the parameters, by the numbers of these."""
+        arrays = keyed_arrays(tree)
+        return {self.numbers[keys]: x for keys, x in arrays if keys in self.numbers}
+
     def forget(self, are_forgotten: list[bool]) -> None:
         """Begins some parameters anew."""
         self.forgotten = frozenset(number for number, flag in enumerate(are_forgotten) if flag)
         for number in self.forgotten:
             self.moments[number] = None
-
-    def multiply(self, name: str, position: int, factor: float) -> None:
-        """Multiplies the first or the second moment of a parameter, at the position 0 or 1."""
-        number = self.names.index(name)
-        moment: Any = self.moments[number]
-        field, array = list(moment.arrays.items())[position]
-        self.moments[number] = moment._replace(arrays=moment.arrays | {field: array * factor})
 
     def converted(self, conversion: Conversion) -> "Kept":
         """The same of the parameters that a function makes of these."""
@@ -131,20 +128,13 @@ class Kept:
         }
         for number, sources in enumerate(conversion.sources):
             known = [moment for source in sources if (moment := self.moments[source])]
-            if not known or len(known) < len(sources):
-                continue
-            if len({moment.part.keys for moment in known}) > 1:
-                raise ValueError(
-                    f"convert must make {new.names[number]!r} of parameters that one part of the "
-                    f"old optimizer moved, and makes it of {[self.names[k] for k in sources]}, "
-                    "which several parts moved. Split it, or forget it."
-                )
-            arrays = {field: carried[field][number] for field in known[0].arrays}
-            new.moments[number] = known[0]._replace(arrays=arrays)
+            if len(known) == len(sources) and len({x.part.keys for x in known}) == 1:
+                arrays = {field: carried[field][number] for field in known[0].arrays}
+                new.moments[number] = known[0]._replace(arrays=arrays)
         return new
 
     def carried(
-        self, values: dict[int, Any], begin: Mapping[int, Any] | None = None
+        self, values: dict[int, Any], begin: dict[int, Any] | None = None
     ) -> dict[int, Any]:
         """Arrays like the old parameters, as they are now, without those that begin anew.
 

@@ -23,27 +23,17 @@ from optax_largebatch.params.owners import (
     by_parameter,
     keyed_arrays,
     parts_of,
-    seen_by,
 )
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.hyperball import HyperballState
-from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
 from optax_largebatch.transforms.orthogonalization.neurons import NormalizeNeuronsState
-from optax_largebatch.transforms.trust_ratio import ScaleByLarsState
-from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.master_weights import MasterWeightsState
 from optax_largebatch.wrappers.stochastic_rounding import StochasticRoundingState
 from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
-_BEGIN_ANEW = (
-    AccumulateGradientsState,
-    HyperballState,
-    ScaleByLarsState,
-    ScaleByLearningRateState,
-    optax.MultiStepsState,
-    optax.schedules.InjectStatefulHyperparamsState,
-)
-"""States of several fields that begin anew, but for the number of steps and vectors of blocks."""
+_OTHERS = (optax.MultiStepsState, optax.schedules.InjectStatefulHyperparamsState)
+"""States of optax that begin anew, but for the number of steps."""
+_OF_LAST_STEP = {"learning_rates", "trust_ratios"}
+"""Fields of states that count steps and tell of the last one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +55,15 @@ class NewState:
             node: the node.
             keys: the keys on the way to it.
         """
-        part = next(parts_of(node, keys), None)
-        if part is None or not isinstance(node, dict | tuple | list):  # it is empty, or an array
-            return node
-        if hasattr(node, "_fields"):
-            named: Any = node
-            return named._replace(**self._changed(part))
-        if isinstance(node, dict):
-            return type(node)((key, self.of(x, (*keys, str(key)))) for key, x in node.items())
-        return type(node)(self.of(x, (*keys, str(index))) for index, x in enumerate(node))
+
+        def changed(path: Any, node: Any) -> Any:
+            here = [jax.tree_util.keystr((key,), simple=True) for key in path]
+            part = next(parts_of(node, (*keys, *here)), None)
+            return node._replace(**self._changed(part)) if part else node
+
+        return jax.tree_util.tree_map_with_path(
+            changed, node, is_leaf=lambda node: hasattr(node, "_fields")
+        )
 
     def _changed(self, part: Part) -> dict[str, Any]:
         """The fields of a NamedTuple that change."""
@@ -81,7 +71,7 @@ class NewState:
         if kind_of(part):
             return self._moments(fields)
         if self._has_numbers_of_its_own(part):
-            return self._own_numbers(part, fields)
+            return self._own_numbers(part)
         new = {
             name: self.of(child, (*part.keys, name))
             for name, child in fields.items()
@@ -107,8 +97,8 @@ class NewState:
         new, sources = {}, {}
         for name in fields.keys() & set(COPIES):
             tree, taken = fields[name], []
-            for keys, like in keyed_arrays(tree):
-                moment = self.old.moments[self.old.numbers[keys]]
+            for number, like in self.old.numbered(tree).items():
+                moment = self.old.moments[number]
                 if moment is None:  # it begins anew: it was checked
                     taken.append(like)
                     continue
@@ -132,7 +122,7 @@ class NewState:
 
     def _has_numbers_of_its_own(self, part: Part) -> bool:
         """Whether a part collects numbers that most optimizers do not have."""
-        if issubclass(part.kind, _BEGIN_ANEW):
+        if issubclass(part.kind, _OTHERS) or part.fields.keys() & _OF_LAST_STEP:
             return False
         beside_others = "count" in part.fields and len(part.fields) > 1
         foreign_moments = not _is_ours(part) and any(
@@ -150,18 +140,16 @@ class NewState:
             for keys, array in found
         )
 
-    def _own_numbers(self, part: Part, fields: dict[str, Any]) -> dict[str, Any]:
+    def _own_numbers(self, part: Part) -> dict[str, Any]:
         """The fields of a part that collects numbers of its own, from the same part of old."""
         same = self._same(part)
-        is_of_one = issubclass(part.kind, ScaleByWarmedUpRateState) or self.old.conversion
-        if len(same) != 1 or not _is_ours(part) or is_of_one:
+        if len(same) != 1 or not _is_ours(part) or self.old.conversion:
             raise ValueError(
                 f"optimizer has a {part.kind.__name__}, whose numbers no other optimizer keeps, "
                 "and no convert moves. Begin with optimizer.init(params)."
             )
-        return {
-            name: self._laid_out(name, same[0].fields[name], new) for name, new in fields.items()
-        }
+        old = same[0].fields
+        return {name: self._laid_out(name, old[name], new) for name, new in part.fields.items()}
 
     def _same(self, part: Part) -> list[Part]:
         """The part of the old state of the same kind in the same place, or all of that kind."""
@@ -188,14 +176,14 @@ class NewState:
             field: the field.
             others: a tree with what stands for old parameters of which the state has no such array.
         """
-        numbers, leaves = self.old.before.numbers, jax.tree.leaves(self.old.before.params)
-        values = {numbers[keys]: x for keys, x in keyed_arrays(others)} | {
-            numbers[keys]: x
+        before = self.old.before
+        values = before.numbered(others) | {
+            k: x
             for one in self._same(part)
-            for keys, x in keyed_arrays(one.fields[field])
-            if keys in numbers and _is_inexact(x)
+            for k, x in before.numbered(one.fields[field]).items()
+            if _is_inexact(x)
         }
-        likes = {self.old.numbers[keys]: like for keys, like in keyed_arrays(part.fields[field])}
+        likes, leaves = self.old.numbered(part.fields[field]), jax.tree.leaves(before.params)
         shaped = {k: x for k, x in values.items() if jnp.shape(x) == jnp.shape(leaves[k])}
         found = self.old.carried(shaped, likes)
         if likes.keys() - found.keys() - self.old.forgotten:
@@ -215,42 +203,33 @@ class NewState:
         arrays, structure = jax.tree.flatten(part.fields["nu"])
         made = self.made.get(part.keys)
         # An `init` inside `jax.jit` does not say which parameters it was given: maybe all.
-        keys = [keys for keys, _ in keyed_arrays(made.params if made else self.old.params)]
-        if len(keys) != len(arrays):
+        numbers = self.old.numbered(made.params if made else self.old.params)
+        if len(numbers) != len(arrays):
             return part.fields["nu"]
-        values, taken = self._old_neurons(), []
+        values, before, taken = {}, self.old.before, []
+        for neurons in self.old.parts:
+            if neurons.is_one(NormalizeNeuronsState):
+                old = sorted(keyed_arrays(neurons.fields["nu"]), key=lambda keyed: int(keyed[0][0]))
+                moved, at = enumerate(before.moments), neurons.masked_at
+                seen = [k for k, x in moved if x and x.part.masked_at == at]
+                if len(old) == len(seen):
+                    values |= {k: x for k, (_, x) in zip(seen, old, strict=True)}
         if self.old.conversion:
-            leaves = jax.tree.leaves(self.old.before.params)
+            leaves = jax.tree.leaves(before.params)
             values = {k: jnp.broadcast_to(x, jnp.shape(leaves[k])) for k, x in values.items()}
         carried = self.old.carried(values)
-        for key, like in zip(keys, arrays, strict=True):
-            number = self.old.numbers[key]
-            whole = value = carried.get(number, like)
+        for number, like in zip(numbers, arrays, strict=True):
+            value = carried.get(number, like)
             if self.old.conversion:
-                value = whole[tuple([slice(size) for size in like.shape])]
-            if self.old.conversion and not np.all(whole == value):
-                raise ValueError(
-                    f"convert must leave the neurons of {self.old.names[number]!r} whole, because "
-                    "normalize_neurons keeps a second moment of each. Leave it as it was, or begin "
-                    f"it anew: forget=matching({self.old.names[number]!r})."
-                )
+                whole, value = value, value[tuple([slice(size) for size in like.shape])]
+                if not np.all(whole == value):
+                    raise ValueError(
+                        f"convert must leave the neurons of {self.old.names[number]!r} whole, "
+                        "because normalize_neurons keeps a second moment of each. Leave it as it "
+                        f"was, or begin it anew: forget=matching({self.old.names[number]!r})."
+                    )
             taken.append(placed(value if jnp.shape(value) == like.shape else like, like))
         return structure.unflatten(taken)
-
-    def _old_neurons(self) -> dict[int, Any]:
-        """The second moments of the neurons of each parameter in the old state."""
-        moments: dict[int, Any] = {}
-        before = self.old.before
-        for neurons in self.old.parts:
-            if not neurons.is_one(NormalizeNeuronsState):
-                continue
-            arrays = sorted(keyed_arrays(neurons.fields["nu"]), key=lambda keyed: int(keyed[0][0]))
-            seen = list(range(len(before.names)))
-            if len(arrays) < len(seen):
-                seen = seen_by(neurons, before.state, before.params)
-            if len(arrays) == len(seen):
-                moments |= {k: x for k, (_, x) in zip(seen, arrays, strict=True)}
-        return moments
 
     def _laid_out(self, name: str, old: Any, new: Any) -> Any:
         """A field of an old state in the layout of the new one.
@@ -265,11 +244,12 @@ class NewState:
         found = [arrays[key] for key in (keys if same_layout else sorted(arrays, key=self._number))]
         if not same_layout and len(wanted) == 1:
             found = [joined(fetched(found, wanted[0]), wanted[0])]
-        if list(map(jnp.shape, found)) != list(map(jnp.shape, wanted)):
+        shapes, needed = (list(map(jnp.shape, x)) for x in (found, wanted))
+        if shapes != needed:
             raise ValueError(
-                f"the {name} in state has the shapes {list(map(jnp.shape, found))}, and optimizer "
-                f"needs {list(map(jnp.shape, wanted))}. Pass the parameters that the old optimizer "
-                "moved, and give optimizer the same `stacked`."
+                f"the {name} in state has the shapes {shapes}, and optimizer needs {needed}. Pass "
+                "the parameters that the old optimizer moved, and give optimizer the same "
+                "`stacked`."
             )
         put = self._put if self._is_like_params(new) else placed
         return structure.unflatten(map(put, found, wanted))
@@ -285,19 +265,19 @@ class NewState:
         if made is None:  # by an `init` inside `jax.jit`, which does not say of which blocks it is
             return {}
         return {
-            name: self._vector(part, name, stacked, made.params)
-            for name, stacked in _stacks(made).items()
+            name: self._vector(part, name, check_stacked(field.stacked), made.params)
+            for name, field in names_and_fields(made.transform.state)
+            if isinstance(field, VectorOfBlocks)
         }
 
     def _vector(self, part: Part, name: str, stacked: Stacked, params: Any) -> jax.Array:
         """A vector of the blocks of some parameters."""
         like = part.array(name)
-        numbers = [self.old.numbers[keys] for keys, _ in keyed_arrays(params)]
         split = np.split(fetched(like, like), np.cumsum(stacked.sizes(params))[:-1])
-        at_first = dict(zip(numbers, split, strict=True))
+        at_first = dict(zip(self.old.numbered(params), split, strict=True))
         old, old_ids = self._old_vector(part, name, stacked, like)
         if self.old.conversion:
-            ids = dict(zip(numbers, block_ids(stacked, params), strict=True))
+            ids = dict(zip(at_first, block_ids(stacked, params), strict=True))
             old = self.old.conversion.of_blocks(old, old_ids, at_first, ids, name == "radii")
         found = []
         for number, first in at_first.items():
@@ -329,9 +309,9 @@ class NewState:
                 )
             trees = fetched(dict(keyed_arrays(one.fields[name])), like)
             if made is None and trees.keys() <= before.numbers.keys():  # of version 0.1.0
-                found |= {before.numbers[keys]: x for keys, x in trees.items()}
+                found |= fetched(before.numbered(one.fields[name]), like)
                 continue
-            of_old = _stacks(made)[name] if made else stacked
+            of_old = getattr(made.transform.state, name).stacked if made else stacked
             with contextlib.suppress(ValueError):  # the stacks were others, and so the blocks
                 entries = by_parameter([one], name, before.state, before.params, of_old)
                 (vector,) = trees.values()
@@ -347,15 +327,6 @@ def made_parts(optimizer: Any, params: Any) -> tuple[Any, dict[Keys, RecordedSta
     made = {tuple(map(id, one.state)): one for one in record}
     fields = {part.keys: tuple(map(id, part.fields.values())) for part in parts_of(state)}
     return state, {keys: made[ids] for keys, ids in fields.items() if ids in made}
-
-
-def _stacks(made: RecordedState) -> dict[str, Stacked]:
-    """The stacks of each field of a part that is a vector of blocks."""
-    return {
-        name: check_stacked(field.stacked)
-        for name, field in names_and_fields(made.transform.state)
-        if isinstance(field, VectorOfBlocks)
-    }
 
 
 def _is_inexact(x: Any) -> bool:

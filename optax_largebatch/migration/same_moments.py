@@ -1,6 +1,6 @@
 """Whether the moments of two optimizers mean the same, found by running both."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 import warnings
 
@@ -76,30 +76,28 @@ def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -
                     f"{kept}, and state has {found}."
                 )
         short, gradients = _short(params, optimizer)
-        theirs = dict(_moments("old_optimizer", old_optimizer, short, gradients))
-        ours = dict(_moments("optimizer", optimizer, short, gradients))
-    for position, name in sorted({key[1:] for key in theirs.keys() & ours.keys()}):
-        steps_of_each = [
-            (step, theirs[step, position, name][1], *ours[step, position, name])
-            for step in range(1, _STEPS + 1)
-        ]
-        different = [x for x in steps_of_each if _differ(x[1], x[3])]
-        if not different:
+        theirs = _moments("old_optimizer", old_optimizer, short, gradients)
+        ours = _moments("optimizer", optimizer, short, gradients)
+    for position, name in sorted(theirs.keys() & ours.keys()):
+        (old_field, *_), before = zip(*theirs[position, name], strict=True)
+        (field, *_), after = zip(*ours[position, name], strict=True)
+        step = next((k for k in range(_STEPS) if _differ(before[k], after[k])), None)
+        if step is None:
             continue
-        _, before, _, after = zip(*steps_of_each, strict=True)
         rates = _decay_rates(before, after)
         if rates is None:
-            step, was, field, now = different[0]
+            was, now = before[step], after[step]
             at = np.unravel_index(np.abs(now - was).argmax(), now.shape)
             raise ValueError(
                 "old_optimizer must keep the moments that optimizer keeps: in step "
-                f"{step} with the same gradients, an element of {field} of {name!r} is "
+                f"{step + 1} with the same gradients, an element of {field} of {name!r} is "
                 f"{was[at]:.4g} in old_optimizer and {now[at]:.4g} in optimizer. "
                 f"{_BUFFERS if field == 'trace' else _MOMENTS}"
             )
         if steps:
-            old_rate, rate = rates
-            old.multiply(name, position, (1 - rate**steps) / (1 - old_rate**steps))
+            old_mass, mass = (1 - rate**steps for rate in rates)
+            moment: Any = old.moments[old.names.index(name)]
+            moment.arrays[old_field] = moment.arrays[old_field] * (mass / old_mass)
 
 
 def _differ(old: np.ndarray, new: np.ndarray) -> bool:
@@ -118,22 +116,19 @@ def _decay_rates(
     :math:`x_t`: with :math:`r = (1 - c) / (1 - b)`,
     :math:`n_t - r m_t = c n_{t-1} - r b m_{t-1}`, which is :math:`r (c - b) m_1` for the second.
     """
-    first, second, _ = exact = [x.astype(complex if np.iscomplexobj(x) else float) for x in old]
+    exact, new_exact = (np.stack(x).astype(complex) for x in (old, new))
+    first = exact[0]
     square = np.vdot(first, first).real
-    ratio = np.vdot(first, new[0]).real / square if square else 1.0
+    ratio = np.vdot(first, new_exact[0]).real / square if square else 1.0
     if not ratio or abs(ratio - 1) < 1e-6:
         return None
-    difference = np.vdot(first, new[1] - ratio * second).real / (ratio * square)
+    difference = np.vdot(first, new_exact[1] - ratio * exact[1]).real / (ratio * square)
     old_rate = 1 + difference / (ratio - 1)
-    new_rate = old_rate + difference
-    average, before = np.zeros_like(first), np.zeros_like(first)
-    for now, wanted in zip(exact, new, strict=True):
-        average = new_rate * average + ratio * (now - old_rate * before)
-        before = now
-        if _differ(average, wanted):
-            return None
-    are_rates = all(0 <= rate < 1 - 1e-6 for rate in (old_rate, new_rate))
-    return (old_rate, new_rate) if are_rates else None
+    rates = old_rate, old_rate + difference
+    expected = ratio * exact
+    expected[1:] += rates[1] * new_exact[:-1] - ratio * old_rate * exact[:-1]
+    are_rates = all(0 <= rate < 1 - 1e-6 for rate in rates)
+    return rates if are_rates and not _differ(expected, np.stack(new)) else None
 
 
 def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:
@@ -164,10 +159,10 @@ def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:
 
 def _moments(
     who: str, optimizer: Any, params: Any, gradients: list[Any]
-) -> Iterator[tuple[tuple[int, int, str], tuple[str, np.ndarray]]]:
+) -> dict[tuple[int, str], list[tuple[str, np.ndarray]]]:
     """The moments of an optimizer after each of its first steps, with the names of their fields.
 
-    Its key is the step, 0 for a first moment or 1 for a second, and the parameter.
+    Their key is 0 for a first moment or 1 for a second, and the parameter.
 
     Args:
         who: the optimizer, for messages.
@@ -184,12 +179,14 @@ def _moments(
         return optimizer.update(gradients, state, params, partition_specs=PartitionSpec())[1]
 
     state = optimizer.init(params)
-    for step, gradient in enumerate(gradients, 1):
+    found: dict[tuple[int, str], list[tuple[str, np.ndarray]]] = {}
+    for gradient in gradients:
         state = _after_a_step(who, update, gradient, state)
         kept = Kept(who, params, state)
         for name, moment in zip(kept.names, kept.moments, strict=True):
             for position, (field, array) in enumerate(moment.arrays.items() if moment else ()):
-                yield (step, position, name), (field, np.asarray(array))
+                found.setdefault((position, name), []).append((field, np.asarray(array)))
+    return found
 
 
 def _after_a_step(who: str, update: Any, gradient: Any, state: Any) -> Any:

@@ -79,13 +79,16 @@ class Stacked:
 
     def lengths(self, params: Any) -> list[Shape]:
         """The lengths of the axes of each leaf that run over blocks."""
-        leaves, structure = jax.tree.flatten(params)
         lengths = []
-        blocks = self.over_blocks(Leaves(params, structure, leaves))
-        for leaf, of_leaf in zip(leaves, blocks, strict=True):
+        for leaf, of_leaf in zip(jax.tree.leaves(params), self.block_axes(params), strict=True):
             shape = of_leaf.shape(np.shape(leaf))
             lengths.append(tuple(shape[axis] for axis in of_leaf.axes))
         return lengths
+
+    def block_axes(self, params: Any) -> list[BlockAxes]:
+        """The axes of each whole parameter that run over its blocks."""
+        leaves, structure = jax.tree.flatten(params)
+        return self.over_blocks(Leaves(params, structure, leaves))
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""
