@@ -16,6 +16,7 @@ from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
 from optax_largebatch.params.owners import Keys, Part, by_parameter, owners, parts_of_kinds
 from optax_largebatch.params.segments import BlockAxes, Segments
+from optax_largebatch.params.stacked import block_axes
 from optax_largebatch.transforms.trust_ratio import ScaleByLarsState, ScaleByTrustRatioState
 
 LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
@@ -118,7 +119,7 @@ def _add(found: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
     stacks = made.transform.stacked
     axes = dict(zip(numbers, stacks.axes(made.params), strict=True))
     lengths = dict(zip(numbers, stacks.lengths(made.params), strict=True))
-    pairs = zip(numbers, stacks.block_axes(made.params), of_each, strict=True)
+    pairs = zip(numbers, block_axes(stacks, made.params), of_each, strict=True)
     found.spheres.update((k, x) for k, x, facts in pairs if facts.get("length") == "sphere")
     for number, facts in zip(numbers, of_each, strict=True):
         found.axes[number] = tuple(sorted({*found.axes[number], *axes[number]}))

@@ -162,12 +162,15 @@ def adopt_state(
         wanted, made = made_parts(optimizer, params)
         if convert is not None:
             if old_optimizer is not None:
-                of = old_optimizer
-                jax.eval_shape(lambda x: made_before.update(made_parts(of, x)[1]), old_params)
+                jax.eval_shape(
+                    lambda x: made_before.update(made_parts(old_optimizer, x)[1]), old_params
+                )
             old = old.converted(Conversion(convert, old_params, params))
+    new = moments.Kept("optimizer", params, wanted)
     if forget is not None:
-        old.forget(select_leaves("forget", forget, params))
-    _check_same_kinds(old, moments.Kept("optimizer", params, wanted))
+        for kept in (old, new):
+            kept.forget(select_leaves("forget", forget, params))
+    _check_same_kinds(old, new)
     if old_optimizer is not None and convert is None:
         compare_moments(old_optimizer, optimizer, old, steps)
     adopted = NewState(old, steps, made, made_before).of(wanted)
@@ -256,15 +259,14 @@ def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
             "other optimizer keeps: as in lans, they may be moments of normalised gradients. Begin "
             "with optimizer.init(params)."
         )
-    wanted = [x if k not in old.forgotten else None for k, x in enumerate(new.moments)]
-    has, wants = ({x.what for x in kept if x} for kept in (old.moments, wanted))
+    has, wants = ({x.what for x in kept.moments if x} for kept in (old, new))
     if bool(has) != bool(wants):
         has, wants = (", ".join(sorted(x)) or "no moments" for x in (has, wants))
         raise ValueError(
             f"state must hold what optimizer needs: state has {has}, and optimizer has {wants}. "
             "optimizer.init(params) begins without the gradients so far."
         )
-    for name, has, wants in zip(new.names, old.moments, wanted, strict=True):
+    for name, has, wants in zip(new.names, old.moments, new.moments, strict=True):
         if wants is None:
             continue
         if has is None:

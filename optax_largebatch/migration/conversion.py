@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.params.paths import leaf_names
-from optax_largebatch.params.stacked import Stacked
+from optax_largebatch.params.stacked import Stacked, block_axes
 
 _MARKS = 2**23
 """How many marks there are, and the least of them."""
@@ -40,16 +40,14 @@ class Conversion:
         self.params = params
         rng = np.random.default_rng(0)
         marks = [rng.integers(_MARKS, 2 * _MARKS, np.shape(x)) for x in self.old_leaves]
-        found = self._converted(marks)
         changes = [self._converted([_changed(x, by) for x in marks]) for by in _FACTORS]
-        numbers = self._converted([np.full(np.shape(x), k) for k, x in enumerate(self.old_leaves)])
+        numbers = [np.full(np.shape(x), k) for k, x in enumerate(self.old_leaves)]
         self.copied: list[np.ndarray] = []
         """Which elements of each new parameter are copies; the others are new."""
         self.sources: list[set[int]] = []
         """The numbers of the old parameters that each new one has elements of."""
-        for name, mark, number, *changed in zip(
-            leaf_names(params), found, numbers, *changes, strict=True
-        ):
+        names, found = leaf_names(params), map(self._converted, (marks, numbers))
+        for name, mark, number, *changed in zip(names, *found, *changes, strict=True):
             pairs = zip(changed, _FACTORS, strict=True)
             is_copied = np.all([x == _changed(mark, by) for x, by in pairs], 0)
             if not np.all(is_copied | np.all([x == mark for x in changed], 0)):
@@ -78,7 +76,7 @@ class Conversion:
         return {
             k: x if self.copied[k].all() else jnp.where(self.copied[k], x, (begin or {}).get(k, 0))
             for k, x in arrays
-            if self.sources[k] and self.sources[k] <= values.keys()
+            if self.sources[k] <= values.keys()
         }
 
     def of_blocks(
@@ -136,7 +134,7 @@ def _changed(marks: np.ndarray, factor: int) -> np.ndarray:
 def block_ids(stacked: Stacked, params: Any) -> list[np.ndarray]:
     """For each element of each parameter, the number of its block in it."""
     found = []
-    for leaf, blocks in zip(jax.tree.leaves(params), stacked.block_axes(params), strict=True):
+    for leaf, blocks in zip(jax.tree.leaves(params), block_axes(stacked, params), strict=True):
         shape = blocks.shape(np.shape(leaf))
         ids = np.arange(math.prod(shape)).reshape(shape)
         if blocks.segments:

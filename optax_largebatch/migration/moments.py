@@ -76,7 +76,7 @@ class Kept:
             state: the state.
         """
         self.params, self.state = params, state
-        self.before: Kept = self
+        self.before = self
         """The same of the old parameters."""
         self.names = leaf_names(params)
         self.numbers = numbers_of(params)
@@ -108,8 +108,7 @@ class Kept:
 
     def numbered(self, tree: Any) -> dict[int, Any]:
         """The arrays of a tree like the parameters, by the numbers of these."""
-        arrays = keyed_arrays(tree)
-        return {self.numbers[keys]: x for keys, x in arrays if keys in self.numbers}
+        return {self.numbers[keys]: x for keys, x in keyed_arrays(tree) if keys in self.numbers}
 
     def forget(self, are_forgotten: list[bool]) -> None:
         """Begins some parameters anew."""

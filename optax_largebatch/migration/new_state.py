@@ -27,8 +27,6 @@ from optax_largebatch.params.owners import (
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.orthogonalization.neurons import NormalizeNeuronsState
 from optax_largebatch.wrappers.master_weights import MasterWeightsState
-from optax_largebatch.wrappers.stochastic_rounding import StochasticRoundingState
-from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
 _OTHERS = (optax.MultiStepsState, optax.schedules.InjectStatefulHyperparamsState)
 """States of optax that begin anew, but for the number of steps."""
@@ -83,10 +81,10 @@ class NewState:
         if issubclass(part.kind, NormalizeNeuronsState):
             new["nu"] = self._neurons(part)
         same = self._same(part)
-        if issubclass(part.kind, StochasticRoundingState | AverageWeightsState):
+        if "steps" in fields and _is_ours(part):  # of average_weights and stochastic_rounding
             steps = same[0].array("steps") if same else self.steps
             new["steps"] = placed(steps, fields["steps"])
-        if issubclass(part.kind, AverageWeightsState) and same:
+        if "average" in fields and same:
             new["average"] = self._like_params(part, "average")
             new["weight"] = placed(same[0].array("weight"), fields["weight"])
         counted = counters(part, (*STEPS, "step"))  # `step` of optax.conditionally_transform
@@ -109,6 +107,7 @@ class NewState:
             return new
         # Adam corrects its moments by the number of gradients in them.
         counts = [counters(x, ("count",)).get("count", self.steps) for x in sources.values()]
+        counts = counts or [0 if self.old.forgotten else self.steps]
         numbers = known(counts)
         if numbers and len(numbers) > 1:
             raise ValueError(
@@ -116,8 +115,7 @@ class NewState:
                 f"optimizer moves, and has counted {numbers}: their bias corrections differ. Begin "
                 "with optimizer.init(params)."
             )
-        unknown = 0 if self.old.forgotten else self.steps
-        found = counts[0] if numbers is None else (numbers or [unknown])[0]
+        found = counts[0] if numbers is None else numbers[0]
         return new | {"count": placed(found, fields["count"])}
 
     def _has_numbers_of_its_own(self, part: Part) -> bool:
@@ -221,7 +219,7 @@ class NewState:
         for number, like in zip(numbers, arrays, strict=True):
             value = carried.get(number, like)
             if self.old.conversion:
-                whole, value = value, value[tuple([slice(size) for size in like.shape])]
+                whole, value = value, value[tuple(map(slice, like.shape))]
                 if not np.all(whole == value):
                     raise ValueError(
                         f"convert must leave the neurons of {self.old.names[number]!r} whole, "
@@ -279,11 +277,12 @@ class NewState:
         if self.old.conversion:
             ids = dict(zip(at_first, block_ids(stacked, params), strict=True))
             old = self.old.conversion.of_blocks(old, old_ids, at_first, ids, name == "radii")
-        found = []
-        for number, first in at_first.items():
-            vector = first if number in self.old.forgotten else old.get(number, first)
-            found.append(vector if vector.size == first.size else first)
-        return joined(found, like)
+        kept = {
+            number: old[number]
+            for number in old.keys() & at_first.keys() - self.old.forgotten
+            if old[number].size == at_first[number].size
+        }
+        return joined((at_first | kept).values(), like)
 
     def _old_vector(
         self, part: Part, name: str, stacked: Stacked, like: jax.Array
@@ -325,8 +324,11 @@ def made_parts(optimizer: Any, params: Any) -> tuple[Any, dict[Keys, RecordedSta
     with recorded_states() as record:
         state = optimizer.init(params)
     made = {tuple(map(id, one.state)): one for one in record}
-    fields = {part.keys: tuple(map(id, part.fields.values())) for part in parts_of(state)}
-    return state, {keys: made[ids] for keys, ids in fields.items() if ids in made}
+    return state, {
+        part.keys: made[ids]
+        for part in parts_of(state)
+        if (ids := tuple(map(id, part.fields.values()))) in made
+    }
 
 
 def _is_inexact(x: Any) -> bool:

@@ -94,10 +94,9 @@ def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -
                 f"{was[at]:.4g} in old_optimizer and {now[at]:.4g} in optimizer. "
                 f"{_BUFFERS if field == 'trace' else _MOMENTS}"
             )
-        if steps:
-            old_mass, mass = (1 - rate**steps for rate in rates)
-            moment: Any = old.moments[old.names.index(name)]
-            moment.arrays[old_field] = moment.arrays[old_field] * (mass / old_mass)
+        old_mass, mass = (1 - rate ** max(steps, 1) for rate in rates)
+        moment: Any = old.moments[old.names.index(name)]
+        moment.arrays[old_field] = moment.arrays[old_field] * (mass / old_mass)
 
 
 def _differ(old: np.ndarray, new: np.ndarray) -> bool:

@@ -80,15 +80,10 @@ class Stacked:
     def lengths(self, params: Any) -> list[Shape]:
         """The lengths of the axes of each leaf that run over blocks."""
         lengths = []
-        for leaf, of_leaf in zip(jax.tree.leaves(params), self.block_axes(params), strict=True):
+        for leaf, of_leaf in zip(jax.tree.leaves(params), block_axes(self, params), strict=True):
             shape = of_leaf.shape(np.shape(leaf))
             lengths.append(tuple(shape[axis] for axis in of_leaf.axes))
         return lengths
-
-    def block_axes(self, params: Any) -> list[BlockAxes]:
-        """The axes of each whole parameter that run over its blocks."""
-        leaves, structure = jax.tree.flatten(params)
-        return self.over_blocks(Leaves(params, structure, leaves))
 
     def sizes(self, params: Any) -> list[int]:
         """The number of blocks in each leaf."""
@@ -166,6 +161,12 @@ def stacked_layers(where: Any) -> Stacked:
             at = f" {paths.path_name(where, path)!r}" if path else ""
             raise TypeError(f"stacked_layers:{at} {_no_axes(axes)}")
     return Stacked("stacked_layers(a tree of axes)", entries_of_tree(_NAME, where, _is_axes))
+
+
+def block_axes(stacked: Stacked, params: Any) -> list[BlockAxes]:
+    """The axes of each parameter that run over its blocks."""
+    leaves, structure = jax.tree.flatten(params)
+    return stacked.over_blocks(Leaves(params, structure, leaves))
 
 
 def check_stacked(

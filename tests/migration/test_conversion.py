@@ -190,7 +190,7 @@ def test_a_parameter_of_two_parts_is_refused():
     old, new = optax.partition(adams, {"kernel": "a", "bias": "b"}), optax.adam(SCHEDULE)
 
     def joined(tree):
-        return {"all": jnp.append(tree["kernel"], tree["bias"])}
+        return {"all": jnp.append(tree["kernel"], tree["bias"]), "kernel": tree["kernel"]}
 
     with pytest.raises(ValueError, match=r"'all': .* or of parameters that several parts"):
         adopted(old, new, PARAMS, state_after(old), joined)

@@ -59,6 +59,7 @@ KEEPING = {
     "learned_gradient": OPTIMIZERS["learned_gradient"].make(),
     "muonh": lb.muonh(SCHEDULE, radius="start"),
     "lans": lb.lans(SCHEDULE),
+    "lbsgd": lb.lbsgd(0.1, momentum=0.9, batch_scale=2, warmup_strategy="lars"),
     "NorMuon": beside_lamb(norm_muon()),
     "second moment": lb.chain(lb.accumulate_momentum(0.9), lb.scale_by_second_moment(0.9), RATE),
     "decay": chained(lb.add_decayed_weights(0.1), lb.decay_to_target_rms(0.1)),
@@ -129,9 +130,8 @@ def test_no_field_is_forgotten():
     optimizers = [*KEEPING.values(), *(entry.make() for entry in OPTIMIZERS.values())]
     inside = {field for x in optimizers for field, _ in fields_of_ours(x.init(PARAMS))}
     assert {*public} == FIELDS.keys() >= inside
-    went = {field for x in KEEPING.values() for field, _ in fields_of_ours(x.init(PARAMS))}
-    untried = {field for field in FIELDS.keys() - went if "inner_state" not in field}
-    assert {FIELDS[field] for field in untried} == {"refused"}
+    tried = {field for x in KEEPING.values() for field, _ in fields_of_ours(x.init(PARAMS))}
+    assert all("inner_state" in field for field in FIELDS.keys() - tried)
 
 
 CARRIERS = {
