@@ -30,7 +30,7 @@ def said():
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize(("change", "name", "words"), said())
+@pytest.mark.parametrize(("change", "name", "words"), [*said()])
 def test_a_cell(change, name, words):
     with enable_x64(True):
         assert PROGRAM["cell"](change, name).split()[0].strip(":") == words.split()[0]
