@@ -197,6 +197,9 @@ def on_meshes(name: str, run: Run, shapes: Any) -> Run:
         params = jax.device_put(run.params, NamedSharding(mesh, PartitionSpec("x", "y")))
         layout = lb.optimizer_state_shardings(run.optimizer, params, mesh)
         run = run._replace(params=params, state=jax.device_put(run.state, layout))
+        if name in ("muon", "muonh", "NorMuon"):
+            shardings = jax.tree.map(lambda x: x.sharding, params)
+            run = run._replace(optimizer=lb.with_partition_specs(make(name), shardings))
     return run
 
 

@@ -17,6 +17,8 @@ QUICK = dict.fromkeys(PROGRAM["WORDS"], "adamw") | {
     "split, and joined": "lamb",
     "to AdamW": "muon",
 }
+NIGHTLY = ("lans", "lars", "muon")
+"""Their columns are much like those of others."""
 
 
 def said():
@@ -25,8 +27,9 @@ def said():
         groups = [x.split(": ") for x in cost.split("; ")] if ":" in cost else [["", cost]]
         for names, words in groups:
             for name in names.split(", ") if names else PROGRAM["OPTIMIZERS"]:
-                mark = [pytest.mark.slow] * (QUICK[change] != name)
-                yield pytest.param(change, name, words, marks=mark, id=f"{change}-{name}")
+                marks = [pytest.mark.slow] * (QUICK[change] != name)
+                marks += [pytest.mark.nightly] * (bool(marks) and name in NIGHTLY)
+                yield pytest.param(change, name, words, marks=marks, id=f"{change}-{name}")
 
 
 @pytest.mark.usefixtures("standard_promotion")
