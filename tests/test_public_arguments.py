@@ -120,6 +120,8 @@ WRONG = {
         ("accumulator_dtype dtype mu_dtype ns_dtype", DTYPE),
         ("param_norm_bounds rms_bounds trust_ratio_bounds", BOUNDS),
         ("adamh_mask mask matrix_mask trust_ratio_mask weight_decay_mask", MASK),
+        ("convert", [1, "stack", jnp.stack]),
+        ("forget", [False, "bias", 3]),
         ("branches transforms", OPTIMIZER),
         ("inner", [*OPTIMIZER, None]),
         ("groups", [1, {}, "bias", {"params": lb.matching("bias")}]),

@@ -1,17 +1,19 @@
 """The state of an optimizer that goes on where another one stopped."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from optax_largebatch.arguments import check_integer
-from optax_largebatch.engine.recorded_states import recorded_states
 from optax_largebatch.migration import moments
-from optax_largebatch.migration.new_state import NewState, known
-from optax_largebatch.migration.same_moments import check_same_moments
+from optax_largebatch.migration.conversion import Conversion
+from optax_largebatch.migration.new_state import NewState, known, made_parts
+from optax_largebatch.migration.same_moments import compare_moments
 from optax_largebatch.params.leaves import leaves_of
+from optax_largebatch.params.masks import Mask, select_leaves
 from optax_largebatch.transforms.nesterov import NesterovSplitState
 
 
@@ -22,6 +24,9 @@ def adopt_state(
     *,
     step: int | None = None,
     old_optimizer: optax.GradientTransformation | None = None,
+    old_params: optax.Params | None = None,
+    convert: Callable[[optax.Params], optax.Params] | None = None,
+    forget: Mask = None,
 ) -> optax.OptState:
     r"""The state of an optimizer that goes on where another one stopped.
 
@@ -43,21 +48,30 @@ def adopt_state(
 
     **Muon.** The momentum of Muon is a mean of gradients, and so is the first moment of Adam.
     Therefore a matrix takes its momentum from either, and the parameters beside the matrices take
-    both moments of Adam. Muon keeps no second moment, so a matrix cannot go from Muon to Adam: this
-    is an error. The radii of `radius="start"` go over too. A block that had none takes it at its
+    both moments of Adam. Muon keeps no second moment, so a matrix cannot go from Muon to Adam: name
+    it in `forget`. The radii of `radius="start"` go over too. A block that had none takes it at its
     next step. So do the second moments of `normalize_neurons`, where they have the same shape. All
     others begin at 0.
 
-    **The moments must mean the same in both optimizers**: the same `b1` (of Muon: `beta`), `b2` or
-    `momentum`, and gradients clipped in the same way. A state does not say so. Pass `old_optimizer`
-    to have them compared; for a momentum buffer, as of SGD and LARS, you must. Without it, these
-    are accepted, and the steps are wrong:
+    **The moments must mean the same in both optimizers**: averages of gradients that are clipped in
+    the same way, or sums with the same `momentum`. A state does not say so. Pass `old_optimizer` to
+    have them compared; for a momentum buffer, as of SGD and LARS, you must. An average over another
+    window (`b1` and `b2`, of Muon `beta`) is then multiplied by :math:`(1 - b'^t) / (1 - b^t)`, so
+    that it is the same average after its bias correction. Without `old_optimizer` it is taken as it
+    is, which late in a run is the same. These are then accepted, too, and the steps are wrong:
 
-    - Adam's `b1` is not Muon's `beta` (their defaults are 0.9 and 0.95);
     - one sums gradients, as with `grad_averaging=False`, and the other averages them;
     - a state of Adam's class holds other numbers: `nu` of `optax.adamax` and `adamaxw` is a
       maximum, that of `optax.yogi` begins at 1e-6, and `mu` of `optax.contrib.adopt` is a mean of
       normalised gradients.
+
+    **Other parameters.** Layers are stacked or not, queries, keys and values joined or split, a
+    head is new, a vocabulary larger: pass the old parameters, and the function `convert` that made
+    the new ones of them. What is like the parameters goes through it, too: moments, masters and
+    averages. Numbers of blocks (angles, radii, trust ratios) and of neurons go with their elements.
+    Elements that `convert` makes new have moments of 0. It must copy: it may stack, split, join,
+    transpose, slice and pad, but not compute. A parameter of which nothing is old is named in
+    `forget`. States of `cain`, `scaled_adam` and `learned_gradient` do not follow.
 
     **Checkpoints without types.** A state may have dictionaries and lists in the place of
     NamedTuples and tuples, as Orbax restores it without a target. A dictionary counts as the
@@ -71,7 +85,7 @@ def adopt_state(
 
     **Frozen parameters.** Both optimizers may hide a parameter, by `optax.masked` or by
     `optax.partition` with `optax.set_to_zero`. If only the new one hides it, its moments are
-    dropped. If only the old one hides it, it has no moments, and this is an error.
+    dropped. If only the old one hides it, it has no moments: name it in `forget`.
 
     **Wrappers.** Finish a macro-batch of `optax.MultiSteps` or `accumulate_gradients` first. The
     masters of `master_weights` go over, and so do the average and the steps of `average_weights`,
@@ -79,8 +93,8 @@ def adopt_state(
     those of the run, and the average begins with the next weights.
 
     **What begins anew:** loss scales, noise scales, the norms or losses in which `skip_bad_steps`
-    looks for spikes, counts of skipped steps, and what a state says of the last step: learning
-    rates, trust ratios and angles.
+    looks for spikes, and counts of skipped steps. So do what `forget` names, and radii of blocks
+    that were not one block before.
 
     Args:
         optimizer: the new optimizer.
@@ -92,7 +106,15 @@ def adopt_state(
             from the state.
         old_optimizer: the optimizer that `state` is of, to check that its moments mean the same as
             those of `optimizer`. Both are compiled and take three steps with the same gradients, on
-            parameters of few elements; their moments must then be equal. None for no check.
+            parameters of few elements; their moments must then be equal, or averages of the same
+            numbers. With `convert` it says which blocks there were, and nothing is compared: change
+            the optimizer in a call of its own. None for no check.
+        old_params: the parameters that `state` is of, if they are others. With new parameters of a
+            lower precision, masters begin with these. None for `params`.
+        convert: the function from the old parameters to the new ones. It is called with trees of
+            numbers and moments in the place of `old_params`.
+        forget: the new parameters that begin anew, such as `matching("head")`: their moments are 0,
+            and a count that is theirs alone, too. A rule, or any other mask; None for none.
 
     Returns:
         A state of `optimizer`. Moments, masters and averages stay on their devices, and the rest is
@@ -101,9 +123,10 @@ def adopt_state(
     Raises:
         TypeError: `state` is a `TrainState` or the like; pass the optimizer's state in it.
         ValueError: one optimizer has moments that the other does not have, or that mean something
-            else; `params` and `state` do not belong together; `state` has an axis for several
-            models, is in the middle of a macro-batch, or averages other weights; or `step` or
-            `old_optimizer` is needed.
+            else; `params` and `state` do not belong together; `convert` computes, or makes others
+            than `params`; `state` has an axis for several models, is in the middle of a
+            macro-batch, or averages other weights; or `step`, `old_optimizer`, `old_params`,
+            `convert` or `forget` is needed.
 
     Examples:
         >>> import jax
@@ -120,6 +143,8 @@ def adopt_state(
         2 [ 0.57 -0.76]
     """
     _check_optimizer("optimizer", optimizer)
+    if old_optimizer is not None:
+        _check_optimizer("old_optimizer", old_optimizer)
     if not isinstance(state, tuple | list | Mapping):
         raise TypeError(
             "state must be the state of an optimizer, as its `update` returns it; got a "
@@ -128,18 +153,29 @@ def adopt_state(
     if step is not None:
         check_integer("step", step, at_least=0)
     leaves_of("params", params)
-    old = moments.Kept("state", params, state)
+    old = moments.Kept("state", _old_params(params, old_params, convert), state)
     _check_counters(old)
     steps = _steps(old) if step is None else step
+    made_before: dict[Any, Any] = {}
     # Many an `init` makes its arrays of Python's numbers, which a guard would take for a mistake.
-    with jax.transfer_guard("allow"), recorded_states() as made:
-        wanted = optimizer.init(params)
-    _check_same_kinds(old, moments.Kept("optimizer", params, wanted))
-    adopted = NewState(old, steps, made).of(wanted)
-    if old_optimizer is not None:
-        _check_optimizer("old_optimizer", old_optimizer)
-        check_same_moments(old_optimizer, optimizer, old)
-    elif any(moment and moment.what == moments.BUFFER for moment in old.moments):
+    with jax.transfer_guard("allow"):
+        wanted, made = made_parts(optimizer, params)
+        if convert is not None:
+            if old_optimizer is not None:
+                jax.eval_shape(
+                    lambda x: made_before.update(made_parts(old_optimizer, x)[1]), old_params
+                )
+            old = old.converted(Conversion(convert, old_params, params))
+    new = moments.Kept("optimizer", params, wanted)
+    if forget is not None:
+        for kept in (old, new):
+            kept.forget(select_leaves("forget", forget, params))
+    _check_same_kinds(old, new)
+    if old_optimizer is not None and convert is None:
+        compare_moments(old_optimizer, optimizer, old, steps)
+    adopted = NewState(old, steps, made, made_before).of(wanted)
+    has_buffer = any(moment and moment.what == moments.BUFFER for moment in old.moments)
+    if old_optimizer is None and has_buffer:
         raise ValueError(
             "old_optimizer must be given, because state has a momentum buffer: it does not say "
             "whether it is a sum or a mean, and whether of gradients or of steps. Pass the "
@@ -147,6 +183,25 @@ def adopt_state(
             "old_optimizer=optax.sgd(0.1, momentum=0.9)): the two buffers are then compared."
         )
     return adopted
+
+
+def _old_params(params: Any, old_params: Any, convert: Any) -> Any:
+    """The parameters that the state is of."""
+    if convert is not None and (old_params is None or not callable(convert)):
+        raise TypeError(
+            "convert must be a function from the old parameters to the new ones, and is given with "
+            f"old_params; got {convert!r} and old_params of type {type(old_params).__name__}. Pass "
+            "both, as in adopt_state(optimizer, params, state, old_params=old, convert=f)."
+        )
+    if old_params is None:
+        return params
+    shapes, old_shapes = (jax.tree.map(jnp.shape, tree) for tree in (params, old_params))
+    if convert is None and shapes != old_shapes:
+        raise ValueError(
+            "convert must be given where old_params have another structure or other shapes than "
+            f"params: got {old_shapes} and {shapes}. Pass the function that has made params."
+        )
+    return old_params
 
 
 def _check_optimizer(name: str, optimizer: object) -> None:
@@ -197,12 +252,14 @@ def _steps(old: moments.Kept) -> int:
 
 def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
     """Checks that the old state has the moments that the new one needs, and not only others."""
-    if any(part.is_one(NesterovSplitState) for part in old.parts):
+    split = [any(part.is_one(NesterovSplitState) for part in kept.parts) for kept in (old, new)]
+    if split[0] != split[1]:
         raise ValueError(
-            "state has a NesterovSplitState, as that of lans, whose moments may be those of "
-            "normalised gradients. Begin with optimizer.init(params)."
+            f"{'state' if split[0] else 'optimizer'} has a NesterovSplitState, whose numbers no "
+            "other optimizer keeps: as in lans, they may be moments of normalised gradients. Begin "
+            "with optimizer.init(params)."
         )
-    has, wants = ({one.what for one in kept.moments if one} for kept in (old, new))
+    has, wants = ({x.what for x in kept.moments if x} for kept in (old, new))
     if bool(has) != bool(wants):
         has, wants = (", ".join(sorted(x)) or "no moments" for x in (has, wants))
         raise ValueError(
@@ -215,14 +272,15 @@ def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
         if has is None:
             raise ValueError(
                 f"state has no moments of {name!r}: the old optimizer did not move it "
-                "(optax.masked, optax.partition). If the new one must not move it either, hide it "
-                "there too. If it must, begin with optimizer.init(params)."
+                "(optax.masked, optax.partition), or convert has made it new, or of parameters "
+                "that several parts of it moved. If the new one must not move it either, hide it "
+                f"there too. If it must, begin it anew: forget=matching({name!r})."
             )
         if (has.what, wants.what) == (moments.MUON, moments.ADAM):
             raise ValueError(
                 f"state has no second moment of {name!r}: Muon moved it and keeps only a first "
                 "moment, but optimizer moves it by Adam, which needs both. Let it move it by Muon "
-                "(see matrix_mask of muon), or begin with optimizer.init(params)."
+                f"(see matrix_mask of muon), or begin it anew: forget=matching({name!r})."
             )
         if has.what != wants.what and (has.what, wants.what) != (moments.ADAM, moments.MUON):
             raise ValueError(

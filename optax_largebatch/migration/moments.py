@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch.migration.conversion import Conversion
 from optax_largebatch.params.owners import Keys, Part, keyed_arrays, numbers_of, parts_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.adam import ScaleByAdamState
@@ -61,6 +62,11 @@ class Kept:
     from the others.
     """
 
+    conversion: Conversion | None = None
+    """How the parameters have become others since."""
+    forgotten: frozenset[int] = frozenset()
+    """The numbers of the parameters that begin anew."""
+
     def __init__(self, whose: str, params: Any, state: Any):
         """Looks each parameter up.
 
@@ -70,6 +76,8 @@ class Kept:
             state: the state.
         """
         self.params, self.state = params, state
+        self.before = self
+        """The same of the old parameters."""
         self.names = leaf_names(params)
         self.numbers = numbers_of(params)
         self.parts = _states(state)
@@ -97,6 +105,45 @@ class Kept:
                 "parts have them. optimizer.init(params) begins without the gradients so far."
             )
         self.moments[number] = moment._replace(arrays=moment.arrays | new.arrays)
+
+    def numbered(self, tree: Any) -> dict[int, Any]:
+        """The arrays of a tree like the parameters, by the numbers of these."""
+        return {self.numbers[keys]: x for keys, x in keyed_arrays(tree) if keys in self.numbers}
+
+    def forget(self, are_forgotten: list[bool]) -> None:
+        """Begins some parameters anew."""
+        self.forgotten = frozenset(number for number, flag in enumerate(are_forgotten) if flag)
+        for number in self.forgotten:
+            self.moments[number] = None
+
+    def converted(self, conversion: Conversion) -> "Kept":
+        """The same of the parameters that a function makes of these."""
+        new = Kept("state", conversion.params, ())
+        new.parts, new.before, new.conversion = self.parts, self, conversion
+        moments = {k: moment.arrays for k, moment in enumerate(self.moments) if moment}
+        carried = {
+            field: conversion.carried({k: x[field] for k, x in moments.items() if field in x})
+            for field in _MOMENTS
+        }
+        for number, sources in enumerate(conversion.sources):
+            known = [moment for source in sources if (moment := self.moments[source])]
+            if len(known) == len(sources) and len({x.part.keys for x in known}) == 1:
+                arrays = {field: carried[field][number] for field in known[0].arrays}
+                new.moments[number] = known[0]._replace(arrays=arrays)
+        return new
+
+    def carried(
+        self, values: dict[int, Any], begin: dict[int, Any] | None = None
+    ) -> dict[int, Any]:
+        """Arrays like the old parameters, as they are now, without those that begin anew.
+
+        Args:
+            values: the array of each old parameter that has one, by its number.
+            begin: what stands in elements that are new, by the number of the new parameter.
+        """
+        if self.conversion:
+            values = self.conversion.carried(values, begin)
+        return {number: x for number, x in values.items() if number not in self.forgotten}
 
 
 def kind_of(part: Part) -> str | None:

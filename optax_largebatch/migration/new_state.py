@@ -11,7 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_largebatch.engine.recorded_states import RecordedState
+from optax_largebatch.engine.blocks import VectorOfBlocks
+from optax_largebatch.engine.recorded_states import RecordedState, recorded_states
+from optax_largebatch.engine.state import names_and_fields
+from optax_largebatch.migration.conversion import block_ids
 from optax_largebatch.migration.moments import COPIES, STEPS, Kept, counters, kind_of
 from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState
 from optax_largebatch.params.owners import (
@@ -20,30 +23,15 @@ from optax_largebatch.params.owners import (
     by_parameter,
     keyed_arrays,
     parts_of,
-    seen_by,
 )
 from optax_largebatch.params.stacked import Stacked, check_stacked
-from optax_largebatch.transforms.hyperball import HyperballState
-from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
-from optax_largebatch.transforms.nesterov import NesterovSplitState
 from optax_largebatch.transforms.orthogonalization.neurons import NormalizeNeuronsState
-from optax_largebatch.transforms.trust_ratio import ScaleByLarsState
-from optax_largebatch.wrappers.accumulation import AccumulateGradientsState
 from optax_largebatch.wrappers.master_weights import MasterWeightsState
-from optax_largebatch.wrappers.stochastic_rounding import StochasticRoundingState
-from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
-_BEGIN_ANEW = (
-    AccumulateGradientsState,
-    HyperballState,
-    ScaleByLarsState,
-    ScaleByLearningRateState,
-    optax.MultiStepsState,
-    optax.schedules.InjectStatefulHyperparamsState,
-)
-"""States of several fields that begin anew, but for the number of steps."""
-_NEVER_TAKEN_OVER = (NesterovSplitState, ScaleByWarmedUpRateState)
-"""States that hold other states, and numbers that only their own optimizer collects."""
+_OTHERS = (optax.MultiStepsState, optax.schedules.InjectStatefulHyperparamsState)
+"""States of optax that begin anew, but for the number of steps."""
+_OF_LAST_STEP = {"learning_rates", "trust_ratios"}
+"""Fields of states that count steps and tell of the last one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,41 +41,52 @@ class NewState:
     old: Kept
     steps: int
     """The number of steps so far."""
-    made: list[RecordedState]
-    """How the parts of the new state were made."""
+    made: dict[Keys, RecordedState]
+    """How the parts of the new state were made, as far as the optimizer says so."""
+    old_made: dict[Keys, RecordedState]
+    """The same of the old state."""
 
-    def of(self, node: Any) -> Any:
-        """A node of the state before the first step, with what the old state has for it."""
-        if isinstance(node, dict):
-            return type(node)((key, self.of(child)) for key, child in node.items())
-        if not isinstance(node, tuple | list):
-            return node
-        part = next(parts_of(node), None)
-        if part is None:  # it is empty
-            return node
-        if not hasattr(node, "_fields"):
-            return type(node)(map(self.of, node))
-        named: Any = node
-        return named._replace(**self._changed(part, named._asdict()))
+    def of(self, node: Any, keys: Keys = ()) -> Any:
+        """A node of the state before the first step, with what the old state has for it.
 
-    def _changed(self, part: Part, fields: dict[str, Any]) -> dict[str, Any]:
+        Args:
+            node: the node.
+            keys: the keys on the way to it.
+        """
+
+        def changed(path: Any, node: Any) -> Any:
+            here = [jax.tree_util.keystr((key,), simple=True) for key in path]
+            part = next(parts_of(node, (*keys, *here)), None)
+            return node._replace(**self._changed(part)) if part else node
+
+        return jax.tree_util.tree_map_with_path(
+            changed, node, is_leaf=lambda node: hasattr(node, "_fields")
+        )
+
+    def _changed(self, part: Part) -> dict[str, Any]:
         """The fields of a NamedTuple that change."""
+        fields = part.fields
         if kind_of(part):
             return self._moments(fields)
         if self._has_numbers_of_its_own(part):
-            return self._own_numbers(part, fields)
-        new = {name: self.of(child) for name, child in fields.items() if name not in COPIES}
-        if issubclass(part.kind, HyperballState):
-            new["radii"] = self._radii(fields["radii"])
+            return self._own_numbers(part)
+        new = {
+            name: self.of(child, (*part.keys, name))
+            for name, child in fields.items()
+            if name not in COPIES
+        }
+        new |= self._vectors(part)
         if issubclass(part.kind, MasterWeightsState):
-            new["master"] = self._masters(part, fields["master"])
+            new["master"] = self._like_params(part, "master", self.old.before.params)
         if issubclass(part.kind, NormalizeNeuronsState):
-            new["nu"] = self._neurons(fields["nu"])
-        if issubclass(part.kind, StochasticRoundingState):
-            steps = next((old.array("steps") for old in self._same(part)), self.steps)
+            new["nu"] = self._neurons(part)
+        same = self._same(part)
+        if "steps" in fields and _is_ours(part):  # of average_weights and stochastic_rounding
+            steps = same[0].array("steps") if same else self.steps
             new["steps"] = placed(steps, fields["steps"])
-        if issubclass(part.kind, AverageWeightsState):
-            new |= self._average(part, fields)
+        if "average" in fields and same:
+            new["average"] = self._like_params(part, "average")
+            new["weight"] = placed(same[0].array("weight"), fields["weight"])
         counted = counters(part, (*STEPS, "step"))  # `step` of optax.conditionally_transform
         return new | {name: placed(self.steps, like) for name, like in counted.items()}
 
@@ -96,15 +95,19 @@ class NewState:
         new, sources = {}, {}
         for name in fields.keys() & set(COPIES):
             tree, taken = fields[name], []
-            for keys, like in keyed_arrays(tree):
-                moment: Any = self.old.moments[self.old.numbers[keys]]  # is there: it was checked
+            for number, like in self.old.numbered(tree).items():
+                moment = self.old.moments[number]
+                if moment is None:  # it begins anew: it was checked
+                    taken.append(like)
+                    continue
                 sources[moment.part.keys] = moment.part
-                taken.append(cast(moment.arrays.get(name, moment.first), like))
+                taken.append(self._put(moment.arrays.get(name, moment.first), like))
             new[name] = jax.tree.unflatten(jax.tree.structure(tree), taken)
         if "count" not in fields:
             return new
         # Adam corrects its moments by the number of gradients in them.
         counts = [counters(x, ("count",)).get("count", self.steps) for x in sources.values()]
+        counts = counts or [0 if self.old.forgotten else self.steps]
         numbers = known(counts)
         if numbers and len(numbers) > 1:
             raise ValueError(
@@ -112,18 +115,18 @@ class NewState:
                 f"optimizer moves, and has counted {numbers}: their bias corrections differ. Begin "
                 "with optimizer.init(params)."
             )
-        found = counts[0] if numbers is None else (numbers or [self.steps])[0]
+        found = counts[0] if numbers is None else numbers[0]
         return new | {"count": placed(found, fields["count"])}
 
     def _has_numbers_of_its_own(self, part: Part) -> bool:
         """Whether a part collects numbers that most optimizers do not have."""
-        if issubclass(part.kind, _BEGIN_ANEW):
+        if issubclass(part.kind, _OTHERS) or part.fields.keys() & _OF_LAST_STEP:
             return False
         beside_others = "count" in part.fields and len(part.fields) > 1
         foreign_moments = not _is_ours(part) and any(
             map(self._is_like_params, part.fields.values())
         )
-        return beside_others or foreign_moments or issubclass(part.kind, _NEVER_TAKEN_OVER)
+        return beside_others or foreign_moments or issubclass(part.kind, ScaleByWarmedUpRateState)
 
     def _is_like_params(self, tree: Any) -> bool:
         """Whether a tree has arrays of the shapes and the kind of numbers of parameters."""
@@ -131,81 +134,100 @@ class NewState:
         return bool(found) and all(
             keys in self.old.numbers
             and jnp.shape(array) == jnp.shape(leaves[self.old.numbers[keys]])
-            and jnp.issubdtype(jnp.result_type(array), jnp.inexact)
+            and _is_inexact(array)
             for keys, array in found
         )
 
-    def _own_numbers(self, part: Part, fields: dict[str, Any]) -> dict[str, Any]:
+    def _own_numbers(self, part: Part) -> dict[str, Any]:
         """The fields of a part that collects numbers of its own, from the same part of old."""
         same = self._same(part)
-        if len(same) != 1 or not _is_ours(part) or issubclass(part.kind, _NEVER_TAKEN_OVER):
+        if len(same) != 1 or not _is_ours(part) or self.old.conversion:
             raise ValueError(
-                f"optimizer has a {part.kind.__name__}, whose numbers no other optimizer keeps. "
-                "Begin with optimizer.init(params)."
+                f"optimizer has a {part.kind.__name__}, whose numbers no other optimizer keeps, "
+                "and no convert moves. Begin with optimizer.init(params)."
             )
-        return {
-            name: self._laid_out(name, same[0].fields[name], new) for name, new in fields.items()
-        }
+        old = same[0].fields
+        return {name: self._laid_out(name, old[name], new) for name, new in part.fields.items()}
 
     def _same(self, part: Part) -> list[Part]:
-        """The parts of the old state of the same kind."""
-        return [one for one in self.old.parts if one.is_one(part.kind)]
+        """The part of the old state of the same kind in the same place, or all of that kind."""
+        old = [x for x in self.old.parts if x.is_one(part.kind)]
+        return [x for x in old if x.keys == part.keys] or old
 
-    def _masters(self, part: Part, new: Any) -> Any:
-        """The masters of the old state, where both have one: an array of bytes stands for none."""
-        old = {k: x for one in self._same(part) for k, x in keyed_arrays(one.fields["master"])}
-        pairs = [(old.get(keys, like), like) for keys, like in keyed_arrays(new)]
-        taken = [x if (x.shape, x.dtype) == (like.shape, like.dtype) else like for x, like in pairs]
-        return jax.tree.unflatten(jax.tree.structure(new), map(cast, taken, jax.tree.leaves(new)))
+    def _put(self, value: Any, like: Any) -> jax.Array:
+        """A value with the dtype of another array. It stays where it is, unless it was converted.
 
-    def _average(self, part: Part, fields: dict[str, Any]) -> dict[str, Any]:
-        """The average of the old state with its numbers; if it has none, the number of steps."""
-        same, new = self._same(part), keyed_arrays(fields["average"])
-        for old in same:
-            arrays = dict(keyed_arrays(old.fields["average"]))
-            if all(keys in arrays and jnp.shape(arrays[keys]) == like.shape for keys, like in new):
-                taken = [cast(arrays[keys], like) for keys, like in new]
-                structure = jax.tree.structure(fields["average"])
-                return {
-                    "average": structure.unflatten(taken),
-                    "steps": placed(old.array("steps"), fields["steps"]),
-                    "weight": placed(old.array("weight"), fields["weight"]),
-                }
-        if same:
+        The second moments of complex parameters are complex in optax, and their imaginary parts
+        are 0.
+        """
+        if jnp.iscomplexobj(value) and not jnp.iscomplexobj(like):
+            value = value.real
+        if isinstance(value, jax.Array) and not self.old.conversion:
+            return jnp.asarray(value, jnp.result_type(like))
+        return placed(value, like)
+
+    def _like_params(self, part: Part, field: str, others: Any = None) -> Any:
+        """A field like the parameters, from the same part of the old state.
+
+        Args:
+            part: the new part.
+            field: the field.
+            others: a tree with what stands for old parameters of which the state has no such array.
+        """
+        before = self.old.before
+        values = before.numbered(others) | {
+            k: x
+            for one in self._same(part)
+            for k, x in before.numbered(one.fields[field]).items()
+            if _is_inexact(x)
+        }
+        likes, leaves = self.old.numbered(part.fields[field]), jax.tree.leaves(before.params)
+        shaped = {k: x for k, x in values.items() if jnp.shape(x) == jnp.shape(leaves[k])}
+        found = self.old.carried(shaped, likes)
+        if likes.keys() - found.keys() - self.old.forgotten:
             raise ValueError(
-                "state must hold an average of all parameters of which optimizer keeps one, and "
-                "has one of others. Put average_weights around the same parameters as before, or "
-                "begin with optimizer.init(params)."
+                f"state must hold an {field} of all parameters of which optimizer keeps one, and "
+                "has one of others. Put the wrapper around the same parameters as before, or begin "
+                "with optimizer.init(params)."
             )
-        return {"steps": placed(self.steps, fields["steps"])}
+        return jax.tree.structure(part.fields[field]).unflatten(
+            # An array of bytes stands for a parameter that is its own master.
+            self._put(found.get(k, like), like) if _is_inexact(like) else like
+            for k, like in likes.items()
+        )
 
-    def _neurons(self, new: Any) -> Any:
+    def _neurons(self, part: Part) -> Any:
         """The second moments of neurons, 0 for parameters that had none of this shape."""
-        arrays, structure = jax.tree.flatten(new)
-        made = [x for x in self.made if getattr(x.state, "nu", None) is new]
+        arrays, structure = jax.tree.flatten(part.fields["nu"])
+        made = self.made.get(part.keys)
         # An `init` inside `jax.jit` does not say which parameters it was given: maybe all.
-        keys = [keys for keys, _ in keyed_arrays(made[0].params if made else self.old.params)]
-        if len(keys) != len(arrays):
-            return new
-        old = self._old_neurons()
-        pairs = [(old.get(self.old.numbers[at], x), x) for at, x in zip(keys, arrays, strict=True)]
-        taken = [placed(x if jnp.shape(x) == like.shape else like, like) for x, like in pairs]
-        return structure.unflatten(taken)
-
-    def _old_neurons(self) -> dict[int, Any]:
-        """The second moments of the neurons of each parameter in the old state."""
-        moments: dict[int, Any] = {}
+        numbers = self.old.numbered(made.params if made else self.old.params)
+        if len(numbers) != len(arrays):
+            return part.fields["nu"]
+        values, before, taken = {}, self.old.before, []
         for neurons in self.old.parts:
-            if not neurons.is_one(NormalizeNeuronsState):
-                continue
-            arrays = dict(keyed_arrays(neurons.fields["nu"]))
-            seen = list(range(len(self.old.names)))
-            if len(arrays) < len(seen):
-                seen = seen_by(neurons, self.old.state, self.old.params)
-            places = [(str(place), "0") for place in range(len(seen))]
-            if arrays.keys() == set(places):
-                moments |= {k: arrays[place] for k, place in zip(seen, places, strict=True)}
-        return moments
+            if neurons.is_one(NormalizeNeuronsState):
+                old = sorted(keyed_arrays(neurons.fields["nu"]), key=lambda keyed: int(keyed[0][0]))
+                moved, at = enumerate(before.moments), neurons.masked_at
+                seen = [k for k, x in moved if x and x.part.masked_at == at]
+                if len(old) == len(seen):
+                    values |= {k: x for k, (_, x) in zip(seen, old, strict=True)}
+        if self.old.conversion:
+            leaves = jax.tree.leaves(before.params)
+            values = {k: jnp.broadcast_to(x, jnp.shape(leaves[k])) for k, x in values.items()}
+        carried = self.old.carried(values)
+        for number, like in zip(numbers, arrays, strict=True):
+            value = carried.get(number, like)
+            if self.old.conversion:
+                whole, value = value, value[tuple(map(slice, like.shape))]
+                if not np.all(whole == value):
+                    raise ValueError(
+                        f"convert must leave the neurons of {self.old.names[number]!r} whole, "
+                        "because normalize_neurons keeps a second moment of each. Leave it as it "
+                        f"was, or begin it anew: forget=matching({self.old.names[number]!r})."
+                    )
+            taken.append(placed(value if jnp.shape(value) == like.shape else like, like))
+        return structure.unflatten(taken)
 
     def _laid_out(self, name: str, old: Any, new: Any) -> Any:
         """A field of an old state in the layout of the new one.
@@ -220,13 +242,14 @@ class NewState:
         found = [arrays[key] for key in (keys if same_layout else sorted(arrays, key=self._number))]
         if not same_layout and len(wanted) == 1:
             found = [joined(fetched(found, wanted[0]), wanted[0])]
-        if list(map(jnp.shape, found)) != list(map(jnp.shape, wanted)):
+        shapes, needed = (list(map(jnp.shape, x)) for x in (found, wanted))
+        if shapes != needed:
             raise ValueError(
-                f"the {name} in state has the shapes {list(map(jnp.shape, found))}, and optimizer "
-                f"needs {list(map(jnp.shape, wanted))}. Pass the parameters that the old optimizer "
-                "moved, and give optimizer the same `stacked`."
+                f"the {name} in state has the shapes {shapes}, and optimizer needs {needed}. Pass "
+                "the parameters that the old optimizer moved, and give optimizer the same "
+                "`stacked`."
             )
-        put = cast if self._is_like_params(new) else placed
+        put = self._put if self._is_like_params(new) else placed
         return structure.unflatten(map(put, found, wanted))
 
     def _number(self, keys: Keys) -> int:
@@ -234,39 +257,82 @@ class NewState:
         heads = (keys[:end] for end in range(len(keys) + 1))
         return next((self.old.numbers[head] for head in heads if head in self.old.numbers), -1)
 
-    def _radii(self, new: jax.Array) -> jax.Array:
-        """The radii of a `HyperballState`, 0 for blocks that had none: their next step takes it."""
-        made = [x for x in self.made if getattr(x.state, "radii", None) is new]
-        if not made:  # by an `init` inside `jax.jit`, which does not say of which blocks they are
-            return new
-        stacked, params = check_stacked(made[0].transform.stacked), made[0].params
-        old, found = self._old_radii(stacked, new), []
-        for (keys, _), size in zip(keyed_arrays(params), stacked.sizes(params), strict=True):
-            none = np.zeros(size, new.dtype)
-            radii = old.get(self.old.numbers[keys], none)
-            found.append(radii if radii.size == size else none)
-        return joined(found, new)
+    def _vectors(self, part: Part) -> dict[str, Any]:
+        """The vectors of blocks of a part, as at first for blocks that the old state had not."""
+        made = self.made.get(part.keys)
+        if made is None:  # by an `init` inside `jax.jit`, which does not say of which blocks it is
+            return {}
+        return {
+            name: self._vector(part, name, check_stacked(field.stacked), made.params)
+            for name, field in names_and_fields(made.transform.state)
+            if isinstance(field, VectorOfBlocks)
+        }
 
-    def _old_radii(self, stacked: Stacked, like: jax.Array) -> dict[int, Any]:
-        """The radii of each parameter in the old state, on the host.
+    def _vector(self, part: Part, name: str, stacked: Stacked, params: Any) -> jax.Array:
+        """A vector of the blocks of some parameters."""
+        like = part.array(name)
+        split = np.split(fetched(like, like), np.cumsum(stacked.sizes(params))[:-1])
+        at_first = dict(zip(self.old.numbered(params), split, strict=True))
+        old, old_ids = self._old_vector(part, name, stacked, like)
+        if self.old.conversion:
+            ids = dict(zip(at_first, block_ids(stacked, params), strict=True))
+            old = self.old.conversion.of_blocks(old, old_ids, at_first, ids, name == "radii")
+        kept = {
+            number: old[number]
+            for number in old.keys() & at_first.keys() - self.old.forgotten
+            if old[number].size == at_first[number].size
+        }
+        return joined((at_first | kept).values(), like)
+
+    def _old_vector(
+        self, part: Part, name: str, stacked: Stacked, like: jax.Array
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
+        """The numbers of the blocks of each parameter in the old state, and the `block_ids`.
 
         Args:
-            stacked: the stacks of the new optimizer, for radii that are one vector.
-            like: an array on the devices of the new ones.
+            part: the new part.
+            name: the vector.
+            stacked: the stacks of the new optimizer, if the old one does not say what it had.
+            like: an array on the devices of the new vector.
         """
         found: dict[int, Any] = {}
-        for part in self.old.parts:
-            if not part.is_one(HyperballState):
+        ids: dict[int, Any] = {}
+        before, same = self.old.before, self._same(part)
+        # Of several parts each has the radii of other parameters, but all have other ratios.
+        for one in same if name == "radii" else same[: len(same) == 1]:
+            made = self.old_made.get(one.keys)
+            if self.old.conversion and made is None:
+                raise ValueError(
+                    "old_optimizer must be given with convert: state has a "
+                    f"{part.kind.__name__}, and does not say of which blocks its {name} are."
+                )
+            trees = fetched(dict(keyed_arrays(one.fields[name])), like)
+            if made is None and trees.keys() <= before.numbers.keys():  # of version 0.1.0
+                found |= fetched(before.numbered(one.fields[name]), like)
                 continue
-            trees = fetched(dict(keyed_arrays(part.fields["radii"])), like)
-            if trees.keys() <= self.old.numbers.keys():  # of version 0.1.0: like the parameters
-                found |= {self.old.numbers[keys]: radii for keys, radii in trees.items()}
-                continue
-            (vector,) = trees.values()
+            of_old = getattr(made.transform.state, name).stacked if made else stacked
             with contextlib.suppress(ValueError):  # the stacks were others, and so the blocks
-                entries = by_parameter([part], "radii", self.old.state, self.old.params, stacked)
-                found |= {one.number: vector[one.entries] for one in entries}
-        return found
+                entries = by_parameter([one], name, before.state, before.params, of_old)
+                (vector,) = trees.values()
+                found |= {x.number: vector[x.entries] for x in entries}
+                ids |= enumerate(block_ids(of_old, before.params)) if made else {}
+        return found, ids
+
+
+def made_parts(optimizer: Any, params: Any) -> tuple[Any, dict[Keys, RecordedState]]:
+    """The first state of an optimizer, and by their keys how its parts were made."""
+    with recorded_states() as record:
+        state = optimizer.init(params)
+    made = {tuple(map(id, one.state)): one for one in record}
+    return state, {
+        part.keys: made[ids]
+        for part in parts_of(state)
+        if (ids := tuple(map(id, part.fields.values()))) in made
+    }
+
+
+def _is_inexact(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
 def _is_ours(part: Part) -> bool:
@@ -293,18 +359,6 @@ def placed(value: Any, like: Any) -> jax.Array:
     if not isinstance(value, jax.Array):
         value = np.asarray(value, dtype)
     return jnp.asarray(jax.device_put(value, getattr(like, "sharding", None)), dtype)
-
-
-def cast(value: Any, like: Any) -> jax.Array:
-    """A value with the dtype of another array. It stays where it is, if it is on a device.
-
-    The second moments of complex parameters are complex in optax, and their imaginary parts are 0.
-    """
-    if jnp.iscomplexobj(value) and not jnp.iscomplexobj(like):
-        value = value.real
-    if isinstance(value, jax.Array):
-        return jnp.asarray(value, jnp.result_type(like))
-    return placed(value, like)
 
 
 def fetched(tree: Any, like: jax.Array) -> Any:

@@ -1,6 +1,6 @@
 """Whether the moments of two optimizers mean the same, found by running both."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 import warnings
 
@@ -23,9 +23,10 @@ _MOST = 2**26
 
 
 _MOMENTS = (
-    "Give both the same b1, b2 or momentum (of Muon: beta), and the same clipping and decay before "
-    "the moments. Where that cannot be, begin with optimizer.init(params), or leave old_optimizer "
-    "out to take the moments as they are."
+    "Averages may be over other windows (b1, b2, beta), but must be of the same numbers: give both "
+    "the same clipping, the same decay before the moments and the same grad_averaging. Where that "
+    "cannot be, begin with optimizer.init(params), or leave old_optimizer out to take the moments "
+    "as they are."
 )
 _BUFFERS = (
     "Give both the same momentum of the same numbers: optax.sgd and accumulate_momentum sum "
@@ -33,8 +34,11 @@ _BUFFERS = (
 )
 
 
-def check_same_moments(old_optimizer: Any, optimizer: Any, old: Kept) -> None:
+def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -> None:
     """Checks that two optimizers keep the same moments of the same gradients.
+
+    Or averages over other windows: after t steps an average has the mass 1 - b^t, which a bias
+    correction divides by. The old moments are multiplied, so that they stay the same averages.
 
     Both take some steps from their beginning. The parameters have the tree of the real ones and as
     many axes, but they are short, and float32 so that small differences are seen.
@@ -43,6 +47,7 @@ def check_same_moments(old_optimizer: Any, optimizer: Any, old: Kept) -> None:
         old_optimizer: the old optimizer.
         optimizer: the new one.
         old: what is in the state that should be that of `old_optimizer`.
+        steps: the number of steps so far.
 
     Raises:
         ValueError: it is not, the moments differ, an optimizer cannot take a step, or this is
@@ -71,21 +76,58 @@ def check_same_moments(old_optimizer: Any, optimizer: Any, old: Kept) -> None:
                     f"{kept}, and state has {found}."
                 )
         short, gradients = _short(params, optimizer)
-        theirs = dict(_moments("old_optimizer", old_optimizer, short, gradients))
-        ours = dict(_moments("optimizer", optimizer, short, gradients))
-    for step, position, name in sorted(theirs.keys() & ours.keys()):
-        _, old_moment = theirs[step, position, name]
-        field, moment = ours[step, position, name]
-        error, largest = np.abs(moment - old_moment), np.abs(old_moment).max(initial=0)
-        rounding = max(8 * float(jnp.finfo(x.dtype).eps) for x in (moment, old_moment))
-        if not error.max(initial=0) <= max(1e-4, rounding) * largest:
-            at = np.unravel_index(error.argmax(), error.shape)
+        theirs = _moments("old_optimizer", old_optimizer, short, gradients)
+        ours = _moments("optimizer", optimizer, short, gradients)
+    for position, name in sorted(theirs.keys() & ours.keys()):
+        (old_field, *_), before = zip(*theirs[position, name], strict=True)
+        (field, *_), after = zip(*ours[position, name], strict=True)
+        step = next((k for k in range(_STEPS) if _differ(before[k], after[k])), None)
+        if step is None:
+            continue
+        rates = _decay_rates(before, after)
+        if rates is None:
+            was, now = before[step], after[step]
+            at = np.unravel_index(np.abs(now - was).argmax(), now.shape)
             raise ValueError(
                 "old_optimizer must keep the moments that optimizer keeps: in step "
-                f"{step} with the same gradients, an element of {field} of {name!r} is "
-                f"{old_moment[at]:.4g} in old_optimizer and {moment[at]:.4g} in optimizer. "
+                f"{step + 1} with the same gradients, an element of {field} of {name!r} is "
+                f"{was[at]:.4g} in old_optimizer and {now[at]:.4g} in optimizer. "
                 f"{_BUFFERS if field == 'trace' else _MOMENTS}"
             )
+        old_mass, mass = (1 - rate ** max(steps, 1) for rate in rates)
+        moment: Any = old.moments[old.names.index(name)]
+        moment.arrays[old_field] = moment.arrays[old_field] * (mass / old_mass)
+
+
+def _differ(old: np.ndarray, new: np.ndarray) -> bool:
+    """Whether two moments differ by more than rounding."""
+    rounding = max(8 * float(jnp.finfo(x.dtype).eps) for x in (new, old))
+    error, largest = np.abs(new - old).max(initial=0), np.abs(old).max(initial=0)
+    return not error <= max(1e-4, rounding) * largest
+
+
+def _decay_rates(
+    old: Sequence[np.ndarray], new: Sequence[np.ndarray]
+) -> tuple[float, float] | None:
+    r"""The decay rates of two averages of the same numbers; None if they are none.
+
+    From :math:`m_t = b m_{t-1} + (1 - b) x_t` and :math:`n_t = c n_{t-1} + (1 - c) x_t` without the
+    :math:`x_t`: with :math:`r = (1 - c) / (1 - b)`,
+    :math:`n_t - r m_t = c n_{t-1} - r b m_{t-1}`, which is :math:`r (c - b) m_1` for the second.
+    """
+    exact, new_exact = (np.stack(x).astype(complex) for x in (old, new))
+    first = exact[0]
+    square = np.vdot(first, first).real
+    ratio = np.vdot(first, new_exact[0]).real / square if square else 1.0
+    if not ratio or abs(ratio - 1) < 1e-6:
+        return None
+    difference = np.vdot(first, new_exact[1] - ratio * exact[1]).real / (ratio * square)
+    old_rate = 1 + difference / (ratio - 1)
+    rates = old_rate, old_rate + difference
+    expected = ratio * exact
+    expected[1:] += rates[1] * new_exact[:-1] - ratio * old_rate * exact[:-1]
+    are_rates = all(0 <= rate < 1 - 1e-6 for rate in rates)
+    return rates if are_rates and not _differ(expected, np.stack(new)) else None
 
 
 def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:
@@ -116,10 +158,10 @@ def _short(params: Any, optimizer: Any) -> tuple[Any, list[Any]]:
 
 def _moments(
     who: str, optimizer: Any, params: Any, gradients: list[Any]
-) -> Iterator[tuple[tuple[int, int, str], tuple[str, np.ndarray]]]:
+) -> dict[tuple[int, str], list[tuple[str, np.ndarray]]]:
     """The moments of an optimizer after each of its first steps, with the names of their fields.
 
-    Its key is the step, 0 for a first moment or 1 for a second, and the parameter.
+    Their key is 0 for a first moment or 1 for a second, and the parameter.
 
     Args:
         who: the optimizer, for messages.
@@ -136,12 +178,14 @@ def _moments(
         return optimizer.update(gradients, state, params, partition_specs=PartitionSpec())[1]
 
     state = optimizer.init(params)
-    for step, gradient in enumerate(gradients, 1):
+    found: dict[tuple[int, str], list[tuple[str, np.ndarray]]] = {}
+    for gradient in gradients:
         state = _after_a_step(who, update, gradient, state)
         kept = Kept(who, params, state)
         for name, moment in zip(kept.names, kept.moments, strict=True):
             for position, (field, array) in enumerate(moment.arrays.items() if moment else ()):
-                yield (step, position, name), (field, np.asarray(array))
+                found.setdefault((position, name), []).append((field, np.asarray(array)))
+    return found
 
 
 def _after_a_step(who: str, update: Any, gradient: Any, state: Any) -> Any:

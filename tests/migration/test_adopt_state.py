@@ -114,7 +114,7 @@ REFUSED = [
     (optax.adabelief(0.1), LAMB, "state has no moments, and optimizer has moments of Adam"),
     (optax.chain(ADAM, ADAM), LAMB, "state must hold the moments of 'bias' once"),
     (ADAM, lb.chain(*[lb.scale_by_adam()] * 2), "optimizer must hold the moments of 'bias' once"),
-    (FEW, LAMB, "no moments of 'bias': .* hide it there too.* begin with optimizer.init"),
+    (FEW, LAMB, r"no moments of 'bias': .* hide it there too.* forget=matching\('bias'\)"),
     (optax.rmsprop(SCHEDULE), optax.rmsprop(0.1), "optimizer has a ScaleByRmsState, whose numbers"),
     (optax.lars(0.1), lb.lars(0.1), "step must be given.* has counted none"),
 ]

@@ -59,7 +59,7 @@ def test_another_stack_is_refused():
     params, state, _ = recorded("cain")
     new = lb.cain(0.1, stacked={})
     with pytest.raises(ValueError, match=r"the .* in state has the shapes .* the same `stacked`"):
-        lb.adopt_state(new, params, state, old_optimizer=RUNS["cain"]())
+        lb.adopt_state(new, params, state)
 
 
 @jax.tree_util.register_pytree_node_class

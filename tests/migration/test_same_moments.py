@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -39,10 +40,6 @@ DIFFERENT = {
     "yogi": (optax.yogi(0.1), LAMB),
     "adopt": (optax.contrib.adopt(0.1), LAMB),
     "sums": (lb.lamb(0.1, grad_averaging=False), LAMB),
-    "b1": (optax.adam(0.1, b1=0.95), LAMB),
-    "b2": (optax.adam(0.1, b2=0.9995), LAMB),
-    "beta": (ADAM, lb.muon(0.1)),
-    "beta of both": (optax.contrib.muon(0.1), lb.muonh(0.1, beta=0.9, b2=0.999)),
     "sums of Muon": (lb.muon(0.1, grad_averaging=False), lb.muon(0.1)),
     "clipping": (ADAM, lb.lamb(0.1, max_grad_norm=1.0)),
     "decay": (optax.chain(optax.add_decayed_weights(0.1), ADAM), LAMB),
@@ -78,11 +75,50 @@ def test_moments_that_mean_something_else_are_refused(name):
     remedy = (
         "optax.sgd and accumulate_mom"
         if switches.sums_gradients(state)
-        else "the same b1, b2 or mom"
+        else "must be of the same numbers"
     )
     says = rf"old_optimizer must keep the moments .* in step \d.* in old_optimizer .*{remedy}"
     with pytest.raises(ValueError, match=says):
         lb.adopt_state(new, PARAMS, state, step=0, old_optimizer=old)
+
+
+WINDOWS = {
+    "b1": (optax.adam(0.1, b1=0.95), LAMB),
+    "b2": (optax.adam(0.1, b2=0.9995), LAMB),
+    "beta": (ADAM, lb.muon(0.1)),
+    "beta of both": (optax.contrib.muon(0.1), lb.muonh(0.1, beta=0.7, b2=0.95)),
+    "of complex numbers": (ADAM, lb.lamb(0.1, b1=0.8)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_an_average_over_another_window_stays_the_same_average(name):
+    """Of one gradient again and again it is the gradient, after its bias correction."""
+    old, new = WINDOWS[name]
+    params = PARAMS
+    if name == "of complex numbers":
+        params = jax.tree.map(lambda x: jnp.asarray(x, "complex64") * (1 + 2j), PARAMS)
+    state, expected = old.init(params), new.init(params)
+    for _ in range(4):
+        _, state = old.update(params, state, params)
+        _, expected = new.update(params, expected, params)
+    adopted = lb.adopt_state(new, params, state, old_optimizer=old)
+    for field in ("mu", "nu"):
+        found, wanted = (optax.tree.get_all_with_path(x, field) for x in (adopted, expected))
+        chex.assert_trees_all_close([x for _, x in found], [x for _, x in wanted], rtol=1e-3)
+
+
+def test_a_plan_takes_over_the_run_that_it_was_tuned_by():
+    """Its law has moved the momenta: `docs/guides/from_adamw_to_16k.md` says that one can."""
+    run = lb.TunedRun("adamw", batch_size=512, total=51_200, learning_rate=3e-4, weight_decay=0.1)
+    plan = lb.batch_plan(16_384, total=76_800, run=run.to("muonh"))
+    optimizer = lb.planned_optimizer(plan, PARAMS, embeddings=None, head=None)
+    adamw = optax.adamw(3e-4)
+    state = switches.state_after(adamw, 3)
+    adopted = lb.adopt_state(optimizer, PARAMS, state, old_optimizer=adamw)
+    moments = [x for _, x in optax.tree.get_all_with_path(adopted, "mu")]
+    (momentum,) = (x["kernel"] for x in moments if hasattr(x["kernel"], "shape"))
+    assert jnp.allclose(momentum, PARAMS["kernel"] * (1 - 0.7**3), rtol=1e-4)
 
 
 def test_large_parameters_of_any_precision_are_compared_as_small_ones():
