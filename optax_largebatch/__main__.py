@@ -1,4 +1,4 @@
-"""Published recipes in the terminal."""
+"""Published recipes and plans of the batch size, in the terminal."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,14 +11,22 @@ import textwrap
 from typing import Any
 
 from optax_largebatch import __version__, recipes
+from optax_largebatch.plans.batch_plan import batch_plan
+from optax_largebatch.plans.growth import seesaw
+from optax_largebatch.plans.law import DECAY_KINDS, LAWS
+from optax_largebatch.plans.planned_rate import PlannedRate
+from optax_largebatch.plans.tuned_run import FAMILIES, TunedRun
 from optax_largebatch.recipes.catalogue import find
+from optax_largebatch.schedules.warmup import SHAPES
 
 PROGRAM = "optax-largebatch"
 LONGEST_ERROR = 1000
 """The limit for the characters of an error, which may quote what was typed."""
 
-Options = dict[str, tuple[type, str]]
-"""The type of each option, and its help."""
+Options = dict[str, tuple[Any, str]]
+"""The type or the choices of each option, and its help."""
+
+PUBLISHED = [name for name in LAWS if name not in FAMILIES]
 
 RECIPE_OPTIONS: Options = {
     "batch_size": (int, "examples in a step"),
@@ -34,10 +42,33 @@ RAMP_OPTIONS: Options = {
     "total": (str, "of a ramp: tokens of the run, such as 1T"),
     "increment": (int, "of a linear ramp: what it adds to the batch size at once"),
 }
+PLAN_OPTIONS: Options = {
+    "sequence_length": (int, "tokens in an example; all lengths are then in tokens"),
+    "micro_batch_size": (int, "examples of a micro-batch on each device"),
+    "devices": (int, "devices that share a batch; the default is 1"),
+    "seesaw": (str, "doubles the batch size where the rate halves, up to this one"),
+    "law": (str, f"how the numbers move; one of an optimizer, or {', '.join(PUBLISHED)}"),
+    "to": (("muon", "muonh"), "the optimizer to plan for, from adamw"),
+}
+RUN_OPTIONS: Options = {
+    "optimizer": (tuple(FAMILIES), "of the run that was tuned; the next options are its numbers"),
+    "tuned_batch_size": (str, "the batch size that the numbers are for"),
+    "tuned_total": (str, "its examples; the default is --total"),
+    "learning_rate": (float, "peak"),
+    "warmup": (str, "examples of its warm-up, such as 200k"),
+    "decay": (tuple(SHAPES), "shape of the rate after the warm-up; the default is cosine"),
+    "end_value": (float, "learning rate at the end; the default is 0"),
+    "weight_decay": (float, "0 is the default"),
+    "decay_kind": (DECAY_KINDS, "decoupled (AdamW), independent, l2 (SGD) or rescaled (LAMB)"),
+    "momentum": (float, "of Muon, MuonH, LARS and SGD"),
+    "b1": (float, "of Adam, LAMB and LANS"),
+    "b2": (float, "likewise"),
+    "eps": (float, "likewise"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command.
+    """Runs one command.
 
     Args:
         arguments: the words of the command line after the name; None for those of this process.
@@ -46,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if something does not exist or makes no sense.
     """
     options = vars(_parser().parse_args(arguments))
-    command = options.pop("command")
+    command, run = options.pop("command"), options.pop("run")
     try:
-        print(_recipes(**options), flush=True)
+        print(run(**options), flush=True)
     except (ArithmeticError, OSError, TypeError, ValueError) as error:
         if isinstance(error, OSError):
             # What waits in the buffer would fail once more when Python ends.
@@ -68,11 +99,12 @@ def _recipes(name: str | None = None, as_json: bool = False, **settings: Any) ->
         return json.dumps(names) if as_json else recipes.table(name)
     name = find(name or "")
     is_ramp = name in recipes.names("ramps")
-    for option in settings.keys() - (RAMP_OPTIONS if is_ramp else RECIPE_OPTIONS):
+    allowed = {*RAMP_OPTIONS, "learning_rate", "weight_decay"} if is_ramp else RECIPE_OPTIONS
+    for option in settings.keys() - allowed:
         raise ValueError(f"--{option.replace('_', '-')} is no option of {name!r}.")
     if is_ramp:
         plan = recipes.ramp(name, **settings)
-        return json.dumps(dataclasses.asdict(plan)) if as_json else str(plan)
+        return plan.to_json() if as_json else str(plan)
     recipe = recipes.get(name, **settings)
     if as_json:
         return json.dumps(dataclasses.asdict(recipe) | {"code": recipe.code()})
@@ -80,21 +112,68 @@ def _recipes(name: str | None = None, as_json: bool = False, **settings: Any) ->
     return "\n".join([*lines, "", recipe.code()])
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        PROGRAM,
-        description="List the published recipes and ramps, or print one.",
-        epilog=f"example:\n  {PROGRAM} recipes byol --batch-size 2048 --epochs 300",
-        # A raw description keeps the example as it is written.
-        formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, width=80),
-        argument_default=argparse.SUPPRESS,
+def _plan(stages: str, as_json: bool = False, **settings: Any) -> str:
+    largest, to = settings.pop("seesaw", None), settings.pop("to", None)
+    numbers = {key: settings.pop(key) for key in RUN_OPTIONS if key in settings}
+    if numbers or to:
+        run = _run(numbers, settings["total"])
+        length = settings.get("sequence_length", 1)
+        settings["run"] = run if to is None else run.to(to, sequence_length=length)
+    growth = stages if largest is None else seesaw(stages, largest_batch=largest)
+    plan = batch_plan(growth, **settings)
+    return plan.to_json() if as_json else str(plan)
+
+
+def _run(numbers: dict[str, Any], total: str) -> TunedRun:
+    for option in ("optimizer", "tuned_batch_size", "learning_rate"):
+        if option not in numbers:
+            raise ValueError(
+                f"--{option.replace('_', '-')} must be given for a plan of the learning rate: a "
+                "run that was tuned has an optimizer, a batch size and a rate."
+            )
+    shape = {key: numbers.pop(key) for key in ("warmup", "decay", "end_value") if key in numbers}
+    return TunedRun(
+        numbers.pop("optimizer"),
+        batch_size=numbers.pop("tuned_batch_size"),
+        total=numbers.pop("tuned_total", total),
+        learning_rate=PlannedRate(numbers.pop("learning_rate"), **shape),
+        **numbers,
     )
+
+
+def _parser() -> argparse.ArgumentParser:
+    # A raw description keeps the examples as they are written.
+    formatter = functools.partial(argparse.RawDescriptionHelpFormatter, width=80)
+    parser = argparse.ArgumentParser(PROGRAM, description=__doc__, formatter_class=formatter)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    parser.add_argument("--json", dest="as_json", action="store_true", help="for scripts")
-    parser.add_argument("command", choices=("recipes",), help="what to do")
-    parser.add_argument("name", nargs="?", help="a name, or a part of names, such as lars or ramps")
-    for option, (kind, meaning) in (RECIPE_OPTIONS | RAMP_OPTIONS).items():
-        parser.add_argument(f"--{option.replace('_', '-')}", type=kind, help=meaning)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def command(name: str, run: Any, options: Options, text: str, example: str) -> Any:
+        added = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example:\n  {PROGRAM} {name} {example}",
+            formatter_class=formatter, argument_default=argparse.SUPPRESS,
+        )  # fmt: skip
+        added.set_defaults(run=run)
+        added.add_argument("--json", dest="as_json", action="store_true", help="for scripts")
+        for option, (kind, meaning) in options.items():
+            allowed = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+            added.add_argument(f"--{option.replace('_', '-')}", help=meaning, **allowed)
+        return added
+
+    added = command(
+        "recipes", _recipes, RECIPE_OPTIONS | RAMP_OPTIONS,
+        "list the published recipes and ramps, or print one",
+        "byol --batch-size 2048 --epochs 300",
+    )  # fmt: skip
+    added.add_argument("name", nargs="?", help="a name, or a part of names, such as lars or ramps")
+    added = command(
+        "plan", _plan, PLAN_OPTIONS | RUN_OPTIONS, "plan the batch size over a run",
+        "16384 --total 77M --to muonh \\\n    --optimizer adamw --tuned-batch-size 512 "
+        "--tuned-total 51M \\\n    --learning-rate 3e-4 --warmup 1M --weight-decay 0.01",
+    )  # fmt: skip
+    added.add_argument("stages", help="where each batch size begins, or one batch size")
+    added.add_argument("--total", required=True, help="examples of the run, such as 20M")
     return parser
 
 

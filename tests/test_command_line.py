@@ -1,5 +1,6 @@
-"""The command `optax-largebatch recipes`."""
+"""The commands `optax-largebatch recipes` and `optax-largebatch plan`."""
 
+import argparse
 import dataclasses
 from importlib import metadata
 import json
@@ -17,6 +18,11 @@ from optax_largebatch import recipes
 from optax_largebatch.__main__ import PROGRAM, _parser, main
 
 MODULE = [sys.executable, "-W", "error", "-m", "optax_largebatch"]
+COMMANDS = next(
+    action.choices
+    for action in _parser()._actions
+    if isinstance(action, argparse._SubParsersAction)
+)
 
 
 @pytest.fixture
@@ -55,8 +61,8 @@ def test_lists_names(printed, part):
 @pytest.mark.parametrize(
     ("words", "name", "given"),
     [
-        ("bert-large/lamb/mlperf --batch-size 8704", "bert-large/lamb/mlperf",
-         {"batch_size": 8704}),
+        ("bert-large/lamb/mlperf --batch-size 12288", "bert-large/lamb/mlperf",
+         {"batch_size": 12288}),
         ("byol --batch-size 2048 --epochs 300", "byol", {"batch_size": 2048, "epochs": 300}),
         ("barlow-twins --total-steps 9000 --learning-rate 0.5 --weight-decay 0", "barlow-twins",
          {"total_steps": 9000, "learning_rate": 0.5, "weight_decay": 0.0}),
@@ -84,7 +90,52 @@ def test_prints_a_recipe(printed, words, name, given):
 def test_prints_the_plan_of_a_ramp(printed, words, name, given):
     plan = recipes.ramp(name, **given)
     assert printed(f"recipes {words}") == str(plan)
-    assert json.loads(printed(f"recipes {words} --json"))["total_steps"] == plan.total_steps
+    assert lb.BatchPlan.from_json(printed(f"recipes {words} --json")) == plan
+
+
+RATE = lb.PlannedRate(1e-3, warmup="500k", decay="linear", end_value=1e-4)
+ADAMW = lb.TunedRun(
+    "adamw", batch_size=512, total="20M", learning_rate=RATE, weight_decay=0.1, b1=0.95
+)
+SGD = lb.TunedRun(
+    "sgd", batch_size=2048, total="4B", learning_rate=lb.PlannedRate(1e-3), weight_decay=0.1,
+    decay_kind="decoupled",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "plan"),
+    [
+        ("512 --total 2M", lb.batch_plan(512, total="2M")),
+        ("'0:512 2M:2048' --total 20M", lb.batch_plan("0:512 2M:2048", total="20M")),
+        (
+            "512 --total 20M --seesaw 4096 --optimizer adamw --tuned-batch-size 512 --to muonh "
+            "--learning-rate 1e-3 --warmup 500k --decay linear --end-value 1e-4 --b1 0.95 "
+            "--weight-decay 0.1 --micro-batch-size 8 --devices 8",
+            lb.batch_plan(
+                lb.seesaw(512, largest_batch=4096), total="20M", run=ADAMW.to("muonh"),
+                micro_batch_size=8, devices=8,
+            ),
+        ),
+        (
+            "'0:512 1B:2048' --total 8B --sequence-length 1024 --learning-rate 1e-3 --law sqrt "
+            "--weight-decay 0.1 --decay-kind decoupled --tuned-batch-size 2048 --tuned-total 4B "
+            "--optimizer sgd",
+            lb.batch_plan("0:512 1B:2048", total="8B", sequence_length=1024, run=SGD, law="sqrt"),
+        ),
+    ],
+)  # fmt: skip
+def test_plans_a_run(printed, words, plan):
+    said = printed(f"plan {words}")
+    assert said == str(plan)
+    assert max(map(len, said.splitlines())) <= 80
+    assert lb.BatchPlan.from_json(printed(f"plan {words} --json")) == plan
+
+
+def test_tokens_are_not_examples_when_a_decay_settles(printed):
+    words = "plan 8 --total 1M --sequence-length 1024 --to muonh --optimizer adamw "
+    words += "--tuned-batch-size 8 --learning-rate 0.001 --weight-decay 0.1"
+    assert "Do not trust it" in printed(words)
 
 
 HUGE = "9" * 400
@@ -100,6 +151,11 @@ HUGE = "9" * 400
         ("recipes glm-4.5", "increment must be given for 'glm-4.5'"),
         (f"recipes resnet50/sgd/linear --batch-size 256 --total-steps {HUGE}",
          "a number is too large or too small"),
+        ("plan 512 --total 20M --warmup 10k", "--optimizer must be given"),
+        ("plan 512 --total 20M --optimizer lamb", "--tuned-batch-size must be given"),
+        ("plan 512 --total 20M --to muonh", "--optimizer must be given"),
+        ("plan 512 --total 20M --seesaw 4096", "must be a schedule"),
+        ("plan 0:512 --total 20M --devices 7", "devices = 1 x 7 = 7, got 512"),
     ],
 )  # fmt: skip
 def test_says_what_is_wrong(refused, words, said):
@@ -113,14 +169,15 @@ def test_says_its_version(capsys):
     assert capsys.readouterr().out == f"{PROGRAM} {lb.__version__}\n"
 
 
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("terminal", ["40", "200"])
-def test_help_has_all_options_and_an_example_that_runs(terminal, printed, monkeypatch):
+def test_help_has_all_options_and_an_example_that_runs(command, terminal, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", terminal)
-    parser = _parser()
-    assert all(action.help for action in parser._actions)
-    text = parser.format_help()
+    assert all(action.help for action in COMMANDS[command]._actions)
+    text = COMMANDS[command].format_help()
     assert max(map(len, text.splitlines())) <= 80
-    program, words = text.partition("example:\n")[2].split(maxsplit=1)
+    example = text.partition("example:\n")[2].replace("\\\n", " ")
+    program, words = example.split(maxsplit=1)
     assert program == PROGRAM
     assert printed(words)
 

@@ -96,15 +96,11 @@ def batch_plan(
         size*, arXiv 2405.13698. Batch warm-up: Merrill et al., *Critical Batch Size Revisited*,
         arXiv 2505.23971.
     """
-    lengths: dict[str, Any] = {
-        "sequence_length": sequence_length,
-        "micro_batch_size": micro_batch_size,
-        "devices": devices,
-    }
-    for name, value in lengths.items():
-        if value is not None:
-            check_integer(name, value, at_least=1)
-            lengths[name] = int(value)
+    check_integer("devices", devices, at_least=1)
+    if sequence_length is not None:
+        check_integer("sequence_length", sequence_length, at_least=1)
+    if micro_batch_size is not None:
+        check_integer("micro_batch_size", micro_batch_size, at_least=1)
 
     seen = count("total", total, at_least=1)
     if not isinstance(run, TunedRun | None):
@@ -134,10 +130,12 @@ def batch_plan(
         stages=with_steps,
         total_steps=total_steps,
         examples=examples,
+        sequence_length=sequence_length,
         run=run,
         law=law,
+        micro_batch_size=micro_batch_size,
+        devices=devices,
         note=stages.note if grown else "",
-        **lengths,
     )
 
 

@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import itertools
+import json
 import operator
 from typing import Any
 
@@ -11,11 +12,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from optax_largebatch.arguments import check_number, known_number
+from optax_largebatch.arguments import check_choice, check_number, known_number
 from optax_largebatch.plans.counts import Count, count, integer
 from optax_largebatch.plans.law import LAWS, Moved
 from optax_largebatch.plans.planned_rate import PlannedRate
-from optax_largebatch.plans.stages import Stage
+from optax_largebatch.plans.stages import Stage, stages_of, starts_of
 from optax_largebatch.plans.table import table
 from optax_largebatch.plans.tuned_run import TunedRun
 
@@ -31,8 +32,9 @@ OWN = SEARCHED.index(1.0)
 class BatchPlan:
     """The result of `batch_plan`: print it for a table, `plots.batch_plan` draws it.
 
-    It is plain data: plans compare, hash, and can be pickled. Its methods take a step as a Python
-    integer or as an array, traced or not, so they are schedules:
+    It is plain data. Plans compare, hash and can be pickled, and `to_json` writes one into a
+    configuration. Its methods take a step as a Python integer or as an array, traced or not, so
+    they are schedules:
 
     ```python
     optimizer = optax.adamw(plan.learning_rate)
@@ -62,20 +64,42 @@ class BatchPlan:
     """Where the stages come from, in words."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.run, TunedRun | None):
+            raise TypeError(f"run must be a TunedRun or None, got {self.run!r}.")
+        if self.run is not None:
+            check_choice("law", self.law, tuple(LAWS))
+        if not isinstance(self.note, str):
+            raise TypeError(f"note must be a string, got {self.note!r}.")
+        # Also what a text of JSON says, and `dataclasses.replace`, become integers of Python here.
+        names = ("examples", "devices", "sequence_length", "micro_batch_size")
+        given = {name: x for name in names if (x := getattr(self, name)) is not None}
+        checked: dict[str, Any] = {name: count(name, x, at_least=1) for name, x in given.items()}
+        examples = checked["examples"]
+        starts = starts_of([(stage.first_example, stage.batch_size) for stage in self.stages])
+        stages, total_steps = stages_of(starts, examples)
+        if (stages, total_steps) != (self.stages, self.total_steps):
+            raise ValueError(
+                f"stages and total_steps must be those of a run of {examples} examples, {stages} "
+                f"and {total_steps}; got {self.stages} and {self.total_steps}. Use batch_plan(...)."
+            )
+        checked |= {"stages": stages, "total_steps": total_steps}
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
         step = (self.micro_batch_size or 1) * self.devices
-        for _, _, batch_size in self.stages:
-            if batch_size > LARGEST_INT32:
+        for stage in self.stages:
+            if stage.batch_size > LARGEST_INT32:
                 raise ValueError(
                     f"stages must have batch sizes of at most {LARGEST_INT32}, since arrays of "
-                    f"them are int32, got {batch_size}. If you count tokens, give batch sizes in "
-                    "examples, and sequence_length."
+                    f"them are int32, got {stage.batch_size}. If you count tokens, give batch "
+                    "sizes in examples, and sequence_length."
                 )
-            if batch_size % step:
-                lower = batch_size // step * step
+            if stage.batch_size % step:
+                lower = stage.batch_size // step * step
                 raise ValueError(
                     "stages must have batch sizes that are multiples of micro_batch_size x devices "
-                    f"= {self.micro_batch_size or 1} x {self.devices} = {step}, got {batch_size}. "
-                    f"Take {f'{lower} or ' if lower else ''}{lower + step}."
+                    f"= {self.micro_batch_size or 1} x {self.devices} = {step}, got "
+                    f"{stage.batch_size}. Take {f'{lower} or ' if lower else ''}{lower + step}."
                 )
         if self.total_steps > LARGEST_INT32:
             raise ValueError(
@@ -176,6 +200,20 @@ class BatchPlan:
         stage = self.stages[self._number_of_stage(known)]
         return stage.first_example + (known - stage.first_step) * stage.batch_size
 
+    def step_at(self, examples: Count | None = None, *, tokens: Count | None = None) -> int:
+        """The first step before which so many examples, or tokens, were seen."""
+        if (examples is None) == (tokens is None):
+            raise ValueError(
+                f"step_at takes either examples or tokens, got {examples!r} and {tokens!r}."
+            )
+        if tokens is not None:
+            wanted = -(-count("tokens", tokens) // (self.sequence_length or 1))
+        else:
+            wanted = count("examples", examples)
+        starts = [stage.first_example for stage in self.stages]
+        stage = self.stages[bisect.bisect_left(starts, wanted, lo=1) - 1]
+        return stage.first_step + -(-(wanted - stage.first_example) // stage.batch_size)
+
     def in_steps(self, examples: Count) -> Any:
         """A length in examples (or tokens) as a schedule of steps, which fall as the batch grows.
 
@@ -184,6 +222,44 @@ class BatchPlan:
         """
         length = float(count("examples", examples, at_least=1)) / (self.sequence_length or 1)
         return lambda step: length / jnp.asarray(self.batch_size(step), float)
+
+    def to_json(self) -> str:
+        """The plan as JSON; `from_json` reads it.
+
+        Raises:
+            TypeError: the learning rate or the weight decay is a function; a number and
+                `PlannedRate` are data.
+        """
+        for name in ("learning_rate", "weight_decay") if self.run else ():
+            if callable(value := getattr(self.run, name)) and type(value) is not PlannedRate:
+                raise TypeError(
+                    f"a plan with the schedule {value!r} cannot be written as JSON. Give the run a "
+                    f"number or PlannedRate(...) as {name}."
+                )
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "BatchPlan":
+        """The plan that `to_json` has written.
+
+        Raises:
+            ValueError: it is not the text of a plan.
+        """
+        no_plan = f"text must be what BatchPlan.to_json has written, got {text!r:.60}."
+        try:
+            read: Any = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(no_plan) from error
+        try:
+            if run := read["run"]:
+                for name in ("learning_rate", "weight_decay"):
+                    if isinstance(run[name], dict):
+                        run[name] = PlannedRate(**run[name])
+                read["run"] = TunedRun(**run)
+            read["stages"] = tuple(Stage(*stage) for stage in read["stages"])
+            return cls(**read)
+        except (KeyError, TypeError) as error:
+            raise ValueError(no_plan) from error
 
     def __str__(self) -> str:
         with jax.ensure_compile_time_eval():  # a plan may be printed while a program is traced
@@ -254,8 +330,7 @@ class BatchPlan:
             return rate
         if not isinstance(rate, PlannedRate):
             raise ValueError(f"learning_rate must be a PlannedRate for {self.law!r}, got {rate!r}.")
-        batch = self.stages[-1].batch_size
-        tokens = self.sequence_length or 1
+        batch, tokens = self.stages[-1].batch_size, self.sequence_length or 1
         steps = round(int(rate.warmup) / int(run.batch_size) / tokens)
         if steps * batch >= self.examples:
             raise ValueError(

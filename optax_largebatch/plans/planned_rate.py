@@ -25,8 +25,8 @@ class PlannedRate:
 
     with a shape :math:`f` of `warmup_decay`.
 
-    It is a schedule like those of optax, and unlike them it is plain data: it compares, and can be
-    pickled.
+    It is a schedule like those of optax, and unlike them it is plain data: it compares, it can be
+    pickled, and a `BatchPlan` with it can be written as JSON.
 
     Args:
         peak_value: the largest rate, at the end of the warm-up: that of your recipe at the batch

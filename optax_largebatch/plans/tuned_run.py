@@ -110,6 +110,8 @@ class TunedRun:
                     f"got {value!r}."
                 )
             checked[name] = known_number(name, value, "[0, inf)" if name == "eps" else "[0, 1)")
+        if not isinstance(self.note, str):
+            raise TypeError(f"note must be a string, got {self.note!r}.")
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

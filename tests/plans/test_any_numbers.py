@@ -1,5 +1,8 @@
 """Numbers of every kind in every place of a plan: taken for what they are, or an error of ours."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,7 @@ PLAN = lb.batch_plan(
     "0:64 128:128", total=1000, micro_batch_size=32,
     run=tuned(lb.PlannedRate(1.0, decay="linear", end_value=0.5), 64, weight_decay=0.1),
 )  # fmt: skip
+READ = json.loads(PLAN.to_json())
 CONSTANT = lb.PlannedRate(0.1)
 OF_STEPS = ("batch_size", "micro_batches", "learning_rate", "weight_decay", "b1", "b2")
 
@@ -31,6 +35,8 @@ def plan(stages=8, total=10**15, **options):
 
 
 WHOLE = {
+    "step_at": ("examples", PLAN.step_at),
+    "step_at of tokens": ("tokens", lambda x: PLAN.step_at(tokens=x)),
     "a start": ("stages", lambda x: plan([(0, 8), (x, 16)])),
     "a batch": ("stages", lambda x: plan([(0, x)])),
     "a batch of a dict": ("stages", lambda x: plan({0: x})),
@@ -41,7 +47,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_refuses_what_is_no_whole_number(name):
     argument, call = WHOLE[name]
-    for value in NOT_WHOLE:
+    for value in NOT_WHOLE[1 if name.startswith("step_at") else 0 :]:  # it may be None
         with pytest.raises((TypeError, ValueError), match=rf"^{argument}.* must ") as caught:
             call(value)
         assert type(caught.value) in (TypeError, ValueError)
@@ -50,6 +56,7 @@ def test_refuses_what_is_no_whole_number(name):
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_takes_integers_of_every_type(dtype):
     for kind in (np.dtype(dtype).type, lambda x: np.asarray(x, dtype)):
+        assert PLAN.step_at(kind(100)) == PLAN.step_at(100)
         assert lb.batch_plan([(kind(0), kind(8)), (kind(99), "16")], total=kind(127)) == (
             lb.batch_plan("0:8 99:16", total=127)
         )
@@ -163,3 +170,24 @@ def test_a_number_that_is_infinite_in_32_bits(name):
 def test_a_rate_of_a_plan_that_is_not_finite():
     run = tuned(learning_rate=lambda seen: jnp.where(seen < 50, 0.1, jnp.nan))
     assert "The learning rate is nan at step 7." in str(lb.batch_plan(8, total=1000, run=run))
+
+
+NO_PLANS = json.loads(Path(__file__).with_name("no_plans.json").read_text())
+NO_PLANS |= {"lists in lists": "[" * 100_000, "an integer of many digits": "9" * 10_000}
+"""What differs from a plan as it was written; or the whole text."""
+
+
+@pytest.mark.parametrize("name", NO_PLANS)
+def test_json_that_is_no_plan(name):
+    change = NO_PLANS[name]
+    text = json.dumps(READ | change) if isinstance(change, dict) else change
+    with pytest.raises((TypeError, ValueError), match=r" must (be|have|begin)") as caught:
+        lb.BatchPlan.from_json(text)
+    assert type(caught.value) in (TypeError, ValueError)
+
+
+def test_json_of_floats_that_are_whole_is_a_plan():
+    changes = {"total_steps": float(READ["total_steps"]), "devices": 1.0, "examples": 1e3}
+    found = lb.BatchPlan.from_json(json.dumps(READ | changes))
+    assert found == PLAN
+    assert found.to_json() == PLAN.to_json()

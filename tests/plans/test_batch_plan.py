@@ -1,7 +1,6 @@
 """A plan compared with a plain loop over a run, and what it refuses."""
 
 import dataclasses
-import json
 import math
 import pickle
 import time
@@ -89,6 +88,8 @@ def test_a_plain_loop_over_the_run(drawn, batch_size, times, law, decay_kind, sh
 
     for step, (seen, batch, _, _) in enumerate(rows):
         assert (plan.examples_at(step), plan.batch_size(step)) == (seen, batch)
+        assert plan.step_at(seen) == step
+        assert plan.step_at(seen + 1) == step + 1
     # Always as many, so that nothing is compiled again.
     steps = jnp.arange(MOST_STEPS, dtype=jnp.int32)
     found = plan.batch_size(steps), plan.learning_rate(steps), plan.weight_decay(steps)
@@ -188,6 +189,8 @@ def test_counts_beyond_31_bits():
         assert rate.dtype == jnp.float32
         assert float(rate) == pytest.approx(1 - seen / tokens, abs=3e-7)
     assert plan.examples_at(plan.total_steps) > 2**31
+    assert plan.step_at(tokens="10T") == plan.total_steps
+    assert plan.step_at(tokens=10**12) == first
 
 
 def test_what_is_written():
@@ -213,8 +216,11 @@ def test_is_plain_data():
     assert plan == same
     assert hash(plan) == hash(same)
     assert pickle.loads(pickle.dumps(plan)) == plan
-    assert json.loads(json.dumps(dataclasses.asdict(plan)))["stages"][0] == [0, 0, 64]
+    assert lb.BatchPlan.from_json(plan.to_json()) == plan
+    both = dataclasses.replace(plan, run=tuned(RATE, 64, "100k", weight_decay=RATE, b1=0.8))
+    assert lb.BatchPlan.from_json(both.to_json()) == both
     assert dataclasses.replace(plan, law="kept") != plan
+    assert lb.BatchPlan.from_json(lb.batch_plan(8, total=100).to_json()).run is None
 
 
 def test_numbers_of_numpy_and_jax_are_data_too():
@@ -223,14 +229,33 @@ def test_numbers_of_numpy_and_jax_are_data_too():
         np.int64(64), total="2M", sequence_length=np.int32(8), devices=np.int64(8),
         run=tuned(rate, np.int16(64), jnp.int32(2_000_000), weight_decay=jnp.float32(0.5)),
     )  # fmt: skip
-    assert json.loads(json.dumps(dataclasses.asdict(plan)))["run"]["batch_size"] == 64
+    assert lb.BatchPlan.from_json(plan.to_json()) == plan
     hash(tuned(lb.PlannedRate(jnp.float32(0.5)), 64, "2M"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    peak_value: float
+
+    def __call__(self, seen):
+        return self.peak_value
+
+
+@pytest.mark.parametrize("schedule", [lambda seen: 0.1, Constant(0.1)])
+def test_a_schedule_that_is_no_data(schedule):
+    plan = lb.batch_plan(64, total="2M", run=tuned(schedule, 64, "2M"))
+    with pytest.raises(TypeError, match=r"the schedule .* cannot be written as JSON"):
+        plan.to_json()
 
 
 def test_a_plan_that_is_changed_is_checked():
     plan = lb.batch_plan("0:512 1M:2048", total="2M", micro_batch_size=256)
     with pytest.raises(ValueError, match=r"300 x 1 = 300, got 512. Take 300 or 600"):
         dataclasses.replace(plan, micro_batch_size=300)
+    with pytest.raises(TypeError, match="run must be a TunedRun or None"):
+        dataclasses.replace(plan, run=0.1)
+    with pytest.raises(ValueError, match="law must be one of"):
+        dataclasses.replace(plan, run=tuned(0.1, 8, 100), law="x")
 
 
 def test_a_planned_rate_takes_the_total_of_the_run():

@@ -2,6 +2,7 @@
 
 import pytest
 
+import optax_largebatch as lb
 from optax_largebatch import recipes
 from optax_largebatch.plans.law import LAWS
 from optax_largebatch.recipes import batch_ramps
@@ -202,6 +203,7 @@ def test_prints_in_80_columns(name):
     lines = str(plan).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) < 40
+    assert lb.BatchPlan.from_json(plan.to_json()) == plan
 
 
 def test_a_long_plan_leaves_out_stages():
