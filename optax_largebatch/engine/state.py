@@ -40,7 +40,7 @@ class Field:
     """The kind of the arrays in the value of a leaf; shapes do not tell."""
 
     name: str = dataclasses.field(default="", kw_only=True)
-    """Its name in the state, for errors; the transform fills it in."""
+    """The name in the state, for errors; the transform fills it in."""
 
     def of_transform(self, name: str, stacked: Stacked) -> "Field":
         """The same field of a transform: with its name, and the stacks of the transform."""

@@ -126,7 +126,7 @@ class Fused(NamedTuple):
 def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
     groups = (stack_of(x.ndim, rows, columns), rows, columns)
-    lengths = [math.prod(x.shape[axis] for axis in axes) for axes in groups]
+    lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
     return jnp.transpose(x, list(itertools.chain(*groups))).reshape(lengths)
 
 
@@ -144,7 +144,7 @@ def from_batch(
 
 def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> Axes:
     """The axes that are neither rows nor columns."""
-    return tuple(axis for axis in range(ndim) if axis not in (*rows, *columns))
+    return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
 
 
 class Sides(NamedTuple):

@@ -40,8 +40,8 @@ class Matrices(NamedTuple):
         """Rows and columns of one matrix."""
         lengths = self.sharding.shape
         return (
-            math.prod(lengths[axis] for axis in self.rows),
-            math.prod(lengths[axis] for axis in self.columns),
+            math.prod([lengths[axis] for axis in self.rows]),
+            math.prod([lengths[axis] for axis in self.columns]),
         )
 
     @property

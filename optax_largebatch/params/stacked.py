@@ -246,7 +246,7 @@ def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> Axes:
                 f"of shape {leaf.shape} has no axis {axis}. Correct the axis, or narrow the "
                 "pattern to the parameters that are stacked."
             )
-    counted = sorted(axis % leaf.ndim for axis in axes)
+    counted = sorted([axis % leaf.ndim for axis in axes])
     if len(set(counted)) < len(counted):
         raise ValueError(
             f"is given the axes {axes}, one of them twice. Each pattern that matches a "
