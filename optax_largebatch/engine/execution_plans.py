@@ -34,7 +34,8 @@ class ExecutionPlan:
     """Hoisted numbers of identical leaves are computed as vectors. With `serialize_groups` only
     after the last round."""
     defer_state_writes: bool = False
-    """The last pass over a leaf writes its state, if two sums of a round are computed from it."""
+    """The last pass over a leaf writes its state, if a round takes two sums or more of arrays that
+    are computed. (`Execution._defers_writes` has the other conditions.)"""
     fuse_reductions: bool = False
     """No sum of a round is ready before all are, so that they travel as one."""
 

@@ -54,7 +54,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     ),
     "adapter": (r"lora|adapter",),  # for matrices that are not trained
     "router": (r"(^|/)(gate|router|gating)(/(kernel|w|weight))?$",),  # of experts
-    "stack": (
+    "stack": (  # for modules of kernels alone: biases and scales show what is stacked
         r"(^|/)([^/]*_)?(layers|blocks|experts|layer_stack)$",  # as most libraries call it
         r"(^|/)[^/]*scan[^/]*$",  # linen.scan
         r"(^|/)h$",  # GPT-2's layers
