@@ -44,6 +44,7 @@ def test_there_and_back_is_the_same_state(name, layout, there, back, carrier):
     chex.assert_trees_all_equal(again, (run.params, run.state))
 
 
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="Orbax calls it for copies on devices")
 def test_wrappers_go_through(tmp_path):
     """On other devices, from a checkpoint without types."""
 
