@@ -27,7 +27,7 @@ LIMITS = {
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 41_450,
-    "tokens of tests": 230_050,
+    "tokens of tests": 232_500,
     "words in docs": 41_000,
     "pages in docs": 52,
 }

@@ -2,18 +2,17 @@
 
 from pathlib import Path
 import re
-import runpy
 
 import pytest
 
 from tests.conftest import enable_x64
+from tests.migration.changes import CHANGES, OPTIMIZERS, cost
 
 DOCS = Path(__file__).parents[2] / "docs"
-PROGRAM = runpy.run_path(str(DOCS / "write_changes.py"))
 ROWS = re.findall(
     r"^\| .* \| .* \| (.*) \|$", (DOCS / "guides/changing_a_run.md").read_text(), re.M
 )
-QUICK = dict.fromkeys(PROGRAM["WORDS"], "adamw") | {
+QUICK = dict.fromkeys(CHANGES, "adamw") | {
     "split, and joined": "lamb",
     "to AdamW": "muon",
 }
@@ -23,10 +22,10 @@ NIGHTLY = ("lans", "lars", "muon")
 
 def said():
     """What the page says of each change with each optimizer."""
-    for change, cost in zip(PROGRAM["WORDS"], ROWS[2:], strict=True):
-        groups = [x.split(": ") for x in cost.split("; ")] if ":" in cost else [["", cost]]
+    for change, costs in zip(CHANGES, ROWS[2:], strict=True):
+        groups = [x.split(": ") for x in costs.split("; ")] if ":" in costs else [["", costs]]
         for names, words in groups:
-            for name in names.split(", ") if names else PROGRAM["OPTIMIZERS"]:
+            for name in names.split(", ") if names else OPTIMIZERS:
                 marks = [pytest.mark.slow] * (QUICK[change] != name)
                 marks += [pytest.mark.nightly] * (bool(marks) and name in NIGHTLY)
                 yield pytest.param(change, name, words, marks=marks, id=f"{change}-{name}")
@@ -36,4 +35,4 @@ def said():
 @pytest.mark.parametrize(("change", "name", "words"), [*said()])
 def test_a_cell(change, name, words):
     with enable_x64(True):
-        assert PROGRAM["cell"](change, name).split()[0].strip(":") == words.split()[0]
+        assert cost(change, name).split()[0].strip(":") == words.split()[0]
