@@ -11,12 +11,19 @@ import pytest
 
 import optax_largebatch as lb
 from tests.conftest import read_back
-from tests.docs.test_changing_a_run_page import PROGRAM
+from tests.migration.changes import (
+    OPTIMIZERS,
+    apart,
+    before,
+    begun,
+    halves,
+    join,
+    make,
+    split,
+    stack,
+)
 from tests.migration.switches import PARAMS, SCHEDULE, as_orbax, state_after
 
-OPTIMIZERS = PROGRAM["OPTIMIZERS"]
-before, begun, halves, make = (PROGRAM[name] for name in ("before", "begun", "halves", "make"))
-apart, join, split, stack = (PROGRAM[name] for name in ("apart", "join", "split", "stack"))
 KERNEL = {"kernel": PARAMS["kernel"]}
 QUICK = ("muonh", "NorMuon", "lans")
 
