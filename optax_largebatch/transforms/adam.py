@@ -295,7 +295,7 @@ def scale_by_second_moment(
         decay, weight, eps, nu_scale, ramp = at.scalars
         nu = yield engine.materialize(decay * at.state.nu + weight * jnp.square(update))
         direction = quotient(update, root(nu * nu_scale) + eps)
-        factor = ramp if at.choice else jnp.sqrt(ramp)
+        factor = ramp if at.choice else root(ramp)
         return factor * direction, at.state._replace(nu=nu)
 
     return engine.transformation(
