@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import optax
 from optax_largebatch.arguments import check_integer
 from optax_largebatch.migration import moments
 from optax_largebatch.migration.conversion import Conversion
-from optax_largebatch.migration.new_state import NewState, known, made_parts
+from optax_largebatch.migration.new_state import NewState, known, left_out, made_parts
 from optax_largebatch.migration.same_moments import compare_moments
 from optax_largebatch.params.leaves import leaves_of
 from optax_largebatch.params.masks import Mask, select_leaves
@@ -93,8 +94,8 @@ def adopt_state(
     those of the run, and the average begins with the next weights.
 
     **What begins anew:** loss scales, noise scales, the norms or losses in which `skip_bad_steps`
-    looks for spikes, and counts of skipped steps. So do what `forget` names, and radii of blocks
-    that were not one block before.
+    looks for spikes, and counts of skipped steps; a warning names them. So do what `forget` names,
+    and radii of blocks that were not one block before.
 
     Args:
         optimizer: the new optimizer.
@@ -112,7 +113,8 @@ def adopt_state(
         old_params: the parameters that `state` is of, if they are others. With new parameters of a
             lower precision, masters begin with these. None for `params`.
         convert: the function from the old parameters to the new ones. It is called with trees of
-            numbers and moments in the place of `old_params`.
+            numbers and moments in the place of `old_params`: once for each moment, and a few times
+            on the host, which takes some 60 bytes of its memory for each parameter.
         forget: the new parameters that begin anew, such as `matching("head")`: their moments are 0,
             and a count that is theirs alone, too. A rule, or any other mask; None for none.
 
@@ -181,6 +183,12 @@ def adopt_state(
             "whether it is a sum or a mean, and whether of gradients or of steps. Pass the "
             "optimizer that state is of, as in adopt_state(optimizer, params, state, "
             "old_optimizer=optax.sgd(0.1, momentum=0.9)): the two buffers are then compared."
+        )
+    if names := left_out(old, new):
+        warnings.warn(
+            f"what {', '.join(names)} of state have collected does not go over: it begins anew, or "
+            "optimizer has no such part. See `adopt_state`, What begins anew.",
+            stacklevel=2,
         )
     return adopted
 

@@ -25,11 +25,19 @@ from optax_largebatch.params.owners import (
     parts_of,
 )
 from optax_largebatch.params.stacked import Stacked, check_stacked
+from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
 from optax_largebatch.transforms.orthogonalization.neurons import NormalizeNeuronsState
+from optax_largebatch.wrappers.bad_steps import SkipBadStepsState
+from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 from optax_largebatch.wrappers.master_weights import MasterWeightsState
+from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
 _OTHERS = (optax.MultiStepsState, optax.schedules.InjectStatefulHyperparamsState)
 """States of optax that begin anew, but for the number of steps."""
+_BEGIN_ANEW = (DynamicLossScaleState, MeasureNoiseScaleState, SkipBadStepsState)
+"""States of this library whose numbers never go over."""
+_GO_OVER = (AverageWeightsState, NormalizeNeuronsState)
+"""Those whose numbers do, if the new optimizer has such a state."""
 _OF_LAST_STEP = {"learning_rates", "trust_ratios"}
 """Fields of states that count steps and tell of the last one."""
 
@@ -319,6 +327,16 @@ class NewState:
         return found, ids
 
 
+def left_out(old: Kept, new: Kept) -> list[str]:
+    """The names of the states whose numbers do not go over."""
+
+    def has(kept: Kept, kind: type) -> bool:
+        return any(part.is_one(kind) for part in kept.parts)
+
+    gone = [kind for kind in _GO_OVER if not has(new, kind)]
+    return [kind.__name__ for kind in (*_BEGIN_ANEW, *gone) if has(old, kind)]
+
+
 def made_parts(optimizer: Any, params: Any) -> tuple[Any, dict[Keys, RecordedState]]:
     """The first state of an optimizer, and by their keys how its parts were made."""
     with recorded_states() as record:
@@ -352,13 +370,19 @@ def known(tree: Any) -> list[int] | None:
 
 
 def placed(value: Any, like: Any) -> jax.Array:
-    """A value with the dtype of another array, and on its devices."""
+    """A value with the dtype of another array, and on its devices, if it is bound to these.
+
+    What `init` of optax makes of no parameter, such as a count, is bound to no device: beside
+    parameters on several, a count that is bound to the first one is an error of `jax.jit`.
+    """
     dtype = jnp.result_type(like)
     if are_traced(value, like):
         return jnp.asarray(value, dtype)
-    if not isinstance(value, jax.Array):
-        value = np.asarray(value, dtype)
-    return jnp.asarray(jax.device_put(value, getattr(like, "sharding", None)), dtype)
+    if getattr(like, "committed", False):
+        return jnp.asarray(jax.device_put(value, like.sharding), dtype)
+    if getattr(value, "committed", True):
+        value = np.asarray(jax.device_get(value), dtype)
+    return jnp.asarray(jax.device_put(value), dtype)
 
 
 def fetched(tree: Any, like: jax.Array) -> Any:

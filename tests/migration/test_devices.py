@@ -1,16 +1,21 @@
 """Adopted states on a mesh, under a guard of transfers, and from arrays of NumPy."""
 
+import sys
 from typing import NamedTuple
 
 import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import optax_largebatch as lb
+from tests.migration.changes import AFTER, BEFORE, OPTIMIZERS, before, largest_difference
 from tests.migration.switches import CONTRIB, SCHEDULE, same_places
+from tests.processes import run_together
 
 WHOLE = {"kernel": jnp.arange(1.0, 33.0).reshape(4, 8), "bias": jnp.ones(8)}
 MUONH = lb.muonh(SCHEDULE, beta=0.9, b2=0.999, radius="start")
@@ -40,6 +45,12 @@ def test_counters_and_radii_lie_where_init_puts_them(sharded, old):
     adopted = lb.adopt_state(ON_MESH, sharded, moved)
     assert same_places(adopted, ON_MESH.init(sharded))
     jax.jit(ON_MESH.update)(sharded, adopted, sharded)
+
+
+def test_the_count_of_optax_is_bound_to_no_device(sharded):
+    adamw = optax.adamw(0.1)
+    for state in (adamw.init(sharded), after_a_step(lb.lamb(0.1), sharded)):
+        jax.jit(adamw.update)(sharded, lb.adopt_state(adamw, sharded, state, step=1), sharded)
 
 
 def test_moments_stay_where_they_are(sharded):
@@ -92,3 +103,24 @@ def test_under_a_guard_of_transfers(compared):
         again = lb.adopt_state(new, WHOLE, adopted)
     chex.assert_trees_all_equal(adopted, expected)
     chex.assert_trees_all_equal(again, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.usefixtures("standard_promotion", "x64")
+def test_another_process_with_fewer_devices_goes_on_from_a_checkpoint(tmp_path, monkeypatch):
+    """It stacks the layers, and takes them apart again."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        for name in OPTIMIZERS:
+            run = before(name)
+            split = NamedSharding(MESH, PartitionSpec("a", "b"))
+            params = jax.device_put(run.params, split)
+            layout = lb.optimizer_state_shardings(run.optimizer, params, MESH)
+            checkpointer.save(tmp_path / name, (params, jax.device_put(run.state, layout)))
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    command = [sys.executable, "-m", "tests.migration.other_process", str(tmp_path)]
+    run_together([command], devices=2, logs=[tmp_path / "log.txt"], seconds=300)
+    for name in OPTIMIZERS:
+        unchanged = before(name).until(BEFORE + AFTER).weights()
+        with np.load(tmp_path / f"{name}.npz") as changed:
+            assert largest_difference({**changed}, unchanged) <= 1e-12, name

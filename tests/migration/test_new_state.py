@@ -1,5 +1,6 @@
 """What becomes of each field of each state, and of what few optimizers keep."""
 
+import contextlib
 import json
 import pathlib
 
@@ -106,7 +107,11 @@ def test_every_field_goes_over_or_is_said_to_begin_anew(name):
     state = state_after(optimizer, params, 2 * STEPS, bad=leaves_out)
     first = fields_of_ours(optimizer.init(params))
     compared = optimizer if sums_gradients(state) else None
-    adopted = lb.adopt_state(optimizer, params, state, old_optimizer=compared)
+    warns = contextlib.nullcontext()
+    if name in WARNED:
+        warns = pytest.warns(match=f"what {WARNED[name]} of state have collected does not go over")
+    with warns:
+        adopted = lb.adopt_state(optimizer, params, state, old_optimizer=compared)
     chex.assert_trees_all_equal_shapes_and_dtypes(adopted, state)
     triples = zip(fields_of_ours(state), fields_of_ours(adopted), first, strict=True)
     for (field, old), (_, new), (_, at_first) in triples:
@@ -115,8 +120,29 @@ def test_every_field_goes_over_or_is_said_to_begin_anew(name):
         assert field.partition(".")[2] in UNMOVED or not_equal(old, at_first), field
 
 
+WARNED = {
+    "noise scale": "MeasureNoiseScaleState",
+    "skipping": "SkipBadStepsState",
+    "loss scale": "DynamicLossScaleState",
+}
 UNMOVED = ("micro_step", "examples", "small_batches", "gave_up")
 """Fields that are as at first: there are no micro-batches now, and few steps were left out."""
+
+
+ENDING = {
+    "AverageWeightsState": (averaging(LAMB), LAMB),
+    "NormalizeNeuronsState": (
+        KEEPING["NorMuon"],
+        beside_lamb(lb.chain(lb.orthogonalize_momentum(), RATE)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_what_ends_with_its_link_is_said(name):
+    old, new = ENDING[name]
+    with pytest.warns(match=f"what {name} of state have collected"):
+        lb.adopt_state(new, PARAMS, state_after(old))
 
 
 def not_equal(arrays, others):

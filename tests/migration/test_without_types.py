@@ -85,6 +85,7 @@ def test_orbax_of_an_nnx_optimizer(tmp_path):
 WINDOW = {"values": jnp.ones(100), "seen": jnp.array(7)}
 
 
+@pytest.mark.filterwarnings("ignore:what SkipBadStepsState")
 @pytest.mark.parametrize("window", [{}, WINDOW], ids=["skip_nonfinite", "skip_spikes"])
 def test_the_wrappers_of_0_1_0_that_left_out_steps(window):
     """What is inside goes on, and their counts begin anew."""
