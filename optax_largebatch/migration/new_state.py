@@ -372,8 +372,8 @@ def known(tree: Any) -> list[int] | None:
 def placed(value: Any, like: Any) -> jax.Array:
     """A value with the dtype of another array, and on its devices, if it is bound to these.
 
-    What `init` of optax makes of no parameter, such as a count, is bound to no device: beside
-    parameters on several, a count that is bound to the first one is an error of `jax.jit`.
+    What `init` of optax makes of no parameter, such as a count, is bound to no device. If it were
+    bound to the first one, `jax.jit` would refuse it together with parameters on several.
     """
     dtype = jnp.result_type(like)
     if are_traced(value, like):
