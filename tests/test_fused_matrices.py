@@ -104,7 +104,14 @@ OPTIMIZERS = {
     "adamh": by_norms(lb.adamh, radius="start"),
     "scaled_adam": by_norms(lb.scaled_adam),
 }
-SLOW = ("muonh, radius of the start", "muonh, radius 2", "lans", "lars", "scaled_adam")
+SLOW = (
+    "of Adam's size",
+    "muonh, radius of the start",
+    "muonh, radius 2",
+    "lans",
+    "lars",
+    "scaled_adam",
+)
 LAYERS = {"queries_of_groups": 0}
 
 
@@ -150,7 +157,10 @@ IN_SHORT = ("one device", "explicit mesh of two axes", "shard_map of two axes")
     ("way", "name"),
     [
         pytest.param(
-            way, name, marks=WARNS * ("not told" in way) + [pytest.mark.slow] * (name in SLOW)
+            way,
+            name,
+            marks=WARNS * ("not told" in way)
+            + [pytest.mark.slow] * (name in SLOW or (name == "lamb" and way not in IN_SHORT)),
         )
         for name in OPTIMIZERS
         for way in (WAYS if name in EVERYWHERE else IN_SHORT)

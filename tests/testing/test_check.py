@@ -309,8 +309,10 @@ def test_blocks_of_one_element():
 
 @pytest.mark.parametrize(
     ("optimizer", "clip"),
-    [(lb.muon, lb.clip_by_global_norm(0.05)), (lb.muonh, lb.clip_by_median_norm(1e-3))],
-    ids=["muon", "muonh"],
+    [
+        pytest.param(lb.muon, lb.clip_by_global_norm(0.05), id="muon", marks=pytest.mark.slow),
+        pytest.param(lb.muonh, lb.clip_by_median_norm(1e-3), id="muonh"),
+    ],
 )
 def test_a_norm_of_all_leaves_behind_one_of_a_part(optimizer, clip):
     """Each is of the leaves that its transform works on; optax runs link by link."""
