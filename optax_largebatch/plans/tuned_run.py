@@ -201,8 +201,7 @@ class TunedRun:
         note = (
             "The rate is the angle of a step of adamw, sqrt(rate x decay). "
             f"{doubt if settled < SETTLED else ''}Adam moves the rest at {SHARE_OF_ADAM:.3g} of "
-            f"it, at {self.batch_size} {SHARE_OF_ADAM * angle:.2g} (adamw had {rate:.2g}), without "
-            "decay."
+            f"it, without decay (adamw had {rate:.2g})."
         )
         same = self.with_peak(angle)
         return dataclasses.replace(
