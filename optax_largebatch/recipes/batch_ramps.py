@@ -29,7 +29,7 @@ def ramp(
     source leaves out a setting, nothing is filled in: you have to pass it.
 
     Args:
-        name: one of `names("ramps")`, or a part that no other name has.
+        name: one of `names("ramps")`, or words that no other has.
         total: the tokens of your run, an integer or a string such as `"1T"`; None for those of
             the published run. The ramp stays where it was, unless its source counts in parts of
             the run.
