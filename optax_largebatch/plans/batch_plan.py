@@ -38,7 +38,7 @@ def batch_plan(
         \epsilon & \epsilon \to \epsilon \sqrt{r / k}
         \end{array}
 
-    so the warm-up stays the same part of the run. This is the row of AdamW, Muon, MuonH, LAMB and
+    so the warm-up stays the same part of the run. This is the row of AdamW, Muon, MuonH, AdamH, LAMB and
     LANS; `law` chooses another.
 
     Args:

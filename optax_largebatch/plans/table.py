@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.plans.counts import written
-from optax_largebatch.plans.law import KEPT, LAWS, SHARE_OF_ADAM
+from optax_largebatch.plans.law import KEPT, LAWS, SHARE_OF_ADAM, SPHERES
 from optax_largebatch.plans.stages import Stage
 
 WIDTH = 80
@@ -165,13 +165,17 @@ def _account(plan: Any, run: Any, highest: float) -> Iterator[str]:
         if name == "learning_rate" and not math.isclose(highest, after, rel_tol=CLOSE):
             why += f"; reaches {highest:.3g}"
         rows.append((label, _change(before, after), why))
-        if name == "learning_rate" and run.optimizer == "muonh":
+        if name == "learning_rate" and run.optimizer in SPHERES:
             of_adam = _change(SHARE_OF_ADAM * before, SHARE_OF_ADAM * after)
             rows.append(("rate of Adam", of_adam, f"{SHARE_OF_ADAM:.3g} of it"))
-    warmup = 0 if law.keeps_warmup_steps else getattr(run.learning_rate, "warmup", 0)
-    if warmup and r != 1:
-        change = f"{written(warmup)} -> {written(round(warmup * r))}"
-        rows.append(("warm-up", change, "the same part of the run"))
+    rate = run.learning_rate
+    lengths = {"warm-up": getattr(rate, "warmup", 0), "hold": getattr(rate, "hold", 0)}
+    if law.keeps_warmup_steps:
+        del lengths["warm-up"]
+    for label, length in lengths.items():
+        if length and r != 1:
+            change = f"{written(length)} -> {written(round(length * r))}"
+            rows.append((label, change, "the same part of the run"))
     width = max(len(change) for _, change, _ in rows)
     for name, change, why in rows:
         yield from _wrapped(f"  {name:<13}  {change:<{width}}  {why}", indent=19 + width)

@@ -178,7 +178,7 @@ def find(text: str, batch_size: int | None = None) -> str:
 
     Args:
         text: its name, another name in `also`, or words of these that no other entry has.
-        batch_size: what tells several apart, if it is given.
+        batch_size: what chooses among several, if it is given.
     """
     having = _having(text)
     words = _words(text)

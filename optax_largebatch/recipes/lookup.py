@@ -53,7 +53,7 @@ def get(
 
     Args:
         name: one of `names()`, or words that no other has: `"byol"`, `"RSB A2"`; also of timm's
-            and papers' names. A batch size may tell two apart.
+            and papers' names. A batch size may choose among them.
         batch_size: examples in a step (sequences, for language models); may be None if only one
             size was published.
         epochs: one of the published numbers of epochs, if there are several; otherwise a number in

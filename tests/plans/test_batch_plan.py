@@ -264,7 +264,7 @@ def test_a_planned_rate_takes_the_total_of_the_run():
     with pytest.raises(ValueError, match="total must be given to PlannedRate"):
         lb.PlannedRate(1e-3)(5)
     for warmup in (100, 101):
-        with pytest.raises(ValueError, match="warmup must be less than total, 100"):
+        with pytest.raises(ValueError, match=r"warmup \+ hold must be less than total, 100"):
             lb.PlannedRate(1e-3, total=100, warmup=warmup)
 
 
