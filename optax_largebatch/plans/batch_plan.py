@@ -38,8 +38,8 @@ def batch_plan(
         \epsilon & \epsilon \to \epsilon \sqrt{r / k}
         \end{array}
 
-    so the warm-up stays the same part of the run. This is the row of AdamW, Muon, MuonH, AdamH, LAMB and
-    LANS; `law` chooses another.
+    so the warm-up stays the same part of the run. This is the row of AdamW, Muon, MuonH, AdamH,
+    LAMB and LANS; `law` chooses another.
 
     Args:
         stages: where each batch size begins. A string in the way of Megatron,

@@ -82,12 +82,13 @@ def planned_optimizer(
         ...     "adamw", batch_size=512, total="1M", learning_rate=1e-3, weight_decay=0.1)
         >>> plan = batch_plan(4096, total="1M", run=run.to("muonh"))
         >>> print(explain(planned_optimizer(plan, params), params))
-        parameter   shape  blocks    direction  length  decay  rate
-        embed       8x4    1         adam       -       -      0.231
-        head        4x8    1         adam       -       -      0.231
-        mlp/bias    4      1         adam       -       -      0.231
-        mlp/kernel  4x4    1 of 4x4  muon       sphere  -      1
+        parameter   shape  blocks    direction  length  decay  rate   state
+        embed       8x4    1         adam       -       -      0.231  8 B
+        head        4x8    1         adam       -       -      0.231  8 B
+        mlp/bias    4      1         adam       -       -      0.231  8 B
+        mlp/kernel  4x4    1 of 4x4  muon       sphere  -      1      4 B
         4 parameters, 84 numbers (adam: 68; muon, sphere: 16)
+        668 bytes of state on a device
     """
     if not isinstance(plan, BatchPlan):
         raise TypeError(f"plan must be a BatchPlan, got {plan!r} of type {type(plan).__name__}.")
