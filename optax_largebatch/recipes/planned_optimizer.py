@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch.arguments import Scalar, check_optional_number
 from optax_largebatch.optimizers.adamh import adamh
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
@@ -23,6 +24,7 @@ from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.tuned_run import FAMILIES, TunedRun
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clipping import clip_by_global_norm
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
@@ -41,6 +43,7 @@ def planned_optimizer(
     embeddings: End = "by name",
     head: End = "by name",
     not_decayed: Mask = None,
+    max_grad_norm: Scalar | None = None,
     **arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The optimizer that a plan is for, with its schedules.
@@ -61,6 +64,8 @@ def planned_optimizer(
             "classifier" and the like, and what is as long as a table of words.
         not_decayed: the parameters without weight decay and trust ratio; None for biases, the
             scales of norms and all else that has one axis, see `matching_kinds`.
+        max_grad_norm: the largest global norm of the gradient, of the whole batch if gradients are
+            accumulated: 1.0 in most trainers; None for no clipping.
         **arguments: any other argument of the optimizer, such as `ns_dtype`, `matrix_axes` or
             `others`; it takes the place of what is chosen here. For AdamW those of `scale_by_adam`,
             such as `nesterov`; for SGD those of `accumulate_momentum`.
@@ -94,6 +99,7 @@ def planned_optimizer(
         raise TypeError(f"plan must be a BatchPlan, got {plan!r} of type {type(plan).__name__}.")
     if plan.run is None:
         raise ValueError("plan must have a run: give batch_plan a TunedRun, got a plan without.")
+    check_optional_number("max_grad_norm", max_grad_norm)
     family = plan.run.optimizer
     blocks = check_stacked(stacked).blocks(params)
     _check_decay(plan.run)
@@ -137,6 +143,8 @@ def planned_optimizer(
             named = {"b1": numbers["b1"], "b2": numbers["b2"], "adam_eps": numbers["eps"]}
             named |= {"matrix_mask": layers, "beta": numbers["momentum"]}
         optimizer = BETWEEN_ENDS[family](rate, **(named | {"stacked": stacked} | arguments))
+    if max_grad_norm is not None:
+        optimizer = chain(clip_by_global_norm(max_grad_norm), optimizer)
     if plan.micro_batch_size is not None:
         optimizer = accumulate_gradients(optimizer, every=plan.micro_batches)
     jax.eval_shape(optimizer.init, params)

@@ -124,6 +124,25 @@ def test_accumulates_micro_batches():
         assert int(state.macro_step) == plan.step_of_call(call + 1)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_clips_the_gradient_of_the_whole_batch(optimizer):
+    """Not that of each micro-batch, which would bound the noise of each by itself."""
+    alone = lb.planned_optimizer(planned(optimizer), PARAMS)
+    clipped = lb.planned_optimizer(
+        planned(optimizer, micro_batch_size=128), PARAMS, max_grad_norm=1.0
+    )
+    parts = [jax.tree.map(lambda x, c=c: jnp.cos(c * x), PARAMS) for c in (1, 2)]
+    whole = jax.tree.map(lambda x, y: (x + y) / 2, *parts)
+    norm = optax.tree.norm(whole)
+    assert norm > 1
+    state, expected = clipped.init(PARAMS), alone.init(PARAMS)
+    for _ in range(2):
+        for part in parts:
+            updates, state = clipped.update(part, state, PARAMS)
+        by_hand, expected = alone.update(optax.tree.scale(1 / norm, whole), expected, PARAMS)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=2e-4, atol=1e-9), updates, by_hand)
+
+
 def test_what_the_names_do_not_say_is_asked_for():
     other = {"first": PARAMS["embed"], "layer": PARAMS["layer"], "last": PARAMS["head"]}
     plan = planned("muonh")
