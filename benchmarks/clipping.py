@@ -30,7 +30,7 @@ EVERY, NORM = 10, 100.0
 def with_bad_batches() -> optax.GradientTransformation:
     """Puts noise of a large norm in the place of some gradients."""
 
-    def update(gradients: Any, step: jax.Array, params: Any = None) -> tuple[Any, jax.Array]:
+    def update(gradients: Any, step: Any, params: Any = None) -> tuple[Any, Any]:
         noise = optax.tree.random_like(jax.random.key(step), gradients)
         bad = optax.tree.scale(NORM / optax.tree.norm(noise), noise)
         is_bad = step % EVERY == EVERY - 1

@@ -199,12 +199,12 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
     return Explanation(tuple(lines), sum(of_state) + of_no_parameter)
 
 
-def _state_bytes(optimizer: Optimizer, params: Any, state: Any) -> list[int]:
+def _state_bytes(optimizer: Any, params: Any, state: Any) -> list[int]:
     """The bytes of a state on one device: of each parameter, and at last of all others."""
     leaves = jax.tree.leaves(params)
     shapes = [leaf.shape for leaf in jax.tree.leaves(state)]
-    shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
-    mesh = next((x.mesh for x in shardings if isinstance(x, NamedSharding)), None)
+    shardings: list[Any] = [getattr(leaf, "sharding", None) for leaf in leaves]
+    mesh: Any = next((x.mesh for x in shardings if isinstance(x, NamedSharding)), None)
     if mesh is not None:
         of_state = jax.tree.leaves(optimizer_state_shardings(optimizer, params, mesh))
         shapes = [x.shard_shape(shape) for x, shape in zip(of_state, shapes, strict=True)]

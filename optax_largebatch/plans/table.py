@@ -117,23 +117,24 @@ def _summary(plan: Any, steps: np.ndarray) -> Iterator[str]:
     seen = f"{written(plan.examples)} examples"
     if plan.sequence_length is not None:
         seen += f", {written(plan.examples * plan.sequence_length)} tokens"
+    run: Any = plan.run
     compared = "a constant batch of"
     batch = plan.stages[0].batch_size
     r = 1.0
-    if plan.run is not None:
+    if run is not None:
         compared = "the tuned run at"
-        batch = plan.run.batch_size
+        batch = run.batch_size
         r = plan.length
     before = -(-round(plan.examples / r) // batch)
     takes = f"; {compared} {batch} takes {before}" * (before != plan.total_steps)
     yield f"{plan.total_steps} steps for {seen}{takes}."
-    rates = None if plan.run is None else np.asarray(plan.learning_rate(jnp.asarray(steps)), float)
-    if rates is not None and callable(plan.run.learning_rate):
+    rates = np.zeros(0) if run is None else np.asarray(plan.learning_rate(jnp.asarray(steps)))
+    if run is not None and callable(run.learning_rate):
         yield from _mistakes(plan, steps, rates)
     if plan.note:
         yield f"Stages: {plan.note}."
-    if rates is not None:
-        yield from _account(plan, plan.run, rates.max())
+    if run is not None:
+        yield from _account(plan, run, float(rates.max()))
     if r != 1 or any(stage.batch_size != batch for stage in plan.stages):
         yield _times(plan, batch, r)
 

@@ -107,11 +107,11 @@ def check(
         if isinstance(transform, optax.GradientTransformation):
             _check_one(transform, gradients, params)
         else:
-            make = transform
-            if "stacked" in inspect.signature(transform).parameters:  # wherever it stands
+            by_name = "stacked" in inspect.signature(transform).parameters
 
-                def make(stacked: Stacked) -> optax.GradientTransformation:
-                    return transform(stacked=stacked)
+            def make(stacked: Stacked) -> optax.GradientTransformation:
+                named: Any = transform
+                return named(stacked=stacked) if by_name else transform(stacked)
 
             _check_one(make(stacked_layers({})), gradients, params)
             for axis in (0, -1):
