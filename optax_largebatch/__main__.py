@@ -15,7 +15,7 @@ from optax_largebatch.plans.batch_plan import batch_plan
 from optax_largebatch.plans.growth import seesaw
 from optax_largebatch.plans.law import DECAY_KINDS, LAWS
 from optax_largebatch.plans.planned_rate import PlannedRate
-from optax_largebatch.plans.tuned_run import FAMILIES, TunedRun
+from optax_largebatch.plans.tuned_run import FAMILIES, FROM_ADAMW, TunedRun
 from optax_largebatch.recipes.catalogue import find
 from optax_largebatch.schedules.warmup import SHAPES
 
@@ -48,20 +48,24 @@ PLAN_OPTIONS: Options = {
     "devices": (int, "devices that share a batch; the default is 1"),
     "seesaw": (str, "doubles the batch size where the rate halves, up to this one"),
     "law": (str, f"how the numbers move; one of an optimizer, or {', '.join(PUBLISHED)}"),
-    "to": (("muon", "muonh"), "the optimizer to plan for, from adamw"),
+    "to": (FROM_ADAMW, f"the optimizer to plan for, from adamw: {', '.join(FROM_ADAMW)}"),
 }
 RUN_OPTIONS: Options = {
-    "optimizer": (tuple(FAMILIES), "of the run that was tuned; the next options are its numbers"),
+    "optimizer": (
+        tuple(FAMILIES),
+        f"of the run that was tuned, {', '.join(FAMILIES)}; the next options are its numbers",
+    ),
     "tuned_batch_size": (str, "the batch size that the numbers are for"),
     "tuned_total": (str, "its examples; the default is --total"),
     "learning_rate": (float, "peak"),
     "warmup": (str, "examples of its warm-up, such as 200k"),
-    "decay": (tuple(SHAPES), "shape of the rate after the warm-up; the default is cosine"),
+    "hold": (str, "examples at the peak after it"),
+    "decay": (tuple(SHAPES), f"of the rate from then on, {', '.join(SHAPES)}; cosine if not given"),
     "end_value": (float, "learning rate at the end; the default is 0"),
     "weight_decay": (float, "0 is the default"),
     "decay_kind": (DECAY_KINDS, "decoupled (AdamW), independent, l2 (SGD) or rescaled (LAMB)"),
     "momentum": (float, "of Muon, MuonH, LARS and SGD"),
-    "b1": (float, "of Adam, LAMB and LANS"),
+    "b1": (float, "of Adam, AdamH, LAMB and LANS"),
     "b2": (float, "likewise"),
     "eps": (float, "likewise"),
 }
@@ -131,7 +135,8 @@ def _run(numbers: dict[str, Any], total: str) -> TunedRun:
                 f"--{option.replace('_', '-')} must be given for a plan of the learning rate: a "
                 "run that was tuned has an optimizer, a batch size and a rate."
             )
-    shape = {key: numbers.pop(key) for key in ("warmup", "decay", "end_value") if key in numbers}
+    names = ("warmup", "hold", "decay", "end_value")
+    shape = {name: numbers.pop(name) for name in names if name in numbers}
     return TunedRun(
         numbers.pop("optimizer"),
         batch_size=numbers.pop("tuned_batch_size"),
@@ -157,7 +162,9 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         added.add_argument("--json", dest="as_json", action="store_true", help="for scripts")
         for option, (kind, meaning) in options.items():
-            allowed = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+            allowed = {"type": kind}
+            if isinstance(kind, tuple):
+                allowed = {"choices": kind, "metavar": option.upper()}
             added.add_argument(f"--{option.replace('_', '-')}", help=meaning, **allowed)
         return added
 

@@ -30,7 +30,9 @@ def optimizer_state_shardings(
     parameters belongs to these.
 
     Hand the result to `jax.jit` as `out_shardings` of `init` and of the step. For
-    `jax.shard_map`, `jax.tree.map(lambda s: s.spec, shardings)` are the specs.
+    `jax.shard_map`, `jax.tree.map(lambda s: s.spec, shardings)` are the specs. For a state in host
+    memory, `jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), shardings)`; the step then
+    begins with `jax.device_put(state, shardings)`.
 
     Args:
         optimizer: any transformation of optax.

@@ -97,6 +97,10 @@ RATE = lb.PlannedRate(1e-3, warmup="500k", decay="linear", end_value=1e-4)
 ADAMW = lb.TunedRun(
     "adamw", batch_size=512, total="20M", learning_rate=RATE, weight_decay=0.1, b1=0.95
 )
+HELD = lb.TunedRun(
+    "adamw", batch_size=512, total="20M", weight_decay=0.1,
+    learning_rate=lb.PlannedRate(1e-3, warmup="1M", hold="15M", decay="sqrt"),
+)  # fmt: skip
 SGD = lb.TunedRun(
     "sgd", batch_size=2048, total="4B", learning_rate=lb.PlannedRate(1e-3), weight_decay=0.1,
     decay_kind="decoupled",
@@ -122,6 +126,11 @@ SGD = lb.TunedRun(
             "--weight-decay 0.1 --decay-kind decoupled --tuned-batch-size 2048 --tuned-total 4B "
             "--optimizer sgd",
             lb.batch_plan("0:512 1B:2048", total="8B", sequence_length=1024, run=SGD, law="sqrt"),
+        ),
+        (
+            "2048 --total 20M --optimizer adamw --to adamh --tuned-batch-size 512 --weight-decay "
+            "0.1 --learning-rate 1e-3 --warmup 1M --hold 15M --decay sqrt",
+            lb.batch_plan(2048, total="20M", run=HELD.to("adamh")),
         ),
     ],
 )  # fmt: skip

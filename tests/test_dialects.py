@@ -175,6 +175,17 @@ def test_the_calls_of_icefall_replay_it(x64):
         assert_close(case._replace(optimizer=eval(call.strip("`"))), "float64", 1e-11)
 
 
+def test_the_floor_of_a_step_in_units_of_the_weights(x64):
+    """Steps that are long enough pass as they are."""
+    (call,) = re.findall(r"^`(lb.scale_by_trust_ratio\(.*\))` in front of the rate", PAGE, re.M)
+    floor = eval(call, {"lb": lb})
+    weights = {"short": jnp.full((4, 4), 2.0), "long": jnp.full((4, 4), 0.1)}
+    step = {name: jnp.eye(4) for name in weights}
+    floored, _ = floor.update(step, floor.init(weights), weights)
+    np.testing.assert_allclose(floored["short"], 0.35 * 8.0 / 2.0 * jnp.eye(4), rtol=1e-12)
+    np.testing.assert_allclose(floored["long"], jnp.eye(4), rtol=1e-12)
+
+
 def test_every_system_with_a_muon_has_a_row():
     recorded = json.loads((golden.HERE / "muon_peers.json").read_text())
     shown = {recorded["cases"][run]["dialect"] for _, _, run in MUON[1:]}

@@ -111,7 +111,7 @@ WRONG = {
         ("output_axis", integer(-1)),
         ("window", integer(2)),
         ("largest_batch total", count(1)),
-        ("warmup", count(0)),
+        ("hold warmup", count(0)),
         ("adaptive averaging cautious clip eps_is_floor grad_averaging", FLAG),
         ("learning_rate_in_momentum nesterov scalars_only", FLAG),
         ("at_bounds bias_correction decay_kind denominator of", CHOICE),

@@ -59,7 +59,7 @@ FAR_BELOW = (
 
 
 def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
-    r"""Finds common mistakes in a run with layer-wise steps, and says what to do.
+    r"""Finds common mistakes in a run, and says what to do.
 
     It finds what `explain` marks before a run: biases and scales that have a trust ratio, stacks of
     layers that are not declared. From the state it finds trust ratios that are at a bound, not
@@ -78,8 +78,8 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
         params: the parameters.
 
     Returns:
-        Sentences with the evidence and what to do; an empty list if nothing was found. If the
-        optimizer is not layer-wise, one sentence says so.
+        Sentences with the evidence and what to do; an empty list if nothing was found. Of an
+        optimizer without layer-wise steps, such as AdamW, only what any run may have is looked at.
 
     Raises:
         TypeError: `optimizer` is no optimizer; it comes first.
@@ -104,7 +104,6 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
     lengths = (float(block_norms(x)) for x in leaves)
     norms = list(zip(leaf_names(params), lengths, strict=True))
     return [
-        *_nothing_layer_wise(facts),
         *_not_finite_ratios(ratios),
         *_not_finite_weights(norms),
         *_forgotten_stacks(facts, params),
@@ -117,14 +116,6 @@ def diagnose(optimizer: Optimizer, state: Any, params: Any) -> list[str]:
         *_left_out(state),
         *_small_loss_scale(state),
     ]
-
-
-def _nothing_layer_wise(facts: OptimizerFacts) -> Iterator[str]:
-    if not facts.has_muon and OF_ZEROS.keys().isdisjoint(facts.lengths):
-        yield (
-            "There is nothing layer-wise here: no parameter has a trust ratio, stays on a sphere "
-            "or is a matrix of Muon, and only the rest was looked at."
-        )
 
 
 def _not_finite_ratios(ratios: list[Ratio]) -> Iterator[str]:

@@ -51,6 +51,8 @@ class OptimizerFacts(NamedTuple):
     spheres: dict[int, BlockAxes]
     """The axes over the blocks of each parameter whose blocks stay on spheres, by the numbers of
     the parameters."""
+    state: Any
+    """The shapes of its first state."""
 
     @property
     def lengths(self) -> list[str]:
@@ -81,9 +83,11 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
             f"params) and (optimizer, state, params); got a {type(optimizer).__name__}."
         )
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params)]
-    about = OptimizerFacts([None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {}, {})
+    about = OptimizerFacts(
+        [None] * len(shapes), [()] * len(shapes), [1] * len(shapes), {}, {}, None
+    )
 
-    def look(params: Any) -> None:
+    def look(params: Any) -> Any:
         with recorded_states() as record:
             state = optimizer.init(params)
         parts = parts_of_kinds(state, *LAYER_WISE)
@@ -95,11 +99,11 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
             if expected == [x.shape for x in jax.tree.leaves(made.params)]:
                 keys = places.get(id(getattr(made.state, "trust_ratios", None)))
                 _add(about, made, [number for number in numbers if number is not None], keys)
+        return state
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what `init` warns of, it has said to the trainer
-        jax.eval_shape(look, params)
-    return about
+        return about._replace(state=jax.eval_shape(look, params))
 
 
 def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: Keys | None) -> None:

@@ -38,8 +38,8 @@ def batch_plan(
         \epsilon & \epsilon \to \epsilon \sqrt{r / k}
         \end{array}
 
-    so the warm-up stays the same part of the run. This is the row of AdamW, Muon, MuonH, LAMB and
-    LANS; `law` chooses another.
+    so the warm-up stays the same part of the run. This is the row of AdamW, Muon, MuonH, AdamH,
+    LAMB and LANS; `law` chooses another.
 
     Args:
         stages: where each batch size begins. A string in the way of Megatron,
@@ -59,7 +59,10 @@ def batch_plan(
         devices: the devices that share each micro-batch.
 
     Returns:
-        The plan: print it for its table, what was moved, and why.
+        The plan: print it for its table, what was moved, and why. The last line compares its time
+        with that of the tuned run (or of a constant batch), on as many devices and on more of them,
+        if a step takes as long as its examples on one device. A device takes no fewer of them in a
+        step than in the run before.
 
     Raises:
         ValueError: an argument is out of its range; a stage begins after the end; a batch is not a
@@ -72,16 +75,14 @@ def batch_plan(
         ...     learning_rate=PlannedRate(1e-3, warmup="50k"))
         >>> plan = batch_plan("0:512 200k:2048 500k:8192", total="2M", run=run)
         >>> print(plan)
-        from  batch  examples             learning  weight
-        step   size      seen                 rate   decay   b1
-           0    512         0        0 to 0.000986     0.1  0.9
-         391   2048    200.2k   0.00197 to 0.00175     0.2  0.7
-         538   8192    501.2k  0.00349 to 1.58e-07     0.4  0.7
-        721 steps for 2M examples.
-        The tuned run at 512 takes 3907 steps; the plan 18% of that.
-        The learning rate is at most 0.00349, near step 538.
+        from  batch  examples                learning  weight
+        step   size      seen                    rate   decay   b1
+           0    512         0  0 to 0.001 to 0.000986     0.1  0.9
+         391   2048    200.2k      0.00197 to 0.00175     0.2  0.7
+         538   8192    501.2k     0.00349 to 1.58e-07     0.4  0.7
+        721 steps for 2M examples; the tuned run at 512 takes 3907.
         From adamw at 512 to 8192 by the law 'adamw' (k = 16):
-          learning_rate  0.001 -> 0.004    times sqrt(k)
+          peak rate      0.001 -> 0.004    times sqrt(k); reaches 0.00349
           weight_decay   0.1 -> 0.4        keeps B / (rate decay examples)
           b1             0.9 -> 0.7        (1 - b) times k, at least 0.7
           b2             0.999 -> 0.9841   same half-life in examples
@@ -89,6 +90,8 @@ def batch_plan(
         Valid below the critical batch size, for networks of the same width.
         Assumed: b1, b2, eps.
         If you can search, try the peaks 0.001, 0.002, 0.004 (the plan's), 0.008.
+        2M examples: at best 1x the time on the same devices, 0.55x on 2x as many,
+        0.185x on 16x as many.
 
     References:
         The sources of each row are in `optax_largebatch.plans.law.LAWS`. The timescale of weight

@@ -113,8 +113,10 @@ class Law(NamedTuple):
         return _within(moved, old, *bounds, f"(1 - b) {power.words(r)}")
 
 
+SPHERES = ("muonh", "adamh")
+"""The optimizers whose matrices keep their norms, and whose rate is an angle."""
 SHARE_OF_ADAM = 3 / 13
-"""The rate of Adam in units of the rate on spheres, in Marin's runs."""
+"""The rate of Adam in units of that angle, in Marin's runs."""
 
 CEILING = 0.99
 """The largest momentum that a law makes of a smaller one, for batches that get smaller."""
@@ -134,6 +136,7 @@ LAWS: Mapping[str, Law] = {
     "adamw": _OURS._replace(highest_rate=0.08),
     "muon": _OURS._replace(highest_rate=0.15),
     "muonh": _OURS,
+    "adamh": _OURS,
     "lamb": _OURS._replace(highest_rate=0.07),
     "lans": _OURS._replace(highest_rate=0.1),
     # arXiv 1404.5997

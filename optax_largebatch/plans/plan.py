@@ -263,7 +263,7 @@ class BatchPlan:
 
     def __str__(self) -> str:
         with jax.ensure_compile_time_eval():  # a plan may be printed while a program is traced
-            return table(self)
+            return table(self, self._warmed_up() if self.run else None)
 
     def _number_of_stage(self, step: int) -> int:
         return bisect.bisect_right(self.stages, step, key=lambda stage: stage.first_step) - 1

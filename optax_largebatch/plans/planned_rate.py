@@ -1,4 +1,4 @@
-"""A learning rate over a run as plain data: warm-up, then decay, counted in examples."""
+"""A learning rate over a run as plain data: warm-up, hold and decay, counted in examples."""
 
 import dataclasses
 from typing import Any, Literal
@@ -14,13 +14,14 @@ from optax_largebatch.schedules.warmup import SHAPES, warmup_decay
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRate:
-    r"""A schedule of the examples seen: a linear warm-up, then a decay to the end of the run.
+    r"""A schedule of the examples seen: a linear warm-up, a hold, and a decay to the end.
 
     .. math::
 
         \eta(x) = \begin{cases}
             \eta x / W & x < W \\
-            \eta_e + (\eta - \eta_e) f\left(\frac{x - W}{N - W}\right) & W \le x \le N
+            \eta & W \le x < W + H \\
+            \eta_e + (\eta - \eta_e) f\left(\frac{x - W - H}{N - W - H}\right) & W + H \le x \le N
         \end{cases}
 
     with a shape :math:`f` of `warmup_decay`.
@@ -36,6 +37,9 @@ class PlannedRate:
             plan that it is passed to.
         warmup: the examples (or tokens) over which the rate grows from 0: usually 1 to 10% of the
             run. :math:`W`, 0 or more.
+        hold: the examples (or tokens) at the peak between warm-up and decay: 0, or 80 to 90% of the
+            run for warm-up, stable, decay (WSD), with `decay="linear"` or `"sqrt"`. :math:`H`, 0 or
+            more.
         decay: the shape :math:`f` in which the rate falls: `"linear"`, `"cosine"`, `"sqrt"` or
             `"constant"`.
         end_value: the rate at the end: 0, or a tenth of the peak if the run will be continued.
@@ -50,12 +54,16 @@ class PlannedRate:
         >>> rate = PlannedRate(1e-3, total="10M", warmup="1M", decay="linear")
         >>> print([f"{rate(seen):.6f}" for seen in (0, 500_000, 1_000_000, 5_500_000, 10_000_000)])
         ['0.000000', '0.000500', '0.001000', '0.000500', '0.000000']
+        >>> rate = PlannedRate(1e-3, total="10M", warmup="1M", hold="7M", decay="sqrt")
+        >>> print([f"{rate(seen):.6f}" for seen in (1_000_000, 8_000_000, 8_500_000, 10_000_000)])
+        ['0.001000', '0.001000', '0.000500', '0.000000']
     """
 
     peak_value: float
     _: dataclasses.KW_ONLY
     total: Count | None = None
     warmup: Count = 0
+    hold: Count = 0
     decay: Literal["linear", "cosine", "sqrt", "constant"] = "cosine"
     end_value: float = 0.0
 
@@ -65,11 +73,14 @@ class PlannedRate:
         check_choice("decay", self.decay, tuple(SHAPES))
         # The numbers that are meant, so that plans compare: "1M" equals 1_000_000.
         warmup = count("warmup", self.warmup)
+        hold = count("hold", self.hold)
         total = None if self.total is None else count("total", self.total, at_least=1)
-        if total is not None and warmup >= total:
-            raise ValueError(f"warmup must be less than total, {total}; got {warmup}.")
+        if total is not None and warmup + hold >= total:
+            raise ValueError(
+                f"warmup + hold must be less than total, {total}; got {warmup} + {hold}."
+            )
         rates = {"peak_value": peak_value, "end_value": end_value}
-        for name, value in (rates | {"total": total, "warmup": warmup}).items():
+        for name, value in (rates | {"total": total, "warmup": warmup, "hold": hold}).items():
             object.__setattr__(self, name, value)
 
     def __call__(self, seen: jax.typing.ArrayLike) -> jax.Array:
@@ -85,6 +96,7 @@ class PlannedRate:
             decay=self.decay,
             end_value=self.end_value,
             warmup_steps=int(self.warmup),
+            hold_steps=int(self.hold),
         )
         return jnp.asarray(schedule(jnp.asarray(seen, float)))
 

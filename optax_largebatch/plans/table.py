@@ -1,6 +1,7 @@
 """The table of a batch plan, at most 80 columns wide."""
 
 from collections.abc import Callable, Iterator
+import math
 import textwrap
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.plans.counts import written
-from optax_largebatch.plans.law import KEPT, LAWS, SHARE_OF_ADAM
+from optax_largebatch.plans.law import KEPT, LAWS, SHARE_OF_ADAM, SPHERES
 from optax_largebatch.plans.stages import Stage
 
 WIDTH = 80
@@ -18,21 +19,29 @@ SHOWN = 16
 """The most stages in a table; a longer plan shows its first and its last ones."""
 LOOKED_AT = 1024
 """The steps at which the learning rate is computed, to find its peak and where it is 0."""
-WAYS = ((str, "{:.3g} to {:.3g}"), (written, "{:.3g} to {:.3g}"), (written, "from {:.3g}"))
+CLOSE = 0.005
+"""How far the largest rate of a run may be from the peak of its schedule without a word."""
+WAYS = ((str, "{} to {}"), (written, "{} to {}"), (written, "from {}"))
 """Ways to write integers, and a schedule from its values in the first and the last step of a stage.
 The first way in which the table is narrow enough is taken."""
 
 
-def table(plan: Any) -> str:
-    """The stages of a plan, each with its numbers, and what the plan saves."""
+def table(plan: Any, learning_rate: Any) -> str:
+    """The stages of a plan, each with its numbers; what moved, and the time.
+
+    Args:
+        plan: the plan.
+        learning_rate: that of its run, with the warm-up of its law; None without a run.
+    """
     ends = [*(stage.first_step for stage in plan.stages[1:]), plan.total_steps]
     stages = list(zip(plan.stages, ends, strict=True))
+    steps = _looked_at(plan, getattr(learning_rate, "warmup", 0))
     left_out = len(stages) - SHOWN
     if left_out > 1:
         del stages[SHOWN // 2 : -SHOWN // 2]
     lines: list[str] = []
-    for write, schedule in WAYS:
-        columns = [[*head, *cells] for head, cells in _columns(plan, stages, write, schedule)]
+    for way in WAYS:
+        columns = [[*head, *cells] for head, cells in _columns(plan, stages, steps, *way)]
         widths = [max(map(len, column)) for column in columns]
         rows = zip(*columns, strict=True)
         lines = ["  ".join(map(str.rjust, row, widths)).rstrip() for row in rows]
@@ -40,7 +49,7 @@ def table(plan: Any) -> str:
             break
     if left_out > 1:
         lines.insert(HEAD + SHOWN // 2, f"... {left_out} more stages ...")
-    for sentence in _summary(plan):
+    for sentence in _summary(plan, steps):
         lines += _wrapped(sentence)
     return "\n".join(lines)
 
@@ -48,6 +57,7 @@ def table(plan: Any) -> str:
 def _columns(
     plan: Any,
     stages_and_ends: list[tuple[Stage, int]],
+    steps: np.ndarray,
     write: Callable[[int], str],
     schedule: str,
 ) -> Iterator[tuple[tuple[str, str], list[str]]]:
@@ -56,6 +66,7 @@ def _columns(
     Args:
         plan: the plan.
         stages_and_ends: each with the first step after it.
+        steps: where schedules are looked at.
         write: how integers are written.
         schedule: how the first and the last value in a stage are written.
     """
@@ -71,43 +82,65 @@ def _columns(
     if plan.run is None:
         return
     momentum = next(iter(plan.run.numbers))  # or b1; the account has the others
-    edges = jnp.asarray([(stage.first_step, end - 1) for stage, end in stages_and_ends], jnp.int32)
     for name in ("learning_rate", "weight_decay", momentum):
         value = getattr(plan.run, name)
         if name == "weight_decay" and value == 0:
             continue
-        both = np.asarray(getattr(plan, name)(edges.ravel()), float).reshape(edges.shape)
+        values = np.asarray(getattr(plan, name)(jnp.asarray(steps)), float)
+        text = schedule if callable(value) else "{}"
+        within = [
+            values[(steps >= stage.first_step) & (steps < end)] for stage, end in stages_and_ends
+        ]
         upper, _, lower = name.rpartition("_")
-        text = schedule if callable(value) else "{:.3g}"
-        yield (upper, lower), [text.format(*pair) for pair in both]
+        yield (upper, lower), [_over(of_stage, text) for of_stage in within]
 
 
-def _summary(plan: Any) -> Iterator[str]:
-    """What the plan saves, and what moved: sentences."""
+def _over(values: np.ndarray, text: str) -> str:
+    """The values in a stage as its first and last ones, with the peak between them."""
+    first, peak, last = (f"{x:.3g}" for x in (values[0], values.max(), values[-1]))
+    return text.format(first, last if peak in (first, last) else f"{peak} to {last}")
+
+
+def _looked_at(plan: Any, warmup: int) -> np.ndarray:
+    """Steps that show a schedule: even ones, the ends of each stage and of the warm-up."""
+    last = plan.total_steps - 1
+    firsts = [stage.first_step for stage in plan.stages]
+    ends = [*firsts, *(step - 1 for step in firsts[1:]), last]
+    if warmup:
+        ends.append(min(plan.step_at(tokens=round(warmup * plan.length)), last))
+    even = np.linspace(0, last, LOOKED_AT).astype(np.int32)
+    return np.union1d(even, ends).astype(np.int32)
+
+
+def _summary(plan: Any, steps: np.ndarray) -> Iterator[str]:
+    """The steps of the plan, what moved, and the time: sentences."""
     seen = f"{written(plan.examples)} examples"
     if plan.sequence_length is not None:
         seen += f", {written(plan.examples * plan.sequence_length)} tokens"
-    yield f"{plan.total_steps} steps for {seen}."
-    what = "A constant batch of"
+    run: Any = plan.run
+    compared = "a constant batch of"
     batch = plan.stages[0].batch_size
     r = 1.0
-    if plan.run is not None:
-        what = "The tuned run at"
-        batch = plan.run.batch_size
+    if run is not None:
+        compared = "the tuned run at"
+        batch = run.batch_size
         r = plan.length
-    if (before := -(-round(plan.examples / r) // batch)) != plan.total_steps:
-        share = plan.total_steps / before
-        yield f"{what} {batch} takes {before} steps; the plan {share:.0%} of that."
-    if plan.run is not None and callable(plan.run.learning_rate):
-        yield from _of_the_rate(plan)
+    before = -(-round(plan.examples / r) // batch)
+    takes = f"; {compared} {batch} takes {before}" * (before != plan.total_steps)
+    yield f"{plan.total_steps} steps for {seen}{takes}."
+    rates = np.zeros(0) if run is None else np.asarray(plan.learning_rate(jnp.asarray(steps)))
+    if run is not None and callable(run.learning_rate):
+        yield from _mistakes(plan, steps, rates)
     if plan.note:
         yield f"Stages: {plan.note}."
-    if plan.run is not None:
-        yield from _account(plan, plan.run)
+    if run is not None:
+        yield from _account(plan, run, float(rates.max()))
+    if r != 1 or any(stage.batch_size != batch for stage in plan.stages):
+        yield _times(plan, batch, r)
 
 
-def _account(plan: Any, run: Any) -> Iterator[str]:
-    """What moved from the tuned run to the last stage, and why."""
+def _account(plan: Any, run: Any, highest: float) -> Iterator[str]:
+    """What moved from the tuned run to the last stage, and why; `highest` is the largest rate."""
     batch = plan.stages[-1].batch_size
     r = plan.length
     law = LAWS[plan.law]
@@ -120,8 +153,9 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
     rows = []
     for name, (after, why) in plan.moved(batch).items():
         before = known[name]
+        label = "peak rate" if name == "learning_rate" else name
         if before is None or callable(before):
-            rows.append((name, f"times {after:.4g}", why))
+            rows.append((label, f"times {after:.4g}", why))
             continue
         if before == 0:
             continue
@@ -129,12 +163,20 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
             after *= before
         if name == "eps" and len(plan.stages) > 1 and law.eps != KEPT:
             why += ", all stages"
-        change = f"{before:.4g} (kept)" if before == after else f"{before:.4g} -> {after:.4g}"
-        rows.append((name, change, why))
-    warmup = 0 if law.keeps_warmup_steps else getattr(run.learning_rate, "warmup", 0)
-    if warmup and r != 1:
-        change = f"{written(warmup)} -> {written(round(warmup * r))}"
-        rows.append(("warm-up", change, "the same part of the run"))
+        if name == "learning_rate" and not math.isclose(highest, after, rel_tol=CLOSE):
+            why += f"; reaches {highest:.3g}"
+        rows.append((label, _change(before, after), why))
+        if name == "learning_rate" and run.optimizer in SPHERES:
+            of_adam = _change(SHARE_OF_ADAM * before, SHARE_OF_ADAM * after)
+            rows.append(("rate of Adam", of_adam, f"{SHARE_OF_ADAM:.3g} of it"))
+    rate = run.learning_rate
+    lengths = {"warm-up": getattr(rate, "warmup", 0), "hold": getattr(rate, "hold", 0)}
+    if law.keeps_warmup_steps:
+        del lengths["warm-up"]
+    for label, length in lengths.items():
+        if length and r != 1:
+            change = f"{written(length)} -> {written(round(length * r))}"
+            rows.append((label, change, "the same part of the run"))
     width = max(len(change) for _, change, _ in rows)
     for name, change, why in rows:
         yield from _wrapped(f"  {name:<13}  {change:<{width}}  {why}", indent=19 + width)
@@ -153,6 +195,40 @@ def _account(plan: Any, run: Any) -> Iterator[str]:
         )
 
 
+def _change(before: float, after: float) -> str:
+    return f"{before:.4g} (kept)" if before == after else f"{before:.4g} -> {after:.4g}"
+
+
+def _times(plan: Any, batch: int, r: float) -> str:
+    """The examples, and the time over that of the run before: on its devices and on more of them.
+
+    A step takes as long as its examples on a device, which are no fewer than in the run before.
+
+    Args:
+        plan: the plan.
+        batch: the batch size of the run before.
+        r: the examples over those of the run before.
+    """
+    firsts = [stage.first_example for stage in plan.stages]
+    lengths = np.diff([*firsts, plan.examples])
+    k = np.maximum([stage.batch_size / batch for stage in plan.stages], 1)
+
+    def time(devices: float) -> float:
+        return r * float(np.sum(lengths / np.minimum(k, devices))) / plan.examples
+
+    most = float(k.max())
+    powers = (2.0**power for power in range(1, 63))
+    faster = next((x for x in powers if x < most and time(x) < 1), most)
+    times = [f"{time(1):.3g}x the time on the same devices"]
+    times += [f"{time(x):.3g}x on {x:.4g}x as many" for x in sorted({faster, most}) if x > 1]
+    tokens = plan.sequence_length or 1
+    unit = "examples" if plan.sequence_length is None else "tokens"
+    seen = f"{written(plan.examples * tokens)} {unit}"
+    if r != 1:
+        seen += f" in place of {written(int(plan.run.total))}"
+    return f"{seen}: at best {', '.join(times)}."
+
+
 def _wrapped(sentence: str, indent: int = 0) -> list[str]:
     return textwrap.wrap(
         sentence,
@@ -163,18 +239,12 @@ def _wrapped(sentence: str, indent: int = 0) -> list[str]:
     )
 
 
-def _of_the_rate(plan: Any) -> Iterator[str]:
-    """The peak of the learning rate, and whether it is 0 for a part of the run."""
-    even = np.linspace(0, plan.total_steps - 1, LOOKED_AT).astype(np.int32)
-    steps = np.union1d(even, [stage.first_step for stage in plan.stages]).astype(np.int32)
-    rates = np.asarray(plan.learning_rate(jnp.asarray(steps)), float)
+def _mistakes(plan: Any, steps: np.ndarray, rates: np.ndarray) -> Iterator[str]:
+    """Whether the learning rate is not finite, or 0 for a part of the run."""
     if not (finite := np.isfinite(rates)).all():
         wrong = int(np.argmin(finite))
         yield f"The learning rate is {rates[wrong]} at step {steps[wrong]}."
         return
-    peak = steps[np.argmax(rates)]
-    adam = f", and Adam's {SHARE_OF_ADAM * rates.max():.3g}" * (plan.run.optimizer == "muonh")
-    yield f"The learning rate is at most {rates.max():.3g}{adam}, near step {peak}."
     moving = np.flatnonzero(rates)
     last = int(steps[moving[-1]]) if moving.size else 0
     if last < 0.98 * (plan.total_steps - 1) - 1:

@@ -8,15 +8,18 @@ from typing import Any, Literal
 
 from optax_largebatch.arguments import check_choice, known_number
 from optax_largebatch.plans.counts import Count, count, written
-from optax_largebatch.plans.law import DECAY_KINDS, SHARE_OF_ADAM, DecayKind
+from optax_largebatch.plans.law import DECAY_KINDS, SHARE_OF_ADAM, SPHERES, DecayKind
 from optax_largebatch.plans.planned_rate import PlannedRate, planned
 
-Family = Literal["adamw", "muon", "muonh", "lamb", "lans", "lars", "sgd"]
+Family = Literal["adamw", "muon", "muonh", "adamh", "lamb", "lans", "lars", "sgd"]
+FROM_ADAMW: tuple[Family, ...] = ("muon", *SPHERES)
+"""The optimizers whose numbers follow from those of AdamW."""
 
 FAMILIES: Mapping[str, tuple[DecayKind, Mapping[str, float]]] = {
     "adamw": ("decoupled", {"b1": 0.9, "b2": 0.999, "eps": 1e-8}),
     "muon": ("decoupled", {"momentum": 0.95, "b1": 0.9, "b2": 0.999, "eps": 1e-8}),
     "muonh": ("rescaled", {"momentum": 0.95, "b1": 0.9, "b2": 0.95, "eps": 1e-8}),
+    "adamh": ("rescaled", {"b1": 0.9, "b2": 0.95, "eps": 1e-8}),
     "lamb": ("rescaled", {"b1": 0.9, "b2": 0.999, "eps": 1e-6}),
     "lans": ("rescaled", {"b1": 0.9, "b2": 0.999, "eps": 1e-6}),
     "lars": ("rescaled", {"momentum": 0.9}),
@@ -36,8 +39,8 @@ class TunedRun:
     see what was given and what was assumed.
 
     Args:
-        optimizer: `"adamw"`, `"muon"`, `"muonh"`, `"lamb"`, `"lans"`, `"lars"` or `"sgd"`. NAdam
-            moves as AdamW, and AdamH as MuonH.
+        optimizer: `"adamw"`, `"muon"`, `"muonh"`, `"adamh"`, `"lamb"`, `"lans"`, `"lars"` or
+            `"sgd"`. NAdam moves as AdamW.
         batch_size: the examples in a step, for which the numbers are tuned.
         total: the examples of the run, or its tokens if plans count tokens; an integer, or a string
             such as `"100M"`.
@@ -154,14 +157,15 @@ class TunedRun:
         return dataclasses.replace(self, learning_rate=changed)
 
     def to(self, optimizer: Family, *, sequence_length: int = 1) -> "TunedRun":
-        r"""The run with MuonH or Muon in the place of AdamW, at the same batch size.
+        r"""The run with MuonH, AdamH or Muon in the place of AdamW, at the same batch size.
 
         Once a decoupled decay has settled, a step of AdamW with the rate :math:`\eta` and the decay
         :math:`\lambda` turns the weights by about :math:`\sqrt{\eta \lambda}`. That angle is the
-        rate of MuonH. Muon with `consistent_rms=0.2` has steps as long as Adam's, and keeps both.
+        rate of MuonH and AdamH. Muon with `consistent_rms=0.2` has steps as long as Adam's, and
+        keeps both.
 
         Args:
-            optimizer: `"muonh"` or `"muon"`, from `"adamw"`.
+            optimizer: `"muonh"`, `"adamh"` or `"muon"`, from `"adamw"`.
             sequence_length: the tokens of an example, if `total` counts tokens.
 
         Returns:
@@ -173,11 +177,11 @@ class TunedRun:
         check_choice("optimizer", optimizer, tuple(FAMILIES))
         if optimizer == self.optimizer:
             return self
-        if self.optimizer != "adamw" or optimizer not in ("muon", "muonh"):
+        if self.optimizer != "adamw" or optimizer not in FROM_ADAMW:
             raise ValueError(
-                f"optimizer must be {self.optimizer!r}, or 'muon' or 'muonh' from 'adamw', got "
-                f"{optimizer!r}: nobody knows its numbers from those of {self.optimizer}. Begin "
-                "with those of a published recipe, see recipes.names()."
+                f"optimizer must be {self.optimizer!r}, or one of {', '.join(FROM_ADAMW)} from "
+                f"'adamw', got {optimizer!r}: nobody knows its numbers from those of "
+                f"{self.optimizer}. Begin with those of a published recipe, see recipes.names()."
             )
         if optimizer == "muon":
             note = "Rate and decay are those of adamw: they are for muon's consistent_rms=0.2."
@@ -187,9 +191,10 @@ class TunedRun:
         if rate is None or callable(decay) or self.kind != "decoupled" or not decay:
             raise ValueError(
                 "weight_decay must be a decoupled one above 0, and learning_rate a number or a "
-                "PlannedRate, for the rate of muonh, sqrt(rate x decay); got "
+                f"PlannedRate, for the rate of {optimizer}, sqrt(rate x decay); got "
                 f"{self.weight_decay!r} ({self.kind}) and {self.learning_rate!r}. Give "
-                "TunedRun('muonh', ...) with a rate of your own: published ones are 0.003 to 0.02."
+                f"TunedRun({optimizer!r}, ...) with a rate of your own: published ones are 0.003 "
+                "to 0.02."
             )
         angle = math.sqrt(rate * decay)
         tokens = int(self.batch_size) * count("sequence_length", sequence_length, at_least=1)
@@ -201,12 +206,11 @@ class TunedRun:
         note = (
             "The rate is the angle of a step of adamw, sqrt(rate x decay). "
             f"{doubt if settled < SETTLED else ''}Adam moves the rest at {SHARE_OF_ADAM:.3g} of "
-            f"it, at {self.batch_size} {SHARE_OF_ADAM * angle:.2g} (adamw had {rate:.2g}), without "
-            "decay."
+            f"it, without decay (adamw had {rate:.2g})."
         )
         same = self.with_peak(angle)
         return dataclasses.replace(
-            same, optimizer="muonh", weight_decay=0.0, decay_kind=None, note=note
+            same, optimizer=optimizer, weight_decay=0.0, decay_kind=None, note=note
         )
 
     def __str__(self) -> str:
@@ -233,5 +237,6 @@ def _shown(value: Any) -> str:
     if not isinstance(value, PlannedRate):
         return "a schedule of its own" if callable(value) else f"{value:g}"
     warmup = f", warm-up {written(int(value.warmup))}" if value.warmup else ""
+    hold = f", hold {written(int(value.hold))}" if value.hold else ""
     then = "constant" if value.decay == "constant" else f"{value.decay} to {value.end_value:g}"
-    return f"{value.peak_value:g}{warmup}, then {then}"
+    return f"{value.peak_value:g}{warmup}{hold}, then {then}"

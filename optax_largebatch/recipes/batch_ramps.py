@@ -29,7 +29,7 @@ def ramp(
     source leaves out a setting, nothing is filled in: you have to pass it.
 
     Args:
-        name: one of `names("ramps")`, or a part that no other name has.
+        name: one of `names("ramps")`, or words that no other has.
         total: the tokens of your run, an integer or a string such as `"1T"`; None for those of
             the published run. The ramp stays where it was, unless its source counts in parts of
             the run.
@@ -57,11 +57,13 @@ def ramp(
         13978   9216        9  234.5B
         17084  12288       12  351.8B
         19414  15360       15    469B
-        247199 steps for 3.613B examples, 14.8T tokens.
-        A constant batch of 3072 takes 1176199 steps; the plan 21% of that.
+        247199 steps for 3.613B examples, 14.8T tokens; a constant batch of 3072 takes
+        1176199.
         Stages: DeepSeek-V3 671B, 14.8 trillion tokens; arXiv 2412.19437, section 4.2.
         The batch size rises gradually; the source does not say in which increments. The
         rate is constant from step 2000 to 10T tokens, while the batch size grows.
+        14.8T tokens: at best 1x the time on the same devices, 0.504x on 2x as many,
+        0.21x on 5x as many.
     """
     name = find(name)
     entry = published()[name]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import difflib
 import functools
 from importlib import resources
+import itertools
 import json
 import re
 import textwrap
@@ -23,9 +24,16 @@ FIELDS = {
 """The files in `published`, with the names of their fields. Ramps are batch sizes that grew."""
 
 WIDTH = 80
+SPELLED_ALIKE = 0.75
+"""How much of a word that nobody knows must be in one that is known."""
+MOST_NEAR = 6
+"""The most names that an error says are near."""
 
 Entry = dict[str, Any]
-"""A recipe in its file: the settings of all runs, and `points`, one for each run. Or a ramp."""
+"""A recipe in its file: the settings of all runs, and `points`, one for each run. Or a ramp.
+
+`also` has other names that people type, and `near` names of what it is not, but resembles.
+"""
 
 
 class Line(NamedTuple):
@@ -45,9 +53,9 @@ def names(part: str | None = None) -> list[str]:
     """The names of the recipes, for `get`, and of the ramps, for `ramp`.
 
     Args:
-        part: the beginning of a word that the names must have, such as `"lars"`, `"resnet"` or
-            `"byol"`, or a field: `"language"`, `"supervised vision"`, `"self-supervised vision"`,
-            `"speech"` or `"ramps"`. None for all.
+        part: the beginnings of words that the names must have, such as `"lars"`, `"resnet"` or
+            `"bert lans"`, or a field: `"language"`, `"supervised vision"`,
+            `"self-supervised vision"`, `"speech"` or `"ramps"`. None for all.
 
     Returns:
         The names, in alphabetical order.
@@ -110,7 +118,7 @@ def batch_sizes(name: str) -> list[int]:
     """The batch sizes at which a recipe was published.
 
     Args:
-        name: a name, or a part that no other name has, as for `get`.
+        name: a name, or words that no other has, as for `get`.
 
     Returns:
         The batch sizes, in ascending order; none for a ramp, or if the source gives only a rule.
@@ -123,8 +131,7 @@ def batch_sizes(name: str) -> list[int]:
         >>> print(recipes.batch_sizes("resnet50/lars/square-root"))
         [512, 1024, 4096, 8192]
     """
-    runs = rows(published()[find(name)])
-    return sorted({run["batch_size"] for run in runs if "batch_size" in run})
+    return batch_sizes_of(find(name))
 
 
 def examples_to_target(name: str) -> dict[int, list[int]]:
@@ -166,28 +173,46 @@ def rows(entry: Entry) -> list[Entry]:
     return [entry["common"] | point for point in entry.get("points", ())]
 
 
-def find(word: str) -> str:
-    """The full name of a recipe or ramp, from its name or a part that no other name has."""
-    having = _having(word)
-    if len(having) > 1:
-        having = [name for name in having if word in name.split("/")] or having
+def find(text: str, batch_size: int | None = None) -> str:
+    """The full name of a recipe or ramp, from words that people call it by.
+
+    Args:
+        text: its name, another name in `also`, or words of these that no other entry has.
+        batch_size: what chooses among several, if it is given.
+    """
+    having = _having(text)
+    words = _words(text)
+    for fits in (
+        lambda name: words in _names_of(name),
+        lambda name: all(word in _words_of(name) for word in words),
+        lambda name: batch_size in batch_sizes_of(name),
+    ):
+        if len(having) > 1:
+            having = list(filter(fits, having)) or having
     if len(having) == 1:
         return having[0]
-    near = having or difflib.get_close_matches(str(word), published(), cutoff=0.3)
+    near = having or _near(words)
     raise ValueError(
-        f"name must be that of a recipe or ramp, or a part that no other has; got {word!r}. "
+        f"name must be that of a recipe or ramp, or words that no other has; got {text!r}. "
         f"{'It is a part of' if having else 'Near it are'} {', '.join(near) or 'none'}; "
         f"recipes.table() has all names."
     )
 
 
+def batch_sizes_of(name: str) -> list[int]:
+    """The batch sizes of an entry, by its full name; none for a ramp."""
+    return sorted({run["batch_size"] for run in rows(published()[name]) if "batch_size" in run})
+
+
 def check_said(name: str, missing: Sequence[str]) -> None:
     """Checks that nothing is missing that the source does not say."""
+    entry = published()[name]
     if missing:
+        units = f" Note that {entry['units']}." if "units" in entry else ""
         raise ValueError(
             f"{' and '.join(missing)} must be given for {name!r}: its source does not say "
-            f"{'it' if len(missing) == 1 else 'them'}, and nothing is filled in. The source is "
-            f"{published()[name]['source']}."
+            f"{'it' if len(missing) == 1 else 'them'}, and nothing is filled in.{units} The source "
+            f"is {entry['source']}."
         )
 
 
@@ -202,15 +227,48 @@ def lines(part: str | None = None) -> list[Line]:
     return of_names
 
 
-def _having(word: str) -> list[str]:
-    """The entry of this name, or those of this field, or with a word that begins so."""
+def _having(text: str) -> list[str]:
+    """The entry of this name, or those of this field, or with words that begin as these do."""
     entries = published()
-    if word in entries:
-        return [word]
-    begins = re.compile(f"(^|[/-]){re.escape(str(word))}")
-    return sorted(
-        name for name, entry in entries.items() if word == entry["field"] or begins.search(name)
-    )
+    if text in entries:
+        return [text]
+    of_field = [name for name, entry in entries.items() if entry["field"] == text]
+    words = _words(text)
+    return sorted(of_field or (name for name in entries if all(_begun(words, _words_of(name)))))
+
+
+def _near(words: list[str]) -> list[str]:
+    """Entries that have most of the words, in all that is said of them; or words spelled alike."""
+    known = {
+        name: [*_words_of(name), *_words(" ".join([*entry.get("near", ()), entry["task"]]))]
+        for name, entry in published().items()
+    }
+    having = {name: sum(_begun(words, of_entry)) for name, of_entry in known.items()}
+    if most := max(having.values()):
+        return [name for name, number in having.items() if number == most][:MOST_NEAR]
+    vocabulary = sorted({word for of_entry in known.values() for word in of_entry})
+    alike = {
+        x for word in words for x in difflib.get_close_matches(word, vocabulary, 1, SPELLED_ALIKE)
+    }
+    return [name for name, of_entry in known.items() if alike & {*of_entry}][:MOST_NEAR]
+
+
+def _begun(words: list[str], known: list[str]) -> list[bool]:
+    """Whether each word is the beginning of a known one."""
+    return [any(x.startswith(word) for x in known) for word in words]
+
+
+def _names_of(name: str) -> list[list[str]]:
+    """What an entry is called: the words of each part of its name, and of its other names."""
+    return [_words(x) for x in (*name.split("/"), *published()[name].get("also", ()))]
+
+
+def _words_of(name: str) -> list[str]:
+    return list(itertools.chain(*_names_of(name)))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\s/.-]+", str(text).lower())
 
 
 def _cells(runs: list[Entry]) -> tuple[str, str, str]:

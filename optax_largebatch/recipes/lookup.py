@@ -52,7 +52,8 @@ def get(
     in epochs or steps stays as long as it was, and one that is a part of the run changes with it.
 
     Args:
-        name: one of `names()`, or a part that no other name has: `"byol"`.
+        name: one of `names()`, or words that no other has: `"byol"`, `"RSB A2"`; also of timm's
+            and papers' names. A batch size may choose among them.
         batch_size: examples in a step (sequences, for language models); may be None if only one
             size was published.
         epochs: one of the published numbers of epochs, if there are several; otherwise a number in
@@ -82,7 +83,7 @@ def get(
         >>> print(recipe.learning_rate, recipe.warmup_steps, recipe.total_steps)
         2.4 6255 187670
     """
-    name = find(name)
+    name = find(name, batch_size)
     entry = published()[name]
     if entry["field"] == "ramps":
         raise ValueError(f"name must be that of a recipe; {name!r} is a ramp, for recipes.ramp.")
@@ -106,6 +107,8 @@ def get(
         settings["result"] = None
     for key in ("field", "task", "source", "note", "algorithm", "not_decayed", "not_adapted"):
         settings[key] = _frozen(entry[key])
+    if "units" in entry:
+        origin += f"; {entry['units']}"
     recipe = Recipe(name=name, origin=origin, dialect=entry.get("dialect"), **settings)
     recipe.schedule()  # raises an error if the run is shorter than its warm-up
     return recipe

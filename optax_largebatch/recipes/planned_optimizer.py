@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from optax_largebatch.arguments import Scalar, check_optional_number
+from optax_largebatch.optimizers.adamh import adamh
 from optax_largebatch.optimizers.lamb import lamb
 from optax_largebatch.optimizers.lans import lans
 from optax_largebatch.optimizers.lars import lars
@@ -17,16 +19,20 @@ from optax_largebatch.params.ends import End, between_ends
 from optax_largebatch.params.masks import Mask, resolve_mask
 from optax_largebatch.params.rules import VECTORS
 from optax_largebatch.params.stacked import Stacks, check_stacked
+from optax_largebatch.plans.law import SPHERES
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.tuned_run import FAMILIES, TunedRun
 from optax_largebatch.transforms.adam import scale_by_adam
 from optax_largebatch.transforms.chain import chain
+from optax_largebatch.transforms.clipping import clip_by_global_norm
 from optax_largebatch.transforms.decay import add_decayed_weights
 from optax_largebatch.transforms.learning_rate import scale_by_learning_rate
 from optax_largebatch.transforms.momentum import accumulate_momentum
 from optax_largebatch.wrappers.accumulation import accumulate_gradients
 
 LAYERWISE = {"lamb": lamb, "lans": lans, "lars": lars}
+BETWEEN_ENDS: dict[str, Callable[..., Any]] = {"muon": muon, "muonh": muonh, "adamh": adamh}
+"""The optimizers of what is neither an embedding nor the last layer."""
 
 
 def planned_optimizer(
@@ -37,26 +43,29 @@ def planned_optimizer(
     embeddings: End = "by name",
     head: End = "by name",
     not_decayed: Mask = None,
+    max_grad_norm: Scalar | None = None,
     **arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
     r"""The optimizer that a plan is for, with its schedules.
 
-    Print `explain(optimizer, params)` to see what moves each parameter. Muon and MuonH move the
-    matrices of the layers; Adam moves the embeddings, the last layer and vectors, at 3/13 of the
-    rate of MuonH. Beside Muon it has Muon's rate, whose steps are as long as Adam's
+    Print `explain(optimizer, params)` to see what moves each parameter. Muon, MuonH and AdamH move
+    the matrices of the layers; Adam moves the embeddings, the last layer and vectors, at 3/13 of
+    the rate of MuonH and AdamH. Beside Muon it has Muon's rate, whose steps are as long as Adam's
     (`consistent_rms=0.2`). Gradients are accumulated if the plan has a `micro_batch_size`.
 
     Args:
         plan: a plan with a `run`, from `batch_plan`.
         params: the parameters, or their shapes from `jax.eval_shape`.
         stacked: the parameters that stack layers, see `stacked_layers`; None if there are none.
-        embeddings: for Muon and MuonH, the embeddings: a rule, or None if there are none. By name,
-            those with "embed", `wte` and the like; it is an error if none has such a name and some
-            matrix may be one.
-        head: for Muon and MuonH, the last layer, in the same form. By name, "head", "logits",
+        embeddings: for Muon, MuonH and AdamH, the embeddings: a rule, or None if there are none. By
+            name, those with "embed", `wte` and the like; it is an error if none has such a name and
+            some matrix may be one.
+        head: for these three, the last layer, in the same form. By name, "head", "logits",
             "classifier" and the like, and what is as long as a table of words.
         not_decayed: the parameters without weight decay and trust ratio; None for biases, the
             scales of norms and all else that has one axis, see `matching_kinds`.
+        max_grad_norm: the largest global norm of the gradient, of the whole batch if gradients are
+            accumulated: 1.0 in most trainers; None for no clipping.
         **arguments: any other argument of the optimizer, such as `ns_dtype`, `matrix_axes` or
             `others`; it takes the place of what is chosen here. For AdamW those of `scale_by_adam`,
             such as `nesterov`; for SGD those of `accumulate_momentum`.
@@ -78,17 +87,19 @@ def planned_optimizer(
         ...     "adamw", batch_size=512, total="1M", learning_rate=1e-3, weight_decay=0.1)
         >>> plan = batch_plan(4096, total="1M", run=run.to("muonh"))
         >>> print(explain(planned_optimizer(plan, params), params))
-        parameter   shape  blocks    direction  length  decay  rate
-        embed       8x4    1         adam       -       -      0.231
-        head        4x8    1         adam       -       -      0.231
-        mlp/bias    4      1         adam       -       -      0.231
-        mlp/kernel  4x4    1 of 4x4  muon       sphere  -      1
+        parameter   shape  blocks    direction  length  decay  rate   state
+        embed       8x4    1         adam       -       -      0.231  8 B
+        head        4x8    1         adam       -       -      0.231  8 B
+        mlp/bias    4      1         adam       -       -      0.231  8 B
+        mlp/kernel  4x4    1 of 4x4  muon       sphere  -      1      4 B
         4 parameters, 84 numbers (adam: 68; muon, sphere: 16)
+        668 bytes of state on a device
     """
     if not isinstance(plan, BatchPlan):
         raise TypeError(f"plan must be a BatchPlan, got {plan!r} of type {type(plan).__name__}.")
     if plan.run is None:
         raise ValueError("plan must have a run: give batch_plan a TunedRun, got a plan without.")
+    check_optional_number("max_grad_norm", max_grad_norm)
     family = plan.run.optimizer
     blocks = check_stacked(stacked).blocks(params)
     _check_decay(plan.run)
@@ -123,13 +134,17 @@ def planned_optimizer(
     else:
         layers = between_ends(embeddings, head)
         layers.mask(blocks)  # its errors
-        named = {"matrix_mask": layers, "stacked": stacked, "beta": numbers["momentum"]}
-        if family == "muon":
-            named |= {"consistent_rms": 0.2, "weight_decay": decay, "others": adamw()}
-            optimizer = muon(rate, **(named | arguments))
+        if family == "adamh":
+            named = numbers | {"adamh_mask": layers & ~VECTORS}
+        elif family == "muon":
+            named = {"matrix_mask": layers, "beta": numbers["momentum"], "consistent_rms": 0.2}
+            named |= {"weight_decay": decay, "others": adamw()}
         else:
-            named |= {"b1": numbers["b1"], "b2": numbers["b2"], "adam_eps": numbers["eps"]}
-            optimizer = muonh(rate, **(named | arguments))
+            named = {"b1": numbers["b1"], "b2": numbers["b2"], "adam_eps": numbers["eps"]}
+            named |= {"matrix_mask": layers, "beta": numbers["momentum"]}
+        optimizer = BETWEEN_ENDS[family](rate, **(named | {"stacked": stacked} | arguments))
+    if max_grad_norm is not None:
+        optimizer = chain(clip_by_global_norm(max_grad_norm), optimizer)
     if plan.micro_batch_size is not None:
         optimizer = accumulate_gradients(optimizer, every=plan.micro_batches)
     jax.eval_shape(optimizer.init, params)
@@ -140,8 +155,8 @@ def _check_decay(run: TunedRun) -> None:
     """Another kind of decay would be built as the usual one, many times too strong or too weak."""
     if run.weight_decay == 0 or (family := run.optimizer) in LAYERWISE:
         return
-    if family == "muonh":
-        raise ValueError("weight_decay must be 0 for 'muonh', whose matrices keep their norms.")
+    if family in SPHERES:
+        raise ValueError(f"weight_decay must be 0 for {family!r}, whose matrices keep their norms.")
     if run.kind != (usual := FAMILIES[family][0]):
         raise ValueError(
             f"decay_kind must be {usual!r} for planned_optimizer with {family!r}, got "

@@ -8,6 +8,7 @@ a part. But the numbers do.
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
+import inspect
 import math
 from typing import Any, NamedTuple
 
@@ -70,10 +71,12 @@ def check(
 
     Args:
         transform: the transformation, made of leaf transforms; or a function that makes it and
-            takes what `stacked_layers` gives.
+            takes what `stacked_layers` gives, by the name `stacked` or as its only argument.
         params: small parameters of the kinds that it is for, without stacks: say, two biases and a
             matrix of 48 x 32. Two of them must have the same shape, because identical leaves may
-            take their passes together. Sizes are even, so that two devices can share them.
+            take their passes together. Sizes are even, so that two devices can share them, and a
+            matrix has 1000 elements or more: in a smaller one work that is done again may not be
+            seen.
 
     Raises:
         ValueError: the transform does not do the same. The message says where, and what to do.
@@ -104,9 +107,15 @@ def check(
         if isinstance(transform, optax.GradientTransformation):
             _check_one(transform, gradients, params)
         else:
-            _check_one(transform(stacked_layers({})), gradients, params)
+            by_name = "stacked" in inspect.signature(transform).parameters
+
+            def make(stacked: Stacked) -> optax.GradientTransformation:
+                named: Any = transform
+                return named(stacked=stacked) if by_name else transform(stacked)
+
+            _check_one(make(stacked_layers({})), gradients, params)
             for axis in (0, -1):
-                _check_stacks(transform, axis, gradients, params)
+                _check_stacks(make, axis, gradients, params)
 
 
 @contextlib.contextmanager
@@ -130,13 +139,13 @@ def _check_one(transform: optax.GradientTransformation, gradients: Any, params: 
             "wrapper, check the transforms that it is made of."
         )
     specification = reference(transform)
-    if not leaf_transform.needs_params:
-        _check_without_params(leaf_transform.name, specification, gradients, params)
     state = transform.init(params)
     for k in range(2):
         before = jax.tree.map(lambda x, k=k: (0.5 + k) * jnp.cos(x), gradients)
         _, state = specification.update(before, state, params)
     expected = specification.update(gradients, state, params)
+    if not leaf_transform.needs_params:  # what ends with an error in any case has done so
+        _check_without_params(leaf_transform.name, specification, gradients, params)
     leaves, arrays = gradients_of(gradients, params)
     name = leaf_transform.name
     step = Step(leaf_transform, StaticInfo.of(leaf_transform, leaves, arrays))
@@ -242,7 +251,8 @@ class _Passes(NamedTuple):
         message = (
             f"{self.name}: the leaf program says given='parts', and gives other numbers for parts "
             f"of a leaf of shape {shape} than for all of it. Ask for sums, means and norms by "
-            "`yield block_sums(...)` and its like, or say given='whole'."
+            "`yield block_sums(...)` and its like, choose by `at.choice` in place of the shape or "
+            "`ndim` of the part, or say given='whole'."
         )
         for cut, joined in _cuts(shape, self.program.static.stacked):
             count = len(cut(self.leaf.gradient))
@@ -395,7 +405,7 @@ def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, par
     message = (
         f"{transform!r}: layers stacked in one array, along axis {axis}, get other {{}} than "
         "layers in separate arrays. Say LeafTransform(..., stacked=stacked), and look at "
-        "`at.stacked` where the leaf program uses axes or sizes."
+        "`at.stacked` where the leaf program uses axes, as in `kept=`, or sizes."
     )
     in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *separate)
     _compare(stacked, in_one, message.format("updates"))

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import optax
 import pytest
 
@@ -204,14 +205,15 @@ def test_a_mask_that_does_not_fit_is_an_error():
 def test_a_table_with_reasons():
     optimizer = lb.muonh(0.1, matrix_mask=~lb.matching("embed"), stacked=STACKED)
     assert str(lb.explain(optimizer, PARAMS)).splitlines() == [
-        "parameter      shape    blocks     direction  length  decay  rate",
-        "embed          12x8     1          adam       -       -      0.231",
-        "final_rmsnorm  8        1          adam       -       -      0.231",
-        "head           8x6      1 of 8x6   muon       sphere  -      1      !",
-        "layers/bias    7x16     7          adam       -       -      0.231",
-        "layers/heads   7x8x2x8  7          adam       -       -      0.231  !",
-        "layers/kernel  7x8x16   7 of 8x16  muon       sphere  -      1",
+        "parameter      shape    blocks     direction  length  decay  rate   state",
+        "embed          12x8     1          adam       -       -      0.231  8 B",
+        "final_rmsnorm  8        1          adam       -       -      0.231  8 B",
+        "head           8x6      1 of 8x6   muon       sphere  -      1      4 B    !",
+        "layers/bias    7x16     7          adam       -       -      0.231  8 B",
+        "layers/heads   7x8x2x8  7          adam       -       -      0.231  8 B    !",
+        "layers/kernel  7x8x16   7 of 8x16  muon       sphere  -      1      4 B",
         "6 parameters, 2056 numbers (adam: 1112; muon, sphere: 944)",
+        "12,900 bytes of state on a device",
         "! head: is an embedding or a head, which Adam moves in most recipes: matrix_mask, or "
         "embeddings= of planned_optimizer",
         "! layers/heads: has 3 axes, and is no matrix to Muon. If it is one, say which axes are "
@@ -228,3 +230,33 @@ def test_matrices_that_share_a_norm_and_a_table_of_positions():
 
 def test_a_name_of_two_lines_is_escaped():
     assert "a\\nb" in str(lb.explain(lb.lamb(0.1), {"a\nb": jnp.ones((2, 2))}))
+
+
+OF_STATE = {
+    "muonh": (lb.muonh(0.1, matrix_mask=lb.matching("kernel")), 4, 8),
+    "optax's adamw": (optax.adamw(0.1), 8, 8),
+    "one moment in bfloat16": (lb.lamb(0.1, mu_dtype="bfloat16"), 6, 6),
+    "accumulated": (lb.accumulate_gradients(lb.lamb(0.1), every=4), 12, 12),
+}
+"""An optimizer, and the bytes that it keeps for each number of a kernel and of a bias."""
+
+
+@pytest.mark.parametrize("name", OF_STATE)
+@pytest.mark.parametrize("devices", [1, 8])
+def test_bytes_of_state(name, devices):
+    """Of each parameter and in all, as the arrays have on one device."""
+    optimizer, *each = OF_STATE[name]
+    mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
+    specs = {"kernel": PartitionSpec(None, "data"), "bias": PartitionSpec()}
+    params = {"kernel": jnp.ones((4, 64)), "bias": jnp.ones(64)}
+    shardings = {key: NamedSharding(mesh, spec) for key, spec in specs.items()}
+    params = jax.device_put(params, shardings)
+    explained = lb.explain(optimizer, params)
+    kernel, bias = ({line.name: line for line in explained.parameters}[key] for key in specs)
+    assert kernel.state_bytes == each[0] * 256 // devices
+    assert bias.state_bytes == each[1] * 64
+    layout = lb.optimizer_state_shardings(optimizer, params, mesh)
+    state = jax.jit(optimizer.init, out_shardings=layout)(params)
+    arrays = [leaf.addressable_shards[0].data for leaf in jax.tree.leaves(state)]
+    assert explained.state_bytes == sum(array.nbytes for array in arrays)
+    assert f"\n{explained.state_bytes:,} bytes of state on a device" in str(explained)

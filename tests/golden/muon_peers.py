@@ -25,7 +25,6 @@ RUNS_NOT_REPLAYED = {
     "hook_radial_brake_muon_decay": RADIAL_BRAKE,
     "hook_radial_brake_muon_default": RADIAL_BRAKE,
     "hook_radial_brake_muon_fixed_norm": RADIAL_BRAKE,
-    "nvidia_adamuon": "AdaMuon is not in this library.",
     "nvidia_namo": "NAMO is not in this library.",
 }
 """Runs of the other dialects that the library cannot reproduce."""
@@ -334,7 +333,7 @@ def nvidia_muon(case, own):
 
 
 def nvidia_adaptive_muon(case, own):
-    """Its NorMuon."""
+    """Its NorMuon and AdaMuon."""
     assert own["weight_decay_method"] == "decoupled"
     direction = lb.orthogonalize_momentum(
         bias_correction="none", eps_is_floor=True, matrix_axes=torch_axes, **nvidia_direction(own)
@@ -342,6 +341,8 @@ def nvidia_adaptive_muon(case, own):
     neurons = lb.normalize_neurons(
         own["beta2"], eps=own["eps"], side="longer", eps_is_floor=True, matrix_axes=torch_axes
     )
+    if own["moment2_method"] == "adamuon":
+        neurons = lb.scale_by_adam(0.0, own["beta2"], own["eps"], bias_correction="none")
     scale = lb.scale_by_matrix_shape(**nvidia_scale(own), matrix_axes=torch_axes)
     return in_links(case, own, direction, neurons, scale)
 

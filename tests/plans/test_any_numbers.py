@@ -115,7 +115,7 @@ def test_the_largest_counts():
     )  # fmt: skip
     assert large.total_steps == 1
     assert np.isfinite(large.learning_rate(np.asarray([0, 1, 10**18]))).all()
-    assert "learning rate is at most 0.1" in str(large)
+    assert "  0.1 to 0.1  " in str(large)
     with pytest.raises(ValueError, match="the run has"):
         lb.batch_plan(8, total=np.asarray(10**18))
     assert lb.batch_plan(2**30, total=np.asarray(10**18)).total_steps == 931322575

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.recipes.catalogue import FIELDS, lines, published, rows
+from optax_largebatch.recipes.catalogue import FIELDS, find, lines, published, rows
 from tests.test_dialects import ROWS
 
 LINES = {line.name: line for line in lines()}
@@ -63,6 +63,91 @@ def test_cells_are_those_of_the_data():
     assert LINES["nanochat-d34"].length == "10 percent"
 
 
+TYPED = {
+    "RSB A2": "resnet50/lamb/strikes-back-a2",
+    "A2": "resnet50/lamb/strikes-back-a2",
+    "resnet strikes back a3": "resnet50/lamb/strikes-back-a3",
+    "resnet50.a1_in1k": "resnet50/lamb/strikes-back-a1",
+    "deit3_small_patch16_224": "vit-s16/lamb/deit-iii",
+    "deit3_base_patch16_224.fb_in1k": "vit-b16/lamb/deit-iii",
+    "deit3_base_patch16_224.fb_in22k_ft_in1k": "vit/lamb/deit-iii-21k-fine-tune",
+    "caformer_s18": "caformer/lamb/metaformer",
+    "EVA02-CLIP-L/14": "eva-clip/lamb/eva02-l14",
+    "EVA02-CLIP-E/14+": "eva-clip/lamb/eva02-e14-plus",
+    "BYOL": "resnet50/lars/byol",
+    "SimCLR": "resnet50/lars/simclr",
+    "SimCLR v2": "resnet50/lars/simclr-v2",
+    "MoCo v3": "resnet50/lars/moco-v3",
+    "mocov3": "resnet50/lars/moco-v3",
+    "Barlow Twins": "resnet50/lars/barlow-twins",
+    "SwAV": "resnet50/larc/swav",
+    "Goyal et al.": "resnet50/sgd/linear",
+    "MLPerf ResNet": "resnet50/lars/mlperf",
+    "MLPerf BERT": "bert-large/lamb/mlperf",
+    "BERT in 76 minutes": "bert-large/lamb/paper",
+    "modded-nanogpt muon": "gpt2-124m/muon/track-3",
+    "modded-nanogpt muonh": "gpt2-124m/muonh/track-3",
+    "speedrun": "nanochat-d24/muon/speedrun",
+    "zipformer": "zipformer/scaled_adam/icefall",
+    "ScaledAdam": "zipformer/scaled_adam/icefall",
+    "RNN-T": "rnnt/lamb/mlperf",
+    "DeepSeek V3": "deepseek-v3",
+    "llama 3": "llama-3-405b",
+    ("lans", 98304): "bert-large/lans/paper-phase1",
+    ("lans", 33792): "bert-large/lans/paper-phase2",
+    ("BERT", 65536): "bert-large/lamb/nvidia-phase1",
+    ("moonlight", 4096): "moonlight-16b/muon/moonshot-cooldown",
+}
+"""What people type, alone or with the batch size, and the recipe that they mean."""
+
+SEVERAL = {
+    "rsb": ["resnet50/lamb/strikes-back-a1", "resnet50/lamb/strikes-back-a2"],
+    "BERT": ["bert-large/lamb/mlperf", "bert-large/lans/paper-phase1"],
+    "marin": ["marin-535b/muonh/marin", "marin-67b/muonh/marin-phase1"],
+    "resnet": ["resnet50/lars/byol", "resnet50/sgd/linear"],
+    "nanochat": ["nanochat-d24/muon/speedrun", "nanochat-d34"],
+}
+NEAR = {
+    "conformer": ["rnnt/lamb/mlperf", "zipformer/scaled_adam/icefall"],
+    "zipformr": ["zipformer/scaled_adam/icefall"],
+    "pruned_transducer_stateless7": ["zipformer/scaled_adam/icefall"],
+    "timm": ["resnet50/lamb/strikes-back-a1", "caformer/lamb/metaformer"],
+    "Kimi": ["moonlight-16b/muon/moonshot-pretraining"],
+    "imagenet": ["resnet50/lamb/you"],
+    "dino": ["none"],
+}
+"""What is not here, and what the error names in its place."""
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_what_people_type_is_found(typed):
+    assert find(*(typed if isinstance(typed, tuple) else (typed,))) == TYPED[typed]
+
+
+@pytest.mark.parametrize("typed", SEVERAL | NEAR)
+def test_what_is_not_found_is_near(typed):
+    with pytest.raises(ValueError, match="name must be that of a recipe") as caught:
+        find(typed)
+    _, listed = re.split("It is a part of |Near it are ", str(caught.value))
+    assert ("It is a part of" in str(caught.value)) == (typed in SEVERAL)
+    listed = listed.split(";")[0].split(", ")
+    assert {*(SEVERAL | NEAR)[typed]} <= {*listed}
+    assert len(listed) <= (99 if typed in SEVERAL else 6)
+
+
+def test_units_that_one_needs_first_come_first():
+    with pytest.raises(ValueError, match="batch_size and examples are seconds of audio"):
+        lb.recipes.get("zipformer")
+    recipe = lb.recipes.get("zipformer", 4000, examples=3_456_000)
+    assert "seconds of audio" in recipe.summary().splitlines()[1]
+
+
+def test_whose_decay_it_is():
+    note = lb.recipes.get("simclr").note
+    assert note.startswith("The weight decay of 1e-4 is that of the README's command")
+    assert "the paper has 1e-6" in note
+
+
 SOURCE = re.compile(r"\w+/[\w.-]+@[0-9a-f]{7,} .*\w|issue #\d+|arXiv \d{4}\.\d{5}|rcps_\w+\.json")
 
 
@@ -77,8 +162,8 @@ def test_every_recipe_names_its_source(name):
 def test_every_entry_is_complete_and_has_nothing_else(name):
     entry = published()[name]
     known = {
-        "field", "task", "algorithm", "rule", "dialect", "examples", "rounding", "not_said",
-        "source", "note", "not_decayed", "not_adapted", "common", "points",
+        "field", "task", "also", "near", "units", "algorithm", "rule", "dialect", "examples",
+        "rounding", "not_said", "source", "note", "not_decayed", "not_adapted", "common", "points",
     }  # fmt: skip
     assert set(entry) <= known
     assert {"task", "algorithm", "source", "note", "common", "points"} <= set(entry)

@@ -24,7 +24,7 @@ BATCH, TOTAL = 64, 6400
 
 def planned(optimizer, batch=256, law=None, kind=None, **options):
     rate = lb.PlannedRate(0.01, warmup=640)
-    decay = 0.0 if optimizer == "muonh" else 0.1
+    decay = 0.0 if optimizer in ("muonh", "adamh") else 0.1
     run = lb.TunedRun(
         optimizer,
         batch_size=BATCH,
@@ -58,6 +58,9 @@ def by_hand(optimizer, plan):
         "muonh": lambda: lb.muonh(
             rate, beta=0.8, b1=0.7, b2=0.95, adam_eps=5e-9, matrix_mask=layers
         ),
+        "adamh": lambda: lb.adamh(
+            rate, b1=0.7, b2=0.95, eps=5e-9, adamh_mask=lb.matching("layer/kernel")
+        ),
     }[optimizer]()
 
 
@@ -70,7 +73,10 @@ def trained(optimizer, calls):
     return params
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh"])
+OPTIMIZERS = ("adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh", "adamh")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_is_the_optimizer_written_by_hand(optimizer):
     plan = planned(optimizer)
     found = trained(lb.planned_optimizer(plan, PARAMS), 5)
@@ -100,7 +106,7 @@ def test_a_momentum_that_moves(optimizer, x64):
 
 
 @pytest.mark.parametrize("law", ["adamw", "adam_sde"])
-@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lans", "lars", "sgd", "muon", "muonh"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_takes_the_law_of_another_optimizer(optimizer, law):
     for micro_batch_size in (None, 32):
         plan = planned(optimizer, "0:64 192:256", law=law, micro_batch_size=micro_batch_size)
@@ -116,6 +122,25 @@ def test_accumulates_micro_batches():
     for call in range(8):
         _, state = optimizer.update(PARAMS, state, PARAMS)
         assert int(state.macro_step) == plan.step_of_call(call + 1)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_clips_the_gradient_of_the_whole_batch(optimizer):
+    """Not that of each micro-batch, which would bound the noise of each by itself."""
+    alone = lb.planned_optimizer(planned(optimizer), PARAMS)
+    clipped = lb.planned_optimizer(
+        planned(optimizer, micro_batch_size=128), PARAMS, max_grad_norm=1.0
+    )
+    parts = [jax.tree.map(lambda x, c=c: jnp.cos(c * x), PARAMS) for c in (1, 2)]
+    whole = jax.tree.map(lambda x, y: (x + y) / 2, *parts)
+    norm = optax.tree.norm(whole)
+    assert norm > 1
+    state, expected = clipped.init(PARAMS), alone.init(PARAMS)
+    for _ in range(2):
+        for part in parts:
+            updates, state = clipped.update(part, state, PARAMS)
+        by_hand, expected = alone.update(optax.tree.scale(1 / norm, whole), expected, PARAMS)
+    jax.tree.map(lambda x, y: assert_allclose(x, y, rtol=2e-4, atol=1e-9), updates, by_hand)
 
 
 def test_what_the_names_do_not_say_is_asked_for():
@@ -167,9 +192,10 @@ def test_a_decay_that_would_be_built_as_another_kind(optimizer, kind):
         lb.planned_optimizer(planned(optimizer, kind=kind), PARAMS)
 
 
-def test_muonh_has_no_decay():
-    run = lb.TunedRun("muonh", batch_size=8, total=100, learning_rate=0.1, weight_decay=0.1)
-    with pytest.raises(ValueError, match="weight_decay must be 0 for 'muonh'"):
+@pytest.mark.parametrize("optimizer", ["muonh", "adamh"])
+def test_there_is_no_decay_on_spheres(optimizer):
+    run = lb.TunedRun(optimizer, batch_size=8, total=100, learning_rate=0.1, weight_decay=0.1)
+    with pytest.raises(ValueError, match=f"weight_decay must be 0 for '{optimizer}'"):
         lb.planned_optimizer(lb.batch_plan(8, total=100, run=run), PARAMS)
 
 

@@ -285,6 +285,48 @@ def test_a_norm_of_each_row(given):
     finds(mine(leaf, given=given), kernels, message if given == "parts" else None)
 
 
+def test_stacked_is_passed_by_its_name():
+    """Wherever it stands: a `beta` in front of it would take it otherwise."""
+
+    def scaled(beta=0.5, stacked=None):
+        def leaf(g, at):
+            (norm,) = yield block_norms(g)
+            return beta * g / norm, at.state
+
+        return in_parts(leaf, stacked=stacked)
+
+    check(scaled, PARAMS)
+    check(lambda own: scaled(0.9, own), PARAMS)
+
+
+def test_the_rank_of_a_part_is_not_that_of_its_leaf():
+    def leaf(g, at):
+        return (2 * g if g.ndim < 2 else g), at.state
+
+    finds(in_parts(leaf), PARAMS, "choose by `at.choice` in place of the shape or `ndim`")
+
+
+def test_an_axis_of_the_layers_is_not_one_of_the_leaf():
+    def rows(stacked):
+        def leaf(g, at):
+            (norms,) = yield block_norms(g, kept=(0,))
+            return g / norms, at.state
+
+        return mine(leaf, stacked=stacked)
+
+    finds(rows, PARAMS, "look at `at.stacked` where the leaf program uses axes, as in `kept=`")
+
+
+def test_an_error_of_the_program_is_shown_as_it_is():
+    """And not as one of missing parameters."""
+
+    def leaf(g, at):
+        return g @ "a matrix", at.state
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        check(mine(leaf), PARAMS)
+
+
 def test_leaves_that_are_alike_are_wanted():
     with pytest.raises(ValueError, match=r"two arrays of the same shape.* \(60,\), \(6, 40\)\."):
         check(lb.clip_by_value(1.0), {"bias": PARAMS["bias"], "kernel": PARAMS["kernel"]})
