@@ -8,7 +8,7 @@ import functools
 from pathlib import Path
 import re
 
-from benchmarks import fused_heads, transfer, zeros
+from benchmarks import changed_run, fused_heads, transfer, zeros
 from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned.intervals import Difference, difference
@@ -89,6 +89,12 @@ def zeros_table(kind: str) -> str:
     return zeros.table(rows, [case for case in zeros.CASES if re.match(kind, case)])
 
 
+def changes_table(name: str) -> str:
+    """What a run has by a change at its half."""
+    rows = read(COMMITTED / "cpu-2-cores" / "changed_run.csv", changed_run.Row)
+    return changed_run.table(rows, *changed_run.TABLES[name])
+
+
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         "tuned": functools.partial(tuned_table, "bert"),
@@ -110,6 +116,9 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "algorithms" / "muonh.md": {
         "zeros": functools.partial(zeros_table, "bert|causal"),
         "adapters": functools.partial(zeros_table, "adapters"),
+    },
+    ROOT / "docs" / "guides" / "changing_a_run.md": {
+        name: functools.partial(changes_table, name) for name in changed_run.TABLES
     },
     ROOT / "docs" / "index.md": {"tuned": functools.partial(tuned_table, "bert")},
 }
