@@ -5,7 +5,7 @@ layers. Under `jit` a sharded leaf is still one array, and the compiler adds up 
 `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums are added up here.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 import functools
 from typing import Any, NamedTuple, TypeVar
 
@@ -66,8 +66,7 @@ def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     x = x.astype(accumulation_dtype(x.dtype))
     if not kept:
         return jnp.sum(x)
-    others = tuple([axis for axis in range(x.ndim) if axis not in kept])
-    return jnp.sum(x, axis=others, keepdims=True)
+    return jnp.sum(x, axis=other_axes(x.ndim, kept), keepdims=True)
 
 
 def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,6 +74,16 @@ def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int,
     if not kept:
         return ()
     return tuple([size if axis in kept else 1 for axis, size in enumerate(shape)])
+
+
+def other_axes(ndim: int, axes: Collection[int]) -> tuple[int, ...]:
+    """The axes of an array that are not among `axes`."""
+    return tuple([axis for axis in range(ndim) if axis not in axes])
+
+
+def lengths_along(shape: Sequence[int], axes: Iterable[int]) -> tuple[int, ...]:
+    """The lengths of some axes of an array."""
+    return tuple([shape[axis] for axis in axes])
 
 
 def sum_of_squares(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:

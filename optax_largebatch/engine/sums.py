@@ -117,7 +117,7 @@ def _reduced(statistics: Sequence[Statistic]) -> list[jax.Array]:
         return [_block_sum(statistics[0])]
     terms = [x.term for x in statistics]
     shape = norms.shape_of_blocks(terms[0].shape, kept)
-    summed = tuple(axis for axis in range(terms[0].ndim) if axis not in kept)
+    summed = norms.other_axes(terms[0].ndim, kept)
     zeros = [jnp.zeros([], x.dtype) for x in terms]
 
     def add(left: Any, right: Any) -> Any:

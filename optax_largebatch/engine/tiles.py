@@ -49,7 +49,7 @@ class Tiles(NamedTuple):
         There are two iterations at least: XLA unrolls a loop of one, and makes a slow kernel of it.
         """
         size = math.prod(shape)
-        rows = math.prod(shape[axis] for axis in kept)
+        rows = math.prod(norms.lengths_along(shape, kept))
         if not size or kept != tuple(range(len(kept))):
             return None
         length = size // rows

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_largebatch import norms
 from optax_largebatch.params.shapes import Axes, Shape
 
 _ITEM = re.compile(r"\([^()]*\)|[^\s()]+")
@@ -125,8 +126,8 @@ class Fused(NamedTuple):
 
 def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
-    groups = (stack_of(x.ndim, rows, columns), rows, columns)
-    lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
+    groups = (norms.other_axes(x.ndim, (*rows, *columns)), rows, columns)
+    lengths = [math.prod(norms.lengths_along(x.shape, axes)) for axes in groups]
     return jnp.transpose(x, list(itertools.chain(*groups))).reshape(lengths)
 
 
@@ -137,14 +138,10 @@ def from_batch(
     columns: Sequence[int],
 ) -> jax.Array:
     """The array of this shape, the reverse of `to_batch`."""
-    order = [*stack_of(len(shape), rows, columns), *rows, *columns]
-    turned = matrices.reshape([shape[axis] for axis in order])
+    sides = (*rows, *columns)
+    order = [*norms.other_axes(len(shape), sides), *sides]
+    turned = matrices.reshape(norms.lengths_along(shape, order))
     return jnp.transpose(turned, np.argsort(order).tolist())
-
-
-def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> Axes:
-    """The axes that are neither rows nor columns."""
-    return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
 
 
 class Sides(NamedTuple):

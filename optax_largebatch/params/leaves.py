@@ -122,8 +122,8 @@ class Leaves:
         return self._elements_here(index, kept) < 2 and self.elements_of_block(index, kept) < 2
 
     def _elements_here(self, index: int, kept: Axes) -> int:
-        shape = enumerate(self.arrays[index].shape)
-        return math.prod(size for axis, size in shape if axis not in kept)
+        array = self.arrays[index]
+        return math.prod(norms.lengths_along(array.shape, norms.other_axes(array.ndim, kept)))
 
     def sharding(self, index: int, who: str) -> "LeafSharding":
         """How the axes of a leaf are split, for transformations that work along axes.

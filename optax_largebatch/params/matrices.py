@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.params.fused import Fused, from_batch, stack_of, to_batch
+from optax_largebatch import norms
+from optax_largebatch.params.fused import Fused, from_batch, to_batch
 from optax_largebatch.params.leaves import LeafSharding, MeshAxes
 from optax_largebatch.params.shapes import Axes, Shape
 
@@ -39,15 +40,14 @@ class Matrices(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Rows and columns of one matrix."""
         lengths = self.sharding.shape
-        return (
-            math.prod([lengths[axis] for axis in self.rows]),
-            math.prod([lengths[axis] for axis in self.columns]),
-        )
+        rows = math.prod(norms.lengths_along(lengths, self.rows))
+        columns = math.prod(norms.lengths_along(lengths, self.columns))
+        return rows, columns
 
     @property
     def counts(self) -> dict[tuple[int, int], int]:
         """How many matrices of each shape there are in the parameter."""
-        number = math.prod(self.sharding.shape[axis] for axis in self.stack)
+        number = math.prod(norms.lengths_along(self.sharding.shape, self.stack))
         number *= self.fused.number if self.fused else 1
         return {shape: number * times for shape, times in Counter(self.shapes).items()}
 
@@ -68,7 +68,7 @@ class Matrices(NamedTuple):
     @property
     def stack(self) -> Axes:
         """The axes that stack matrices."""
-        return stack_of(len(self.sharding.shape), self.rows, self.columns)
+        return norms.other_axes(len(self.sharding.shape), (*self.rows, *self.columns))
 
     def to_batch(self, x: jax.Array) -> jax.Array:
         """The matrices of an array like the parameter, or their shards, as a batch."""

@@ -60,8 +60,8 @@ class Segments(NamedTuple):
             return total
         if asked.kind in ("mean", "rms"):
             total /= self.along_axis(self.lengths).astype(total.dtype)
-            shape = enumerate(self.sharding.shape)
-            total /= math.prod(size for axis, size in shape if axis not in self.axes)
+            shape = self.sharding.shape
+            total /= math.prod(norms.lengths_along(shape, norms.other_axes(len(shape), self.axes)))
         total = self.of_device(total)
         return norms.from_sum_of_squares(total) if asked.is_root else total
 
@@ -95,8 +95,7 @@ class BlockAxes(NamedTuple):
 
     def lengths(self, whole: Shape) -> Shape:
         """The lengths of the axes that run over blocks, by the shape of the whole leaf."""
-        shape = self.shape(whole)
-        return tuple(shape[axis] for axis in self.axes)
+        return norms.lengths_along(self.shape(whole), self.axes)
 
     def whole_shape(self, index: int, leaves: Leaves) -> Shape:
         """The same for a leaf, on all devices together."""
@@ -107,9 +106,8 @@ class BlockAxes(NamedTuple):
         """A vector with one entry for each block of a leaf, the same on all devices."""
         if not self.axes:
             return jax.lax.reshape(values, (1,))
-        shape = enumerate(leaves.arrays[index].shape)
-        lengths = [size if axis in self.axes else 1 for axis, size in shape]
-        gathered = jnp.broadcast_to(values, lengths)
+        shape = norms.shape_of_blocks(leaves.arrays[index].shape, self.axes)
+        gathered = jnp.broadcast_to(values, shape)
         for axis in self.axes:
             gathered = norms.gathered(gathered, axis, leaves.axes_along(index, axis))
         return jnp.ravel(self.segments.first(gathered) if self.segments else gathered)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import re
 
+from optax_largebatch.norms import lengths_along, other_axes
 from optax_largebatch.params.names import is_called
 
 WINDOW = 32
@@ -97,7 +98,7 @@ def window_of(name: str, block: Sequence[int]) -> Axes | None:
         window = axes[2:]
     else:
         window = axes[:-2] if is_first else ()
-    is_square = len(window) > 1 and len({block[axis] for axis in window}) == 1
+    is_square = len(window) > 1 and len({*lengths_along(block, window)}) == 1
     is_window = is_square and not is_called("stack of matrices", name)
     return window if window and (is_window or is_called("convolution", name)) else None
 
@@ -108,7 +109,7 @@ def is_first_layer(name: str, block: Sequence[int], is_alone: bool = False) -> b
     The only one of a network sees other channels than those inside, as the patches of latents.
     """
     window = window_of(name, block) or ()
-    channels = [length for axis, length in enumerate(block) if axis not in window]
+    channels = lengths_along(block, other_axes(len(block), window))
     return min(channels) <= COLOURS or (is_alone and min(channels) < max(channels))
 
 

@@ -22,7 +22,7 @@ from optax_largebatch.engine.requests import (
 )
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import accumulation_dtype, cast, total
+from optax_largebatch.norms import accumulation_dtype, cast, other_axes, total
 from optax_largebatch.params.leaves import gradients_of
 
 
@@ -103,10 +103,9 @@ def _step(
 def _answer(statistic: Statistic) -> jax.Array:
     """The norm, root mean square, sum or mean of every slice along the axes that are kept."""
     x, kind, kept, _ = statistic
-    others = tuple(axis for axis in range(x.ndim) if axis not in (kept or ()))
     is_root = statistic.is_root
     terms = jnp.square(jnp.abs(x)) if is_root else x
-    answer = jnp.sum(terms, axis=others, keepdims=bool(kept))
+    answer = jnp.sum(terms, axis=other_axes(x.ndim, kept or ()), keepdims=bool(kept))
     if kind in ("mean", "rms"):
         answer = answer * answer.size / max(x.size, 1)
     return jnp.sqrt(answer) if is_root else answer

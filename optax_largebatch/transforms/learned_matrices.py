@@ -13,7 +13,13 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_dtypes, check_integer, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Materialize
-from optax_largebatch.norms import accumulation_dtype, explicit_spec, sum_of_squares, with_spec
+from optax_largebatch.norms import (
+    accumulation_dtype,
+    explicit_spec,
+    other_axes,
+    sum_of_squares,
+    with_spec,
+)
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.blocks import Layers
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -242,8 +248,7 @@ def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = N
         if axis == without:
             continue
         if matrix.ndim == 1:
-            others = [other for other in range(x.ndim) if other != axis]
-            x = x * jnp.expand_dims(matrix, others)
+            x = x * jnp.expand_dims(matrix, other_axes(x.ndim, [axis]))
         else:
             applied = jnp.tensordot(matrix, x, axes=(1, axis), precision="highest")
             x = jnp.moveaxis(applied, 0, axis)
@@ -252,7 +257,7 @@ def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = N
 
 def slice_products(a: jax.Array, b: jax.Array, axis: int, like: jax.Array) -> jax.Array:
     """The inner products of the slices of `a` and `b` across an axis, or only the diagonal."""
-    others = [other for other in range(a.ndim) if other != axis]
+    others = other_axes(a.ndim, [axis])
     if like.ndim == 1:
         return jnp.sum(a * b, axis=others)
     return jnp.tensordot(a, b, axes=(others, others), precision="highest")

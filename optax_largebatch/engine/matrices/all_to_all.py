@@ -104,7 +104,7 @@ class AllToAll:
         # (copies=1, devices=8, pieces=1, matrices=2, 768 * 384), in the order of `received`
         size, elements = self._plan.group.size, pieces.shape[-1]
         lengths = (size, *self._groups, elements)
-        of_groups = of_copies.reshape([lengths[axis] for axis in self._order])
+        of_groups = of_copies.reshape(norms.lengths_along(lengths, self._order))
         # (pieces=1, matrices=16, 768 * 384), of which the first 12 are no padding
         done = of_groups.transpose(np.argsort(self._order).tolist())
         done = done.reshape(size, math.prod(self._groups), elements)

@@ -112,7 +112,7 @@ class ShardLayout(NamedTuple):
         """The reverse of `unshard`."""
         devices, order = self._order(exchange)
         lengths = (*devices, len(matrices), *self.lengths)
-        x = matrices.reshape([lengths[axis] for axis in order])
+        x = matrices.reshape(norms.lengths_along(lengths, order))
         x = jnp.transpose(x, np.argsort(order).tolist())
         return x.reshape(math.prod(devices), len(matrices), math.prod(self.lengths))
 
@@ -153,7 +153,7 @@ def layout_of(task: EachMatrix) -> ShardLayout:
     axes = (*matrices.rows, *matrices.columns)
     names = [splitting(matrices.sharding.mesh_axes[axis]) for axis in axes]
     height, width = matrices.shape
-    lengths = tuple(task.array.shape[axis] for axis in axes)
+    lengths = norms.lengths_along(task.array.shape, axes)
     return ShardLayout(lengths, tuple(names), len(matrices.rows), height > width)
 
 

@@ -15,6 +15,8 @@ from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.norms import (
     accumulation_dtype,
     is_on_a_mesh,
+    lengths_along,
+    other_axes,
     shape_of_blocks,
     sum_of_squares,
 )
@@ -116,7 +118,7 @@ def scale_by_factored_parameter_rms(
         count, eps = at.scalars
         stacked, sharding = at.choice
         axes = fitted_axes(sharding.shape, stacked)
-        size = math.prod(sharding.shape[axis] for axis in axes)
+        size = math.prod(lengths_along(sharding.shape, axes))
         refits = count % REFIT_PERIOD == 0
         factors = [jnp.where(refits, 1, factor) for factor in factors]
         for position, axis in enumerate(axes):
@@ -150,10 +152,10 @@ def scale_by_factored_parameter_rms(
     )
 
 
-def fitted_axes(shape: Shape, stacked: Axes) -> list[int]:
+def fitted_axes(shape: Shape, stacked: Axes) -> Axes:
     """The axes that have a factor: those of a block, if it has more than one element."""
-    axes = [axis for axis in range(len(shape)) if axis not in stacked]
-    return axes if math.prod(shape[axis] for axis in axes) > 1 else []
+    axes = other_axes(len(shape), stacked)
+    return axes if math.prod(lengths_along(shape, axes)) > 1 else ()
 
 
 def product(factors: Sequence[jax.Array]) -> jax.Array:
