@@ -5,16 +5,14 @@ layers. Under `jit` a sharded leaf is still one array, and the compiler adds up 
 `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums are added up here.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 import functools
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
-
-Key = TypeVar("Key", bound=Hashable)
 
 WIDE = frozenset(map(jnp.dtype, ("float64", "complex128")))
 """What is accumulated in 64 bits."""
@@ -137,29 +135,30 @@ def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
         )
 
 
-def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> dict[Key, jax.Array]:
+def over_shards(sums: Sequence[jax.Array], splits: Sequence[Split]) -> list[jax.Array]:
     """Sums over whole blocks, from the sums over the shards of each device.
 
     All sums travel as one vector, in one reduction. Stacks that are split between their blocks take
     a second one, because their blocks must not be added to each other.
     """
-    whole = dict(sums)
-    for between in {split.between for split in splits.values()}:
-        keys = [key for key in sums if splits[key].within and splits[key].between == between]
-        axes = frozenset[str]().union(*[splits[key].within for key in keys])
-        if not axes:
+    whole = list(sums)
+    for between in {split.between for split in splits}:
+        alike = [k for k, x in enumerate(splits) if x.within and x.between == between]
+        if not alike:
             continue
-        dtype = accumulation_dtype(*[sums[key].dtype for key in keys])
+        axes = frozenset[str]().union(*[splits[k].within for k in alike])
+        dtype = accumulation_dtype(*[sums[k].dtype for k in alike])
         terms = []
-        for key in keys:
-            x = jnp.ravel(sums[key]).astype(dtype)
-            terms.append(_counted_once(x, axes - splits[key].within))
+        for k in alike:
+            x = jnp.ravel(sums[k]).astype(dtype)
+            terms.append(_counted_once(x, axes - splits[k].within))
         vector = jax.lax.psum(jnp.concatenate(terms), tuple(sorted(axes)))
         stop = 0
-        for key in keys:
-            like = sums[key]
-            start, stop = stop, stop + like.size
-            whole[key] = vector[start:stop].reshape(like.shape).astype(like.dtype)
+        for k in alike:
+            like = sums[k]
+            start = stop
+            stop += like.size
+            whole[k] = vector[start:stop].reshape(like.shape).astype(like.dtype)
     return whole
 
 

@@ -321,7 +321,7 @@ def _abstract_sums(request: Request, info: Round) -> list[jax.Array]:
     statistics = zip(request.distinct.values(), info.statistics, strict=True)
     for x, (_, kept, split, _) in statistics:
         of_shard = norms.block_sum(x.term, kept)
-        sums.append(norms.over_shards({0: of_shard}, {0: split})[0])
+        sums += norms.over_shards([of_shard], [split])
     return sums
 
 

@@ -110,8 +110,7 @@ class LeafTransform:
         stacked = check_stacked(self.stacked).over_blocks(leaves)
         shardings: list[LeafSharding | None] = [None] * len(leaves.arrays)
         if self.given == "whole":
-            who = f"{self.name} works on whole leaves"
-            shardings = [leaves.sharding(i, who) for i in range(len(leaves.arrays))]
+            shardings[:] = leaves.shardings(f"{self.name} works on whole leaves")
         return [
             StaticLeaf(choice, axes, segments, sharding)
             for choice, (axes, segments), sharding in zip(choices, stacked, shardings, strict=True)

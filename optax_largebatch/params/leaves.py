@@ -1,6 +1,6 @@
 """The leaves of the trees in one update, checked against each other."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import math
@@ -154,15 +154,30 @@ class Leaves:
         lengths = map(norms.devices_along, here)
         return LeafSharding(tuple(map(operator.mul, array.shape, lengths)), names)
 
+    def shardings(self, who: str) -> "list[LeafSharding]":
+        """The `sharding` of each leaf."""
+        return [self.sharding(index, who) for index in range(len(self.arrays))]
+
     def sum_of_squares(self, arrays: list[Any]) -> jax.Array:
         """The sum of the squares of all elements of arrays that are split like the leaves.
 
         Args:
             arrays: one for each leaf; None for one that does not count.
         """
-        squares = {i: norms.sum_of_squares(x) for i, x in enumerate(arrays) if x is not None}
-        whole = norms.over_shards(squares, {i: self.split(i) for i in squares})
-        return norms.total([*whole.values()] or [jnp.zeros([], jnp.float32)])
+        places = [i for i, x in enumerate(arrays) if x is not None]
+        squares = [norms.sum_of_squares(arrays[i]) for i in places]
+        whole = norms.over_shards(squares, list(map(self.split, places)))
+        return norms.total(whole or [jnp.zeros([], jnp.float32)])
+
+    def updates(self, tree: Any) -> list[Any]:
+        """The updates of another transformation, each in the dtype of its parameter."""
+        aligned = self.align("the updates", tree)
+        return self.map(lambda update, param: update.astype(param.dtype), aligned)
+
+    def map(self, function: Callable[[Any, Any], Any], arrays: Sequence[Any]) -> list[Any]:
+        """`function` of the array of each leaf and its parameter; None stays None."""
+        pairs = zip(arrays, self.arrays, strict=True)
+        return [None if x is None else function(x, param) for x, param in pairs]
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""

@@ -172,7 +172,8 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
     execution = Execution(programs, by_leaf, arrays.scalars, SEVERAL_DEVICES)
     results = execution.results()
     same: dict[Any, Any] = {}
-    for i, program in programs.items():
+    for batch in execution.batches:
+        ((i, leaf),) = batch.leaves.items()
         for who, field, value in _fields(transform, results[i][1]):
             if isinstance(field, Shared):
                 message = (
@@ -182,7 +183,7 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
                 )
                 _compare(value, same.setdefault((who, field.name), value), message)
         name, scalars = transform.name, arrays.scalars
-        passes = _Passes(name, program, by_leaf[i], scalars, execution.inputs[i])
+        passes = _Passes(name, batch.program, leaf, scalars, batch.inputs)
         for _, stop in passes.each():
             if isinstance(stop.request, EachMatrix):
                 expected = same.setdefault(stop.request.on.function, stop.request.numbers)
@@ -191,7 +192,7 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
                     "another function: the matrices of one function are worked on together."
                 )
                 _compare(stop.request.numbers, expected, message)
-        if program.tileable:
+        if batch.program.tileable:
             passes.check_kept()
             passes.check_tiles()
         passes.check_work()

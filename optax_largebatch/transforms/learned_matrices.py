@@ -162,10 +162,9 @@ def scale_by_learned_matrices(
         return b1, b2, eps, correction, max_step_scale, meta_rates, learns
 
     def choices(leaves: Leaves) -> list[tuple[Layers, LeafSharding, int]]:
-        who = "scale_by_learned_matrices multiplies along axes"
-        shardings = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
-        stacked = zip(shardings, stacks.axes(leaves.tree), strict=True)
-        layers = [Layers.of(sharding.shape, axes) for sharding, axes in stacked]
+        shardings = leaves.shardings("scale_by_learned_matrices multiplies along axes")
+        shapes = [sharding.shape for sharding in shardings]
+        layers = map(Layers.of, shapes, stacks.axes(leaves.tree))
         return list(zip(layers, shardings, rates.indices(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:

@@ -83,8 +83,8 @@ def average_weights(
         leaves = leaves_of("params", params)
         # Copies: a step that is given parameters and state to use up cannot take one array twice.
         average = [jnp.array(x, dtype_like(x.dtype)) for x in leaves.arrays]
-        numbers = replicated((jnp.zeros([], jnp.int32), jnp.zeros([])), params)
-        return AverageWeightsState(*numbers, leaves.rebuild(average), inner.init(params))
+        steps, weight = replicated((jnp.zeros([], jnp.int32), jnp.zeros([])), params)
+        return AverageWeightsState(steps, weight, leaves.rebuild(average), inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_params("average_weights", "averages them", params)

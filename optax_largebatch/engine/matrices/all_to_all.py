@@ -43,7 +43,8 @@ class AllToAll:
         self._tasks = {key: tasks[key] for key in in_order}
         self._layouts = layouts
         self._plan = choose_plan(exchange, tasks)
-        group, columns = self._plan.group, self._plan.columns
+        group = self._plan.group
+        columns = self._plan.columns
 
         def group_last(names: tuple[str, ...]) -> tuple[str, ...]:
             # The devices of a group follow each other: its axis changes fastest.

@@ -5,7 +5,7 @@ move, even if devices have different layers of a stack. If `update` is not given
 types know the mesh, the compiler is asked for the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import itertools
 from typing import Any
 import warnings
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import allow_inlining, barrier
+from optax_largebatch.engine.identical_leaves import Batch
 from optax_largebatch.engine.matrices.all_to_all import AllToAll
 from optax_largebatch.engine.matrices.layouts import (
     Exchange,
@@ -37,44 +38,43 @@ from optax_largebatch.params.matrices import Matrices
 
 
 def matrices_round(
-    programs: Mapping[int, Program],
-    leaves: Mapping[int, LeafArrays],
+    waiting: Sequence[Batch],
     scalars: Scalars,
-    inputs: Mapping[int, PassInputs],
     following: Any,
     side_by_side: bool,
-) -> tuple[dict[int, PassInputs], Any]:
-    """The inputs of the next pass over some leaves, after work on their matrices.
+) -> Any:
+    """Takes a round of work on the matrices of leaves, each of which is a batch by itself.
 
     Args:
-        programs: the program of each leaf.
-        leaves: the arrays of each.
+        waiting: the leaves.
         scalars: the scalars of the step.
-        inputs: the inputs of this round.
         following: arrays of other leaves, which wait until the matrices are multiplied.
         side_by_side: whether matrices of one shape, of several leaves, are one batch.
+
+    Returns:
+        `following`.
     """
-    leaves, after = dict(leaves), {}
-    functions: dict[int, Any] = {}
-    shapes: dict[int, EachMatrix] = {}
-    for i, program in programs.items():
-        functions[i] = program.rounds[len(inputs[i].answers)].of_each
-        shapes[i] = EachMatrix(leaves[i].gradient, (), functions[i])
+    leaves = {i: batch for batch in waiting for i in batch.leaves}
+    gradients = {i: batch.leaves[i].gradient for i, batch in leaves.items()}
+    functions: dict[int, Any] = {i: batch.remaining[0].of_each for i, batch in leaves.items()}
+    shapes = {i: EachMatrix(gradients[i], (), functions[i]) for i in leaves}
     order = batches(shapes, side_by_side)
     one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
     for now, then in itertools.zip_longest(order, order[1:], fillvalue=()):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
         for i in now:
-            stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
+            batch = leaves[i]
+            leaf = batch.leaves[i]._replace(gradient=gradients[i])
+            stored[i], array, numbers = one_pass(batch.program, leaf, scalars, batch.inputs)
             tasks[i] = EachMatrix(array, numbers, functions[i])
-        waiting = {i: leaves[i].gradient for i in then}, following
-        results, (gradients, following) = apply_to_matrices(tasks, waiting, side_by_side)
+        next_gradients = {i: gradients[i] for i in then}
+        waits = next_gradients, following
+        results, (next_gradients, following) = apply_to_matrices(tasks, waits, side_by_side)
+        gradients |= next_gradients
         for i, result in results.items():
-            after[i] = inputs[i].after(stored[i], [result])
-        for i, gradient in gradients.items():
-            leaves[i] = leaves[i]._replace(gradient=gradient)
-    return after, following
+            leaves[i].inputs = leaves[i].inputs.after(stored[i], [result])
+    return following
 
 
 def _stored_and_matrices(

@@ -107,8 +107,7 @@ def scale_by_factored_parameter_rms(
 
     def choices(leaves: Leaves) -> list[tuple[Axes, LeafSharding]]:
         """The stacked axes of each leaf, and how it is split."""
-        who = "scale_by_factored_parameter_rms takes means along axes"
-        shardings = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
+        shardings = leaves.shardings("scale_by_factored_parameter_rms takes means along axes")
         return list(zip(stacks.axes(leaves.tree), shardings, strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
