@@ -85,14 +85,15 @@ class Leaves:
         Raises:
             ValueError: the type of a stacked leaf says that it is split, but not along which axis.
         """
+        array = self.arrays[index]
         if self.specs is not None and self.mesh is None:
 
             def along(axes: Iterable[int]) -> frozenset[str]:
                 return frozenset(name for axis in axes for name in self.axes_along(index, axis))
 
-            summed = {*range(self.arrays[index].ndim)} - {*kept}
+            summed = norms.other_axes(array.ndim, kept)
             return norms.Split(within=along(summed), between=along(kept))
-        varying = norms.varying_axes(self.arrays[index])
+        varying = norms.varying_axes(array)
         if kept and varying:
             name = self.names[index]
             raise ValueError(

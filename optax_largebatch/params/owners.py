@@ -207,16 +207,16 @@ def labels(places: Sequence[Keys]) -> list[str]:
 
     Wrappers around all places, and keys below the last difference, do not change the names.
     """
-    heads = {keys[:1] for keys in places}
-    if len(places) == 1 or (len(heads) == 1 and () in heads):
-        return [""] * len(places)
     names = [""] * len(places)
+    heads = {keys[:1] for keys in places}
+    if len(places) == 1 or heads == {()}:
+        return names
     for head in heads:
         group = [index for index, keys in enumerate(places) if keys[:1] == head]
         below = labels([places[index][1:] for index in group])
+        differing = head if len(heads) > 1 else ()
         for index, name in zip(group, below, strict=True):
-            differing = head if len(heads) > 1 else ()
-            names[index] = "/".join((*differing, *([name] if name else [])))
+            names[index] = "/".join(filter(None, (*differing, name)))
     return names
 
 

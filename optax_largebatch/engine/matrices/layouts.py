@@ -152,7 +152,7 @@ class MatrixRange(NamedTuple):
 def layout_of(task: EachMatrix) -> ShardLayout:
     """How the matrices of an array are split."""
     matrices = task.on.matrices
-    axes = (*matrices.rows, *matrices.columns)
+    axes = matrices.sides
     names = [splitting(matrices.sharding.mesh_axes[axis]) for axis in axes]
     height, width = matrices.shape
     lengths = norms.lengths_along(task.array.shape, axes)

@@ -201,7 +201,7 @@ def _exchange(task: EachMatrix) -> Exchange:
     """The exchange that an array takes part in."""
     on, dtype = task.on, task.array.dtype
     height, width = sorted(on.matrices.shape)
-    across = _bound(on.matrices, (*on.matrices.rows, *on.matrices.columns))
+    across = _bound(on.matrices, on.matrices.sides)
     between = _bound(on.matrices, on.matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
