@@ -235,11 +235,12 @@ def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
 
 def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array:
     """Whether some booleans, one for each leaf's part on a device, are true on all devices."""
-    axes = frozenset[str]().union(*(split.within | split.between for split in splits))
     hold = jnp.all(jnp.stack(list(flags))) if flags else jnp.ones([], bool)
+    axes = {axis for split in splits for axis in split.within | split.between}
     if not axes:
         return hold
-    return jax.lax.psum(jnp.where(hold, 0, 1), tuple(sorted(axes))) == 0
+    devices_without = jax.lax.psum(jnp.where(hold, 0, 1), tuple(sorted(axes)))
+    return devices_without == 0
 
 
 def total(sums: Sequence[jax.Array]) -> jax.Array:

@@ -103,10 +103,11 @@ def group_leaves(sizes: Mapping[Key, int], group_size: int | None) -> list[list[
 
 def even_chunks(items: Sequence[int], most: int) -> list[list[int]]:
     """The items in order, in chunks of one size if that needs few more than the fewest chunks."""
-    fewest = -(-len(items) // most)
+    count = len(items)
+    fewest = -(-count // most)
     few = range(fewest, fewest * 4 // 3 + 1)
-    number = next((n for n in few if len(items) % n == 0), fewest)
-    bounds = [len(items) * k // number for k in range(number + 1)]
+    number = next((n for n in few if count % n == 0), fewest)
+    bounds = [count * k // number for k in range(number + 1)]
     return [list(items[start:stop]) for start, stop in itertools.pairwise(bounds)]
 
 

@@ -138,18 +138,18 @@ def scale_by_learned_matrices(
     check_dtypes(mu_dtype=mu_dtype)
     stacks = check_stacked(stacked, segments=False)
 
-    def identities(params: optax.Params) -> list[Matrices]:
-        def of_param(param: Any, axes: Axes) -> Matrices:
-            layers = Layers.of(jnp.shape(param), axes)
-            if _kind(layers.block) != "matrix":
-                return ()
-            dtype = accumulation_dtype(jnp.result_type(param))
-            of_layer = [
-                jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
-                for n in layers.block
-            ]
-            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in of_layer)
+    def of_param(param: Any, axes: Axes) -> Matrices:
+        layers = Layers.of(jnp.shape(param), axes)
+        if _kind(layers.block) != "matrix":
+            return ()
+        dtype = accumulation_dtype(jnp.result_type(param))
+        matrices = []
+        for n in layers.block:
+            identity = jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
+            matrices.append(jnp.broadcast_to(identity, (*layers.stack, *identity.shape)))
+        return tuple(matrices)
 
+    def identities(params: optax.Params) -> list[Matrices]:
         return list(map(of_param, jax.tree.leaves(params), stacks.axes(params)))
 
     def zeros(params: optax.Params) -> list[Matrices]:
@@ -178,10 +178,11 @@ def scale_by_learned_matrices(
             nu = b2 * state.nu + (1 - b2) * jnp.square(rms)
             nu, length = yield engine.hoist(nu, root(nu * (1 / correction)) + eps)
             return quotient(mu, length), state._replace(mu=mu, nu=nu)
-        direction, matrices, covariances = mu, (), ()
+        direction = mu
+        state = state._replace(mu=mu, matrices=(), covariances=())
         if kind == "matrix":
             learned = functools.partial(meta_update, rate=meta_rates[index], decay=b2)
-            old = state.matrices, state.covariances
+            old = at.state.matrices, at.state.covariances
 
             # A product along an axis needs all of it, so every device works on the whole.
             def whole(x: jax.Array) -> jax.Array:
@@ -190,16 +191,19 @@ def scale_by_learned_matrices(
             def new() -> Any:
                 return layers.each(learned)(whole(update), whole(at.state.mu), *old)
 
-            matrices, covariances = yield from _stored(jax.lax.cond(learns, new, lambda: old))
-            momentum = whole(mu)
-            direction = sharding.local_shard(layers.back(layers.each(product)(matrices, momentum)))
-            direction = yield engine.materialize(with_spec(direction, explicit_spec(mu)))
+            learnt = jax.lax.cond(learns, new, lambda: old)
+            matrices, covariances = yield from _stored(learnt)
+            state = state._replace(matrices=matrices, covariances=covariances)
+            products = layers.each(product)(matrices, whole(mu))
+            direction = sharding.local_shard(layers.back(products))
+            direction = with_spec(direction, explicit_spec(mu))
+            direction = yield engine.materialize(direction)
         (rms,) = yield engine.block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero
         limit = largest * rms
         weight = (1 - b1) / (1 - b1**2) ** 0.5
         clipped = weight * jnp.clip(direction, -limit, limit) / rms
-        return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
+        return clipped, state
 
     return engine.transformation(
         leaf,
@@ -229,10 +233,9 @@ def _kind(block: Shape) -> Literal["small", "plain", "matrix"]:
 def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
     """The part of a leaf program that stores all arrays of a tree."""
     arrays, structure = jax.tree.flatten(tree)
-    stored = []
-    for array in arrays:
-        stored.append((yield engine.materialize(array)))
-    return structure.unflatten(stored)
+    for k, array in enumerate(arrays):
+        arrays[k] = yield engine.materialize(array)
+    return structure.unflatten(arrays)
 
 
 # How the matrices of one block learn. The matrices L_k of its axes, or the vectors of their

@@ -53,11 +53,12 @@ def partition(
     states = _StatesOfOwners(who, transforms if are_ours else foreign, owners)
 
     def choices(leaves: Leaves) -> list[Any]:
-        chosen: dict[int, tuple[str, Any]] = {}
+        chosen: list[Any] = [None] * len(leaves.arrays)
         for owner, (indices, its_leaves) in states.by_owner(leaves).items():
             of_owner = transforms[owner].choose(its_leaves)
-            chosen |= {i: (owner, choice) for i, choice in zip(indices, of_owner, strict=True)}
-        return [chosen[i] for i in range(len(leaves.arrays))]
+            for i, choice in zip(indices, of_owner, strict=True):
+                chosen[i] = owner, choice
+        return chosen
 
     def scalars(state: Any) -> dict[str, Any]:
         inner = state.inner_states

@@ -145,10 +145,11 @@ def _batches_of(exchange: Exchange, tasks: Tasks) -> list[list[Any]]:
     for key, task in tasks.items():
         by_layout.setdefault(layout_of(task), {})[key] = task
     plans = [choose_plan(exchange, some) for some in by_layout.values()]
-    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks).cost
-    if is_cheap and not any(plan.padding for plan in plans):
-        return list(map(list, by_layout.values()))
-    return [list(tasks)]
+    cost = sum(plan.cost for plan in plans)
+    is_idle = any(plan.padding for plan in plans)
+    if is_idle or cost > choose_plan(exchange, tasks).cost:
+        return [list(tasks)]
+    return list(map(list, by_layout.values()))
 
 
 def apply_to_matrices(
@@ -199,15 +200,22 @@ def apply_to_matrices(
 
 def _exchange(task: EachMatrix) -> Exchange:
     """The exchange that an array takes part in."""
-    on, dtype = task.on, task.array.dtype
-    height, width = sorted(on.matrices.shape)
-    across = _bound(on.matrices, on.matrices.sides)
-    between = _bound(on.matrices, on.matrices.stack)
+    on, matrices = task.on, task.on.matrices
+    height, width = sorted(matrices.shape)
+    across = _bound(matrices, matrices.sides)
+    between = _bound(matrices, matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
-    copies = splitting(x for x in others if on.matrices.specs_known or _is_in_types(x))
-    dtype = norms.dtype_like(dtype, on.dtype or dtype)
-    return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
+    copies = [axis for axis in others if matrices.specs_known or _is_in_types(axis)]
+    given = task.array.dtype
+    return Exchange(
+        on.function,
+        shape=(height, width),
+        dtype=norms.dtype_like(given, on.dtype or given),
+        across=across,
+        copies=splitting(copies),
+        splits=on.splits,
+    )
 
 
 def _is_in_types(axis: str) -> bool:

@@ -123,18 +123,21 @@ def scale_by_factored_parameter_rms(
         for position, axis in enumerate(axes):
             fits = refits | (count % len(axes) == position)
             length = sharding.shape[axis]
-            by_slice = size > 2 * length
-            kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-            here = map(sharding.local_shard, factors)
+            kept, elements = stacked, size
+            if size > 2 * length:  # a mean for each slice
+                kept = tuple(sorted((*stacked, axis)))
+                elements = size // length
 
             def squares(eps: Any, param: jax.Array, *here: jax.Array, kept: Any = kept) -> Any:
                 sizes = jnp.maximum(jnp.abs(param), eps)
                 return sum_of_squares(sizes / product(here), kept)
 
+            here = map(sharding.local_shard, factors)
             of_device = _zeros_unless(fits, squares, eps, at.param, *here)
             (whole,) = yield engine.sums_over_devices(sharding.placed(of_device, kept))
-            rms = root(whole / (size // length if by_slice else size))
-            factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
+            rms = root(whole / elements)
+            factor = factors[position]
+            factors[position] = jnp.where(fits, factor * rms, factor)
         estimate = product([*map(sharding.local_shard, factors)])
         return estimate * update, at.state._replace(factors=tuple(factors))
 
