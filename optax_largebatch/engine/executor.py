@@ -28,7 +28,14 @@ from optax_largebatch.engine.execution_plans import ExecutionPlan
 from optax_largebatch.engine.identical_leaves import Batch, batch_identical, group_leaves
 from optax_largebatch.engine.matrices.side_by_side import ELEMENTS_AT_A_TIME, size_of_product
 from optax_largebatch.engine.matrices.work import matrices_round
-from optax_largebatch.engine.program import IS_NONE, LeafArrays, PassInputs, Program, Scalars
+from optax_largebatch.engine.program import (
+    IS_NONE,
+    LeafArrays,
+    PassInputs,
+    Program,
+    Result,
+    Scalars,
+)
 from optax_largebatch.engine.sums import is_large
 
 
@@ -59,7 +66,7 @@ class Execution:
         self._finish = jax.jit(allow_inlining(Program.result), static_argnums=0)
         self._in_a_call = jax.jit(allow_inlining(self._after_local_rounds), static_argnums=0)
 
-    def results(self) -> dict[int, tuple[jax.Array, Any]]:
+    def results(self) -> dict[int, Result]:
         """The results of the programs."""
         while waiting := [batch for batch in self.batches if batch.remaining]:
             # A norm of all leaves has to wait for leaves that have other requests before it.
@@ -79,7 +86,7 @@ class Execution:
                     self._take_local_rounds(group)
                 self._finish_leaves(group)
         self._finish_leaves(self.batches)
-        results: dict[int, tuple[jax.Array, Any]] = {}
+        results: dict[int, Result] = {}
         for batch in self.batches:
             results |= batch.results
         return dict(sorted(results.items()))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jax
 
 from optax_largebatch.engine.execution_plans import ExecutionPlan
-from optax_largebatch.engine.program import LeafArrays, PassInputs, Program
+from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Result
 from optax_largebatch.engine.requests import Round
 
 Key = TypeVar("Key")
@@ -37,8 +37,8 @@ class Batch:
     leaves: dict[int, LeafArrays]
     inputs: PassInputs = dataclasses.field(default_factory=PassInputs)
     """The inputs of the next pass."""
-    results: dict[int, tuple[jax.Array, Any]] = dataclasses.field(default_factory=dict)
-    """The update and the new state of each leaf, after the last pass."""
+    results: dict[int, Result] = dataclasses.field(default_factory=dict)
+    """The result of each leaf, after the last pass."""
 
     @property
     def remaining(self) -> Sequence[Round]:
