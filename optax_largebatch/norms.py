@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
+from optax_largebatch.arguments import quoted
+
 WIDE = frozenset(map(jnp.dtype, ("float64", "complex128")))
 """What is accumulated in 64 bits."""
 
@@ -131,7 +133,7 @@ def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
     if axes:
         raise ValueError(
             f"{name} must be the same on all devices; it differs along the mesh axes "
-            f"{', '.join(map(repr, sorted(axes)))}. {remedy}"
+            f"{quoted(axes)}. {remedy}"
         )
 
 

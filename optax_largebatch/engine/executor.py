@@ -101,12 +101,11 @@ class Execution:
         by_shape: dict[Any, dict[Batch, int]] = {}
         for batch, size in sizes.items():
             on = next((x.of_each for x in batch.remaining if x.of_each), None)
-            if on is None:
-                by_shape.setdefault(None, {})[batch] = size
-            else:
+            alike = None
+            if on is not None:
                 alike = on.function, on.dtype, on.matrices.shape
-                of_product = size_of_product(batch.arrays[0].gradient, on)
-                by_shape.setdefault(alike, {})[batch] = of_product
+                size = size_of_product(batch.arrays[0].gradient, on)
+            by_shape.setdefault(alike, {})[batch] = size
         groups: list[list[Batch]] = []
         for alike, some in by_shape.items():
             groups += group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)

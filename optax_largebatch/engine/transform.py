@@ -160,7 +160,8 @@ class LeafTransform:
 
     def _on_whole_leaf(self, update: jax.Array, at: Leaf, sharding: LeafSharding) -> LeafProgram:
         """The leaf program of a split leaf; each device gathers all of it and keeps its shard."""
-        shape, spec = update.shape, norms.explicit_spec(update)
+        shape = update.shape
+        spec = norms.explicit_spec(update)
 
         def gathered(x: Any) -> Any:
             return None if x is None else sharding.gathered(x)

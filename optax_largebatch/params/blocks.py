@@ -77,12 +77,14 @@ class Layers(NamedTuple):
 
     def first(self, x: jax.Array) -> jax.Array:
         """An array like the parameter with the stack on its leading axes."""
-        return jnp.moveaxis(x, self.axes, range(len(self.axes))).reshape(*self.stack, *self.block)
+        x = jnp.moveaxis(x, self.axes, range(len(self.axes)))
+        return x.reshape(*self.stack, *self.block)
 
     def back(self, x: jax.Array) -> jax.Array:
         """The reverse of `first`."""
         others = lengths_along(self.shape, other_axes(len(self.shape), self.axes))
-        return jnp.moveaxis(x.reshape(*self.stack, *others), range(len(self.axes)), self.axes)
+        x = x.reshape(*self.stack, *others)
+        return jnp.moveaxis(x, range(len(self.axes)), self.axes)
 
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function for one block, mapped over stacks of blocks on leading axes."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
+from optax_largebatch.arguments import quoted
 from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
 from optax_largebatch.params.shapes import Axes, Shape
 
@@ -98,7 +99,7 @@ class Leaves:
             name = self.names[index]
             raise ValueError(
                 f"partition_specs must be given to `update`: the parameter {name!r} is split along "
-                f"{_listed(varying)}, and its type does not say whether that is one of the axes "
+                f"{quoted(varying)}, and its type does not say whether that is one of the axes "
                 f"{kept}, which are not summed over. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
@@ -144,7 +145,7 @@ class Leaves:
         if self.specs is None and varying:
             raise ValueError(
                 f"partition_specs must be given to `update`, because {who}, and the type of "
-                f"{self.names[index]!r}, which is split along {_listed(varying)}, does "
+                f"{self.names[index]!r}, which is split along {quoted(varying)}, does "
                 "not say along which of its axes. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
@@ -316,7 +317,7 @@ def _check_gradient(name: str, gradient: jax.Array, leaves: Leaves, index: int) 
             f"gradient of dtype {gradient.dtype} and a parameter of dtype {param.dtype}."
         )
     if unreduced := norms.varying_axes(gradient) - norms.varying_axes(param):
-        axes = _listed(unreduced)
+        axes = quoted(unreduced)
         raise ValueError(
             f"{name} must be reduced over the mesh axis {axes}: along it the gradient of {of!r} "
             "differs between devices and its parameter does not. Call "
@@ -396,7 +397,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
         if varying and varying != said:
             raise ValueError(
                 f"partition_specs: {spec} is not how {name!r} is split; by its type it differs "
-                f"along the mesh axes {_listed(varying)}. Give the spec that shard_map has for it."
+                f"along the mesh axes {quoted(varying)}. Give the spec that shard_map has for it."
             )
     if any(map(norms.is_bound, split_along)):
         return dataclasses.replace(leaves, specs=specs)
@@ -405,7 +406,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     missing = split_along - set(mesh.shape)
     if missing:
         raise ValueError(
-            f"partition_specs names the mesh axis {_listed(frozenset(missing))}, and there is no "
+            f"partition_specs names the mesh axis {quoted(missing)}, and there is no "
             "such axis here. Outside of shard_map and pmap, pass a tree of NamedSharding, or set "
             "the mesh with jax.set_mesh."
         )
@@ -415,7 +416,3 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
 def is_spec(node: Any) -> bool:
     """Whether a node of a tree says how an array is split."""
     return isinstance(node, PartitionSpec | NamedSharding)
-
-
-def _listed(axes: frozenset[str]) -> str:
-    return ", ".join(map(repr, sorted(axes)))

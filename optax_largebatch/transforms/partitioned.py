@@ -1,6 +1,6 @@
 """Several optimizers or transforms as one, each for parameters of its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, TypeGuard
 
@@ -8,7 +8,7 @@ import jax
 import optax
 
 from optax_largebatch import engine
-from optax_largebatch.arguments import Scalar, check_number_or_schedule
+from optax_largebatch.arguments import Scalar, check_number_or_schedule, quoted
 from optax_largebatch.engine.state import Field
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import Leaves, check_params, gradients_of, leaves_of
@@ -179,7 +179,7 @@ class _StatesOfOwners(Field):
         if value.keys() != self.members.keys():
             raise TypeError(
                 f"state must be that of {self.who}, which keeps states of "
-                f"{_listed(self.members)}; got states of {_listed(value)}. It is the state of "
+                f"{quoted(self.members)}; got states of {quoted(value)}. It is the state of "
                 "another optimizer or of other options. Call `init` of this optimizer, or restore "
                 "into the state that `init` returns."
             )
@@ -217,7 +217,3 @@ def shown(tree: Any, names: Sequence[str], owner: str) -> Any:
         owners = [next(remaining) for _ in jax.tree.leaves(node)]
         kept.append(node if owners in ([], [owner]) else optax.MaskedNode())
     return structure.unflatten(kept)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(map(repr, names)))

@@ -103,8 +103,8 @@ def dynamic_loss_scale(
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)
-        counters = (jnp.zeros([], jnp.int32) for _ in range(2))
-        numbers = jnp.asarray(initial_scale, jnp.float32), *counters
+        scale = jnp.asarray(initial_scale, jnp.float32)
+        numbers = scale, jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)
         return DynamicLossScaleState(*replicated(numbers, params), inner_state=inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:

@@ -98,7 +98,7 @@ def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
     results pile up, and work on a small array needs less memory then.
     """
     mesh = _mesh_of_types(tasks)
-    tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
+    tasks = _with_the_matrices_inside(tasks, mesh)
     exchanges = _exchanges(tasks)
     if mesh is not None:
         _warn_if_specs_are_unknown(tasks, mesh)
@@ -112,6 +112,12 @@ def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
             staying += multiplied_together(group, side_by_side)
     staying.sort(key=lambda keys: -sum(tasks[key].array.size for key in keys))
     return [*moving, *staying]
+
+
+def _with_the_matrices_inside(tasks: Tasks, mesh: Any) -> Tasks:
+    """The tasks for the matrices that those of arrays are fused of."""
+    is_automatic = mesh is not None
+    return {key: with_the_matrices_inside(task, is_automatic) for key, task in tasks.items()}
 
 
 def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
@@ -173,7 +179,7 @@ def apply_to_matrices(
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
         return _by_their_types(tasks, following, mesh, side_by_side)
     shapes = {key: task.array.shape for key, task in tasks.items()}
-    tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
+    tasks = _with_the_matrices_inside(tasks, mesh)
     if mesh is not None:
         return barrier((_by_the_compiler(tasks, mesh), following))
     together = _exchanges(tasks)
