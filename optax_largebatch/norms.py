@@ -5,7 +5,7 @@ layers. Under `jit` a sharded leaf is still one array, and the compiler adds up 
 `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums are added up here.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -76,9 +76,9 @@ def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int,
     return tuple([size if axis in kept else 1 for axis, size in enumerate(shape)])
 
 
-def other_axes(ndim: int, axes: Collection[int]) -> tuple[int, ...]:
+def other_axes(ndim: int, axes: Iterable[int]) -> tuple[int, ...]:
     """The axes of an array that are not among `axes`."""
-    return tuple([axis for axis in range(ndim) if axis not in axes])
+    return tuple(sorted({*range(ndim)}.difference(axes)))
 
 
 def lengths_along(shape: Sequence[int], axes: Iterable[int]) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ class Execution:
 
     def _groups(self, batches: Sequence[Batch]) -> list[list[Batch]]:
         """Groups of batches that take their passes together, in order."""
-        sizes = {batch: len(batch.leaves) * batch.size for batch in batches}
+        sizes = {x: len(x.leaves) * x.arrays[0].gradient.size for x in batches}
         if self._plan.smallest_first:
             sizes = dict(sorted(sizes.items(), key=lambda item: item[1]))
         if not self._plan.batch_matrices or self._plan.group_size is None:
@@ -152,18 +152,20 @@ class Execution:
 
     def _take_round(self, waiting: Sequence[Batch]) -> None:
         """Takes one round, for which devices or leaves need each other."""
-        if with_matrices := [batch for batch in waiting if batch.remaining[0].of_each]:
-            self._take_round_of_matrices(with_matrices)
+        rounds = [batch.remaining[0] for batch in waiting]
+        have_matrices = [its_round.of_each is not None for its_round in rounds]
+        if any(have_matrices):
+            self._take_round_of_matrices(list(itertools.compress(waiting, have_matrices)))
             return
         stored: list[Sequence[jax.Array]] = []
         sums: list[jax.Array] = []
         for batch in waiting:
             static = batch.program, self._plan.sums, self._defers_writes(batch)
-            with self._no_inline(batch.size):
-                of_batch = self._pass(*static, batch.arrays, self._scalars, batch.inputs)
+            arrays = batch.arrays
+            with self._no_inline(arrays[0].gradient.size):
+                of_batch = self._pass(*static, arrays, self._scalars, batch.inputs)
             stored.append(of_batch[0])
             sums += of_batch[1]
-        rounds = [batch.remaining[0] for batch in waiting]
         infos = [info for of_batch in rounds for info in of_batch.statistics]
         totals = norms.over_shards(sums, [info.split for info in infos])
         if self._plan.fuse_reductions:
@@ -284,7 +286,7 @@ class Execution:
 
 def _with_local_round(batches: Sequence[Batch]) -> list[Batch]:
     """The batches whose next round is no norm of all leaves."""
-    return [x for x in batches if x.remaining and x.remaining[0].global_of is None]
+    return [x for x in batches if (rounds := x.remaining) and rounds[0].global_of is None]
 
 
 def _with_global_round(waiting: Sequence[Batch]) -> list[Batch]:
@@ -292,8 +294,9 @@ def _with_global_round(waiting: Sequence[Batch]) -> list[Batch]:
 
     A partition has several such norms, each of the leaves of one of its members.
     """
-    later = {x.norm for batch in waiting for x in batch.remaining[1:]}
-    return [batch for batch in waiting if batch.remaining[0].norm not in later]
+    remaining = {batch: batch.remaining for batch in waiting}
+    later = {x.norm for rounds in remaining.values() for x in rounds[1:]}
+    return [batch for batch, rounds in remaining.items() if rounds[0].norm not in later]
 
 
 def _over_all_leaves(sums: Sequence[jax.Array], paths: Sequence[Any]) -> list[jax.Array]:

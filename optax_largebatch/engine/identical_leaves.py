@@ -51,11 +51,6 @@ class Batch:
         return list(self.leaves.values())
 
     @property
-    def size(self) -> int:
-        """The elements of one leaf."""
-        return self.arrays[0].gradient.size
-
-    @property
     def is_several(self) -> bool:
         """Whether it has several leaves."""
         return len(self.leaves) > 1

@@ -135,10 +135,11 @@ class Fused(NamedTuple):
 def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
     stack = norms.other_axes(x.ndim, (*rows, *columns))
-    groups = (stack, rows, columns)
-    lengths = [math.prod(norms.lengths_along(x.shape, axes)) for axes in groups]
+    height = math.prod([x.shape[axis] for axis in rows])
+    width = math.prod([x.shape[axis] for axis in columns])
+    number = math.prod([x.shape[axis] for axis in stack])
     turned = jnp.transpose(x, (*stack, *rows, *columns))
-    return turned.reshape(lengths)
+    return turned.reshape(number, height, width)
 
 
 def from_batch(
