@@ -9,6 +9,7 @@ device has all leaves, they go one after the other, small ones in groups.
 from collections.abc import Mapping, Sequence
 import contextlib
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -64,7 +65,6 @@ class Execution:
         self._pass = jax.jit(allow_inlining(passes.stored_and_sums), static_argnums=(0, 1, 2))
         self._hoisted = jax.jit(allow_inlining(passes.hoisted_numbers), static_argnums=0)
         self._finish = jax.jit(allow_inlining(Program.result), static_argnums=0)
-        self._in_a_call = jax.jit(allow_inlining(self._after_local_rounds), static_argnums=0)
 
     def results(self) -> dict[int, Result]:
         """The results of the programs."""
@@ -111,16 +111,22 @@ class Execution:
             groups += group_leaves(some, ELEMENTS_AT_A_TIME if alike else self._plan.group_size)
         return groups
 
+    def _take_local_rounds(self, group: Sequence[Batch]) -> None:
+        """Takes all rounds of some batches up to the next norm of all leaves."""
+        while ready := _with_local_round(group):
+            self._take_round(ready)
+
     def _take_local_rounds_in_a_call(self, group: Sequence[Batch]) -> None:
-        """The same in a call that XLA on a CPU does not inline.
+        """Takes these rounds in a call that XLA on a CPU does not inline.
 
         Otherwise XLA would see that the update needs the direction that a norm was taken of, and
         keep that, of all leaves at once.
         """
         leaves = [batch.leaves for batch in group]
         inputs = [batch.inputs for batch in group]
+        in_a_call = jax.jit(allow_inlining(functools.partial(self._after_local_rounds, group)))
         with no_inline():
-            after = self._in_a_call(tuple(group), leaves, self._scalars, inputs)
+            after = in_a_call(leaves, self._scalars, inputs)
         for batch, its_inputs in zip(group, after, strict=True):
             batch.inputs = its_inputs
 
@@ -144,11 +150,6 @@ class Execution:
             if not batch.remaining:
                 inside._hoist_all(batch)
         return [batch.inputs for batch in batches]
-
-    def _take_local_rounds(self, group: Sequence[Batch]) -> None:
-        """Takes all rounds of some batches up to the next norm of all leaves."""
-        while ready := _with_local_round(group):
-            self._take_round(ready)
 
     def _take_round(self, waiting: Sequence[Batch]) -> None:
         """Takes one round, for which devices or leaves need each other."""
