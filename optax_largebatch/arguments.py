@@ -4,7 +4,7 @@ A value may already be a JAX array, such as the traced ones of `optax.inject_hyp
 be compared with a range at trace time, so its shape is checked and its value is not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import functools
 import math
 from typing import Any, ParamSpec, TypeVar
@@ -255,6 +255,11 @@ without_nu_dtype = refused(
     why="In 16 bits a second moment stops growing. mu_dtype makes the first one smaller.",
 )
 """For what keeps second moments."""
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names in quotes, in the order of the alphabet."""
+    return ", ".join(map(repr, sorted(names)))
 
 
 def is_zero(value: Any) -> bool:

@@ -5,16 +5,16 @@ layers. Under `jit` a sharded leaf is still one array, and the compiler adds up 
 `jax.shard_map` and `jax.pmap` a leaf is a shard, and its sums are added up here.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import functools
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 
-Key = TypeVar("Key", bound=Hashable)
+from optax_largebatch.arguments import quoted
 
 WIDE = frozenset(map(jnp.dtype, ("float64", "complex128")))
 """What is accumulated in 64 bits."""
@@ -66,8 +66,7 @@ def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     x = x.astype(accumulation_dtype(x.dtype))
     if not kept:
         return jnp.sum(x)
-    others = tuple([axis for axis in range(x.ndim) if axis not in kept])
-    return jnp.sum(x, axis=others, keepdims=True)
+    return jnp.sum(x, axis=other_axes(x.ndim, kept), keepdims=True)
 
 
 def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,6 +74,16 @@ def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int,
     if not kept:
         return ()
     return tuple([size if axis in kept else 1 for axis, size in enumerate(shape)])
+
+
+def other_axes(ndim: int, axes: Iterable[int]) -> tuple[int, ...]:
+    """The axes of an array that are not among `axes`."""
+    return tuple(sorted({*range(ndim)}.difference(axes)))
+
+
+def lengths_along(shape: Sequence[int], axes: Iterable[int]) -> tuple[int, ...]:
+    """The lengths of some axes of an array."""
+    return tuple([shape[axis] for axis in axes])
 
 
 def sum_of_squares(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
@@ -124,33 +133,34 @@ def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
     if axes:
         raise ValueError(
             f"{name} must be the same on all devices; it differs along the mesh axes "
-            f"{', '.join(map(repr, sorted(axes)))}. {remedy}"
+            f"{quoted(axes)}. {remedy}"
         )
 
 
-def over_shards(sums: Mapping[Key, jax.Array], splits: Mapping[Key, Split]) -> dict[Key, jax.Array]:
+def over_shards(sums: Sequence[jax.Array], splits: Sequence[Split]) -> list[jax.Array]:
     """Sums over whole blocks, from the sums over the shards of each device.
 
     All sums travel as one vector, in one reduction. Stacks that are split between their blocks take
     a second one, because their blocks must not be added to each other.
     """
-    whole = dict(sums)
-    for between in {split.between for split in splits.values()}:
-        keys = [key for key in sums if splits[key].within and splits[key].between == between]
-        axes = frozenset[str]().union(*[splits[key].within for key in keys])
-        if not axes:
+    whole = list(sums)
+    for between in {split.between for split in splits}:
+        alike = [k for k, x in enumerate(splits) if x.within and x.between == between]
+        if not alike:
             continue
-        dtype = accumulation_dtype(*[sums[key].dtype for key in keys])
+        axes = frozenset[str]().union(*[splits[k].within for k in alike])
+        dtype = accumulation_dtype(*[sums[k].dtype for k in alike])
         terms = []
-        for key in keys:
-            x = jnp.ravel(sums[key]).astype(dtype)
-            terms.append(_counted_once(x, axes - splits[key].within))
+        for k in alike:
+            x = jnp.ravel(sums[k]).astype(dtype)
+            terms.append(_counted_once(x, axes - splits[k].within))
         vector = jax.lax.psum(jnp.concatenate(terms), tuple(sorted(axes)))
         stop = 0
-        for key in keys:
-            like = sums[key]
-            start, stop = stop, stop + like.size
-            whole[key] = vector[start:stop].reshape(like.shape).astype(like.dtype)
+        for k in alike:
+            like = sums[k]
+            start = stop
+            stop += like.size
+            whole[k] = vector[start:stop].reshape(like.shape).astype(like.dtype)
     return whole
 
 
@@ -227,11 +237,12 @@ def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
 
 def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array:
     """Whether some booleans, one for each leaf's part on a device, are true on all devices."""
-    axes = frozenset[str]().union(*(split.within | split.between for split in splits))
     hold = jnp.all(jnp.stack(list(flags))) if flags else jnp.ones([], bool)
+    axes = {axis for split in splits for axis in split.within | split.between}
     if not axes:
         return hold
-    return jax.lax.psum(jnp.where(hold, 0, 1), tuple(sorted(axes))) == 0
+    devices_without = jax.lax.psum(jnp.where(hold, 0, 1), tuple(sorted(axes)))
+    return devices_without == 0
 
 
 def total(sums: Sequence[jax.Array]) -> jax.Array:

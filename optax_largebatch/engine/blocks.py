@@ -84,11 +84,13 @@ class NumberPerBlock(VectorOfBlocks):
         block_axes = check_stacked(self.stacked).over_blocks(leaves)
         shapes = [blocks.whole_shape(index, leaves) for index, blocks in enumerate(block_axes)]
         _check_blocks(self.name, value, sum(map(math.prod, shapes)))
-        leaf_values, start = [], 0
-        for index, (blocks, shape) in enumerate(zip(block_axes, shapes, strict=True)):
-            axes, segments = blocks
+        leaf_values = []
+        start = 0
+        for index, (axes, segments) in enumerate(block_axes):
+            shape = shapes[index]
             stop = start + math.prod(shape)
             of_leaf = jnp.reshape(value[start:stop], shape)
+            start = stop
             if segments:
                 of_leaf = segments.spread(of_leaf)
             for axis in axes:
@@ -98,7 +100,6 @@ class NumberPerBlock(VectorOfBlocks):
             kept = () if segments else axes  # the answers for segments of an axis are whole
             spec = [name if axis in kept else None for axis, name in enumerate(spec)]
             leaf_values.append(norms.with_spec(of_leaf, PartitionSpec(*spec)))
-            start = stop
         return leaf_values
 
 

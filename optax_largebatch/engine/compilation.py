@@ -179,8 +179,8 @@ def _without_dead_code(lowering: Lowering, types: Sequence[ShapedArray]) -> Lowe
     """
     arrays = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in types]
     closed = jax.make_jaxpr(lowering)(*arrays)
-    used = [True] * len(closed.jaxpr.outvars)
-    program, _ = partial_eval.dce_jaxpr(closed.jaxpr, used, instantiate=True)
+    is_used = [True] * len(closed.jaxpr.outvars)
+    program, _ = partial_eval.dce_jaxpr(closed.jaxpr, is_used, instantiate=True)
     return jaxpr_as_fun(ClosedJaxpr(program, closed.consts))
 
 

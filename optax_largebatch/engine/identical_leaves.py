@@ -7,13 +7,15 @@ itself. The leaves of a batch read their numbers from one vector, so XLA merges 
 """
 
 from collections.abc import Mapping, Sequence
+import dataclasses
 import itertools
 from typing import Any, TypeVar
 
 import jax
 
 from optax_largebatch.engine.execution_plans import ExecutionPlan
-from optax_largebatch.engine.program import LeafArrays, Program
+from optax_largebatch.engine.program import LeafArrays, PassInputs, Program, Result
+from optax_largebatch.engine.requests import Round
 
 Key = TypeVar("Key")
 
@@ -27,12 +29,39 @@ MAX_KERNEL_ARRAYS = 90
 """The arrays that one kernel reads and writes; XLA takes no more than 96."""
 
 
+@dataclasses.dataclass(eq=False)
+class Batch:
+    """Leaves that take their passes together, by their numbers; most batches have one."""
+
+    program: Program
+    leaves: dict[int, LeafArrays]
+    inputs: PassInputs = dataclasses.field(default_factory=PassInputs)
+    """The inputs of the next pass."""
+    results: dict[int, Result] = dataclasses.field(default_factory=dict)
+    """The result of each leaf, after the last pass."""
+
+    @property
+    def remaining(self) -> Sequence[Round]:
+        """The rounds that it has not taken."""
+        return self.program.rounds[len(self.inputs.answers) :]
+
+    @property
+    def arrays(self) -> list[LeafArrays]:
+        """The arrays of each leaf."""
+        return list(self.leaves.values())
+
+    @property
+    def is_several(self) -> bool:
+        """Whether it has several leaves."""
+        return len(self.leaves) > 1
+
+
 def batch_identical(
     programs: Mapping[int, Program],
     leaves: Mapping[int, LeafArrays],
     plan: ExecutionPlan,
-) -> dict[int, list[int]]:
-    """The leaves of each batch, by the number of the first; most batches have one leaf.
+) -> list[Batch]:
+    """The batches, in the order of the first leaf of each.
 
     Args:
         programs: the program of each leaf, the same one for identical leaves.
@@ -46,7 +75,7 @@ def batch_identical(
     batches: list[list[int]] = []
     for identical in alike.values():
         batches += even_chunks(identical, _largest_batch(leaves[identical[0]], plan))
-    return {batch[0]: batch for batch in sorted(batches)}
+    return [Batch(programs[batch[0]], {i: leaves[i] for i in batch}) for batch in sorted(batches)]
 
 
 def group_leaves(sizes: Mapping[Key, int], group_size: int | None) -> list[list[Key]]:
@@ -69,10 +98,11 @@ def group_leaves(sizes: Mapping[Key, int], group_size: int | None) -> list[list[
 
 def even_chunks(items: Sequence[int], most: int) -> list[list[int]]:
     """The items in order, in chunks of one size if that needs few more than the fewest chunks."""
-    fewest = -(-len(items) // most)
+    count = len(items)
+    fewest = -(-count // most)
     few = range(fewest, fewest * 4 // 3 + 1)
-    number = next((n for n in few if len(items) % n == 0), fewest)
-    bounds = [len(items) * k // number for k in range(number + 1)]
+    number = next((n for n in few if count % n == 0), fewest)
+    bounds = [count * k // number for k in range(number + 1)]
     return [list(items[start:stop]) for start, stop in itertools.pairwise(bounds)]
 
 

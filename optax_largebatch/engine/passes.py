@@ -114,19 +114,18 @@ def inputs_of_each(
         return [(inputs, scalars)]
     answers = [list(map(jnp.unstack, of_round)) for of_round in inputs.answers]
     hoisted = [unstacked(program, k, x) for k, x in enumerate(inputs.hoisted)]
-    of_each = [scalars] * number
+    vectors = None
     if not hoisted:
         vectors = barrier(jax.vmap(lambda _: scalars)(jnp.arange(number)))
-        of_each = [jax.tree.map(lambda x, i=i: x[i], vectors) for i in range(number)]
-
-    def of_leaf(i: int) -> tuple[PassInputs, Scalars]:
+    of_leaves = []
+    for i in range(number):
         its_inputs = inputs._replace(
-            answers=tuple(tuple(x[i] for x in of_round) for of_round in answers),
-            hoisted=tuple(x[i] for x in hoisted),
+            answers=tuple([tuple([x[i] for x in of_round]) for of_round in answers]),
+            hoisted=tuple([x[i] for x in hoisted]),
         )
-        return its_inputs, of_each[i]
-
-    return list(map(of_leaf, range(number)))
+        its_scalars = scalars if vectors is None else jax.tree.map(lambda x, i=i: x[i], vectors)
+        of_leaves.append((its_inputs, its_scalars))
+    return of_leaves
 
 
 def unstacked(program: Program, position: int, vector: jax.Array) -> Sequence[jax.Array]:

@@ -32,6 +32,9 @@ from optax_largebatch.engine.requests import (
 from optax_largebatch.engine.state import ArrayKind
 from optax_largebatch.engine.transform import LeafTransform, StaticLeaf
 
+Result = tuple[jax.Array, Any]
+"""The update of a leaf, and its new state."""
+
 IS_NONE = functools.partial(operator.is_, None)
 
 CONSTANTS = (bool, int, float)
@@ -175,9 +178,10 @@ class Program:
             RuntimeError: the program requests something else than it did before.
         """
         dtype = self._dtype
-        gradient, param, state = _cast(leaf, dtype)
+        gradient, param, state = as_precise(leaf, dtype)
         run = Run(is_first=not self._is_read)
-        at = Leaf(param, param, state, _cast(scalars.tree, dtype), self.static, (), run)
+        of_step = as_precise(scalars.tree, dtype)
+        at = Leaf(param, param, state, of_step, self.static, (), run)
         program = self._transform.program(gradient, at)
         stored_before, stored = iter(inputs.stored), []
         hoisted_before, hoisted = iter(inputs.hoisted), []
@@ -215,7 +219,7 @@ class Program:
         leaf: LeafArrays,
         scalars: Scalars,
         inputs: PassInputs,
-    ) -> tuple[jax.Array, Any]:
+    ) -> Result:
         """The update and the leaf's new state, which has the dtypes of the old one."""
         update, state = self.run(leaf, scalars, inputs).result
         return update, jax.tree.map(self._like_old, leaf.state, state, is_leaf=IS_NONE)
@@ -264,7 +268,7 @@ class Program:
         scalars: Scalars,
     ) -> None:
         """Runs the program once for what it requests and returns; nothing is computed."""
-        as_given = _cast(leaf, self._dtype)
+        as_given = as_precise(leaf, self._dtype)
         inputs = PassInputs()
         read = {id(x) for x in jax.tree.leaves(as_given)}
         while (stop := self.run(as_given, scalars, inputs)).request is not None:
@@ -321,7 +325,7 @@ def _abstract_sums(request: Request, info: Round) -> list[jax.Array]:
     statistics = zip(request.distinct.values(), info.statistics, strict=True)
     for x, (_, kept, split, _) in statistics:
         of_shard = norms.block_sum(x.term, kept)
-        sums.append(norms.over_shards({0: of_shard}, {0: split})[0])
+        sums += norms.over_shards([of_shard], [split])
     return sums
 
 
@@ -331,10 +335,11 @@ def _constant(value: Any) -> np.ndarray | None:
     return np.asarray(value) if is_known else None
 
 
-def _cast(tree: Any, dtype: jnp.dtype) -> Any:
+def as_precise(tree: Any, dtype: jnp.dtype) -> Any:
     """Arrays as precise as `dtype`; Python numbers, which adapt by themselves, as they are."""
     leaves, structure = jax.tree.flatten(tree)
     for k, x in enumerate(leaves):
-        if type(x) not in CONSTANTS and jnp.issubdtype(x.dtype, jnp.inexact):
-            leaves[k] = norms.cast(x, dtype) if jnp.iscomplexobj(x) else jnp.asarray(x, dtype)
+        if type(x) in CONSTANTS or not jnp.issubdtype(x.dtype, jnp.inexact):
+            continue
+        leaves[k] = norms.cast(x, dtype) if jnp.iscomplexobj(x) else jnp.asarray(x, dtype)
     return structure.unflatten(leaves)

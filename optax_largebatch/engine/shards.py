@@ -8,6 +8,7 @@ leaves travel as one vector.
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -58,17 +59,16 @@ def on_shards(
 
     def specs_of(index: int, arrays: Any, state: Any) -> tuple[Any, ...]:
         """The specs of arrays like the leaf and of those in its state."""
+        of_arrays = jax.tree.map(functools.partial(spec, index), arrays)
         kinds = programs[index].kinds_of_state(state)
-        of_state = jax.tree.map(lambda x, kind: spec(index, x, kind), state, kinds)
-        return (*jax.tree.map(lambda x: spec(index, x), arrays), of_state)
+        of_state = jax.tree.map(functools.partial(spec, index), state, kinds)
+        return (*of_arrays, of_state)
 
-    in_specs = {}
-    for i, leaf in arrays.items():
-        in_specs[i] = LeafArrays(*specs_of(i, (leaf.gradient, leaf.param), leaf.state))
-    out_specs = {}
-    for i, program in programs.items():
-        update, state = program.result_types
-        out_specs[i] = specs_of(i, (update,), state)
+    in_specs, out_specs = {}, {}
+    for i, (gradient, param, state) in arrays.items():
+        in_specs[i] = LeafArrays(*specs_of(i, (gradient, param), state))
+        update, new_state = programs[i].result_types
+        out_specs[i] = specs_of(i, (update,), new_state)
     if AxisType.Explicit in leaves.mesh.axis_types:  # such arrays move only by `reshard`
         shardings = jax.tree.map(lambda spec: NamedSharding(leaves.mesh, spec), in_specs)
         arrays = jax.sharding.reshard(dict(arrays), shardings)

@@ -142,15 +142,16 @@ class Step:
 
     def by_leaf(self, arrays: Arrays) -> tuple[Leaves, list[Any], dict[int, LeafArrays]]:
         """The leaves, the state of each, and the arrays of those that have a gradient."""
-        info, params = self._info, arrays.params
+        info = self._info
+        params = arrays.params
         like = arrays.gradients if params is None else params
         specs = None if info.specs is None else list(info.specs)
         leaves = Leaves(info.structure.unflatten(like), info.structure, like, specs, info.mesh)
         states = self._transform.split(arrays.state, leaves)
-        by_leaf = {
-            i: LeafArrays(gradient, params[i] if params else None, states[i])
-            for i, gradient in zip(info.with_gradient, arrays.gradients, strict=True)
-        }
+        by_leaf = {}
+        for i, gradient in zip(info.with_gradient, arrays.gradients, strict=True):
+            param = None if params is None else params[i]
+            by_leaf[i] = LeafArrays(gradient, param, states[i])
         return leaves, states, by_leaf
 
     def programs(

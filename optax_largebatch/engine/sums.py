@@ -3,8 +3,9 @@
 Each of the three ways takes the statistics of a round of one leaf, and gives a sum for each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import functools
+import operator
 import os
 from typing import Any
 
@@ -48,7 +49,8 @@ def variadic(statistics: list[Statistic], *_: Any) -> list[jax.Array]:
         same_blocks.setdefault(blocks, []).append(k)
     sums: dict[int, jax.Array] = {}
     for positions in same_blocks.values():
-        sums |= zip(positions, _reduced([statistics[k] for k in positions]), strict=True)
+        some = [statistics[k] for k in positions]
+        sums |= zip(positions, _reduced(some), strict=True)
     return [sums[k] for k in range(len(statistics))]
 
 
@@ -110,18 +112,18 @@ def _block_sum(statistic: Statistic) -> jax.Array:
     return norms.block_sum(statistic.term, statistic.kept or ())
 
 
-def _reduced(statistics: Sequence[Statistic]) -> list[jax.Array]:
+def _reduced(statistics: list[Statistic]) -> list[jax.Array]:
     """The sums over the same blocks of arrays of one shape, in one reduction."""
-    kept = statistics[0].kept or ()
     if len(statistics) == 1:
-        return [_block_sum(statistics[0])]
+        return plain(statistics)
     terms = [x.term for x in statistics]
+    kept = statistics[0].kept or ()
     shape = norms.shape_of_blocks(terms[0].shape, kept)
-    summed = tuple(axis for axis in range(terms[0].ndim) if axis not in kept)
+    summed = norms.other_axes(terms[0].ndim, kept)
     zeros = [jnp.zeros([], x.dtype) for x in terms]
 
     def add(left: Any, right: Any) -> Any:
-        return [x + y for x, y in zip(left, right, strict=True)]
+        return list(map(operator.add, left, right))
 
     sums = jax.lax.reduce(terms, zeros, add, summed)
     return [x.reshape(shape) for x in sums]
@@ -129,18 +131,22 @@ def _reduced(statistics: Sequence[Statistic]) -> list[jax.Array]:
 
 def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
     """How a leaf can be cut, if it can."""
-    shape, kept = arrays[0][0].shape, statistics[0].kept
+    kept = statistics[0].kept
+    shape = arrays[0][0].shape
     if any((x.array.shape, x.kept) != (shape, kept) for x in statistics):
         return None
     tiles = Tiles.of(shape, kept or ())
-    return tiles if tiles and all(map(tiles.can_tile, jax.tree.leaves(arrays))) else None
+    if tiles and all(map(tiles.can_tile, jax.tree.leaves(arrays))):
+        return tiles
+    return None
 
 
 def _in_calls(count: int, recompute: Recompute, arrays: Any) -> list[jax.Array]:
     """The sums, each in a call, so that what several are computed from is not kept in memory."""
 
-    def sum_of(k: int) -> Callable[[Any], jax.Array]:
-        return lambda arrays: _block_sum(recompute(arrays)[k])
+    def sum_of(k: int, arrays: Any) -> jax.Array:
+        return _block_sum(recompute(arrays)[k])
 
+    one_sum = jax.jit(allow_inlining(sum_of), static_argnums=0)
     with no_inline():
-        return [jax.jit(allow_inlining(sum_of(k)))(arrays) for k in range(count)]
+        return [one_sum(k, arrays) for k in range(count)]

@@ -12,6 +12,7 @@ next pass begins at the front, where this one ends.
 
 from collections.abc import Callable
 import math
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -49,7 +50,7 @@ class Tiles(NamedTuple):
         There are two iterations at least: XLA unrolls a loop of one, and makes a slow kernel of it.
         """
         size = math.prod(shape)
-        rows = math.prod(shape[axis] for axis in kept)
+        rows = math.prod(norms.lengths_along(shape, kept))
         if not size or kept != tuple(range(len(kept))):
             return None
         length = size // rows
@@ -89,22 +90,24 @@ class Tiles(NamedTuple):
                     return x
                 return jax.lax.dynamic_slice_in_dim(x, start, columns, axis=1)
 
-            return _paired(terms(jax.tree.map(cut, rows)))
+            tile = jax.tree.map(cut, rows)
+            return _paired(terms(tile))
 
         def iteration(index: Any, totals: list[jax.Array]) -> list[jax.Array]:
             for k in range(TILES_PER_ITERATION):
-                start = ((iterations - 1 - index) * TILES_PER_ITERATION + k) * self.columns
-                tile = terms_of_tile(start, self.columns)
-                totals = [total + term for total, term in zip(totals, tile, strict=True)]
+                number = (iterations - 1 - index) * TILES_PER_ITERATION + k
+                tile = terms_of_tile(number * self.columns, self.columns)
+                totals = list(map(operator.add, totals, tile))
             return totals
 
-        shapes = jax.eval_shape(lambda: terms_of_tile(0, self.columns))
-        totals = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-        totals = self._sums(jax.lax.fori_loop(0, iterations, iteration, totals))
-        if not rest:
-            return totals
-        last = self._sums(terms_of_tile(length - rest, rest))
-        return [total + term for total, term in zip(totals, last, strict=True)]
+        kinds = jax.eval_shape(lambda: terms_of_tile(0, self.columns))
+        totals = [jnp.zeros(x.shape, x.dtype) for x in kinds]
+        totals = jax.lax.fori_loop(0, iterations, iteration, totals)
+        sums = self._sums(totals)
+        if rest:
+            last = self._sums(terms_of_tile(length - rest, rest))
+            sums = list(map(operator.add, sums, last))
+        return sums
 
     def _sums(self, pairs: list[jax.Array]) -> list[jax.Array]:
         """The sums of rows, in the shape of the blocks."""

@@ -11,7 +11,7 @@ import optax
 
 from optax_largebatch.engine.step import StaticInfo, Step
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.params.leaves import gradients_of, leaves_of
+from optax_largebatch.params.leaves import check_params, gradients_of, leaves_of
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
@@ -74,11 +74,8 @@ class _Bound:
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del extra_args
-        if params is None and self.transform.needs_params:
-            raise ValueError(
-                "params must be given to `update`, because this transformation depends on the "
-                "parameters; got None. Call optimizer.update(grads, state, params)."
-            )
+        if self.transform.needs_params:
+            check_params("this transformation", "depends on the parameters", params)
         self.transform.check(state)
         leaves, gradients = gradients_of(updates, params, partition_specs)
         info = StaticInfo.of(self.transform, leaves, gradients)

@@ -110,8 +110,7 @@ class LeafTransform:
         stacked = check_stacked(self.stacked).over_blocks(leaves)
         shardings: list[LeafSharding | None] = [None] * len(leaves.arrays)
         if self.given == "whole":
-            who = f"{self.name} works on whole leaves"
-            shardings = [leaves.sharding(i, who) for i in range(len(leaves.arrays))]
+            shardings[:] = leaves.shardings(f"{self.name} works on whole leaves")
         return [
             StaticLeaf(choice, axes, segments, sharding)
             for choice, (axes, segments), sharding in zip(choices, stacked, shardings, strict=True)
@@ -161,7 +160,8 @@ class LeafTransform:
 
     def _on_whole_leaf(self, update: jax.Array, at: Leaf, sharding: LeafSharding) -> LeafProgram:
         """The leaf program of a split leaf; each device gathers all of it and keeps its shard."""
-        shape, spec = update.shape, norms.explicit_spec(update)
+        shape = update.shape
+        spec = norms.explicit_spec(update)
 
         def gathered(x: Any) -> Any:
             return None if x is None else sharding.gathered(x)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_largebatch.norms import lengths_along, other_axes
 from optax_largebatch.params.fused import Sides
 from optax_largebatch.params.paths import leaf_names, of_shapes
 from optax_largebatch.params.shapes import Axes, Pair, Shape, is_vector
@@ -34,8 +35,8 @@ class Block(NamedTuple):
     @classmethod
     def of(cls, name: str, shape: Shape, stack: Axes = ()) -> "Block":
         """The block of a parameter with these stacked axes."""
-        axes = tuple(axis for axis in range(len(shape)) if axis not in stack)
-        lengths = tuple(shape[axis] for axis in axes)
+        axes = other_axes(len(shape), stack)
+        lengths = lengths_along(shape, axes)
         return cls(name, axes, lengths, stack, is_vector(name, lengths))
 
     @property
@@ -45,8 +46,8 @@ class Block(NamedTuple):
 
     def pair(self, places: Pair) -> Pair:
         """Rows and columns of the block, as axes of the parameter."""
-        rows, columns = (tuple(self.axes[place] for place in side) for side in places)
-        return rows, columns
+        rows, columns = places
+        return lengths_along(self.axes, rows), lengths_along(self.axes, columns)
 
 
 @of_shapes
@@ -70,18 +71,20 @@ class Layers(NamedTuple):
     @classmethod
     def of(cls, shape: Shape, axes: Axes) -> "Layers":
         """The layers of a parameter of this shape."""
-        block = (size for axis, size in enumerate(shape) if axis not in axes)
-        stack = tuple(shape[axis] for axis in axes)
+        stack = lengths_along(shape, axes)
+        block = lengths_along(shape, other_axes(len(shape), axes))
         return cls(shape, axes, stack, tuple(size for size in block if size != 1))
 
     def first(self, x: jax.Array) -> jax.Array:
         """An array like the parameter with the stack on its leading axes."""
-        return jnp.moveaxis(x, self.axes, range(len(self.axes))).reshape(*self.stack, *self.block)
+        x = jnp.moveaxis(x, self.axes, range(len(self.axes)))
+        return x.reshape(*self.stack, *self.block)
 
     def back(self, x: jax.Array) -> jax.Array:
         """The reverse of `first`."""
-        others = (size for axis, size in enumerate(self.shape) if axis not in self.axes)
-        return jnp.moveaxis(x.reshape(*self.stack, *others), range(len(self.axes)), self.axes)
+        others = lengths_along(self.shape, other_axes(len(self.shape), self.axes))
+        x = x.reshape(*self.stack, *others)
+        return jnp.moveaxis(x, range(len(self.axes)), self.axes)
 
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function for one block, mapped over stacks of blocks on leading axes."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 import dataclasses
+import itertools
 import re
 from typing import Literal
 
@@ -65,14 +66,16 @@ def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) ->
     called = [is_called("head", block.name) for block in blocks]
     if any(called):
         return called
-    tables = [block for block, flag in zip(blocks, embeddings, strict=True) if flag]
+    tables = list(itertools.compress(blocks, embeddings))
     shapes = [block.shape for block in tables if block.is_matrix]
     words = {rows for rows, columns in shapes if rows > 2 * columns}
     others = [block for block in blocks if block.is_matrix and block not in tables]
     as_long = [block for block in others if not words.isdisjoint(block.shape)]
-    if may_ask and len(as_long) != 1:
+    if len(as_long) == 1:
+        return [block == as_long[0] for block in blocks]
+    if may_ask:
         _ask("head", _may_be_head(blocks, tables, words))
-    return [len(as_long) == 1 and block in as_long for block in blocks]
+    return [False] * len(blocks)
 
 
 def _may_be_head(blocks: list[Block], tables: list[Block], words: set[int]) -> list[Block]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from optax_largebatch import norms
 from optax_largebatch.params.shapes import Axes, Shape
 
 _ITEM = re.compile(r"\([^()]*\)|[^\s()]+")
@@ -49,18 +50,21 @@ class Fused(NamedTuple):
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """The rows and columns of the matrices in each segment."""
-
-        def side(words: Axes, segment: int) -> int:
-            lengths = (segment if k == self.segmented else self.lengths[k] for k in words)
-            return math.prod(lengths)
-
-        return [(side(self.rows, n), side(self.columns, n)) for n in self.segments]
+        shapes = []
+        for segment in self.segments:
+            lengths = list(self.lengths)
+            lengths[self.segmented] = segment
+            rows = math.prod(norms.lengths_along(lengths, self.rows))
+            columns = math.prod(norms.lengths_along(lengths, self.columns))
+            shapes.append((rows, columns))
+        return shapes
 
     @property
     def number(self) -> int:
         """How many matrices each segment has."""
-        sides = (*self.rows, *self.columns)
-        return math.prod(length for k, length in enumerate(self.lengths) if k not in sides)
+        lengths = self.lengths
+        others = norms.other_axes(len(lengths), (*self.rows, *self.columns))
+        return math.prod(norms.lengths_along(lengths, others))
 
     @property
     def cut_axes(self) -> Axes:
@@ -91,10 +95,14 @@ class Fused(NamedTuple):
         """The numbers of `ids_along`, if some of the words count matrices."""
         ids = np.zeros(1, int)
         for k, (axis, length) in enumerate(zip(self._axes, self.lengths, strict=True)):
-            if axis in axes:
-                segments = self.segments if k == self.segmented else [1] * length
-                of_word = np.repeat(np.arange(len(segments)), segments) * (k in counting)
-                ids = np.add.outer(ids * (of_word.max() + 1), of_word).ravel()
+            if axis not in axes:
+                continue
+            of_word = np.arange(length)
+            if k not in counting:
+                of_word = np.zeros(length, int)
+            elif k == self.segmented:
+                of_word = np.repeat(np.arange(len(self.segments)), self.segments)
+            ids = np.add.outer(ids * (of_word.max() + 1), of_word).ravel()
         return ids
 
     def map(
@@ -113,10 +121,11 @@ class Fused(NamedTuple):
         shape = tuple(len(self.ids_along(axes)) for axes in self.sides)
         is_transposed = matrix.shape != shape
         upright = matrix.T if is_transposed else matrix
-        ends = list(itertools.accumulate(self.segments))
         of_each = jax.vmap(lambda inner: function(inner, *scalars))
+        starts = np.cumsum(self.segments)[:-1].tolist()
+        opened = upright.reshape(self.lengths)
         mapped = []
-        for segment in jnp.split(upright.reshape(self.lengths), ends[:-1], self.segmented):
+        for segment in jnp.split(opened, starts, self.segmented):
             matrices = of_each(to_batch(segment, self.rows, self.columns))
             mapped.append(from_batch(matrices, segment.shape, self.rows, self.columns))
         result = jnp.concatenate(mapped, self.segmented).reshape(shape)
@@ -125,9 +134,12 @@ class Fused(NamedTuple):
 
 def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
-    groups = (stack_of(x.ndim, rows, columns), rows, columns)
-    lengths = [math.prod([x.shape[axis] for axis in axes]) for axes in groups]
-    return jnp.transpose(x, list(itertools.chain(*groups))).reshape(lengths)
+    stack = norms.other_axes(x.ndim, (*rows, *columns))
+    height = math.prod([x.shape[axis] for axis in rows])
+    width = math.prod([x.shape[axis] for axis in columns])
+    number = math.prod([x.shape[axis] for axis in stack])
+    turned = jnp.transpose(x, (*stack, *rows, *columns))
+    return turned.reshape(number, height, width)
 
 
 def from_batch(
@@ -137,14 +149,10 @@ def from_batch(
     columns: Sequence[int],
 ) -> jax.Array:
     """The array of this shape, the reverse of `to_batch`."""
-    order = [*stack_of(len(shape), rows, columns), *rows, *columns]
-    turned = matrices.reshape([shape[axis] for axis in order])
+    sides = (*rows, *columns)
+    order = [*norms.other_axes(len(shape), sides), *sides]
+    turned = matrices.reshape(norms.lengths_along(shape, order))
     return jnp.transpose(turned, np.argsort(order).tolist())
-
-
-def stack_of(ndim: int, rows: Sequence[int], columns: Sequence[int]) -> Axes:
-    """The axes that are neither rows nor columns."""
-    return tuple([axis for axis in range(ndim) if axis not in (*rows, *columns)])
 
 
 class Sides(NamedTuple):
@@ -213,10 +221,8 @@ def _read(text: str, shape: Shape, least_sides: int) -> Sides:
         return Sides(rows, columns)
     if 0 in shape:
         raise ValueError("cuts an array without elements")
-    of_rows, of_columns = (
-        tuple(k for k, word in enumerate(words) if word.name == side)
-        for side in ("rows", "columns")
-    )
+    of_rows = tuple(k for k, word in enumerate(words) if word.name == "rows")
+    of_columns = tuple(k for k, word in enumerate(words) if word.name == "columns")
     (segmented,) = unequal or (*of_rows, *of_columns)[:1]
     fused = Fused(
         words=tuple(tuple(word.size for word in of_axes[axis]) for axis in order),
@@ -253,11 +259,13 @@ def _words(item: str, length: int) -> list[Word]:
         name, _, written = text.partition("=")
         _check_name(name)
         segments = tuple(map(int, written.split("+"))) if written else ()
-        if len(segments) > 1 and len({*segments}) == 1:  # equal ones, which devices may share
+        if len({*segments}) > 1:
+            words.append(Word(name, sum(segments), segments))
+            continue
+        if len(segments) > 1:  # equal ones, which devices may share
             words.append(Word(str(len(segments)), len(segments)))
-            segments = segments[:1]
-        size = int(name) if name.isdigit() else sum(segments)
-        words.append(Word(name, size, segments if len(segments) > 1 else ()))
+        size = int(name) if name.isdigit() else sum(segments[:1])
+        words.append(Word(name, size))
     if not words:
         raise ValueError(f"has {item}, in which there is no word")
     rest, remainder = divmod(length, math.prod(word.size or 1 for word in words))

@@ -190,9 +190,9 @@ def by_owner(members: Mapping[str, Grouped], owners: Owners) -> Grouped:
             for leaf, owner in enumerate(owners(params))
         ]
 
-    first = next(iter(members.values()))
-    name = " or ".join(dict.fromkeys(grouped.name for grouped in members.values()))  # for errors
-    return Grouped(name, indices, tuple(values), first.allowed)
+    first, *_ = members.values()
+    names = dict.fromkeys(grouped.name for grouped in members.values())
+    return Grouped(" or ".join(names), indices, tuple(values), first.allowed)
 
 
 def scaled_rate(rate: Any, scale: Scalar | None) -> Any:

@@ -1,6 +1,6 @@
 """The leaves of the trees in one update, checked against each other."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import math
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
+from optax_largebatch.arguments import quoted
 from optax_largebatch.params.paths import broadcast_prefix, is_placeholder, leaf_names, path_name
 from optax_largebatch.params.shapes import Axes, Shape
 
@@ -85,19 +86,20 @@ class Leaves:
         Raises:
             ValueError: the type of a stacked leaf says that it is split, but not along which axis.
         """
+        array = self.arrays[index]
         if self.specs is not None and self.mesh is None:
 
             def along(axes: Iterable[int]) -> frozenset[str]:
                 return frozenset(name for axis in axes for name in self.axes_along(index, axis))
 
-            summed = {*range(self.arrays[index].ndim)} - {*kept}
+            summed = norms.other_axes(array.ndim, kept)
             return norms.Split(within=along(summed), between=along(kept))
-        varying = norms.varying_axes(self.arrays[index])
+        varying = norms.varying_axes(array)
         if kept and varying:
             name = self.names[index]
             raise ValueError(
                 f"partition_specs must be given to `update`: the parameter {name!r} is split along "
-                f"{_listed(varying)}, and its type does not say whether that is one of the axes "
+                f"{quoted(varying)}, and its type does not say whether that is one of the axes "
                 f"{kept}, which are not summed over. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
@@ -122,8 +124,8 @@ class Leaves:
         return self._elements_here(index, kept) < 2 and self.elements_of_block(index, kept) < 2
 
     def _elements_here(self, index: int, kept: Axes) -> int:
-        shape = enumerate(self.arrays[index].shape)
-        return math.prod(size for axis, size in shape if axis not in kept)
+        array = self.arrays[index]
+        return math.prod(norms.lengths_along(array.shape, norms.other_axes(array.ndim, kept)))
 
     def sharding(self, index: int, who: str) -> "LeafSharding":
         """How the axes of a leaf are split, for transformations that work along axes.
@@ -143,7 +145,7 @@ class Leaves:
         if self.specs is None and varying:
             raise ValueError(
                 f"partition_specs must be given to `update`, because {who}, and the type of "
-                f"{self.names[index]!r}, which is split along {_listed(varying)}, does "
+                f"{self.names[index]!r}, which is split along {quoted(varying)}, does "
                 "not say along which of its axes. Call optimizer.update(grads, state, params, "
                 "partition_specs=specs) with the specs that shard_map has for the parameters."
             )
@@ -154,15 +156,30 @@ class Leaves:
         lengths = map(norms.devices_along, here)
         return LeafSharding(tuple(map(operator.mul, array.shape, lengths)), names)
 
+    def shardings(self, who: str) -> "list[LeafSharding]":
+        """The `sharding` of each leaf."""
+        return [self.sharding(index, who) for index in range(len(self.arrays))]
+
     def sum_of_squares(self, arrays: list[Any]) -> jax.Array:
         """The sum of the squares of all elements of arrays that are split like the leaves.
 
         Args:
             arrays: one for each leaf; None for one that does not count.
         """
-        squares = {i: norms.sum_of_squares(x) for i, x in enumerate(arrays) if x is not None}
-        whole = norms.over_shards(squares, {i: self.split(i) for i in squares})
-        return norms.total([*whole.values()] or [jnp.zeros([], jnp.float32)])
+        places = [i for i, x in enumerate(arrays) if x is not None]
+        squares = [norms.sum_of_squares(arrays[i]) for i in places]
+        whole = norms.over_shards(squares, list(map(self.split, places)))
+        return norms.total(whole or [jnp.zeros([], jnp.float32)])
+
+    def updates(self, tree: Any) -> list[Any]:
+        """The updates of another transformation, each in the dtype of its parameter."""
+        aligned = self.align("the updates", tree)
+        return self.map(lambda update, param: update.astype(param.dtype), aligned)
+
+    def map(self, function: Callable[[Any, Any], Any], arrays: Sequence[Any]) -> list[Any]:
+        """`function` of the array of each leaf and its parameter; None stays None."""
+        pairs = zip(arrays, self.arrays, strict=True)
+        return [None if x is None else function(x, param) for x, param in pairs]
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """A tree of this structure."""
@@ -300,7 +317,7 @@ def _check_gradient(name: str, gradient: jax.Array, leaves: Leaves, index: int) 
             f"gradient of dtype {gradient.dtype} and a parameter of dtype {param.dtype}."
         )
     if unreduced := norms.varying_axes(gradient) - norms.varying_axes(param):
-        axes = _listed(unreduced)
+        axes = quoted(unreduced)
         raise ValueError(
             f"{name} must be reduced over the mesh axis {axes}: along it the gradient of {of!r} "
             "differs between devices and its parameter does not. Call "
@@ -380,7 +397,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
         if varying and varying != said:
             raise ValueError(
                 f"partition_specs: {spec} is not how {name!r} is split; by its type it differs "
-                f"along the mesh axes {_listed(varying)}. Give the spec that shard_map has for it."
+                f"along the mesh axes {quoted(varying)}. Give the spec that shard_map has for it."
             )
     if any(map(norms.is_bound, split_along)):
         return dataclasses.replace(leaves, specs=specs)
@@ -389,7 +406,7 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
     missing = split_along - set(mesh.shape)
     if missing:
         raise ValueError(
-            f"partition_specs names the mesh axis {_listed(frozenset(missing))}, and there is no "
+            f"partition_specs names the mesh axis {quoted(missing)}, and there is no "
             "such axis here. Outside of shard_map and pmap, pass a tree of NamedSharding, or set "
             "the mesh with jax.set_mesh."
         )
@@ -399,7 +416,3 @@ def _with_specs(leaves: Leaves, partition_specs: Any) -> Leaves:
 def is_spec(node: Any) -> bool:
     """Whether a node of a tree says how an array is split."""
     return isinstance(node, PartitionSpec | NamedSharding)
-
-
-def _listed(axes: frozenset[str]) -> str:
-    return ", ".join(map(repr, sorted(axes)))

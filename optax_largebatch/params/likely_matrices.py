@@ -160,11 +160,11 @@ def turned_by_name(blocks: Sequence[Block]) -> dict[int, Pair]:
             by_own_name[re.sub(r"[^A-Za-z].*", "", _own(block.name))].append(number)
     turned: dict[int, Pair] = {}
     for own_name, numbers in by_own_name.items():
-        votes_of_bias = {n: _vote_of_bias(blocks[n], biases) for n in numbers}
-        votes = sum(votes_of_bias.values()) or sum(_vote_of_module(blocks[n]) for n in numbers)
-        is_usual = votes > 0 or (votes == 0 and is_called("outputs first", own_name))
-        for number in numbers:
-            if votes_of_bias[number] > 0 or (votes_of_bias[number] == 0 and is_usual):
+        of_biases = {n: _vote_of_bias(blocks[n], biases) for n in numbers}
+        votes = sum(of_biases.values()) or sum(_vote_of_module(blocks[n]) for n in numbers)
+        usual = votes or is_called("outputs first", own_name)
+        for number, vote in of_biases.items():
+            if (vote or usual) > 0:
                 turned[number] = blocks[number].pair(((1,), (0,)))
     return turned
 

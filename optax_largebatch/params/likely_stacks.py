@@ -79,34 +79,40 @@ def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> 
     - it is their first or second axis, the smallest have three axes, and the module is called
       `layers`, `blocks` or the like.
     """
-    paths = [name.split("/") for name in names]
     modules: dict[str, list[int]] = {}
-    for depth in range(max(map(len, paths), default=0)):
-        for number, path in enumerate(paths):
+    for depth in range(max((name.count("/") for name in names), default=-1) + 1):
+        for number, name in enumerate(names):
+            path = name.split("/")
             if depth < len(path):
                 modules.setdefault("/".join(path[:depth]), []).append(number)
     stacks: dict[int, LikelyStack] = {}
     for module, members in modules.items():
         of_members = [shapes[number] for number in members]
+        called = [names[number] for number in members]
         known = sorted({axis for number in members for axis in declared[number]})
-        if not known:
-            known = _stacked_axis(module, [names[number] for number in members], of_members)
-        for axis in known:
+        for axis in known or _stacked_axis(module, called, of_members):
             if not _is_shared(axis, of_members) or of_members[0][axis] == 1:
                 continue
             neighbour = next((names[n] for n in members if axis in declared[n]), "")
-            keys = zip(*(paths[n][:-1] for n in members), strict=False)
-            shared = itertools.takewhile(lambda keys: len({*keys}) == 1, keys)
-            stack = "".join(f"{key}/" for key, *_ in shared)
-            for number, shape in zip(members, of_members, strict=True):
-                name = names[number]
+            stack = _module_of_all(called)
+            for number in members:
+                name, shape = names[number], shapes[number]
                 if is_called("router", name) and len(shape) == 2 + len(declared[number]):
                     continue  # it has an output for each of the experts beside it
-                if axis not in declared[number] and number not in stacks:
-                    alone = f"^{re.escape(name)}$"
-                    pattern = alone if neighbour or not stack else _of_module(stack)
-                    stacks[number] = LikelyStack(number, name, shape, axis, neighbour, pattern)
+                if axis in declared[number] or number in stacks:
+                    continue
+                pattern = f"^{re.escape(name)}$"
+                if stack and not neighbour:
+                    pattern = _of_module(stack)
+                stacks[number] = LikelyStack(number, name, shape, axis, neighbour, pattern)
     return [stacks[number] for number in sorted(stacks)]
+
+
+def _module_of_all(names: Sequence[str]) -> str:
+    """The innermost module that all are in, with a slash behind it."""
+    keys = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    shared = itertools.takewhile(lambda of_names: len({*of_names}) == 1, keys)
+    return "".join(f"{key}/" for key, *_ in shared)
 
 
 def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:
@@ -124,20 +130,22 @@ def _stacked_axis(module: str, names: Sequence[str], shapes: Sequence[Shape]) ->
     themselves may have as many heads as inputs. The layers of a list are no stack.
     """
     ndims = list(map(len, shapes))
-    is_stack = is_called("stack", module) if min(ndims) == 3 else min(ndims) == 2 < max(ndims)
+    is_stack = min(ndims) == 2 < max(ndims)
+    if min(ndims) == 3:
+        is_stack = is_called("stack", module)
     keys = {name.removeprefix(f"{module}/").split("/")[0] for name in names}
-    are_layers = len(keys) > 1 and all(key.isdigit() for key in keys)
+    are_layers = len(keys) > 1 and all(map(str.isdigit, keys))
     is_of_heads = is_called("heads of inputs", module.rpartition("/")[2])
     has_kernels = not all(is_called("vector", name) for name in names)
     if not is_stack or not has_kernels or are_layers or is_of_heads:
         return []
-    is_second = all(
-        is_called("vector", name) and not is_called("heads of inputs", name)
-        for name, ndim in zip(names, ndims, strict=True)
-        if ndim == 2
+    of_two_axes = [name for name, ndim in zip(names, ndims, strict=True) if ndim == 2]
+    may_be_second = all(
+        is_called("vector", name) and not is_called("heads of inputs", name) for name in of_two_axes
     )
-    axes = [axis for axis in (0, 1) if _is_shared(axis, shapes) and (is_second or axis == 0)]
-    return sorted(axes, key=lambda axis: shapes[0][axis])[:1]
+    axes = [0, 1] if may_be_second else [0]
+    shared = [axis for axis in axes if _is_shared(axis, shapes)]
+    return sorted(shared, key=lambda axis: shapes[0][axis])[:1]
 
 
 def _axes_of_experts(blocks: Sequence[Block]) -> dict[int, int]:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_largebatch.params.fused import Fused, from_batch, stack_of, to_batch
+from optax_largebatch import norms
+from optax_largebatch.params.fused import Fused, from_batch, to_batch
 from optax_largebatch.params.leaves import LeafSharding, MeshAxes
 from optax_largebatch.params.shapes import Axes, Shape
 
@@ -39,15 +40,14 @@ class Matrices(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """Rows and columns of one matrix."""
         lengths = self.sharding.shape
-        return (
-            math.prod([lengths[axis] for axis in self.rows]),
-            math.prod([lengths[axis] for axis in self.columns]),
-        )
+        rows = math.prod([lengths[axis] for axis in self.rows])
+        columns = math.prod([lengths[axis] for axis in self.columns])
+        return rows, columns
 
     @property
     def counts(self) -> dict[tuple[int, int], int]:
         """How many matrices of each shape there are in the parameter."""
-        number = math.prod(self.sharding.shape[axis] for axis in self.stack)
+        number = math.prod(norms.lengths_along(self.sharding.shape, self.stack))
         number *= self.fused.number if self.fused else 1
         return {shape: number * times for shape, times in Counter(self.shapes).items()}
 
@@ -61,14 +61,20 @@ class Matrices(NamedTuple):
         if self.fused is None or len({*values}) == 1:
             return values[0]
         place, vector = self.fused.spread(values)
-        axis = (*self.rows, *self.columns)[place]
-        lengths = [-1 if k == axis else 1 for k in range(len(self.sharding.shape))]
-        return self.sharding.local_shard(jnp.asarray(vector, dtype).reshape(lengths))
+        lengths = [1] * len(self.sharding.shape)
+        lengths[self.sides[place]] = -1
+        whole = jnp.asarray(vector, dtype).reshape(lengths)
+        return self.sharding.local_shard(whole)
+
+    @property
+    def sides(self) -> Axes:
+        """The axes of rows, and then those of columns."""
+        return (*self.rows, *self.columns)
 
     @property
     def stack(self) -> Axes:
         """The axes that stack matrices."""
-        return stack_of(len(self.sharding.shape), self.rows, self.columns)
+        return norms.other_axes(len(self.sharding.shape), (*self.rows, *self.columns))
 
     def to_batch(self, x: jax.Array) -> jax.Array:
         """The matrices of an array like the parameter, or their shards, as a batch."""
@@ -90,24 +96,29 @@ class Matrices(NamedTuple):
         """
         if self.fused is None or len(self.fused.segments) > 1:
             return None
-        sides = (*self.rows, *self.columns)
-        words = dict(zip(sides, self.fused.words, strict=True))
-        opened: list[tuple[int, int, int, MeshAxes]] = []
-        for axis, (here, length, names) in enumerate(zip(shape, *self.sharding, strict=True)):
-            first, *others = words.get(axis, [length])
-            here, remainder = divmod(here, math.prod(others))
+        words = dict(zip(self.sides, self.fused.words, strict=True))
+        axes: list[int] = []  # for each of the new axes the one that it comes from
+        of_shard: list[int] = []
+        whole: list[int] = []
+        mesh_axes: list[MeshAxes] = []
+        for axis, (length, names) in enumerate(zip(*self.sharding, strict=True)):
+            lengths = words.get(axis, (length,))
+            others = lengths[1:]
+            here, remainder = divmod(shape[axis], math.prod(others))
             if remainder:
                 return None
-            opened += [(axis, here, first, names), *((axis, size, size, ()) for size in others)]
-        axes, of_shard, whole, mesh_axes = zip(*opened, strict=True)
-        places = [place for side in sides for place, axis in enumerate(axes) if axis == side]
+            axes += [axis] * len(lengths)
+            of_shard += [here, *others]
+            whole += lengths
+            mesh_axes += [names, *[()] * len(others)]
+        places = [place for side in self.sides for place, axis in enumerate(axes) if axis == side]
         matrices = self._replace(
-            rows=tuple(places[k] for k in self.fused.rows),
-            columns=tuple(places[k] for k in self.fused.columns),
-            sharding=LeafSharding(whole, mesh_axes),
+            rows=norms.lengths_along(places, self.fused.rows),
+            columns=norms.lengths_along(places, self.fused.columns),
+            sharding=LeafSharding(tuple(whole), tuple(mesh_axes)),
             fused=None,
         )
-        return matrices, of_shard
+        return matrices, tuple(of_shard)
 
     @property
     def cut_axes(self) -> Axes:
@@ -125,12 +136,15 @@ class Matrices(NamedTuple):
     def sums_of_each(self, sums: jax.Array) -> jax.Array:
         """Sums for each index along a side of the matrices, added up for each matrix."""
         if self.fused is None:
-            return jnp.sum(sums, (*self.rows, *self.columns), keepdims=True)
+            return jnp.sum(sums, self.sides, keepdims=True)
         (side,) = self._cut_sides
         ids = self.fused.ids_along(self.fused.sides[side])
-        batch = jnp.moveaxis(self.to_batch(sums), 1 + side, 0)
-        of_matrices = jax.ops.segment_sum(batch, ids, ids.max() + 1)
-        return self.from_batch(jnp.moveaxis(of_matrices[ids], 0, 1 + side), sums.shape)
+        axis = 1 + side
+        batch = self.to_batch(sums)
+        first = jnp.moveaxis(batch, axis, 0)
+        of_matrices = jax.ops.segment_sum(first, ids, ids.max() + 1)
+        spread = jnp.moveaxis(of_matrices[ids], 0, axis)
+        return self.from_batch(spread, sums.shape)
 
     def map(
         self,

@@ -109,20 +109,20 @@ def owners(state: Any, params: Any) -> list[int | None]:
         single axes of a parameter.
     """
     numbers = numbers_of(params)
-    all_keys = [keys for keys, _ in keyed_arrays(state)]
 
-    def within(depth: int, alike: list[Keys]) -> list[int | None]:
-        """The owners of arrays whose first `depth` keys are the same."""
-        rest = [keys[depth:] for keys in alike]
-        if all(keys in numbers for keys in rest):
-            return [numbers[keys] for keys in rest]
-        of_axes = all(keys and keys[-1].isdigit() and keys[:-1] in numbers for keys in rest)
-        if of_axes or not all(rest):
-            return [None] * len(alike)
-        children = itertools.groupby(alike, key=lambda keys: keys[depth])
-        return [owner for _, child in children for owner in within(depth + 1, list(child))]
+    def within(places: list[Keys]) -> list[int | None]:
+        """The owners of the arrays in a node, by the keys from there."""
+        if all(keys in numbers for keys in places):
+            return [numbers[keys] for keys in places]
+        of_axes = all(keys and keys[-1].isdigit() and keys[:-1] in numbers for keys in places)
+        if of_axes or not all(places):
+            return [None] * len(places)
+        of_all: list[int | None] = []
+        for _, alike in itertools.groupby(places, key=lambda keys: keys[0]):
+            of_all += within([keys[1:] for keys in alike])
+        return of_all
 
-    return within(0, all_keys)
+    return within([keys for keys, _ in keyed_arrays(state)])
 
 
 def numbers_of(params: Any) -> dict[Keys, int]:
@@ -207,16 +207,16 @@ def labels(places: Sequence[Keys]) -> list[str]:
 
     Wrappers around all places, and keys below the last difference, do not change the names.
     """
-    heads = {keys[:1] for keys in places}
-    if len(places) == 1 or (len(heads) == 1 and () in heads):
-        return [""] * len(places)
     names = [""] * len(places)
+    heads = {keys[:1] for keys in places}
+    if len(places) == 1 or heads == {()}:
+        return names
     for head in heads:
         group = [index for index, keys in enumerate(places) if keys[:1] == head]
         below = labels([places[index][1:] for index in group])
+        differing = head if len(heads) > 1 else ()
         for index, name in zip(group, below, strict=True):
-            differing = head if len(heads) > 1 else ()
-            names[index] = "/".join((*differing, *([name] if name else [])))
+            names[index] = "/".join(filter(None, (*differing, name)))
     return names
 
 

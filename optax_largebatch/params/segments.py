@@ -45,11 +45,14 @@ class Segments(NamedTuple):
 
         The sum over devices has those of the whole parameter.
         """
-        here = norms.local_shard(jnp.array(self.ids), 0, self.sharding.mesh_axes[self.axis])
-        first = jnp.moveaxis(norms.with_spec(sums, PartitionSpec()), self.axis, 0)
-        of_segments = jax.ops.segment_sum(first, here, self.number)
-        stack = (axis for axis in self.axes if axis != self.axis)
-        return self.sharding.placed(jnp.moveaxis(of_segments, 0, self.axis), stack)
+        mesh_axes = self.sharding.mesh_axes[self.axis]
+        ids = norms.local_shard(jnp.array(self.ids), 0, mesh_axes)
+        whole = norms.with_spec(sums, PartitionSpec())
+        first = jnp.moveaxis(whole, self.axis, 0)
+        of_segments = jax.ops.segment_sum(first, ids, self.number)
+        of_segments = jnp.moveaxis(of_segments, 0, self.axis)
+        stack = [axis for axis in self.axes if axis != self.axis]
+        return self.sharding.placed(of_segments, stack)
 
     def answer(self, asked: Any, total: jax.Array) -> jax.Array:
         """The answer to a `Statistic` of blocks, from the sum for each.
@@ -60,8 +63,8 @@ class Segments(NamedTuple):
             return total
         if asked.kind in ("mean", "rms"):
             total /= self.along_axis(self.lengths).astype(total.dtype)
-            shape = enumerate(self.sharding.shape)
-            total /= math.prod(size for axis, size in shape if axis not in self.axes)
+            shape = self.sharding.shape
+            total /= math.prod(norms.lengths_along(shape, norms.other_axes(len(shape), self.axes)))
         total = self.of_device(total)
         return norms.from_sum_of_squares(total) if asked.is_root else total
 
@@ -75,7 +78,8 @@ class Segments(NamedTuple):
 
     def first(self, values: jax.Array) -> jax.Array:
         """The reverse of `spread`."""
-        return jnp.take(values, np.unique(self.ids, return_index=True)[1], self.axis)
+        _, places = np.unique(self.ids, return_index=True)
+        return jnp.take(values, places, self.axis)
 
 
 class BlockAxes(NamedTuple):
@@ -95,8 +99,7 @@ class BlockAxes(NamedTuple):
 
     def lengths(self, whole: Shape) -> Shape:
         """The lengths of the axes that run over blocks, by the shape of the whole leaf."""
-        shape = self.shape(whole)
-        return tuple(shape[axis] for axis in self.axes)
+        return norms.lengths_along(self.shape(whole), self.axes)
 
     def whole_shape(self, index: int, leaves: Leaves) -> Shape:
         """The same for a leaf, on all devices together."""
@@ -107,12 +110,13 @@ class BlockAxes(NamedTuple):
         """A vector with one entry for each block of a leaf, the same on all devices."""
         if not self.axes:
             return jax.lax.reshape(values, (1,))
-        shape = enumerate(leaves.arrays[index].shape)
-        lengths = [size if axis in self.axes else 1 for axis, size in shape]
-        gathered = jnp.broadcast_to(values, lengths)
+        shape = norms.shape_of_blocks(leaves.arrays[index].shape, self.axes)
+        gathered = jnp.broadcast_to(values, shape)
         for axis in self.axes:
             gathered = norms.gathered(gathered, axis, leaves.axes_along(index, axis))
-        return jnp.ravel(self.segments.first(gathered) if self.segments else gathered)
+        if self.segments is not None:
+            gathered = self.segments.first(gathered)
+        return jnp.ravel(gathered)
 
 
 def axes_by_text(argument: str, text: str, stack: Axes, leaves: Leaves, index: int) -> BlockAxes:

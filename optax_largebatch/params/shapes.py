@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import re
 
+from optax_largebatch.norms import lengths_along, other_axes
 from optax_largebatch.params.names import is_called
 
 WINDOW = 32
@@ -65,22 +66,29 @@ def pair_of_kernel(name: str, block: Sequence[int], width: int) -> Pair | None:
     first = axes[:1]
     last = axes[-1:]
     inner = axes[1:]
+    outer = axes[:-1]
+    has_first_width = block[0] == width
+    has_last_width = block[-1] == width
     is_kernel = re.search(r"(kernel|weight|(^|/)w)$", name, re.IGNORECASE) is not None
-    is_flat = len(block) - block.count(1) < 2 or (
-        block[0] == 1 and len(block) == 3 and not is_kernel
-    )
+    is_bias = block[0] == 1 and len(block) == 3 and not is_kernel
+    is_flat = len(block) - block.count(1) < 2
     is_complex = block[-1] == 2 and not is_called("outputs first", name)
-    if is_flat or is_complex or block[-1] == 1 or is_table(name):
+    if is_flat or is_bias or is_complex or block[-1] == 1 or is_table(name):
         return None
     if is_called("heads of inputs", name):
-        return (last, axes[:-1]) if block[-1] == width != block[0] else (first, inner)
+        is_turned = has_last_width and not has_first_width
+        return (last, outer) if is_turned else (first, inner)
     if is_called("heads to outputs", name):
-        return (inner, first) if block[0] == width != block[-1] else (axes[:-1], last)
+        is_turned = has_first_width and not has_last_width
+        return (inner, first) if is_turned else (outer, last)
     window = window_of(name, block)
     if window is not None:
-        inputs, outputs = sorted({*axes} - {*window}, reverse=window == axes[2:])
-        return None if block[inputs] == 1 else (tuple(sorted({*window, inputs})), (outputs,))
-    if block[0] == width and width not in block[-2:]:
+        channels = other_axes(len(block), window)
+        inputs, outputs = reversed(channels) if window == axes[2:] else channels
+        if block[inputs] == 1:
+            return None
+        return tuple(sorted((*window, inputs))), (outputs,)
+    if has_first_width and width not in block[-2:]:
         return first, inner
     return axes[-2:-1], last
 
@@ -91,15 +99,18 @@ def window_of(name: str, block: Sequence[int]) -> Axes | None:
     They are the first ones in Flax, Haiku and Keras, and the last ones in Equinox and PyTorch.
     """
     axes = tuple(range(len(block)))
-    is_last = max(block[2:], default=0) <= WINDOW
-    is_first = max(block[:-2], default=0) <= WINDOW
-    if is_last and (not is_first or is_called("outputs first", name)):
+    may_be_last = max(block[2:], default=0) <= WINDOW
+    may_be_first = max(block[:-2], default=0) <= WINDOW
+    window: Axes = ()
+    if may_be_last and (not may_be_first or is_called("outputs first", name)):
         window = axes[2:]
-    else:
-        window = axes[:-2] if is_first else ()
-    is_square = len(window) > 1 and len({block[axis] for axis in window}) == 1
+    elif may_be_first:
+        window = axes[:-2]
+    is_square = len(window) > 1 and len({*lengths_along(block, window)}) == 1
     is_window = is_square and not is_called("stack of matrices", name)
-    return window if window and (is_window or is_called("convolution", name)) else None
+    if window and (is_window or is_called("convolution", name)):
+        return window
+    return None
 
 
 def is_first_layer(name: str, block: Sequence[int], is_alone: bool = False) -> bool:
@@ -108,7 +119,7 @@ def is_first_layer(name: str, block: Sequence[int], is_alone: bool = False) -> b
     The only one of a network sees other channels than those inside, as the patches of latents.
     """
     window = window_of(name, block) or ()
-    channels = [length for axis, length in enumerate(block) if axis not in window]
+    channels = lengths_along(block, other_axes(len(block), window))
     return min(channels) <= COLOURS or (is_alone and min(channels) < max(channels))
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from optax_largebatch.norms import lengths_along, other_axes
 from optax_largebatch.params import paths
 from optax_largebatch.params.fused import stacks_in
 from optax_largebatch.params.leaves import Leaves
@@ -256,5 +257,7 @@ def _stack(leaf: Any, entries: list[Any], is_entry: IsEntry) -> Axes:
 
 
 def _block(leaf: Any, axes: Axes) -> Any:
-    shape = [size for axis, size in enumerate(np.shape(leaf)) if axis not in axes]
-    return jax.ShapeDtypeStruct(shape, leaf.dtype) if axes else leaf
+    if not axes:
+        return leaf
+    shape = lengths_along(leaf.shape, other_axes(leaf.ndim, axes))
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)

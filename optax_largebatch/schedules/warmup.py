@@ -316,10 +316,9 @@ def large_batch_warmup(
 
     def schedule(step: ArrayLike) -> jax.Array:
         t = as_float(step)
-        grown = shape(t / jnp.where(jnp.asarray(warmup_steps) > 1, warmup_steps, jnp.inf))
-        return learning_rate * jnp.where(
-            t >= warmup_steps, batch_scale, 1 + (batch_scale - 1) * grown
-        )
+        length = jnp.where(jnp.asarray(warmup_steps) > 1, warmup_steps, jnp.inf)
+        rising = 1 + (batch_scale - 1) * shape(t / length)
+        return learning_rate * jnp.where(t >= warmup_steps, batch_scale, rising)
 
     return schedule
 

@@ -5,7 +5,7 @@ memory, and on each of many devices. No error can tell that a program needs the 
 a part. But the numbers do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import inspect
@@ -28,7 +28,7 @@ from optax_largebatch.engine.state import Field, Shared
 from optax_largebatch.engine.step import Arrays, StaticInfo, Step
 from optax_largebatch.engine.to_optax import leaf_transform_of
 from optax_largebatch.engine.transform import LeafTransform
-from optax_largebatch.norms import cast
+from optax_largebatch.norms import cast, other_axes
 from optax_largebatch.params.leaves import gradients_of
 from optax_largebatch.params.owners import owners
 from optax_largebatch.params.shapes import Axes, Shape
@@ -181,7 +181,8 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
     execution = Execution(programs, by_leaf, arrays.scalars, SEVERAL_DEVICES)
     results = execution.results()
     same: dict[Any, Any] = {}
-    for i, program in programs.items():
+    for batch in execution.batches:
+        ((i, leaf),) = batch.leaves.items()
         for who, field, value in _fields(transform, results[i][1]):
             if isinstance(field, Shared):
                 message = (
@@ -191,7 +192,7 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
                 )
                 _compare(value, same.setdefault((who, field.name), value), message)
         name, scalars = transform.name, arrays.scalars
-        passes = _Passes(name, program, by_leaf[i], scalars, execution.inputs[i])
+        passes = _Passes(name, batch.program, leaf, scalars, batch.inputs)
         for _, stop in passes.each():
             if isinstance(stop.request, EachMatrix):
                 expected = same.setdefault(stop.request.on.function, stop.request.numbers)
@@ -200,7 +201,7 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
                     "another function: the matrices of one function are worked on together."
                 )
                 _compare(stop.request.numbers, expected, message)
-        if program.tileable:
+        if batch.program.tileable:
             passes.check_kept()
             passes.check_tiles()
         passes.check_work()
@@ -268,9 +269,9 @@ class _Passes(NamedTuple):
     def _of_tile(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
         """What a pass over a tile of the leaf computes."""
         arrays, with_arrays = self.program.arrays_of(self.leaf)
-        leaf = with_arrays([cut(x)[k] for x in arrays])
-        inputs = jax.tree.map(lambda x: cut(x)[k], inputs)
-        return _arrays(self.program.run(leaf, self.scalars, inputs))
+        arrays, inputs = jax.tree.map(lambda x: cut(x)[k], (arrays, inputs))
+        stop = self.program.run(with_arrays(arrays), self.scalars, inputs)
+        return _arrays(stop)
 
     def check_work(self) -> None:
         """Checks that what passes do again takes less time than to read a stored result."""
@@ -297,14 +298,14 @@ def _cuts(shape: Shape, kept: Axes) -> Iterator[tuple[Callable, Callable]]:
 
     Numbers of blocks, which have other shapes, go with each tile.
     """
-    for axis, size in enumerate(shape):
-        if size == 1 or axis in kept:
-            continue
 
-        def cut(x: jax.Array, axis: int = axis, third: int = -(-size // 3)) -> list[jax.Array]:
-            return jnp.split(x, [third], axis) if x.shape == shape else [x, x]
+    def cut(axis: int, x: jax.Array) -> list[jax.Array]:
+        third = -(-shape[axis] // 3)
+        return jnp.split(x, [third], axis) if x.shape == shape else [x, x]
 
-        yield cut, functools.partial(jnp.concatenate, axis=axis)
+    for axis in other_axes(len(shape), kept):
+        if shape[axis] > 1:
+            yield functools.partial(cut, axis), functools.partial(jnp.concatenate, axis=axis)
     if kept == tuple(range(len(kept))):  # each block is a row, as in tiles
         rows = math.prod(shape[: len(kept)])
         yield (
@@ -397,9 +398,12 @@ def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, par
     """Checks two steps of two layers in one array, against layers in separate arrays."""
     layer = gradients, params
     layers = [layer, jax.tree.map(lambda x: 3 * x + 0.1, layer)]
+
+    def in_one(trees: Sequence[Any]) -> Any:
+        return jax.tree.map(lambda *x: jnp.stack(x, axis), *trees)
+
     transform = make(stacked_layers(axis))
-    in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *layers)
-    stacked, state = _second_step(transform, *in_one)
+    stacked, state = _second_step(transform, *in_one(layers))
     unstacked = make(stacked_layers({}))
     separate, separate_state = _second_step(unstacked, *zip(*layers, strict=True))
     message = (
@@ -407,10 +411,10 @@ def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, par
         "layers in separate arrays. Say LeafTransform(..., stacked=stacked), and look at "
         "`at.stacked` where the leaf program uses axes, as in `kept=`, or sizes."
     )
-    in_one = jax.tree.map(lambda *x: jnp.stack(x, axis), *separate)
-    _compare(stacked, in_one, message.format("updates"))
-    vectors = _of_blocks(transform, state), _of_blocks(unstacked, separate_state)
-    for vector, expected in zip(*vectors, strict=True):
+    _compare(stacked, in_one(separate), message.format("updates"))
+    vectors = _of_blocks(transform, state)
+    of_separate = _of_blocks(unstacked, separate_state)
+    for vector, expected in zip(vectors, of_separate, strict=True):
         each = expected.reshape(len(layers), -1).T  # for each parameter the numbers of its layers
         if vector.size == len(each):  # one for each parameter, and not for each layer
             vector = np.repeat(vector, len(layers))
@@ -439,7 +443,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compare(results: Any, expected: Any, message: str) -> None:
     """Compares two trees of arrays, whose numbers may have other axes of length 1."""
     for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
-        x, y = np.ravel(x), np.ravel(y)
+        x = np.ravel(x)
+        y = np.ravel(y)
         atol = 1e-6 * np.max(np.abs(y), initial=0.0)
         if x.shape != y.shape or not np.allclose(x, y, rtol=1e-6, atol=atol, equal_nan=True):
             raise ValueError(message)

@@ -201,7 +201,8 @@ def adam_transform(moments: AdamMoments) -> engine.LeafTransform:
 def advance_moments(moments: AdamMoments, update: jax.Array, at: engine.Leaf) -> Any:
     """The part of a leaf program that takes the moments one step further."""
     adam: AdamScalars = at.scalars
-    mu = yield engine.materialize(adam.b1 * at.state.mu + adam.mu_weight * update, moments.mu_dtype)
+    mu = adam.b1 * at.state.mu + adam.mu_weight * update
+    mu = yield engine.materialize(mu, moments.mu_dtype)
     nu = adam.b2 * at.state.nu + adam.nu_weight * square(update)
     nu = yield engine.materialize(nu)
     return mu, nu
@@ -214,8 +215,10 @@ def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Groupe
         def schedule(count: jax.typing.ArrayLike) -> jax.Array:
             count = jnp.asarray(count)
             value = arguments.number_at(count, "learning_rate", rate)
-            bc1 = correction_of(arguments.decay_rate_at(count, "b1", b1), count + 1)
-            bc2 = correction_of(arguments.decay_rate_at(count, "b2", b2), count + 1)
+            decay = arguments.decay_rate_at(count, "b1", b1)
+            bc1 = correction_of(decay, count + 1)
+            decay = arguments.decay_rate_at(count, "b2", b2)
+            bc2 = correction_of(decay, count + 1)
             return value * jnp.sqrt(bc2) / bc1
 
         return schedule

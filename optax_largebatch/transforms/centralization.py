@@ -5,6 +5,7 @@ import optax
 
 from optax_largebatch import engine
 from optax_largebatch.arguments import check_integer
+from optax_largebatch.norms import other_axes
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask, check_mask, select_leaves
 from optax_largebatch.params.shapes import Axes
@@ -59,7 +60,7 @@ def centralize_gradients(
         chosen = select_leaves("mask", mask, stacks.blocks(leaves.tree))
         kept: list[Axes | None] = [None] * len(chosen)
         for index, axes in enumerate(stacks.axes(leaves.tree)):
-            others = [axis for axis in range(leaves.arrays[index].ndim) if axis not in axes]
+            others = other_axes(leaves.arrays[index].ndim, axes)
             if chosen[index] and len(others) >= 2:
                 kept[index] = (*axes, others[output_axis % len(others)])
         return kept

@@ -127,10 +127,11 @@ def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformat
     transforms = [leaf_transform(branch) for branch in branches]
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        programs = [x.program(update, here) for x, here in zip(transforms, _each(at), strict=True)]
+        branches = zip(transforms, _each(at), strict=True)
+        programs = [branch.program(update, here) for branch, here in branches]
         results = yield from engine.in_parallel(*programs)
         updates, states = zip(*results, strict=True)
-        return functools.reduce(jnp.add, updates), tuple(states)
+        return functools.reduce(jnp.add, updates), states
 
     return engine.transformation(_composed("sum_of", transforms, leaf))
 

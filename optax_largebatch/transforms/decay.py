@@ -79,7 +79,9 @@ def add_decayed_weights(
     decay = WeightDecay(weight_decay, weight_decay_mask, check_stacked(stacked))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, Any]:
-        param = jnp.where(update * at.param >= 0, at.param, 0) if cautious else at.param
+        param = at.param
+        if cautious:
+            param = jnp.where(update * param >= 0, param, 0)
         return decay.add(update, param, at.scalars, at.choice), at.state
 
     return engine.transformation(

@@ -16,7 +16,7 @@ from optax_largebatch.numerics import positive, root
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
 from optax_largebatch.params.leaves import Leaves
 from optax_largebatch.params.masks import Mask
-from optax_largebatch.params.segments import Segments
+from optax_largebatch.params.segments import BlockAxes, Segments
 from optax_largebatch.params.stacked import NOT_STACKED, Stacked, Stacks, check_stacked
 from optax_largebatch.transforms.trust_ratio import adapted_leaves
 
@@ -193,9 +193,11 @@ def hyperball_transform(
         return shrinkage * at.start + factor * update, state._replace(angles=angle, radii=known)
 
     def choices(leaves: Leaves) -> list[_Choice]:
-        groups, are_on_spheres = rates.indices(leaves.tree), are_kept(leaves.tree)
-        segments = [segments for _, segments in stacks.over_blocks(leaves)]
-        balls = _radii_of_balls(leaves, stacks)
+        groups = rates.indices(leaves.tree)
+        are_on_spheres = are_kept(leaves.tree)
+        axes = stacks.over_blocks(leaves)
+        balls = _radii_of_balls(leaves, axes)
+        segments = [of_leaf.segments for of_leaf in axes]
         return list(map(_Choice, groups, are_on_spheres, balls, segments))
 
     def facts(params: optax.Params) -> list[Facts]:
@@ -235,11 +237,11 @@ class _Choice(NamedTuple):
     """The segments of an axis that are blocks."""
 
 
-def _radii_of_balls(leaves: Leaves, stacks: Stacked) -> list[tuple[float, ...]]:
+def _radii_of_balls(leaves: Leaves, block_axes: list[BlockAxes]) -> list[tuple[float, ...]]:
     """The radii of the balls of each leaf, if its blocks start at zero."""
     radii = []
-    for index, (axes, cut) in enumerate(stacks.over_blocks(leaves)):
+    for index, (axes, segments) in enumerate(block_axes):
         elements = leaves.elements_of_block(index, axes)
-        lengths = cut.lengths if cut else [1]
+        lengths = segments.lengths if segments else [1]
         radii.append(tuple([BALL_OF_ZEROS * (elements * n) ** 0.25 for n in lengths]))
     return radii

@@ -13,7 +13,13 @@ from optax_largebatch import engine
 from optax_largebatch.arguments import Scalar, check_dtypes, check_integer, check_numbers
 from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.engine.requests import Materialize
-from optax_largebatch.norms import accumulation_dtype, explicit_spec, sum_of_squares, with_spec
+from optax_largebatch.norms import (
+    accumulation_dtype,
+    explicit_spec,
+    other_axes,
+    sum_of_squares,
+    with_spec,
+)
 from optax_largebatch.numerics import bias_correction, quotient, root
 from optax_largebatch.params.blocks import Layers
 from optax_largebatch.params.groups import Hyperparameter, as_grouped
@@ -132,18 +138,18 @@ def scale_by_learned_matrices(
     check_dtypes(mu_dtype=mu_dtype)
     stacks = check_stacked(stacked, segments=False)
 
-    def identities(params: optax.Params) -> list[Matrices]:
-        def of_param(param: Any, axes: Axes) -> Matrices:
-            layers = Layers.of(jnp.shape(param), axes)
-            if _kind(layers.block) != "matrix":
-                return ()
-            dtype = accumulation_dtype(jnp.result_type(param))
-            of_layer = [
-                jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
-                for n in layers.block
-            ]
-            return tuple(jnp.broadcast_to(x, (*layers.stack, *x.shape)) for x in of_layer)
+    def of_param(param: Any, axes: Axes) -> Matrices:
+        layers = Layers.of(jnp.shape(param), axes)
+        if _kind(layers.block) != "matrix":
+            return ()
+        dtype = accumulation_dtype(jnp.result_type(param))
+        matrices = []
+        for n in layers.block:
+            identity = jnp.eye(n, dtype=dtype) if n <= max_fullcov_size else jnp.ones(n, dtype)
+            matrices.append(jnp.broadcast_to(identity, (*layers.stack, *identity.shape)))
+        return tuple(matrices)
 
+    def identities(params: optax.Params) -> list[Matrices]:
         return list(map(of_param, jax.tree.leaves(params), stacks.axes(params)))
 
     def zeros(params: optax.Params) -> list[Matrices]:
@@ -156,10 +162,9 @@ def scale_by_learned_matrices(
         return b1, b2, eps, correction, max_step_scale, meta_rates, learns
 
     def choices(leaves: Leaves) -> list[tuple[Layers, LeafSharding, int]]:
-        who = "scale_by_learned_matrices multiplies along axes"
-        shardings = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
-        stacked = zip(shardings, stacks.axes(leaves.tree), strict=True)
-        layers = [Layers.of(sharding.shape, axes) for sharding, axes in stacked]
+        shardings = leaves.shardings("scale_by_learned_matrices multiplies along axes")
+        shapes = [sharding.shape for sharding in shardings]
+        layers = map(Layers.of, shapes, stacks.axes(leaves.tree))
         return list(zip(layers, shardings, rates.indices(leaves.tree), strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
@@ -173,10 +178,11 @@ def scale_by_learned_matrices(
             nu = b2 * state.nu + (1 - b2) * jnp.square(rms)
             nu, length = yield engine.hoist(nu, root(nu * (1 / correction)) + eps)
             return quotient(mu, length), state._replace(mu=mu, nu=nu)
-        direction, matrices, covariances = mu, (), ()
+        direction = mu
+        state = state._replace(mu=mu, matrices=(), covariances=())
         if kind == "matrix":
             learned = functools.partial(meta_update, rate=meta_rates[index], decay=b2)
-            old = state.matrices, state.covariances
+            old = at.state.matrices, at.state.covariances
 
             # A product along an axis needs all of it, so every device works on the whole.
             def whole(x: jax.Array) -> jax.Array:
@@ -185,16 +191,19 @@ def scale_by_learned_matrices(
             def new() -> Any:
                 return layers.each(learned)(whole(update), whole(at.state.mu), *old)
 
-            matrices, covariances = yield from _stored(jax.lax.cond(learns, new, lambda: old))
-            momentum = whole(mu)
-            direction = sharding.local_shard(layers.back(layers.each(product)(matrices, momentum)))
-            direction = yield engine.materialize(with_spec(direction, explicit_spec(mu)))
+            learnt = jax.lax.cond(learns, new, lambda: old)
+            matrices, covariances = yield from _stored(learnt)
+            state = state._replace(matrices=matrices, covariances=covariances)
+            products = layers.each(product)(matrices, whole(mu))
+            direction = sharding.local_shard(layers.back(products))
+            direction = with_spec(direction, explicit_spec(mu))
+            direction = yield engine.materialize(direction)
         (rms,) = yield engine.block_rms(direction)
         rms = rms + 1e-30  # a direction of zero stays zero
         limit = largest * rms
         weight = (1 - b1) / (1 - b1**2) ** 0.5
         clipped = weight * jnp.clip(direction, -limit, limit) / rms
-        return clipped, state._replace(mu=mu, matrices=matrices, covariances=covariances)
+        return clipped, state
 
     return engine.transformation(
         leaf,
@@ -224,10 +233,9 @@ def _kind(block: Shape) -> Literal["small", "plain", "matrix"]:
 def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
     """The part of a leaf program that stores all arrays of a tree."""
     arrays, structure = jax.tree.flatten(tree)
-    stored = []
-    for array in arrays:
-        stored.append((yield engine.materialize(array)))
-    return structure.unflatten(stored)
+    for k, array in enumerate(arrays):
+        arrays[k] = yield engine.materialize(array)
+    return structure.unflatten(arrays)
 
 
 # How the matrices of one block learn. The matrices L_k of its axes, or the vectors of their
@@ -242,8 +250,7 @@ def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = N
         if axis == without:
             continue
         if matrix.ndim == 1:
-            others = [other for other in range(x.ndim) if other != axis]
-            x = x * jnp.expand_dims(matrix, others)
+            x = x * jnp.expand_dims(matrix, other_axes(x.ndim, [axis]))
         else:
             applied = jnp.tensordot(matrix, x, axes=(1, axis), precision="highest")
             x = jnp.moveaxis(applied, 0, axis)
@@ -252,7 +259,7 @@ def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = N
 
 def slice_products(a: jax.Array, b: jax.Array, axis: int, like: jax.Array) -> jax.Array:
     """The inner products of the slices of `a` and `b` across an axis, or only the diagonal."""
-    others = [other for other in range(a.ndim) if other != axis]
+    others = other_axes(a.ndim, [axis])
     if like.ndim == 1:
         return jnp.sum(a * b, axis=others)
     return jnp.tensordot(a, b, axes=(others, others), precision="highest")

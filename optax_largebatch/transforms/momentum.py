@@ -62,8 +62,10 @@ def accumulate_momentum(
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         decay, weight = at.scalars
         update = weight * update
-        trace = yield engine.materialize(decay * at.state.trace + update, accumulator_dtype)
-        return update + decay * trace if nesterov else trace, at.state._replace(trace=trace)
+        trace = decay * at.state.trace + update
+        trace = yield engine.materialize(trace, accumulator_dtype)
+        direction = update + decay * trace if nesterov else trace
+        return direction, at.state._replace(trace=trace)
 
     return engine.transformation(
         leaf,

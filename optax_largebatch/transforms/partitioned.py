@@ -1,6 +1,6 @@
 """Several optimizers or transforms as one, each for parameters of its own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, TypeGuard
 
@@ -8,7 +8,7 @@ import jax
 import optax
 
 from optax_largebatch import engine
-from optax_largebatch.arguments import Scalar, check_number_or_schedule
+from optax_largebatch.arguments import Scalar, check_number_or_schedule, quoted
 from optax_largebatch.engine.state import Field
 from optax_largebatch.params.groups import Owners
 from optax_largebatch.params.leaves import Leaves, check_params, gradients_of, leaves_of
@@ -53,11 +53,12 @@ def partition(
     states = _StatesOfOwners(who, transforms if are_ours else foreign, owners)
 
     def choices(leaves: Leaves) -> list[Any]:
-        chosen: dict[int, tuple[str, Any]] = {}
+        chosen: list[Any] = [None] * len(leaves.arrays)
         for owner, (indices, its_leaves) in states.by_owner(leaves).items():
             of_owner = transforms[owner].choose(its_leaves)
-            chosen |= {i: (owner, choice) for i, choice in zip(indices, of_owner, strict=True)}
-        return [chosen[i] for i in range(len(leaves.arrays))]
+            for i, choice in zip(indices, of_owner, strict=True):
+                chosen[i] = owner, choice
+        return chosen
 
     def scalars(state: Any) -> dict[str, Any]:
         inner = state.inner_states
@@ -178,7 +179,7 @@ class _StatesOfOwners(Field):
         if value.keys() != self.members.keys():
             raise TypeError(
                 f"state must be that of {self.who}, which keeps states of "
-                f"{_listed(self.members)}; got states of {_listed(value)}. It is the state of "
+                f"{quoted(self.members)}; got states of {quoted(value)}. It is the state of "
                 "another optimizer or of other options. Call `init` of this optimizer, or restore "
                 "into the state that `init` returns."
             )
@@ -216,7 +217,3 @@ def shown(tree: Any, names: Sequence[str], owner: str) -> Any:
         owners = [next(remaining) for _ in jax.tree.leaves(node)]
         kept.append(node if owners in ([], [owner]) else optax.MaskedNode())
     return structure.unflatten(kept)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(map(repr, names)))

@@ -192,8 +192,7 @@ def accumulate_gradients(
             """The updates in the parameters' dtypes, and the new state of `inner`."""
             mean = leaves.rebuild(means)
             new, inner_state = inner.update(mean, state.inner_state, params, **extra_args)
-            aligned = zip(leaves.align("the updates", new), leaves.arrays, strict=True)
-            return [x.astype(param.dtype) for x, param in aligned], inner_state
+            return leaves.updates(new), inner_state
 
         next_step = jnp.asarray(optax.safe_increment(state.macro_step))
         if every == 1 and examples is None:  # the gradient is its own mean, and nothing is summed
@@ -300,36 +299,39 @@ def _step_or_wait(
     Returns:
         The updates, the sums for the next micro-batch and the new state of `inner`.
     """
-    wide = [dtype_like(x.dtype) for x in batch.sums]
-    # The last sum is written as the mean, unless its dtype is too narrow or its norm is taken.
-    is_mean = [not keep_sums and x.dtype == one for x, one in zip(batch.sums, wide, strict=True)]
-    sums = [
-        x / batch.divisor.astype(x.dtype) if written else x
-        for x, written in zip(batch.sums, is_mean, strict=True)
-    ]
-    params = batch.leaves.arrays
-    # Those of the sums, if they hold all numbers of the parameters.
-    dtypes = [
-        x.dtype if jnp.finfo(x.dtype).bits > jnp.finfo(param.dtype).bits else param.dtype
-        for x, param in zip(sums, params, strict=True)
-    ]
+    leaves = batch.leaves
+
+    def is_mean(total: jax.Array) -> bool:
+        """Whether the last sum is written as the mean: a wide one, if it has no other reader."""
+        return not keep_sums and total.dtype == dtype_like(total.dtype)
+
+    sums = [x / batch.divisor.astype(x.dtype) if is_mean(x) else x for x in batch.sums]
+
+    def dtype_of_result(total: jax.Array, param: jax.Array) -> jnp.dtype:
+        """That of the sum, if it holds all numbers of the parameter."""
+        holds_all = jnp.finfo(total.dtype).bits > jnp.finfo(param.dtype).bits
+        return total.dtype if holds_all else param.dtype
+
+    dtypes = leaves.map(dtype_of_result, sums)
 
     def cast(arrays: list[Any]) -> list[Any]:
         return [x.astype(dtype) for x, dtype in zip(arrays, dtypes, strict=True)]
 
+    def mean(total: jax.Array) -> jax.Array:
+        if is_mean(total):
+            return total
+        dtype = dtype_like(total.dtype)
+        return total.astype(dtype) / batch.total.astype(dtype)
+
     def step() -> tuple[list[Any], optax.OptState]:
-        means = [
-            x if written else x.astype(dtype) / batch.total.astype(dtype)
-            for x, written, dtype in zip(sums, is_mean, wide, strict=True)
-        ]
-        new, new_state = inner_step(means)
+        new, new_state = inner_step(list(map(mean, sums)))
         return cast(new), new_state
 
     results, new_state = switch(batch.complete, step, lambda: (cast(sums), inner_state))
-    updates = [
-        jnp.where(batch.complete, x, 0).astype(param.dtype)
-        for x, param in zip(results, params, strict=True)
-    ]
+    updates = leaves.map(
+        lambda x, param: jnp.where(batch.complete, x, 0).astype(param.dtype),
+        results,
+    )
     sums = [new if new.dtype == old.dtype else old for new, old in zip(results, sums, strict=True)]
     return updates, sums, new_state
 

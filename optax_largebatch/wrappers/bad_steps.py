@@ -127,8 +127,9 @@ def skip_bad_steps(
 
     def init(params: optax.Params) -> SkipBadStepsState:
         leaves_of("params", params)
-        seen, skipped, in_a_row = (jnp.zeros([], jnp.int32) for _ in range(3))
-        numbers = jnp.zeros(window, jnp.float32), seen, skipped, in_a_row, jnp.zeros([], bool)
+        values = jnp.zeros(window, jnp.float32)
+        seen, skipped, in_a_row = [jnp.zeros([], jnp.int32) for _ in range(3)]
+        numbers = values, seen, skipped, in_a_row, jnp.zeros([], bool)
         return SkipBadStepsState(*replicated(numbers, params), inner_state=inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:

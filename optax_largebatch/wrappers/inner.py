@@ -43,11 +43,9 @@ def switch(condition: jax.Array, step: Callable[[], T], wait: Callable[[], T]) -
 
 def all_finite(leaves: Leaves, gradients: list[Any]) -> jax.Array:
     """Whether no gradient has an infinity or a NaN, the same on all devices."""
-    given = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
-    return norms.everywhere(
-        [jnp.all(jnp.isfinite(gradient)) for gradient in given.values()],
-        list(map(leaves.split, given)),
-    )
+    given = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    are_finite = [jnp.all(jnp.isfinite(gradients[index])) for index in given]
+    return norms.everywhere(are_finite, list(map(leaves.split, given)))
 
 
 def step_if(
@@ -75,17 +73,16 @@ def step_if(
         zeros and the old state.
     """
 
-    def like_gradients(of_leaf: Callable[[int, Any], Any]) -> list[Any]:
-        return [None if g is None else of_leaf(index, g) for index, g in enumerate(gradients)]
-
     def step() -> tuple[list[Any], optax.OptState]:
         gradient = leaves.rebuild(gradients)
         updates, new_state = inner.update(gradient, inner_state, params, **extra_args)
-        new = leaves.align("the updates", updates)
-        return like_gradients(lambda i, g: new[i].astype(leaves.arrays[i].dtype)), new_state
+        pairs = zip(leaves.updates(updates), gradients, strict=True)
+        # Some transformations make zeros of a gradient that is None.
+        return [None if gradient is None else update for update, gradient in pairs], new_state
 
     def wait() -> tuple[list[Any], optax.OptState]:
-        return like_gradients(lambda i, g: jnp.zeros_like(g, leaves.arrays[i].dtype)), inner_state
+        zeros = leaves.map(lambda x, param: jnp.zeros_like(x, param.dtype), gradients)
+        return zeros, inner_state
 
     updates, new_state = switch(condition, step, wait)
     return leaves.rebuild(updates), new_state

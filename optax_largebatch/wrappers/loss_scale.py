@@ -103,17 +103,19 @@ def dynamic_loss_scale(
 
     def init(params: optax.Params) -> DynamicLossScaleState:
         leaves_of("params", params)
-        counters = (jnp.zeros([], jnp.int32) for _ in range(2))
-        numbers = jnp.asarray(initial_scale, jnp.float32), *counters
+        scale = jnp.asarray(initial_scale, jnp.float32)
+        numbers = scale, jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)
         return DynamicLossScaleState(*replicated(numbers, params), inner_state=inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_state("dynamic_loss_scale", DynamicLossScaleState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
-        for index, gradient in enumerate(gradients):
-            if gradient is not None:  # float32, or what scaling saved would vanish
-                wide = cast(gradient)
-                gradients[index] = wide / state.loss_scale.astype(wide.dtype)
+
+        def unscaled(gradient: jax.Array, _: Any) -> jax.Array:
+            wide = cast(gradient)  # float32, or what scaling saved would vanish
+            return wide / state.loss_scale.astype(wide.dtype)
+
+        gradients = leaves.map(unscaled, gradients)
         finite = all_finite(leaves, gradients)
         new_updates, inner_state = step_if(
             finite, inner, leaves, gradients, state.inner_state, params, **extra_args

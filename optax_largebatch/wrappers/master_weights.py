@@ -92,10 +92,10 @@ def master_weights(
     def is_less_precise(param: jax.Array) -> bool:
         return jnp.finfo(param.dtype).bits < jnp.finfo(dtype).bits
 
-    def reads(gradient: jax.Array) -> bool:
-        """Whether `inner` casts a gradient as it reads it, and so needs no wider copy."""
-        narrow = jnp.finfo(gradient.dtype).bits < jnp.finfo(dtype).bits
-        return narrow and leaf_transform_of(inner) is not None
+    def readable(gradient: jax.Array, param: jax.Array) -> jax.Array:
+        """A gradient as precise as the masters; `inner` may cast it as it reads it."""
+        is_cast = is_less_precise(gradient) and leaf_transform_of(inner) is not None
+        return cast(gradient, dtype) if is_less_precise(param) and not is_cast else gradient
 
     def init(params: optax.Params) -> MasterWeightsState:
         leaves = leaves_of("params", params)
@@ -107,22 +107,21 @@ def master_weights(
 
     def precise(leaves: Any, masters: list[Any]) -> optax.Params:
         """The masters, and the parameters that need none."""
-        pairs = zip(leaves.arrays, masters, strict=True)
-        return leaves.rebuild([master if is_less_precise(x) else x for x, master in pairs])
+        trained = leaves.map(lambda master, x: master if is_less_precise(x) else x, masters)
+        return leaves.rebuild(trained)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_params("master_weights", "moves them to their masters", params)
         check_state("master_weights", MasterWeightsState, state)
         leaves, gradients = gradients_of(updates, params)
         masters = leaves.alike("the state's master", state.master)
-        trained = precise(leaves, masters)
-        for index, (gradient, param) in enumerate(zip(gradients, leaves.arrays, strict=True)):
-            if gradient is not None and is_less_precise(param) and not reads(gradient):
-                gradients[index] = cast(gradient, dtype)
-        steps, inner_state = inner.update(
-            leaves.rebuild(gradients), state.inner_state, trained, **extra_args
+        new, inner_state = inner.update(
+            leaves.rebuild(leaves.map(readable, gradients)),
+            state.inner_state,
+            precise(leaves, masters),
+            **extra_args,
         )
-        steps = leaves.align("the updates", steps)
+        steps = leaves.align("the updates", new)
         for index, (step, param) in enumerate(zip(steps, leaves.arrays, strict=True)):
             if step is None:
                 continue

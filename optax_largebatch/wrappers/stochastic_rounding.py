@@ -95,39 +95,41 @@ def stochastic_rounding(
     def is_low(param: jax.Array) -> bool:
         return jnp.finfo(param.dtype).bits < 32
 
-    def wide(arrays: list[Any], params: list[jax.Array]) -> list[Any]:
-        """Arrays of low-precision parameters in float32, all others as they are."""
-        return [
-            cast(x, jnp.float32) if is_low(param) and x is not None else x
-            for x, param in zip(arrays, params, strict=True)
-        ]
+    def wide(x: jax.Array, param: jax.Array) -> jax.Array:
+        """An array of a low-precision parameter in float32, any other as it is."""
+        return cast(x, jnp.float32) if is_low(param) else x
 
     def init(params: optax.Params) -> StochasticRoundingState:
         leaves = leaves_of("params", params)
-        inner_state = inner.init(leaves.rebuild(wide(leaves.arrays, leaves.arrays)))
-        return StochasticRoundingState(replicated(jnp.zeros([], jnp.int32), params), inner_state)
+        inner_state = inner.init(leaves.rebuild(leaves.map(wide, leaves.arrays)))
+        steps = replicated(jnp.zeros([], jnp.int32), params)
+        return StochasticRoundingState(steps, inner_state)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_params("stochastic_rounding", "rounds them", params)
         check_state("stochastic_rounding", StochasticRoundingState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
-        before = wide(leaves.arrays, leaves.arrays)
-        gradient = leaves.rebuild(wide(gradients, leaves.arrays))
-        now = leaves.rebuild(before)
-        new, inner_state = inner.update(gradient, state.inner_state, now, **extra_args)
+        before = leaves.map(wide, leaves.arrays)
+        new, inner_state = inner.update(
+            leaves.rebuild(leaves.map(wide, gradients)),
+            state.inner_state,
+            leaves.rebuild(before),
+            **extra_args,
+        )
         steps = leaves.align("the updates", new)
         key = jax.random.fold_in(jax.random.key(seed), state.steps)
         for index, param in enumerate(leaves.arrays):
             if steps[index] is None:
                 continue
-            steps[index] = steps[index].astype(before[index].dtype)
+            now = before[index]
+            step = steps[index].astype(now.dtype)
             if is_low(param):
                 leaf_key = jax.random.fold_in(key, index)
                 for axis in sorted(leaves.split(index).within):
                     leaf_key = jax.random.fold_in(leaf_key, jax.lax.axis_index(axis))
                 bits = jax.random.bits(leaf_key, param.shape, jnp.uint16)
-                target = before[index] + steps[index]
-                steps[index] = rounded(target, param.dtype, bits) - before[index]
+                step = rounded(now + step, param.dtype, bits) - now
+            steps[index] = step
         number = jnp.asarray(optax.safe_increment(state.steps))
         return leaves.rebuild(steps), StochasticRoundingState(number, inner_state)
 
@@ -154,6 +156,8 @@ def rounded(x: jax.Array, dtype: jnp.dtype, bits: jax.Array) -> jax.Array:
     power_of_two = jnp.maximum(power_of_two, float(info.smallest_normal))
     units = jnp.abs(x) / power_of_two * 2.0**info.nmant
     whole = jnp.floor(units)
-    up = (bits.astype(jnp.float32) + 0.5) * 2.0**-16 < units - whole
-    magnitude = (whole + up.astype(jnp.float32)) * 2.0**-info.nmant * power_of_two
+    drawn = (bits.astype(jnp.float32) + 0.5) * 2.0**-16
+    is_up = drawn < units - whole
+    units = whole + is_up.astype(jnp.float32)
+    magnitude = units * 2.0**-info.nmant * power_of_two
     return jnp.where(jnp.abs(x) <= float(info.max), jnp.copysign(magnitude, x), x)

@@ -83,8 +83,8 @@ def average_weights(
         leaves = leaves_of("params", params)
         # Copies: a step that is given parameters and state to use up cannot take one array twice.
         average = [jnp.array(x, dtype_like(x.dtype)) for x in leaves.arrays]
-        numbers = replicated((jnp.zeros([], jnp.int32), jnp.zeros([])), params)
-        return AverageWeightsState(*numbers, leaves.rebuild(average), inner.init(params))
+        steps, weight = replicated((jnp.zeros([], jnp.int32), jnp.zeros([])), params)
+        return AverageWeightsState(steps, weight, leaves.rebuild(average), inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         check_params("average_weights", "averages them", params)
@@ -98,19 +98,19 @@ def average_weights(
         share = jnp.where(counts, forgotten / weight, 0)
         average = leaves.alike("the state's average", state.average)
         steps = leaves.align("the updates", updates)
-        for index, param in enumerate(leaves.arrays):
-            before, moved = average[index], param
+        for index, moved in enumerate(leaves.arrays):
             if steps[index] is not None:
                 steps[index] = _as_rounded(steps[index])
                 with jax.numpy_dtype_promotion("standard"):
-                    moved = _as_rounded(optax.apply_updates(param, steps[index]))
+                    moved = _as_rounded(optax.apply_updates(moved, steps[index]))
+            before = average[index]
             change = moved.astype(before.dtype) - before
             average[index] = before + share.astype(before.dtype) * change
         return leaves.rebuild(steps), AverageWeightsState(
-            jnp.where(counts, optax.safe_increment(state.steps), state.steps),
-            jnp.where(counts, weight, state.weight),
-            leaves.rebuild(average),
-            inner_state,
+            steps=jnp.where(counts, optax.safe_increment(state.steps), state.steps),
+            weight=jnp.where(counts, weight, state.weight),
+            average=leaves.rebuild(average),
+            inner_state=inner_state,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -43,7 +43,8 @@ class AllToAll:
         self._tasks = {key: tasks[key] for key in in_order}
         self._layouts = layouts
         self._plan = choose_plan(exchange, tasks)
-        group, columns = self._plan.group, self._plan.columns
+        group = self._plan.group
+        columns = self._plan.columns
 
         def group_last(names: tuple[str, ...]) -> tuple[str, ...]:
             # The devices of a group follow each other: its axis changes fastest.
@@ -83,7 +84,8 @@ class AllToAll:
         # (pieces=1, matrices=2, copies=1, devices=8, 768 * 384)
         of_groups = padded.reshape(size, per_group, copies, devices, elements)
         # (copies=1, devices=8, matrices=2, 768 * 384)
-        of_copies = of_groups.transpose(self._order).reshape(*self._devices, per_group, elements)
+        of_copies = of_groups.transpose(self._order)
+        of_copies = of_copies.reshape(*self._devices, per_group, elements)
         if not self._exchange.copies:
             return self._exchanged(of_copies[0])
         return self._exchanged(jax.lax.dynamic_index_in_dim(of_copies, self._copy, keepdims=False))
@@ -99,20 +101,24 @@ class AllToAll:
         matrices = map_matrices(self._function, matrices, math.prod(exchange.shape))
         by_layout = [layout.shard(matrices, exchange) for layout in layouts]
         pieces = self._in_its_layout(by_layout, axis=1)
-        returned = self._exchanged(pieces)[None]
-        of_copies = norms.gathered(returned, 0, exchange.copies) if exchange.copies else returned
+        of_copies = self._exchanged(pieces)[None]
+        if exchange.copies:
+            of_copies = norms.gathered(of_copies, 0, exchange.copies)
         # (copies=1, devices=8, pieces=1, matrices=2, 768 * 384), in the order of `received`
-        size, elements = self._plan.group.size, pieces.shape[-1]
+        size = self._plan.group.size
+        elements = pieces.shape[-1]
         lengths = (size, *self._groups, elements)
-        of_groups = of_copies.reshape([lengths[axis] for axis in self._order])
+        of_groups = of_copies.reshape(norms.lengths_along(lengths, self._order))
         # (pieces=1, matrices=16, 768 * 384), of which the first 12 are no padding
         done = of_groups.transpose(np.argsort(self._order).tolist())
         done = done.reshape(size, math.prod(self._groups), elements)
-        results, stop = {}, 0
+        results = {}
+        start = 0
         for key, task in self._tasks.items():
-            start, stop = stop, stop + self._pieces[key].shape[1]
+            stop = start + self._pieces[key].shape[1]
             shards = self._layouts[key].from_pieces(done[:, start:stop], self._plan.columns)
             results[key] = task.from_batch(shards)
+            start = stop
         return results
 
     @property
@@ -153,7 +159,8 @@ class AllToAll:
         device = jax.lax.axis_index(across) if across else 0
         copy = self._copy * copies // self._devices[0]
         group = device * devices // self._devices[1]
-        here = (jnp.arange(per_group, dtype=jnp.int32) * copies + copy) * devices + group
+        numbers = jnp.arange(per_group, dtype=jnp.int32)
+        here = (numbers * copies + copy) * devices + group
         result = by_layout[0]
         for matrices, candidate in zip(self._ranges[1:], by_layout[1:], strict=True):
             has_layout = (here >= matrices.start) & (here < matrices.stop)

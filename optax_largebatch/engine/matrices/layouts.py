@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 import functools
-import itertools
 import math
 from typing import NamedTuple
 
@@ -77,24 +76,27 @@ class ShardLayout(NamedTuple):
         are shared by 2 devices in pieces of 48: (layers=12, rows=768, columns=96), to
         (12, 768, 2, 48), to (2, 12, 768 * 48).
         """
-        axis, matrices = self._shared_axis + 1, shards.shape[0]
-        length = self.of_piece(columns).lengths[self._shared_axis]
+        matrices = len(shards)
+        axis = self._shared_axis + 1
+        of_piece = self.of_piece(columns).lengths
+        length = of_piece[self._shared_axis]
         x = shards.reshape(matrices, *self.lengths)
         widths = [(0, 0)] * x.ndim
         widths[axis] = (0, devices * length - x.shape[axis])
         x = jnp.pad(x, widths)
-        before, after = x.shape[:axis], x.shape[axis + 1 :]
-        x = x.reshape(*before, devices, length, *after)
-        return jnp.moveaxis(x, axis, 0).reshape(devices, matrices, -1)
+        x = x.reshape(*x.shape[:axis], devices, length, *x.shape[axis + 1 :])
+        x = jnp.moveaxis(x, axis, 0)
+        return x.reshape(devices, matrices, math.prod(of_piece))
 
     def from_pieces(self, pieces: jax.Array, columns: int) -> jax.Array:
         """The reverse of `to_pieces`: (matrices, elements of a shard)."""
-        axis, (devices, matrices, _) = self._shared_axis + 1, pieces.shape
+        devices, matrices, _ = pieces.shape
+        axis = self._shared_axis + 1
         # (2, 12, 768 * 48) to (2, 12, 768, 48), (12, 768, 2, 48), (12, 768, 96)
         x = pieces.reshape(devices, matrices, *self.of_piece(columns).lengths)
         x = jnp.moveaxis(x, 0, axis)
-        before, after = x.shape[:axis], x.shape[axis + 2 :]
-        x = x.reshape(*before, devices * x.shape[axis + 1], *after)
+        padded = devices * x.shape[axis + 1]
+        x = x.reshape(*x.shape[:axis], padded, *x.shape[axis + 2 :])
         x = jax.lax.slice_in_dim(x, 0, self.lengths[self._shared_axis], axis=axis)
         return x.reshape(matrices, math.prod(self.lengths))
 
@@ -105,14 +107,16 @@ class ShardLayout(NamedTuple):
         (2, 768, 8, 384), and joined to (layers=2, rows=768, columns=3072).
         """
         devices, order = self._order(exchange)
-        x = shards.reshape(*devices, shards.shape[1], *self.lengths)
-        return jnp.transpose(x, order).reshape(shards.shape[1], *exchange.shape)
+        matrices = shards.shape[1]
+        x = shards.reshape(*devices, matrices, *self.lengths)
+        x = jnp.transpose(x, order)
+        return x.reshape(matrices, *exchange.shape)
 
     def shard(self, matrices: jax.Array, exchange: Exchange) -> jax.Array:
         """The reverse of `unshard`."""
         devices, order = self._order(exchange)
         lengths = (*devices, len(matrices), *self.lengths)
-        x = matrices.reshape([lengths[axis] for axis in order])
+        x = matrices.reshape(norms.lengths_along(lengths, order))
         x = jnp.transpose(x, np.argsort(order).tolist())
         return x.reshape(math.prod(devices), len(matrices), math.prod(self.lengths))
 
@@ -129,14 +133,12 @@ class ShardLayout(NamedTuple):
     def _order(self, exchange: Exchange) -> tuple[list[int], list[int]]:
         """The devices along each mesh axis, and the order of axes in a whole matrix."""
         across = exchange.across
-        axes = [
-            [*map(across.index, names), axis]
-            for axis, names in enumerate(self.mesh_axes, len(across) + 1)
-        ]
+        order = [len(across)]
         first = self.row_axes if self.is_tall else 0
-        order = itertools.chain(*axes[first:], *axes[:first])
-        devices = [norms.devices_along((name,)) for name in across]
-        return devices, [len(across), *order]
+        axes = list(enumerate(self.mesh_axes, len(across) + 1))
+        for axis, names in axes[first:] + axes[:first]:
+            order += [*map(across.index, names), axis]
+        return [norms.devices_along((name,)) for name in across], order
 
 
 class MatrixRange(NamedTuple):
@@ -150,10 +152,10 @@ class MatrixRange(NamedTuple):
 def layout_of(task: EachMatrix) -> ShardLayout:
     """How the matrices of an array are split."""
     matrices = task.on.matrices
-    axes = (*matrices.rows, *matrices.columns)
+    axes = matrices.sides
     names = [splitting(matrices.sharding.mesh_axes[axis]) for axis in axes]
     height, width = matrices.shape
-    lengths = tuple(task.array.shape[axis] for axis in axes)
+    lengths = norms.lengths_along(task.array.shape, axes)
     return ShardLayout(lengths, tuple(names), len(matrices.rows), height > width)
 
 
@@ -164,16 +166,18 @@ def splitting(names: Iterable[str]) -> tuple[str, ...]:
 
 def choose_plan(exchange: Exchange, tasks: Tasks) -> SharingPlan:
     """The cheapest plan to share the matrices of the arrays of an exchange."""
-    number, units = 0, []
+    number, unit = 0, 1
     for task in tasks.values():
         layout = layout_of(task)
         number += task.array.size // math.prod(layout.lengths)
-        units.append(layout.column_unit)
+        unit = math.lcm(unit, layout.column_unit)
     names = (*exchange.across, *exchange.copies)
     axes = {name: norms.devices_along((name,)) for name in names}
     itemsize = exchange.dtype.itemsize
-    plans = sharing_plans(number, exchange.shape, axes, itemsize, math.lcm(*units))
-    return min(plans, key=lambda plan: plan.cost) if exchange.splits else next(plans)
+    plans = sharing_plans(number, exchange.shape, axes, itemsize, unit)
+    if not exchange.splits:
+        return next(plans)
+    return min(plans, key=lambda plan: plan.cost)
 
 
 def with_the_matrices_inside(task: EachMatrix, is_automatic: bool) -> EachMatrix:

@@ -5,7 +5,6 @@ if the plan says so, those of several leaves, are multiplied as one batch.
 """
 
 from collections.abc import Callable
-import itertools
 import math
 from typing import Any
 
@@ -30,8 +29,10 @@ def multiplied_together(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
     by_shape: dict[tuple[int, int], dict[Any, int]] = {}
     for key, (x, _, on) in tasks.items():
         by_shape.setdefault(on.matrices.shape, {})[key] = size_of_product(x, on)
-    groups = (group_leaves(sizes, ELEMENTS_AT_A_TIME) for sizes in by_shape.values())
-    return list(itertools.chain(*groups))
+    groups: list[list[Any]] = []
+    for sizes in by_shape.values():
+        groups += group_leaves(sizes, ELEMENTS_AT_A_TIME)
+    return groups
 
 
 def size_of_product(x: jax.Array, on: MatrixFunction) -> int:
@@ -53,11 +54,13 @@ def taken_apart(tasks: Tasks, matrices: jax.Array) -> dict[Any, jax.Array]:
     """The result for each array, from those for all matrices."""
     if len(tasks) == 1:
         return {key: task.from_batch(matrices) for key, task in tasks.items()}
-    results, stop = {}, 0
+    results = {}
+    start = 0
     for key, task in tasks.items():
         size = math.prod(task.on.matrices.shape)
-        start, stop = stop, stop + task.array.size // max(size, 1)
+        stop = start + task.array.size // max(size, 1)
         results[key] = task.from_batch(matrices[start:stop])
+        start = stop
     return results
 
 

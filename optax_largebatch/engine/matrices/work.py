@@ -5,7 +5,7 @@ move, even if devices have different layers of a stack. If `update` is not given
 types know the mesh, the compiler is asked for the same.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import itertools
 from typing import Any
 import warnings
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_largebatch import norms
 from optax_largebatch.engine.compilation import allow_inlining, barrier
+from optax_largebatch.engine.identical_leaves import Batch
 from optax_largebatch.engine.matrices.all_to_all import AllToAll
 from optax_largebatch.engine.matrices.layouts import (
     Exchange,
@@ -37,44 +38,43 @@ from optax_largebatch.params.matrices import Matrices
 
 
 def matrices_round(
-    programs: Mapping[int, Program],
-    leaves: Mapping[int, LeafArrays],
+    waiting: Sequence[Batch],
     scalars: Scalars,
-    inputs: Mapping[int, PassInputs],
     following: Any,
     side_by_side: bool,
-) -> tuple[dict[int, PassInputs], Any]:
-    """The inputs of the next pass over some leaves, after work on their matrices.
+) -> Any:
+    """Takes a round of work on the matrices of leaves, each of which is a batch by itself.
 
     Args:
-        programs: the program of each leaf.
-        leaves: the arrays of each.
+        waiting: the leaves.
         scalars: the scalars of the step.
-        inputs: the inputs of this round.
         following: arrays of other leaves, which wait until the matrices are multiplied.
         side_by_side: whether matrices of one shape, of several leaves, are one batch.
+
+    Returns:
+        `following`.
     """
-    leaves, after = dict(leaves), {}
-    functions: dict[int, Any] = {}
-    shapes: dict[int, EachMatrix] = {}
-    for i, program in programs.items():
-        functions[i] = program.rounds[len(inputs[i].answers)].of_each
-        shapes[i] = EachMatrix(leaves[i].gradient, (), functions[i])
+    leaves = {i: batch for batch in waiting for i in batch.leaves}
+    gradients = {i: batch.leaves[i].gradient for i, batch in leaves.items()}
+    functions: dict[int, Any] = {i: batch.remaining[0].of_each for i, batch in leaves.items()}
+    shapes = {i: EachMatrix(gradients[i], (), functions[i]) for i in leaves}
     order = batches(shapes, side_by_side)
     one_pass = jax.jit(allow_inlining(_stored_and_matrices), static_argnums=0)
     for now, then in itertools.zip_longest(order, order[1:], fillvalue=()):
         stored: dict[int, Sequence[jax.Array]] = {}
         tasks: dict[int, EachMatrix] = {}
         for i in now:
-            stored[i], array, numbers = one_pass(programs[i], leaves[i], scalars, inputs[i])
+            batch = leaves[i]
+            leaf = batch.leaves[i]._replace(gradient=gradients[i])
+            stored[i], array, numbers = one_pass(batch.program, leaf, scalars, batch.inputs)
             tasks[i] = EachMatrix(array, numbers, functions[i])
-        waiting = {i: leaves[i].gradient for i in then}, following
-        results, (gradients, following) = apply_to_matrices(tasks, waiting, side_by_side)
+        next_gradients = {i: gradients[i] for i in then}
+        waits = next_gradients, following
+        results, (next_gradients, following) = apply_to_matrices(tasks, waits, side_by_side)
+        gradients |= next_gradients
         for i, result in results.items():
-            after[i] = inputs[i].after(stored[i], [result])
-        for i, gradient in gradients.items():
-            leaves[i] = leaves[i]._replace(gradient=gradient)
-    return after, following
+            leaves[i].inputs = leaves[i].inputs.after(stored[i], [result])
+    return following
 
 
 def _stored_and_matrices(
@@ -98,7 +98,7 @@ def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
     results pile up, and work on a small array needs less memory then.
     """
     mesh = _mesh_of_types(tasks)
-    tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
+    tasks = _with_the_matrices_inside(tasks, mesh)
     exchanges = _exchanges(tasks)
     if mesh is not None:
         _warn_if_specs_are_unknown(tasks, mesh)
@@ -112,6 +112,12 @@ def batches(tasks: Tasks, side_by_side: bool) -> list[list[Any]]:
             staying += multiplied_together(group, side_by_side)
     staying.sort(key=lambda keys: -sum(tasks[key].array.size for key in keys))
     return [*moving, *staying]
+
+
+def _with_the_matrices_inside(tasks: Tasks, mesh: Any) -> Tasks:
+    """The tasks for the matrices that those of arrays are fused of."""
+    is_automatic = mesh is not None
+    return {key: with_the_matrices_inside(task, is_automatic) for key, task in tasks.items()}
 
 
 def _exchanges(tasks: Tasks) -> dict[Exchange, dict[Any, EachMatrix]]:
@@ -145,10 +151,11 @@ def _batches_of(exchange: Exchange, tasks: Tasks) -> list[list[Any]]:
     for key, task in tasks.items():
         by_layout.setdefault(layout_of(task), {})[key] = task
     plans = [choose_plan(exchange, some) for some in by_layout.values()]
-    is_cheap = sum(plan.cost for plan in plans) <= choose_plan(exchange, tasks).cost
-    if is_cheap and not any(plan.padding for plan in plans):
-        return list(map(list, by_layout.values()))
-    return [list(tasks)]
+    cost = sum(plan.cost for plan in plans)
+    is_idle = any(plan.padding for plan in plans)
+    if is_idle or cost > choose_plan(exchange, tasks).cost:
+        return [list(tasks)]
+    return list(map(list, by_layout.values()))
 
 
 def apply_to_matrices(
@@ -172,7 +179,7 @@ def apply_to_matrices(
     if mesh is not None and AxisType.Explicit in mesh.axis_types:
         return _by_their_types(tasks, following, mesh, side_by_side)
     shapes = {key: task.array.shape for key, task in tasks.items()}
-    tasks = {key: with_the_matrices_inside(task, mesh is not None) for key, task in tasks.items()}
+    tasks = _with_the_matrices_inside(tasks, mesh)
     if mesh is not None:
         return barrier((_by_the_compiler(tasks, mesh), following))
     together = _exchanges(tasks)
@@ -199,15 +206,22 @@ def apply_to_matrices(
 
 def _exchange(task: EachMatrix) -> Exchange:
     """The exchange that an array takes part in."""
-    on, dtype = task.on, task.array.dtype
-    height, width = sorted(on.matrices.shape)
-    across = _bound(on.matrices, (*on.matrices.rows, *on.matrices.columns))
-    between = _bound(on.matrices, on.matrices.stack)
+    on, matrices = task.on, task.on.matrices
+    height, width = sorted(matrices.shape)
+    across = _bound(matrices, matrices.sides)
+    between = _bound(matrices, matrices.stack)
     manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
     others = sorted({*manual} - {*across, *between})
-    copies = splitting(x for x in others if on.matrices.specs_known or _is_in_types(x))
-    dtype = norms.dtype_like(dtype, on.dtype or dtype)
-    return Exchange(on.function, (height, width), dtype, across, copies, on.splits)
+    copies = [axis for axis in others if matrices.specs_known or _is_in_types(axis)]
+    given = task.array.dtype
+    return Exchange(
+        on.function,
+        shape=(height, width),
+        dtype=norms.dtype_like(given, on.dtype or given),
+        across=across,
+        copies=splitting(copies),
+        splits=on.splits,
+    )
 
 
 def _is_in_types(axis: str) -> bool:

@@ -233,27 +233,29 @@ def block_square_norms(
     blocks = check_stacked(stacked, segments=False).over_blocks(leaves)
 
     def taken() -> list[jax.Array]:
-        squares, splits = {}, {}
-        for kind, (gradients, first_axes, over) in enumerate(kinds):
+        squares: list[jax.Array] = []
+        splits: list[norms.Split] = []
+        for gradients, first_axes, over in kinds:
             for index, gradient in enumerate(gradients):
-                if gradient is not None:
-                    kept = tuple(axis + first_axes for axis in blocks[index].axes)
-                    square = norms.sum_of_squares(gradient, kept)
-                    squares[kind, index] = (
-                        jnp.squeeze(square, range(first_axes)) if kept else square
-                    )
-                    split = leaves.split(index, blocks[index].axes)
-                    splits[kind, index] = split._replace(within=split.within | over)
-        totals = reduction_barrier(norms.over_shards(squares, splits))
+                if gradient is None:
+                    continue
+                axes = blocks[index].axes
+                kept = tuple(axis + first_axes for axis in axes)
+                square = norms.sum_of_squares(gradient, kept)
+                squares.append(jnp.squeeze(square, range(first_axes)) if kept else square)
+                split = leaves.split(index, axes)
+                splits.append(split._replace(within=split.within | over))
+        totals = iter(reduction_barrier(norms.over_shards(squares, splits)))
 
-        def of_leaf(kind: int, index: int) -> jax.Array:
-            total = jnp.asarray(totals.get((kind, index), 0), jnp.float32)
-            return blocks[index].vector(total, index, leaves)
+        def vector(gradients: Sequence[Any]) -> jax.Array:
+            of_leaves = []
+            for index, gradient in enumerate(gradients):
+                total = 0 if gradient is None else next(totals)
+                total = jnp.asarray(total, jnp.float32)
+                of_leaves.append(blocks[index].vector(total, index, leaves))
+            return jnp.concatenate(of_leaves)
 
-        return [
-            jnp.concatenate([of_leaf(kind, index) for index in range(len(blocks))])
-            for kind in range(len(kinds))
-        ]
+        return [vector(kind.arrays) for kind in kinds]
 
     def not_taken() -> list[jax.Array]:
         return [jnp.zeros(x.shape, x.dtype) for x in jax.eval_shape(taken)]

@@ -118,16 +118,19 @@ def normalize_neurons(
         ]
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
-        (b2, eps), (nu,) = at.scalars, at.state.nu
+        b2, eps = at.scalars
+        (nu,) = at.state.nu
         matrices: engine.Matrices = at.choice
-        sharding, kept = matrices.sharding, kept_axes(matrices)
-        (squares,) = yield engine.sums_over_devices(
-            sharding.placed(sum_of_squares(update, kept), kept)
-        )
-        inputs = math.prod(sharding.shape) // max(math.prod(nu.shape), 1)
+        sharding = matrices.sharding
+        kept = kept_axes(matrices)
+        of_device = sharding.placed(sum_of_squares(update, kept), kept)
+        (squares,) = yield engine.sums_over_devices(of_device)
+        inputs = math.prod(sharding.shape) // max(nu.size, 1)
         nu = b2 * nu + (1 - b2) * squares / inputs
         divisor = root(jnp.maximum(nu, eps)) if eps_is_floor else root(nu) + eps
-        norm, new_norm = (root(matrices.sums_of_each(x)) for x in (squares, squares / divisor**2))
+        new_squares = squares / divisor**2
+        norm = root(matrices.sums_of_each(squares))
+        new_norm = root(matrices.sums_of_each(new_squares))
         factors = norm / jnp.maximum(new_norm, eps) / divisor
         return sharding.local_shard(factors) * update, at.state._replace(nu=(nu,))
 

@@ -196,7 +196,8 @@ def orthogonalize_momentum(
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
         step: _Scalars = at.scalars
-        mu = yield engine.materialize(step.beta * at.state.mu + step.mu_weight * update, mu_dtype)
+        mu = step.beta * at.state.mu + step.mu_weight * update
+        mu = yield engine.materialize(mu, mu_dtype)
         direction = step.momentum * mu
         if nesterov:
             direction = direction + step.gradient * update

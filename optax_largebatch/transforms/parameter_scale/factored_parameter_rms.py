@@ -15,6 +15,8 @@ from optax_largebatch.engine.recorded_states import of_all
 from optax_largebatch.norms import (
     accumulation_dtype,
     is_on_a_mesh,
+    lengths_along,
+    other_axes,
     shape_of_blocks,
     sum_of_squares,
 )
@@ -105,8 +107,7 @@ def scale_by_factored_parameter_rms(
 
     def choices(leaves: Leaves) -> list[tuple[Axes, LeafSharding]]:
         """The stacked axes of each leaf, and how it is split."""
-        who = "scale_by_factored_parameter_rms takes means along axes"
-        shardings = [leaves.sharding(index, who) for index in range(len(leaves.arrays))]
+        shardings = leaves.shardings("scale_by_factored_parameter_rms takes means along axes")
         return list(zip(stacks.axes(leaves.tree), shardings, strict=True))
 
     def leaf(update: jax.Array, at: engine.Leaf) -> engine.LeafProgram:
@@ -116,24 +117,27 @@ def scale_by_factored_parameter_rms(
         count, eps = at.scalars
         stacked, sharding = at.choice
         axes = fitted_axes(sharding.shape, stacked)
-        size = math.prod(sharding.shape[axis] for axis in axes)
+        size = math.prod(lengths_along(sharding.shape, axes))
         refits = count % REFIT_PERIOD == 0
         factors = [jnp.where(refits, 1, factor) for factor in factors]
         for position, axis in enumerate(axes):
             fits = refits | (count % len(axes) == position)
             length = sharding.shape[axis]
-            by_slice = size > 2 * length
-            kept = tuple(sorted((*stacked, axis))) if by_slice else stacked
-            here = map(sharding.local_shard, factors)
+            kept, elements = stacked, size
+            if size > 2 * length:  # a mean for each slice
+                kept = tuple(sorted((*stacked, axis)))
+                elements = size // length
 
             def squares(eps: Any, param: jax.Array, *here: jax.Array, kept: Any = kept) -> Any:
                 sizes = jnp.maximum(jnp.abs(param), eps)
                 return sum_of_squares(sizes / product(here), kept)
 
+            here = map(sharding.local_shard, factors)
             of_device = _zeros_unless(fits, squares, eps, at.param, *here)
             (whole,) = yield engine.sums_over_devices(sharding.placed(of_device, kept))
-            rms = root(whole / (size // length if by_slice else size))
-            factors[position] = jnp.where(fits, factors[position] * rms, factors[position])
+            rms = root(whole / elements)
+            factor = factors[position]
+            factors[position] = jnp.where(fits, factor * rms, factor)
         estimate = product([*map(sharding.local_shard, factors)])
         return estimate * update, at.state._replace(factors=tuple(factors))
 
@@ -150,10 +154,10 @@ def scale_by_factored_parameter_rms(
     )
 
 
-def fitted_axes(shape: Shape, stacked: Axes) -> list[int]:
+def fitted_axes(shape: Shape, stacked: Axes) -> Axes:
     """The axes that have a factor: those of a block, if it has more than one element."""
-    axes = [axis for axis in range(len(shape)) if axis not in stacked]
-    return axes if math.prod(shape[axis] for axis in axes) > 1 else []
+    axes = other_axes(len(shape), stacked)
+    return axes if math.prod(lengths_along(shape, axes)) > 1 else ()
 
 
 def product(factors: Sequence[jax.Array]) -> jax.Array:

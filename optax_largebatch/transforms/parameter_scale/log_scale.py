@@ -110,7 +110,8 @@ def learn_log_scale(
     stacks = check_stacked(stacked)
 
     def scalars(state: LearnLogScaleState) -> tuple[Any, ...]:
-        mu_decay, nu_decay = b1**period, b2**period
+        mu_decay = b1**period
+        nu_decay = b2**period
         return (
             (mu_decay, 1 - mu_decay, nu_decay, 1 - nu_decay),
             (period * speed, eps, rms_bounds, max_change),
@@ -129,7 +130,8 @@ def learn_log_scale(
             return jnp.zeros_like(update), at.state
         decays, (speed, eps, rms_bounds, max_change), rates, correction, phase = at.scalars
         mu_decay, mu_weight, nu_decay, nu_weight = decays
-        starts, ends = phase == 0, phase == period - 1
+        starts = phase == 0
+        ends = phase == period - 1
         statistics = [Statistic(at.param * update, "sum")]
         if rms_bounds is not None:
             statistics.append(Statistic(at.param, "rms"))
