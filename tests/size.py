@@ -18,17 +18,17 @@ import optax_largebatch as lb
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "tokens of the package": 126_600,
-    "tokens a line of the package": 9.3,
+    "tokens of the package": 126_500,
+    "tokens a line of the package": 9.16,
     "files in the package": 146,
     "public names": 126,
     "arguments of public functions and classes": 682,
     "names in the package that say nothing": 400,
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
-    "tokens of benchmarks": 41_950,
-    "tokens of tests": 235_100,
-    "words in docs": 41_600,
+    "tokens of benchmarks": 44_000,
+    "tokens of tests": 236_300,
+    "words in docs": 41_800,
     "pages in docs": 52,
 }
 EMPTY = ("found", "numbers", "one", "own", "part", "parts")

@@ -183,3 +183,13 @@ def test_bad_losses(loss, error, message):
 def test_spikes_of_the_loss_need_deviations():
     with pytest.raises(ValueError, match="deviations must be given with of='loss'"):
         lb.skip_bad_steps(lb.lamb(0.1), of="loss")
+
+
+def test_no_gradient_is_no_step_whatever_is_inside():
+    zeros = optax.stateless(lambda updates, params: jax.tree.map(jnp.zeros_like, params))
+    params = {"moved": jnp.ones(3), "frozen": jnp.ones(4)}
+    gradients = params | {"frozen": None}
+    optimizer = lb.skip_bad_steps(zeros)
+    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+    assert updates["frozen"] is None
+    assert not updates["moved"].any()
