@@ -186,7 +186,7 @@ def test_spikes_of_the_loss_need_deviations():
 
 
 def test_no_gradient_is_no_step_whatever_is_inside():
-    zeros = optax.stateless(lambda updates, params: jax.tree.map(jnp.zeros_like, params))
+    zeros = optax.stateless(lambda updates, params: optax.tree.zeros_like(params))
     params = {"moved": jnp.ones(3), "frozen": jnp.ones(4)}
     gradients = params | {"frozen": None}
     optimizer = lb.skip_bad_steps(zeros)
