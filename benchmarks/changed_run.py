@@ -1,14 +1,12 @@
-"""A run whose optimizer or batch changes at its half: what the change costs, and what it brings.
+"""A run whose optimizer changes at its half: what the change costs, and what it brings.
 
     python -m benchmarks.changed_run --keep       # an hour of a CPU
-    python -m benchmarks.changed_run --report     # only the table
+    python -m benchmarks.changed_run --report     # only the tables
 
 The two networks of `benchmarks.tuned`, with the settings that a search chose for each optimizer at
 this batch size. At half of the examples the run goes on with another optimizer, whose moments are
-adopted or begin anew; or with a batch of eight times the size, a rate of sqrt(8) times, and a
-momentum that is kept, moved at once, or moved over as many steps as it remembers. Beside them are
-runs that do not change. Writes one line for each run; the same command after an interruption
-continues.
+adopted or begin anew. Beside them are runs that do not change. Writes one line for each run; the
+same command after an interruption continues.
 """
 
 import argparse
@@ -27,17 +25,15 @@ from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.tuned.arms import ARMS
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import measured
-from benchmarks.tuned.schedules import schedule
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import committed
-from benchmarks.tuned.training import FLOOR, mean_gradient, steps_of
+from benchmarks.tuned.training import mean_gradient, steps_of
 from benchmarks.tuned.workloads import WORKLOADS
 import optax_largebatch as lb
 
 SEEDS = range(21, 26)  # no search and no other table has seen them
 WATCHED = 16
 """The steps after the change after each of which the validation loss is taken."""
-GROWTH = 8
 
 
 class Way(NamedTuple):
@@ -47,8 +43,6 @@ class Way(NamedTuple):
     second: str
     is_adopted: bool = True
     """Whether the moments go over; or the second optimizer begins with its `init`."""
-    momentum: str | None = None
-    """What the momentum does when the batch grows: `kept`, `at once`, or `slowly`."""
 
 
 WAYS = {
@@ -59,13 +53,9 @@ WAYS = {
     "lamb, then muonh": Way("lamb", "muonh"),
     "muonh": Way("muonh", "muonh"),
 }
-GROWN = {
-    f"muonh, momentum {momentum}": Way("muonh", "muonh", momentum=momentum)
-    for momentum in ("kept", "at once", "slowly")
+CASES = {
+    f"{name} {batch}": (name, batch) for batch in ("128", "2048") for name in ("causal", "bert")
 }
-BATCHES = ("128", "2048", f"128 to {128 * GROWTH}")
-CASES = {f"{name} {batch}": (name, batch) for batch in BATCHES for name in ("causal", "bert")}
-OTHER_OPTIMIZER, GROWN_CASES = [*CASES][:4], [*CASES][4:]
 
 
 class Row(NamedTuple):
@@ -83,20 +73,6 @@ class Row(NamedTuple):
 
 Cell = Callable[[Sequence[Row], str, str], str]
 """From all runs, a case and a way to what a table says."""
-
-
-def ways_of(case: str) -> dict[str, Way]:
-    """What is run in a case."""
-    return GROWN if case in GROWN_CASES else WAYS
-
-
-def momentum_of(way: Way, momentum: float, half: int) -> float | optax.Schedule:
-    """The momentum of a run, moved with the batch as a plan moves it."""
-    if way.momentum in (None, "kept"):
-        return momentum
-    moved = max(1 - GROWTH * (1 - momentum), min(momentum, FLOOR))
-    steps = 1 if way.momentum == "at once" else round(1 / (1 - momentum))
-    return optax.linear_schedule(momentum, moved, steps, half - 1)
 
 
 class Change:
@@ -118,7 +94,7 @@ class Change:
         return ARMS[name].build(
             lambda step: tuned.learning_rate * table.learning_rate[step + begins_at],
             lambda step: tuned.weight_decay * table.weight_decay[step + begins_at],
-            momentum_of(self.way, tuned.momentum, self.half),
+            tuned.momentum,
             self.task.stacked,
         )
 
@@ -166,16 +142,11 @@ class Change:
 
 def case_of(case: str) -> tuple[Any, lb.BatchPlan, dict[str, Settings]]:
     """The network of a case, its plan, and the settings of each optimizer."""
-    name, batches = CASES[case]
+    name, batch = CASES[case]
     workload = WORKLOADS[name]
-    first, *grown = batches.split(" to ")
-    plan = workload.plans[first]
-    if grown:
-        stages = f"0:{first} {plan.examples // 2}:{grown[0]}"
-        plan = schedule(int(first), plan.examples, stages)
     results = measured(workload, committed(workload))
-    settings = {optimizer: cells[first].settings for optimizer, cells in results.items()}
-    return workload.task(), plan, settings
+    settings = {optimizer: cells[batch].settings for optimizer, cells in results.items()}
+    return workload.task(), workload.plans[batch], settings
 
 
 def run(path: Path, cases: Sequence[str]) -> None:
@@ -183,7 +154,7 @@ def run(path: Path, cases: Sequence[str]) -> None:
     done = {(row.case, row.way, row.seed) for row in read(path, Row)}
     for case in cases:
         task_plan_settings = case_of(case)
-        for name, way in tqdm(ways_of(case).items(), desc=case, unit="way"):
+        for name, way in tqdm(WAYS.items(), desc=case, unit="way"):
             seeds = [seed for seed in SEEDS if (case, name, seed) not in done]
             change = Change(*task_plan_settings, way) if seeds else None
             for seed in seeds:
@@ -200,11 +171,10 @@ def finished(rows: Sequence[Row], case: str, way: str) -> dict[int, Row]:
 
 
 def test_loss(rows: Sequence[Row], case: str, way: str) -> str:
-    """The mean test loss, and how far it is from that of the first optimizer without a change."""
-    unchanged = way.partition(",")[0] if case not in GROWN_CASES else next(iter(GROWN))
+    """The mean test loss, and how far it is from that of the first optimizer alone."""
     own, others = (
         {seed: row.test_loss for seed, row in finished(rows, case, name).items()}
-        for name in (way, unchanged)
+        for name in (way, WAYS[way].first)
     )
     mean = f"{np.mean([*own.values()]):.3f}" if own else ""
     return f"{mean}, {difference(own, others)}" if own and others and own != others else mean
@@ -219,22 +189,13 @@ def rise(rows: Sequence[Row], case: str, way: str) -> str:
     return f"{np.median([row.rise for row in runs]):.2f}, {steps} steps"
 
 
-def table(rows: Sequence[Row], cases: Sequence[str], *cells: Cell) -> str:
-    """A line for each way, with some cells for each case."""
-    columns = [(case, cell) for case in cases for cell in cells]
-    heads = [f"{case}, {cell.__name__.replace('_', ' ')}" for case, cell in columns]
-    ways = ways_of(cases[0])
-    return markdown(
-        ["run", *heads],
-        [[way, *(cell(rows, case, way) for case, cell in columns)] for way in ways],
-    )
+def table(rows: Sequence[Row], cell: Cell) -> str:
+    """A line for each way, a column for each case."""
+    lines = [[way, *(cell(rows, case, way) for case in CASES)] for way in WAYS]
+    return markdown(["run", *CASES], lines)
 
 
-TABLES: dict[str, tuple[Sequence[str], *tuple[Cell, ...]]] = {
-    "losses": (OTHER_OPTIMIZER, test_loss),
-    "rises": (OTHER_OPTIMIZER, rise),
-    "growth": (GROWN_CASES, test_loss, rise),
-}
+TABLES: dict[str, Cell] = {"losses": test_loss, "rises": rise}
 
 
 def main() -> None:
@@ -248,8 +209,8 @@ def main() -> None:
     path = (results if args.keep or args.report else RUNS) / "changed_run.csv"
     if not args.report:
         run(path, args.case)
-    for cases, *cells in TABLES.values():
-        print(table(read(path, Row), cases, *cells), end="\n\n")
+    for cell in TABLES.values():
+        print(table(read(path, Row), cell), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def zeros_table(kind: str) -> str:
 def changes_table(name: str) -> str:
     """What a run has by a change at its half."""
     rows = read(COMMITTED / "cpu-2-cores" / "changed_run.csv", changed_run.Row)
-    return changed_run.table(rows, *changed_run.TABLES[name])
+    return changed_run.table(rows, changed_run.TABLES[name])
 
 
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {

@@ -26,9 +26,9 @@ LIMITS = {
     "names in the package that say nothing": 400,
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
-    "tokens of benchmarks": 44_000,
+    "tokens of benchmarks": 43_700,
     "tokens of tests": 236_300,
-    "words in docs": 41_800,
+    "words in docs": 42_100,
     "pages in docs": 52,
 }
 EMPTY = ("found", "numbers", "one", "own", "part", "parts")
