@@ -37,7 +37,7 @@ _OTHERS = (optax.MultiStepsState, optax.schedules.InjectStatefulHyperparamsState
 _BEGIN_ANEW = (DynamicLossScaleState, MeasureNoiseScaleState, SkipBadStepsState)
 """States of this library whose numbers never go over."""
 _GO_OVER = (AverageWeightsState, NormalizeNeuronsState)
-"""Those whose numbers do, if the new optimizer has such a state."""
+"""States whose numbers go over, if the new optimizer has such a state."""
 _OF_LAST_STEP = {"learning_rates", "trust_ratios"}
 """Fields of states that count steps and tell of the last one."""
 

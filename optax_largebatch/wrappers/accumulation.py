@@ -308,7 +308,7 @@ def _step_or_wait(
     sums = [x / batch.divisor.astype(x.dtype) if is_mean(x) else x for x in batch.sums]
 
     def dtype_of_result(total: jax.Array, param: jax.Array) -> jnp.dtype:
-        """That of the sum, if it holds all numbers of the parameter."""
+        """The dtype of the sum, if it holds all numbers of the parameter."""
         holds_all = jnp.finfo(total.dtype).bits > jnp.finfo(param.dtype).bits
         return total.dtype if holds_all else param.dtype
 
