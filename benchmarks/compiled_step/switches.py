@@ -15,13 +15,15 @@ from tqdm import tqdm
 
 from benchmarks.compiled_step.__main__ import measure
 from benchmarks.compiled_step.targets import TARGETS
-from benchmarks.harness.plan_switches import switches_of, without
+from benchmarks.harness import plan_switches
+from benchmarks.harness.plan_switches import without
 from benchmarks.harness.results import add_output, report
 from optax_largebatch.engine.execution_plans import (
     ONE_GPU,
     ONE_TPU,
     SEVERAL_DEVICES,
     SHARDS_ON_GPUS,
+    ExecutionPlan,
 )
 
 PLANS = {
@@ -37,6 +39,11 @@ PLANS = {
     ("v5e 2x4", "two layers", "lans"): SEVERAL_DEVICES,
 }
 """Steps, and the plans by which they run."""
+
+
+def switches_of(plan: ExecutionPlan) -> list[str]:
+    """The switches of a plan that are on, for steps without products of matrices."""
+    return [name for name in plan_switches.switches_of(plan) if name != "batch_matrices"]
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ OFF: dict[str, Any] = {
     "serialize_groups": False,
     "smallest_first": False,
     "batch_identical": False,
+    "batch_matrices": False,
     "batch_hoisted": False,
     "defer_state_writes": False,
     "fuse_reductions": False,
