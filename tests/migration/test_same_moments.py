@@ -58,6 +58,7 @@ DIFFERENT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:what DynamicLossScaleState")
 @pytest.mark.parametrize("name", slow_but(QUICK, SAME))
 def test_the_same_moments_are_taken_over(name):
     old, new = SAME[name]
