@@ -31,6 +31,7 @@ def said():
 
 
 @pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.filterwarnings("ignore:what NormalizeNeuronsState")
 @pytest.mark.parametrize(("change", "name", "words"), [*said()])
 def test_a_cell(change, name, words):
     with enable_x64(True):
