@@ -50,6 +50,10 @@ def test_an_axis_that_the_mesh_does_not_have():
         spec_of_moment((8, 12), axis="fsdp")
 
 
+MEMORIES = {memory.kind for memory in jax.devices()[0].addressable_memories()}
+
+
+@pytest.mark.skipif("pinned_host" not in MEMORIES, reason="CPUs of jax 0.6 have none")
 @pytest.mark.parametrize("make", [lb.lamb, lb.muonh, lb.lans], ids=lambda make: make.__name__)
 def test_a_state_in_host_memory(make):
     """It is moved inside the step, takes no room on the devices, and the numbers are the same."""
