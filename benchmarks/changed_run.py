@@ -186,7 +186,7 @@ def rise(rows: Sequence[Row], case: str, way: str) -> str:
     if not runs:
         return ""
     steps = int(np.median([row.steps_above for row in runs]))
-    return f"{np.median([row.rise for row in runs]):.2f}, {steps} steps"
+    return f"{np.median([row.rise for row in runs]):.2f}, {steps} step{'s' * (steps != 1)}"
 
 
 def table(rows: Sequence[Row], cell: Cell) -> str:

@@ -46,8 +46,8 @@ class Block(NamedTuple):
 
     def pair(self, places: Pair) -> Pair:
         """Rows and columns of the block, as axes of the parameter."""
-        rows, columns = places
-        return lengths_along(self.axes, rows), lengths_along(self.axes, columns)
+        rows, columns = (tuple(self.axes[place] for place in side) for side in places)
+        return rows, columns
 
 
 @of_shapes

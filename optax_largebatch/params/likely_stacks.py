@@ -80,9 +80,9 @@ def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> 
       `layers`, `blocks` or the like.
     """
     modules: dict[str, list[int]] = {}
-    for depth in range(max((name.count("/") for name in names), default=-1) + 1):
-        for number, name in enumerate(names):
-            path = name.split("/")
+    paths = [name.split("/") for name in names]
+    for depth in range(max(map(len, paths), default=0)):
+        for number, path in enumerate(paths):
             if depth < len(path):
                 modules.setdefault("/".join(path[:depth]), []).append(number)
     stacks: dict[int, LikelyStack] = {}

@@ -113,8 +113,8 @@ class Matrices(NamedTuple):
             mesh_axes += [names, *[()] * len(others)]
         places = [place for side in self.sides for place, axis in enumerate(axes) if axis == side]
         matrices = self._replace(
-            rows=norms.lengths_along(places, self.fused.rows),
-            columns=norms.lengths_along(places, self.fused.columns),
+            rows=tuple(places[k] for k in self.fused.rows),
+            columns=tuple(places[k] for k in self.fused.columns),
             sharding=LeafSharding(tuple(whole), tuple(mesh_axes)),
             fused=None,
         )

@@ -144,7 +144,8 @@ def _check_one(transform: optax.GradientTransformation, gradients: Any, params: 
         before = jax.tree.map(lambda x, k=k: (0.5 + k) * jnp.cos(x), gradients)
         _, state = specification.update(before, state, params)
     expected = specification.update(gradients, state, params)
-    if not leaf_transform.needs_params:  # what ends with an error in any case has done so
+    # A program that fails with parameters, too, has failed above, with an error of its own.
+    if not leaf_transform.needs_params:
         _check_without_params(leaf_transform.name, specification, gradients, params)
     leaves, arrays = gradients_of(gradients, params)
     name = leaf_transform.name

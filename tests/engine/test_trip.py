@@ -93,7 +93,7 @@ def test_the_engine_is_small():
     assert len(tokens) <= 24
     assert sum(tokens.values()) <= 24_600
     assert max(tokens.values()) <= 2570
-    assert tokens_of([PACKAGE / "testing" / "reference.py"]) <= 865
+    assert tokens_of([PACKAGE / "testing" / "reference.py"]) <= 945
     for folder in [PACKAGE, *(x for x in PACKAGE.rglob("*") if x.is_dir())]:
         assert len([x for x in folder.iterdir() if x.suffix == ".py"]) <= 25, folder
 

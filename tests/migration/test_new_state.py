@@ -156,6 +156,9 @@ def test_no_field_is_forgotten():
     optimizers = [*KEEPING.values(), *(entry.make() for entry in OPTIMIZERS.values())]
     inside = {field for x in optimizers for field, _ in fields_of_ours(x.init(PARAMS))}
     assert {*public} == FIELDS.keys() >= inside
+    anew = {field.partition(".")[0] for field, what in FIELDS.items() if what == "begins anew"}
+    # Between two macro-batches nothing is accumulated.
+    assert anew - {"AccumulateGradientsState"} == {*WARNED.values()}
     tried = {field for x in KEEPING.values() for field, _ in fields_of_ours(x.init(PARAMS))}
     assert all("inner_state" in field for field in FIELDS.keys() - tried)
 
