@@ -31,7 +31,7 @@ from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Measured, Results, measured
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.sweep import committed
-from benchmarks.tuned.training import prepare
+from benchmarks.tuned.training import compiled
 from benchmarks.tuned.workloads import BERT, WORKLOADS, Workload
 from optax_largebatch.plans.law import KEPT, LAWS, Law
 from optax_largebatch.plans.tuned_run import FAMILIES
@@ -41,6 +41,7 @@ Pairs = tuple[tuple[str, str], ...]
 PAIRS: Pairs = (
     *(("32", "512"), ("32", "2048"), ("128", "2048")),
     *(("32", "128"), ("128", "512"), ("512", "2048")),
+    *(("16", "128"), ("16", "512")),
     *(("constant", name) for name in ("two_stages", "seesaw", "four_times")),
 )
 OURS = LAWS["muonh"]
@@ -120,7 +121,9 @@ def run(args: argparse.Namespace, path: Path) -> None:
         total = sum(map(len, jobs.values()))
         with tqdm(total=total, desc=workload.name, unit="run") as progress:
             for (optimizer, large, follows), own in jobs.items():
-                trained = prepare(workload.task(), optimizer, workload.budget.trials, follows)
+                trained = compiled(
+                    workload.task(), workload.arms[optimizer], workload.budget.trials, follows
+                )
                 losses = trained(workload.plans[large], [(x, row.seed) for row, x in own])
                 for (row, _), loss in zip(own, losses, strict=True):
                     append(path, row._replace(test_loss=loss.test))

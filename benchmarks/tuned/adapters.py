@@ -21,6 +21,7 @@ class Adapters:
         self.weights = jax.random.normal(keys[0], (2, width, width)) / width**0.5
         left, right = (jax.random.normal(key, (2, width, 2 * rank)) for key in keys[1:3])
         self.teacher = self.weights + apart * left @ right.mT / (2 * rank * width) ** 0.5
+        self.data = f"a teacher {apart:g} away, rank {2 * rank}"
         self.validation, self.test = (jax.random.normal(x, (held_out, width)) for x in keys[3:])
 
     def init(self, key: jax.Array) -> Any:

@@ -102,6 +102,7 @@ class Bert:
         self.sizes, self.micro_batch = sizes, sizes.micro_batch
         self.stacked = lb.stacked_layers({"layers/": 0}) if sizes.stacked else None
         text = library_text()
+        self.data = f"sha256 {hashlib.sha256(b''.join(map(bytes, text.values()))).hexdigest()}"
         self.training = jnp.asarray(text["train"])
         self.validation, self.test = (
             self._examples(jax.random.key(0), jnp.asarray(text[part]), held_out)

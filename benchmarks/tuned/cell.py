@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 import math
 from typing import NamedTuple
 
-from benchmarks.tuned.arms import ARMS
 from benchmarks.tuned.search import Settings, other_decays, other_rates, search_space
 from benchmarks.tuned.training import Losses
 from benchmarks.tuned.workloads import Workload
@@ -35,7 +34,7 @@ class Cell:
         self, workload: Workload, optimizer: str, batches: str, tried: Sequence[Settings] = ()
     ) -> None:
         self.workload, self.optimizer, self.batches = workload, optimizer, batches
-        self.arm, self.budget = ARMS[optimizer], workload.budget
+        self.arm, self.budget = workload.arms[optimizer], workload.budget
         self.space = list(tried)
         if len(tried) != self.budget.trials:
             self.space = search_space(self.arm.centre, self.arm.decays, self.budget.trials)

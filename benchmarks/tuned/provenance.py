@@ -38,8 +38,15 @@ def _noted(text: str, path: Path, workload: Workload) -> dict[str, Any]:
             f"Choose another --output, or remove that one."
         )
     noted["plans"][workload.name] = workload.plan
+    data = workload.task().data
+    if others := {run["data"] for run in noted["runs"] if "data" in run} - {data}:
+        raise ValueError(
+            f"{path} has runs on other data: {', '.join(others)}, and this machine has {data}. "
+            f"Choose another --output."
+        )
     noted["runs"].append(
         {
+            "data": data,
             "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": shlex.join(["python", "-m", "benchmarks.tuned", *sys.argv[1:]]),
             "machine": machine(),

@@ -8,14 +8,15 @@ from tqdm import tqdm
 
 from benchmarks.harness.machine import folder
 from benchmarks.harness.results import COMMITTED, append, read
-from benchmarks.tuned.bert import Bert
+from benchmarks.tuned.arms import Arm
 from benchmarks.tuned.cell import Cell, Job
 from benchmarks.tuned.provenance import record
 from benchmarks.tuned.search import Settings
-from benchmarks.tuned.training import Losses, Run, prepare
+from benchmarks.tuned.task import Task
+from benchmarks.tuned.training import Losses, Run, compiled
 from benchmarks.tuned.workloads import Workload
 
-Prepare = Callable[[Bert, str, int], Run]
+Prepare = Callable[[Task, Arm, int], Run]
 
 
 class Row(NamedTuple):
@@ -71,7 +72,7 @@ def sweep(
     workload: Workload,
     output: Path,
     chosen: Callable[[str, str], bool] = lambda *place: True,
-    prepare: Prepare = prepare,
+    prepare: Prepare = compiled,
 ) -> None:
     """Runs what is left of a workload, or of some of its cells, and appends it to its table."""
     path = table_of(workload, output)
@@ -88,7 +89,7 @@ def sweep(
     ) as progress:
         for cell in cells:
             progress.set_postfix_str(f"{cell.optimizer} {cell.batches}")
-            run = prepare(workload.task(), cell.optimizer, workload.budget.trials)
+            run = prepare(workload.task(), cell.arm, workload.budget.trials)
             while left := cell.left:
                 jobs = [(job.settings, job.seed) for job in left]
                 for job, losses in zip(left, run(workload.plans[cell.batches], jobs), strict=True):

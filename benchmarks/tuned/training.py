@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.tuned.arms import ARMS, Arm
-from benchmarks.tuned.bert import Bert
+from benchmarks.tuned.arms import Arm
 from benchmarks.tuned.search import Settings
+from benchmarks.tuned.task import Task
 import optax_largebatch as lb
 from optax_largebatch.plans.law import LAWS
 
@@ -65,7 +65,7 @@ def steps_of(plan: lb.BatchPlan, momentum_moves: bool = False) -> Steps:
 
 
 def mean_gradient(
-    task: Bert, params: Any, key: Any, start: Any, batch_size: Any, together: int
+    task: Task, params: Any, key: Any, start: Any, batch_size: Any, together: int
 ) -> Any:
     """The gradient of a batch: the mean over its parts, of so many micro-batches each."""
     part = together * task.micro_batch
@@ -81,24 +81,18 @@ def mean_gradient(
     return jax.tree.map(lambda leaf: leaf / number, total)
 
 
-def prepare(task: Bert, optimizer: str, side_by_side: int, momentum_moves: bool = False) -> Run:
-    """Compiles the runs of an optimizer, by its name.
-
-    Args:
-        task: the network.
-        optimizer: one of `ARMS`.
-        side_by_side: the runs that a device takes at once, but on a CPU.
-        momentum_moves: whether the momentum follows a batch that grows.
-    """
-    return compiled(task, ARMS[optimizer], side_by_side, momentum_moves)
-
-
 @functools.cache
-def compiled(task: Bert, arm: Arm, side_by_side: int, momentum_moves: bool = False) -> Run:
+def compiled(task: Task, arm: Arm, side_by_side: int, momentum_moves: bool = False) -> Run:
     """Compiles the runs of an optimizer: all plans, settings and seeds in a few programs.
 
     A seed draws the same parameters and the same examples for every optimizer, in an order that
     does not depend on the batch size.
+
+    Args:
+        task: the network.
+        arm: the optimizer.
+        side_by_side: the runs that a device takes at once, but on a CPU.
+        momentum_moves: whether the momentum follows a batch that grows.
     """
     on_cpu = jax.default_backend() == "cpu"
     lanes = 1 if on_cpu else side_by_side

@@ -1,15 +1,16 @@
 """The workloads: a network, the batches of its runs, and the optimizers that train it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import functools
 from typing import Any, NamedTuple
 
 from benchmarks.tuned import bert, causal
-from benchmarks.tuned.arms import ARMS
+from benchmarks.tuned.arms import ARMS, Arm
 from benchmarks.tuned.bert import Bert
 from benchmarks.tuned.causal import CausalModel
 from benchmarks.tuned.schedules import constant, ramps, written
 from benchmarks.tuned.search import DECADES, MOMENTA, OFF, WEIGHT_DECAYS, Budget
+from benchmarks.tuned.task import Task
 import optax_largebatch as lb
 
 HELD_OUT = 2048  # examples for validation, and as many for the test
@@ -22,7 +23,7 @@ class Workload(NamedTuple):
 
     name: str
     title: str
-    task: Callable[[], Bert]
+    task: Callable[[], Task]
     plans: dict[str, lb.BatchPlan]
     """The batches of a run, by name."""
     optimizers: tuple[str, ...]
@@ -33,6 +34,8 @@ class Workload(NamedTuple):
     is_ramp: bool = False
     """Whether plans are compared for each optimizer, and not optimizers for each plan."""
     budget: Budget = Budget()
+    arms: Mapping[str, Arm] = ARMS
+    """How each optimizer is built, by name."""
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -43,7 +46,7 @@ class Workload(NamedTuple):
             "weight_decays": [*WEIGHT_DECAYS, OFF],
             "momenta": list(MOMENTA),
             "batch_sizes": {name: written(plan) for name, plan in self.plans.items()},
-            "centres_of_learning_rate": {name: ARMS[name].centre for name in self.optimizers},
+            "centres_of_learning_rate": {name: self.arms[name].centre for name in self.optimizers},
         }
 
     def cells(self) -> Iterator[tuple[str, str]]:
@@ -96,7 +99,23 @@ CAUSAL_RAMP = BERT_RAMP._replace(
     task=SMALL_CAUSAL,
     optimizers=("muonh",),
 )
-WORKLOADS = {workload.name: workload for workload in (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP)}
+# Five times as long, so rates are lower: the peaks of MuonH are angles that real runs have.
+CAUSAL_LONG = CAUSAL._replace(
+    name="causal_long",
+    title="small causal language model, long runs",
+    task=_network(CausalModel, causal.SMALL._replace(micro_batch=16)),
+    plans=constant({16: 8192, 128: 1024, 512: 256}),
+    optimizers=("muonh", "adamw"),
+    order=("16", "128", "512"),
+    around=(),
+    budget=Budget(trials=16, finalists=3, again=1, finals=3),
+    arms={
+        "muonh": ARMS["muonh"]._replace(centre=0.03),
+        "adamw": ARMS["adamw"]._replace(centre=0.01),
+    },
+)
+ALL = (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP, CAUSAL_LONG)
+WORKLOADS = {workload.name: workload for workload in ALL}
 
 # The same, for continuous integration: too few runs and steps to say anything.
 HASTY = Budget(trials=4, finalists=2, again=1, finals=3, around=2)

@@ -22,7 +22,7 @@ from benchmarks.tuned.provenance import record
 from benchmarks.tuned.schedules import constant, schedule
 from benchmarks.tuned.search import Budget, Settings
 from benchmarks.tuned.sweep import Row, cells_of, sweep, table_of
-from benchmarks.tuned.training import Losses, prepare, steps_of
+from benchmarks.tuned.training import Losses, compiled, steps_of
 from benchmarks.tuned.workloads import QUICK, WORKLOADS, Workload
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -71,7 +71,13 @@ def test_no_seed_of_the_search_is_reported(budget):
 BATCHES = constant({32: 4, 64: 4})
 HASTY = Budget(trials=8, finalists=3, again=2, finals=4, around=2)
 OPTIMIZERS = ("adamw", "muonh")
-KNOWN = Workload("known", "known losses", object, BATCHES, OPTIMIZERS, ("64", "32"), ("64",))
+
+
+class Known:
+    data = "none"
+
+
+KNOWN = Workload("known", "known losses", Known, BATCHES, OPTIMIZERS, ("64", "32"), ("64",))
 KNOWN = KNOWN._replace(budget=HASTY)
 
 
@@ -85,7 +91,8 @@ def known_losses(optimizer, settings, seed):
     return Losses(round(loss, 5), round(loss + 1, 5))
 
 
-def known(task, optimizer, side_by_side):
+def known(task, arm, side_by_side):
+    (optimizer,) = (name for name, own in ARMS.items() if own == arm)
     return lambda plan, jobs: (known_losses(optimizer, *job) for job in jobs)
 
 
@@ -392,9 +399,9 @@ def test_runs_side_by_side_are_the_runs(tiny, monkeypatch):
     """As on a GPU: three at a time, the last of five filled up, gradients of more examples."""
     plan = schedule(32, 1024, "0:64 512:128")
     jobs = [(Settings(0, 0.1, 0.0, 0.7 + seed / 20), seed) for seed in range(5)]
-    apart = list(prepare(tiny, "muonh", 1)(plan, jobs))
+    apart = list(compiled(tiny, ARMS["muonh"], 1)(plan, jobs))
     monkeypatch.setattr(training.jax, "default_backend", lambda: "gpu")
-    together = list(prepare(tiny, "muonh", 3)(plan, jobs))
+    together = list(compiled(tiny, ARMS["muonh"], 3)(plan, jobs))
     assert_allclose(together, apart, rtol=1e-3)
     assert len(set(apart)) == 5
 
@@ -406,6 +413,6 @@ def test_a_momentum_that_follows_the_batch(tiny):
     steps = steps_of(ramp, momentum_moves=True)
     assert steps.growth[: ramp.total_steps].tolist() == [1] * 4 + [4] * 3
     job = (Settings(0, 0.1, 0.0, 0.9), 3)
-    moves, stays = (prepare(tiny, "muonh", 1, own) for own in (True, False))
+    moves, stays = (compiled(tiny, ARMS["muonh"], 1, own) for own in (True, False))
     assert list(moves(ramp, [job])) != list(stays(ramp, [job]))
     assert_allclose(*(list(run(constant, [job])) for run in (moves, stays)), rtol=1e-4)
