@@ -3,6 +3,7 @@ r"""What following a law costs: settings of a small batch, moved to a large one 
     python -m benchmarks.transfer --report                                # only the tables
     python -m benchmarks.transfer --keep --workload causal --optimizer muonh --pair 32 2048 \
         --way law sqrt --seeds 5                                          # four minutes of a CPU
+    python -m benchmarks.transfer --file own.py       # optimizers and tasks of your own
     PYTHON=python3 benchmarks/evidence_on_a_gpu.sh                        # everything, on a GPU
 
 The start is what the search of `benchmarks.tuned` chose at the small batch; the end is the loss of
@@ -15,7 +16,7 @@ Writes one line for each run; the same command after an interruption continues.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import itertools
 import math
 from pathlib import Path
@@ -27,16 +28,15 @@ from tqdm import tqdm
 from benchmarks.harness.machine import folder
 from benchmarks.harness.pages import markdown
 from benchmarks.harness.results import COMMITTED, RUNS, append, read
+from benchmarks.tuned import sweep
 from benchmarks.tuned.intervals import Difference, difference
 from benchmarks.tuned.results import Measured, Results, measured
 from benchmarks.tuned.search import Settings
-from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.training import compiled
-from benchmarks.tuned.workloads import BERT, WORKLOADS, Workload
-from optax_largebatch.plans.law import KEPT, LAWS, Law
+from benchmarks.tuned.workloads import BERT, WORKLOADS, Workload, workloads_in
+from optax_largebatch.plans.law import KEPT, LAWS, Law, own_law
 from optax_largebatch.plans.tuned_run import FAMILIES
 
-OPTIMIZERS = ("muonh", "muon", "adamw", "lans", "lamb")
 Pairs = tuple[tuple[str, str], ...]
 PAIRS: Pairs = (
     *(("32", "512"), ("32", "2048"), ("128", "2048")),
@@ -44,14 +44,8 @@ PAIRS: Pairs = (
     *(("16", "128"), ("16", "512")),
     *(("constant", name) for name in ("two_stages", "seesaw", "four_times")),
 )
-OURS = LAWS["muonh"]
-WAYS: dict[str, Law] = {
-    "law": OURS,
-    "kept": LAWS["kept"],
-    "sqrt": LAWS["sqrt"],
-    "momentum kept": OURS._replace(momentum=KEPT),
-    "lowest rate": OURS,
-} | {f"floor {floor}": OURS._replace(momentum_floor=floor) for floor in (0, 0.5, 0.6, 0.8, 0.9)}
+FLOORS = (0, 0.5, 0.6, 0.8, 0.9)
+WAYS = ("law", "kept", "sqrt", "momentum kept", "lowest rate", *(f"floor {x}" for x in FLOORS))
 """The laws that are compared; the law itself has a floor of 0.7."""
 SHOWN = ("law", "kept", "sqrt", "momentum kept", "lowest rate")
 AS_GOOD = 0.05
@@ -78,13 +72,21 @@ class Row(NamedTuple):
         return self[:5]
 
 
+def law_of(workload: Workload, optimizer: str, way: str) -> Law:
+    """The law of this name for an optimizer."""
+    law = own_law(own) if (own := workload.laws.get(optimizer)) else LAWS["muonh"]
+    if way.startswith("floor"):
+        return law._replace(momentum_floor=float(way.split()[1]))
+    return {"momentum kept": law._replace(momentum=KEPT)}.get(way) or LAWS.get(way) or law
+
+
 def moved(
     workload: Workload, optimizer: str, start: Settings, small: str, large: str, law: Law
 ) -> Settings:
     """The settings at the large batch, or at the first batch of a ramp."""
     old, plan = (workload.plans[name] for name in (small, large))
     k, r = plan.batch_size(0) / old.batch_size(0), plan.examples / old.examples
-    new = law.moved({"momentum": start.momentum}, FAMILIES[optimizer][0], k, r)
+    new = law.moved({"momentum": start.momentum}, FAMILIES.get(optimizer, ("decoupled",))[0], k, r)
     return start._replace(
         learning_rate=start.learning_rate * new["learning_rate"].value,
         weight_decay=start.weight_decay * new["weight_decay"].value,
@@ -101,19 +103,29 @@ def start(found: Measured, way: str) -> Settings:
     return min(good, key=lambda own: own.learning_rate)
 
 
-def run(args: argparse.Namespace, path: Path) -> None:
+def pairs_of(workload: Workload) -> Pairs:
+    """The moves of a workload: those of `PAIRS`, or from each batch to each after it."""
+    ours = tuple(pair for pair in PAIRS if {*pair} <= workload.plans.keys())
+    return ours or tuple(itertools.combinations(workload.plans, 2))
+
+
+def run(args: argparse.Namespace, workloads: Iterable[Workload], path: Path) -> None:
     """Runs what is left, and appends it to the table."""
     done = {(*row.place, row.seed) for row in read(path, Row)}
-    for workload in (WORKLOADS[name] for name in args.workload):
-        results = measured(workload, committed(workload))
+    for workload in workloads:
+        results = searches(workload, args.file)
         jobs: dict[tuple[str, str, bool], list[tuple[Row, Settings]]] = {}
-        for optimizer, pair, way in itertools.product(args.optimizer, args.pair or PAIRS, args.way):
+        moves = itertools.product(
+            args.optimizer or workload.optimizers, args.pair or pairs_of(workload), args.way
+        )
+        for optimizer, pair, way in moves:
             small, large = pair
             found = results.get(optimizer, {}).get(small)
             if found is None or large not in workload.plans:
                 continue
-            follows = len(workload.plans[large].stages) > 1 and WAYS[way].momentum != KEPT
-            settings = moved(workload, optimizer, start(found, way), small, large, WAYS[way])
+            law = law_of(workload, optimizer, way)
+            follows = len(workload.plans[large].stages) > 1 and law.momentum != KEPT
+            settings = moved(workload, optimizer, start(found, way), small, large, law)
             for seed in workload.budget.final_seeds[: args.seeds]:
                 row = Row(workload.name, optimizer, *pair, way, *settings[1:], seed, math.nan)
                 if (*row.place, seed) not in done:
@@ -149,6 +161,13 @@ def searched(losses: Losses, place: tuple[str, ...], results: Results) -> dict[i
     return again or results[optimizer][large].losses
 
 
+def searches(workload: Workload, file: Path | None = None) -> Results:
+    """What a search chose: one that is committed, or that of a user's file."""
+    if file is None:
+        return measured(workload, sweep.committed(workload))
+    return measured(workload, read(sweep.table_of(workload, RUNS / file.stem), sweep.Row))
+
+
 def committed_rows() -> list[Row]:
     """What was run, on any machine."""
     return [row for path in sorted(COMMITTED.glob("*/transfer.csv")) for row in read(path, Row)]
@@ -158,14 +177,16 @@ def law_table(
     workload: Workload,
     rows: list[Row],
     results: Results,
-    pairs: Pairs = PAIRS,
+    pairs: Pairs = (),
     shown: Sequence[str] = SHOWN,
 ) -> str:
     """A line for each optimizer and pair: the search, and the difference of each way from it."""
     losses = losses_of(rows, workload)
+    pairs = pairs or pairs_of(workload)
+    order = workload.optimizers
     places = {place[:4] for place in losses if place[2:4] in pairs}
     lines = []
-    for place in sorted(places, key=lambda x: (pairs.index(x[2:]), OPTIMIZERS.index(x[1]))):
+    for place in sorted(places, key=lambda x: (pairs.index(x[2:]), order.index(x[1]))):
         search = searched(losses, place, results)
         ways = [_over(losses.get((*place, way)), search) for way in shown]
         loss = f"{sum(search.values()) / len(search):.3f}"
@@ -198,16 +219,15 @@ def _over(found: dict[int, float] | None, search: dict[int, float]) -> Differenc
     return difference(found, search) if found and found.keys() == search.keys() else ""
 
 
-def report() -> str:
+def report(rows: list[Row], workloads: Iterable[Workload], file: Path | None = None) -> str:
     """The tables of each workload: losses over those of a search at the large batch."""
-    rows = committed_rows()
     parts = ["# What following the law costs", EXPLANATION]
-    for workload in WORKLOADS.values():
+    for workload in workloads:
         if any(row.workload == workload.name for row in rows):
-            results = measured(workload, committed(workload))
+            results = searches(workload, file)
             parts += [f"## {workload.title}", law_table(workload, rows, results)]
-    floors = floors_table(rows, measured(BERT, committed(BERT)))
-    parts += ["## The floor of the momentum", floors]
+    if file is None:
+        parts += ["## The floor of the momentum", floors_table(rows, searches(BERT))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -218,21 +238,28 @@ better than the search. In brackets is the interval of Student's distribution th
 covers seeds and not the choice of settings; in bold those whose interval leaves out 0."""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Runs what is left, and writes the tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["bert"])
-    parser.add_argument("--optimizer", nargs="+", choices=OPTIMIZERS, default=[*OPTIMIZERS])
+    parser.add_argument("--file", type=Path, help="with workloads of your own, after their search")
+    parser.add_argument("--workload", nargs="+", help="default: bert, or all of a file")
+    parser.add_argument("--optimizer", nargs="+", help="default: all")
     parser.add_argument("--pair", nargs=2, action="append", metavar=("SMALL", "LARGE"))
-    parser.add_argument("--way", nargs="+", choices=tuple(WAYS), default=[*WAYS])
+    parser.add_argument("--way", nargs="+", choices=WAYS, help="default: all")
     parser.add_argument("--seeds", type=int, help="default: all that the search has not seen")
     parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
     parser.add_argument("--report", action="store_true", help="only the tables")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    args.way = args.way or (SHOWN if args.file else WAYS)
+    workloads = workloads_in(args.file) if args.file else WORKLOADS
+    folder_of = RUNS / args.file.stem if args.file else COMMITTED / folder() if args.keep else RUNS
+    path = folder_of / "transfer.csv"
     if not args.report:
-        run(args, (COMMITTED / folder() if args.keep else RUNS) / "transfer.csv")
-    text = report()
-    (COMMITTED / "transfer.md").write_text(text)
+        names = args.workload or (workloads if args.file else ["bert"])
+        run(args, [workloads[name] for name in names], path)
+    rows = read(path, Row) if args.file else committed_rows()
+    text = report(rows, workloads.values(), args.file)
+    (path if args.file else COMMITTED / "transfer").with_suffix(".md").write_text(text)
     print(text)
 
 

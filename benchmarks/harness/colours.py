@@ -3,6 +3,9 @@
 Importing it is enough: pictures are transparent, with grey letters.
 """
 
+from collections.abc import Iterable
+import itertools
+
 import matplotlib
 
 INK = "#7A7A7A"
@@ -29,3 +32,10 @@ COLOURS = {
     "nadamw": "#8B5CF6",
 }
 """The colour of each optimizer, the same in every picture; most are those of Okabe and Ito."""
+OTHERS = ("#56B4E9", "#882255", "#999933", "#44AA99", "#661100", "#6699CC", "#AA4499")
+
+
+def colours_of(names: Iterable[str]) -> dict[str, str]:
+    """The colours of any optimizers: those of `COLOURS`, and for others the next that is free."""
+    others = itertools.cycle(OTHERS)
+    return {name: COLOURS.get(name) or next(others) for name in names}

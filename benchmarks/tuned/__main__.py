@@ -3,6 +3,7 @@
     PYTHON=python3 benchmarks/evidence_on_a_gpu.sh    # bert and causal
     python -m benchmarks.tuned --quick                # a minute: shows that it works
     python -m benchmarks.tuned --report               # only tables and pictures
+    python -m benchmarks.tuned --file own.py          # optimizers and tasks of your own
     python -m benchmarks.tuned --keep --workload bert --optimizer muonh --batch-size 512   # a cell
 
 Writes a table for each workload, one line for each run, beside it a JSON file with the machine, the
@@ -24,10 +25,9 @@ from pathlib import Path
 
 from benchmarks.harness.machine import folder
 from benchmarks.harness.results import COMMITTED, RUNS
-from benchmarks.tuned.arms import ARMS
 from benchmarks.tuned.report import write_report
 from benchmarks.tuned.sweep import sweep
-from benchmarks.tuned.workloads import QUICK, WORKLOADS
+from benchmarks.tuned.workloads import QUICK, WORKLOADS, workloads_in
 
 
 def piece(optimizers: list[str] | None, batches: list[str] | None) -> Callable[[str, str], bool]:
@@ -42,14 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tuned", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, help="default: all")
-    parser.add_argument("--optimizer", nargs="+", choices=ARMS, help="only these, for now")
-    parser.add_argument(
-        "--batch-size",
-        nargs="+",
-        choices=sorted({name for workload in WORKLOADS.values() for name in workload.plans}),
-        help="only these, or these ramps, for now",
-    )
+    parser.add_argument("--file", type=Path, help="a Python file with workloads of your own")
+    parser.add_argument("--workload", nargs="+", help="default: all")
+    parser.add_argument("--optimizer", nargs="+", help="only these, for now")
+    parser.add_argument("--batch-size", nargs="+", help="only these, or these ramps, for now")
     parser.add_argument("--quick", action="store_true", help="few and short runs")
     parser.add_argument("--report", action="store_true", help="run nothing, write the report")
     parser.add_argument(
@@ -57,10 +53,16 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--output", type=Path, help="default: a folder in runs")
     args = parser.parse_args(arguments)
-    name = "tuned_quick" if args.quick else "tuned"
+    workloads = workloads_in(args.file) if args.file else QUICK if args.quick else WORKLOADS
+    for given, known in (
+        (args.workload, workloads),
+        (args.optimizer, {name for own in workloads.values() for name in own.optimizers}),
+        (args.batch_size, {name for own in workloads.values() for name in own.plans}),
+    ):
+        if unknown := set(given or ()) - set(known):
+            parser.error(f"{', '.join(unknown)}: choose from {', '.join(sorted(known))}")
+    name = args.file.stem if args.file else "tuned_quick" if args.quick else "tuned"
     output = args.output or (COMMITTED / folder() if args.keep else RUNS) / name
-    workloads = QUICK if args.quick else WORKLOADS
-    output.mkdir(parents=True, exist_ok=True)
     if not args.report:
         for workload in [workloads[name] for name in args.workload or workloads]:
             sweep(workload, output, piece(args.optimizer, args.batch_size))

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from benchmarks.harness.colours import COLOURS, INK
+from benchmarks.harness.colours import INK, colours_of
 from benchmarks.tuned.results import Curve, Results
 from benchmarks.tuned.workloads import Workload
 
@@ -25,6 +25,7 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
     No line joins batch sizes, whose runs have other numbers of steps and examples.
     """
     figure, axes = plt.subplots(figsize=(WIDTH, 4.2), layout="constrained")
+    colours = colours_of(workload.optimizers)
     ends = {}
     for place, (name, own) in enumerate(results.items()):
         sizes = [size for size in workload.plans if size in own and math.isfinite(own[size].mean)]
@@ -32,20 +33,22 @@ def plot_losses(workload: Workload, results: Results, path: Path) -> None:
             continue
         x = np.array([float(batches) for batches in sizes]) * SPACING ** (place - len(results) // 2)
         means = [own[batches].mean for batches in sizes]
-        axes.plot(x, means, "_", ms=10, mew=2, color=COLOURS[name])
+        axes.plot(x, means, "_", ms=10, mew=2, color=colours[name])
         for size, batches in zip(x, sizes, strict=True):
             losses = list(own[batches].losses.values())
-            axes.plot([size] * len(losses), losses, "o", ms=2.5, alpha=0.6, color=COLOURS[name])
+            axes.plot([size] * len(losses), losses, "o", ms=2.5, alpha=0.6, color=colours[name])
         ends[name] = (x[-1], means[-1])
     axes.set(xscale="log", xlabel="batch size", ylabel="test loss at the end (lower is better)")
     axes.set_xticks([float(batches) for batches in workload.plans], list(workload.plans))
     _finish(axes, workload.title)
-    name_ends(axes, ends)
+    name_ends(axes, ends, colours)
     figure.savefig(path)
     plt.close(figure)
 
 
-def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
+def name_ends(
+    axes: Axes, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]
+) -> None:
     """The name of each curve to the right of its end, no two closer than a line of text."""
     names = sorted(ends, key=lambda name: ends[name][1])
     to_share = axes.transScale + axes.transLimits  # of the height of the axes
@@ -60,14 +63,18 @@ def name_ends(axes: Axes, ends: Mapping[str, tuple[float, float]]) -> None:
             textcoords="axes fraction",
             fontsize=8,
             va="center",
-            color=COLOURS[name],
+            color=colours[name],
             fontweight="bold",
-            arrowprops={"arrowstyle": "-", "color": COLOURS[name], "lw": 0.5, "relpos": (0, 0.5)},
+            arrowprops={"arrowstyle": "-", "color": colours[name], "lw": 0.5, "relpos": (0, 0.5)},
         )
 
 
 def plot_curves(
-    title: str, rates: Mapping[str, Curve], decays: Mapping[str, Curve], path: Path
+    title: str,
+    rates: Mapping[str, Curve],
+    decays: Mapping[str, Curve],
+    colours: Mapping[str, str],
+    path: Path,
 ) -> None:
     """How far one may be wrong: the loss over the rate, and over the decay.
 
@@ -78,10 +85,11 @@ def plot_curves(
     )
     for name, own in rates.items():
         x = np.array(list(own.losses)) / own.chosen
-        _curve(above, name, x, own, 1.0)
+        _curve(above, name, colours[name], x, own, 1.0)
     off = min((value for own in decays.values() for value in own.losses if value), default=1) / 4
     for name, own in decays.items():
-        _curve(below, name, np.maximum(list(own.losses), off), own, max(own.chosen, off))
+        x = np.maximum(list(own.losses), off)
+        _curve(below, name, colours[name], x, own, max(own.chosen, off))
     above.set(xscale="log", xlabel="learning rate, in units of the chosen one", ylabel="test loss")
     above.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
     below.set(xscale="log", xlabel="weight decay", ylabel="test loss")
@@ -103,9 +111,9 @@ def plot_curves(
     plt.close(figure)
 
 
-def _curve(axes: Axes, name: str, x: np.ndarray, own: Curve, chosen: float) -> None:
-    axes.plot(x, list(own.losses.values()), "o-", ms=3, lw=1.5, color=COLOURS[name], label=name)
-    axes.plot(chosen, own.losses[own.chosen], "o", ms=7, color=COLOURS[name])
+def _curve(axes: Axes, name: str, colour: str, x: np.ndarray, own: Curve, chosen: float) -> None:
+    axes.plot(x, list(own.losses.values()), "o-", ms=3, lw=1.5, color=colour, label=name)
+    axes.plot(chosen, own.losses[own.chosen], "o", ms=7, color=colour)
 
 
 def _finish(axes: Axes, title: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.harness.colours import colours_of
 from benchmarks.harness.results import read
 from benchmarks.tuned.pictures import plot_curves, plot_losses
 from benchmarks.tuned.results import curves, measured
@@ -38,11 +39,9 @@ def section(workload: Workload, rows: list[Row], output: Path) -> list[str]:
     if workload.is_ramp:
         return [*parts, ramps_table(workload, results), settings_table(results)]
     parts.append(losses_table(workload, results))
-    parts += [
-        differences_table(workload, results, name)
-        for name in REFERENCES
-        if name in results and len(results) > 1
-    ]
+    references = [name for name in REFERENCES if name in results] or list(results)[:1]
+    if len(results) > 1:
+        parts += [differences_table(workload, results, name) for name in references]
     parts.append(settings_table(results))
     plot_losses(workload, results, output / f"{workload.name}.png")
     parts.append(f"![{workload.title}]({workload.name}.png)")
@@ -51,7 +50,7 @@ def section(workload: Workload, rows: list[Row], output: Path) -> list[str]:
         if rates:
             name = f"{workload.name}_around_{batches}.png"
             title = f"{workload.title}, batch {batches}"
-            plot_curves(title, rates, decays, output / name)
+            plot_curves(title, rates, decays, colours_of(workload.optimizers), output / name)
             parts.append(f"![{title}, how far one may be wrong]({name})")
     return parts
 

@@ -75,6 +75,7 @@ def sweep(
     prepare: Prepare = compiled,
 ) -> None:
     """Runs what is left of a workload, or of some of its cells, and appends it to its table."""
+    output.mkdir(parents=True, exist_ok=True)
     path = table_of(workload, output)
     cells = cells_of(workload, read(path, Row))
     cells = [cell for place, cell in cells.items() if chosen(*place) and cell.left]

@@ -29,3 +29,4 @@ class Task(Protocol):
 
     def loss(self, params: Any, examples: Any) -> jax.Array:
         """The mean loss of some examples."""
+        ...

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import functools
+from pathlib import Path
+import runpy
 from typing import Any, NamedTuple
 
 from benchmarks.tuned import bert, causal
@@ -36,6 +38,8 @@ class Workload(NamedTuple):
     budget: Budget = Budget()
     arms: Mapping[str, Arm] = ARMS
     """How each optimizer is built, by name."""
+    laws: Mapping[str, Any] = {}
+    """How the numbers of some move, as `law` of `lb.TunedRun`; of others by the law of MuonH."""
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -116,6 +120,13 @@ CAUSAL_LONG = CAUSAL._replace(
 )
 ALL = (BERT, CAUSAL, BERT_RAMP, CAUSAL_RAMP, CAUSAL_LONG)
 WORKLOADS = {workload.name: workload for workload in ALL}
+
+
+def workloads_in(file: Path) -> dict[str, Workload]:
+    """The workloads of a user's program, by name."""
+    named = runpy.run_path(str(file)).values()
+    return {own.name: own for own in named if isinstance(own, Workload)}
+
 
 # The same, for continuous integration: too few runs and steps to say anything.
 HASTY = Budget(trials=4, finalists=2, again=1, finals=3, around=2)

@@ -42,8 +42,8 @@ class ExplainedParameter:
     matrices: Mapping[tuple[int, int], int]
     """How many matrices of these rows and columns it has, if Muon moves it."""
     direction: str
-    """Where its steps go: `"muon"`, `"adam"`, `"momentum"`, or `"gradient"`; `"?"` if no
-    transformation of this library sees the parameter."""
+    """Where its steps go: `"muon"`, `"adam"`, `"momentum"`, the names of transformations from
+    elsewhere in a `chain`, or `"gradient"`; `"?"` if no transformation of this library sees it."""
     length: str
     """What sets the length of its steps: `"trust ratio"` for that of the parameter, `"sphere"` for
     steps that keep its norm, `"size"` for its root mean square; empty if it is the rate alone."""
@@ -165,7 +165,9 @@ def explain(optimizer: Optimizer, params: Any) -> Explanation:
     leaves = jax.tree.leaves(params)
     undeclared = {stack.number: stack.entry for stack in forgotten_stacks(facts, params)}
     of_each: list[dict[str, Any]] = [
-        {"direction": UNKNOWN} if known is None else {"direction": "gradient", **known}
+        {"direction": UNKNOWN}
+        if known is None
+        else {"direction": " + ".join(known.get("names", ["gradient"])), **known}
         for known in facts.of_each
     ]
     rates = relative_rates([known.get("rate") for known in of_each])

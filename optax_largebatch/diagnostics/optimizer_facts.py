@@ -118,6 +118,7 @@ def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
     transform = made.transform
     params = made.params
     of_each = transform.facts(params) if transform.facts else [{}] * len(numbers)
+    is_foreign = not getattr(transform.leaf, "__module__", "").startswith("optax_largebatch.")
     stacks = transform.stacked
     blocks = dict(zip(numbers, stacks.blocks_of(params), strict=True))
     sizes = stacks.sizes(params)
@@ -126,7 +127,7 @@ def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
         about.blocks[number] = max(about.blocks[number], sizes[i])
         if of_each[i].get("length") == "sphere":
             about.spheres[number] = blocks[number]
-        if transform.facts:
+        if transform.facts or is_foreign:
             before = about.of_each[number] or {}
             kept = before.keys() & {"direction"}
             new = {
@@ -134,7 +135,8 @@ def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: K
                 for name, value in of_each[i].items()
                 if name not in kept and not isinstance(value, Tracer)
             }
-            about.of_each[number] = {**before, **new}
+            names = (*before.get("names", ()), transform.name)
+            about.of_each[number] = {**before, **new, **({"names": names} if is_foreign else {})}
     if keys is not None:
         adapted = [n for n, facts in zip(numbers, of_each, strict=True) if "length" in facts]
         bounds = next((facts["bounds"] for facts in of_each if "bounds" in facts), None)

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from optax_largebatch.arguments import check_choice, check_integer
+from optax_largebatch.arguments import check_integer
 from optax_largebatch.plans.counts import Count, count
 from optax_largebatch.plans.growth import Growth
-from optax_largebatch.plans.law import LAWS
 from optax_largebatch.plans.plan import BatchPlan
 from optax_largebatch.plans.stages import Start, stages_of, starts_of
-from optax_largebatch.plans.tuned_run import TunedRun
+from optax_largebatch.plans.tuned_run import TunedRun, law_of
 
 
 def batch_plan(
@@ -110,15 +109,15 @@ def batch_plan(
         raise TypeError(f"run must be a TunedRun(...) or None, got {run!r}.")
     if law is not None and run is None:
         raise ValueError(f"run must be given with law={law!r}, which moves its numbers; got None.")
+    grown = isinstance(stages, Growth)
     if run is not None:
         law = run.optimizer if law is None else law
-        check_choice("law", law, tuple(LAWS))
-    grown = isinstance(stages, Growth)
-    if grown and stages.is_coupled and law and not LAWS[law].learning_rate.batch:
-        raise ValueError(
-            f"law must move the learning rate with the batch for seesaw, got {law!r}: where the "
-            "batch doubles, the learning rate must not halve as well."
-        )
+        rate = law_of(run, law).learning_rate
+        if grown and stages.is_coupled and not rate.batch:
+            raise ValueError(
+                f"law must move the learning rate with the batch for seesaw, got {law!r}: where "
+                "the batch doubles, the learning rate must not halve as well."
+            )
     starts = starts_of(stages.starts(seen, _rate_over(run, seen)) if grown else stages)
     if starts[-1][0] >= seen:
         raise ValueError(

@@ -5,10 +5,11 @@ by powers of the two.
 """
 
 from collections.abc import Mapping
+import itertools
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from optax_largebatch.arguments import check_integer, known_number
+from optax_largebatch.arguments import check_integer, check_number, known_number
 from optax_largebatch.plans.counts import LARGEST
 
 DecayKind = Literal["decoupled", "independent", "l2", "rescaled"]
@@ -191,6 +192,27 @@ LAWS: Mapping[str, Law] = {
     ),
 }
 """A row for each family of optimizers, and those that others published."""
+
+
+OWN_NUMBERS = ("learning_rate", "momentum", "b2", "eps")
+
+
+def own_law(powers: Any) -> Law:
+    """The row of an optimizer of your own, from the `law` of a `TunedRun`."""
+    try:
+        rows: dict[str, Any] = {name: Power(*both) for name, both in dict(powers).items()}
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"law must have a power of k and one of r for each number, got {powers!r}."
+        ) from error
+    if "learning_rate" not in rows or not rows.keys() <= set(OWN_NUMBERS):
+        raise ValueError(
+            f"law must have {OWN_NUMBERS[0]}, and may have {', '.join(OWN_NUMBERS[1:])}; got "
+            f"{', '.join(map(repr, rows))}."
+        )
+    for name, power in itertools.product(rows, Power._fields):
+        check_number(f"law, {name}", getattr(rows[name], power), "(-inf, inf)")
+    return Law(**rows, valid="The law is your own: nobody here has measured it.")
 
 
 def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
-from optax_largebatch.arguments import check_choice, check_number, known_number
+from optax_largebatch.arguments import check_number, known_number
 from optax_largebatch.plans.counts import Count, count, integer
-from optax_largebatch.plans.law import LAWS, Moved
+from optax_largebatch.plans.law import Moved
 from optax_largebatch.plans.planned_rate import PlannedRate
 from optax_largebatch.plans.stages import Stage, stages_of, starts_of
 from optax_largebatch.plans.table import table
-from optax_largebatch.plans.tuned_run import TunedRun
+from optax_largebatch.plans.tuned_run import TunedRun, law_of
 
 LARGEST_INT32 = 2**31 - 1
 """Steps and batch sizes are int32; numbers of examples, which grow faster, are floats."""
@@ -55,7 +55,7 @@ class BatchPlan:
     run: TunedRun | None
     """The run whose numbers are moved to the batch sizes; None in a plan of batch sizes alone."""
     law: str | None
-    """The row of `LAWS` by which they move; None without a run."""
+    """The row of `LAWS` by which they move, or the name of an optimizer with its own."""
     micro_batch_size: int | None
     """The examples of a micro-batch on each device, if gradients are accumulated."""
     devices: int
@@ -67,7 +67,7 @@ class BatchPlan:
         if not isinstance(self.run, TunedRun | None):
             raise TypeError(f"run must be a TunedRun or None, got {self.run!r}.")
         if self.run is not None:
-            check_choice("law", self.law, tuple(LAWS))
+            law_of(self.run, self.law)
         if not isinstance(self.note, str):
             raise TypeError(f"note must be a string, got {self.note!r}.")
         # Also what a text of JSON says, and `dataclasses.replace`, become integers of Python here.
@@ -189,7 +189,7 @@ class BatchPlan:
         """The numbers at a batch size, each with its reason; of rate and decay the factors."""
         run = self._run("moved")
         k = batch_size / int(run.batch_size)
-        return LAWS[str(self.law)].moved(run.numbers, run.kind, k, self.length)
+        return law_of(run, self.law).moved(run.numbers, run.kind, k, self.length)
 
     def examples_at(self, step: Any) -> int:
         """The examples that were seen before a step; exact, for any number of them.
@@ -326,7 +326,7 @@ class BatchPlan:
         """The learning rate of the tuned run, with another warm-up if the law asks for one."""
         run = self._run("learning_rate")
         rate: Any = run.learning_rate
-        if not LAWS[str(self.law)].keeps_warmup_steps or not callable(rate):
+        if not law_of(run, self.law).keeps_warmup_steps or not callable(rate):
             return rate
         if not isinstance(rate, PlannedRate):
             raise ValueError(f"learning_rate must be a PlannedRate for {self.law!r}, got {rate!r}.")

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.plans.counts import written
-from optax_largebatch.plans.law import KEPT, LAWS, SHARE_OF_ADAM, SPHERES
+from optax_largebatch.plans.law import KEPT, SHARE_OF_ADAM, SPHERES
 from optax_largebatch.plans.stages import Stage
+from optax_largebatch.plans.tuned_run import law_of
 
 WIDTH = 80
 HEAD = 2
@@ -143,7 +144,7 @@ def _account(plan: Any, run: Any, highest: float) -> Iterator[str]:
     """What moved from the tuned run to the last stage, and why; `highest` is the largest rate."""
     batch = plan.stages[-1].batch_size
     r = plan.length
-    law = LAWS[plan.law]
+    law = law_of(run, plan.law)
     longer = f", examples times r = {r:.4g}" if r != 1 else ""
     yield (
         f"From {run.optimizer} at {run.batch_size} to {batch} by the law {plan.law!r} "

@@ -8,7 +8,15 @@ from typing import Any, Literal
 
 from optax_largebatch.arguments import check_choice, known_number
 from optax_largebatch.plans.counts import Count, count, written
-from optax_largebatch.plans.law import DECAY_KINDS, SHARE_OF_ADAM, SPHERES, DecayKind
+from optax_largebatch.plans.law import (
+    DECAY_KINDS,
+    LAWS,
+    SHARE_OF_ADAM,
+    SPHERES,
+    DecayKind,
+    Law,
+    own_law,
+)
 from optax_largebatch.plans.planned_rate import PlannedRate, planned
 
 Family = Literal["adamw", "muon", "muonh", "adamh", "lamb", "lans", "lars", "sgd"]
@@ -27,6 +35,8 @@ FAMILIES: Mapping[str, tuple[DecayKind, Mapping[str, float]]] = {
 }
 """The kind of weight decay that an optimizer has, and its other numbers if nobody gives them."""
 
+NUMBERS = ("momentum", "b1", "b2", "eps")
+
 SETTLED = 0.1
 """How far a decay has to shrink the weights over a run to balance their growth."""
 
@@ -40,7 +50,8 @@ class TunedRun:
 
     Args:
         optimizer: `"adamw"`, `"muon"`, `"muonh"`, `"adamh"`, `"lamb"`, `"lans"`, `"lars"` or
-            `"sgd"`. NAdam moves as AdamW.
+            `"sgd"`. NAdam moves as AdamW. Any other name for an optimizer of your own, with `law`;
+            it has those of the four last numbers that are given.
         batch_size: the examples in a step, for which the numbers are tuned.
         total: the examples of the run, or its tokens if plans count tokens; an integer, or a string
             such as `"100M"`.
@@ -58,6 +69,10 @@ class TunedRun:
         b1: decay rate of the first moment, in [0, 1).
         b2: decay rate of the second moment, in [0, 1).
         eps: Adam's epsilon, 0 or more.
+        law: how the numbers of your own optimizer move: for `"learning_rate"`, and for `"momentum"`
+            (the power of `1 - b`, also of `b1`), `"b2"` and `"eps"` if they move, the powers of
+            `k` and `r`, as in `{"learning_rate": (0.5, -0.32), "momentum": (1, -0.5)}`. Bounds are
+            those of `batch_plan`.
 
     Raises:
         ValueError: an argument is out of its range, or the optimizer has no such number.
@@ -78,7 +93,7 @@ class TunedRun:
         0.0017320508075688772
     """
 
-    optimizer: Family
+    optimizer: Family | str
     _: dataclasses.KW_ONLY
     batch_size: Count
     total: Count
@@ -89,11 +104,18 @@ class TunedRun:
     b1: float | None = None
     b2: float | None = None
     eps: float | None = None
+    law: Any = None
     note: str = ""
     """Where the numbers come from, if not from a search; the printed run has it."""
 
     def __post_init__(self) -> None:
-        check_choice("optimizer", self.optimizer, tuple(FAMILIES))
+        if self.law is None:
+            check_choice("optimizer", self.optimizer, tuple(FAMILIES))
+        elif self.optimizer in LAWS:
+            raise ValueError(
+                f"law must be None for {self.optimizer!r}, whose row is known; got {self.law!r}. "
+                "Give your own optimizer another name."
+            )
         if self.decay_kind is not None:
             check_choice("decay_kind", self.decay_kind, DECAY_KINDS)
         total = count("total", self.total, at_least=1)
@@ -103,8 +125,11 @@ class TunedRun:
             "learning_rate": planned("learning_rate", self.learning_rate, total),
             "weight_decay": planned("weight_decay", self.weight_decay, total),
         }
-        known = FAMILIES[self.optimizer][1]
-        for name in ("momentum", "b1", "b2", "eps"):
+        if self.law is not None:
+            row = own_law(self.law)
+            checked["law"] = tuple((name, getattr(row, name)) for name in dict(self.law))
+        known = self._usual[1]
+        for name in NUMBERS:
             if (value := getattr(self, name)) is None:
                 continue
             if name not in known:
@@ -119,14 +144,20 @@ class TunedRun:
             object.__setattr__(self, name, value)
 
     @property
+    def _usual(self) -> tuple[DecayKind, Mapping[str, float]]:
+        """The entry of `FAMILIES`; an optimizer of your own has the numbers that are given."""
+        given = {name: x for name in NUMBERS if (x := getattr(self, name)) is not None}
+        return FAMILIES.get(self.optimizer, ("decoupled", given))
+
+    @property
     def kind(self) -> DecayKind:
         """The kind of the weight decay, assumed if it was not given."""
-        return self.decay_kind or FAMILIES[self.optimizer][0]
+        return self.decay_kind or self._usual[0]
 
     @property
     def numbers(self) -> dict[str, float]:
         """The momenta and epsilon, those of the optimizer if they were not given."""
-        defaults = FAMILIES[self.optimizer][1]
+        defaults = self._usual[1]
         given = {name: getattr(self, name) for name in defaults}
         return dict(defaults) | {name: x for name, x in given.items() if x is not None}
 
@@ -230,6 +261,13 @@ class TunedRun:
                 *textwrap.wrap(self.note, 80, break_on_hyphens=False),
             ]
         )
+
+
+def law_of(run: TunedRun, name: Any) -> Law:
+    """The law of this name: a row of `LAWS`, or that of the run's own optimizer."""
+    laws = LAWS if run.law is None else {**LAWS, run.optimizer: own_law(run.law)}
+    check_choice("law", name, tuple(laws))
+    return laws[name]
 
 
 def _shown(value: Any) -> str:

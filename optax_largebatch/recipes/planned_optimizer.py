@@ -43,6 +43,7 @@ def planned_optimizer(
     embeddings: End = "by name",
     head: End = "by name",
     not_decayed: Mask = None,
+    optimizer: Callable[..., optax.GradientTransformation] | None = None,
     max_grad_norm: Scalar | None = None,
     **arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
@@ -64,6 +65,10 @@ def planned_optimizer(
             "classifier" and the like, and what is as long as a table of words.
         not_decayed: the parameters without weight decay and trust ratio; None for biases, the
             scales of norms and all else that has one axis, see `matching_kinds`.
+        optimizer: for a plan of your own optimizer, the function that makes it: of `learning_rate`,
+            of `weight_decay` if the run has one, and of the numbers of the run by their names.
+            All may be schedules. It has its own masks and stacks: the arguments before are not
+            for it.
         max_grad_norm: the largest global norm of the gradient, of the whole batch if gradients are
             accumulated: 1.0 in most trainers; None for no clipping.
         **arguments: any other argument of the optimizer, such as `ns_dtype`, `matrix_axes` or
@@ -101,6 +106,11 @@ def planned_optimizer(
         raise ValueError("plan must have a run: give batch_plan a TunedRun, got a plan without.")
     check_optional_number("max_grad_norm", max_grad_norm)
     family = plan.run.optimizer
+    if (optimizer is None) == (family not in FAMILIES):
+        raise ValueError(
+            f"optimizer must be a function for a run of your own optimizer, and None for others; "
+            f"got {optimizer!r} for {family!r}."
+        )
     blocks = check_stacked(stacked).blocks(params)
     _check_decay(plan.run)
     decayed: Mask = ~VECTORS
@@ -119,18 +129,21 @@ def planned_optimizer(
             scale_by_learning_rate(rate),
         )
 
-    if family == "adamw":
-        optimizer = adamw(**arguments)
+    if optimizer is not None:
+        named: dict[str, Any] = numbers | ({"weight_decay": decay} if callable(decay) else {})
+        made = _built(optimizer, learning_rate=rate, **(named | arguments))
+    elif family == "adamw":
+        made = adamw(**arguments)
     elif family == "sgd":
-        optimizer = chain(
+        made = chain(
             add_decayed_weights(decay, decayed, stacked=stacked),
             _built(accumulate_momentum, **({"momentum": numbers["momentum"]} | arguments)),
             scale_by_learning_rate(rate),
         )
     elif family in LAYERWISE:
         masks = {"weight_decay_mask": decayed, "trust_ratio_mask": decayed, "stacked": stacked}
-        named: dict[str, Any] = numbers | masks | {"weight_decay": decay}
-        optimizer = _built(LAYERWISE[family], learning_rate=rate, **(named | arguments))
+        named = numbers | masks | {"weight_decay": decay}
+        made = _built(LAYERWISE[family], learning_rate=rate, **(named | arguments))
     else:
         layers = between_ends(embeddings, head)
         layers.mask(blocks)  # its errors
@@ -142,13 +155,13 @@ def planned_optimizer(
         else:
             named = {"b1": numbers["b1"], "b2": numbers["b2"], "adam_eps": numbers["eps"]}
             named |= {"matrix_mask": layers, "beta": numbers["momentum"]}
-        optimizer = BETWEEN_ENDS[family](rate, **(named | {"stacked": stacked} | arguments))
+        made = BETWEEN_ENDS[family](rate, **(named | {"stacked": stacked} | arguments))
     if max_grad_norm is not None:
-        optimizer = chain(clip_by_global_norm(max_grad_norm), optimizer)
+        made = chain(clip_by_global_norm(max_grad_norm), made)
     if plan.micro_batch_size is not None:
-        optimizer = accumulate_gradients(optimizer, every=plan.micro_batches)
-    jax.eval_shape(optimizer.init, params)
-    return optimizer
+        made = accumulate_gradients(made, every=plan.micro_batches)
+    jax.eval_shape(made.init, params)
+    return made
 
 
 def _check_decay(run: TunedRun) -> None:
@@ -157,7 +170,7 @@ def _check_decay(run: TunedRun) -> None:
         return
     if family in SPHERES:
         raise ValueError(f"weight_decay must be 0 for {family!r}, whose matrices keep their norms.")
-    if run.kind != (usual := FAMILIES[family][0]):
+    if family in FAMILIES and run.kind != (usual := FAMILIES[family][0]):
         raise ValueError(
             f"decay_kind must be {usual!r} for planned_optimizer with {family!r}, got "
             f"{run.kind!r}. An independent decay over the peak of the rate is the decoupled one. "

@@ -11,6 +11,7 @@ import optax
 
 from optax_largebatch import engine
 from optax_largebatch.arguments import check_state
+from optax_largebatch.engine.recorded_states import record_state
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -61,7 +62,12 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         segment = chain(*links) if ours else optax.with_extra_args_support(optax.chain(*links))
         segments.append((len(links), segment))
 
+    foreign = [transform for transform in transforms if not engine.leaf_transform_of(transform)]
+
     def init(params: optax.Params) -> tuple[Any, ...]:
+        for transform in foreign:
+            update: Any = transform.update
+            record_state((), engine.LeafTransform(update), params)
         states = (segment.init(params) for _, segment in segments)
         return tuple(itertools.chain.from_iterable(states))
 

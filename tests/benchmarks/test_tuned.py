@@ -3,6 +3,7 @@
 import json
 import math
 import sysconfig
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.testing import assert_allclose
 import pytest
 
 from benchmarks.fused_heads import FusedModel
+from benchmarks.harness.colours import COLOURS, colours_of
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned import bert, causal, report, results, search, tables, training
 from benchmarks.tuned import sweep as sweeping
@@ -237,6 +239,25 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
             record(path, changed)
 
 
+def test_refuses_to_continue_on_other_data(tmp_path):
+    """As where another Python has another text."""
+    path = tmp_path / "known.json"
+    record(path, KNOWN)
+    assert json.loads(path.read_text())["runs"][0]["data"] == "none"
+    other = KNOWN._replace(task=lambda: SimpleNamespace(data="another text"))
+    with pytest.raises(ValueError, match="on other data: none, and this machine has another text"):
+        record(path, other)
+    assert len(json.loads(path.read_text())["runs"]) == 1
+
+
+def test_the_data_of_the_networks_is_their_text(tiny, monkeypatch):
+    again = Bert(TINY, held_out=16)
+    assert again.data == tiny.data
+    text = {name: own[:-1] for name, own in bert.library_text().items()}
+    monkeypatch.setattr(bert, "library_text", lambda: text)
+    assert Bert(TINY, held_out=16).data != tiny.data
+
+
 TABLES = sorted(COMMITTED.glob("*/tuned/*.csv"))
 
 
@@ -315,6 +336,19 @@ def test_the_report_and_its_pictures(tmp_path, rows):
     assert f"{HASTY.runs} runs for each optimizer" in parts[1]
     assert {path.name for path in tmp_path.glob("*.png")} == {"known.png", "known_around_64.png"}
     assert report.section(KNOWN, [], tmp_path) == []
+
+
+def test_the_report_of_any_optimizers(tmp_path):
+    """As many as somebody has, without one of ours: compared with the first."""
+    names = [f"own_{number}" for number in range(9)]
+    own = KNOWN._replace(optimizers=tuple(names), arms=dict.fromkeys(names, ARMS["muonh"]))
+    rows = run(tmp_path, workload=own, prepare=lambda *_: known(None, ARMS["muonh"], 0))
+    parts = report.section(own, rows, tmp_path)
+    assert "| minus `own_0` | " in "".join(parts)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"known.png", "known_around_64.png"}
+    colours = colours_of(["muonh", *names[:7]])
+    assert len(set(colours.values())) == 8
+    assert colours["muonh"] == COLOURS["muonh"]
 
 
 # The runs -----------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from optax_largebatch import engine
 
 PARAMS = {
     "embed": jnp.ones((12, 8)),
@@ -153,6 +154,37 @@ def marked(optimizer, params=PARAMS):
         for name, one in explained(optimizer, params).items()
         if one.notes
     }
+
+
+def test_foreign_transforms_have_the_names_that_they_give_themselves():
+    """In a chain of ours, where no transform of ours gives the direction."""
+    params = {"kernel": jnp.ones((2, 2))}
+    rate = lb.scale_by_learning_rate(0.1)
+    for links, direction in (
+        ([optax.scale_by_lion(), rate], "scale_by_lion"),
+        ([own_signs(), optax.scale_by_rms(), rate], "own_signs + scale_by_rms"),
+        ([own_halves(), rate], "own_halves"),
+        ([optax.scale_by_lion(), lb.scale_by_adam(), rate], "adam"),
+        ([lb.clip_by_global_norm(1.0), rate], "gradient"),
+    ):
+        (line,) = lb.explain(lb.chain(*links), params).parameters
+        assert line.direction == direction
+
+
+def own_signs():
+    def update(updates, state, params=None):
+        return jax.tree.map(jnp.sign, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def own_halves():
+    """By the engine."""
+
+    def leaf(update, at):
+        return 0.5 * update, at.state
+
+    return engine.transformation(leaf)
 
 
 def test_vectors_that_are_decayed_or_adapted():

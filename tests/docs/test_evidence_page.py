@@ -11,7 +11,7 @@ from benchmarks import transfer
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import curves
 from benchmarks.tuned.sweep import committed
-from benchmarks.tuned.workloads import BERT, CAUSAL, WORKLOADS
+from benchmarks.tuned.workloads import BERT, CAUSAL, OPTIMIZERS, WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("32", "128", "512", "2048")
@@ -117,7 +117,7 @@ def moves(name, way, results, pairs):
     workload = WORKLOADS[name]
     losses = transfer.losses_of(transfer.committed_rows(), workload)
     found = {}
-    for optimizer, pair in itertools.product(transfer.OPTIMIZERS, pairs):
+    for optimizer, pair in itertools.product(OPTIMIZERS, pairs):
         place = (name, optimizer, *pair)
         if own := losses.get((*place, way)):
             found[pair, optimizer] = difference(own, transfer.searched(losses, place, results))
@@ -135,7 +135,7 @@ def test_what_the_law_costs(script, results, of_causal, page):
     assert max(own.low for own in of_muonh) < 0.02
     least, most = (f"{own(x.mean for x in of_muonh):.2f}" for own in (min, max))
     assert page.count(f"{least} to {most} above a search") == 2
-    for optimizer, name in itertools.product(transfer.OPTIMIZERS, networks):
+    for optimizer, name in itertools.product(OPTIMIZERS, networks):
         means = [
             np.mean([x.mean for (_, own), x in y[name].items() if own == optimizer])
             for y in (law, root)
