@@ -1,0 +1,105 @@
+r"""How exactly the rate of embeddings, head and vectors has to be known beside MuonH.
+
+    python -m benchmarks.rate_of_the_rest --keep      # half an hour on two CPU cores
+    python -m benchmarks.rate_of_the_rest --report    # only the table
+
+The networks of `benchmarks.tuned` with the settings that the searches chose for MuonH, and Adam at
+other shares of its rate than 3/13. Writes one line for each run; the same command after an
+interruption continues.
+"""
+
+import argparse
+import functools
+import itertools
+from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from benchmarks.harness.machine import folder
+from benchmarks.harness.pages import markdown
+from benchmarks.harness.results import COMMITTED, RUNS, append, read
+from benchmarks.transfer import searches
+from benchmarks.tuned.arms import ARMS, B2, LAYERS, Arm
+from benchmarks.tuned.intervals import difference
+from benchmarks.tuned.training import compiled
+from benchmarks.tuned.workloads import BERT, CAUSAL, WORKLOADS
+import optax_largebatch as lb
+from optax_largebatch.plans.law import SHARE_OF_ADAM
+
+FACTORS = (1.0, 1 / 16, 1 / 4, 4.0)
+"""Of the share that is usual, 3/13."""
+SEEDS = range(11, 14)  # no search has seen them
+CELLS = tuple(itertools.product((BERT.name, CAUSAL.name), ("512", "32")))
+
+
+class Row(NamedTuple):
+    """A run: a line of the table."""
+
+    network: str
+    batch: str
+    factor: float
+    seed: int
+    test_loss: float
+
+
+@functools.cache
+def arm(factor: float) -> Arm:
+    """MuonH as in `benchmarks.tuned`, with another rate for the rest."""
+    return ARMS["muonh"]._replace(
+        build=lambda rate, _, momentum, stacked: lb.muonh(
+            rate,
+            beta=momentum,
+            b1=momentum,
+            b2=B2,
+            matrix_mask=LAYERS,
+            stacked=stacked,
+            others=lambda step: factor * SHARE_OF_ADAM * rate(step),
+        )
+    )
+
+
+def run(path: Path) -> None:
+    """Runs what is left, and appends it to the table."""
+    done = {row[:4] for row in read(path, Row)}
+    runs = [(*cell, *run) for cell in CELLS for run in itertools.product(FACTORS, SEEDS)]
+    for network, batch, factor, seed in tqdm([run for run in runs if run not in done], unit="run"):
+        workload = WORKLOADS[network]
+        chosen = searches(workload)["muonh"][batch].settings
+        trained = compiled(workload.task(), arm(factor), side_by_side=1)
+        (losses,) = trained(workload.plans[batch], [(chosen, seed)])
+        append(path, Row(network, batch, factor, seed, losses.test))
+
+
+def table(rows: list[Row]) -> str:
+    """The losses at 3/13 of the rate, and the differences at other shares from them."""
+    losses: dict[tuple[str, str, float], dict[int, float]] = {}
+    for row in rows:
+        losses.setdefault((row.network, row.batch, row.factor), {})[row.seed] = row.test_loss
+    first, *others = FACTORS
+    lines = []
+    for cell in CELLS:
+        usual = losses.get((*cell, first), {})
+        tried = [losses.get((*cell, factor), {}) for factor in others]
+        if all(len(x) == len(SEEDS) for x in (usual, *tried)):
+            apart = [str(difference(x, usual)) for x in tried]
+            loss = f"{sum(usual.values()) / len(usual):.3f}"
+            lines.append([", ".join(cell), loss, *apart])
+    return markdown(["network, batch", "3/13", *(f"{x:g} x 3/13" for x in others)], lines)
+
+
+def main() -> None:
+    """Runs what is left, and shows the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--keep", action="store_true", help="into benchmarks/results")
+    parser.add_argument("--report", action="store_true", help="only the table")
+    args = parser.parse_args()
+    results = COMMITTED / folder() if args.keep or args.report else RUNS
+    path = results / "rate_of_the_rest.csv"
+    if not args.report:
+        run(path)
+    print(table(read(path, Row)))
+
+
+if __name__ == "__main__":
+    main()
