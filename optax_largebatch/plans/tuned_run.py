@@ -39,6 +39,8 @@ NUMBERS = ("momentum", "b1", "b2", "eps")
 
 SETTLED = 0.1
 """How far a decay has to shrink the weights over a run to balance their growth."""
+FAR = 3.0
+"""From how many times the rate of AdamW on, or which part of it, that of the rest is pointed out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +241,11 @@ class TunedRun:
             f"{doubt if settled < SETTLED else ''}Adam moves the rest at {SHARE_OF_ADAM:.3g} of "
             f"it, without decay (adamw had {rate:.2g})."
         )
+        if not 1 / FAR < (times := SHARE_OF_ADAM * angle / rate) < FAR:
+            note += (
+                f" That is {times:.2g} times as much, and nobody has measured which is better: "
+                "others= of planned_optimizer takes the rate of adamw's own plan."
+            )
         same = self.with_peak(angle)
         return dataclasses.replace(
             same, optimizer=optimizer, weight_decay=0.0, decay_kind=None, note=note

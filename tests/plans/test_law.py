@@ -223,6 +223,13 @@ class TestTo:
         assert "Adam moves the rest at 0.231 of it, without decay (adamw had 0.001)" in run.note
         assert "Do not trust" not in str(run)
 
+    @pytest.mark.parametrize(("rate", "decay", "said"), [(1e-3, 3.0, "13"), (0.1, 1e-3, "0.023")])
+    def test_a_rate_of_the_rest_far_from_that_of_adamw(self, rate, decay, said):
+        run = tuned(total="51.2M", learning_rate=rate, weight_decay=decay, decay_kind="decoupled")
+        assert f"That is {said} times as much, and nobody has measured" in run.to("muonh").note
+        near = dataclasses.replace(run, weight_decay=100 * rate)
+        assert "times as much" not in near.to("muonh").note
+
     def test_a_decay_that_has_no_time_to_settle(self):
         short = tuned(total=51_200, learning_rate=1e-3)
         assert "Do not trust it" in str(short.to("muonh"))
