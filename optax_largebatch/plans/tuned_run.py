@@ -40,7 +40,7 @@ NUMBERS = ("momentum", "b1", "b2", "eps")
 SETTLED = 0.1
 """How far a decay has to shrink the weights over a run to balance their growth."""
 FAR = 3.0
-"""From how many times the rate of AdamW on, or which part of it, that of the rest is pointed out."""
+"""How many times the rate of AdamW, or which part of it, that of the rest is to be pointed out."""
 
 
 @dataclasses.dataclass(frozen=True)
