@@ -155,10 +155,14 @@ def losses_of(rows: list[Row], workload: Workload) -> Losses:
 
 
 def searched(losses: Losses, place: tuple[str, ...], results: Results) -> dict[int, float]:
-    """The losses of what the search chose at the target, on the machine of the other runs."""
+    """The losses of what the search chose at the target, on the machine of the other runs.
+
+    There are none before that search.
+    """
     workload, optimizer, _, large = place
     again = losses.get((workload, optimizer, large, large, "kept"))
-    return again or results[optimizer][large].losses
+    found = results[optimizer].get(large)
+    return again or (found.losses if found else {})
 
 
 def searches(workload: Workload, file: Path | None = None) -> Results:
@@ -189,7 +193,7 @@ def law_table(
     for place in sorted(places, key=lambda x: (pairs.index(x[2:]), order.index(x[1]))):
         search = searched(losses, place, results)
         ways = [_over(losses.get((*place, way)), search) for way in shown]
-        loss = f"{sum(search.values()) / len(search):.3f}"
+        loss = f"{np.mean([*search.values()]):.3f}" if search else ""
         lines.append((" to ".join(place[2:]), f"`{place[1]}`", loss, *map(str, ways)))
     columns = zip(["batch", "optimizer", "search", *shown], *lines, strict=True)
     head, *cells = zip(*(column for column in columns if any(column[1:])), strict=True)

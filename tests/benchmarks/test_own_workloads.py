@@ -11,6 +11,8 @@ from benchmarks.tuned import __main__ as tuned
 from benchmarks.tuned.workloads import WORKLOADS, workloads_in
 from optax_largebatch.plans.law import LAWS, Power
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "compare_your_optimizer.md"
 SHORT = {"trials=16": "trials=4", "32: 128": "32: 8", "128: 32": "128: 4"}
 
@@ -49,9 +51,13 @@ def test_names_that_it_does_not_have(file, capsys):
 
 @pytest.mark.slow
 def test_the_commands_of_the_guide(file):
-    tuned.main(["--file", str(file)])
-    transfer.main(["--file", str(file), "--way", "law", "kept"])
     folder = RUNS / "own"
+    moved = ["--file", str(file), "--way", "law", "kept"]
+    tuned.main(["--file", str(file), "--batch-size", "32"])
+    transfer.main(moved)  # before the search at the large batch
+    assert "| 32 to 128 | `row_norm` |\n" in (folder / "transfer.md").read_text()
+    tuned.main(["--file", str(file)])
+    transfer.main(moved)
     assert (folder / "waves.png").exists()
     assert "| minus `adamw` | 32, 8 steps | 128, 4 steps |" in (folder / "report.md").read_text()
     rows = read(folder / "transfer.csv", transfer.Row)
