@@ -30,7 +30,7 @@ from optax_largebatch.plans.law import SHARE_OF_ADAM
 FACTORS = (1.0, 1 / 16, 1 / 4, 4.0)
 """Of the share that is usual, 3/13."""
 SEEDS = range(11, 14)  # no search has seen them
-CELLS = tuple(itertools.product((BERT.name, CAUSAL.name), ("512", "32")))
+CELLS = tuple((name, batch) for batch in ("512", "32") for name in (BERT.name, CAUSAL.name))
 
 
 class Row(NamedTuple):

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+import re
 import runpy
 
 import numpy as np
@@ -12,6 +13,7 @@ from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.results import curves
 from benchmarks.tuned.sweep import committed
 from benchmarks.tuned.workloads import BERT, CAUSAL, OPTIMIZERS, WORKLOADS
+from docs import draw_evidence
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("32", "128", "512", "2048")
@@ -62,6 +64,28 @@ def test_muon_at_small_batches(results, of_causal, page):
     assert "closer, to {:.3f} and {:.3f}".format(*others) in page
 
 
+def test_the_angles_are_in_the_first_screen(script, page):
+    """The largest and the smallest that were best, the largest that was moved to, the plan's."""
+    angles = [script["peaks"](workload) for workload in script["RUNS"].values()]
+    best, moved = (list(itertools.chain(*own)) for own in zip(*angles, strict=True))
+    first = page.partition("<!-- seen")[0]
+    assert f"best peaks here are {min(best):.2g} to {max(best):.2g} radians a step" in first
+    assert f"the law moved them to {min(moved):.2g} to {max(moved):.2f}" in first
+    (reached,) = re.findall(r"reaches ([0-9.]+)", (ROOT / "README.md").read_text())
+    assert f"The plan on the front page peaks at {float(reached):.1g}" in first
+    assert float(reached) < min(best)
+
+
+def test_the_pictures_are_there_and_every_move_is_in_them(script):
+    """A loss beyond the edge would be drawn at it."""
+    for name in ("lead", "moves"):
+        assert f"(static/{name}.png)" in (ROOT / "docs" / "evidence.md").read_text()
+        assert (ROOT / "docs" / "static" / f"{name}.png").exists()
+    for workload in script["RUNS"].values():
+        for _, ways in draw_evidence.moves(workload):
+            assert max(own.mean for own in ways.values()) < draw_evidence.FARTHEST
+
+
 def over_the_chosen(curve, value):
     return curve.losses[value] - curve.losses[curve.chosen]
 
@@ -109,6 +133,8 @@ def test_the_momentum(script, page):
     assert "At batch 2048 it loses {:.2f} to {:.2f}.".format(*ends[1:3]) in page
     said = "loses {:.2f} (LANS) to {:.2f} (AdamW) at batch 2048, and {:.2f} at most at batch 32"
     assert said.format(*ends[4:], ends[3]) in page
+    long_runs = script["tuned"]("causal_long")[1]["muonh"]["512"]
+    assert f"at batch 512 it loses {script['lost_by_momentum'](long_runs):.3f}. (C)" in page
     assert ends[0] < 0.13
 
 
@@ -143,6 +169,31 @@ def test_what_the_law_costs(script, results, of_causal, page):
         assert means[0] < means[1]
     kept = [x.mean for x in moves("bert", "kept", results, script["MOVES"]).values()]
     assert f"settings that nobody moves lose {min(kept):.2f} to {max(kept):.2f}" in page
+
+
+def test_what_the_law_costs_in_long_runs(script, page):
+    pairs = (("16", "128"), ("16", "512"))
+    results = script["tuned"]("causal_long")[1]
+    law, kept, root = (
+        [own.mean for own in moves("causal_long", way, results, pairs).values()]
+        for way in ("law", "kept", "sqrt")
+    )
+    assert (
+        "they end {:+.3f} from it at 8 and {:+.3f} at 32 times the batch. (C)".format(*law) in page
+    )
+    for said in (
+        "the law ends {:+.3f} from it at 8 times the batch and {:+.3f} at 32 times".format(*law),
+        "settings kept lose {:.3f} and {:.3f}.".format(*kept),
+        "The root alone ends {:+.3f} and {:+.3f}: a momentum of 0.83 was better".format(*root),
+    ):
+        assert said in page
+    (lowest,) = moves("causal_long", "lowest rate", results, pairs[:1]).values()
+    (row, *_) = [row for row in transfer.committed_rows() if row[0::4][:2] == (
+        "causal_long", "lowest rate"
+    )]  # fmt: skip
+    start = transfer.start(results["muonh"]["16"], "lowest rate").learning_rate
+    said = "turns layers by {:.2g} radians, is moved to {:.2g}, and ends {:.3f} above. (C)"
+    assert said.format(start, row.learning_rate, lowest.mean) in page
 
 
 def test_a_plan_warns_where_the_law_fails(results, of_causal, page):
