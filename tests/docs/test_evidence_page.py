@@ -171,6 +171,13 @@ def test_what_the_law_costs(script, results, of_causal, page):
     assert f"settings that nobody moves lose {min(kept):.2f} to {max(kept):.2f}" in page
 
 
+def test_moves_without_a_floor_of_the_momentum(script, page):
+    table = script["transfer"].floors_table(transfer.committed_rows(), script["tuned"]("bert")[1])
+    without = [float(line.split(" | ")[2]) for line in table.splitlines()[2:]]
+    said = f"without one, moves lose {min(without):.2f} to {max(without):.2f} in the mean"
+    assert said in page
+
+
 def test_what_the_law_costs_in_long_runs(script, page):
     pairs = (("16", "128"), ("16", "512"))
     results = script["tuned"]("causal_long")[1]
