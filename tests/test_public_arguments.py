@@ -112,7 +112,7 @@ WRONG = {
         ("window", integer(2)),
         ("largest_batch total", count(1)),
         ("hold warmup", count(0)),
-        ("adaptive averaging cautious clip eps_is_floor grad_averaging", FLAG),
+        ("adaptive averaging cautious clip eps_is_floor grad_averaging ns_gram", FLAG),
         ("learning_rate_in_momentum nesterov scalars_only", FLAG),
         ("at_bounds bias_correction decay_kind denominator of", CHOICE),
         ("law optimizer order preconditioning shape_factor side strategy", CHOICE),
@@ -379,8 +379,10 @@ WITHOUT_EFFECT = {
     ("normalize_neurons", "stacked"),
     ("orthogonalize_momentum", "stacked"),
     ("scale_by_matrix_shape", "stacked"),
+    *[(name, "ns_gram") for name in ("muon", "muonh", "orthogonalize_momentum")],
 }
-"""Where `matrix_axes` says rows and columns, the matrices of a stack are apart already."""
+"""Where `matrix_axes` says rows and columns, the matrices of a stack are apart already. Gram's form
+computes the same."""
 
 COMMON, OF_OTHERS = DATA["common"], DATA["of_others"]
 """Of optimizers that move matrices in one way and the others in another: what both ways have."""
