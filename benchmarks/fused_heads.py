@@ -39,10 +39,13 @@ CHOSEN = {
 SEEDS = range(2, 7)
 NAMES = ("query", "key", "value")
 MATRICES = len(NAMES) * causal.SMALL.heads
-WAYS: dict[str, Any] = {
-    "three matrices": {"qkv/kernel": "layers rows (3 columns)"},
-    "one matrix": None,
-    "one for each head": {"qkv/kernel": f"layers rows ({MATRICES} columns)"},
+THREE = {"matrix_axes": {"qkv/kernel": "layers rows (3 columns)"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "three matrices": THREE,
+    "one matrix": {},
+    "one for each head": {"matrix_axes": {"qkv/kernel": f"layers rows ({MATRICES} columns)"}},
+    "bfloat16": THREE | {"ns_dtype": "bfloat16"},
+    "float16": THREE | {"ns_dtype": "float16"},
 }
 
 
@@ -77,8 +80,8 @@ def arm(way: str) -> Arm:
             b1=momentum,
             b2=B2,
             matrix_mask=LAYERS,
-            matrix_axes=WAYS[way],
             stacked=stacked,
+            **WAYS[way],
         )
     )
 

@@ -42,6 +42,7 @@ def optimizers(stacked: bool) -> dict[str, optax.GradientTransformation]:
     return {
         PEER: optax.contrib.muon(1e-3, muon_weight_dimension_numbers=numbers),
         "muon": lb.muon(1e-3, matrix_mask=MATRICES, stacked=stacks),
+        "muon, Gram's form": lb.muon(1e-3, ns_gram=True, matrix_mask=MATRICES, stacked=stacks),
         "muonh": lb.muonh(1e-3, ns_coeffs="standard", matrix_mask=MATRICES, stacked=stacks),
     }
 

@@ -189,8 +189,8 @@ OPTIMIZERS = {
     "lamb": lambda stacked: lb.lamb(RATE, weight_decay=0.1, max_grad_norm=1.0, stacked=stacked),
     "lans": lambda stacked: lb.lans(RATE, weight_decay=0.1, stacked=stacked),
     "adamh": lambda stacked: lb.adamh(RATE, stacked=stacked),
-    "muon": lambda stacked: lb.muon(RATE, adaptive=True, stacked=stacked),
-    "muonh": lambda stacked: lb.muonh(RATE, stacked=stacked),
+    "muon": lambda stacked: lb.muon(RATE, ns_steps=2, adaptive=True, stacked=stacked),
+    "muonh": lambda stacked: lb.muonh(RATE, ns_steps=2, stacked=stacked),
     "normuon": lambda stacked: lb.chain(
         lb.normalize_neurons(stacked=stacked), lb.scale_by_matrix_shape(0.2, stacked=stacked)
     ),

@@ -72,13 +72,16 @@ def apart(params):
     return {f"{name}/{k}": x for name, found in matrices.items() for k, x in enumerate(found)}
 
 
+ITERATIONS = 2  # more of the same only make larger programs
+
+
 def muon(**arguments):
-    return lb.muon(0.1, weight_decay=0.1, beta=0.9, **arguments)
+    return lb.muon(0.1, weight_decay=0.1, beta=0.9, ns_steps=ITERATIONS, **arguments)
 
 
 def normuon(**arguments):
     return lb.chain(
-        lb.orthogonalize_momentum(0.9, **arguments),
+        lb.orthogonalize_momentum(0.9, ns_steps=ITERATIONS, **arguments),
         lb.normalize_neurons(**arguments),
         lb.scale_by_learning_rate(0.1),
     )
@@ -94,8 +97,8 @@ def by_norms(make, **arguments):
 OPTIMIZERS = {
     "muon": muon,
     "of Adam's size": functools.partial(muon, consistent_rms=0.2),
-    "muonh": functools.partial(lb.muonh, 0.1, beta=0.9),
-    "muonh, radius of the start": functools.partial(lb.muonh, 0.1, beta=0.9, radius="start"),
+    "muonh": functools.partial(lb.muonh, 0.1, beta=0.9, ns_steps=ITERATIONS),
+    "muonh, radius of the start": functools.partial(lb.muonh, 0.1, radius="start"),
     "muonh, radius 2": functools.partial(lb.muonh, 0.1, radius=2.0),
     "normuon": normuon,
     "lamb": by_norms(lb.lamb, weight_decay=0.1),
@@ -151,6 +154,7 @@ WAYS = {
 # Spheres need what Muon needs and norms besides; the norms of `lamb` come with a text in `stacked`.
 EVERYWHERE = ("muonh", "lamb")
 IN_SHORT = ("one device", "explicit mesh of two axes", "shard_map of two axes")
+QUICK = {"muonh": (*IN_SHORT, "mesh of three axes, with specs", "pmap")}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ IN_SHORT = ("one device", "explicit mesh of two axes", "shard_map of two axes")
             way,
             name,
             marks=WARNS * ("not told" in way)
-            + [pytest.mark.slow] * (name in SLOW or (name == "lamb" and way not in IN_SHORT)),
+            + [pytest.mark.slow] * (name in SLOW or way not in QUICK.get(name, IN_SHORT)),
         )
         for name in OPTIMIZERS
         for way in (WAYS if name in EVERYWHERE else IN_SHORT)
@@ -220,7 +224,7 @@ def test_a_text_that_does_not_fit(text, message):
 
 
 def test_accumulates_and_goes_on_on_another_mesh(x64):
-    muonh = lb.muonh(0.1, matrix_axes=AXES, stacked=LAYERS)
+    muonh = lb.muonh(0.1, ns_steps=ITERATIONS, matrix_axes=AXES, stacked=LAYERS)
     params, optimizer = network(), lb.accumulate_gradients(muonh, every=2)
     middle, state = jax.device_get(on_a_mesh(optimizer, params, specs=ONE_AXIS))
     given = several((4, 2)) | {"partition_specs": TWO_AXES, "state": state}

@@ -112,7 +112,7 @@ WRONG = {
         ("window", integer(2)),
         ("largest_batch total", count(1)),
         ("hold warmup", count(0)),
-        ("adaptive averaging cautious clip eps_is_floor grad_averaging", FLAG),
+        ("adaptive averaging cautious clip eps_is_floor grad_averaging ns_gram", FLAG),
         ("learning_rate_in_momentum nesterov scalars_only", FLAG),
         ("at_bounds bias_correction decay_kind denominator of", CHOICE),
         ("law optimizer order preconditioning shape_factor side strategy", CHOICE),
@@ -313,7 +313,7 @@ def test_numbers_by_default_are_those_of_optax(name):
 # What an argument does.
 
 MATRICES = ("kernel", "cube")
-SHAPES = {"kernel": (4, 3), "cube": (2, 3, 4), "bias": (3,), "scale": (), "zero": (2,)}
+SHAPES = {"kernel": (8, 3), "cube": (2, 3, 4), "bias": (3,), "scale": (), "zero": (2,)}
 rng = np.random.default_rng(0)
 TREE, *GRADIENTS = [
     {name: jnp.asarray(rng.normal(size=shape), "float32") for name, shape in SHAPES.items()}

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_largebatch.diagnostics.optimizer_facts import Optimizer, block_norms, facts_about
-from optax_largebatch.params.owners import owners, parts_of_kinds
+from optax_largebatch.params.owners import nodes_of_kinds, owners
 from optax_largebatch.wrappers.weight_average import AverageWeightsState
 
 
@@ -41,7 +41,7 @@ def averaged_params(optimizer: Optimizer, state: Any, params: Any) -> Any:
         >>> print(jnp.linalg.norm(average["kernel"]).round(4))
         1.4142
     """
-    found = parts_of_kinds(state, AverageWeightsState)
+    found = nodes_of_kinds(state, AverageWeightsState)
     if len(found) != 1:
         raise ValueError(
             f"state must hold one average of the weights, got {len(found)}. Put average_weights "

@@ -19,7 +19,7 @@ from optax_largebatch.diagnostics.optimizer_facts import (
     ratios_of,
 )
 from optax_largebatch.params.likely_stacks import declaration
-from optax_largebatch.params.owners import by_parameter, parts_of_kinds
+from optax_largebatch.params.owners import by_parameter, nodes_of_kinds
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.hyperball import HyperballState
 from optax_largebatch.transforms.learning_rate import ScaleByLearningRateState
@@ -230,7 +230,7 @@ def _bounds_of(ratio: Ratio) -> tuple[str, ...]:
 
 def _turned_far(state: Any) -> Iterator[str]:
     """Steps on spheres that are so long that little of the layer's direction is left."""
-    angles = [part.array("angles") for part in parts_of_kinds(state, HyperballState)]
+    angles = [node.array("angles") for node in nodes_of_kinds(state, HyperballState)]
     largest = max((float(jnp.max(x)) for x in angles if x.size), default=0.0)
     if largest > LARGE_ANGLE:
         yield (
@@ -240,9 +240,9 @@ def _turned_far(state: Any) -> Iterator[str]:
 
 
 def _without_rate(state: Any, params: Any) -> Iterator[str]:
-    for part in parts_of_kinds(state, ScaleByLearningRateState):
-        rates = np.asarray(part.array("learning_rates"))
-        entries = by_parameter([part], "learning_rates", state, params)
+    for node in nodes_of_kinds(state, ScaleByLearningRateState):
+        rates = np.asarray(node.array("learning_rates"))
+        entries = by_parameter([node], "learning_rates", state, params)
         still = [entry.name for entry in entries if rates[entry.entries.start] == 0]
         if 0 < len(still) < len(entries):
             yield (
@@ -254,22 +254,22 @@ def _without_rate(state: Any, params: Any) -> Iterator[str]:
 
 def _left_out(state: Any) -> Iterator[str]:
     kinds = (optax.ApplyIfFiniteState, DynamicLossScaleState, SkipBadStepsState)
-    for part in parts_of_kinds(state, *kinds):
-        by_optax = part.kind is optax.ApplyIfFiniteState
-        skipped = int(part.array("total_notfinite" if by_optax else "skipped"))
+    for node in nodes_of_kinds(state, *kinds):
+        by_optax = node.kind is optax.ApplyIfFiniteState
+        skipped = int(node.array("total_notfinite" if by_optax else "skipped"))
         reason = f"{'an update' if by_optax else 'a gradient'} {NOT_FINITE}"
-        if part.kind is SkipBadStepsState:
-            reason = SPIKES if part.array("seen") else reason
-            if part.array("gave_up"):
+        if node.kind is SkipBadStepsState:
+            reason = SPIKES if node.array("seen") else reason
+            if node.array("gave_up"):
                 reason += " There were too many in a row: gave_up is True."
         if skipped:
             yield f"{skipped} steps were left out because {reason}"
 
 
 def _small_loss_scale(state: Any) -> Iterator[str]:
-    for part in parts_of_kinds(state, DynamicLossScaleState):
-        scale = float(part.array("loss_scale"))
-        skipped = int(part.array("skipped"))
+    for node in nodes_of_kinds(state, DynamicLossScaleState):
+        scale = float(node.array("loss_scale"))
+        skipped = int(node.array("skipped"))
         if skipped and scale < SMALL_LOSS_SCALE:
             yield (
                 f"The loss scale fell to {scale:.4g}, and {skipped} steps were left out on the "

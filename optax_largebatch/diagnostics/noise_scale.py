@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_largebatch.arguments import check_number
-from optax_largebatch.params.owners import Part, by_parameter, check_one_model, parts_of_kinds
+from optax_largebatch.params.owners import StateNode, by_parameter, check_one_model, nodes_of_kinds
 from optax_largebatch.params.stacked import Stacks, check_stacked
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
 
@@ -135,27 +135,27 @@ def layer_noise_scales(
         bias 0.25
         kernel 0.0
     """
-    part, averages = _measured(state)
+    node, averages = _measured(state)
     scales = _of_entries(averages, confidence)
-    entries = by_parameter([part], "noise", state, params, check_stacked(stacked), others=1)
+    entries = by_parameter([node], "noise", state, params, check_stacked(stacked), others=1)
     return {
         entry.name: NoiseScale(*(x[entry.entries].reshape(entry.shape) for x in scales))
         for entry in entries
     }
 
 
-def _measured(state: Any) -> tuple[Part, MeasureNoiseScaleState]:
-    """The one part of a `measure_noise_scale`, and its state with arrays in its fields."""
-    parts = parts_of_kinds(state, MeasureNoiseScaleState)
-    if len(parts) != 1:
+def _measured(state: Any) -> tuple[StateNode, MeasureNoiseScaleState]:
+    """The one node of a `measure_noise_scale`, and its state with arrays in its fields."""
+    nodes = nodes_of_kinds(state, MeasureNoiseScaleState)
+    if len(nodes) != 1:
         raise ValueError(
-            f"state must hold one noise scale, got a {type(state).__name__} with {len(parts)}. "
+            f"state must hold one noise scale, got a {type(state).__name__} with {len(nodes)}. "
             "Pass the state of an optimizer such as chain(measure_noise_scale(), lamb(1e-3)); if "
             "there are several, pass the part with one."
         )
-    (part,) = parts
-    check_one_model("noise", part.array("noise"), ndim=1)
-    return part, MeasureNoiseScaleState(*map(part.array, MeasureNoiseScaleState._fields))
+    (node,) = nodes
+    check_one_model("noise", node.array("noise"), ndim=1)
+    return node, MeasureNoiseScaleState(*map(node.array, MeasureNoiseScaleState._fields))
 
 
 def _of_entries(state: MeasureNoiseScaleState, confidence: float) -> NoiseScale:

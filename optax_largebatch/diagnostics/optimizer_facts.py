@@ -13,12 +13,12 @@ from optax_largebatch.arguments import Bounds
 from optax_largebatch.engine.recorded_states import Facts, RecordedState, recorded_states
 from optax_largebatch.norms import from_sum_of_squares, sum_of_squares
 from optax_largebatch.params.likely_stacks import LikelyStack, likely_stacks
-from optax_largebatch.params.owners import Keys, Part, by_parameter, owners, parts_of_kinds
+from optax_largebatch.params.owners import Keys, StateNode, by_parameter, nodes_of_kinds, owners
 from optax_largebatch.params.segments import BlockAxes, Segments
 from optax_largebatch.transforms.trust_ratio import ScaleByLarsState, ScaleByTrustRatioState
 
 LAYER_WISE = (ScaleByTrustRatioState, ScaleByLarsState)
-"""The parts of a state that hold trust ratios."""
+"""The nodes of a state that hold trust ratios."""
 
 Optimizer = optax.GradientTransformation | optax.MultiSteps
 
@@ -47,7 +47,7 @@ class OptimizerFacts(NamedTuple):
     blocks: list[int]
     """How many blocks each parameter has."""
     ratios: dict[Keys, RatioFacts]
-    """What it says about each part of its state with trust ratios, by the part's keys."""
+    """What it says about each node of its state with trust ratios, by the node's keys."""
     spheres: dict[int, BlockAxes]
     """The axes over the blocks of each parameter whose blocks stay on spheres, by the numbers of
     the parameters."""
@@ -90,8 +90,8 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
     def look(params: Any) -> Any:
         with recorded_states() as record:
             state = optimizer.init(params)
-        parts = parts_of_kinds(state, *LAYER_WISE)
-        places = {id(part.array("trust_ratios")): part.keys for part in parts}
+        nodes = nodes_of_kinds(state, *LAYER_WISE)
+        places = {id(node.array("trust_ratios")): node.keys for node in nodes}
         for made in record:
             numbers = owners(made.params, params)
             expected = [None if number is None else shapes[number] for number in numbers]
@@ -192,7 +192,7 @@ def block_norms(
 
 
 class Ratio(NamedTuple):
-    """The trust ratios of a parameter in a part of the state."""
+    """The trust ratios of a parameter in a node of the state."""
 
     name: str
     number: int
@@ -201,8 +201,8 @@ class Ratio(NamedTuple):
     """A ratio for each layer."""
     adapted: bool
     about: RatioFacts
-    source: Part
-    """The part of the state that has them."""
+    source: StateNode
+    """The node of the state that has them."""
 
     @property
     def of_blocks(self) -> np.ndarray:
@@ -266,7 +266,7 @@ def trust_ratios(optimizer: Optimizer, state: Any, params: Any) -> dict[str, jax
 
 
 def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
-    """The trust ratios of each parameter, part by part; empty if the state has no such part.
+    """The trust ratios of each parameter, node by node; empty if the state has no such node.
 
     Args:
         facts: what the optimizer says.
@@ -276,8 +276,8 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
     Raises:
         ValueError: the state is not that of the optimizer, or of these parameters.
     """
-    parts = parts_of_kinds(state, *LAYER_WISE)
-    places = [part.keys for part in parts]
+    nodes = nodes_of_kinds(state, *LAYER_WISE)
+    places = [node.keys for node in nodes]
     # An object around the state adds its keys.
     above = min(map(len, places), default=0) - min(map(len, facts.ratios), default=0)
     heads = {keys[: max(above, 0)] for keys in places}
@@ -297,11 +297,11 @@ def ratios_of(facts: OptimizerFacts, state: Any, params: Any) -> list[Ratio]:
         for keys in places
     }
     ratios = []
-    for entry in by_parameter(parts, "trust_ratios", state, params, known=lengths):
-        about = facts.ratios[entry.part.keys[above:]]
-        values = entry.part.array("trust_ratios")[entry.entries].reshape(entry.shape)
+    for entry in by_parameter(nodes, "trust_ratios", state, params, known=lengths):
+        about = facts.ratios[entry.node.keys[above:]]
+        values = entry.node.array("trust_ratios")[entry.entries].reshape(entry.shape)
         adapted = entry.number in about.adapted
-        ratios.append(Ratio(entry.name, entry.number, values, adapted, about, entry.part))
+        ratios.append(Ratio(entry.name, entry.number, values, adapted, about, entry.node))
     return ratios
 
 

@@ -15,7 +15,7 @@ from optax_largebatch.params.owners import (
     Kind,
     check_one_model,
     labels,
-    parts_of_kinds,
+    nodes_of_kinds,
     unboxed,
 )
 from optax_largebatch.transforms.hyperball import HyperballState
@@ -122,24 +122,24 @@ def step_metrics(
 
 
 def _learning_rates(state: Any) -> dict[str, jax.Array]:
-    """The learning rates in the parts of a state.
+    """The learning rates in the nodes of a state.
 
     The largest of all comes first, under the same name whatever the optimizer.
     """
-    ours = parts_of_kinds(state, ScaleByLearningRateState, HyperballState)
+    ours = nodes_of_kinds(state, ScaleByLearningRateState, HyperballState)
     rates = {
-        part.keys: check_one_model("learning_rates", part.array("learning_rates"), ndim=1)
-        for part in ours
+        node.keys: check_one_model("learning_rates", node.array("learning_rates"), ndim=1)
+        for node in ours
     }
-    for part in parts_of_kinds(state, *INJECTED):
-        rate = part.fields["hyperparams"].get("learning_rate")
-        if rate is not None and not any(keys[: len(part.keys)] == part.keys for keys in rates):
-            rates[part.keys] = jnp.asarray(unboxed(rate))
+    for node in nodes_of_kinds(state, *INJECTED):
+        rate = node.fields["hyperparams"].get("learning_rate")
+        if rate is not None and not any(keys[: len(node.keys)] == node.keys for keys in rates):
+            rates[node.keys] = jnp.asarray(unboxed(rate))
     places = sorted(rates)
     metrics = {
         name: jnp.max(rates[keys])
         for name, keys in zip(_named("learning_rate", places), places, strict=True)
-        if rates[keys].size  # otherwise there are no parameters for this part
+        if rates[keys].size  # otherwise there are no parameters for this node
     }
     if not metrics:
         return {}
@@ -167,11 +167,11 @@ def _spread(
         state: the state.
         name: the metric.
         field: the vectors.
-        *kinds: the parts that have them.
+        *kinds: the nodes that have them.
         not_adapted: the entry of a block that does not count; if none counts, all three are that.
     """
-    parts = parts_of_kinds(state, *kinds)
-    vectors = [check_one_model(field, part.array(field), ndim=1) for part in parts]
+    nodes = nodes_of_kinds(state, *kinds)
+    vectors = [check_one_model(field, node.array(field), ndim=1) for node in nodes]
     if not any(vector.size for vector in vectors):
         return {}
     entries = jnp.concatenate(vectors)
@@ -192,21 +192,21 @@ def _scalars(state: Any) -> dict[str, jax.Array]:
     """The metrics that are fields of a state."""
     metrics = {}
     for name, fields in SCALARS.items():
-        parts = parts_of_kinds(state, *fields)
-        arrays = [jnp.asarray(part.array(fields[part.kind])) for part in parts]
+        nodes = nodes_of_kinds(state, *fields)
+        arrays = [jnp.asarray(node.array(fields[node.kind])) for node in nodes]
         values = [check_one_model(name, array, ndim=0) for array in arrays]
         if name == "skipped_steps" and values:  # all wrappers of one optimizer count together
             metrics[name] = sum(values[1:], values[0])
         else:
-            metrics |= zip(_named(name, [part.keys for part in parts]), values, strict=True)
+            metrics |= zip(_named(name, [node.keys for node in nodes]), values, strict=True)
     return metrics
 
 
 def _noise_scales(state: Any) -> dict[str, jax.Array]:
-    """The gradient noise scale of each part that measures one."""
-    parts = parts_of_kinds(state, MeasureNoiseScaleState)
-    names = _named("noise_scale", [part.keys for part in parts])
-    return {name: noise_scale_or_0(part.fields) for name, part in zip(names, parts, strict=True)}
+    """The gradient noise scale of each node that measures one."""
+    nodes = nodes_of_kinds(state, MeasureNoiseScaleState)
+    names = _named("noise_scale", [node.keys for node in nodes])
+    return {name: noise_scale_or_0(node.fields) for name, node in zip(names, nodes, strict=True)}
 
 
 def _named(name: str, places: list[Keys]) -> list[str]:

@@ -222,11 +222,11 @@ def _check_optimizer(name: str, optimizer: object) -> None:
 
 def _check_counters(old: moments.Kept) -> None:
     """Checks that the state is of one model, and not in the middle of a macro-batch."""
-    for part in old.parts:
-        for name, value in moments.counters(part, (*moments.STEPS, *moments.MICRO_STEPS)).items():
+    for node in old.nodes:
+        for name, value in moments.counters(node, (*moments.STEPS, *moments.MICRO_STEPS)).items():
             if jnp.ndim(value):
                 raise ValueError(
-                    f"state must be that of one model: the {name} of its {part.kind.__name__} has "
+                    f"state must be that of one model: the {name} of its {node.kind.__name__} has "
                     f"the shape {jnp.shape(value)}, with an axis for the copies of jax.pmap or the "
                     "models of jax.vmap. Pass one, as in jax.tree.map(lambda x: x[0], (params, "
                     "state)), or map adopt_state over the models by jax.vmap, and give step."
@@ -241,8 +241,8 @@ def _check_counters(old: moments.Kept) -> None:
 
 
 def _steps(old: moments.Kept) -> int:
-    """The number of steps that the parts of a state agree on."""
-    counts = [moments.counters(part, moments.STEPS) for part in old.parts]
+    """The number of steps that the nodes of a state agree on."""
+    counts = [moments.counters(node, moments.STEPS) for node in old.nodes]
     numbers = known(counts)
     if numbers is None:
         raise ValueError(
@@ -260,7 +260,7 @@ def _steps(old: moments.Kept) -> int:
 
 def _check_same_kinds(old: moments.Kept, new: moments.Kept) -> None:
     """Checks that the old state has the moments that the new one needs, and not only others."""
-    split = [any(part.is_one(NesterovSplitState) for part in kept.parts) for kept in (old, new)]
+    split = [any(node.is_one(NesterovSplitState) for node in kept.nodes) for kept in (old, new)]
     if split[0] != split[1]:
         raise ValueError(
             f"{'state' if split[0] else 'optimizer'} has a NesterovSplitState, whose numbers no "

@@ -46,8 +46,8 @@ class Conversion:
         """Which elements of each new parameter are copies; the others are new."""
         self.sources: list[set[int]] = []
         """The numbers of the old parameters that each new one has elements of."""
-        names, found = leaf_names(params), map(self._converted, (marks, numbers))
-        for name, mark, number, *changed in zip(names, *found, *changes, strict=True):
+        names, converted = leaf_names(params), map(self._converted, (marks, numbers))
+        for name, mark, number, *changed in zip(names, *converted, *changes, strict=True):
             pairs = zip(changed, _FACTORS, strict=True)
             is_copied = np.all([x == _changed(mark, by) for x, by in pairs], 0)
             if not np.all(is_copied | np.all([x == mark for x in changed], 0)):
@@ -99,7 +99,7 @@ class Conversion:
         sizes = {k: np.bincount(ids[k].ravel())[ids[k]] for k in values}
         of_elements = self.carried({k: np.ravel(x)[ids[k]] for k, x in values.items()})
         old_sizes = self.carried(sizes)
-        found = {}
+        carried = {}
         for number in at_first.keys() & of_elements.keys():
             new, value = new_ids[number], np.asarray(of_elements[number])
             of_blocks = at_first[number].copy()
@@ -109,18 +109,18 @@ class Conversion:
                 is_other |= old_sizes[number] != np.bincount(new.ravel())[new]
             others = new[is_other]
             of_blocks[others] = at_first[number][others]
-            found[number] = of_blocks
-        return found
+            carried[number] = of_blocks
+        return carried
 
     def _converted(self, arrays: Iterable[np.ndarray]) -> list[np.ndarray]:
         """What the function makes of arrays like the old parameters."""
         given = [jnp.asarray(x, jnp.float32) for x in arrays]
         new = self.convert(self.old_structure.unflatten(given))
-        expected, found = (jax.tree.map(np.shape, tree) for tree in (self.params, new))
-        if found != expected:
+        expected, made = (jax.tree.map(np.shape, tree) for tree in (self.params, new))
+        if made != expected:
             raise ValueError(
                 "convert must return a tree with the structure and the shapes of params: it "
-                f"returned {found}, and params have {expected}."
+                f"returned {made}, and params have {expected}."
             )
         return [np.asarray(jax.device_get(x), np.float64) for x in jax.tree.leaves(new)]
 
@@ -133,11 +133,11 @@ def _changed(marks: np.ndarray, factor: int) -> np.ndarray:
 
 def block_ids(stacked: Stacked, params: Any) -> list[np.ndarray]:
     """For each element of each parameter, the number of its block in it."""
-    found = []
+    of_leaves = []
     for leaf, blocks in zip(jax.tree.leaves(params), stacked.blocks_of(params), strict=True):
         shape = blocks.shape(np.shape(leaf))
         ids = np.arange(math.prod(shape)).reshape(shape)
         if blocks.segments:
             ids = np.take(ids, blocks.segments.ids, blocks.segments.axis)
-        found.append(np.broadcast_to(ids, np.shape(leaf)))
-    return found
+        of_leaves.append(np.broadcast_to(ids, np.shape(leaf)))
+    return of_leaves

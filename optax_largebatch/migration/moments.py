@@ -1,4 +1,4 @@
-"""What the parts of a state keep of each parameter, whichever library and checkpoint it is from."""
+"""What the nodes of a state keep of each parameter, whichever library and checkpoint it is from."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_largebatch.migration.conversion import Conversion
-from optax_largebatch.params.owners import Keys, Part, keyed_arrays, numbers_of, parts_of
+from optax_largebatch.params.owners import Keys, StateNode, keyed_arrays, nodes_of, numbers_of
 from optax_largebatch.params.paths import leaf_names
 from optax_largebatch.transforms.adam import ScaleByAdamState
 from optax_largebatch.transforms.momentum import AccumulateMomentumState
@@ -41,13 +41,13 @@ COPIES = (*_MOMENTS, "accumulator", "acc_grads", "average", "master", "radii")
 
 
 class Moment(NamedTuple):
-    """What a part of a state keeps of one parameter."""
+    """What a node of a state keeps of one parameter."""
 
     what: str
     """`ADAM`, `MUON` or `BUFFER`."""
-    part: Part
+    node: StateNode
     arrays: dict[str, Any]
-    """The fields of the part that hold moments, the first moment first."""
+    """The fields of the node that hold moments, the first moment first."""
 
     @property
     def first(self) -> Any:
@@ -56,9 +56,9 @@ class Moment(NamedTuple):
 
 
 class Kept:
-    """The parts of a state, and the moments of each parameter in them.
+    """The nodes of a state, and the moments of each parameter in them.
 
-    An optimizer of several parts, such as `muon`, shows each parameter to one part, and hides it
+    An optimizer of several nodes, such as `muon`, shows each parameter to one node, and hides it
     from the others.
     """
 
@@ -80,14 +80,14 @@ class Kept:
         """The same of the old parameters."""
         self.names = leaf_names(params)
         self.numbers = numbers_of(params)
-        self.parts = _states(state)
+        self.nodes = _states(state)
         self.moments: list[Moment | None] = [None] * len(self.names)
-        """The moments of each parameter, None where no part has any."""
-        for part in self.parts:
-            what = kind_of(part)
+        """The moments of each parameter, None where no node has any."""
+        for node in self.nodes:
+            what = kind_of(node)
             for name in _MOMENTS if what else ():
-                for keys, array in keyed_arrays(part.fields.get(name)):
-                    self._add(whose, Moment(what or "", part, {name: array}), keys)
+                for keys, array in keyed_arrays(node.fields.get(name)):
+                    self._add(whose, Moment(what or "", node, {name: array}), keys)
 
     def _add(self, whose: str, new: Moment, keys: Keys) -> None:
         """Adds a moment of the parameter at these keys."""
@@ -99,7 +99,7 @@ class Kept:
             )
         number = self.numbers[keys]
         moment = self.moments[number] or new
-        if moment.part.keys != new.part.keys:
+        if moment.node.keys != new.node.keys:
             raise ValueError(
                 f"{whose} must hold the moments of {self.names[number]!r} once, and two of its "
                 "parts have them. optimizer.init(params) begins without the gradients so far."
@@ -119,7 +119,7 @@ class Kept:
     def converted(self, conversion: Conversion) -> "Kept":
         """The same of the parameters that a function makes of these."""
         new = Kept("state", conversion.params, ())
-        new.parts, new.before, new.conversion = self.parts, self, conversion
+        new.nodes, new.before, new.conversion = self.nodes, self, conversion
         moments = {k: moment.arrays for k, moment in enumerate(self.moments) if moment}
         carried = {
             field: conversion.carried({k: x[field] for k, x in moments.items() if field in x})
@@ -127,7 +127,7 @@ class Kept:
         }
         for number, sources in enumerate(conversion.sources):
             known = [moment for source in sources if (moment := self.moments[source])]
-            if len(known) == len(sources) and len({x.part.keys for x in known}) == 1:
+            if len(known) == len(sources) and len({x.node.keys for x in known}) == 1:
                 arrays = {field: carried[field][number] for field in known[0].arrays}
                 new.moments[number] = known[0]._replace(arrays=arrays)
         return new
@@ -146,29 +146,29 @@ class Kept:
         return {number: x for number, x in values.items() if number not in self.forgotten}
 
 
-def kind_of(part: Part) -> str | None:
-    """What a part keeps of its parameters: `ADAM`, `MUON`, `BUFFER`, or None."""
-    return next((what for what, kinds in _KINDS.items() if part.is_one(*kinds)), None)
+def kind_of(node: StateNode) -> str | None:
+    """What a node keeps of its parameters: `ADAM`, `MUON`, `BUFFER`, or None."""
+    return next((what for what, kinds in _KINDS.items() if node.is_one(*kinds)), None)
 
 
-def counters(part: Part, names: tuple[str, ...]) -> dict[str, Any]:
-    """The integers in a part's fields of these names."""
-    found = {name: jax.tree.leaves(part.fields[name]) for name in names if name in part.fields}
+def counters(node: StateNode, names: tuple[str, ...]) -> dict[str, Any]:
+    """The integers in a node's fields of these names."""
+    leaves = {name: jax.tree.leaves(node.fields[name]) for name in names if name in node.fields}
     return {
         name: arrays[0]
-        for name, arrays in found.items()
+        for name, arrays in leaves.items()
         if len(arrays) == 1 and jnp.issubdtype(jnp.result_type(arrays[0]), jnp.integer)
     }
 
 
-def _states(state: Any) -> list[Part]:
-    """The parts of a state that are not inside a copy of the parameters."""
-    found: list[Part] = []
+def _states(state: Any) -> list[StateNode]:
+    """The nodes of a state that are not inside a copy of the parameters."""
+    states: list[StateNode] = []
     copies = set()
-    for part in parts_of(state):
-        if any(part.keys[:end] in copies for end in range(len(part.keys) + 1)):
+    for node in nodes_of(state):
+        if any(node.keys[:end] in copies for end in range(len(node.keys) + 1)):
             continue
-        found.append(part)
-        if issubclass(part.kind, tuple) or kind_of(part):
-            copies |= {(*part.keys, name) for name in COPIES}
-    return found
+        states.append(node)
+        if issubclass(node.kind, tuple) or kind_of(node):
+            copies |= {(*node.keys, name) for name in COPIES}
+    return states

@@ -19,10 +19,10 @@ from optax_largebatch.migration.moments import COPIES, STEPS, Kept, counters, ki
 from optax_largebatch.optimizers.lbsgd import ScaleByWarmedUpRateState
 from optax_largebatch.params.owners import (
     Keys,
-    Part,
+    StateNode,
     by_parameter,
     keyed_arrays,
-    parts_of,
+    nodes_of,
 )
 from optax_largebatch.params.stacked import Stacked, check_stacked
 from optax_largebatch.transforms.noise.noise_scale import MeasureNoiseScaleState
@@ -44,13 +44,13 @@ _OF_LAST_STEP = {"learning_rates", "trust_ratios"}
 
 @dataclasses.dataclass(frozen=True)
 class NewState:
-    """Puts the parts of an old state into the places of a new one."""
+    """Puts the nodes of an old state into the places of a new one."""
 
     old: Kept
     steps: int
     """The number of steps so far."""
     made: dict[Keys, RecordedState]
-    """How the parts of the new state were made, as far as the optimizer says so."""
+    """How the nodes of the new state were made, as far as the optimizer says so."""
     old_made: dict[Keys, RecordedState]
     """The same of the old state."""
 
@@ -64,38 +64,38 @@ class NewState:
 
         def changed(path: Any, node: Any) -> Any:
             here = [jax.tree_util.keystr((key,), simple=True) for key in path]
-            part = next(parts_of(node, (*keys, *here)), None)
-            return node._replace(**self._changed(part)) if part else node
+            state_node = next(nodes_of(node, (*keys, *here)), None)
+            return node._replace(**self._changed(state_node)) if state_node else node
 
         return jax.tree_util.tree_map_with_path(
             changed, node, is_leaf=lambda node: hasattr(node, "_fields")
         )
 
-    def _changed(self, part: Part) -> dict[str, Any]:
+    def _changed(self, node: StateNode) -> dict[str, Any]:
         """The fields of a NamedTuple that change."""
-        fields = part.fields
-        if kind_of(part):
+        fields = node.fields
+        if kind_of(node):
             return self._moments(fields)
-        if self._has_numbers_of_its_own(part):
-            return self._own_numbers(part)
+        if self._has_numbers_of_its_own(node):
+            return self._own_numbers(node)
         new = {
-            name: self.of(child, (*part.keys, name))
+            name: self.of(child, (*node.keys, name))
             for name, child in fields.items()
             if name not in COPIES
         }
-        new |= self._vectors(part)
-        if issubclass(part.kind, MasterWeightsState):
-            new["master"] = self._like_params(part, "master", self.old.before.params)
-        if issubclass(part.kind, NormalizeNeuronsState):
-            new["nu"] = self._neurons(part)
-        same = self._same(part)
-        if "steps" in fields and _is_ours(part):  # of average_weights and stochastic_rounding
+        new |= self._vectors(node)
+        if issubclass(node.kind, MasterWeightsState):
+            new["master"] = self._like_params(node, "master", self.old.before.params)
+        if issubclass(node.kind, NormalizeNeuronsState):
+            new["nu"] = self._neurons(node)
+        same = self._same(node)
+        if "steps" in fields and _is_ours(node):  # of average_weights and stochastic_rounding
             steps = same[0].array("steps") if same else self.steps
             new["steps"] = placed(steps, fields["steps"])
         if "average" in fields and same:
-            new["average"] = self._like_params(part, "average")
+            new["average"] = self._like_params(node, "average")
             new["weight"] = placed(same[0].array("weight"), fields["weight"])
-        counted = counters(part, (*STEPS, "step"))  # `step` of optax.conditionally_transform
+        counted = counters(node, (*STEPS, "step"))  # `step` of optax.conditionally_transform
         return new | {name: placed(self.steps, like) for name, like in counted.items()}
 
     def _moments(self, fields: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class NewState:
                 if moment is None:  # it begins anew: it was checked
                     taken.append(like)
                     continue
-                sources[moment.part.keys] = moment.part
+                sources[moment.node.keys] = moment.node
                 taken.append(self._put(moment.arrays.get(name, moment.first), like))
             new[name] = jax.tree.unflatten(jax.tree.structure(tree), taken)
         if "count" not in fields:
@@ -123,44 +123,44 @@ class NewState:
                 f"optimizer moves, and has counted {numbers}: their bias corrections differ. Begin "
                 "with optimizer.init(params)."
             )
-        found = counts[0] if numbers is None else numbers[0]
-        return new | {"count": placed(found, fields["count"])}
+        count = counts[0] if numbers is None else numbers[0]
+        return new | {"count": placed(count, fields["count"])}
 
-    def _has_numbers_of_its_own(self, part: Part) -> bool:
-        """Whether a part collects numbers that most optimizers do not have."""
-        if issubclass(part.kind, _OTHERS) or part.fields.keys() & _OF_LAST_STEP:
+    def _has_numbers_of_its_own(self, node: StateNode) -> bool:
+        """Whether a node collects numbers that most optimizers do not have."""
+        if issubclass(node.kind, _OTHERS) or node.fields.keys() & _OF_LAST_STEP:
             return False
-        beside_others = "count" in part.fields and len(part.fields) > 1
-        foreign_moments = not _is_ours(part) and any(
-            map(self._is_like_params, part.fields.values())
+        beside_others = "count" in node.fields and len(node.fields) > 1
+        foreign_moments = not _is_ours(node) and any(
+            map(self._is_like_params, node.fields.values())
         )
-        return beside_others or foreign_moments or issubclass(part.kind, ScaleByWarmedUpRateState)
+        return beside_others or foreign_moments or issubclass(node.kind, ScaleByWarmedUpRateState)
 
     def _is_like_params(self, tree: Any) -> bool:
         """Whether a tree has arrays of the shapes and the kind of numbers of parameters."""
-        leaves, found = jax.tree.leaves(self.old.params), keyed_arrays(tree)
-        return bool(found) and all(
+        leaves, keyed = jax.tree.leaves(self.old.params), keyed_arrays(tree)
+        return bool(keyed) and all(
             keys in self.old.numbers
             and jnp.shape(array) == jnp.shape(leaves[self.old.numbers[keys]])
             and _is_inexact(array)
-            for keys, array in found
+            for keys, array in keyed
         )
 
-    def _own_numbers(self, part: Part) -> dict[str, Any]:
-        """The fields of a part that collects numbers of its own, from the same part of old."""
-        same = self._same(part)
-        if len(same) != 1 or not _is_ours(part) or self.old.conversion:
+    def _own_numbers(self, node: StateNode) -> dict[str, Any]:
+        """The fields of a node that collects numbers of its own, from the same node of old."""
+        same = self._same(node)
+        if len(same) != 1 or not _is_ours(node) or self.old.conversion:
             raise ValueError(
-                f"optimizer has a {part.kind.__name__}, whose numbers no other optimizer keeps, "
+                f"optimizer has a {node.kind.__name__}, whose numbers no other optimizer keeps, "
                 "and no convert moves. Begin with optimizer.init(params)."
             )
         old = same[0].fields
-        return {name: self._laid_out(name, old[name], new) for name, new in part.fields.items()}
+        return {name: self._laid_out(name, old[name], new) for name, new in node.fields.items()}
 
-    def _same(self, part: Part) -> list[Part]:
-        """The part of the old state of the same kind in the same place, or all of that kind."""
-        old = [x for x in self.old.parts if x.is_one(part.kind)]
-        return [x for x in old if x.keys == part.keys] or old
+    def _same(self, node: StateNode) -> list[StateNode]:
+        """The node of the old state of the same kind in the same place, or all of that kind."""
+        old = [x for x in self.old.nodes if x.is_one(node.kind)]
+        return [x for x in old if x.keys == node.keys] or old
 
     def _put(self, value: Any, like: Any) -> jax.Array:
         """A value with the dtype of another array. It stays where it is, unless it was converted.
@@ -174,50 +174,50 @@ class NewState:
             return jnp.asarray(value, jnp.result_type(like))
         return placed(value, like)
 
-    def _like_params(self, part: Part, field: str, others: Any = None) -> Any:
-        """A field like the parameters, from the same part of the old state.
+    def _like_params(self, node: StateNode, field: str, others: Any = None) -> Any:
+        """A field like the parameters, from the same node of the old state.
 
         Args:
-            part: the new part.
+            node: the new node.
             field: the field.
             others: a tree with what stands for old parameters of which the state has no such array.
         """
         before = self.old.before
         values = before.numbered(others) | {
             k: x
-            for one in self._same(part)
-            for k, x in before.numbered(one.fields[field]).items()
+            for old_node in self._same(node)
+            for k, x in before.numbered(old_node.fields[field]).items()
             if _is_inexact(x)
         }
-        likes, leaves = self.old.numbered(part.fields[field]), jax.tree.leaves(before.params)
+        likes, leaves = self.old.numbered(node.fields[field]), jax.tree.leaves(before.params)
         shaped = {k: x for k, x in values.items() if jnp.shape(x) == jnp.shape(leaves[k])}
-        found = self.old.carried(shaped, likes)
-        if likes.keys() - found.keys() - self.old.forgotten:
+        carried = self.old.carried(shaped, likes)
+        if likes.keys() - carried.keys() - self.old.forgotten:
             raise ValueError(
                 f"state must hold an {field} of all parameters of which optimizer keeps one, and "
                 "has one of others. Put the wrapper around the same parameters as before, or begin "
                 "with optimizer.init(params)."
             )
-        return jax.tree.structure(part.fields[field]).unflatten(
+        return jax.tree.structure(node.fields[field]).unflatten(
             # An array of bytes stands for a parameter that is its own master.
-            self._put(found.get(k, like), like) if _is_inexact(like) else like
+            self._put(carried.get(k, like), like) if _is_inexact(like) else like
             for k, like in likes.items()
         )
 
-    def _neurons(self, part: Part) -> Any:
+    def _neurons(self, node: StateNode) -> Any:
         """The second moments of neurons, 0 for parameters that had none of this shape."""
-        arrays, structure = jax.tree.flatten(part.fields["nu"])
-        made = self.made.get(part.keys)
+        arrays, structure = jax.tree.flatten(node.fields["nu"])
+        made = self.made.get(node.keys)
         # An `init` inside `jax.jit` does not say which parameters it was given: maybe all.
         numbers = self.old.numbered(made.params if made else self.old.params)
         if len(numbers) != len(arrays):
-            return part.fields["nu"]
+            return node.fields["nu"]
         values, before, taken = {}, self.old.before, []
-        for neurons in self.old.parts:
+        for neurons in self.old.nodes:
             if neurons.is_one(NormalizeNeuronsState):
                 old = sorted(keyed_arrays(neurons.fields["nu"]), key=lambda keyed: int(keyed[0][0]))
                 moved, at = enumerate(before.moments), neurons.masked_at
-                seen = [k for k, x in moved if x and x.part.masked_at == at]
+                seen = [k for k, x in moved if x and x.node.masked_at == at]
                 if len(old) == len(seen):
                     values |= {k: x for k, (_, x) in zip(seen, old, strict=True)}
         if self.old.conversion:
@@ -247,10 +247,11 @@ class NewState:
         arrays = dict(keyed_arrays(old))
         keys = [keys for keys, _ in keyed_arrays(new)]
         same_layout = arrays.keys() == set(keys)
-        found = [arrays[key] for key in (keys if same_layout else sorted(arrays, key=self._number))]
+        order = keys if same_layout else sorted(arrays, key=self._number)
+        values = [arrays[key] for key in order]
         if not same_layout and len(wanted) == 1:
-            found = [joined(fetched(found, wanted[0]), wanted[0])]
-        shapes, needed = (list(map(jnp.shape, x)) for x in (found, wanted))
+            values = [joined(fetched(values, wanted[0]), wanted[0])]
+        shapes, needed = (list(map(jnp.shape, x)) for x in (values, wanted))
         if shapes != needed:
             raise ValueError(
                 f"the {name} in state has the shapes {shapes}, and optimizer needs {needed}. Pass "
@@ -258,30 +259,30 @@ class NewState:
                 "`stacked`."
             )
         put = self._put if self._is_like_params(new) else placed
-        return structure.unflatten(map(put, found, wanted))
+        return structure.unflatten(map(put, values, wanted))
 
     def _number(self, keys: Keys) -> int:
         """The number of the parameter whose keys come first in these."""
         heads = (keys[:end] for end in range(len(keys) + 1))
         return next((self.old.numbers[head] for head in heads if head in self.old.numbers), -1)
 
-    def _vectors(self, part: Part) -> dict[str, Any]:
-        """The vectors of blocks of a part, as at first for blocks that the old state had not."""
-        made = self.made.get(part.keys)
+    def _vectors(self, node: StateNode) -> dict[str, Any]:
+        """The vectors of blocks of a node, as at first for blocks that the old state had not."""
+        made = self.made.get(node.keys)
         if made is None:  # by an `init` inside `jax.jit`, which does not say of which blocks it is
             return {}
         return {
-            name: self._vector(part, name, check_stacked(field.stacked), made.params)
+            name: self._vector(node, name, check_stacked(field.stacked), made.params)
             for name, field in names_and_fields(made.transform.state)
             if isinstance(field, VectorOfBlocks)
         }
 
-    def _vector(self, part: Part, name: str, stacked: Stacked, params: Any) -> jax.Array:
+    def _vector(self, node: StateNode, name: str, stacked: Stacked, params: Any) -> jax.Array:
         """A vector of the blocks of some parameters."""
-        like = part.array(name)
+        like = node.array(name)
         split = np.split(fetched(like, like), np.cumsum(stacked.sizes(params))[:-1])
         at_first = dict(zip(self.old.numbered(params), split, strict=True))
-        old, old_ids = self._old_vector(part, name, stacked, like)
+        old, old_ids = self._old_vector(node, name, stacked, like)
         if self.old.conversion:
             ids = dict(zip(at_first, block_ids(stacked, params), strict=True))
             old = self.old.conversion.of_blocks(old, old_ids, at_first, ids, name == "radii")
@@ -293,59 +294,59 @@ class NewState:
         return joined((at_first | kept).values(), like)
 
     def _old_vector(
-        self, part: Part, name: str, stacked: Stacked, like: jax.Array
+        self, node: StateNode, name: str, stacked: Stacked, like: jax.Array
     ) -> tuple[dict[int, Any], dict[int, Any]]:
         """The numbers of the blocks of each parameter in the old state, and the `block_ids`.
 
         Args:
-            part: the new part.
+            node: the new node.
             name: the vector.
             stacked: the stacks of the new optimizer, if the old one does not say what it had.
             like: an array on the devices of the new vector.
         """
-        found: dict[int, Any] = {}
+        vectors: dict[int, Any] = {}
         ids: dict[int, Any] = {}
-        before, same = self.old.before, self._same(part)
-        # Of several parts each has the radii of other parameters, but all have other ratios.
-        for one in same if name == "radii" else same[: len(same) == 1]:
-            made = self.old_made.get(one.keys)
+        before, same = self.old.before, self._same(node)
+        # Of several nodes each has the radii of other parameters, but all have other ratios.
+        for old_node in same if name == "radii" else same[: len(same) == 1]:
+            made = self.old_made.get(old_node.keys)
             if self.old.conversion and made is None:
                 raise ValueError(
                     "old_optimizer must be given with convert: state has a "
-                    f"{part.kind.__name__}, and does not say of which blocks its {name} are."
+                    f"{node.kind.__name__}, and does not say of which blocks its {name} are."
                 )
-            trees = fetched(dict(keyed_arrays(one.fields[name])), like)
+            trees = fetched(dict(keyed_arrays(old_node.fields[name])), like)
             if made is None and trees.keys() <= before.numbers.keys():  # of version 0.1.0
-                found |= fetched(before.numbered(one.fields[name]), like)
+                vectors |= fetched(before.numbered(old_node.fields[name]), like)
                 continue
             of_old = getattr(made.transform.state, name).stacked if made else stacked
             with contextlib.suppress(ValueError):  # the stacks were others, and so the blocks
-                entries = by_parameter([one], name, before.state, before.params, of_old)
+                entries = by_parameter([old_node], name, before.state, before.params, of_old)
                 (vector,) = trees.values()
-                found |= {x.number: vector[x.entries] for x in entries}
+                vectors |= {x.number: vector[x.entries] for x in entries}
                 ids |= enumerate(block_ids(of_old, before.params)) if made else {}
-        return found, ids
+        return vectors, ids
 
 
 def left_out(old: Kept, new: Kept) -> list[str]:
     """The names of the states whose numbers do not go over."""
 
     def has(kept: Kept, kind: type) -> bool:
-        return any(part.is_one(kind) for part in kept.parts)
+        return any(node.is_one(kind) for node in kept.nodes)
 
     gone = [kind for kind in _GO_OVER if not has(new, kind)]
     return [kind.__name__ for kind in (*_BEGIN_ANEW, *gone) if has(old, kind)]
 
 
 def made_parts(optimizer: Any, params: Any) -> tuple[Any, dict[Keys, RecordedState]]:
-    """The first state of an optimizer, and by their keys how its parts were made."""
+    """The first state of an optimizer, and by their keys how its nodes were made."""
     with recorded_states() as record:
         state = optimizer.init(params)
-    made = {tuple(map(id, one.state)): one for one in record}
+    made = {tuple(map(id, made.state)): made for made in record}
     return state, {
-        part.keys: made[ids]
-        for part in parts_of(state)
-        if (ids := tuple(map(id, part.fields.values()))) in made
+        node.keys: made[ids]
+        for node in nodes_of(state)
+        if (ids := tuple(map(id, node.fields.values()))) in made
     }
 
 
@@ -353,8 +354,8 @@ def _is_inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
-def _is_ours(part: Part) -> bool:
-    return part.kind.__module__.startswith("optax_largebatch.")
+def _is_ours(node: StateNode) -> bool:
+    return node.kind.__module__.startswith("optax_largebatch.")
 
 
 def are_traced(*tree: Any) -> bool:

@@ -12,7 +12,7 @@ import optax
 
 from optax_largebatch.migration.moments import MICRO_STEPS, Kept, counters
 from optax_largebatch.migration.new_state import are_traced
-from optax_largebatch.params.owners import parts_of
+from optax_largebatch.params.owners import nodes_of
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
 _STEPS = 3
@@ -69,11 +69,11 @@ def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -
         warnings.simplefilter("ignore")
         expected = Kept("old_optimizer", params, jax.eval_shape(old_optimizer.init, params))
         for name, has, keeps in zip(old.names, old.moments, expected.moments, strict=True):
-            kept, found = (moment.what if moment else "no moments" for moment in (keeps, has))
-            if kept != found:
+            kept, held = (moment.what if moment else "no moments" for moment in (keeps, has))
+            if kept != held:
                 raise ValueError(
                     f"old_optimizer must be the optimizer that state is of: of {name!r} it keeps "
-                    f"{kept}, and state has {found}."
+                    f"{kept}, and state has {held}."
                 )
         short, gradients = _short(params, optimizer)
         theirs = _moments("old_optimizer", old_optimizer, short, gradients)
@@ -178,29 +178,31 @@ def _moments(
         return optimizer.update(gradients, state, params, partition_specs=PartitionSpec())[1]
 
     state = optimizer.init(params)
-    found: dict[tuple[int, str], list[tuple[str, np.ndarray]]] = {}
+    fields: dict[tuple[int, str], list[tuple[str, np.ndarray]]] = {}
     for gradient in gradients:
         state = _after_a_step(who, update, gradient, state)
         kept = Kept(who, params, state)
         for name, moment in zip(kept.names, kept.moments, strict=True):
             for position, (field, array) in enumerate(moment.arrays.items() if moment else ()):
-                found.setdefault((position, name), []).append((field, np.asarray(array)))
-    return found
+                fields.setdefault((position, name), []).append((field, np.asarray(array)))
+    return fields
 
 
 def _after_a_step(who: str, update: Any, gradient: Any, state: Any) -> Any:
     """The state after a step, with the same gradient for all parts of a macro-batch."""
     before = 0
     while True:
-        parts = list(parts_of(state))
-        scales = [one.array("loss_scale") for one in parts if one.is_one(DynamicLossScaleState)]
+        nodes = list(nodes_of(state))
+        scales = [node.array("loss_scale") for node in nodes if node.is_one(DynamicLossScaleState)]
         scaled = jax.tree.map(lambda x, scales=scales: x * np.prod(scales), gradient)
         try:
             state = update(scaled, state)
         except Exception as error:  # an optimizer of anybody's, which may want more arguments
             raise ValueError(_no_step(who, error)) from error
         held = sum(
-            int(number) for one in parts_of(state) for number in counters(one, MICRO_STEPS).values()
+            int(number)
+            for node in nodes_of(state)
+            for number in counters(node, MICRO_STEPS).values()
         )
         if not held:
             return state

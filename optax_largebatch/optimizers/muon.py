@@ -57,6 +57,7 @@ def muon(
     matrix_mask: Mask = None,
     matrix_axes: MatrixAxes = None,
     ns_dtype: Any = None,
+    ns_gram: bool = False,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -138,6 +139,8 @@ def muon(
             time on a GPU, and what devices exchange. float16 is as fast and 6 to 10 times closer to
             float32, but devices exchange float32 then. None for float32 (float64 for float64
             parameters); NVIDIA's GPUs multiply float32 in tf32, with 10 bits.
+        ns_gram: True takes two iterations at once where a side of a matrix is at least twice as
+            long as the other, with a fifth fewer multiplications: see `orthogonalize_momentum`.
         groups: groups of matrices with another learning rate or decay, from `param_groups`; None
             for one group. The rate applies to Adam's parameters too, if `others` is None.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
@@ -189,6 +192,7 @@ def muon(
             ns_coeffs=ns_coeffs,
             ns_steps=ns_steps,
             ns_dtype=ns_dtype,
+            ns_gram=ns_gram,
             preconditioning=preconditioning,
             eps_is_floor=eps_is_floor,
             adaptive=adaptive,

@@ -58,6 +58,7 @@ def muonh(
     matrix_mask: Mask = None,
     matrix_axes: MatrixAxes = None,
     ns_dtype: Any = None,
+    ns_gram: bool = False,
     groups: ParamGroups | None = None,
     stacked: Stacks = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -124,6 +125,8 @@ def muonh(
             time on a GPU, and what devices exchange. float16 is as fast and 6 to 10 times closer to
             float32, but devices exchange float32 then. None for float32 (float64 for float64
             parameters); NVIDIA's GPUs multiply float32 in tf32, with 10 bits.
+        ns_gram: True takes two iterations at once where a side of a matrix is at least twice as
+            long as the other, with a fifth fewer multiplications: see `orthogonalize_momentum`.
         groups: groups of parameters with another learning rate, from `param_groups`; None for one
             group. The rate applies to `others` too, if that is None.
         stacked: the parameters that stack layers (`flax.linen.scan`, `nnx.vmap`, experts), so that
@@ -215,6 +218,7 @@ def muonh(
                 ns_coeffs=ns_coeffs,
                 ns_steps=ns_steps,
                 ns_dtype=ns_dtype,
+                ns_gram=ns_gram,
                 matrix_axes=matrix_axes,
                 stacked=stacked,
                 mu_dtype=mu_dtype,

@@ -1,4 +1,4 @@
-"""The parts of an optimizer's state, and which parameter each array and entry of it belongs to.
+"""The nodes of an optimizer's state, and which parameter each array and entry of it belongs to.
 
 Both are found by keys, through any nesting: wrappers, the boxes of `nnx.Optimizer`, and the
 dictionaries and lists that a checkpoint makes of tuples.
@@ -26,17 +26,17 @@ Kind = type[tuple[Any, ...]]
 """The NamedTuple of a state."""
 
 
-class Part(NamedTuple):
+class StateNode(NamedTuple):
     """A node of a state that has others below it, such as the state of one transformation."""
 
     keys: Keys
-    """The keys on the way to the part."""
+    """The keys on the way to the node."""
     kind: type[Any]
     """The type. A dictionary may have been a NamedTuple before it went through a checkpoint."""
     fields: dict[str, Any]
     """The nodes directly below it."""
     masked_at: Keys
-    """The keys of the innermost `optax.masked` around the part, or of the state's root."""
+    """The keys of the innermost `optax.masked` around the node, or of the state's root."""
 
     def array(self, field: str) -> jax.Array:
         """A field that is one array."""
@@ -53,8 +53,8 @@ class Part(NamedTuple):
         return any(set(self.fields) == set(getattr(kind, "_fields", ())) for kind in kinds)
 
 
-def parts_of(state: Any, keys: Keys = (), masked_at: Keys = ()) -> Iterator[Part]:
-    """All parts of a state, the outer ones first.
+def nodes_of(state: Any, keys: Keys = (), masked_at: Keys = ()) -> Iterator[StateNode]:
+    """All nodes of a state, the outer ones first.
 
     Args:
         state: the state, or an object that holds one, such as an `nnx.Optimizer`.
@@ -66,20 +66,20 @@ def parts_of(state: Any, keys: Keys = (), masked_at: Keys = ()) -> Iterator[Part
         return
     if list(below) == list(optax.MaskedState._fields):
         masked_at = keys
-    yield Part(keys, type(state), below, masked_at)
+    yield StateNode(keys, type(state), below, masked_at)
     for key, child in below.items():
-        yield from parts_of(child, (*keys, key), masked_at)
+        yield from nodes_of(child, (*keys, key), masked_at)
 
 
-def parts_of_kinds(state: Any, *kinds: Kind) -> list[Part]:
-    """The parts of a state that are of the given kinds, each with the `kind` that it is of."""
+def nodes_of_kinds(state: Any, *kinds: Kind) -> list[StateNode]:
+    """The nodes of a state that are of the given kinds, each with the `kind` that it is of."""
     return [
-        part._replace(kind=kind) for part in parts_of(state) for kind in kinds if part.is_one(kind)
+        node._replace(kind=kind) for node in nodes_of(state) for kind in kinds if node.is_one(kind)
     ]
 
 
-def seen_by(part: Part, state: Any, params: Any) -> list[int]:
-    """The numbers of the parameters that have moments behind the same mask as a part."""
+def seen_by(node: StateNode, state: Any, params: Any) -> list[int]:
+    """The numbers of the parameters that have moments behind the same mask as a node."""
     leaves = jax.tree.leaves(params)
     pairs = zip(keyed_arrays(state), owners(state, params), strict=True)
     return sorted(
@@ -87,7 +87,7 @@ def seen_by(part: Part, state: Any, params: Any) -> list[int]:
             owner
             for (keys, array), owner in pairs
             if owner is not None
-            and keys[: len(part.masked_at)] == part.masked_at
+            and keys[: len(node.masked_at)] == node.masked_at
             and array.shape == leaves[owner].shape
         }
     )
@@ -136,18 +136,18 @@ def numbers_of(params: Any) -> dict[Keys, int]:
 class OfParameter(NamedTuple):
     """The entries of a vector of blocks that belong to one parameter."""
 
-    part: Part
+    node: StateNode
     number: int
     """The number of the parameter among `jax.tree.leaves(params)`."""
     name: str
-    """The name of the parameter, after the name of its part if there are several parts."""
+    """The name of the parameter, after the name of its node if there are several nodes."""
     entries: slice
     shape: Shape
     """The lengths of the parameter's stacked axes, and the number of the parts of an axis."""
 
 
 def by_parameter(
-    parts: Sequence[Part],
+    nodes: Sequence[StateNode],
     field: str,
     state: Any,
     params: Any,
@@ -159,17 +159,17 @@ def by_parameter(
     """The parameters to which the entries of vectors with a number for each block belong.
 
     Args:
-        parts: those of the state that have the vector.
+        nodes: those of the state that have the vector.
         field: the vector.
         state: the state.
         params: the parameters.
-        stacked: the stacks among them, for parts that no optimizer has said anything about.
+        stacked: the stacks among them, for nodes that no optimizer has said anything about.
         others: entries at the end that belong to no block.
-        known: the shapes of the blocks of the parameters of each part, by the numbers of these and
-            by the part's keys, as far as an optimizer says so.
+        known: the shapes of the blocks of the parameters of each node, by the numbers of these and
+            by the node's keys, as far as an optimizer says so.
 
     Returns:
-        The entries of each parameter, part by part.
+        The entries of each parameter, node by node.
 
     Raises:
         ValueError: the state does not belong to these parameters, or is that of many models.
@@ -177,12 +177,12 @@ def by_parameter(
     names = leaf_names(params)
     of_all: Mapping[int, Shape] = dict(enumerate(stacked.lengths(params)))
     shapes = []
-    for part in parts:
-        size = check_one_model(field, part.array(field), ndim=1).size - others
-        lengths = (known or {}).get(part.keys, of_all)
+    for node in nodes:
+        size = check_one_model(field, node.array(field), ndim=1).size - others
+        lengths = (known or {}).get(node.keys, of_all)
         blocks = sum(map(math.prod, lengths.values()))
         if lengths is of_all and size != blocks:
-            lengths = {number: of_all[number] for number in seen_by(part, state, params)}
+            lengths = {number: of_all[number] for number in seen_by(node, state, params)}
         shapes.append(lengths)
         if sum(map(math.prod, lengths.values())) != size:
             raise ValueError(
@@ -190,14 +190,14 @@ def by_parameter(
                 f"{blocks}. Pass the optimizer's parameters, and its `stacked` where asked for."
             )
     results = []
-    for part, of_part in zip(parts, shapes, strict=True):
+    for node, of_part in zip(nodes, shapes, strict=True):
         start = 0
         for number, shape in of_part.items():
-            seen_in = [x.keys for x, seen in zip(parts, shapes, strict=True) if number in seen]
-            prefix = labels(seen_in)[seen_in.index(part.keys)]
+            seen_in = [x.keys for x, seen in zip(nodes, shapes, strict=True) if number in seen]
+            prefix = labels(seen_in)[seen_in.index(node.keys)]
             name = f"{prefix}/{names[number]}" if prefix else names[number]
             end = start + math.prod(shape)
-            results.append(OfParameter(part, number, name, slice(start, end), shape))
+            results.append(OfParameter(node, number, name, slice(start, end), shape))
             start = end
     return results
 

@@ -24,7 +24,7 @@ PAGES = [
     ROOT / "docs" / "stability.md",
     ROOT / "README.md",
 ]
-FAST = ("stacked_layers", "README")
+FAST = ("README",)
 BLOCK = re.compile(
     r"^```(?:python|diff)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
 )

@@ -110,6 +110,7 @@ def test_the_picture_has_every_curve(finished):
         assert ImageColor.getrgb(colour) in colours
 
 
+@pytest.mark.slow
 def test_interrupted_run_resumes_to_the_same_bits(finished, text, tmp_path, monkeypatch, capsys):
     taken = []
 

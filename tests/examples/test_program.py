@@ -16,7 +16,6 @@ DEVICES = '("jax_num_cpu_devices", 8)'
 
 NEEDS_SET_MESH = pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="it needs jax.set_mesh")
 NNX = pytest.param("nnx", marks=NEEDS_SET_MESH)
-LINEN = pytest.param("linen", marks=pytest.mark.slow)
 
 # What is looked at after the last step; it has the names of the program.
 BEFORE = {
@@ -99,7 +98,8 @@ def printed_by(program):
     return finished.stdout
 
 
-@pytest.mark.parametrize("name", [NNX, LINEN])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [NNX, "linen"])
 def test_trains_on_eight_devices(name):
     losses = losses_of(name, 8)
     assert len(losses) == 42
@@ -107,13 +107,13 @@ def test_trains_on_eight_devices(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [NNX, LINEN])
+@pytest.mark.parametrize("name", [NNX, "linen"])
 def test_has_the_losses_of_one_device(name):
     np.testing.assert_allclose(losses_of(name, 8), losses_of(name, 1), rtol=2e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [NNX, LINEN])
+@pytest.mark.parametrize("name", [NNX, "linen"])
 def test_goes_from_512_to_16k(name):
     """The batch grows, and with it the momentum moves; one head is one matrix."""
     program = source(name)

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from optax_largebatch.params.owners import parts_of
+from optax_largebatch.params.owners import nodes_of
 from tests import helpers
 from tests.conftest import read_back
 from tests.migration.switches import (
@@ -92,7 +92,7 @@ def fields_of_ours(state):
     """The arrays directly in the states of this library, by the state's name and the field's."""
     return [
         (f"{node.kind.__name__}.{name}", jax.tree.leaves(field))
-        for node in parts_of(state)
+        for node in nodes_of(state)
         if node.kind.__module__.startswith("optax_largebatch.")
         and node.kind.__name__.endswith("State")
         for name, field in node.fields.items()
@@ -261,7 +261,7 @@ NEURONS = {
 
 def moments_of_neurons(state):
     """The second moments of all neurons, state by state."""
-    nodes = [node for node in parts_of(state) if node.kind is lb.states.NormalizeNeuronsState]
+    nodes = [node for node in nodes_of(state) if node.kind is lb.states.NormalizeNeuronsState]
     return [x for node in nodes for x in jax.tree.leaves(node.fields["nu"])]
 
 

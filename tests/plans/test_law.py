@@ -141,7 +141,7 @@ def test_no_number_goes_further_than_its_law(law, old, k, r):
         assert min(old, alone) - 1e-12 <= after[name].value <= max(old, alone) + 1e-12
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     optimizer=st.sampled_from(sorted(FAMILIES)),
     law=st.sampled_from([None, *sorted(LAWS.keys() - {"legew"})]),  # which may refuse

@@ -103,7 +103,7 @@ def swav(epochs, of_epoch=312, warmup=10, *, base=4.8, start=0.3, last=0.0048):
     """As main_swav.py makes it: a linspace, and a cosine over the steps that are left."""
     grown = np.linspace(start, base, of_epoch * warmup)
     left = of_epoch * (epochs - warmup)
-    waves = [last + 0.5 * (base - last) * (1 + math.cos(math.pi * t / left)) for t in range(left)]
+    waves = last + 0.5 * (base - last) * (1 + np.cos(np.pi * np.arange(left) / left))
     table = np.concatenate([grown, waves, [last]])
     return lambda t: table[t]
 

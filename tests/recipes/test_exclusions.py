@@ -1,5 +1,7 @@
 """What recipes leave out of decay and adaptation, on the parameters of whole networks."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -9,16 +11,20 @@ import optax_largebatch as lb
 from tests.recipes import networks
 from tests.recipes.test_training_repositories import FIRST
 
-SHAPES = {
-    "resnet50": networks.shapes(networks.ResNet(), 224, 224, 3),
-    "vit": networks.shapes(networks.ViT(), 224, 224, 3),
-    "clip": networks.shapes(networks.TwoTowers(), 8, 8, 3),
-}
+
+@functools.cache
+def shapes():
+    """The shapes of each network; tracing them takes seconds."""
+    return {
+        "resnet50": networks.shapes(networks.ResNet(), 224, 224, 3),
+        "vit": networks.shapes(networks.ViT(), 224, 224, 3),
+        "clip": networks.shapes(networks.TwoTowers(), 8, 8, 3),
+    }
 
 
 def explained(name, network, **given):
     asked = next((run.asked for run in FIRST if run.name == name), {}) | given
-    return lb.explain(lb.recipes.get(name, **asked).optimizer(), SHAPES[network]).parameters
+    return lb.explain(lb.recipes.get(name, **asked).optimizer(), shapes()[network]).parameters
 
 
 def is_adapted(one):
@@ -35,7 +41,8 @@ def spared(parameters, is_not):
 
 def test_the_networks_are_what_they_are_called():
     sizes = {
-        name: sum(leaf.size for leaf in jax.tree.leaves(shapes)) for name, shapes in SHAPES.items()
+        name: sum(leaf.size for leaf in jax.tree.leaves(params))
+        for name, params in shapes().items()
     }
     assert sizes["resnet50"] == 25_557_032
     assert sizes["vit"] == 22_050_664
@@ -45,8 +52,8 @@ def test_the_networks_are_what_they_are_called():
 def test_every_recipe_lists_what_it_spares(run):
     """Of what is spared all is of a kind that is meant, and of what is not spared nothing is."""
     recipe = lb.recipes.get(run.name, **run.asked)
-    for network, shapes in SHAPES.items():
-        for one in lb.explain(recipe.optimizer(), shapes).parameters:
+    for network, params in shapes().items():
+        for one in lb.explain(recipe.optimizer(), params).parameters:
             last, where = one.name.split("/")[-1], one.name.lower()
             is_of = {
                 "bias": last == "bias",
@@ -93,13 +100,13 @@ def test_the_optimizer_checks_that_its_exclusions_select_something():
     own.init(matrices)
     lb.recipes.get("swav", epochs=100).optimizer(matrices)
     with pytest.raises(ValueError, match="pattern 'bais' matches no parameter"):
-        recipe.optimizer(SHAPES["resnet50"], mask=~lb.matching("bais"))
+        recipe.optimizer(shapes()["resnet50"], mask=~lb.matching("bais"))
 
 
 def test_a_mask_of_ones_own_takes_the_bias_rate_along():
     recipe = lb.recipes.get("barlow-twins")
     mask = ~lb.matching("bias", "scale", "cls")
-    found = lb.explain(recipe.optimizer(mask=mask), SHAPES["vit"]).parameters
+    found = lb.explain(recipe.optimizer(mask=mask), shapes()["vit"]).parameters
     slower = {one.name for one in found if one.rate < 1}
     assert slower == spared(found, is_decayed) == spared(found, is_adapted)
     assert "cls" in slower

@@ -17,6 +17,9 @@ of its way it is near 1, and entries in 16 bits are neither too small nor too la
 FARTHEST = 2.0**7
 """How far the factor may move from 1."""
 
+LEAST_ASPECT = 2
+"""The long side over the short one, from which on Gram's form multiplies less."""
+
 Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
 """What a matrix is divided by first, so that its singular values are 1 or less."""
 
@@ -28,6 +31,7 @@ def newton_schulz(
     preconditioning: Preconditioning,
     eps_is_floor: bool,
     dtype: jax.typing.DTypeLike | None = None,
+    gram_form: bool = False,
     group: DeviceGroup = ALONE,
 ) -> jax.Array:
     r"""The matrix with all its singular values near 1.
@@ -44,6 +48,17 @@ def newton_schulz(
     are the same matrices, but all factors stand before products, where they cost a GPU nothing. In
     bfloat16 the error is a fifth less.
 
+    Gram's form takes two iterations at once. With :math:`P_k` for what stands in the brackets,
+
+    .. math::
+
+        x_{k+2} = x_k + (P_k + P_{k+1} + P_{k+1} P_k) x_k, \qquad
+        x_{k+1} x_{k+1}^\top = (1 + P_k) x_k x_k^\top (1 + P_k)
+
+    so that every second iteration has products of the short side alone. Over many iterations their
+    rounding adds up until nothing is right. So the first one, where singular values differ most, is
+    alone, and no more than two go together: then 16 bits are about as close as in the usual form.
+
     Args:
         matrix: two axes.
         eps: what the norm that the matrix is divided by is made safe with; as precise as it.
@@ -51,6 +66,8 @@ def newton_schulz(
         preconditioning: what the matrix is divided by before the iterations.
         eps_is_floor: whether `eps` is the least divisor, and is not added.
         dtype: in which the iterations run, after the division; None for that of the matrix.
+        gram_form: whether Gram's form is taken, for a matrix with a side at least twice as long as
+            the other that no group of devices shares.
         group: devices that share the matrix, which lies on its long side; each has some columns.
     """
     if preconditioning == "spectral":
@@ -74,18 +91,32 @@ def newton_schulz(
         inverse = jnp.broadcast_to(inverse, gram.shape[:1])
         x = x * (inverse[None, :] if is_high else inverse[:, None])
         gram = gram * inverse[:, None] * inverse[None, :]
+    is_long = max(x.shape) >= LEAST_ASPECT * min(x.shape)
+    takes_pairs = gram_form and is_long and group.size == 1
     scale = START
+    first = None
     for k, (a, b, c) in enumerate(coefficients):
-        if k:
-            gram = product(x)
         h = (b * scale**2 / a) * gram
         rows = group.rows(h)
         square = (a * c / b**2) * (rows @ h) if c else 0.0
         factor = group.gathered(rows + square)
-        x = x + (x @ factor if is_high else factor @ x)
         scale *= a
+        begins_pair = takes_pairs and k % 2 == 1 and k + 1 < len(coefficients)
+        if begins_pair:
+            first = factor
+            half = gram + factor @ gram
+            gram = half + half @ factor
+            continue
+        if first is not None:
+            # In the other order the rounding of two products that nearly commute would not cancel.
+            both = first @ factor if is_high else factor @ first
+            factor = first + factor + both
+            first = None
+        x = x + (x @ factor if is_high else factor @ x)
         if not 1 / FARTHEST < abs(scale) < FARTHEST:
             x, scale = scale * x, 1.0
+        if k + 1 < len(coefficients):
+            gram = product(x)
     return (scale * x).astype(matrix.dtype)
 
 

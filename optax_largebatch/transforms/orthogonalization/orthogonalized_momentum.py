@@ -55,6 +55,7 @@ def orthogonalize_momentum(
     ns_coeffs: Any = "standard",
     ns_steps: int | None = None,
     ns_dtype: jax.typing.DTypeLike | None = None,
+    ns_gram: bool = False,
     preconditioning: Preconditioning = "frobenius",
     eps_is_floor: bool = False,
     adaptive: bool = False,
@@ -104,6 +105,10 @@ def orthogonalize_momentum(
             time on a GPU, and what devices exchange. float16 is as fast and 6 to 10 times closer to
             float32, but devices exchange float32 then. None for float32 (float64 for float64
             parameters); NVIDIA's GPUs multiply float32 in tf32, with 10 bits.
+        ns_gram: True takes two iterations at once, by products of the short side, for matrices with
+            one side at least twice as long as the other. They are the same iterations with 22%
+            fewer multiplications if it is four times as long; in 16 bits they stay about as exact.
+            Nobody has timed it on a GPU. Devices that share a matrix take the usual form.
         preconditioning: what :math:`d_t` is divided by, so that its singular values are 1 or less.
             `"frobenius"` takes :math:`\lVert d_t \rVert_F + \epsilon`, `"spectral"` the largest
             singular value, `"schatten"` the fourth root of the sum of the fourth powers of all.
@@ -151,6 +156,8 @@ def orthogonalize_momentum(
         Ahn et al., *Dion: Distributed Orthonormalized Updates*, arXiv 2504.05295.
         Amsel et al., *The Polar Express*, arXiv 2505.16932, for its coefficients.
         Bernstein and Newhouse, *Old Optimizer, New Norm*, arXiv 2409.20325, for `adaptive`.
+        Dao AI Lab, *Gram Newton-Schulz*, https://github.com/Dao-AILab/gram-newton-schulz, for
+        `ns_gram`, which begins again more often here.
         Boissin et al., *Turbo-Muon*, arXiv 2512.04632, for `"aol"`.
         Grishina et al., *Accelerating Newton-Schulz Iteration for Orthogonalization via
         Chebyshev-type Polynomials*, arXiv 2506.10935, for `"schatten"`.
@@ -162,6 +169,7 @@ def orthogonalize_momentum(
     arguments.check_flags(
         nesterov=nesterov,
         grad_averaging=grad_averaging,
+        ns_gram=ns_gram,
         eps_is_floor=eps_is_floor,
         adaptive=adaptive,
     )
@@ -173,6 +181,7 @@ def orthogonalize_momentum(
         preconditioning=preconditioning,
         eps_is_floor=eps_is_floor,
         dtype=ns_dtype,
+        gram_form=ns_gram,
     )
     # Entries beyond the range of float16 are common before the division by the norm.
     sent_dtype = None if ns_dtype is not None and jnp.dtype(ns_dtype) == jnp.float16 else ns_dtype

@@ -19,11 +19,13 @@ SHAPES = {
     "heads": (8, 3 * 8),
     "bias": (8,),
 }
+STACKED = {"stacked": {"stack": 0}, "ns_steps": 2}
+SETTINGS = STACKED | {"matrix_axes": {"heads": "rows (3 columns)"}}
 OPTIMIZERS = {
-    "muon": lambda: lb.muon(0.1, matrix_axes={"heads": "rows (3 columns)"}, stacked={"stack": 0}),
-    "muonh": lambda: lb.muonh(0.1, matrix_axes={"heads": "rows (3 columns)"}, stacked={"stack": 0}),
+    "muon": lambda: lb.muon(0.1, **SETTINGS),
+    "muonh": lambda: lb.muonh(0.1, **SETTINGS),
     "muon, clipped": lambda: lb.chain(
-        lb.clip_by_global_norm(1.0), lb.muon(0.1, consistent_rms=0.2, stacked={"stack": 0})
+        lb.clip_by_global_norm(1.0), lb.muon(0.1, consistent_rms=0.2, **STACKED)
     ),
 }
 
