@@ -85,7 +85,7 @@ def table(rows: list[Row]) -> str:
             apart = [str(difference(x, usual)) for x in tried]
             loss = f"{sum(usual.values()) / len(usual):.3f}"
             lines.append([", ".join(cell), loss, *apart])
-    return markdown(["network, batch", "3/13", *(f"{x:g} x 3/13" for x in others)], lines)
+    return markdown(["network, batch", "3/13", *(f"{x:g} times it" for x in others)], lines)
 
 
 def main() -> None:

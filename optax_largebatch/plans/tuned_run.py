@@ -243,8 +243,8 @@ class TunedRun:
         )
         if not 1 / FAR < (times := SHARE_OF_ADAM * angle / rate) < FAR:
             note += (
-                f" That is {times:.2g} times as much, and nobody has measured which is better: "
-                "others= of planned_optimizer takes the rate of adamw's own plan."
+                f" That is {times:.2g} times as much. In small networks a quarter of 3/13 was "
+                "worse, and four times no better; others= of planned_optimizer takes another rate."
             )
         same = self.with_peak(angle)
         return dataclasses.replace(

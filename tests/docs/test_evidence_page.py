@@ -171,6 +171,16 @@ def test_what_the_law_costs(script, results, of_causal, page):
     assert f"settings that nobody moves lose {min(kept):.2f} to {max(kept):.2f}" in page
 
 
+def test_no_other_share_is_better(script, page):
+    """Of the rate of MuonH, for what Adam moves; less is clearly worse."""
+    lines = script["rate_of_the_rest"].table(script["rest_rows"]()).splitlines()[2:]
+    quarters = [float(line.split("**+")[2][:5]) for line in lines]
+    assert f"a quarter: {min(quarters):.2f} to {max(quarters):.2f} worse; four times: no" in page
+    for line in lines:
+        cells = line.strip("| ").split(" | ")[2:]
+        assert all(cell.removeprefix("**").startswith("+") for cell in cells), line
+
+
 def test_moves_without_a_floor_of_the_momentum(script, page):
     table = script["transfer"].floors_table(transfer.committed_rows(), script["tuned"]("bert")[1])
     without = [float(line.split(" | ")[2]) for line in table.splitlines()[2:]]

@@ -226,7 +226,7 @@ class TestTo:
     @pytest.mark.parametrize(("rate", "decay", "said"), [(1e-3, 3.0, "13"), (0.1, 1e-3, "0.023")])
     def test_a_rate_of_the_rest_far_from_that_of_adamw(self, rate, decay, said):
         run = tuned(total="51.2M", learning_rate=rate, weight_decay=decay, decay_kind="decoupled")
-        assert f"That is {said} times as much, and nobody has measured" in run.to("muonh").note
+        assert f"That is {said} times as much. In small networks" in run.to("muonh").note
         near = dataclasses.replace(run, weight_decay=100 * rate)
         assert "times as much" not in near.to("muonh").note
 
