@@ -1,15 +1,17 @@
-"""Where one matrix ends: queries, keys and values in one array, and MuonH.
+"""What is one matrix, and in which dtype it is iterated: queries, keys and values, and MuonH.
 
-    python -m benchmarks.fused_heads --keep       # twenty minutes on two CPU cores
-    python -m benchmarks.fused_heads --report     # only the table
+    python -m benchmarks.muonh_varied --keep       # twenty minutes on two CPU cores
+    python -m benchmarks.muonh_varied --report     # only the table
 
 The causal model of `benchmarks.tuned` with its three matrices of attention in one array, as most
 programs have them. MuonH takes this array for one matrix, for three, or for one for each head, with
-the settings that a search chose for three matrices, and the same seeds and numbers of steps.
+the settings that a search chose for three matrices, and the same seeds and numbers of steps. It
+also iterates three matrices in 16 bits.
 Writes one line for each run; the same command after an interruption continues.
 """
 
 import argparse
+from collections.abc import Iterable
 import functools
 import itertools
 from pathlib import Path
@@ -40,13 +42,13 @@ SEEDS = range(2, 7)
 NAMES = ("query", "key", "value")
 MATRICES = len(NAMES) * causal.SMALL.heads
 THREE = {"matrix_axes": {"qkv/kernel": "layers rows (3 columns)"}}
-WAYS: dict[str, dict[str, Any]] = {
-    "three matrices": THREE,
+MATRIX_IS = {
     "one matrix": {},
     "one for each head": {"matrix_axes": {"qkv/kernel": f"layers rows ({MATRICES} columns)"}},
-    "bfloat16": THREE | {"ns_dtype": "bfloat16"},
-    "float16": THREE | {"ns_dtype": "float16"},
 }
+ITERATED_IN = {name: THREE | {"ns_dtype": name} for name in ("bfloat16", "float16")}
+USUAL = "three matrices"
+WAYS: dict[str, dict[str, Any]] = {USUAL: THREE, **MATRIX_IS, **ITERATED_IN}
 
 
 class FusedModel(CausalModel):
@@ -106,22 +108,21 @@ def run(path: Path) -> None:
         append(path, Row(batch, way, seed, losses.test))
 
 
-def table(rows: list[Row]) -> str:
-    """The losses of three matrices, and the differences of the others from them."""
+def table(rows: list[Row], ways: Iterable[str]) -> str:
+    """The losses of three matrices in float32, and the differences of other ways from them."""
     losses: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         losses.setdefault((row.batch, row.way), {})[row.seed] = row.test_loss
-    first, *others = WAYS
     lines = []
     for batch in CHOSEN:
-        three = losses[batch, first]
-        differences = [str(difference(losses[batch, way], three)) for way in others]
-        lines.append([batch, f"{sum(three.values()) / len(three):.3f}", *differences])
-    return markdown(["batch", first, *others], lines)
+        usual = losses[batch, USUAL]
+        differences = [str(difference(losses[batch, way], usual)) for way in ways]
+        lines.append([batch, f"{sum(usual.values()) / len(usual):.3f}", *differences])
+    return markdown(["batch", USUAL, *ways], lines)
 
 
 EXPLANATION = """\
-Written by `python -m benchmarks.fused_heads --report`: test loss with MuonH, in the mean over five
+Written by `python -m benchmarks.muonh_varied --report`: test loss with MuonH, in the mean over five
 seeds. The others are differences from it, seed by seed: below 0 is better. In brackets is the
 interval of Student's distribution that holds 95%; in bold those that leave out 0."""
 
@@ -133,10 +134,11 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only the table")
     args = parser.parse_args()
     results = COMMITTED / folder()
-    path = (results if args.keep or args.report else RUNS) / "fused_heads.csv"
+    path = (results if args.keep or args.report else RUNS) / "muonh_varied.csv"
     if not args.report:
         run(path)
-    text = f"# Where one matrix ends\n\n{EXPLANATION}\n\n{table(read(path, Row))}\n"
+    tables = [table(read(path, Row), ways) for ways in (MATRIX_IS, ITERATED_IN)]
+    text = "\n\n".join(["# What is one matrix, and its dtype", EXPLANATION, *tables]) + "\n"
     path.with_suffix(".md").write_text(text)
     print(text)
 
