@@ -86,7 +86,8 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	cd dist && ../$(VENV)-wheel/bin/python -W error -c \
 	  "import optax_largebatch as lb; print(lb.__version__, len(lb.__all__), 'public names')"
 	$(VENV)-wheel/bin/pip install --quiet ipython "$$(echo dist/*.whl)[examples]"
-	sed -n '/^```diff/,/^```$$/{/^```/d;/^-/d;s/^.//p}' README.md > dist/readme.py
+	sed -n -e '/^```python/,/^```$$/{/^```/!p}' \
+	  -e '/^```diff/,/^```$$/{/^```/d;/^-/d;s/^.//p}' README.md > dist/readme.py
 	cd dist && ../$(VENV)-wheel/bin/python -W error readme.py
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
 	  $(NO_NETWORK) $(FIRST_CELLS) $$notebook || exit 1; done
