@@ -16,7 +16,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 Row = dict[str, str]
 
 STEPS = (
-    "optax.adamw", "lars", "lbsgd", "eve", "lamb", "scaled_adam", "lans", "cain",
+    "optax.adamw", "lars", "eve", "lamb", "scaled_adam", "lans", "cain",
     "optax.lamb", "optax.lars",
     "torch.AdamW, fused", "timm.Lamb", "timm.Lars", "pytorch_optimizer.Lamb",
 )  # fmt: skip
@@ -31,7 +31,6 @@ TARGETS = {
     ("one v5e", "bert-base"): "BERT-base, one TPU v5e",
     ("v5e 2x4", "bert-base"): "BERT-base, TPU v5e 2x4",
     ("v5e 2x4", "bert-base, specs"): "the same, with `partition_specs`",
-    ("v5e 2x4", "1.3B, stacked"): "1.3B in stacks, TPU v5e 2x4",
     ("v5e 16x16", "1.3B, stacked"): "1.3B in stacks, TPU v5e 16x16",
 }
 ON_MESHES = {
@@ -43,7 +42,6 @@ ON_MESHES = {
 }
 CASES = {
     "300 small leaves": "300 small arrays",
-    "bert-base, clipped": "clipped by the global norm",
     "bert-base, bfloat16": "parameters in bfloat16",
     "bert-base, masters": "bfloat16, with `master_weights`",
     "bert-base, eight micro-batches": "`accumulate_gradients`, every=8",
