@@ -12,10 +12,12 @@ function fit() {
   }
 }
 
+const PRINTS = "article .highlight-text pre, article .cell_output .stream pre";
+
 // What a program prints, line by line, so that a telephone may break a line and indent the rest;
 // a table of `explain` is scrolled.
 function splitPrints() {
-  for (const print of document.querySelectorAll("article .highlight-text pre")) {
+  for (const print of document.querySelectorAll(PRINTS)) {
     if (/^parameter  /m.test(print.textContent)) continue;
     const lines = print.textContent.split(/(?<=\n)/).map((text) => {
       const line = document.createElement("span");
