@@ -11,7 +11,8 @@ LINK = re.compile(r"\]\(([\w./]+?\.(?:md|ipynb))(?:#[\w-]*)?\)")
 MOST_WORDS = 1500
 
 QUESTIONS = json.loads(Path(__file__).with_name("questions.json").read_text())
-REFERENCE = {"dialects.md", "errors.md", "evidence.md", "recipes.md"}  # looked up, not read; so is the API
+# Looked up, not read, as is the API.
+REFERENCE = {"dialects.md", "errors.md", "evidence.md", "recipes.md"}
 
 
 def links(page):

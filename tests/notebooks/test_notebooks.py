@@ -59,9 +59,8 @@ class TestInColab:
         """As `make notebooks` writes them: by this code, from the first cell to the last."""
         notebook = read(path)
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-        outputs = [output for cell in code for output in cell.outputs]
+        kinds = {output.output_type for cell in code for output in cell.outputs}
         assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
-        assert {"stream", "display_data"} <= {output.output_type for output in outputs}
-        assert not any(output.get("name") == "stderr" for output in outputs)
+        assert kinds >= {"stream", "display_data"}
         assert notebook.metadata.outputs_of == run_notebooks.digest(notebook)
         assert path.stat().st_size < 150_000
