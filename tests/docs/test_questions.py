@@ -47,8 +47,7 @@ def test_the_front_page_has_every_guide():
     [
         page
         for page in sorted(DOCS.rglob("*.md"))
-        if page.relative_to(DOCS).parts[0] not in ("_build", "api")
-        and page.name not in REFERENCE
+        if page.relative_to(DOCS).parts[0] not in ("_build", "api") and page.name not in REFERENCE
     ],
     ids=lambda page: page.stem,
 )
