@@ -129,24 +129,6 @@ def sharded() -> str:
     )
 
 
-def noise_scale() -> str:
-    """Bytes and times of steps that measure the noise scale."""
-    found = {(row["case"], row["step"]): row for row in read("cpu-2-cores/diagnostics_cost.csv")}
-    cases = {"update": "`update` of `lamb` on BERT-base", "training step": "a training step"}
-    steps = ("every tenth", "each step")
-    return markdown(
-        ["", "bytes, every tenth step", "every step", "time, every tenth step", "every step"],
-        [
-            [
-                name,
-                *(f"{float(found[case, step]['bytes']):.3f}" for step in steps),
-                *(_range(found[case, step]) for step in steps),
-            ]
-            for case, name in cases.items()
-        ],
-    )
-
-
 def _compiled() -> dict[tuple[str, str, str], Row]:
     rows = read("compiled/compiled_step.csv")
     return {(row["target"], row["case"], row["optimizer"]): row for row in rows}
@@ -234,7 +216,6 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "cases": cases,
     },
     "algorithms/muon.md": {"muon on meshes": muon_on_meshes},
-    "guides/noise_scale.md": {"noise scale": noise_scale},
 }
 
 
