@@ -11,7 +11,6 @@ Writes one line for each run; the same command after an interruption continues.
 """
 
 import argparse
-from collections.abc import Iterable
 import functools
 import itertools
 from pathlib import Path
@@ -42,13 +41,13 @@ SEEDS = range(2, 7)
 NAMES = ("query", "key", "value")
 MATRICES = len(NAMES) * causal.SMALL.heads
 THREE = {"matrix_axes": {"qkv/kernel": "layers rows (3 columns)"}}
-MATRIX_IS = {
+WAYS: dict[str, dict[str, Any]] = {
+    "three matrices": THREE,
     "one matrix": {},
     "one for each head": {"matrix_axes": {"qkv/kernel": f"layers rows ({MATRICES} columns)"}},
+    "three in bfloat16": THREE | {"ns_dtype": "bfloat16"},
+    "three in float16": THREE | {"ns_dtype": "float16"},
 }
-ITERATED_IN = {name: THREE | {"ns_dtype": name} for name in ("bfloat16", "float16")}
-USUAL = "three matrices"
-WAYS: dict[str, dict[str, Any]] = {USUAL: THREE, **MATRIX_IS, **ITERATED_IN}
 
 
 class FusedModel(CausalModel):
@@ -108,17 +107,18 @@ def run(path: Path) -> None:
         append(path, Row(batch, way, seed, losses.test))
 
 
-def table(rows: list[Row], ways: Iterable[str]) -> str:
-    """The losses of three matrices in float32, and the differences of other ways from them."""
+def table(rows: list[Row]) -> str:
+    """The losses of three matrices in float32, and the differences of the others from them."""
     losses: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         losses.setdefault((row.batch, row.way), {})[row.seed] = row.test_loss
+    usual, *others = WAYS
     lines = []
     for batch in CHOSEN:
-        usual = losses[batch, USUAL]
-        differences = [str(difference(losses[batch, way], usual)) for way in ways]
-        lines.append([batch, f"{sum(usual.values()) / len(usual):.3f}", *differences])
-    return markdown(["batch", USUAL, *ways], lines)
+        three = losses[batch, usual]
+        differences = [str(difference(losses[batch, way], three)) for way in others]
+        lines.append([batch, f"{sum(three.values()) / len(three):.3f}", *differences])
+    return markdown(["batch", *WAYS], lines)
 
 
 EXPLANATION = """\
@@ -137,8 +137,7 @@ def main() -> None:
     path = (results if args.keep or args.report else RUNS) / "muonh_varied.csv"
     if not args.report:
         run(path)
-    tables = [table(read(path, Row), ways) for ways in (MATRIX_IS, ITERATED_IN)]
-    text = "\n\n".join(["# What is one matrix, and its dtype", EXPLANATION, *tables]) + "\n"
+    text = f"# What is one matrix, and its dtype\n\n{EXPLANATION}\n\n{table(read(path, Row))}\n"
     path.with_suffix(".md").write_text(text)
     print(text)
 

@@ -3,12 +3,12 @@
 python -m docs.write_evidence
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 import functools
 from pathlib import Path
 import re
 
-from benchmarks import changed_run, muonh_varied, transfer, zeros
+from benchmarks import changed_run, transfer, zeros
 from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned.intervals import Difference, difference
@@ -83,12 +83,6 @@ def law_table(name: str) -> str:
     return transfer.law_table(workload, transfer.committed_rows(), results, MOVES, ways)
 
 
-def muonh_table(ways: Iterable[str]) -> str:
-    """What other matrices and other dtypes cost MuonH."""
-    rows = read(COMMITTED / "cpu-2-cores" / "muonh_varied.csv", muonh_varied.Row)
-    return muonh_varied.table(rows, ways)
-
-
 def zeros_table(kind: str) -> str:
     """What matrices that start at zero lose, by who moves them."""
     rows = read(COMMITTED / "cpu-2-cores" / "zeros.csv", zeros.Row)
@@ -113,10 +107,6 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     },
     ROOT / "docs" / "details" / "how_it_was_measured.md": {
         "law_causal": functools.partial(law_table, "causal"),
-    },
-    ROOT / "docs" / "algorithms" / "muon.md": {
-        "fused": functools.partial(muonh_table, muonh_varied.MATRIX_IS),
-        "dtypes": functools.partial(muonh_table, muonh_varied.ITERATED_IN),
     },
     ROOT / "docs" / "algorithms" / "muonh.md": {
         "zeros": functools.partial(zeros_table, ".* 512"),
