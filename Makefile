@@ -14,7 +14,7 @@ PYTEST = -m pytest -n $(WORKERS) --dist worksteal -q --reruns 1 --only-rerun '(?
 FIRST_CELLS = ../$(VENV)-wheel/bin/python ../tests/notebooks/first_cells.py
 NO_NETWORK = http_proxy=http://127.0.0.1:9 https_proxy=http://127.0.0.1:9
 
-.PHONY: help compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs docs-fast wheel lowest newest clean
+.PHONY: help compilers compiled compiled-short demo test test-one-device test-slow test-all test-nightly lint types contract docs docs-fast notebooks wheel lowest newest clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*  ## ' Makefile | sed 's/:.*  ## /: /'
@@ -78,6 +78,9 @@ docs: $(READY)  ## the site, in docs/_build/html/index.html; a warning is an err
 docs-fast: $(READY)  ## the site without running notebooks, as for a first look at a page
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html -D nb_execution_mode=off docs docs/_build/html
 
+notebooks: $(READY)  ## runs the notebooks and keeps their outputs, a quarter of an hour
+	$(BIN)/python -m docs.run_notebooks
+
 wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs README and notebooks
 	rm -rf dist $(VENV)-wheel
 	$(BIN)/python -m build --wheel --outdir dist .
@@ -86,7 +89,8 @@ wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs RE
 	cd dist && ../$(VENV)-wheel/bin/python -W error -c \
 	  "import optax_largebatch as lb; print(lb.__version__, len(lb.__all__), 'public names')"
 	$(VENV)-wheel/bin/pip install --quiet ipython "$$(echo dist/*.whl)[examples]"
-	sed -n '/^```diff/,/^```$$/{/^```/d;/^-/d;s/^.//p}' README.md > dist/readme.py
+	sed -n -e '/^```python/,/^```$$/{/^```/!p}' \
+	  -e '/^```diff/,/^```$$/{/^```/d;/^-/d;s/^.//p}' README.md > dist/readme.py
 	cd dist && ../$(VENV)-wheel/bin/python -W error readme.py
 	cd dist && for notebook in ../notebooks/*.ipynb; do \
 	  $(NO_NETWORK) $(FIRST_CELLS) $$notebook || exit 1; done

@@ -1,4 +1,4 @@
-"""Draws the picture of the front page: layers in a stack, and a law beside a search.
+"""Draws the picture of the front page: layers in a stack, and on two networks a law and a search.
 
 python -m docs.draw_front_page
 """
@@ -13,10 +13,10 @@ import numpy as np
 import optax
 
 from benchmarks.harness.colours import INK
-from benchmarks.transfer import committed_rows
+from benchmarks.transfer import OPTIMIZERS, committed_rows, losses_of, searched
 from benchmarks.tuned.results import measured
 from benchmarks.tuned.sweep import committed
-from benchmarks.tuned.workloads import BERT
+from benchmarks.tuned.workloads import BERT, CAUSAL, Workload
 import optax_largebatch as lb
 from optax_largebatch.diagnostics.plots import COLOURS
 
@@ -24,6 +24,8 @@ PICTURE = Path(__file__).parent / "static" / "front_page.png"
 RATIOS = (0.62, 1.14, 1.66, 2.26, 2.08, 3.49, 4.73, 6.85)
 """The trust ratios within one stack, at the worst moment of the runs of "Stacked layers"."""
 SMALL, LARGE = "32", "2048"
+LEGEND = {"frameon": False, "fontsize": "small", "handlelength": 1.2, "columnspacing": 1.2}
+WAYS = {"kept": "#999999", "sqrt": COLOURS[1], "law": COLOURS[0]}
 
 
 def steps_of_layers(optimizer: optax.GradientTransformation) -> np.ndarray:
@@ -54,40 +56,39 @@ def draw_stacks(axis: Axes) -> None:
     axis.set_yticks([0.5, 1, 2, 4], ["0.5", "1", "2", "4"])
     axis.minorticks_off()
     axis.set_title("Eight scanned layers in one array", loc="left")
-    axis.legend(frameon=False)
 
 
-def draw_law(axis: Axes) -> None:
+def draw_law(axis: Axes, workload: Workload, title: str) -> None:
     """For each optimizer the loss at a batch 64 times as large, by several ways to get there."""
-    searched = measured(BERT, committed(BERT))
-    rows = [
-        row
-        for row in committed_rows()
-        if (row.workload, row.small, row.large) == (BERT.name, SMALL, LARGE)
-    ]
-    names = list(dict.fromkeys(row.optimizer for row in rows))
-    ways = {"kept": "settings kept", "sqrt": "root of the batch", "law": "our law"}
-    for (way, label), colour in zip(ways.items(), ("#999999", COLOURS[1], COLOURS[0]), strict=True):
-        means = [
-            np.mean([x.test_loss for x in rows if (x.optimizer, x.way) == (name, way)])
-            for name in names
-        ]
-        axis.plot(means, range(len(names)), "o", color=colour, label=label)
-    means = [searched[name][LARGE].mean for name in names]
-    axis.plot(means, range(len(names)), "|", color=INK, markersize=14, label="a search there")
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.set_xlabel("test loss, lower is better")
-    axis.set_title(f"Small BERT, batch {SMALL} to {LARGE}, no search", loc="left")
-    axis.legend(frameon=False)
+    losses = losses_of(committed_rows(), workload)
+    searches = measured(workload, committed(workload))
+    for line, name in enumerate(OPTIMIZERS):
+        place = (workload.name, name, SMALL, LARGE)
+        for way, colour in WAYS.items():
+            if ends := losses.get((*place, way)):
+                axis.plot(np.mean([*ends.values()]), line, "o", color=colour)
+        search = np.mean([*searched(losses, place, searches).values()])
+        axis.plot(search, line, "|", color=INK, markersize=14)
+    axis.set_yticks(range(len(OPTIMIZERS)), OPTIMIZERS)
+    axis.set_ylim(len(OPTIMIZERS) - 0.5, -0.5)
+    axis.set_title(f"{title}, batch {SMALL} to {LARGE}", loc="left")
 
 
 def draw() -> Figure:
-    """Both, one above the other, so that a telephone shows them."""
-    figure = Figure(figsize=(4.6, 5.6), layout="constrained")
-    above, below = figure.subplots(2)
-    draw_stacks(above)
-    draw_law(below)
+    """All three, one above the other, so that a telephone shows them."""
+    figure = Figure(figsize=(4.6, 7.8), layout="constrained")
+    above, below = figure.subfigures(2, height_ratios=(2.8, 5))
+    draw_stacks(above.subplots())
+    above.legend(loc="outside upper left", ncols=2, **LEGEND)
+    axes = below.subplots(2)
+    draw_law(axes[0], BERT, "A small BERT")
+    draw_law(axes[1], CAUSAL, "A small causal model")
+    axes[1].set_xlabel("test loss, lower is better")
+    axes[0].plot([], [], "|", color=INK, markersize=14, label="a search there")
+    labels = {"kept": "settings kept", "sqrt": "root of the batch", "law": "our law"}
+    for way, label in labels.items():
+        axes[0].plot([], [], "o", color=WAYS[way], label=label)
+    below.legend(loc="outside upper left", ncols=4, **LEGEND)
     return figure
 
 

@@ -10,7 +10,7 @@ import re
 
 import jax
 
-from benchmarks import changed_run, fused_heads, rate_of_the_rest, transfer, zeros
+from benchmarks import changed_run, rate_of_the_rest, transfer, zeros
 from benchmarks.harness.pages import markdown, with_tables
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.tuned.intervals import Difference, difference
@@ -176,7 +176,7 @@ def rest_rows() -> list[rate_of_the_rest.Row]:
 
 
 def zeros_table(kind: str) -> str:
-    """What matrices that start at zero lose, in networks or adapters, by who moves them."""
+    """What matrices that start at zero lose, by who moves them."""
     rows = read(COMMITTED / "cpu-2-cores" / "zeros.csv", zeros.Row)
     return zeros.table(rows, [case for case in zeros.CASES if re.match(kind, case)])
 
@@ -199,17 +199,11 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "floors": lambda: transfer.floors_table(transfer.committed_rows(), tuned("bert")[1]),
         "law_causal": functools.partial(law_table, "causal"),
     },
-    ROOT / "docs" / "algorithms" / "muon.md": {
-        "fused": lambda: fused_heads.table(
-            read(COMMITTED / "cpu-2-cores" / "fused_heads.csv", fused_heads.Row)
-        )
-    },
     ROOT / "docs" / "algorithms" / "muonh.md": {
-        "zeros": functools.partial(zeros_table, "bert|causal"),
-        "adapters": functools.partial(zeros_table, "adapters"),
+        "zeros": functools.partial(zeros_table, ".* 512"),
     },
     ROOT / "docs" / "guides" / "changing_a_run.md": {
-        name: functools.partial(changes_table, name) for name in changed_run.TABLES
+        "losses": functools.partial(changes_table, "losses")
     },
     ROOT / "docs" / "index.md": {"tuned": functools.partial(tuned_table, "bert")},
 }

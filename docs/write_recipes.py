@@ -108,7 +108,7 @@ def rules_table() -> str:
 
 
 def at_32_table() -> str:
-    """What each law makes of one run at 32 times the batch, over as many examples."""
+    """What each law makes of one run at 32 times the batch, with the same number of examples."""
     start = {"weight_decay": 0.1, "momentum": 0.95, "b1": 0.9, "b2": 0.999, "eps": 1e-8}
     head = ["law", "learning rate", *(f"{name} {value:g}" for name, value in start.items())]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

@@ -12,7 +12,25 @@ function fit() {
   }
 }
 
+const PRINTS = "article .highlight-text pre, article .cell_output .stream pre";
+
+// What a program prints, line by line, so that a telephone may break a line and indent the rest;
+// a table of `explain` is scrolled.
+function splitPrints() {
+  for (const print of document.querySelectorAll(PRINTS)) {
+    if (/^parameter  /m.test(print.textContent)) continue;
+    const lines = print.textContent.split(/(?<=\n)/).map((text) => {
+      const line = document.createElement("span");
+      line.textContent = text;
+      return line;
+    });
+    print.replaceChildren(...lines);
+    print.classList.add("lines");
+  }
+}
+
 document.addEventListener("DOMContentLoaded", () => {
+  splitPrints();
   for (const table of document.querySelectorAll("article .table-wrapper table")) {
     const heads = [...table.querySelectorAll("thead th")].map((head) => head.innerText);
     for (const row of table.querySelectorAll("tbody tr"))

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.testing import assert_allclose
 import pytest
 
-from benchmarks.fused_heads import FusedModel
 from benchmarks.harness.colours import COLOURS, colours_of
 from benchmarks.harness.results import COMMITTED, read
+from benchmarks.muonh_varied import FusedModel
 from benchmarks.tuned import bert, causal, report, results, search, tables, training
 from benchmarks.tuned import sweep as sweeping
 from benchmarks.tuned.__main__ import piece

@@ -14,6 +14,7 @@ from benchmarks.harness.results import write_csv
 from benchmarks.harness.steps import in_a_loop, step_of
 from benchmarks.harness.trees import TREES
 from benchmarks.harness.turns import in_turns, ratio
+from tests.conftest import slow_but
 
 
 class Recorded:
@@ -70,7 +71,7 @@ def test_writes_the_columns_of_the_rows_into_a_new_folder(tmp_path):
     assert [row["name"] for row in csv.DictReader(path.read_text().splitlines())] == ["a, b", "c"]
 
 
-@pytest.mark.parametrize("name", ["lamb", "muon"])
+@pytest.mark.parametrize("name", slow_but(("muon",), ["lamb", "muon"]))
 def test_turns_in_one_program_are_the_steps_of_as_many_calls(name):
     """And no product leaves the loop, though its gradients are the same in every turn."""
     step = step_of(made_for(name, TREES["tiny"]))

@@ -212,3 +212,15 @@ def test_a_text_that_cuts_an_axis(monkeypatch):
     monkeypatch.setattr(same_moments, "_MOST", 35)
     with pytest.raises(ValueError, match=r"optimizer could not take a step .* for an axis of 3"):
         lb.adopt_state(new, params, ADAM.init(params), old_optimizer=ADAM)
+
+
+def test_what_begins_anew_is_not_compared():
+    """And may be of another kind; the rest is compared."""
+    begins = {"forget": lb.matching("kernel")}
+    muonh, sums = lb.muonh(0.1, b2=0.999), lb.lamb(0.1, grad_averaging=False)
+    state = switches.state_after(muonh)
+    adam, *_ = lb.adopt_state(ADAM, PARAMS, state, old_optimizer=muonh, **begins)
+    assert not adam.mu["kernel"].any()
+    chex.assert_trees_all_close(adam.mu["bias"], PARAMS["bias"] * (1 - 0.9**2))
+    with pytest.raises(ValueError, match="an element of mu of 'bias'"):
+        lb.adopt_state(LAMB, PARAMS, switches.state_after(sums), old_optimizer=sums, **begins)

@@ -2,10 +2,11 @@
 
 KEY_NUMBERS = {
     "01_quickstart": """
-small, kept, law, muonh = last.values()
+small, small_muonh, kept, law, muonh = last.values()
 assert 1.5 * law < kept < 4 * law, last
 assert 1.5 * muonh < law, last
 assert abs(muonh / small - 1) < 0.2, last
+assert 1.5 * small_muonh < muonh < 2 * law < 4 * small, last
 assert largest < 1e-5, largest
 """,
     "02_bert_lans": """
@@ -28,6 +29,10 @@ steady, swinging = (own[-30:].max() / own[-30:].min() for own in (losses, consta
 assert steady < 1.1 < 1.3 < swinging, (steady, swinging)
 assert 50 < fit.critical_batch_size < 1000, fit
 assert not any(measured.at_edge), measured.summary()
+assert measured.best_learning_rates == (0.005, 0.01, 0.01, 0.01), measured.summary()
+nine, seven = (np.median(runs.steps, 2) for runs in (measured, lower))
+assert seven[2, 3] < seven[2, 2] < 1.1 * seven[2, 3], seven
+assert 1.2 < seven[3, 4] / seven[3, 3] < 1.6 < 1.8 < nine[3, 4] / nine[3, 2] < 2.4, (nine, seven)
 """,
     "05_muon_on_eight_devices": """
 assert not any("kernel" in name for name in moved_by_muon if "layers" in name), moved_by_muon

@@ -10,6 +10,7 @@ import pytest
 from tests.notebooks.key_numbers import KEY_NUMBERS
 
 nbformat = pytest.importorskip("nbformat")
+run_notebooks = pytest.importorskip("docs.run_notebooks")
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -27,12 +28,9 @@ def test_each_has_its_key_numbers():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("default")  # of Jupyter, in this process
 def test_runs_and_comes_to_its_numbers(path, monkeypatch):
-    nbclient = pytest.importorskip("nbclient")
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    notebook = read(path)
-    notebook.cells.append(nbformat.v4.new_code_cell(KEY_NUMBERS[path.stem]))
-    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+    run_notebooks.executed(path)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -57,6 +55,12 @@ class TestInColab:
         code = "".join(cell.source for cell in read(path).cells if cell.cell_type == "code")
         assert "lb.step_metrics(" in code
 
-    def test_is_kept_without_outputs(self, path):
-        code = [cell for cell in read(path).cells if cell.cell_type == "code"]
-        assert not any(cell.outputs or cell.execution_count for cell in code)
+    def test_is_kept_with_the_outputs_of_its_code(self, path):
+        """As `make notebooks` writes them: by this code, from the first cell to the last."""
+        notebook = read(path)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        kinds = {output.output_type for cell in code for output in cell.outputs}
+        assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
+        assert kinds >= {"stream", "display_data"}
+        assert notebook.metadata.outputs_of == run_notebooks.digest(notebook)
+        assert path.stat().st_size < 150_000

@@ -16,12 +16,20 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import slow_but
 from tests.recipes import networks
 from tests.recipes.networks import trained
 
 FILE = json.loads(Path(__file__).with_name("muon_sources.json").read_text())
 SOURCES = FILE["recipes"]
 ASKED = {name: source["asked"] for name, source in SOURCES.items()}
+FROM_EACH_SOURCE = (
+    "gpt2-124m/muonh/track-3",
+    "marin-67b/muonh/marin-phase1",
+    "megatron/muon/nvidia-defaults",
+    "moonlight-16b/muon/moonshot-pretraining",
+    "nanochat-d24/muon/speedrun",
+)
 
 
 def recipe_of(part):
@@ -260,7 +268,7 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", slow_but(FROM_EACH_SOURCE, ASKED))
 def test_takes_a_step_on_a_transformer(name):
     """As published, in bfloat16."""
     rules = {"embeddings": lb.matching("^embedding"), "head": lb.matching("^head/")}

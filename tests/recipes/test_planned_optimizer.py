@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import slow_but
 
 PARAMS = {
     "embed": jnp.ones((8, 4)),
@@ -124,7 +125,7 @@ def test_accumulates_micro_batches():
         assert int(state.macro_step) == plan.step_of_call(call + 1)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", slow_but(("adamw", "lans", "muonh"), OPTIMIZERS))
 def test_clips_the_gradient_of_the_whole_batch(optimizer):
     """Not that of each micro-batch, which would bound the noise of each by itself."""
     alone = lb.planned_optimizer(planned(optimizer), PARAMS)

@@ -126,7 +126,10 @@ def orthogonalize_momentum(
             axes, where a parameter has several matrices side by side: `"rows (3 columns)"` for
             queries, keys and values, `"rows (16 columns)"` for heads, `"rows (columns 2)"` for
             interleaved ones, `"rows columns=512+128+128"` for unequal ones. It has an item for each
-            axis; those that stack matrices have any name, as in `"layers rows (3 columns)"`.
+            axis; those that stack matrices have any name, as in `"layers rows (3 columns)"`. Query,
+            key and value of MaxText, scanned along axis 1, are `"rows layers heads columns"`,
+            Levanter's `q_proj` in scanned layers is `"layers groups heads columns rows"`, and
+            Equinox's `query_proj` with 8 heads `"(8 columns) rows"`.
         stacked: the parameters that stack layers, so that each layer is a matrix of its own:
             patterns with their axes, `{"layers/": 0}`, or the result of `stacked_layers`. None if
             there are none.

@@ -1,11 +1,12 @@
-"""Where one matrix ends: queries, keys and values in one array, and MuonH.
+"""What is one matrix, and in which dtype it is iterated: queries, keys and values, and MuonH.
 
-    python -m benchmarks.fused_heads --keep       # twenty minutes on two CPU cores
-    python -m benchmarks.fused_heads --report     # only the table
+    python -m benchmarks.muonh_varied --keep       # twenty minutes on two CPU cores
+    python -m benchmarks.muonh_varied --report     # only the table
 
 The causal model of `benchmarks.tuned` with its three matrices of attention in one array, as most
 programs have them. MuonH takes this array for one matrix, for three, or for one for each head, with
-the settings that a search chose for three matrices, and the same seeds and numbers of steps.
+the settings that a search chose for three matrices, and the same seeds and numbers of steps. It
+also iterates three matrices in 16 bits.
 Writes one line for each run; the same command after an interruption continues.
 """
 
@@ -44,8 +45,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "three matrices": THREE,
     "one matrix": {},
     "one for each head": {"matrix_axes": {"qkv/kernel": f"layers rows ({MATRICES} columns)"}},
-    "bfloat16": THREE | {"ns_dtype": "bfloat16"},
-    "float16": THREE | {"ns_dtype": "float16"},
+    "three in bfloat16": THREE | {"ns_dtype": "bfloat16"},
+    "three in float16": THREE | {"ns_dtype": "float16"},
 }
 
 
@@ -107,21 +108,21 @@ def run(path: Path) -> None:
 
 
 def table(rows: list[Row]) -> str:
-    """The losses of three matrices, and the differences of the others from them."""
+    """The losses of three matrices in float32, and the differences of the others from them."""
     losses: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         losses.setdefault((row.batch, row.way), {})[row.seed] = row.test_loss
-    first, *others = WAYS
+    usual, *others = WAYS
     lines = []
     for batch in CHOSEN:
-        three = losses[batch, first]
+        three = losses[batch, usual]
         differences = [str(difference(losses[batch, way], three)) for way in others]
         lines.append([batch, f"{sum(three.values()) / len(three):.3f}", *differences])
-    return markdown(["batch", first, *others], lines)
+    return markdown(["batch", *WAYS], lines)
 
 
 EXPLANATION = """\
-Written by `python -m benchmarks.fused_heads --report`: test loss with MuonH, in the mean over five
+Written by `python -m benchmarks.muonh_varied --report`: test loss with MuonH, in the mean over five
 seeds. The others are differences from it, seed by seed: below 0 is better. In brackets is the
 interval of Student's distribution that holds 95%; in bold those that leave out 0."""
 
@@ -133,10 +134,10 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only the table")
     args = parser.parse_args()
     results = COMMITTED / folder()
-    path = (results if args.keep or args.report else RUNS) / "fused_heads.csv"
+    path = (results if args.keep or args.report else RUNS) / "muonh_varied.csv"
     if not args.report:
         run(path)
-    text = f"# Where one matrix ends\n\n{EXPLANATION}\n\n{table(read(path, Row))}\n"
+    text = f"# What is one matrix, and its dtype\n\n{EXPLANATION}\n\n{table(read(path, Row))}\n"
     path.with_suffix(".md").write_text(text)
     print(text)
 
