@@ -21,7 +21,6 @@ from benchmarks.tuned.workloads import BERT, CAUSAL, CAUSAL_LONG, WORKLOADS, Wor
 from docs import draw_evidence
 
 ROOT = Path(__file__).parents[1]
-MOVES = (("32", "512"), ("32", "2048"), ("128", "2048"))
 OPTIMIZERS = ("adamw", "lamb", "lans", "muon", "muonh")
 
 
@@ -163,13 +162,6 @@ def claims_table() -> str:
     )
 
 
-def law_table(name: str) -> str:
-    """What settings that a law moves to a larger batch lose, compared with a search there."""
-    workload, results = tuned(name)
-    ways = ("law", "sqrt", "kept")
-    return transfer.law_table(workload, transfer.committed_rows(), results, MOVES, ways)
-
-
 def rest_rows() -> list[rate_of_the_rest.Row]:
     """Runs of MuonH with Adam at other shares of its rate."""
     return read(COMMITTED / "cpu-2-cores" / "rate_of_the_rest.csv", rate_of_the_rest.Row)
@@ -191,13 +183,11 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "docs" / "evidence.md": {
         "seen": seen_table,
         "claims": claims_table,
-        "tuned": functools.partial(tuned_table, "bert"),
     },
     ROOT / "docs" / "details" / "how_it_was_measured.md": {
         "momentum": functools.partial(momentum_table, "bert"),
         "rest": lambda: rate_of_the_rest.table(rest_rows()),
         "floors": lambda: transfer.floors_table(transfer.committed_rows(), tuned("bert")[1]),
-        "law_causal": functools.partial(law_table, "causal"),
     },
     ROOT / "docs" / "algorithms" / "muonh.md": {
         "zeros": functools.partial(zeros_table, ".* 512"),

@@ -17,6 +17,7 @@ from docs import draw_evidence
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("32", "128", "512", "2048")
+MOVES = (("32", "512"), ("32", "2048"), ("128", "2048"))
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_the_angles_are_in_the_first_screen(script, page):
     best, moved = (list(itertools.chain(*own)) for own in zip(*angles, strict=True))
     first = page.partition("<!-- seen")[0]
     assert f"best peaks here are {min(best):.2g} to {max(best):.2g} radians a step" in first
-    assert f"the law moved them to {min(moved):.2g} to {max(moved):.2f}" in first
+    assert f"moved to {min(moved):.2g} to {max(moved):.2f}." in first
     (reached,) = re.findall(r"reaches ([0-9.]+)", (ROOT / "README.md").read_text())
     assert f"The plan on the front page peaks at {float(reached):.1g}" in first
     assert float(reached) < min(best)
@@ -106,16 +107,15 @@ def test_twice_the_rate(page):
     for said in (
         f"loses {double['muonh']} at twice its chosen rate and {half['muonh']} at half of it.",
         "Muon loses {muon}, LANS {lans}, AdamW {adamw} and LAMB {lamb}.".format(**double),
-        "MuonH {muonh}, Muon {muon}, AdamW {adamw}, LANS {lans} and LAMB {lamb}.".format(**again),
+        "twice the rate costs MuonH {muonh} and LAMB {lamb}.".format(**again),
     ):
         assert said in page
 
 
 def test_the_decay(results, page):
     decays = curves(BERT, committed(BERT), "512", "decay")
-    muon, adamw = (-over_the_chosen(decays[name], at) for name, at in (("muon", 0.3), ("adamw", 1)))
+    muon = -over_the_chosen(decays["muon"], 0.3)
     assert f"for Muon, which is {muon:.2f} better at 0.3" in page
-    assert f"and for AdamW, {adamw:.2f} better at 1.0" in page
     assert muon > apart(results, "muon", "muonh", "512").mean
     for name in ("lamb", "lans"):
         losses = [over_the_chosen(decays[name], value) for value in (0.0, 0.01, 0.1, 0.3)]
@@ -153,7 +153,7 @@ def moves(name, way, results, pairs):
 def test_what_the_law_costs(script, results, of_causal, page):
     networks = {"bert": results, "causal": of_causal}
     law, root = (
-        {name: moves(name, way, own, script["MOVES"]) for name, own in networks.items()}
+        {name: moves(name, way, own, MOVES) for name, own in networks.items()}
         for way in ("law", "sqrt")
     )
     of_muonh = [own for found in law.values() for (_, x), own in found.items() if x == "muonh"]
@@ -167,7 +167,7 @@ def test_what_the_law_costs(script, results, of_causal, page):
             for y in (law, root)
         ]
         assert means[0] < means[1]
-    kept = [x.mean for x in moves("bert", "kept", results, script["MOVES"]).values()]
+    kept = [x.mean for x in moves("bert", "kept", results, MOVES).values()]
     assert f"settings that nobody moves lose {min(kept):.2f} to {max(kept):.2f}" in page
 
 
@@ -204,13 +204,6 @@ def test_what_the_law_costs_in_long_runs(script, page):
         "The root alone ends {:+.3f} and {:+.3f}: a momentum of 0.83 was better".format(*root),
     ):
         assert said in page
-    (lowest,) = moves("causal_long", "lowest rate", results, pairs[:1]).values()
-    (row, *_) = [row for row in transfer.committed_rows() if row[0::4][:2] == (
-        "causal_long", "lowest rate"
-    )]  # fmt: skip
-    start = transfer.start(results["muonh"]["16"], "lowest rate").learning_rate
-    said = "turns layers by {:.2g} radians, is moved to {:.2g}, and ends {:.3f} above. (C)"
-    assert said.format(start, row.learning_rate, lowest.mean) in page
 
 
 def test_a_plan_warns_where_the_law_fails(results, of_causal, page):
@@ -256,7 +249,6 @@ def test_a_batch_that_grows(script, page):
         f"With AdamW the two stages lose {adamw['two_stages'].mean:.3f}.",
         f"saves {1 - steps['seesaw'] / steps['constant']:.0%} of the steps",
         f"are {again['two_stages'].mean:.3f} and {again['four_times'].mean:.3f}.",
-        f"{muonh['seesaw'].mean:.3f} and, on the second network, {again['seesaw'].mean:.3f}",
     ):
         assert said in page
 
@@ -268,7 +260,8 @@ def test_settings_moved_along_a_ramp(script, page):
     assert len(law) == 4
     assert all(own.mean < kept[place].mean for place, own in law.items())
     least, most = (own(x.mean for x in law.values()) for own in (min, max))
-    assert f"end from {-least:.2f} below such a search to {most:.2f} above it" in page
+    assert f"end from {-least:.2f} below [a search]" in page
+    assert f"to {most:.2f} above it. (A)" in page
 
 
 def apart_of(own, plan):

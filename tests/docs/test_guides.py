@@ -62,6 +62,7 @@ def after(code, sign="+"):
     return "".join(line[1:] for line in lines if line.startswith((" ", sign)))
 
 
+@pytest.mark.slow
 def test_the_program_before_the_diff_runs_too():
     blocks = BLOCK.findall((ROOT / "README.md").read_text())
     before = "".join(after(code, "-") for code, _ in blocks)
