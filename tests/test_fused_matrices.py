@@ -223,6 +223,7 @@ def test_a_text_that_does_not_fit(text, message):
         optimizer.init(params)
 
 
+@pytest.mark.slow
 def test_accumulates_and_goes_on_on_another_mesh(x64):
     muonh = lb.muonh(0.1, ns_steps=ITERATIONS, matrix_axes=AXES, stacked=LAYERS)
     params, optimizer = network(), lb.accumulate_gradients(muonh, every=2)

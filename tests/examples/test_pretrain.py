@@ -80,12 +80,14 @@ def finished(text, tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 def test_loss_falls(finished):
     losses = column(finished, "loss")
     assert len(losses) == 12
     assert losses[-3:].mean() < 0.9 * losses[:3].mean()
 
 
+@pytest.mark.slow
 def test_rows_have_the_metrics_of_the_step(finished):
     steps = rows(finished)
     assert [int(row["step"]) for row in steps] == list(range(1, 13))
@@ -97,11 +99,13 @@ def test_rows_have_the_metrics_of_the_step(finished):
         assert np.isfinite(column(finished, name)).all(), name
 
 
+@pytest.mark.slow
 def test_parameters_in_bfloat16_have_masters(finished):
     kinds = {array.dtype.name for array in arrays(finished, 12) if array.ndim > 1}
     assert kinds == {"bfloat16", "float32"}
 
 
+@pytest.mark.slow
 def test_the_picture_has_every_curve(finished):
     with Image.open(finished / "curves.png") as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(maxcolors=2**24)}
@@ -131,6 +135,7 @@ def test_interrupted_run_resumes_to_the_same_bits(finished, text, tmp_path, monk
     assert_same_run(tmp_path, finished, 12)
 
 
+@pytest.mark.slow
 def test_finished_run_is_not_trained_again(finished, text, capsys):
     before = (finished / "metrics.csv").read_bytes()
     pretrain.main(options(LENGTH, text, finished))
@@ -138,6 +143,7 @@ def test_finished_run_is_not_trained_again(finished, text, capsys):
     assert (finished / "metrics.csv").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_resume_refuses_other_options(finished, text):
     with pytest.raises(SystemExit, match=r"--seed must be 0, as when .* began; got 7"):
         pretrain.main([*options(LENGTH, text, finished), "--seed", "7"])

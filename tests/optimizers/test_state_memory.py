@@ -14,7 +14,7 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "algorithms" / "icefall.md"
 ROWS = {
     cells[0].strip("`"): cells[1:]
     for line in PAGE.split("\n## State\n")[1].split("\n## ")[0].splitlines()
-    if (cells := [cell.strip() for cell in line.strip("|").split("|")])[0].startswith("`")
+    if line.startswith("| `") and (cells := [cell.strip() for cell in line.strip("|").split("|")])
 }
 
 
