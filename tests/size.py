@@ -27,7 +27,7 @@ LIMITS = {
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 45_400,
-    "tokens of tests": 239_900,
+    "tokens of tests": 240_100,
     "words in docs": 39_000,
     "pages in docs": 50,
 }

@@ -3,7 +3,11 @@
 import csv
 import itertools
 import math
+import os
 from pathlib import Path
+import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +23,8 @@ import train_digits
 import tune_digits
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+ROOT = Path(__file__).parents[2]
 
 
 def options(text, output):
@@ -185,3 +191,25 @@ def test_a_batch_larger_than_the_data(tmp_path):
     with pytest.raises(SystemExit, match=r"at most 1197, the training examples; got 2048"):
         train_digits.main(options("--batch-size 1024 --micro-batches 2", tmp_path))
     assert not (tmp_path / "results.csv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_readme_has_what_the_demo_prints(tmp_path):
+    """On one device, as readers run it: rounding decides single steps."""
+    demo = subprocess.run(
+        [sys.executable, ROOT / "examples" / "train_digits.py"],
+        cwd=tmp_path,
+        env={name: x for name, x in os.environ.items() if name not in ("XLA_FLAGS", "NPROC")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line = r"^ +(\w+) +(\d+) +[\d.]+ +\d+ +(\d+ \(\d+ to \d+\)) +([\d.]+) \("
+    rows = {row[:2]: row[2:] for row in re.findall(line, demo.stdout, re.MULTILINE)}
+    table = (ROOT / "README.md").read_text().partition("<!-- demo -->")[2]
+    shown = re.findall(r"^\| `(?:optax\.)?(\w+)` \| (.*) \|$", table, re.MULTILINE)
+    assert len(shown) == 4
+    for name, cells in shown:
+        small, large = rows[name, "32"], rows[name, "1024"]
+        assert cells.split(" | ") == [small[0], *large], name
