@@ -24,13 +24,12 @@ from benchmarks.harness.machine import folder
 from benchmarks.harness.pages import markdown
 from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.tuned import causal
-from benchmarks.tuned.arms import ARMS, B2, LAYERS, Arm
+from benchmarks.tuned.arms import ARMS, Arm, muonh
 from benchmarks.tuned.causal import CausalModel
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.search import Settings
 from benchmarks.tuned.training import compiled
 from benchmarks.tuned.workloads import CAUSAL, HELD_OUT
-import optax_largebatch as lb
 
 CHOSEN = {
     "512": Settings(0, 0.2, 0.0, 0.8484),
@@ -73,18 +72,8 @@ class FusedModel(CausalModel):
 
 @functools.cache
 def arm(way: str) -> Arm:
-    """MuonH as in `benchmarks.tuned`, with the matrices of a way."""
-    return ARMS["muonh"]._replace(
-        build=lambda rate, _, momentum, stacked: lb.muonh(
-            rate,
-            beta=momentum,
-            b1=momentum,
-            b2=B2,
-            matrix_mask=LAYERS,
-            stacked=stacked,
-            **WAYS[way],
-        )
-    )
+    """MuonH as in `benchmarks.tuned`, with the arguments of a way."""
+    return ARMS["muonh"]._replace(build=functools.partial(muonh, **WAYS[way]))
 
 
 class Row(NamedTuple):

@@ -1,4 +1,4 @@
-r"""How exactly the rate of embeddings, head and vectors has to be known beside MuonH.
+"""How exactly the rate of embeddings, head and vectors has to be known beside MuonH.
 
     python -m benchmarks.rate_of_the_rest --keep      # half an hour on two CPU cores
     python -m benchmarks.rate_of_the_rest --report    # only the table
@@ -12,19 +12,19 @@ import argparse
 import functools
 import itertools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import optax
 from tqdm import tqdm
 
 from benchmarks.harness.machine import folder
 from benchmarks.harness.pages import markdown
 from benchmarks.harness.results import COMMITTED, RUNS, append, read
 from benchmarks.transfer import searches
-from benchmarks.tuned.arms import ARMS, B2, LAYERS, Arm
+from benchmarks.tuned.arms import ARMS, Arm, muonh
 from benchmarks.tuned.intervals import difference
 from benchmarks.tuned.training import compiled
 from benchmarks.tuned.workloads import BERT, CAUSAL, WORKLOADS
-import optax_largebatch as lb
 from optax_largebatch.plans.law import SHARE_OF_ADAM
 
 FACTORS = (1.0, 1 / 16, 1 / 4, 4.0)
@@ -46,17 +46,11 @@ class Row(NamedTuple):
 @functools.cache
 def arm(factor: float) -> Arm:
     """MuonH as in `benchmarks.tuned`, with another rate for the rest."""
-    return ARMS["muonh"]._replace(
-        build=lambda rate, _, momentum, stacked: lb.muonh(
-            rate,
-            beta=momentum,
-            b1=momentum,
-            b2=B2,
-            matrix_mask=LAYERS,
-            stacked=stacked,
-            others=lambda step: factor * SHARE_OF_ADAM * rate(step),
-        )
-    )
+
+    def build(rate: optax.Schedule, *rest: Any) -> optax.GradientTransformation:
+        return muonh(rate, *rest, others=lambda step: factor * SHARE_OF_ADAM * rate(step))
+
+    return ARMS["muonh"]._replace(build=build)
 
 
 def run(path: Path) -> None:

@@ -98,7 +98,7 @@ OPTIMIZERS = {
     "muon": muon,
     "of Adam's size": functools.partial(muon, consistent_rms=0.2),
     "muonh": functools.partial(lb.muonh, 0.1, beta=0.9, ns_steps=ITERATIONS),
-    "muonh, radius of the start": functools.partial(lb.muonh, 0.1, radius="start"),
+    "muonh, radius of the start": functools.partial(lb.muonh, 0.1, beta=0.9, radius="start"),
     "muonh, radius 2": functools.partial(lb.muonh, 0.1, radius=2.0),
     "normuon": normuon,
     "lamb": by_norms(lb.lamb, weight_decay=0.1),

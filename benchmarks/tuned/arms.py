@@ -59,6 +59,25 @@ def muon(
     )
 
 
+def muonh(
+    rate: optax.Schedule,
+    _: optax.Schedule,
+    momentum: Any,
+    stacked: lb.Stacked | None,
+    **varied: Any,
+) -> optax.GradientTransformation:
+    """MuonH for the matrices of the layers, Adam for the rest; or with other arguments."""
+    return lb.muonh(
+        rate,
+        beta=momentum,
+        b1=momentum,
+        b2=B2,
+        matrix_mask=LAYERS,
+        stacked=stacked,
+        **varied,
+    )
+
+
 ARMS = {
     "adamw": Arm(0.03, adamw),
     "lamb": Arm(
@@ -74,11 +93,5 @@ ARMS = {
         ),
     ),
     "muon": Arm(0.05, muon),
-    "muonh": Arm(
-        0.2,
-        lambda rate, _, momentum, stacked: lb.muonh(
-            rate, beta=momentum, b1=momentum, b2=B2, matrix_mask=LAYERS, stacked=stacked
-        ),
-        decays=False,
-    ),
+    "muonh": Arm(0.2, muonh, decays=False),
 }

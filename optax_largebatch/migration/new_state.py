@@ -342,7 +342,7 @@ def made_parts(optimizer: Any, params: Any) -> tuple[Any, dict[Keys, RecordedSta
     """The first state of an optimizer, and by their keys how its nodes were made."""
     with recorded_states() as record:
         state = optimizer.init(params)
-    made = {tuple(map(id, made.state)): made for made in record}
+    made = {tuple(map(id, recorded.state)): recorded for recorded in record}
     return state, {
         node.keys: made[ids]
         for node in nodes_of(state)

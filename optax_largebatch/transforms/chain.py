@@ -65,7 +65,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     foreign = [transform for transform in transforms if not engine.leaf_transform_of(transform)]
 
     def init(params: optax.Params) -> tuple[Any, ...]:
-        for transform in foreign:
+        for transform in foreign:  # so that `explain` can name it; there is no state to look for
             update: Any = transform.update
             record_state((), engine.LeafTransform(update), params)
         states = (segment.init(params) for _, segment in segments)

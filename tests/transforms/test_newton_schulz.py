@@ -114,9 +114,9 @@ def test_two_products_where_the_square_of_the_product_has_no_weight():
     assert (products("standard"), products("cubic")) == (15, 10)
 
 
-@pytest.mark.parametrize("name", slow_but(("polar_express", "standard"), NAMES))
+@pytest.mark.parametrize("name", slow_but(("cans", "polar_express"), NAMES))
 def test_grams_form_is_as_exact_with_fewer_multiplications(name):
-    """Of high matrices and wide ones. Pairs that began with the first iteration would be worse."""
+    """If pairs began with the first iteration, "cans" would diverge in bfloat16."""
     coefficients = PUBLISHED[name].of(None)
 
     def orthogonal(gram_form, dtype):
@@ -138,11 +138,11 @@ def test_grams_form_is_as_exact_with_fewer_multiplications(name):
             exact = np.asarray(as_it_is_written(jnp.asarray(matrix), coefficients))
         x = jnp.asarray(matrix, "float32")
         x, exact = (x, exact) if index % 2 else (x.T, exact.T)
-        ways = itertools.product((True, False), ("float32", "float16"))
+        ways = itertools.product((True, False), ("float32", "bfloat16", "float16"))
         errors.append([error(orthogonal(*way)(x, eps), exact) for way in ways])
-    in_float32, in_float16, _, usual_in_float16 = np.max(errors, axis=0)
+    (in_float32, *in_16_bits), (_, *usual) = np.max(errors, axis=0).reshape(2, 3)
     assert in_float32 < 1e-4
-    assert in_float16 < 1.25 * usual_in_float16
+    assert np.all(in_16_bits < 1.25 * np.array(usual))
     usual, fewer = (
         orthogonal(way, None).lower(x, eps).compile().cost_analysis()["flops"]
         for way in (False, True)

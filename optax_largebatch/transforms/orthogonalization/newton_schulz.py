@@ -56,8 +56,9 @@ def newton_schulz(
         x_{k+1} x_{k+1}^\top = (1 + P_k) x_k x_k^\top (1 + P_k)
 
     so that every second iteration has products of the short side alone. Over many iterations their
-    rounding adds up until nothing is right. So the first one, where singular values differ most, is
-    alone, and no more than two go together: then 16 bits are about as close as in the usual form.
+    rounding adds up until nothing is right, so no more than two go together: then 16 bits are about
+    as close as in the usual form. The first is alone, because a pair that began with it would
+    diverge in bfloat16 for coefficients without a safety factor (`"cans"`).
 
     Args:
         matrix: two axes.
