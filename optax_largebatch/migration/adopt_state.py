@@ -79,11 +79,6 @@ def adopt_state(
     NamedTuple that has its keys as fields. `optax.adabelief` has those of Adam: pass
     `old_optimizer`.
 
-    **States of version 0.1.0.** Those of `muon`, `muonh`, `adamh`, `cain`, `scaled_adam` and
-    `learned_gradient` had another layout. Restore such a checkpoint without a target, and pass the
-    state with the same optimizer of this version; for `cain` and `scaled_adam`, which have a
-    momentum buffer, also as `old_optimizer`.
-
     **Frozen parameters.** Both optimizers may hide a parameter, by `optax.masked` or by
     `optax.partition` with `optax.set_to_zero`. If only the new one hides it, its moments are
     dropped. If only the old one hides it, it has no moments: name it in `forget`.

@@ -155,7 +155,9 @@ class NewState:
                 "and no convert moves. Begin with optimizer.init(params)."
             )
         old = same[0].fields
-        return {name: self._laid_out(name, old[name], new) for name, new in node.fields.items()}
+        return {
+            name: self._of_same_layout(name, old[name], new) for name, new in node.fields.items()
+        }
 
     def _same(self, node: StateNode) -> list[StateNode]:
         """The node of the old state of the same kind in the same place, or all of that kind."""
@@ -237,34 +239,18 @@ class NewState:
             taken.append(placed(value if jnp.shape(value) == like.shape else like, like))
         return structure.unflatten(taken)
 
-    def _laid_out(self, name: str, old: Any, new: Any) -> Any:
-        """A field of an old state in the layout of the new one.
-
-        Version 0.1.0 had trees like the parameters in the place of vectors and of tuples with an
-        entry for each parameter.
-        """
-        wanted, structure = jax.tree.flatten(new)
-        arrays = dict(keyed_arrays(old))
-        keys = [keys for keys, _ in keyed_arrays(new)]
-        same_layout = arrays.keys() == set(keys)
-        order = keys if same_layout else sorted(arrays, key=self._number)
-        values = [arrays[key] for key in order]
-        if not same_layout and len(wanted) == 1:
-            values = [joined(fetched(values, wanted[0]), wanted[0])]
-        shapes, needed = (list(map(jnp.shape, x)) for x in (values, wanted))
+    def _of_same_layout(self, name: str, old: Any, new: Any) -> Any:
+        """A field of an old state, which must have the layout of the new one."""
+        values, likes = (dict(keyed_arrays(tree)) for tree in (old, new))
+        shapes, needed = ({keys: jnp.shape(x) for keys, x in y.items()} for y in (values, likes))
         if shapes != needed:
             raise ValueError(
-                f"the {name} in state has the shapes {shapes}, and optimizer needs {needed}. Pass "
-                "the parameters that the old optimizer moved, and give optimizer the same "
-                "`stacked`."
+                f"the {name} in state has the shapes {[*shapes.values()]}, and optimizer needs "
+                f"{[*needed.values()]}. Pass the parameters that the old optimizer moved, and give "
+                "optimizer the same `stacked`."
             )
         put = self._put if self._is_like_params(new) else placed
-        return structure.unflatten(map(put, values, wanted))
-
-    def _number(self, keys: Keys) -> int:
-        """The number of the parameter whose keys come first in these."""
-        heads = (keys[:end] for end in range(len(keys) + 1))
-        return next((self.old.numbers[head] for head in heads if head in self.old.numbers), -1)
+        return jax.tree.structure(new).unflatten(put(values[keys], x) for keys, x in likes.items())
 
     def _vectors(self, node: StateNode) -> dict[str, Any]:
         """The vectors of blocks of a node, as at first for blocks that the old state had not."""
@@ -315,14 +301,10 @@ class NewState:
                     "old_optimizer must be given with convert: state has a "
                     f"{node.kind.__name__}, and does not say of which blocks its {name} are."
                 )
-            trees = fetched(dict(keyed_arrays(old_node.fields[name])), like)
-            if made is None and trees.keys() <= before.numbers.keys():  # of version 0.1.0
-                vectors |= fetched(before.numbered(old_node.fields[name]), like)
-                continue
             of_old = getattr(made.transform.state, name).stacked if made else stacked
             with contextlib.suppress(ValueError):  # the stacks were others, and so the blocks
                 entries = by_parameter([old_node], name, before.state, before.params, of_old)
-                (vector,) = trees.values()
+                vector = fetched(old_node.array(name), like)
                 vectors |= {x.number: vector[x.entries] for x in entries}
                 ids |= enumerate(block_ids(of_old, before.params)) if made else {}
         return vectors, ids

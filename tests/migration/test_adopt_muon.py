@@ -1,6 +1,7 @@
 """Muon in the middle of a run: its momentum is a mean of gradients, and so is Adam's."""
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
@@ -9,11 +10,20 @@ import pytest
 
 import optax_largebatch as lb
 from tests.conftest import enable_x64
-from tests.migration.old_runs import go_on
 from tests.migration.switches import CONTRIB, HEAD, MUON, MUONH, PARAMS, SCHEDULE, state_after
 from tests.optimizers.test_muon import CONVOLUTION, STACKED, network, numbers_of_optax, theirs
 
 STEPS = 5
+
+
+def go_on(optimizer, params, state, first, count):
+    """The parameters and the state after some more updates."""
+    update = jax.jit(optimizer.update)
+    for index in range(first, first + count):
+        gradients = jax.tree.map(lambda x, at=index: 0.3 * x + jnp.cos(3 * x + at), params)
+        updates, state = update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
 
 
 @theirs

@@ -129,6 +129,24 @@ UNMOVED = ("micro_step", "examples", "small_batches", "gave_up")
 """Fields that are as at first: there are no micro-batches now, and few steps were left out."""
 
 
+def test_numbers_of_other_blocks_are_refused():
+    state = state_after(lb.cain(0.1), {"layers": PARAMS["kernel"]})
+    new = lb.cain(0.1, stacked={"layers": 0})
+    with pytest.raises(ValueError, match=r"the factors in state has the shapes .* the same `stacked`"):
+        lb.adopt_state(new, {"layers": PARAMS["kernel"]}, state)
+
+
+def test_masters_keep_their_precision():
+    wrapped = lb.master_weights(LAMB)
+    halves = jax.tree.map(lambda x: x.astype("bfloat16"), PARAMS)
+    thirds = jax.tree.map(lambda x: x / 3, PARAMS)
+    state = wrapped.init(halves)._replace(master=thirds)
+    chex.assert_trees_all_equal(lb.adopt_state(wrapped, halves, state).master, thirds)
+    without = wrapped.init(PARAMS)  # parameters of float32 need none
+    adopted = lb.adopt_state(wrapped, halves, without)
+    chex.assert_trees_all_equal(adopted.master, wrapped.init(halves).master)
+
+
 ENDING = {
     "AverageWeightsState": (averaging(LAMB), LAMB),
     "NormalizeNeuronsState": (

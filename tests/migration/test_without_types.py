@@ -82,25 +82,6 @@ def test_orbax_of_an_nnx_optimizer(tmp_path):
     assert jnp.all(adopted[1].radii[1:] > 0)
 
 
-WINDOW = {"values": jnp.ones(100), "seen": jnp.array(7)}
-
-
-@pytest.mark.filterwarnings("ignore:what SkipBadStepsState")
-@pytest.mark.parametrize("window", [{}, WINDOW], ids=["skip_nonfinite", "skip_spikes"])
-def test_the_wrappers_of_0_1_0_that_left_out_steps(window):
-    """What is inside goes on, and their counts begin anew."""
-    inner, optimizer = (
-        as_orbax(switches.state_after(optax.adam(SCHEDULE))),
-        lb.skip_bad_steps(lb.lamb(0.1)),
-    )
-    counts = {"skipped": jnp.array(3), "skipped_in_a_row": jnp.array(3), "gave_up": jnp.array(True)}
-    state = window | counts | {"inner_state": inner}
-    adopted = lb.adopt_state(optimizer, PARAMS, state)
-    expected = optimizer.init(PARAMS)
-    expected = expected._replace(inner_state=lb.adopt_state(lb.lamb(0.1), PARAMS, inner))
-    chex.assert_trees_all_equal(adopted, expected)
-
-
 def test_a_parameter_may_have_the_name_of_a_field():
     params = {"trace": PARAMS["kernel"], "mu": {"trace": PARAMS["bias"]}}
     optimizer = lb.muonh(**RADII)
