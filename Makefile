@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.dev-ready
 COMPILERS := $(VENV)-compilers
 DEMO := $(VENV)-demo
 WORKERS ?= 2
@@ -61,27 +62,27 @@ compiled-short:  ## a part of the same, if the compilers can be had
 	$(COMPILERS)/bin/python -m benchmarks.compiled_muon --check --target "eight H100" \
 	  --case "BERT-large stacked, layers" "BERT-large stacked, rows" --optimizer "muon, bfloat16"
 
-lint: $(READY)  ## style, and the limits of size
+lint: $(DEV_READY)  ## style, and the limits of size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tests.size
 
-types: $(READY)  ## pyright
+types: $(DEV_READY)  ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-contract: $(READY)  ## imports go down the list of rooms
+contract: $(DEV_READY)  ## imports go down the list of rooms
 	$(BIN)/lint-imports
 
-docs: $(READY)  ## the site, in docs/_build/html/index.html; a warning is an error
+docs: $(DEV_READY)  ## the site, in docs/_build/html/index.html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build/html
 
-docs-fast: $(READY)  ## the site without running notebooks, as for a first look at a page
+docs-fast: $(DEV_READY)  ## the site without running notebooks, as for a first look at a page
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html -D nb_execution_mode=off docs docs/_build/html
 
-notebooks: $(READY)  ## runs the notebooks and keeps their outputs, a quarter of an hour
+notebooks: $(DEV_READY)  ## runs the notebooks and keeps their outputs, a quarter of an hour
 	$(BIN)/python -m docs.run_notebooks
 
-wheel: $(READY)  ## builds the wheel, installs it where nothing else is, runs README and notebooks
+wheel: $(DEV_READY)  ## builds the wheel, installs it where nothing else is, runs README and notebooks
 	rm -rf dist $(VENV)-wheel
 	$(BIN)/python -m build --wheel --outdir dist .
 	$(PYTHON) -m venv $(VENV)-wheel
@@ -126,9 +127,13 @@ newest:  ## the tests with the newest Python on the machine, and the newest jax,
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[examples,test]'
 	touch $(READY)
+
+# What checks the code and builds the site, which the tests do without.
+$(DEV_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(DEV_READY)
 
 # What the examples need and no more; modules are compiled when they are first imported.
 $(DEMO)/.ready: pyproject.toml

@@ -11,7 +11,6 @@ import hashlib
 import io
 from pathlib import Path
 
-from nbclient import NotebookClient
 import nbformat
 from PIL import Image
 
@@ -36,6 +35,8 @@ def smaller(picture: str) -> str:
 
 def executed(path: Path) -> nbformat.NotebookNode:
     """A notebook with the outputs of a new run, without progress bars and warnings."""
+    from nbclient import NotebookClient  # for the site alone; the tests do without
+
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell(KEY_NUMBERS[path.stem]))
     client = NotebookClient(notebook, timeout=900, kernel_name="python3", record_timing=False)

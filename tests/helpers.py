@@ -1,7 +1,6 @@
 """What many tests do: draw a network, train it, and lay a state out on a mesh."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -11,7 +10,9 @@ import optax_largebatch as lb
 def drawn(shapes, dtype="float32", seed=0):
     """For each name an array of normal numbers."""
     rng = np.random.default_rng(seed)
-    return {name: jnp.asarray(rng.normal(size=shape), dtype) for name, shape in shapes.items()}
+    # Of a number from jax each shape would be a program to compile.
+    arrays = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    return jax.device_put(arrays)
 
 
 def compiled(function, **settings):

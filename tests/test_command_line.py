@@ -199,7 +199,11 @@ def test_is_a_console_script():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("重み", rb"'\u91cd\u307f'"), ("red\x1b[31m\nline", rb"\x1b[31m"), ("x" * 10**4, b" ...\n")],
+    [
+        ("重み", rb"'\u91cd\u307f'"),
+        pytest.param("red\x1b[31m\nline", rb"\x1b[31m", marks=pytest.mark.slow),
+        pytest.param("x" * 10**4, b" ...\n", marks=pytest.mark.slow),
+    ],
     ids=["unicode", "escape", "long"],
 )
 def test_an_error_does_not_write_on_the_terminal(name, said):

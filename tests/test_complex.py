@@ -198,7 +198,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("muonh",), [*OPTIMIZERS, *NORMS_ALONE]))
+@pytest.mark.parametrize("name", slow_but(("lamb",), [*OPTIMIZERS, *NORMS_ALONE]))
 def test_the_same_however_it_is_run(name):
     """Small leaves of one shape may be one batch, complex ones and real ones apart."""
     shapes = {"a": (6,), "b": (6,), "spectral": (4, 6), "spectral_a": (6,), "spectral_b": (6,)}

@@ -151,10 +151,10 @@ WAYS = {
 }
 
 
-# Spheres need what Muon needs and norms besides; the norms of `lamb` come with a text in `stacked`.
 EVERYWHERE = ("muonh", "lamb")
 IN_SHORT = ("one device", "explicit mesh of two axes", "shard_map of two axes")
-QUICK = {"muonh": (*IN_SHORT, "mesh of three axes, with specs", "pmap")}
+# Spheres need what Muon needs and norms besides; the norms of `lamb` come with a text in `stacked`.
+QUICK = {"muonh": IN_SHORT, "lamb": IN_SHORT, "normuon": IN_SHORT[:2]}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ QUICK = {"muonh": (*IN_SHORT, "mesh of three axes, with specs", "pmap")}
             way,
             name,
             marks=WARNS * ("not told" in way)
-            + [pytest.mark.slow] * (name in SLOW or way not in QUICK.get(name, IN_SHORT)),
+            + [pytest.mark.slow] * (name in SLOW or way not in QUICK.get(name, IN_SHORT[:1])),
         )
         for name in OPTIMIZERS
         for way in (WAYS if name in EVERYWHERE else IN_SHORT)
@@ -268,6 +268,7 @@ def test_devices_share_what_no_shard_cuts():
     assert fused != exchanged(shapes, matrix_axes={"qkv": "rows columns"})
 
 
+@pytest.mark.slow
 def test_does_the_same_however_it_is_run():
     params = drawn({"qkv": (4, 12), "too": (4, 12), "parts": (6, 8), "kernel": (4, 6)})
     axes = {"qkv|too": "rows (3 columns)", "parts": "rows columns=4+2+2"}

@@ -390,6 +390,7 @@ def tiny():
     return causal.CausalModel(TINY, held_out=16)
 
 
+@pytest.mark.slow
 def test_scanned_layers_are_the_layers():
     losses = []
     for stacked in (False, True):
@@ -401,6 +402,7 @@ def test_scanned_layers_are_the_layers():
     assert (0,) in network.stacked.axes(params)
 
 
+@pytest.mark.slow
 def test_the_model_with_fused_attention_is_the_same_model(tiny):
     fused = FusedModel(TINY, held_out=16)
     key = jax.random.key(0)
@@ -409,6 +411,7 @@ def test_the_model_with_fused_attention_is_the_same_model(tiny):
     assert fused.init(key)["layers"]["qkv"]["kernel"].shape == (2, 8, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [causal.CausalModel, Bert])
 def test_only_the_causal_model_is_blind_to_what_follows(kind):
     network = kind(TINY, held_out=16)

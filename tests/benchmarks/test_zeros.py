@@ -35,6 +35,7 @@ def test_runs_what_is_left_and_the_ball_bounds_it(tmp_path):
     assert f"{sum(free.values()) / 3:.3f}" in zeros.table(rows, ["tiny"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [BERT, CAUSAL], ids=lambda workload: workload.name)
 def test_the_last_matrices_of_each_layer_are_zero(workload):
     task = workload.task()

@@ -12,8 +12,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guides/changing_a_run.md").read_text()
 ROWS = re.findall(r"^\| .* \| .* \| (.*) \|$", PAGE.partition("<!-- end of changes")[0], re.M)
 QUICK = dict.fromkeys(CHANGES, "adamw") | {
+    "devices": None,
+    "micro-batches": None,
     "split, and joined": "lamb",
-    "to AdamW": "muon",
+    "to AdamW": None,
 }
 NIGHTLY = ("lans", "lars", "muon")
 """Their columns are much like those of others."""

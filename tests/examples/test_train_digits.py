@@ -61,6 +61,7 @@ def test_loss_falls(optimizer, tmp_path):
     assert result.losses[-4:].mean() < 0.9 * result.losses[:2].mean()
 
 
+@pytest.mark.slow
 def test_macrobatch_is_a_large_batch(tmp_path):
     """Four batches of 32 make the step that one batch of 128 makes."""
     chosen = "--optimizer lamb --seeds 1 --epochs 0.5 --learning-rate 0.05"
@@ -116,6 +117,7 @@ def test_default_comparison(tmp_path):
     assert min(result.test_accuracy for result in results) > 0.9
 
 
+@pytest.mark.slow
 def test_a_comparison_leaves_rows_a_picture_and_words(finished):
     results, output, printed = finished
     adamw, second, lamb, _ = results

@@ -132,7 +132,9 @@ UNMOVED = ("micro_step", "examples", "small_batches", "gave_up")
 def test_numbers_of_other_blocks_are_refused():
     state = state_after(lb.cain(0.1), {"layers": PARAMS["kernel"]})
     new = lb.cain(0.1, stacked={"layers": 0})
-    with pytest.raises(ValueError, match=r"the factors in state has the shapes .* the same `stacked`"):
+    with pytest.raises(
+        ValueError, match=r"the factors in state has the shapes .* the same `stacked`"
+    ):
         lb.adopt_state(new, {"layers": PARAMS["kernel"]}, state)
 
 

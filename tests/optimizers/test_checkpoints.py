@@ -9,8 +9,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 import optax_largebatch as lb
+from tests.conftest import slow_but
 from tests.optimizers.checkpointed import CHECKPOINTED, parameters, trained
-from tests.optimizers.registry import named
 
 
 def placed(optimizer, devices):
@@ -31,7 +31,11 @@ TOLERANCES = {"noise scale": 2e-5}
 """On another number of devices, of the largest value; it is averages of differences of norms."""
 
 
-@pytest.mark.parametrize("name", named(CHECKPOINTED))
+QUICK = ("lamb", "mixed precision", "muonh", "noise scale", "stochastic rounding")
+"""Between them they have each kind of state."""
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, CHECKPOINTED))
 def test_training_goes_on_from_a_checkpoint(name, tmp_path):
     """Saved from eight devices and read for eight, to the same bits; and for two."""
     optimizer = CHECKPOINTED[name]()

@@ -12,7 +12,6 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch import optimizers
-from optax_largebatch.testing import check
 from tests.conftest import enable_x64
 from tests.helpers import compiled, given, trained
 from tests.optimizers.registry import OPTIMIZERS, named
@@ -317,16 +316,6 @@ def test_a_gradient_that_is_none_moves_nothing(name, missing):
     if name != "scaled_adam":  # it clips by a norm of all
         del of_all["dense"][missing]
         chex.assert_trees_all_close(updates, of_all, rtol=1e-5, atol=1e-7)
-
-
-def test_does_the_same_however_it_is_run(name):
-    entry = OPTIMIZERS[name]
-    if name == "lbsgd":
-        pytest.skip("its micro-batches are around its transforms, which are tested by themselves")
-    params = {"bias": (6,), "kernel": (4, 6), "scale": (6,)}
-    rng = np.random.default_rng(0)
-    params = {key: jnp.asarray(rng.normal(size=shape)) for key, shape in params.items()}
-    check(lambda stacked: entry.make(stacked=stacked), params)
 
 
 # A number with a trust ratio gets smaller and smaller; it cannot change its sign.

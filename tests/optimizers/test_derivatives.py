@@ -56,7 +56,7 @@ SHAPES = {"few": (20, 7), "small": (5000,), "folded": (190, 173), "large": (2, 2
 """Leaves whose sums are taken in different ways where there is one CPU."""
 
 
-@pytest.mark.parametrize("name", slow_but(("lamb", "eve"), ["lamb", "lans", "lars", "eve"]))
+@pytest.mark.parametrize("name", slow_but(("lamb",), ["lamb", "lans", "lars", "eve"]))
 def test_by_the_gradient(name):
     """Along a direction. Near 0 a difference quotient is none of the derivative: it is avoided."""
     optimizer = OPTIMIZERS[name]

@@ -8,6 +8,7 @@ import pytest
 
 import optax_largebatch as lb
 from optax_largebatch.testing import check
+from tests.conftest import slow_but
 from tests.helpers import drawn
 from tests.test_same_everywhere import in_shard_map, on_a_mesh, on_one_device
 
@@ -20,7 +21,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("side", ["columns", "longer"])
+@pytest.mark.parametrize("side", slow_but(("longer",), ["columns", "longer"]))
 def test_does_the_same_however_it_is_run(side):
     params = drawn({"kernel": (4, 6), "too": (4, 6), "tall": (8, 2)})
     check(lambda stacked: lb.normalize_neurons(side=side, stacked=stacked), params)

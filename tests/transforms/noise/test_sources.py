@@ -108,7 +108,7 @@ def from_examples(stacked=STACKED):
 
 SOURCES = {
     "micro-batches": from_micro_batches,
-    "devices": pytest.param(from_devices, marks=needs_shard_map),
+    "devices": pytest.param(from_devices, marks=[needs_shard_map, pytest.mark.slow]),
     "devices of pmap": pytest.param(from_pmap, marks=[needs_shard_map, pytest.mark.slow]),
     "examples": from_examples,
 }
