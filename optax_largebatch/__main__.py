@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0, or 2 if something does not exist or makes no sense.
     """
     options = vars(_parser().parse_args(arguments))
-    command, run = options.pop("command"), options.pop("run")
+    command = options.pop("command")
+    run = options.pop("run")
     try:
         print(run(**options), flush=True)
     except (ArithmeticError, OSError, TypeError, ValueError) as error:
@@ -97,7 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _recipes(name: str | None = None, as_json: bool = False, **settings: Any) -> str:
+def _recipes(
+    name: str | None = None,
+    as_json: bool = False,
+    **settings: Any,
+) -> str:
     names = recipes.names(name)
     if len(names) > 1 and not settings:
         return json.dumps(names) if as_json else recipes.table(name)
@@ -117,7 +122,8 @@ def _recipes(name: str | None = None, as_json: bool = False, **settings: Any) ->
 
 
 def _plan(stages: str, as_json: bool = False, **settings: Any) -> str:
-    largest, to = settings.pop("seesaw", None), settings.pop("to", None)
+    largest = settings.pop("seesaw", None)
+    to = settings.pop("to", None)
     numbers = {key: settings.pop(key) for key in RUN_OPTIONS if key in settings}
     if numbers or to:
         run = _run(numbers, settings["total"])
@@ -153,7 +159,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
 
-    def command(name: str, run: Any, options: Options, text: str, example: str) -> Any:
+    def command(
+        name: str,
+        run: Any,
+        options: Options,
+        text: str,
+        example: str,
+    ) -> Any:
         added = commands.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.",
             epilog=f"example:\n  {PROGRAM} {name} {example}",

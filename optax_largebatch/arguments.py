@@ -89,7 +89,12 @@ def check_number_or_schedule(name: str, value: Any, allowed: str) -> None:
         ) from None
 
 
-def number_at(step: jax.Array, name: str, value: Any, allowed: str = "[0, inf)") -> Any:
+def number_at(
+    step: jax.Array,
+    name: str,
+    value: Any,
+    allowed: str = "[0, inf)",
+) -> Any:
     """The number that `value`, a number or a schedule, gives at a step.
 
     A schedule has to return one real number. With an array of three, each column would silently
@@ -223,7 +228,10 @@ def _described(kind: Any) -> str:
     return f"a tuple of {len(kind)} states" if isinstance(kind, tuple) else f"a {name}"
 
 
-def refused(*names: str, why: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def refused(
+    *names: str,
+    why: str,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for keywords that optax or an original has, and the function does not.
 
     Args:
@@ -245,7 +253,10 @@ def refused(*names: str, why: str) -> Callable[[Callable[P, T]], Callable[P, T]]
     return decorator
 
 
-def renamed(theirs: str, ours: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def renamed(
+    theirs: str,
+    ours: str,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """`refused` for a keyword of another library: the error gives the name here."""
     return refused(theirs, why=f"Here it is called {ours!r}.")
 

@@ -27,7 +27,10 @@ def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
     return jnp.dtype(jnp.float64 if is_wide else jnp.float32)
 
 
-def dtype_like(like: jax.typing.DTypeLike, dtype: jax.typing.DTypeLike | None = None) -> jnp.dtype:
+def dtype_like(
+    like: jax.typing.DTypeLike,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> jnp.dtype:
     """`dtype`, or if that is None, the accumulation dtype of `like`.
 
     If `like` is complex, so is the result. It is as precise as `dtype` then, or more: there are no
@@ -69,7 +72,10 @@ def block_sum(x: jax.Array, kept: tuple[int, ...] = ()) -> jax.Array:
     return jnp.sum(x, axis=other_axes(x.ndim, kept), keepdims=True)
 
 
-def shape_of_blocks(shape: tuple[int, ...], kept: tuple[int, ...]) -> tuple[int, ...]:
+def shape_of_blocks(
+    shape: tuple[int, ...],
+    kept: tuple[int, ...],
+) -> tuple[int, ...]:
     """The shape of the `block_sum` of an array of this shape."""
     if not kept:
         return ()
@@ -81,7 +87,10 @@ def other_axes(ndim: int, axes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({*range(ndim)}.difference(axes)))
 
 
-def lengths_along(shape: Sequence[int], axes: Iterable[int]) -> tuple[int, ...]:
+def lengths_along(
+    shape: Sequence[int],
+    axes: Iterable[int],
+) -> tuple[int, ...]:
     """The lengths of some axes of an array."""
     return tuple([shape[axis] for axis in axes])
 
@@ -137,7 +146,10 @@ def check_same_everywhere(name: str, value: Any, remedy: str) -> None:
         )
 
 
-def over_shards(sums: Sequence[jax.Array], splits: Sequence[Split]) -> list[jax.Array]:
+def over_shards(
+    sums: Sequence[jax.Array],
+    splits: Sequence[Split],
+) -> list[jax.Array]:
     """Sums over whole blocks, from the sums over the shards of each device.
 
     All sums travel as one vector, in one reduction. Stacks that are split between their blocks take
@@ -194,7 +206,11 @@ def gathered(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(whole, mesh_axes) if any(map(is_bound, mesh_axes)) else whole
 
 
-def local_shard(x: jax.Array, axis: int, mesh_axes: tuple[str, ...]) -> jax.Array:
+def local_shard(
+    x: jax.Array,
+    axis: int,
+    mesh_axes: tuple[str, ...],
+) -> jax.Array:
     """This device's shard of a whole array: the reverse of `gathered`."""
     if not any(map(is_bound, mesh_axes)):
         return x
@@ -235,7 +251,10 @@ def with_spec(x: jax.Array, spec: PartitionSpec) -> jax.Array:
     return jax.sharding.reshard(x, spec if mesh.empty else NamedSharding(mesh, spec))
 
 
-def everywhere(flags: Sequence[jax.Array], splits: Sequence[Split]) -> jax.Array:
+def everywhere(
+    flags: Sequence[jax.Array],
+    splits: Sequence[Split],
+) -> jax.Array:
     """Whether some booleans, one for each leaf's part on a device, are true on all devices."""
     hold = jnp.all(jnp.stack(list(flags))) if flags else jnp.ones([], bool)
     axes = {axis for split in splits for axis in split.within | split.between}

@@ -79,7 +79,8 @@ def optimizer_state_shardings(
         return spec_alike(spec, param.shape, moment.shape)
 
     state, are_of_axes = _first_state(optimizer, params)
-    leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
+    leaves = jax.tree.leaves(params)
+    structure = jax.tree.structure(state)
     known = zip(jax.tree.leaves(state), owners(state, params), are_of_axes, strict=True)
     specs = [
         PartitionSpec() if owner is None or is_of_axes else like_its_parameter(array, leaves[owner])
@@ -88,7 +89,10 @@ def optimizer_state_shardings(
     return structure.unflatten([NamedSharding(mesh, spec) for spec in specs])
 
 
-def _first_state(optimizer: optax.GradientTransformation, params: Any) -> tuple[Any, list[bool]]:
+def _first_state(
+    optimizer: optax.GradientTransformation,
+    params: Any,
+) -> tuple[Any, list[bool]]:
     """The shapes of the first state, and whether each array of it is one of axes.
 
     In a tuple for each parameter it may have the keys of a parameter that is in a tuple, too.

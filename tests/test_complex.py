@@ -16,7 +16,6 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.engine import PerParameter, declare, transformation
 from optax_largebatch.testing import check
-from tests.conftest import slow_but
 from tests.helpers import trained
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -198,7 +197,8 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("lamb",), [*OPTIMIZERS, *NORMS_ALONE]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *NORMS_ALONE])
 def test_the_same_however_it_is_run(name):
     """Small leaves of one shape may be one batch, complex ones and real ones apart."""
     shapes = {"a": (6,), "b": (6,), "spectral": (4, 6), "spectral_a": (6,), "spectral_b": (6,)}

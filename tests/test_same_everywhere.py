@@ -255,7 +255,7 @@ WAYS = {
 
 
 HARDEST = ("explicit mesh of two axes", "split state, with specs", "shard_map of two axes")
-USUAL = {("lamb", way) for way in ("one device", "pmap", *HARDEST)} | {("lans", "shard_map")}
+USUAL = {("lamb", way) for way in ("one device", "pmap", *HARDEST)}
 """Those whose failure one of these would share are slow."""
 TYPED = ("explicit mesh", "explicit mesh of two axes", "shard_map", "shard_map of two axes", "pmap")
 """The ways whose types say how leaves are split: there GPUs have plans of their own."""

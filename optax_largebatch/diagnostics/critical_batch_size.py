@@ -119,7 +119,10 @@ def fit_critical_batch_size(
     return CriticalBatchSize(critical, minimum, interval, tuple(residuals.tolist()))
 
 
-def _least_squares(batches: np.ndarray, log_steps: np.ndarray) -> tuple[float, float]:
+def _least_squares(
+    batches: np.ndarray,
+    log_steps: np.ndarray,
+) -> tuple[float, float]:
     """The critical batch size and the minimum steps that fit best.
 
     Given the critical batch size, the best minimum is the mean of the rest. So only one dimension

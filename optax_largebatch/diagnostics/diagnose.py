@@ -152,7 +152,11 @@ def _forgotten_stacks(facts: OptimizerFacts, params: Any) -> Iterator[str]:
         )
 
 
-def _adapted_vectors(ratios: list[Ratio], params: Any, facts: OptimizerFacts) -> Iterator[str]:
+def _adapted_vectors(
+    ratios: list[Ratio],
+    params: Any,
+    facts: OptimizerFacts,
+) -> Iterator[str]:
     pairs = zip(jax.tree.leaves(params), facts.axes, strict=True)
     vectors = [number for number, (x, axes) in enumerate(pairs) if np.ndim(x) - len(axes) < 2]
     largest: dict[int, float] = {}
@@ -170,7 +174,10 @@ def _adapted_vectors(ratios: list[Ratio], params: Any, facts: OptimizerFacts) ->
         )
 
 
-def _zero(norms: list[tuple[str, float]], facts: OptimizerFacts) -> Iterator[str]:
+def _zero(
+    norms: list[tuple[str, float]],
+    facts: OptimizerFacts,
+) -> Iterator[str]:
     for length, harm in OF_ZEROS.items():
         pairs = zip(norms, facts.lengths, strict=True)
         zero = [name for (name, norm), of_leaf in pairs if norm == 0 and of_leaf == length]

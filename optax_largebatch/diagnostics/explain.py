@@ -265,7 +265,11 @@ def _notes_on_fused(line: ExplainedParameter, block: Block) -> list[str]:
     ]
 
 
-def _notes_on_a_sphere(param: Any, block: Block, is_embedding: bool) -> list[str]:
+def _notes_on_a_sphere(
+    param: Any,
+    block: Block,
+    is_embedding: bool,
+) -> list[str]:
     """Why a parameter should not stay on a sphere."""
     if block.is_vector:
         return ["has one axis: its norm could not change"]

@@ -193,7 +193,13 @@ def measure_critical_batch_size(
         loss = jnp.asarray(start, rate.dtype)
         return _Run(params, state, loss, jnp.zeros_like(loss), loss, jnp.full_like(loss, jnp.inf))
 
-    def advance(batch_size: int, done: Any, key: Any, rate: Any, run: _Run) -> _Run:
+    def advance(
+        batch_size: int,
+        done: Any,
+        key: Any,
+        rate: Any,
+        run: _Run,
+    ) -> _Run:
         """The run after the steps up to the next evaluation; `done` steps were taken before."""
         optimizer = make_optimizer(rate)
 
@@ -217,7 +223,11 @@ def measure_critical_batch_size(
         return _Run(now, state, smoothed, at_step, lowest, arrived)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def train(batch_size: int, rates: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def train(
+        batch_size: int,
+        rates: jax.Array,
+        key: jax.Array,
+    ) -> tuple[jax.Array, jax.Array]:
         """The steps to the target and the lowest loss, for each rate."""
 
         def goes_on(carry: tuple[jax.Array, _Run]) -> jax.Array:

@@ -158,7 +158,10 @@ def _measured(state: Any) -> tuple[StateNode, MeasureNoiseScaleState]:
     return node, MeasureNoiseScaleState(*map(node.array, MeasureNoiseScaleState._fields))
 
 
-def _of_entries(state: MeasureNoiseScaleState, confidence: float) -> NoiseScale:
+def _of_entries(
+    state: MeasureNoiseScaleState,
+    confidence: float,
+) -> NoiseScale:
     """The noise scale of each entry of the averages."""
     check_number("confidence", confidence, "(0, 1)")
     begun = state.weight > 0
@@ -223,7 +226,10 @@ def _unit(mean: jax.Array, variance: jax.Array) -> jax.Array:
     return jnp.where(size > 0, size, 1)
 
 
-def student_quantile(probability: float, freedom: float | jax.Array) -> jax.Array:
+def student_quantile(
+    probability: float,
+    freedom: float | jax.Array,
+) -> jax.Array:
     r"""The quantile of Student's t distribution; it works under `jit`.
 
     With :math:`t = \sqrt{\nu} \tan x`, the density of :math:`x` is proportional to

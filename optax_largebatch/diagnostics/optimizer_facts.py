@@ -106,7 +106,12 @@ def facts_about(optimizer: Any, params: Any) -> OptimizerFacts:
         return about._replace(state=jax.eval_shape(look, params))
 
 
-def _add(about: OptimizerFacts, made: RecordedState, numbers: list[int], keys: Keys | None) -> None:
+def _add(
+    about: OptimizerFacts,
+    made: RecordedState,
+    numbers: list[int],
+    keys: Keys | None,
+) -> None:
     """Adds what a transform says; of two directions the first counts, of all else the last.
 
     Args:
@@ -210,7 +215,11 @@ class Ratio(NamedTuple):
         return np.ravel(self.values)
 
 
-def trust_ratios(optimizer: Optimizer, state: Any, params: Any) -> dict[str, jax.Array]:
+def trust_ratios(
+    optimizer: Optimizer,
+    state: Any,
+    params: Any,
+) -> dict[str, jax.Array]:
     r"""The trust ratio that each parameter had in the last step.
 
     The optimizer knows which parameters stack layers, and which of them it sees. Its state holds

@@ -76,7 +76,8 @@ def trust_ratios(
             f"steps must be {table.shape[1]} increasing numbers, got {times.tolist()!r}."
         )
     if times.size == 1:  # matplotlib gives a single column no width
-        times, table = times + np.array([-0.25, 0.25]), np.repeat(table, 2, axis=1)
+        times = times + np.array([-0.25, 0.25])
+        table = np.repeat(table, 2, axis=1)
     shown = np.isfinite(table) & (table > 0)
     adapted = table[shown & (table != 1)] if np.any(shown & (table != 1)) else np.ones(1)
     middle = float(np.median(adapted))
@@ -105,7 +106,11 @@ def trust_ratios(
     return plot
 
 
-def batch_plan(plan: BatchPlan, *, axes: "Sequence[Axes] | None" = None) -> "Sequence[Axes]":
+def batch_plan(
+    plan: BatchPlan,
+    *,
+    axes: "Sequence[Axes] | None" = None,
+) -> "Sequence[Axes]":
     r"""A plan before the run: its batch size and its numbers against what was seen.
 
     Args:

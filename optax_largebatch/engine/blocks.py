@@ -51,7 +51,12 @@ class VectorOfBlocks(Field):
     def split(self, value: Any, leaves: Leaves) -> Sequence[Any]:
         return [None] * len(leaves.arrays)
 
-    def join(self, old: jax.Array, leaf_values: list[Any], leaves: Leaves) -> Any:
+    def join(
+        self,
+        old: jax.Array,
+        leaf_values: list[Any],
+        leaves: Leaves,
+    ) -> Any:
         """One vector of all leaves, which have a number for each block, one for all, or None.
 
         A leaf without a gradient has None and keeps its old entries.

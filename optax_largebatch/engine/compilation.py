@@ -48,7 +48,10 @@ def dispatch_by_platform(
     return _step_p.bind(*arrays, types=results, lowerings=lowerings)
 
 
-def closed_over_tracers(function: Callable[..., None], *arguments: Any) -> list[Any]:
+def closed_over_tracers(
+    function: Callable[..., None],
+    *arguments: Any,
+) -> list[Any]:
     """The traced arrays that a function uses and is not given.
 
     The function is run for what it notes about its arguments; nothing is computed.
@@ -171,7 +174,10 @@ for name in ("cpu", "cuda", "rocm", "tpu"):
     mlir.register_lowering(_step_p, functools.partial(_lowered, platform=name), platform=name)
 
 
-def _without_dead_code(lowering: Lowering, types: Sequence[ShapedArray]) -> Lowering:
+def _without_dead_code(
+    lowering: Lowering,
+    types: Sequence[ShapedArray],
+) -> Lowering:
     """The same program, in which no pass is given an array that it does not read.
 
     JAX ensures this in programs, but not inside a primitive. A pass cannot overwrite an array that
@@ -197,7 +203,13 @@ def _derivative(
     return jax.jvp(lowerings(None), tuple(arrays), tangents)
 
 
-def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, types: Any, lowerings: Any) -> Any:
+def _batched(
+    arrays: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    types: Any,
+    lowerings: Any,
+) -> Any:
     """Steps of several networks at once, by the lowering for any number of devices."""
     del types
     results = jax.vmap(lowerings(None), in_axes=tuple(axes))(*arrays)

@@ -62,7 +62,12 @@ def no_request(transform: Any, yielded: Any) -> TypeError:
     )
 
 
-def check_result(transform: Any, result: Any, update: jax.Array, at: Leaf) -> None:
+def check_result(
+    transform: Any,
+    result: Any,
+    update: jax.Array,
+    at: Leaf,
+) -> None:
     """Checks what a leaf program has returned.
 
     Raises:

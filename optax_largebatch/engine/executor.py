@@ -207,7 +207,11 @@ class Execution:
                 if len(chunk) > 1:
                     self._hoist_side_by_side(program, chunk)
 
-    def _hoist_side_by_side(self, program: Program, chunk: Sequence[Batch]) -> None:
+    def _hoist_side_by_side(
+        self,
+        program: Program,
+        chunk: Sequence[Batch],
+    ) -> None:
         """Hoists the numbers of identical leaves as vectors."""
         answers = [batch.inputs.answers for batch in chunk]
         of_all = chunk[0].inputs._replace(answers=jax.tree.map(lambda *x: jnp.stack(x), *answers))
@@ -220,7 +224,8 @@ class Execution:
 
     def _hoist_all(self, batch: Batch) -> None:
         """Hoists all numbers of a batch, unless they are hoisted already."""
-        program, inputs = batch.program, batch.inputs
+        program = batch.program
+        inputs = batch.inputs
         if program.hoists and not inputs.hoisted:
             hoisted = self._hoisted(program, batch.arrays, self._scalars, inputs)
             batch.inputs = inputs._replace(hoisted=tuple(hoisted))
@@ -245,7 +250,11 @@ class Execution:
                 update, state = self._finish(program, leaf, scalars, inputs)
                 batch.results[i] = update, program.with_constants(state)
 
-    def _wait_for(self, previous: Sequence[Batch], group: Sequence[Batch]) -> None:
+    def _wait_for(
+        self,
+        previous: Sequence[Batch],
+        group: Sequence[Batch],
+    ) -> None:
         """Has the gradients of a group wait for state that the group before it has written.
 
         Otherwise XLA takes the sums of all leaves first and finishes them later. The scalars wait
@@ -300,7 +309,10 @@ def _with_global_round(waiting: Sequence[Batch]) -> list[Batch]:
     return [batch for batch, rounds in remaining.items() if rounds[0].norm not in later]
 
 
-def _over_all_leaves(sums: Sequence[jax.Array], paths: Sequence[Any]) -> list[jax.Array]:
+def _over_all_leaves(
+    sums: Sequence[jax.Array],
+    paths: Sequence[Any],
+) -> list[jax.Array]:
     """For the sum of each leaf that of all leaves with which the same transform works."""
     totals = {}
     for path in dict.fromkeys(paths):
@@ -314,7 +326,10 @@ def _gradients(batches: Sequence[Batch]) -> dict[int, jax.Array]:
     return {i: leaf.gradient for batch in batches for i, leaf in batch.leaves.items()}
 
 
-def _replace_gradients(batches: Sequence[Batch], gradients: Mapping[int, jax.Array]) -> None:
+def _replace_gradients(
+    batches: Sequence[Batch],
+    gradients: Mapping[int, jax.Array],
+) -> None:
     """Goes on with gradients that have waited for something."""
     for batch in batches:
         for i, leaf in batch.leaves.items():

@@ -78,7 +78,10 @@ def batch_identical(
     return [Batch(programs[batch[0]], {i: leaves[i] for i in batch}) for batch in sorted(batches)]
 
 
-def group_leaves(sizes: Mapping[Key, int], group_size: int | None) -> list[list[Key]]:
+def group_leaves(
+    sizes: Mapping[Key, int],
+    group_size: int | None,
+) -> list[list[Key]]:
     """The leaves in order, several small ones at a time.
 
     Args:

@@ -128,7 +128,11 @@ def inputs_of_each(
     return of_leaves
 
 
-def unstacked(program: Program, position: int, vector: jax.Array) -> Sequence[jax.Array]:
+def unstacked(
+    program: Program,
+    position: int,
+    vector: jax.Array,
+) -> Sequence[jax.Array]:
     """`jnp.unstack` of a hoisted number of several leaves, which may be a number of their states.
 
     XLA makes a kernel of each slice that is written, if it sees that the slices do not overlap. It

@@ -96,7 +96,11 @@ class PassInputs(NamedTuple):
     hoisted: tuple[jax.Array, ...] = ()
     """The first of the numbers that the program hoists."""
 
-    def after(self, stored: Sequence[jax.Array], answers: Sequence[jax.Array]) -> "PassInputs":
+    def after(
+        self,
+        stored: Sequence[jax.Array],
+        answers: Sequence[jax.Array],
+    ) -> "PassInputs":
         """The inputs one round later."""
         return self._replace(
             stored=(*self.stored, *stored),
@@ -166,7 +170,12 @@ class Program:
         """Traced arrays that the program uses and is not given."""
         self._is_read = True
 
-    def run(self, leaf: LeafArrays, scalars: Scalars, inputs: PassInputs) -> Suspension:
+    def run(
+        self,
+        leaf: LeafArrays,
+        scalars: Scalars,
+        inputs: PassInputs,
+    ) -> Suspension:
         """Runs the program from its start up to the first request that has no answer.
 
         Args:
@@ -183,9 +192,12 @@ class Program:
         of_step = as_precise(scalars.tree, dtype)
         at = Leaf(param, param, state, of_step, self.static, (), run)
         program = self._transform.program(gradient, at)
-        stored_before, stored = iter(inputs.stored), []
-        hoisted_before, hoisted = iter(inputs.hoisted), []
-        round_index, answer = 0, None
+        stored_before = iter(inputs.stored)
+        stored = []
+        hoisted_before = iter(inputs.hoisted)
+        hoisted = []
+        round_index = 0
+        answer = None
         while True:
             try:
                 request = program.send(answer)
@@ -304,7 +316,11 @@ class Program:
         state = self.with_constants(structure.unflatten(map(self._like_old, old, new)))
         self.result_types = jax.tree.map(jax.typeof, (update, state))
 
-    def _check_same(self, index: int, request: Request | EachMatrix | None) -> None:
+    def _check_same(
+        self,
+        index: int,
+        request: Request | EachMatrix | None,
+    ) -> None:
         """Checks that a request, or the end, is what came here in the first run."""
         outline: Any = None if request is None else type(request)
         if isinstance(request, Request):

@@ -96,7 +96,11 @@ class Request:
         """The statistics without repetitions, by their keys."""
         return {x.key: x for x in self.statistics}
 
-    def answers(self, sums: Sequence[jax.Array], dtype: jnp.dtype) -> list[jax.Array]:
+    def answers(
+        self,
+        sums: Sequence[jax.Array],
+        dtype: jnp.dtype,
+    ) -> list[jax.Array]:
         """The answer for each statistic, from the sums (or means) for the distinct ones."""
         by_key = dict(zip(self.distinct, sums, strict=True))
         answers = []
@@ -236,7 +240,11 @@ def block_sums(*arrays: jax.Array, kept: Axes | None = None) -> Request:
     return _statistics("sum", arrays, kept)
 
 
-def _statistics(kind: Kind, arrays: tuple[jax.Array, ...], kept: Axes | None) -> Request:
+def _statistics(
+    kind: Kind,
+    arrays: tuple[jax.Array, ...],
+    kept: Axes | None,
+) -> Request:
     return Request(tuple([Statistic(array, kind, kept) for array in arrays]))
 
 
@@ -303,7 +311,10 @@ def each_matrix(
     return EachMatrix(array, numbers, MatrixFunction(function, matrices, dtype, splits))
 
 
-def materialize(array: jax.Array, dtype: jax.typing.DTypeLike | None = None) -> Materialize:
+def materialize(
+    array: jax.Array,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> Materialize:
     """Asks for an array to be written to memory, in `dtype` or the leaf's accumulation dtype.
 
     The answer is the array as it was written. Ask for arrays that go into the state, so that this

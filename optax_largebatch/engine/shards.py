@@ -47,7 +47,10 @@ def on_shards(
     def constant(x: Any) -> Any:
         return x if isinstance(x, np.ndarray) else False
 
-    def on_one_device(arrays: Mapping[int, LeafArrays], scalars: Scalars) -> Any:
+    def on_one_device(
+        arrays: Mapping[int, LeafArrays],
+        scalars: Scalars,
+    ) -> Any:
         results = execute(arrays, scalars, dataclasses.replace(leaves, mesh=None))
         constants.append(jax.tree.map(constant, results))
         return jax.tree.map(jnp.asarray, results)
@@ -64,7 +67,8 @@ def on_shards(
         of_state = jax.tree.map(functools.partial(spec, index), state, kinds)
         return (*of_arrays, of_state)
 
-    in_specs, out_specs = {}, {}
+    in_specs = {}
+    out_specs = {}
     for i, (gradient, param, state) in arrays.items():
         in_specs[i] = LeafArrays(*specs_of(i, (gradient, param), state))
         update, new_state = programs[i].result_types

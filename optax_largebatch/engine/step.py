@@ -125,7 +125,11 @@ class Step:
         whole = dataclasses.replace(leaves, specs=None, mesh=None) if leaves.mesh else leaves
         programs = programs or self.programs(by_leaf, arrays.scalars, whole)
 
-        def on_one_device(by_leaf: Any, scalars: Scalars, shards: Leaves) -> Any:
+        def on_one_device(
+            by_leaf: Any,
+            scalars: Scalars,
+            shards: Leaves,
+        ) -> Any:
             programs = self.programs(by_leaf, scalars, shards)
             return Execution(programs, by_leaf, scalars, plan).results()
 
@@ -140,7 +144,10 @@ class Step:
             states[i] = state
         return updates, self._transform.join(arrays.state, states, leaves)
 
-    def by_leaf(self, arrays: Arrays) -> tuple[Leaves, list[Any], dict[int, LeafArrays]]:
+    def by_leaf(
+        self,
+        arrays: Arrays,
+    ) -> tuple[Leaves, list[Any], dict[int, LeafArrays]]:
         """The leaves, the state of each, and the arrays of those that have a gradient."""
         info = self._info
         params = arrays.params

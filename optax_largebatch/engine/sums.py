@@ -141,7 +141,11 @@ def _tiles(statistics: list[Statistic], arrays: Any) -> Tiles | None:
     return None
 
 
-def _in_calls(count: int, recompute: Recompute, arrays: Any) -> list[jax.Array]:
+def _in_calls(
+    count: int,
+    recompute: Recompute,
+    arrays: Any,
+) -> list[jax.Array]:
     """The sums, each in a call, so that what several are computed from is not kept in memory."""
 
     def sum_of(k: int, arrays: Any) -> jax.Array:

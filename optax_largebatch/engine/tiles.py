@@ -70,7 +70,11 @@ class Tiles(NamedTuple):
         """Whether an array has as many elements as the leaf, one for each block, or one."""
         return x.shape in (self.shape, self.shape_of_blocks, ())
 
-    def sums(self, terms: Callable[[Any], list[jax.Array]], arrays: Any) -> list[jax.Array]:
+    def sums(
+        self,
+        terms: Callable[[Any], list[jax.Array]],
+        arrays: Any,
+    ) -> list[jax.Array]:
         """The sums over each block of terms that are computed element by element.
 
         Args:

@@ -86,5 +86,11 @@ class _Bound:
             gradients[i] = update
         return leaves.rebuild(gradients), state
 
-    def _take_step(self, info: StaticInfo, gradients: Any, state: Any, params: Any) -> Any:
+    def _take_step(
+        self,
+        info: StaticInfo,
+        gradients: Any,
+        state: Any,
+        params: Any,
+    ) -> Any:
         return Step(self.transform, info).take(gradients, state, params)

@@ -158,7 +158,12 @@ class LeafTransform:
             return self._named(update, at, leaf.segments)
         return self._on_whole_leaf(update, at, sharding)
 
-    def _on_whole_leaf(self, update: jax.Array, at: Leaf, sharding: LeafSharding) -> LeafProgram:
+    def _on_whole_leaf(
+        self,
+        update: jax.Array,
+        at: Leaf,
+        sharding: LeafSharding,
+    ) -> LeafProgram:
         """The leaf program of a split leaf; each device gathers all of it and keeps its shard."""
         shape = update.shape
         spec = norms.explicit_spec(update)
@@ -199,13 +204,13 @@ class LeafTransform:
         scope = self.name.partition("(")[0]
         with jax.named_scope(scope):
             result: Any = self.leaf(update, at)
-        program, answer = result if isinstance(result, Generator) else None, None
-        while program is not None:
+        answer = None
+        while isinstance(result, Generator):
             try:
                 with jax.named_scope(scope):
-                    request = program.send(answer)
+                    request = result.send(answer)
             except StopIteration as end:
-                result, program = end.value, None
+                result = end.value
                 continue
             if not isinstance(request, REQUESTS):
                 raise no_request(self, request)

@@ -5,6 +5,7 @@ from typing import Any
 import warnings
 
 import jax
+from jax.core import Tracer
 import jax.numpy as jnp
 import optax
 
@@ -98,8 +99,7 @@ def adopt_state(
         state: the old optimizer's state, of optax, of this library, or with the same fields. Do not
             donate it later: the old and the new state share the arrays of the moments and averages.
         step: the number of steps so far, where the state does not know it (`optax.sgd` with a
-            constant learning rate, or a state inside `jax.jit`) or knows several; None to read it
-            from the state.
+            constant learning rate) or knows several; None to read it from the state.
         old_optimizer: the optimizer that `state` is of, to check that its moments mean the same as
             those of `optimizer`. Both are compiled and take three steps with the same gradients, on
             parameters of few elements; their moments must then be equal, or averages of the same
@@ -122,8 +122,8 @@ def adopt_state(
         ValueError: one optimizer has moments that the other does not have, or that mean something
             else; `params` and `state` do not belong together; `convert` computes, or makes others
             than `params`; `state` has an axis for several models, is in the middle of a
-            macro-batch, or averages other weights; or `step`, `old_optimizer`, `old_params`,
-            `convert` or `forget` is needed.
+            macro-batch, or averages other weights; `step`, `old_optimizer`, `old_params`,
+            `convert` or `forget` is needed; or this is inside `jax.jit`.
 
     Examples:
         >>> import jax
@@ -146,6 +146,11 @@ def adopt_state(
         raise TypeError(
             "state must be the state of an optimizer, as its `update` returns it; got a "
             f"{type(state).__name__}. A TrainState or an nnx.Optimizer has it as its opt_state."
+        )
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((params, state))):
+        raise ValueError(
+            "adopt_state must be called outside of jax.jit and jax.vmap, because it reads counts "
+            "and numbers of blocks; got traced arrays. Of several models, call it for each."
         )
     if step is not None:
         check_integer("step", step, at_least=0)
@@ -224,14 +229,13 @@ def _check_counters(old: moments.Kept) -> None:
                     f"state must be that of one model: the {name} of its {node.kind.__name__} has "
                     f"the shape {jnp.shape(value)}, with an axis for the copies of jax.pmap or the "
                     "models of jax.vmap. Pass one, as in jax.tree.map(lambda x: x[0], (params, "
-                    "state)), or map adopt_state over the models by jax.vmap, and give step."
+                    "state))."
                 )
             if name in moments.MICRO_STEPS and known(value) != [0]:
-                now = (known(value) or ["not known inside jax.jit"])[0]
                 raise ValueError(
-                    f"state must be between two macro-batches, and its {name} is {now}. Finish the "
-                    "macro-batch with the old optimizer first (accumulate_gradients: update(..., "
-                    "flush=True)), and call adopt_state then."
+                    f"state must be between two macro-batches, and its {name} is "
+                    f"{known(value)[0]}. Finish the macro-batch with the old optimizer first "
+                    "(accumulate_gradients: update(..., flush=True)), and call adopt_state then."
                 )
 
 
@@ -239,11 +243,6 @@ def _steps(old: moments.Kept) -> int:
     """The number of steps that the nodes of a state agree on."""
     counts = [moments.counters(node, moments.STEPS) for node in old.nodes]
     numbers = known(counts)
-    if numbers is None:
-        raise ValueError(
-            "step must be given inside jax.jit and jax.vmap, where the counts in state are not "
-            "known: how many steps were taken? Or call adopt_state outside."
-        )
     if len(numbers) != 1:
         said = f"has counted {numbers}" if numbers else "has counted none"
         raise ValueError(

@@ -24,7 +24,12 @@ _FACTORS = (5_767_033, 2_654_435, 7_368_787)
 class Conversion:
     """A user's function from old to new parameters, and where the numbers that it copies are."""
 
-    def __init__(self, convert: Callable[[Any], Any], old_params: Any, params: Any):
+    def __init__(
+        self,
+        convert: Callable[[Any], Any],
+        old_params: Any,
+        params: Any,
+    ):
         """Runs the function on marks.
 
         Args:
@@ -46,7 +51,8 @@ class Conversion:
         """Which elements of each new parameter are copies; the others are new."""
         self.sources: list[set[int]] = []
         """The numbers of the old parameters that each new one has elements of."""
-        names, converted = leaf_names(params), map(self._converted, (marks, numbers))
+        names = leaf_names(params)
+        converted = map(self._converted, (marks, numbers))
         for name, mark, number, *changed in zip(names, *converted, *changes, strict=True):
             pairs = zip(changed, _FACTORS, strict=True)
             is_copied = np.all([x == _changed(mark, by) for x, by in pairs], 0)
@@ -101,7 +107,8 @@ class Conversion:
         old_sizes = self.carried(sizes)
         carried = {}
         for number in at_first.keys() & of_elements.keys():
-            new, value = new_ids[number], np.asarray(of_elements[number])
+            new = new_ids[number]
+            value = np.asarray(of_elements[number])
             of_blocks = at_first[number].copy()
             of_blocks[new] = value
             is_other = ~self.copied[number] | (value != of_blocks[new])

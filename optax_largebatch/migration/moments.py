@@ -75,7 +75,8 @@ class Kept:
             params: the parameters.
             state: the state.
         """
-        self.params, self.state = params, state
+        self.params = params
+        self.state = state
         self.before = self
         """The same of the old parameters."""
         self.names = leaf_names(params)
@@ -119,7 +120,9 @@ class Kept:
     def converted(self, conversion: Conversion) -> "Kept":
         """The same of the parameters that a function makes of these."""
         new = Kept("state", conversion.params, ())
-        new.nodes, new.before, new.conversion = self.nodes, self, conversion
+        new.nodes = self.nodes
+        new.before = self
+        new.conversion = conversion
         moments = {k: moment.arrays for k, moment in enumerate(self.moments) if moment}
         carried = {
             field: conversion.carried({k: x[field] for k, x in moments.items() if field in x})

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.core import Tracer
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -100,9 +99,11 @@ class NewState:
 
     def _moments(self, fields: dict[str, Any]) -> dict[str, Any]:
         """The fields of a state of Adam or Muon, or of a momentum buffer."""
-        new, sources = {}, {}
+        new = {}
+        sources = {}
         for name in fields.keys() & set(COPIES):
-            tree, taken = fields[name], []
+            tree = fields[name]
+            taken = []
             for number, like in self.old.numbered(tree).items():
                 moment = self.old.moments[number]
                 if moment is None:  # it begins anew: it was checked
@@ -117,14 +118,13 @@ class NewState:
         counts = [counters(x, ("count",)).get("count", self.steps) for x in sources.values()]
         counts = counts or [0 if self.old.forgotten else self.steps]
         numbers = known(counts)
-        if numbers and len(numbers) > 1:
+        if len(numbers) > 1:
             raise ValueError(
                 "state must have counted as many steps for all parameters that one part of "
                 f"optimizer moves, and has counted {numbers}: their bias corrections differ. Begin "
                 "with optimizer.init(params)."
             )
-        count = counts[0] if numbers is None else numbers[0]
-        return new | {"count": placed(count, fields["count"])}
+        return new | {"count": placed(numbers[0], fields["count"])}
 
     def _has_numbers_of_its_own(self, node: StateNode) -> bool:
         """Whether a node collects numbers that most optimizers do not have."""
@@ -138,7 +138,8 @@ class NewState:
 
     def _is_like_params(self, tree: Any) -> bool:
         """Whether a tree has arrays of the shapes and the kind of numbers of parameters."""
-        leaves, keyed = jax.tree.leaves(self.old.params), keyed_arrays(tree)
+        leaves = jax.tree.leaves(self.old.params)
+        keyed = keyed_arrays(tree)
         return bool(keyed) and all(
             keys in self.old.numbers
             and jnp.shape(array) == jnp.shape(leaves[self.old.numbers[keys]])
@@ -176,7 +177,12 @@ class NewState:
             return jnp.asarray(value, jnp.result_type(like))
         return placed(value, like)
 
-    def _like_params(self, node: StateNode, field: str, others: Any = None) -> Any:
+    def _like_params(
+        self,
+        node: StateNode,
+        field: str,
+        others: Any = None,
+    ) -> Any:
         """A field like the parameters, from the same node of the old state.
 
         Args:
@@ -191,7 +197,8 @@ class NewState:
             for k, x in before.numbered(old_node.fields[field]).items()
             if _is_inexact(x)
         }
-        likes, leaves = self.old.numbered(node.fields[field]), jax.tree.leaves(before.params)
+        likes = self.old.numbered(node.fields[field])
+        leaves = jax.tree.leaves(before.params)
         shaped = {k: x for k, x in values.items() if jnp.shape(x) == jnp.shape(leaves[k])}
         carried = self.old.carried(shaped, likes)
         if likes.keys() - carried.keys() - self.old.forgotten:
@@ -214,11 +221,14 @@ class NewState:
         numbers = self.old.numbered(made.params if made else self.old.params)
         if len(numbers) != len(arrays):
             return node.fields["nu"]
-        values, before, taken = {}, self.old.before, []
+        values = {}
+        before = self.old.before
+        taken = []
         for neurons in self.old.nodes:
             if neurons.is_one(NormalizeNeuronsState):
                 old = sorted(keyed_arrays(neurons.fields["nu"]), key=lambda keyed: int(keyed[0][0]))
-                moved, at = enumerate(before.moments), neurons.masked_at
+                moved = enumerate(before.moments)
+                at = neurons.masked_at
                 seen = [k for k, x in moved if x and x.node.masked_at == at]
                 if len(old) == len(seen):
                     values |= {k: x for k, (_, x) in zip(seen, old, strict=True)}
@@ -229,7 +239,8 @@ class NewState:
         for number, like in zip(numbers, arrays, strict=True):
             value = carried.get(number, like)
             if self.old.conversion:
-                whole, value = value, value[tuple(map(slice, like.shape))]
+                whole = value
+                value = value[tuple(map(slice, like.shape))]
                 if not np.all(whole == value):
                     raise ValueError(
                         f"convert must leave the neurons of {self.old.names[number]!r} whole, "
@@ -263,7 +274,13 @@ class NewState:
             if isinstance(field, VectorOfBlocks)
         }
 
-    def _vector(self, node: StateNode, name: str, stacked: Stacked, params: Any) -> jax.Array:
+    def _vector(
+        self,
+        node: StateNode,
+        name: str,
+        stacked: Stacked,
+        params: Any,
+    ) -> jax.Array:
         """A vector of the blocks of some parameters."""
         like = node.array(name)
         split = np.split(fetched(like, like), np.cumsum(stacked.sizes(params))[:-1])
@@ -292,7 +309,8 @@ class NewState:
         """
         vectors: dict[int, Any] = {}
         ids: dict[int, Any] = {}
-        before, same = self.old.before, self._same(node)
+        before = self.old.before
+        same = self._same(node)
         # Of several nodes each has the radii of other parameters, but all have other ratios.
         for old_node in same if name == "radii" else same[: len(same) == 1]:
             made = self.old_made.get(old_node.keys)
@@ -320,7 +338,10 @@ def left_out(old: Kept, new: Kept) -> list[str]:
     return [kind.__name__ for kind in (*_BEGIN_ANEW, *gone) if has(old, kind)]
 
 
-def made_parts(optimizer: Any, params: Any) -> tuple[Any, dict[Keys, RecordedState]]:
+def made_parts(
+    optimizer: Any,
+    params: Any,
+) -> tuple[Any, dict[Keys, RecordedState]]:
     """The first state of an optimizer, and by their keys how its nodes were made."""
     with recorded_states() as record:
         state = optimizer.init(params)
@@ -340,16 +361,9 @@ def _is_ours(node: StateNode) -> bool:
     return node.kind.__module__.startswith("optax_largebatch.")
 
 
-def are_traced(*tree: Any) -> bool:
-    """Whether some arrays are not known yet, as inside `jax.jit` and `jax.vmap`."""
-    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def known(tree: Any) -> list[int] | None:
-    """The numbers of a tree in order, each once; None if they are traced."""
-    return (
-        None if are_traced(tree) else sorted(set(map(int, jax.device_get(jax.tree.leaves(tree)))))
-    )
+def known(tree: Any) -> list[int]:
+    """The numbers of a tree in order, each once."""
+    return sorted(set(map(int, jax.device_get(jax.tree.leaves(tree)))))
 
 
 def placed(value: Any, like: Any) -> jax.Array:
@@ -359,8 +373,6 @@ def placed(value: Any, like: Any) -> jax.Array:
     bound to the first one, `jax.jit` would refuse it together with parameters on several.
     """
     dtype = jnp.result_type(like)
-    if are_traced(value, like):
-        return jnp.asarray(value, dtype)
     if getattr(like, "committed", False):
         return jnp.asarray(jax.device_put(value, like.sharding), dtype)
     if getattr(value, "committed", True):
@@ -369,7 +381,7 @@ def placed(value: Any, like: Any) -> jax.Array:
 
 
 def fetched(tree: Any, like: jax.Array) -> Any:
-    """The arrays of a tree on the host, unless they are traced.
+    """The arrays of a tree on the host.
 
     XLA would compile what is done to each of hundreds of small arrays, which takes minutes.
 
@@ -377,11 +389,10 @@ def fetched(tree: Any, like: jax.Array) -> Any:
         tree: the arrays, which may be split between devices.
         like: an array that every device has whole.
     """
-    return tree if are_traced(tree, like) else jax.device_get(jax.device_put(tree, like.sharding))
+    return jax.device_get(jax.device_put(tree, like.sharding))
 
 
 def joined(arrays: Iterable[Any], like: jax.Array) -> jax.Array:
     """One vector of all elements of fetched arrays, with the dtype and the devices of another."""
     flat = [x.reshape(-1) for x in arrays]
-    numpy: Any = jnp if are_traced(flat) else np
-    return placed(numpy.concatenate(flat), like) if flat else like
+    return placed(np.concatenate(flat), like) if flat else like

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from optax_largebatch.migration.moments import MICRO_STEPS, Kept, counters
-from optax_largebatch.migration.new_state import are_traced
 from optax_largebatch.params.owners import nodes_of
 from optax_largebatch.wrappers.loss_scale import DynamicLossScaleState
 
@@ -34,7 +33,12 @@ _BUFFERS = (
 )
 
 
-def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -> None:
+def compare_moments(
+    old_optimizer: Any,
+    optimizer: Any,
+    old: Kept,
+    steps: int,
+) -> None:
     """Checks that two optimizers keep the same moments of the same gradients.
 
     Or averages over other windows: after t steps an average has the mass 1 - b^t, which a bias
@@ -50,16 +54,10 @@ def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -
         steps: the number of steps so far.
 
     Raises:
-        ValueError: it is not, the moments differ, an optimizer cannot take a step, or this is
-            inside `jax.jit`.
+        ValueError: it is not, the moments differ, or an optimizer cannot take a step.
     """
     forgotten = {old.names[number] for number in old.forgotten}
-    params, moments = old.params, [moment.arrays for moment in old.moments if moment]
-    if are_traced(params, moments):
-        raise ValueError(
-            "old_optimizer cannot be given inside jax.jit and jax.vmap, where no moments can be "
-            "compared. To have them compared, call adopt_state outside."
-        )
+    params = old.params
     # Optimizers of other libraries need implicit casts and transfers. All warnings about parameters
     # were given for the real ones.
     with (
@@ -87,7 +85,8 @@ def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -
             continue
         rates = _decay_rates(before, after)
         if rates is None:
-            was, now = before[step], after[step]
+            was = before[step]
+            now = after[step]
             at = np.unravel_index(np.abs(now - was).argmax(), now.shape)
             raise ValueError(
                 "old_optimizer must keep the moments that optimizer keeps: in step "
@@ -103,7 +102,8 @@ def compare_moments(old_optimizer: Any, optimizer: Any, old: Kept, steps: int) -
 def _differ(old: np.ndarray, new: np.ndarray) -> bool:
     """Whether two moments differ by more than rounding."""
     rounding = max(8 * float(jnp.finfo(x.dtype).eps) for x in (new, old))
-    error, largest = np.abs(new - old).max(initial=0), np.abs(old).max(initial=0)
+    error = np.abs(new - old).max(initial=0)
+    largest = np.abs(old).max(initial=0)
     return not error <= max(1e-4, rounding) * largest
 
 

@@ -144,7 +144,8 @@ def lamb(
     arguments.check_choice("bias_correction", bias_correction, ("full", "none", "step_size"))
     rate = groups.per_group("learning_rate", learning_rate)
     if bias_correction == "step_size":
-        rate, bias_correction = bias_corrected_step_size(rate, b1, b2), "none"
+        rate = bias_corrected_step_size(rate, b1, b2)
+        bias_correction = "none"
     return chain(
         clip_by_global_norm(max_grad_norm),
         scale_by_adam(

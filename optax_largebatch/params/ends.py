@@ -61,7 +61,11 @@ def _embeddings_by_name(blocks: list[Block], may_ask: bool) -> list[bool]:
     return called
 
 
-def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) -> list[bool]:
+def _head_by_name(
+    blocks: list[Block],
+    embeddings: list[bool],
+    may_ask: bool,
+) -> list[bool]:
     """The last layer: by its name, or the only other matrix as long as a table of words."""
     called = [is_called("head", block.name) for block in blocks]
     if any(called):
@@ -78,7 +82,11 @@ def _head_by_name(blocks: list[Block], embeddings: list[bool], may_ask: bool) ->
     return [False] * len(blocks)
 
 
-def _may_be_head(blocks: list[Block], tables: list[Block], words: set[int]) -> list[Block]:
+def _may_be_head(
+    blocks: list[Block],
+    tables: list[Block],
+    words: set[int],
+) -> list[Block]:
     """The matrices that may be the last layer, though no name says so.
 
     Beside a table of words, that may be the table itself, or a layer with a few classes.

@@ -91,7 +91,11 @@ class Fused(NamedTuple):
         """The axis of each word."""
         return [axis for axis, lengths in enumerate(self.words) for _ in lengths]
 
-    def _ids(self, axes: Collection[int], counting: Collection[int]) -> np.ndarray:
+    def _ids(
+        self,
+        axes: Collection[int],
+        counting: Collection[int],
+    ) -> np.ndarray:
         """The numbers of `ids_along`, if some of the words count matrices."""
         ids = np.zeros(1, int)
         for k, (axis, length) in enumerate(zip(self._axes, self.lengths, strict=True)):
@@ -132,7 +136,11 @@ class Fused(NamedTuple):
         return result.T if is_transposed else result
 
 
-def to_batch(x: jax.Array, rows: Sequence[int], columns: Sequence[int]) -> jax.Array:
+def to_batch(
+    x: jax.Array,
+    rows: Sequence[int],
+    columns: Sequence[int],
+) -> jax.Array:
     """The matrices of an array as a batch; its other axes stack them."""
     stack = norms.other_axes(x.ndim, (*rows, *columns))
     height = math.prod([x.shape[axis] for axis in rows])

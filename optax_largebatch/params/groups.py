@@ -130,7 +130,11 @@ def param_groups(*groups: Mapping[str, Any]) -> ParamGroups:
     return ParamGroups(tuple(rule for rule, _ in checked), tuple(values for _, values in checked))
 
 
-def check_groups(groups: Any, stacked: Any = None, *unknown: str) -> ParamGroups:
+def check_groups(
+    groups: Any,
+    stacked: Any = None,
+    *unknown: str,
+) -> ParamGroups:
     """The groups from the arguments of an optimizer; without `groups` there are none.
 
     Args:

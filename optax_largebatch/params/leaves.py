@@ -176,7 +176,11 @@ class Leaves:
         aligned = self.align("the updates", tree)
         return self.map(lambda update, param: update.astype(param.dtype), aligned)
 
-    def map(self, function: Callable[[Any, Any], Any], arrays: Sequence[Any]) -> list[Any]:
+    def map(
+        self,
+        function: Callable[[Any, Any], Any],
+        arrays: Sequence[Any],
+    ) -> list[Any]:
         """`function` of the array of each leaf and its parameter; None stays None."""
         pairs = zip(arrays, self.arrays, strict=True)
         return [None if x is None else function(x, param) for x, param in pairs]
@@ -303,7 +307,12 @@ def gradients_of(
     return leaves, gradients
 
 
-def _check_gradient(name: str, gradient: jax.Array, leaves: Leaves, index: int) -> None:
+def _check_gradient(
+    name: str,
+    gradient: jax.Array,
+    leaves: Leaves,
+    index: int,
+) -> None:
     param = leaves.arrays[index]
     of = leaves.names[index]
     if gradient.shape != param.shape:
@@ -359,7 +368,11 @@ def mesh_axes(entry: Any) -> MeshAxes:
     return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
-def spec_alike(spec: PartitionSpec, shape: Shape, other: Shape) -> PartitionSpec:
+def spec_alike(
+    spec: PartitionSpec,
+    shape: Shape,
+    other: Shape,
+) -> PartitionSpec:
     """The spec for an array of shape `other` that belongs to an array of shape `shape`.
 
     It splits axes of equal length in the same way, and leaves axes of length 1 whole. If the shapes

@@ -67,7 +67,11 @@ def likely_stacks(params: Any, declared: Sequence[Axes]) -> list[LikelyStack]:
     return layers
 
 
-def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> list[LikelyStack]:
+def _layers(
+    names: list[str],
+    shapes: list[Shape],
+    declared: Sequence[Axes],
+) -> list[LikelyStack]:
     """The parameters that seem to be stacked along an axis with all others of a module.
 
     All parameters of a module that is stacked have the stacked axis, biases and scales too. So a
@@ -96,7 +100,8 @@ def _layers(names: list[str], shapes: list[Shape], declared: Sequence[Axes]) -> 
             neighbour = next((names[n] for n in members if axis in declared[n]), "")
             stack = _module_of_all(called)
             for number in members:
-                name, shape = names[number], shapes[number]
+                name = names[number]
+                shape = shapes[number]
                 if is_called("router", name) and len(shape) == 2 + len(declared[number]):
                     continue  # it has an output for each of the experts beside it
                 if axis in declared[number] or number in stacks:
@@ -121,7 +126,11 @@ def _is_shared(axis: int, shapes: Iterable[Shape]) -> bool:
     return len(lengths) == 1 and None not in lengths
 
 
-def _stacked_axis(module: str, names: Sequence[str], shapes: Sequence[Shape]) -> list[int]:
+def _stacked_axis(
+    module: str,
+    names: Sequence[str],
+    shapes: Sequence[Shape],
+) -> list[int]:
     """The axis along which the parameters of a module seem to be stacked, if there is one.
 
     Of two axes it is the shorter one: there are fewer layers than channels. Kernels share their

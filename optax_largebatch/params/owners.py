@@ -53,7 +53,11 @@ class StateNode(NamedTuple):
         return any(set(self.fields) == set(getattr(kind, "_fields", ())) for kind in kinds)
 
 
-def nodes_of(state: Any, keys: Keys = (), masked_at: Keys = ()) -> Iterator[StateNode]:
+def nodes_of(
+    state: Any,
+    keys: Keys = (),
+    masked_at: Keys = (),
+) -> Iterator[StateNode]:
     """All nodes of a state, the outer ones first.
 
     Args:

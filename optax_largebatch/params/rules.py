@@ -58,7 +58,12 @@ class Rule:
     def __repr__(self) -> str:
         return self.description
 
-    def _with(self, sign: str, other: Any, combine: Callable[[bool, bool], bool]) -> "Rule":
+    def _with(
+        self,
+        sign: str,
+        other: Any,
+        combine: Callable[[bool, bool], bool],
+    ) -> "Rule":
         """The combination with another rule."""
         if not isinstance(other, Rule):
             raise TypeError(

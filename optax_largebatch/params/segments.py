@@ -106,7 +106,12 @@ class BlockAxes(NamedTuple):
         whole = leaves.sharding(index, "blocks have numbers").shape if self.axes else ()
         return self.shape(whole)
 
-    def vector(self, values: jax.Array, index: int, leaves: Leaves) -> jax.Array:
+    def vector(
+        self,
+        values: jax.Array,
+        index: int,
+        leaves: Leaves,
+    ) -> jax.Array:
         """A vector with one entry for each block of a leaf, the same on all devices."""
         if not self.axes:
             return jax.lax.reshape(values, (1,))
@@ -119,7 +124,13 @@ class BlockAxes(NamedTuple):
         return jnp.ravel(gathered)
 
 
-def axes_by_text(argument: str, text: str, stack: Axes, leaves: Leaves, index: int) -> BlockAxes:
+def axes_by_text(
+    argument: str,
+    text: str,
+    stack: Axes,
+    leaves: Leaves,
+    index: int,
+) -> BlockAxes:
     """The axes over the blocks of a leaf by its text, with the segments if that cuts an axis."""
     name = leaves.names[index]
     check_text(argument, text, name, stack)

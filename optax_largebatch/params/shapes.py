@@ -113,7 +113,11 @@ def window_of(name: str, block: Sequence[int]) -> Axes | None:
     return None
 
 
-def is_first_layer(name: str, block: Sequence[int], is_alone: bool = False) -> bool:
+def is_first_layer(
+    name: str,
+    block: Sequence[int],
+    is_alone: bool = False,
+) -> bool:
     """Whether a convolution sees the channels of an image.
 
     The only one of a network sees other channels than those inside, as the patches of latents.

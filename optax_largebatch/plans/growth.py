@@ -119,7 +119,11 @@ def _halvings(schedule: Any, total: int, most: int) -> list[int]:
     return places
 
 
-def _looked_at(schedule: Any, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+def _looked_at(
+    schedule: Any,
+    first: int,
+    last: int,
+) -> tuple[np.ndarray, np.ndarray]:
     """Some places from the first to the last, and the schedule there."""
     grid = np.linspace(first, last, LOOKED_AT + 1).astype(np.int64)
     rates = np.asarray(jax.vmap(schedule)(jnp.asarray(grid, float)))

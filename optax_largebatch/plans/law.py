@@ -215,7 +215,13 @@ def own_law(powers: Any) -> Law:
     return Law(**rows, valid="The law is your own: nobody here has measured it.")
 
 
-def _within(moved: float, old: float, floor: float, ceiling: float, why: str) -> Moved:
+def _within(
+    moved: float,
+    old: float,
+    floor: float,
+    ceiling: float,
+    why: str,
+) -> Moved:
     """A decay rate within its bounds.
 
     One that was beyond a bound before goes no further away from it, and comes back by the law.
@@ -232,7 +238,12 @@ def _within(moved: float, old: float, floor: float, ceiling: float, why: str) ->
     return Moved(moved, why)
 
 
-def scale_batch_size(batch_size: int, *, run_length: float, power: float = 0.383) -> int:
+def scale_batch_size(
+    batch_size: int,
+    *,
+    run_length: float,
+    power: float = 0.383,
+) -> int:
     r"""The batch size for a shorter or longer run, by a power law.
 
     .. math:: B \to B\, r^{0.383}

@@ -200,7 +200,12 @@ class BatchPlan:
         stage = self.stages[self._number_of_stage(known)]
         return stage.first_example + (known - stage.first_step) * stage.batch_size
 
-    def step_at(self, examples: Count | None = None, *, tokens: Count | None = None) -> int:
+    def step_at(
+        self,
+        examples: Count | None = None,
+        *,
+        tokens: Count | None = None,
+    ) -> int:
         """The first step before which so many examples, or tokens, were seen."""
         if (examples is None) == (tokens is None):
             raise ValueError(
@@ -330,7 +335,8 @@ class BatchPlan:
             return rate
         if not isinstance(rate, PlannedRate):
             raise ValueError(f"learning_rate must be a PlannedRate for {self.law!r}, got {rate!r}.")
-        batch, tokens = self.stages[-1].batch_size, self.sequence_length or 1
+        batch = self.stages[-1].batch_size
+        tokens = self.sequence_length or 1
         steps = round(int(rate.warmup) / int(run.batch_size) / tokens)
         if steps * batch >= self.examples:
             raise ValueError(

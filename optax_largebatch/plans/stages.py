@@ -69,7 +69,10 @@ def _start(number: int, seen: Any, batch_size: Any) -> Start:
     return count(f"{where}, the start,", seen), count(f"{where}, the batch size,", batch_size, 1)
 
 
-def stages_of(starts: Sequence[Start], examples: int) -> tuple[tuple[Stage, ...], int]:
+def stages_of(
+    starts: Sequence[Start],
+    examples: int,
+) -> tuple[tuple[Stage, ...], int]:
     """The stages of a run of so many examples, and the number of its steps.
 
     A stage begins with the first step before which its start has been seen. A start that lies

@@ -240,7 +240,11 @@ def _wrapped(sentence: str, indent: int = 0) -> list[str]:
     )
 
 
-def _mistakes(plan: Any, steps: np.ndarray, rates: np.ndarray) -> Iterator[str]:
+def _mistakes(
+    plan: Any,
+    steps: np.ndarray,
+    rates: np.ndarray,
+) -> Iterator[str]:
     """Whether the learning rate is not finite, or 0 for a part of the run."""
     if not (finite := np.isfinite(rates)).all():
         wrong = int(np.argmin(finite))

@@ -20,7 +20,11 @@ SHAPE = (
 """The fields that are arguments of `warmup_decay`, if they are not 0."""
 
 
-def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> Call:
+def schedule_call(
+    recipe: Settings,
+    peak: float,
+    variable: str = "schedule",
+) -> Call:
     """The schedule of a recipe, for its learning rate or another one."""
     change = peak / recipe.learning_rate
     begin = recipe.warmup_begin_value * change
@@ -58,7 +62,11 @@ def schedule_call(recipe: Settings, peak: float, variable: str = "schedule") -> 
     return Call("lb.warmup_decay", **named, variable=variable)
 
 
-def optimizer_call(recipe: Settings, mask: Any = None, stacked: Stacks = None) -> Call:
+def optimizer_call(
+    recipe: Settings,
+    mask: Any = None,
+    stacked: Stacks = None,
+) -> Call:
     """The optimizer of a recipe without Muon.
 
     Args:

@@ -86,7 +86,12 @@ def _code(value: Any, indent: int) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _in_brackets(opening: str, items: list[tuple[str, Any]], closing: str, indent: int) -> str:
+def _in_brackets(
+    opening: str,
+    items: list[tuple[str, Any]],
+    closing: str,
+    indent: int,
+) -> str:
     """On one line if that is short enough, otherwise one line for each item.
 
     Args:

@@ -148,7 +148,12 @@ def _of_epochs(name: str, runs: list[Entry], passed: Numbers) -> list[Entry]:
     return [run for run in runs if run["epochs"] == wanted]
 
 
-def _nearest(name: str, entry: Entry, runs: list[Entry], passed: Numbers) -> tuple[Entry, str]:
+def _nearest(
+    name: str,
+    entry: Entry,
+    runs: list[Entry],
+    passed: Numbers,
+) -> tuple[Entry, str]:
     """The run of the nearest batch size, and the origin of numbers at the wanted one."""
     by_size = {run["batch_size"]: run for run in runs if "batch_size" in run}
     if not by_size:
@@ -209,7 +214,12 @@ def _in_steps(name: str, entry: Entry, run: Entry, passed: Numbers) -> Numbers:
     return _with_rates(entry, run, settings, passed)
 
 
-def _with_rates(entry: Entry, run: Entry, settings: Numbers, passed: Numbers) -> Numbers:
+def _with_rates(
+    entry: Entry,
+    run: Entry,
+    settings: Numbers,
+    passed: Numbers,
+) -> Numbers:
     """The settings with the rates by the rule of the source, or in proportion to the caller's."""
     base = settings.pop("base_learning_rate", None)
     if base is not None:

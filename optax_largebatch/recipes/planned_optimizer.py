@@ -186,7 +186,10 @@ def _number(plan: BatchPlan, name: str) -> Any:
     return values.pop() if len(values) == 1 else getattr(plan, name)
 
 
-def _built(make: Callable[..., Any], **arguments: Any) -> optax.GradientTransformationExtraArgs:
+def _built(
+    make: Callable[..., Any],
+    **arguments: Any,
+) -> optax.GradientTransformationExtraArgs:
     """What `make` returns, whose `momentum` may be a schedule here and has to be a number there."""
     if callable(arguments.get("momentum")):
         others = inspect.signature(make).parameters.keys() - {"momentum"}

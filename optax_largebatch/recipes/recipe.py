@@ -107,7 +107,12 @@ class Recipe(Settings):
         title = f"{self.name} at batch size {batch}: {self.task}."
         return "\n".join([title, *(f"  {name}:  {text}." for name, text in lines.items() if text)])
 
-    def _call(self, mask: Mask = None, stacked: Stacks = None, **of_muon: Any) -> Call:
+    def _call(
+        self,
+        mask: Mask = None,
+        stacked: Stacks = None,
+        **of_muon: Any,
+    ) -> Call:
         """The call of the optimizer, for arguments that fit the recipe."""
         if self.rest is None and of_muon:
             name, value = of_muon.popitem()

@@ -16,7 +16,11 @@ from optax_largebatch.schedules.warmup import as_float
 class EdenSchedule(Protocol):
     """A schedule of the step, to which a loop may pass the epoch as well."""
 
-    def __call__(self, step: ArrayLike, epoch: ArrayLike | None = None) -> jax.Array:
+    def __call__(
+        self,
+        step: ArrayLike,
+        epoch: ArrayLike | None = None,
+    ) -> jax.Array:
         """The value at `step` (0 first), in `epoch` (0 first; None computes it from the step)."""
         ...
 
@@ -171,7 +175,10 @@ def values_schedule(values: Iterable[float]) -> optax.Schedule:
     return schedule
 
 
-def _warmup(batches: Scalar, start: Scalar) -> Callable[[jax.Array], jax.Array]:
+def _warmup(
+    batches: Scalar,
+    start: Scalar,
+) -> Callable[[jax.Array], jax.Array]:
     """The factor `start + (1 - start) * min(t / batches, 1)`; 1 without a warm-up."""
     check_number("warmup_batches", batches, "[0, inf)")
     check_number("warmup_start", start, "[0, 1]")

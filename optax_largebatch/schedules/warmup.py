@@ -235,7 +235,11 @@ def warmup_drops(
     return schedule
 
 
-def warmup_inverse_sqrt(peak_value: Scalar, *, warmup_steps: int) -> optax.Schedule:
+def warmup_inverse_sqrt(
+    peak_value: Scalar,
+    *,
+    warmup_steps: int,
+) -> optax.Schedule:
     r"""Linear warm-up from 0, then decay with the inverse square root of the step.
 
     .. math:: \eta_t = \eta \min\left(\frac{t}{W}, \sqrt{\frac{W}{t}}\right)

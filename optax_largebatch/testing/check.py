@@ -130,7 +130,11 @@ def _float64_on_the_cpu() -> Iterator[None]:
         yield
 
 
-def _check_one(transform: optax.GradientTransformation, gradients: Any, params: Any) -> None:
+def _check_one(
+    transform: optax.GradientTransformation,
+    gradients: Any,
+    params: Any,
+) -> None:
     """Checks the third step of a transform."""
     leaf_transform: Any = leaf_transform_of(transform)
     if leaf_transform is None:
@@ -164,7 +168,12 @@ def _check_one(transform: optax.GradientTransformation, gradients: Any, params: 
             _compare(results, expected, message)
 
 
-def _check_without_params(name: str, specification: Any, gradients: Any, params: Any) -> None:
+def _check_without_params(
+    name: str,
+    specification: Any,
+    gradients: Any,
+    params: Any,
+) -> None:
     """Checks that a transform that does not ask for the parameters works without them."""
     try:
         specification.update(gradients, specification.init(params))
@@ -175,7 +184,11 @@ def _check_without_params(name: str, specification: Any, gradients: Any, params:
         ) from error
 
 
-def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> None:
+def _check_programs(
+    transform: LeafTransform,
+    step: Step,
+    arrays: Arrays,
+) -> None:
     """Checks what the leaf programs compute in each of their passes."""
     leaves, _, by_leaf = step.by_leaf(arrays)
     programs = step.programs(by_leaf, arrays.scalars, leaves)
@@ -192,7 +205,8 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
                     "VectorOfBlocks()."
                 )
                 _compare(value, same.setdefault((who, field.name), value), message)
-        name, scalars = transform.name, arrays.scalars
+        name = transform.name
+        scalars = arrays.scalars
         passes = _Passes(name, batch.program, leaf, scalars, batch.inputs)
         for _, stop in passes.each():
             if isinstance(stop.request, EachMatrix):
@@ -208,7 +222,10 @@ def _check_programs(transform: LeafTransform, step: Step, arrays: Arrays) -> Non
         passes.check_work()
 
 
-def _fields(transform: LeafTransform, state: Any) -> Iterator[tuple[str, Field, Any]]:
+def _fields(
+    transform: LeafTransform,
+    state: Any,
+) -> Iterator[tuple[str, Field, Any]]:
     """All fields of a state, also of a leaf: the transform's name, the field and its value."""
     for field, value in zip(transform.state, state, strict=True):
         yield transform.name, field, value
@@ -267,7 +284,12 @@ class _Passes(NamedTuple):
                     for result in [joined(tiles)] if whole.shape == shape else tiles:
                         _compare(result, whole, message)
 
-    def _of_tile(self, cut: Callable[..., Any], k: int, inputs: PassInputs) -> list[jax.Array]:
+    def _of_tile(
+        self,
+        cut: Callable[..., Any],
+        k: int,
+        inputs: PassInputs,
+    ) -> list[jax.Array]:
         """What a pass over a tile of the leaf computes."""
         arrays, with_arrays = self.program.arrays_of(self.leaf)
         arrays, inputs = jax.tree.map(lambda x: cut(x)[k], (arrays, inputs))
@@ -277,10 +299,18 @@ class _Passes(NamedTuple):
     def check_work(self) -> None:
         """Checks that what passes do again takes less time than to read a stored result."""
 
-        def one_pass(leaf: LeafArrays, scalars: Scalars, inputs: PassInputs) -> Any:
+        def one_pass(
+            leaf: LeafArrays,
+            scalars: Scalars,
+            inputs: PassInputs,
+        ) -> Any:
             return _arrays(self.program.run(leaf, scalars, inputs))
 
-        def all_passes(leaf: LeafArrays, scalars: Scalars, last: PassInputs) -> Any:
+        def all_passes(
+            leaf: LeafArrays,
+            scalars: Scalars,
+            last: PassInputs,
+        ) -> Any:
             passes = self._replace(leaf=leaf, scalars=scalars, last=last)
             return [_arrays(stop) for _, stop in passes.each()]
 
@@ -375,7 +405,8 @@ def _inside_of_shard_map(
     """A step inside of `jax.shard_map`, where a parameter has the shape of its shard."""
     if not hasattr(jax, "shard_map"):
         return _with_specs_on_two_devices(transform, shardings, gradients, state, params)
-    leaves, structure = jax.tree.leaves(params), jax.tree.structure(state)
+    leaves = jax.tree.leaves(params)
+    structure = jax.tree.structure(state)
     specs = [x.spec for x in jax.tree.leaves(shardings)]
     of_state = []
     for x, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True):
@@ -395,7 +426,12 @@ def _inside_of_shard_map(
     return _compiled(step)(gradients, state, params)
 
 
-def _check_stacks(make: Callable[[Stacked], Any], axis: int, gradients: Any, params: Any) -> None:
+def _check_stacks(
+    make: Callable[[Stacked], Any],
+    axis: int,
+    gradients: Any,
+    params: Any,
+) -> None:
     """Checks two steps of two layers in one array, against layers in separate arrays."""
     layer = gradients, params
     layers = [layer, jax.tree.map(lambda x: 3 * x + 0.1, layer)]
@@ -429,7 +465,11 @@ def _of_blocks(transform: Any, state: Any) -> list[np.ndarray]:
     return [np.asarray(value) for _, field, value in fields if isinstance(field, VectorOfBlocks)]
 
 
-def _second_step(transform: Any, gradients: Any, params: Any) -> tuple[Any, Any]:
+def _second_step(
+    transform: Any,
+    gradients: Any,
+    params: Any,
+) -> tuple[Any, Any]:
     """A second step, with the gradients of the first."""
     update = _compiled(transform.update)
     _, state = update(gradients, transform.init(params), params)

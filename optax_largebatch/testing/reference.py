@@ -54,7 +54,8 @@ def _step(
     """One step: every program once, each as far as its next request, in turns."""
     leaves, gradients = gradients_of(updates, params)
     states = transform.split(state, leaves)
-    scalars, choices = transform.scalars(state), transform.choose(leaves)
+    scalars = transform.scalars(state)
+    choices = transform.choose(leaves)
     programs: dict[int, LeafProgram] = {}
     dtypes: dict[int, Any] = {}
     for i, gradient in enumerate(gradients):

@@ -59,7 +59,8 @@ class AdamMoments(NamedTuple):
         t = count + 1
         b1 = arguments.decay_rate_at(count, "b1", self.b1)
         b2 = arguments.decay_rate_at(count, "b2", self.b2)
-        bc1, bc2 = correction_of(b1, t), correction_of(b2, t)
+        bc1 = correction_of(b1, t)
+        bc2 = correction_of(b2, t)
         corrected, gradient_scale = momentum_weights(b1, t, self.nesterov)
         mu_scale, nu_scale = {
             "full": (corrected, 1 / bc2),
@@ -198,7 +199,11 @@ def adam_transform(moments: AdamMoments) -> engine.LeafTransform:
     )
 
 
-def advance_moments(moments: AdamMoments, update: jax.Array, at: engine.Leaf) -> Any:
+def advance_moments(
+    moments: AdamMoments,
+    update: jax.Array,
+    at: engine.Leaf,
+) -> Any:
     """The part of a leaf program that takes the moments one step further."""
     adam: AdamScalars = at.scalars
     mu = adam.b1 * at.state.mu + adam.mu_weight * update
@@ -208,7 +213,11 @@ def advance_moments(moments: AdamMoments, update: jax.Array, at: engine.Leaf) ->
     return mu, nu
 
 
-def bias_corrected_step_size(learning_rate: Grouped, b1: Any, b2: Any) -> Grouped:
+def bias_corrected_step_size(
+    learning_rate: Grouped,
+    b1: Any,
+    b2: Any,
+) -> Grouped:
     r"""The learning rate :math:`\eta_t \sqrt{1 - b_2^t} / (1 - b_1^t)`, `t` counted from 1."""
 
     def corrected(rate: Scalar | optax.Schedule) -> optax.Schedule:

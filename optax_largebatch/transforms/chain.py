@@ -78,7 +78,8 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         **extra_args: Any,
     ) -> tuple[optax.Updates, tuple[Any, ...]]:
         check_state("chain", (None,) * len(transforms), state)
-        states, new_states = iter(state), []
+        states = iter(state)
+        new_states = []
         for size, segment in segments:
             old = tuple(itertools.islice(states, size))
             updates, new = segment.update(updates, old, params, **extra_args)
@@ -142,7 +143,10 @@ def sum_of(*branches: optax.GradientTransformation) -> optax.GradientTransformat
     return engine.transformation(_composed("sum_of", transforms, leaf))
 
 
-def leaf_transform(transform: Any, name: str = "each branch of sum_of()") -> engine.LeafTransform:
+def leaf_transform(
+    transform: Any,
+    name: str = "each branch of sum_of()",
+) -> engine.LeafTransform:
     """The leaf transform of an argument that must be one transformation of this library."""
     known = isinstance(transform, optax.GradientTransformation)
     made_of = engine.leaf_transform_of(transform) if known else None

@@ -67,7 +67,10 @@ def clamp_parameters(
         several = have_several_elements(leaves, stacks)
         return [not (scalars_only and flag) for flag in several]
 
-    def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, ClampParametersState]:
+    def leaf(
+        update: jax.Array,
+        at: engine.Leaf,
+    ) -> tuple[jax.Array, ClampParametersState]:
         if not at.choice:
             return update, at.state
         limit, is_due = at.scalars

@@ -208,6 +208,11 @@ class WeightDecay:
         return 0.0 if choice is None else scalars[choice]
 
     @staticmethod
-    def add(update: jax.Array, param: jax.Array, scalars: tuple, choice: int | None) -> jax.Array:
+    def add(
+        update: jax.Array,
+        param: jax.Array,
+        scalars: tuple,
+        choice: int | None,
+    ) -> jax.Array:
         """`update + decay * param`."""
         return update if choice is None else update + scalars[choice] * param

@@ -143,10 +143,12 @@ def hyperball_transform(
         stacks: the stacks.
     """
     rates = as_grouped("learning_rate", learning_rate)
-    kind, given = "given", radius
+    kind = "given"
+    given = radius
     if isinstance(radius, str):
         check_choice("radius", radius, ("now", "start"))
-        kind, given = radius, 0.0
+        kind = radius
+        given = 0.0
     else:
         check_numbers("(0, inf)", radius=radius)
 
@@ -161,7 +163,8 @@ def hyperball_transform(
         terms = engine.block_sums(inner_terms(at.start, update))
         norm, length, inner = yield in_one_round(norms, terms)
         if kind == "given":
-            known, sphere = jnp.zeros_like(norm), given_radius
+            known = jnp.zeros_like(norm)
+            sphere = given_radius
         else:
             ball = choice.balls[0]
             if choice.segments is not None:
@@ -237,7 +240,10 @@ class _Choice(NamedTuple):
     """The segments of an axis that are blocks."""
 
 
-def _radii_of_balls(leaves: Leaves, block_axes: list[BlockAxes]) -> list[tuple[float, ...]]:
+def _radii_of_balls(
+    leaves: Leaves,
+    block_axes: list[BlockAxes],
+) -> list[tuple[float, ...]]:
     """The radii of the balls of each leaf, if its blocks start at zero."""
     radii = []
     for index, (axes, segments) in enumerate(block_axes):

@@ -244,7 +244,11 @@ def _stored(tree: Any) -> Generator[Materialize, Any, Any]:
 # across axis k. f does not depend on the size of L_k, so its gradient is orthogonal to L_k.
 
 
-def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = None) -> jax.Array:
+def product(
+    matrices: Sequence[jax.Array],
+    x: jax.Array,
+    without: int | None = None,
+) -> jax.Array:
     """`x` with the matrix of each axis applied along it, except the axis `without`."""
     for axis, matrix in enumerate(matrices):
         if axis == without:
@@ -257,7 +261,12 @@ def product(matrices: Sequence[jax.Array], x: jax.Array, without: int | None = N
     return x
 
 
-def slice_products(a: jax.Array, b: jax.Array, axis: int, like: jax.Array) -> jax.Array:
+def slice_products(
+    a: jax.Array,
+    b: jax.Array,
+    axis: int,
+    like: jax.Array,
+) -> jax.Array:
     """The inner products of the slices of `a` and `b` across an axis, or only the diagonal."""
     others = other_axes(a.ndim, [axis])
     if like.ndim == 1:

@@ -95,7 +95,12 @@ def partition(
         leaves_of("params", params)
         return together.init(params)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
         check_params(who, "chooses by them which optimizer moves which parameter", params)
         together.check(state)
         leaves, gradients = gradients_of(updates, params)
@@ -151,7 +156,8 @@ class _StatesOfOwners(Field):
         return leaves_of_owners
 
     def init(self, params: optax.Params) -> Any:
-        names, states = self.owners(params), {}
+        names = self.owners(params)
+        states = {}
         for owner, member in self.members.items():
             state = member.init(shown(params, names, owner))
             # The state of an owner of nothing has no parameter that says where it lies.

@@ -137,7 +137,10 @@ def trust_ratio(
     return clip(coefficient * param_norm / positive(length), bounds)
 
 
-def adapted_leaves(mask: Mask, stacks: Stacked) -> Callable[[optax.Params], list[bool]]:
+def adapted_leaves(
+    mask: Mask,
+    stacks: Stacked,
+) -> Callable[[optax.Params], list[bool]]:
     """From the parameters to whether `trust_ratio_mask` chooses each, after checking the mask."""
     check_mask("trust_ratio_mask", mask)
     return lambda params: select_leaves("trust_ratio_mask", mask, stacks.blocks(params))

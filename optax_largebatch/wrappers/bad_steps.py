@@ -132,7 +132,12 @@ def skip_bad_steps(
         numbers = values, seen, skipped, in_a_row, jnp.zeros([], bool)
         return SkipBadStepsState(*replicated(numbers, params), inner_state=inner.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
         check_state("skip_bad_steps", SkipBadStepsState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
         if deviations is None:

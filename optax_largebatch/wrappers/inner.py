@@ -26,7 +26,11 @@ def check_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(inner)
 
 
-def switch(condition: jax.Array, step: Callable[[], T], wait: Callable[[], T]) -> T:
+def switch(
+    condition: jax.Array,
+    step: Callable[[], T],
+    wait: Callable[[], T],
+) -> T:
     """The result of `step` or of `wait`; arrays that `wait` passes on stay in place.
 
     With `jax.lax.cond`, XLA copies these arrays twice, whether the step is taken or not, unless the

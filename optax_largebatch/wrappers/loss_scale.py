@@ -107,7 +107,12 @@ def dynamic_loss_scale(
         numbers = scale, jnp.zeros([], jnp.int32), jnp.zeros([], jnp.int32)
         return DynamicLossScaleState(*replicated(numbers, params), inner_state=inner.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
         check_state("dynamic_loss_scale", DynamicLossScaleState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))
 

@@ -110,7 +110,12 @@ def master_weights(
         trained = leaves.map(lambda master, x: master if is_less_precise(x) else x, masters)
         return leaves.rebuild(trained)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
         check_params("master_weights", "moves them to their masters", params)
         check_state("master_weights", MasterWeightsState, state)
         leaves, gradients = gradients_of(updates, params)

@@ -60,7 +60,12 @@ def with_partition_specs(
     if not is_function(partition_specs):
         partition_specs = _specs(partition_specs)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
         if extra_args.get("partition_specs") is None:
             known = partition_specs
             if is_function(known):

@@ -105,7 +105,12 @@ def stochastic_rounding(
         steps = replicated(jnp.zeros([], jnp.int32), params)
         return StochasticRoundingState(steps, inner_state)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
         check_params("stochastic_rounding", "rounds them", params)
         check_state("stochastic_rounding", StochasticRoundingState, state)
         leaves, gradients = gradients_of(updates, params, extra_args.get("partition_specs"))

@@ -86,7 +86,12 @@ def average_weights(
         steps, weight = replicated((jnp.zeros([], jnp.int32), jnp.zeros([])), params)
         return AverageWeightsState(steps, weight, leaves.rebuild(average), inner.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Any, Any]:
         check_params("average_weights", "averages them", params)
         check_state("average_weights", AverageWeightsState, state)
         updates, inner_state = inner.update(updates, state.inner_state, params, **extra_args)

@@ -20,16 +20,8 @@ def columns(path):
     return path.read_text().partition("\n")[0]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["-m", "benchmarks.critical_batch_of_published_runs"],
-        ["benchmarks/critical_batch_of_published_runs.py"],
-    ],
-    ids=["module", "file"],
-)
-def test_writes_the_committed_table(command, tmp_path):
-    run(*command, "--output", str(tmp_path))
+def test_writes_the_committed_table(tmp_path):
+    run("benchmarks/critical_batch_of_published_runs.py", "--output", str(tmp_path))
     name = "critical_batch_of_published_runs.csv"
     assert (tmp_path / name).read_bytes() == (COMMITTED / name).read_bytes()
 

@@ -17,6 +17,7 @@ from optax_largebatch.engine import compilation, identical_leaves, sums, tiles
 from optax_largebatch.engine.execution_plans import ONE_CPU, ONE_GPU, ONE_TPU, SEVERAL_DEVICES
 from optax_largebatch.engine.to_optax import transformation
 from optax_largebatch.testing import reference
+from tests.conftest import slow_but
 from tests.engine.steps import compiled_step, large_kernels, on_shards, some_steps, use_plan
 from tests.optimizers.registry import LONG, named
 
@@ -150,9 +151,7 @@ def second_step(optimizer, update, params, gradients):
     return step(gradients, state, params)
 
 
-@pytest.mark.parametrize(
-    "name", ["lamb", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lans", "lars", "eve"))]
-)
+@pytest.mark.parametrize("name", slow_but(("lamb",), ["lamb", "lans", "lars", "eve"]))
 @pytest.mark.usefixtures("cores")
 def test_at_every_threshold(name):
     optimizer, params, gradients, expected = at_every_threshold(name)

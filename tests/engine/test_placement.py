@@ -16,6 +16,7 @@ import pytest
 import optax_largebatch as lb
 from optax_largebatch.engine import execution_plans, transformation
 from optax_largebatch.engine.execution_plans import ONE_CPU
+from tests.conftest import slow_but
 from tests.engine.steps import (
     compiled_step,
     large_kernels,
@@ -59,9 +60,7 @@ def branches_in(body):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="as modules are written today")
-@pytest.mark.parametrize(
-    "name", ["lamb", *(pytest.param(x, marks=pytest.mark.slow) for x in ("lans", "lars"))]
-)
+@pytest.mark.parametrize("name", slow_but(("lamb",), ["lamb", "lans", "lars"]))
 def test_a_module_for_three_platforms_has_the_program_of_each(name):
     """A program that is exported at once for several has what each alone would have."""
     optimizer = getattr(lb, name)(1e-3, weight_decay=0.01)

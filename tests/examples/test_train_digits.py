@@ -19,6 +19,7 @@ import pytest
 import comparison
 import digits
 import optax_largebatch as lb
+from tests.conftest import slow_but
 import train_digits
 import tune_digits
 
@@ -50,10 +51,7 @@ def finished(tmp_path_factory):
     return results, output, "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    ["lamb", *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS)],
-)
+@pytest.mark.parametrize("optimizer", slow_but(("lamb",), ["lamb", *OTHERS]))
 def test_loss_falls(optimizer, tmp_path):
     chosen = f"--optimizer {optimizer} --batch-size 64 --seeds 1 --epochs 1.5"
     (result,) = train_digits.main(options(chosen, tmp_path))

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.conftest import read_back
+from tests.conftest import read_back, slow_but
 from tests.migration.changes import (
     OPTIMIZERS,
     apart,
@@ -39,9 +39,7 @@ def adopted(old, new, params, state, convert, **settings):
 @pytest.mark.parametrize(
     ("layout", "there", "back"), [("stacked", stack, apart), ("split", split, join)]
 )
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x not in QUICK)) for x in OPTIMIZERS]
-)
+@pytest.mark.parametrize("name", slow_but(QUICK, OPTIMIZERS))
 def test_there_and_back_is_the_same_state(name, layout, there, back, carrier):
     run = before(name, dtype="float32")
     optimizer, other = make(name), make(name, layout=layout)

@@ -340,11 +340,3 @@ def test_moments_of_neurons_go_on_if_init_is_compiled():
     state = state_after(optimizer, MATRICES)
     adopted = lb.adopt_state(compiled, MATRICES, state)
     chex.assert_trees_all_equal(moments_of_neurons(adopted), moments_of_neurons(state))
-
-
-def test_all_of_it_inside_of_jit():
-    optimizer = lb.stochastic_rounding(averaging(NEURONS["alone"]))
-    state = state_after(optimizer, MATRICES)
-    adopt = jax.jit(lambda state: lb.adopt_state(optimizer, MATRICES, state, step=STEPS))
-    chex.assert_trees_all_equal(adopt(state), lb.adopt_state(optimizer, MATRICES, state))
-    chex.assert_trees_all_equal(moments_of_neurons(adopt(state)), moments_of_neurons(state))

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import optax_largebatch as lb
-from tests.conftest import read_back
+from tests.conftest import read_back, slow_but
 from tests.migration import switches
 from tests.migration.switches import (
     ADAM,
@@ -47,9 +47,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x == "cain")) for x in STATES]
-)
+@pytest.mark.parametrize("name", slow_but(STATES.keys() - {"cain"}, STATES))
 def test_is_adopted_as_with_its_types(name):
     old, new = STATES[name]
     state = switches.state_after(old, 3)

@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 import optax_largebatch as lb
+from tests.conftest import slow_but
 
 
 class Entry(NamedTuple):
@@ -52,7 +51,7 @@ OPTIMIZERS = {
 
 def named(names):
     """The names as parameters of a test, the long ones marked as slow."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in names]
+    return slow_but(OPTIMIZERS.keys() - LONG, names)
 
 
 WRAPPERS = {

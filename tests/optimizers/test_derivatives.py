@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "cain": lb.cain(0.1, eps=1e-6),
 }
 QUICK = ("lamb, clipped", "lans", "eve")
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in OPTIMIZERS]
+NAMES = slow_but(QUICK, OPTIMIZERS)
 
 pytestmark = pytest.mark.usefixtures("x64")
 

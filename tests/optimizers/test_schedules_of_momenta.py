@@ -81,8 +81,6 @@ def test_each_step_has_the_numbers_of_its_own(name):
     expected, other = trained(lambda t: build(m=float(b1(t)), b=float(b2(t))), params)
     assert_close(found, expected)
     assert jax.tree.structure(state) == jax.tree.structure(other)
-    constant, _ = trained(lambda t: build(m=0.9, b=0.99), params)
-    assert not np.allclose(found["kernel"], constant["kernel"], rtol=1e-3)
 
 
 @pytest.mark.slow

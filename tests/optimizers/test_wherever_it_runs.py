@@ -9,7 +9,7 @@ from tests.optimizers.registry import OPTIMIZERS
 
 # The micro-batches of `lbsgd` are around its transforms, which are tested by themselves.
 NAMES = OPTIMIZERS.keys() - {"lbsgd"}
-QUICK = ("lamb", "lars", "muonh")
+QUICK = ("lars", "muonh")
 """What the others do besides, `tests/test_same_everywhere.py` and the tests of their links see."""
 
 

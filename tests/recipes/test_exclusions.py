@@ -52,7 +52,8 @@ def test_the_networks_are_what_they_are_called():
 def test_every_recipe_lists_what_it_spares(run):
     """Of what is spared all is of a kind that is meant, and of what is not spared nothing is."""
     recipe = lb.recipes.get(run.name, **run.asked)
-    for network, params in shapes().items():
+    for network in shapes() if "clip" in run.name else ("resnet50", "vit"):
+        params = shapes()[network]
         for one in lb.explain(recipe.optimizer(), params).parameters:
             last, where = one.name.split("/")[-1], one.name.lower()
             is_of = {

@@ -131,7 +131,8 @@ class AllToAll:
     def _groups(self) -> tuple[int, int, int]:
         """The matrices of a group, and the number of groups along copies and across."""
         copies, devices = self._devices
-        group, per_group = self._plan.group, self._plan.matrices_per_group
+        group = self._plan.group
+        per_group = self._plan.matrices_per_group
         if group.axis in self._exchange.copies:
             return per_group, copies // group.size, devices
         return per_group, copies, devices // group.size
@@ -152,7 +153,11 @@ class AllToAll:
         across = self._exchange.across
         return jax.lax.all_to_all(shards, across, 0, 0) if across else shards
 
-    def _in_its_layout(self, by_layout: Sequence[jax.Array], axis: int) -> jax.Array:
+    def _in_its_layout(
+        self,
+        by_layout: Sequence[jax.Array],
+        axis: int,
+    ) -> jax.Array:
         """For each matrix of this device the entry of its layout."""
         across = self._exchange.across
         per_group, copies, devices = self._groups

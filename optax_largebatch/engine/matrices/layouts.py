@@ -69,7 +69,12 @@ class ShardLayout(NamedTuple):
         lengths[self._shared_axis] = columns // self.column_unit
         return self._replace(lengths=tuple(lengths))
 
-    def to_pieces(self, shards: jax.Array, devices: int, columns: int) -> jax.Array:
+    def to_pieces(
+        self,
+        shards: jax.Array,
+        devices: int,
+        columns: int,
+    ) -> jax.Array:
         """For each device of a group a piece of each shard: (devices, matrices, elements).
 
         Each device gets so many columns of the whole matrix. Shards of 96 columns, 8 of a matrix,
@@ -166,7 +171,8 @@ def splitting(names: Iterable[str]) -> tuple[str, ...]:
 
 def choose_plan(exchange: Exchange, tasks: Tasks) -> SharingPlan:
     """The cheapest plan to share the matrices of the arrays of an exchange."""
-    number, unit = 0, 1
+    number = 0
+    unit = 1
     for task in tasks.values():
         layout = layout_of(task)
         number += task.array.size // math.prod(layout.lengths)
@@ -180,7 +186,10 @@ def choose_plan(exchange: Exchange, tasks: Tasks) -> SharingPlan:
     return min(plans, key=lambda plan: plan.cost)
 
 
-def with_the_matrices_inside(task: EachMatrix, is_automatic: bool) -> EachMatrix:
+def with_the_matrices_inside(
+    task: EachMatrix,
+    is_automatic: bool,
+) -> EachMatrix:
     """The task for the matrices that those of an array are fused of.
 
     They are opened, so that devices share them, if no shard cuts one of them in pieces. On an
@@ -200,6 +209,9 @@ def with_the_matrices_inside(task: EachMatrix, is_automatic: bool) -> EachMatrix
 
 
 @functools.lru_cache
-def _of_each_inside(fused: Fused, function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _of_each_inside(
+    fused: Fused,
+    function: Callable[..., jax.Array],
+) -> Callable[..., jax.Array]:
     """The function of a fused matrix: one object, since equal functions move together."""
     return functools.partial(fused.map, function)

@@ -206,7 +206,8 @@ def apply_to_matrices(
 
 def _exchange(task: EachMatrix) -> Exchange:
     """The exchange that an array takes part in."""
-    on, matrices = task.on, task.on.matrices
+    on = task.on
+    matrices = task.on.matrices
     height, width = sorted(matrices.shape)
     across = _bound(matrices, matrices.sides)
     between = _bound(matrices, matrices.stack)
@@ -251,7 +252,10 @@ def _mesh_of_types(tasks: Tasks) -> jax.sharding.AbstractMesh | None:
     return None
 
 
-def _warn_if_specs_are_unknown(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> None:
+def _warn_if_specs_are_unknown(
+    tasks: Tasks,
+    mesh: jax.sharding.AbstractMesh,
+) -> None:
     """Warns on an automatic mesh of several axes, where the compiler may gather whole matrices.
 
     It does so if several mesh axes split one axis of an array; types do not say if they do.
@@ -270,7 +274,10 @@ def _warn_if_specs_are_unknown(tasks: Tasks, mesh: jax.sharding.AbstractMesh) ->
     )
 
 
-def _by_the_compiler(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> dict[Any, jax.Array]:
+def _by_the_compiler(
+    tasks: Tasks,
+    mesh: jax.sharding.AbstractMesh,
+) -> dict[Any, jax.Array]:
     """The results for arrays on an automatic mesh: only the compiler knows how they are split.
 
     It is asked to put whole matrices on each device, and uses all-to-alls for that.
@@ -284,12 +291,14 @@ def _by_the_compiler(tasks: Tasks, mesh: jax.sharding.AbstractMesh) -> dict[Any,
         kind = tasks[key].on.function, x.shape[1:], x.dtype, alone
         alike.setdefault(kind, []).append(key)
     # One mesh axis after the other: XLA knows no all-to-all for several, and would gather.
-    names, free = mesh.axis_names, PartitionSpec.UNCONSTRAINED
+    names = mesh.axis_names
+    free = PartitionSpec.UNCONSTRAINED
     specs = [PartitionSpec(names[: k + 1], free, free) for k in range(len(names))]
     shardings = [NamedSharding(mesh, spec) for spec in specs]
     for keys in alike.values():
         some = [stacks[key] for key in keys]  # say, (layers=12, rows=768, columns=3072)
-        first, padding = some[0], -sum(map(len, some)) % mesh.size
+        first = some[0]
+        padding = -sum(map(len, some)) % mesh.size
         zeros = jnp.zeros((padding, *first.shape[1:]), first.dtype)
         matrices = jnp.concatenate([*some, zeros])  # (16, 768, 3072) for 8 devices
         for sharding in shardings:
@@ -317,7 +326,11 @@ def _by_their_types(
 ) -> tuple[dict[Any, jax.Array], Any]:
     """The results for arrays on a mesh of explicit axes, on the shards of each device."""
 
-    def on_one_device(arrays: Any, numbers: Any, following: Any) -> tuple[Any, Any]:
+    def on_one_device(
+        arrays: Any,
+        numbers: Any,
+        following: Any,
+    ) -> tuple[Any, Any]:
         on_shards = {
             key: EachMatrix(arrays[key], numbers[key], _with_spec_of(task))
             for key, task in tasks.items()
@@ -339,7 +352,8 @@ def _by_their_types(
 
 def _with_spec_of(task: EachMatrix) -> MatrixFunction:
     """The function of a task, for an array whose type says how it is split."""
-    on, ndim = task.on, task.array.ndim
+    on = task.on
+    ndim = task.array.ndim
     spec = (*norms.explicit_spec(task.array), *[None] * ndim)[:ndim]
     sharding = on.matrices.sharding._replace(mesh_axes=tuple(map(mesh_axes, spec)))
     matrices = on.matrices._replace(sharding=sharding, specs_known=True)

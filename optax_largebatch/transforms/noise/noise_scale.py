@@ -129,7 +129,10 @@ def measure_noise_scale(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _checked(small_batches: Any, state: MeasureNoiseScaleState) -> SmallBatches:
+def _checked(
+    small_batches: Any,
+    state: MeasureNoiseScaleState,
+) -> SmallBatches:
     """The extra argument of `update`."""
     if small_batches is None:
         raise ValueError(
@@ -174,7 +177,8 @@ def _with_step(
 
     weight = decay * state.weight + 1
     share = 1 / weight
-    from_noise, from_signal = noise - state.noise, signal - state.signal
+    from_noise = noise - state.noise
+    from_signal = signal - state.signal
 
     def moved(variance: jax.Array, product: jax.Array) -> jax.Array:
         return (1 - share) * (variance + share * product)

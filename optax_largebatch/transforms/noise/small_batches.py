@@ -35,7 +35,11 @@ class SmallBatches(NamedTuple):
         shapes = [(blocks,), (blocks,), (), ()]  # arrays of their own, as a donated state needs
         return cls(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
-    def with_part(self, square_norms: jax.Array, examples: jax.Array) -> "SmallBatches":
+    def with_part(
+        self,
+        square_norms: jax.Array,
+        examples: jax.Array,
+    ) -> "SmallBatches":
         """This value with a part added; a part without examples adds nothing, not even a NaN."""
         if square_norms.shape != self.square_norms.shape:
             raise ValueError(

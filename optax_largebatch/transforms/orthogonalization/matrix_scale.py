@@ -94,7 +94,10 @@ def scale_by_matrix_shape(
             return max(rows, columns) ** 0.5
         return _SQUARES[shape_factor](columns / max(rows, 1)) ** 0.5
 
-    def leaf(update: jax.Array, at: engine.Leaf) -> tuple[jax.Array, optax.EmptyState]:
+    def leaf(
+        update: jax.Array,
+        at: engine.Leaf,
+    ) -> tuple[jax.Array, optax.EmptyState]:
         factors = [factor(*shape) for shape in at.choice.shapes]
         return at.scalars * at.choice.spread(factors, update.dtype) * update, at.state
 

@@ -115,7 +115,8 @@ def newton_schulz(
             first = None
         x = x + (x @ factor if is_high else factor @ x)
         if not 1 / FARTHEST < abs(scale) < FARTHEST:
-            x, scale = scale * x, 1.0
+            x = scale * x
+            scale = 1.0
         if k + 1 < len(coefficients):
             gram = product(x)
     return (scale * x).astype(matrix.dtype)

@@ -123,12 +123,18 @@ def scale_by_factored_parameter_rms(
         for position, axis in enumerate(axes):
             fits = refits | (count % len(axes) == position)
             length = sharding.shape[axis]
-            kept, elements = stacked, size
+            kept = stacked
+            elements = size
             if size > 2 * length:  # a mean for each slice
                 kept = tuple(sorted((*stacked, axis)))
                 elements = size // length
 
-            def squares(eps: Any, param: jax.Array, *here: jax.Array, kept: Any = kept) -> Any:
+            def squares(
+                eps: Any,
+                param: jax.Array,
+                *here: jax.Array,
+                kept: Any = kept,
+            ) -> Any:
                 sizes = jnp.maximum(jnp.abs(param), eps)
                 return sum_of_squares(sizes / product(here), kept)
 
