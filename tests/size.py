@@ -27,7 +27,7 @@ LIMITS = {
     "types in the package with the name of another": 0,
     "`told`, `apart`, `besides` and `beside` in the package": 23,
     "tokens of benchmarks": 45_360,
-    "tokens of tests": 238_110,
+    "tokens of tests": 238_140,
     "words in docs": 39_000,
     "pages in docs": 50,
 }

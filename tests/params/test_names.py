@@ -33,6 +33,12 @@ class Dense(equinox.Module):
     bias: Any
 
 
+class Attention(equinox.Module):
+    """With one field, which is called as that of a box of Flax."""
+
+    value: Any
+
+
 MATRIX, VECTOR = jnp.ones((3, 2)), jnp.ones(2)
 EXPECTED = ["dense/bias", "dense/weight"]
 NETWORKS = {
@@ -70,6 +76,7 @@ def test_one_name_where_arrays_are_hidden(hidden):
         ({"layers": [{"bias": Wrapped(VECTOR)}]}, ["layers/0/bias"]),
         ({"layers": [Wrapped(MATRIX), Wrapped(VECTOR)]}, ["layers/0", "layers/1"]),
         ({"layers": Wrapped(MATRIX, VECTOR)}, ["layers/0", "layers/1"]),
+        ({"layer": Attention(MATRIX)}, ["layer/value"]),
         ({"layers": Wrapped(MATRIX, None)}, ["layers/0"]),
         ({"layers": Wrapped([MATRIX])}, ["layers/0/0"]),
         ({"layers": Wrapped(Wrapped(MATRIX), Wrapped(VECTOR))}, ["layers/0", "layers/1"]),
