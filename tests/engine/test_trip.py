@@ -66,7 +66,7 @@ FOUR = {"in": (3, 4, 6), "out": (3, 6, 6), "bias": (6,), "embed": (10, 6)}
     ("optimizer", "shapes", "most"),
     [
         (lb.lamb(1e-3, weight_decay=0.01), TWO, 1670),
-        (lb.muonh(1e-3, ns_steps=1, stacked=lb.stacked_layers({"in|out": 0})), FOUR, 3800),
+        (lb.muonh(1e-3, ns_steps=1, stacked=lb.stacked_layers({"in|out": 0})), FOUR, 3850),
     ],
     ids=["LAMB", "MuonH in stacks"],
 )
