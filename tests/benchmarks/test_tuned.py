@@ -10,10 +10,11 @@ import numpy as np
 from numpy.testing import assert_allclose
 import pytest
 
+from benchmarks import transfer
 from benchmarks.harness.colours import COLOURS, colours_of
 from benchmarks.harness.results import COMMITTED, read
 from benchmarks.muonh_varied import FusedModel
-from benchmarks.tuned import bert, causal, report, results, search, tables, training
+from benchmarks.tuned import bert, causal, digits, report, results, search, tables, training
 from benchmarks.tuned import sweep as sweeping
 from benchmarks.tuned.__main__ import piece
 from benchmarks.tuned.arms import ARMS
@@ -226,7 +227,7 @@ def test_refuses_to_continue_with_another_plan(tmp_path):
     path = tmp_path / "known.json"
     record(path, KNOWN)
     (noted,) = json.loads(path.read_text())["runs"]
-    assert "-m benchmarks.tuned" in noted["command"]
+    assert "pytest" in noted["command"]
     assert noted["processor"]
     more = KNOWN._replace(plans=BATCHES | constant({128: 4}))
     record(path, more)
@@ -418,6 +419,37 @@ def test_only_the_causal_model_is_blind_to_what_follows(kind):
     own, other = hidden(params, tokens), hidden(params, tokens.at[0, 5].set(77))
     assert not np.allclose(own[0, 5:], other[0, 5:])
     assert np.array_equal(own[0, :5], other[0, :5]) == network.causal
+
+
+def test_a_convolution_of_the_digits_is_a_matrix():
+    x, kernel = (jax.random.normal(jax.random.key(0), shape) for shape in ((2, 8, 8, 3), (27, 5)))
+    layout = ("NHWC", "HWIO", "NHWC")
+    convolved = jax.lax.conv_general_dilated(
+        x, kernel.reshape(3, 3, 3, 5), (1, 1), "SAME", dimension_numbers=layout
+    )
+    assert_allclose(digits.windows(x) @ kernel, convolved, rtol=1e-4, atol=1e-5)
+
+
+def test_no_digit_is_in_two_parts(monkeypatch):
+    monkeypatch.setattr(digits.Digits, "_noisy", lambda self, key, chosen: {*chosen.tolist()})
+    task = digits.Digits()
+    drawn = set().union(*(task.examples(jax.random.key(0), start) for start in range(500)))
+    assert min(drawn) == 0
+    assert max(drawn) < min(task.validation) <= max(task.validation) < min(task.test)
+    assert max(task.test) == len(task.labels) - 1
+
+
+def test_where_a_move_starts():
+    rates = {0.1: 2.04, 0.2: 2.0, 0.4: 2.02, 0.8: 2.2}
+    trials = {Settings(0, rate, 0.0, 0.9): loss for rate, loss in rates.items()}
+    found = results.Measured(Settings(0, 0.2, 0.0, 0.9), trials, {}, False)
+    for way, rate in {
+        "law": 0.2,
+        "lowest rate": 0.1,
+        "highest rate": 0.4,
+        "settled 4": 0.02,
+    }.items():
+        assert transfer.start(found, way, steps=10_000).learning_rate == rate
 
 
 def test_the_causal_model_knows_nothing_at_the_start(tiny):
