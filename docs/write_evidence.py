@@ -137,7 +137,7 @@ def by_limit(beyond: bool) -> str:
     """What moves of others than MuonH lose on D, within or beyond the limits of the warnings."""
     rows, results = transfer.committed_rows(), transfer.searches(DIGITS)
     losses = transfer.losses_of(rows, DIGITS)
-    rates = {row.place: row.learning_rate for row in rows}
+    rates: dict[tuple[str, ...], float] = {row.place: row.learning_rate for row in rows}
     lost = []
     for place, own in losses.items():
         search = transfer.searched(losses, place[:4], results)
@@ -146,6 +146,15 @@ def by_limit(beyond: bool) -> str:
         if is_a_move and is_beyond == beyond and own.keys() == search.keys():
             lost.append(difference(own, search).mean)
     return f"{min(lost):+.3f} to {max(lost):+.3f}, {len(lost)} moves (D)"
+
+
+def started(workload: Workload, batches: str) -> str:
+    """What MuonH loses to a search from each start at sqrt(rate x decay)."""
+    losses = transfer.losses_of(transfer.committed_rows(), workload)
+    place = (workload.name, "muonh", batches, batches)
+    search = transfer.searched(losses, place, transfer.searches(workload))
+    ways = (losses[*place, f"settled {x:g}"] for x in transfer.SETTLED)
+    return ", ".join(short(difference(own, search)) for own in ways)
 
 
 def ahead(batches: str) -> str:
@@ -177,12 +186,6 @@ def claims_table() -> str:
         f"{lost_by_momentum(results['muonh'][batches]):+.3f}"
         for results in map(transfer.searches, (BERT, CAUSAL_LONG, DIGITS))
         for batches in sorted(results["muonh"], key=int)[-2:]
-    ]
-    settled = transfer.losses_of(transfer.committed_rows(), DIGITS)
-    search = transfer.searches(DIGITS)["muonh"]["16"].losses
-    started = [
-        short(difference(settled["digits", "muonh", "16", "16", f"settled {x:g}"], search))
-        for x in transfer.SETTLED
     ]
     missing = "not measured"
     return markdown(
@@ -216,7 +219,8 @@ def claims_table() -> str:
                 "start at sqrt(rate x decay), by rate x decay x steps; warned of below 1",
                 "; ".join(turned(*both) for both in itertools.pairwise((0.1, 0.3, 1, 3, 10)))
                 + " (A, B, C)",
-                f"at {', '.join(f'{x:g}' for x in transfer.SETTLED)}: {', '.join(started)} (D)",
+                f"at {', '.join(f'{x:g}' for x in transfer.SETTLED)}: {started(CAUSAL, '32')} (B); "
+                f"{started(DIGITS, '16')} (D)",
             ],
             [
                 "the rest at 3/13 of the angle",

@@ -236,8 +236,8 @@ class TunedRun:
         settled = rate * decay * steps
         doubt = (
             f"Do not trust it: the decay shrinks the weights by {settled:.2g} of their length over "
-            f"the run, too little to settle. At {self.batch_size}, search from {steps**-0.5:.2g} to "
-            f"{4 * steps**-0.5:.2g}. "
+            f"the run, too little to settle. At {self.batch_size}, search from "
+            f"{steps**-0.5:.2g} to {4 * steps**-0.5:.2g}. "
         )
         note = (
             "The rate is the angle of a step of adamw, sqrt(rate x decay). "
